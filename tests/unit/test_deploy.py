@@ -11,9 +11,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +19,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from support.recording_server import RecordingServer, Request
 
 from gxpo_services.settings import ServiceSettings, read_settings
 
@@ -249,38 +247,23 @@ def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", (tmp_path / "ray/token").read_text())
 
 
-class Answer(BaseHTTPRequestHandler):
-    """200 at /fine, 200 at /ray with the token, else 503."""
-
-    def do_GET(self) -> None:
-        fine = self.path == "/fine" or (self.path == "/ray" and self.headers["Authorization"] == "Bearer a-token")
-        self.send_response(200 if fine else 503)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        return
+def respond(request: Request) -> int:
+    """200 at /fine, and at /ray with the token; else 503."""
+    is_known = request.path == "/ray" and request.headers["Authorization"] == "Bearer a-token"
+    return 200 if request.path == "/fine" or is_known else 503
 
 
-@pytest.fixture
-def server() -> Iterator[str]:
-    http = HTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{http.server_port}"
-    http.shutdown()
-
-
-def test_healthy_means_that_every_address_answers(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healthy_means_that_every_address_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     healthy = script("healthy").main
-    with socket.socket() as free:
+    with RecordingServer(respond) as server, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        closed = f"127.0.0.1:{free.getsockname()[1]}"
-        assert healthy([f"http://{server}/fine"]) == 0
-        assert healthy([f"http://{server}/fine", f"http://{server}/sick"]) == 1
-        assert healthy([f"http://{closed}/fine"]) == 1
-    assert healthy([f"http://{server}/ray"]) == 1
-    (tmp_path / "token").write_text("a-token\n")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    assert healthy(["--ray", f"http://{server}/ray"]) == 0
+        assert healthy([f"{server.url}/fine"]) == 0
+        assert healthy([f"{server.url}/fine", f"{server.url}/sick"]) == 1
+        assert healthy([f"http://127.0.0.1:{free.getsockname()[1]}/fine"]) == 1
+        assert healthy([f"{server.url}/ray"]) == 1
+        (tmp_path / "token").write_text("a-token\n")
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+        assert healthy(["--ray", f"{server.url}/ray"]) == 0
 
 
 def kubectl_lines() -> list[str]:

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from support.processes import is_alive
+from support.service_processes import until
 
 from gxpo_services.local.supervisor import Child, StartError, Stopped, Supervisor, stop_orphans
 from gxpo_trainer.errors import DataError
@@ -33,21 +34,6 @@ TOUCH = """
     pathlib.Path(sys.argv[1]).write_text(str(__import__("os").getpid()))
     time.sleep(600)
 """
-
-
-def until(condition: Callable[[], object], round_: Callable[[], object] = lambda: None) -> None:
-    give_up = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < give_up, "it never came"
-        round_()
-        time.sleep(0.02)
-
-
-def is_there(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture
@@ -71,9 +57,9 @@ def test_a_dead_child_is_restarted_and_reported(supervisor: Supervisor, messages
     supervisor.start(Child("api", python(TOUCH, mark), lambda: pid_in(mark) > 0))
     first = pid_in(mark)
     os.kill(first, signal.SIGKILL)
-    until(lambda: pid_in(mark) not in (0, first), supervisor.check)
-    assert is_there(pid_in(mark))
-    assert not is_there(first)
+    until(lambda: pid_in(mark) not in (0, first), "the restart", supervisor.check)
+    assert is_alive(pid_in(mark))
+    assert not is_alive(first)
     assert messages[0].startswith("api: ready after")
     assert messages[1:] == ["api: ended with signal 9; restarting in 0.01 s"]
     recorded = json.loads((tmp_path / "up.json").read_text())
@@ -94,17 +80,17 @@ def test_a_child_that_hangs_after_its_restart_is_restarted_again(
             mark.write_text(str(os.getpid()))
         time.sleep(600)
     """
-    supervisor.start(Child("ray", python(program, starts, mark), lambda: is_there(pid_in(mark)), start_s=5.0))
+    supervisor.start(Child("ray", python(program, starts, mark), lambda: is_alive(pid_in(mark)), start_s=5.0))
     first = pid_in(mark)
     os.kill(first, signal.SIGKILL)
-    until(lambda: pid_in(mark) not in (0, first), supervisor.check)
+    until(lambda: pid_in(mark) not in (0, first), "the restart", supervisor.check)
     assert starts.read_text() == "xxx"
     assert "ray: not ready 5 s after its restart; ending it" in messages
 
 
 def test_the_back_off_doubles_while_a_child_keeps_dying(supervisor: Supervisor, messages: list[str]) -> None:
     supervisor.start(Child("api", python("raise SystemExit(3)"), lambda: True))
-    until(lambda: len(messages) >= 4, supervisor.check)
+    until(lambda: len(messages) >= 4, "three restarts", supervisor.check)
     assert messages[1:4] == [
         "api: ended with code 3; restarting in 0.01 s",
         "api: ended with code 3; restarting in 0.02 s",
@@ -150,7 +136,7 @@ def test_a_shutdown_request_ends_the_wait(tmp_path: Path) -> None:
         supervisor.start(Child("api", python("import time; time.sleep(600)"), lambda: False))
     (process,) = json.loads((tmp_path / "up.json").read_text())["processes"]
     supervisor.stop()
-    assert not is_there(process["pid"])
+    assert not is_alive(process["pid"])
     assert not (tmp_path / "up.json").exists()
 
 
@@ -165,9 +151,9 @@ def test_a_stop_kills_children_that_ignore_sigterm_and_their_children(supervisor
     mark = tmp_path / "mark"
     supervisor.start(Child("ray", python(program, mark), lambda: pid_in(mark) > 0, stop_s=0.2))
     inner = pid_in(mark)
-    assert is_there(inner)
+    assert is_alive(inner)
     supervisor.stop()
-    assert not is_there(inner)
+    assert not is_alive(inner)
 
 
 # Leaves a process behind that belongs to nobody, then lives on.
@@ -205,12 +191,12 @@ WHOLE = """
 
 def test_a_stop_ends_daemons_too(tmp_path: Path) -> None:
     whole = subprocess.Popen(python(WHOLE, tmp_path, textwrap.dedent(DAEMON)))
-    until((tmp_path / "ready").exists)
+    until((tmp_path / "ready").exists, "the children")
     orphan = pid_in(tmp_path / "orphan")
     assert psutil.Process(orphan).ppid() == whole.pid
     (tmp_path / "end").touch()
     assert whole.wait(LONG_S) == 0
-    assert not is_there(orphan)
+    assert not is_alive(orphan)
 
 
 def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Path) -> None:
@@ -223,7 +209,7 @@ def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Pat
     mark = tmp_path / "mark"
     left_behind, other = subprocess.Popen(python(program, mark)), subprocess.Popen(python(TOUCH, tmp_path / "other"))
     try:
-        until(lambda: pid_in(mark))
+        until(lambda: pid_in(mark), "the inner process")
         records = [
             {"name": "ray", "pid": left_behind.pid, "start": process_start(left_behind.pid)},
             {"name": "api", "pid": other.pid, "start": process_start(other.pid) + 1},
@@ -232,8 +218,8 @@ def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Pat
         state.write_text(json.dumps({"pid": 1, "start": 1, "processes": records}))
         messages: list[str] = []
         stop_orphans(state, messages.append)
-        assert not is_there(left_behind.pid)
-        assert not is_there(pid_in(mark))
+        assert not is_alive(left_behind.pid)
+        assert not is_alive(pid_in(mark))
         assert other.poll() is None
         assert len(messages) == 1
         assert not state.exists()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
+from support.recording_server import RecordingServer
 from support.scheduling import Cluster
 from support.service_processes import until
 
@@ -21,35 +20,23 @@ from gxpo_services.settings import read_settings
 from gxpo_trainer.errors import ConfigError
 
 
-class Receiver:
-    """Keeps the bodies of requests; answers with the statuses in turn, then with 200."""
+class Receiver(RecordingServer):
+    """Answers with the statuses in turn, then with 200."""
 
     def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
         self.statuses: list[int] = []
-        receiver = self
+        super().__init__(lambda _: self.statuses.pop(0) if self.statuses else 200)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                receiver.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
-                self.send_header("Location", "/elsewhere")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Nothing: the test looks at what arrived."""
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return [json.loads(request.body) for request in self.requests]
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with Receiver() as receiver:
+        receiver.url += "/hook"
+        yield receiver
 
 
 def happened(cluster: Cluster, run_id: str, kind: str, message: str, **fields: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from support.process_launcher import ProcessLauncher
+from support.processes import is_alive
 from support.ray_head import RayHead
 
 from gxpo_services.scheduling.launcher import (
@@ -144,14 +145,6 @@ def test_a_job_that_is_stopped_ends_even_when_it_does_not_want_to(
     assert not is_alive(pid)
     launcher.stop(made.id)
     assert made.id not in launcher.live_jobs(made.log.parent.parent)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def test_nothing_happens_to_a_job_that_is_not_known(launcher: Launcher) -> None:
