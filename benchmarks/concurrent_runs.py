@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Figure, save
+from benchmarks.measure import Figure, save, single
 from benchmarks.up_process import UpProcess
 from gxpo_client.client import Json
 
@@ -37,8 +37,8 @@ def main() -> int:
         print(problem, file=sys.stderr)
     figures = [
         Figure("problems", len(problems), len(problems), len(problems), "", "0", not problems),
-        *(_plain(f"resources for one, {what}", value) for what, value in _spans(waiting)),
-        *(_plain(f"resources for two, {what}", value) for what, value in _spans(side_by_side)),
+        *(single(f"resources for one, {what}", value, "s") for what, value in _spans(waiting)),
+        *(single(f"resources for two, {what}", value, "s") for what, value in _spans(side_by_side)),
     ]
     save("concurrent_runs", figures, {"steps": STEPS, **SERVICE, "phases": [_phases(waiting), _phases(side_by_side)]})
     return 1 if problems else 0
@@ -114,10 +114,6 @@ def _spans(seen: Seen) -> list[tuple[str, float]]:
 def _phases(seen: Seen) -> list[list[str]]:
     """What each run showed, in order, without repetitions."""
     return [list(dict.fromkeys(shown for _, shown, _ in entries)) for entries in seen.values()]
-
-
-def _plain(name: str, value: float) -> Figure:
-    return Figure(name, value, value, value, "s")
 
 
 if __name__ == "__main__":

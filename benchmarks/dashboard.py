@@ -40,7 +40,7 @@ import numpy as np
 import psutil
 from selenium import webdriver
 
-from benchmarks.measure import Figure, median, save
+from benchmarks.measure import Figure, median, save, single
 from benchmarks.service import Api
 from benchmarks.service_data import add_runs
 from benchmarks.visitors import Relay, Visitor, visiting
@@ -291,11 +291,11 @@ def compared(
         median("compare 20 × 5,000: refresh of the curves", curves, "ms", at_most=300),
         median("compare 20 × 5,000: refresh of the comparison", comparison, "ms", at_most=300),
         median("compare 20 × 5,000: refresh, in the server", served, "ms"),
-        _single(f"memory: slope over {len(resident)} refreshes", slope(resident), "KiB a refresh", FLAT_KIB),
-        _single("memory: growth after the first tenth", grown, "MiB", None),
-        _single("fetched from the service, one visitor", alone, "KiB/s", None),
-        _single("the same, a visitor of two", both_live, "KiB/s", alone / 2),
-        _single("the same, while no run reports", idle, "KiB/s", None),
+        single(f"memory: slope over {len(resident)} refreshes", slope(resident), "KiB a refresh", at_most=FLAT_KIB),
+        single("memory: growth after the first tenth", grown, "MiB"),
+        single("fetched from the service, one visitor", alone, "KiB/s"),
+        single("the same, a visitor of two", both_live, "KiB/s", at_most=alone / 2),
+        single("the same, while no run reports", idle, "KiB/s"),
     ]
 
 
@@ -332,12 +332,6 @@ def empty(driver: webdriver.Chrome, folder: Path, loads: int) -> Figure:
         return median("empty page, whole", pictures(Page(driver, process.url), "", loads, shown)[0], "ms")
     finally:
         process.close()
-
-
-def _single(name: str, value: float, unit: str, at_most: float | None) -> Figure:
-    """A figure that is measured once."""
-    goal = None if at_most is None else f"≤ {at_most:g}"
-    return Figure(name, value, value, value, unit, goal, None if at_most is None else value <= at_most)
 
 
 def figures(chosen: argparse.Namespace) -> list[Figure]:

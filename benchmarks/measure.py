@@ -62,6 +62,11 @@ def deviation(name: str, predicted: float, values: list[float], *, at_most: floa
     return _figure(name, float(abs(predicted / np.median(values) - 1)), draws, "", at_most, None)
 
 
+def single(name: str, value: float, unit: str = "", *, at_most: float | None = None) -> Figure:
+    """A value that is measured once."""
+    return _figure(name, value, np.array([value]), unit, at_most, None)
+
+
 def save(name: str, figures: list[Figure], settings: dict[str, Any]) -> Path:
     """Print the figures and keep them, with the settings and versions they were taken under."""
     print(f"{name}")

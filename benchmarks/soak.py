@@ -25,13 +25,12 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 
 from benchmarks.faults import Disk, Faults, trainers
-from benchmarks.measure import Figure, save
+from benchmarks.measure import Figure, save, single
 from benchmarks.monitoring import Prometheus
 from benchmarks.up_process import UpProcess
 from gxpo_client.formats import duration
@@ -86,11 +85,11 @@ def main(argv: list[str] | None = None) -> int:
         soak.say(f"PROBLEM: {problem}")
     figures = [
         Figure("problems", len(problems), len(problems), len(problems), "", "0", not problems),
-        _plain("runs", len(ids)),
-        _plain("faults", injected.total()),
-        *(_plain(name, number) for name, number in sorted(injected.items())),
-        _plain("recoveries, without those of a lost Ray", recoveries),
-        _plain("minutes", (time.monotonic() - soak.begun) / 60),
+        single("runs", len(ids)),
+        single("faults", injected.total()),
+        *(single(name, number) for name, number in sorted(injected.items())),
+        single("recoveries, without those of a lost Ray", recoveries),
+        single("minutes", (time.monotonic() - soak.begun) / 60),
     ]
     save("soak", figures, {"steps": args.steps, "seed": args.seed, **SERVICE})
     if args.report is not None:
@@ -244,10 +243,6 @@ def left_processes(home: Path) -> list[str]:
         ):
             found.append(f"process {process.pid} is left: {' '.join(words)[:200]}")
     return found
-
-
-def _plain(name: str, value: Any) -> Figure:
-    return Figure(name, value, value, value, "")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class JobStatus:
 
     @property
     def summary(self) -> str:
-        """The message, shortened. A report of lacking memory lists a whole node; its first line says the essence."""
+        """The message, shortened: an out-of-memory report lists a whole node, and one line of it names the cause."""
         if self.out_of_memory:
             line = next(line for line in self.message.splitlines() if _OUT_OF_MEMORY.search(line))
             return line.strip()[:_LONGEST_LINE]
