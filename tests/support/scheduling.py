@@ -59,6 +59,11 @@ class Cluster:
         self.report(run_id)
         return run_id
 
+    def supervising(self, **changes: Any) -> tuple[Scheduler, str]:
+        """A scheduler and its only run."""
+        scheduler = self.scheduler(**changes)
+        return scheduler, self.running(scheduler)
+
     def add_run(self, **values: Any) -> str:
         return runs.add_run(self.database, **values)
 

@@ -48,8 +48,7 @@ def test_a_run_whose_jobs_are_repeatedly_forgotten_fails(
     cluster: Cluster, max_forgotten: int, reached: list[int]
 ) -> None:
     """reached: the step at which Ray's head dies, launch by launch; the last time is once too often."""
-    scheduler = cluster.scheduler(max_recoveries=0, max_forgotten=max_forgotten)
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising(max_recoveries=0, max_forgotten=max_forgotten)
     for launch, step in enumerate(reached, 1):
         assert (cluster.get(run_id).state, cluster.get(run_id).launch) == (S.RUNNING, launch)
         cluster.change(run_id, step=step)
@@ -71,8 +70,7 @@ def test_a_run_whose_jobs_are_repeatedly_forgotten_fails(
 
 
 def test_new_steps_between_losses_keep_a_run_going(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler(max_recoveries=0, max_forgotten=2)
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising(max_recoveries=0, max_forgotten=2)
     for step in (0, 1, 1, 2, 2, 3, 3, 4):
         cluster.change(run_id, step=step)
         cluster.launcher.jobs.clear()
@@ -85,8 +83,7 @@ def test_new_steps_between_losses_keep_a_run_going(cluster: Cluster) -> None:
 
 
 def test_what_a_trainer_calls_its_events_counts_for_nothing(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler(max_forgotten=1)
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising(max_forgotten=1)
     with cluster.database.writing() as session:
         for _ in range(3):
             events.record(session, cluster.get(run_id).number, "trainer", "job_forgotten", "lost", step="x")
@@ -120,8 +117,7 @@ def test_a_job_without_a_run_is_found_after_a_restart_of_the_scheduler_and_ended
 
 
 def test_a_trainer_that_the_launcher_lost_is_killed_before_the_next_one_starts(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler()
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising()
     folder = cluster.settings.artifacts / run_id
     orphan = holder_of(folder)
     try:

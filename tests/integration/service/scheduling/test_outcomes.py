@@ -26,8 +26,7 @@ S = RunState
 def test_the_outcome_on_disk_counts_when_the_service_never_received_it(
     cluster: Cluster, request_: Any, outcome: str, values: dict[str, Any], state: RunState, reason: str | None
 ) -> None:
-    scheduler = cluster.scheduler()
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising()
     if request_:
         cluster.request(run_id, request_)
     cluster.write_outcome(run_id, 1, outcome, **values)
@@ -39,8 +38,7 @@ def test_the_outcome_on_disk_counts_when_the_service_never_received_it(
 
 
 def test_an_outcome_of_an_earlier_launch_means_nothing(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler()
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising()
     cluster.launcher.ends(f"{run_id}-1", "failed")
     scheduler.tick()
     cluster.write_outcome(run_id, 1, "succeeded", ended_by="steps")
@@ -51,8 +49,7 @@ def test_an_outcome_of_an_earlier_launch_means_nothing(cluster: Cluster) -> None
 
 
 def test_a_run_is_recovered_so_often_and_then_fails(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler(max_recoveries=2)
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising(max_recoveries=2)
     for launch in (1, 2):
         secret = cluster.get(run_id).run_token_sha256
         cluster.launcher.ends(f"{run_id}-{launch}", "failed", "exit code 137")
@@ -77,8 +74,7 @@ def test_a_run_is_recovered_so_often_and_then_fails(cluster: Cluster) -> None:
 
 def test_a_run_that_makes_progress_is_recovered_for_as_long_as_it_does(cluster: Cluster) -> None:
     """A run of weeks on machines that come and go loses its job often."""
-    scheduler = cluster.scheduler(max_recoveries=1)
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising(max_recoveries=1)
     for launch in range(1, 6):
         cluster.change(run_id, step=10 * launch)
         cluster.launcher.ends(f"{run_id}-{launch}", "failed")
@@ -94,8 +90,7 @@ def test_a_run_that_makes_progress_is_recovered_for_as_long_as_it_does(cluster: 
 
 
 def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler(max_recoveries=1)
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising(max_recoveries=1)
     message = "no progress for 60 s while checkpointing (timeouts.checkpointing_s = 60)"
     cluster.write_outcome(run_id, 1, "failed", reason="stalled", message=message, recoverable=True)
     cluster.launcher.ends(f"{run_id}-1", "failed")
@@ -114,8 +109,7 @@ def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster) 
 
 
 def test_a_pause_of_a_trainer_that_stalls_is_fulfilled(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler()
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising()
     cluster.request(run_id, "pause")
     cluster.write_outcome(run_id, 1, "failed", reason="stalled", message="x", recoverable=True)
     cluster.launcher.ends(f"{run_id}-1", "failed")
@@ -139,8 +133,7 @@ def test_launches_that_never_report_are_ended_and_repeated_until_the_limit(clust
 
 
 def test_a_silent_trainer_is_ended_and_its_run_recovered(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler()
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising()
     cluster.rounds(scheduler, cluster.settings.heartbeat_s - 1)
     assert cluster.launcher.stopped() == []
     cluster.clock.passes(2)

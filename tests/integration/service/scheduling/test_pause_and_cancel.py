@@ -10,8 +10,7 @@ S = RunState
 
 
 def test_cancel_gives_the_trainer_time_then_ends_its_job(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler()
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising()
     cluster.request(run_id, "cancel")
     cluster.clock.passes(cluster.settings.cancel_grace_s - 1)
     scheduler.tick()
@@ -42,8 +41,7 @@ def test_a_run_that_is_cancelled_before_its_job_is_there_never_gets_one(cluster:
 
 
 def test_a_pause_that_takes_too_long_ends_at_the_last_checkpoint_and_can_be_resumed(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler()
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising()
     cluster.request(run_id, "pause")
     cluster.clock.passes(cluster.settings.pause_grace_s + 1)
     cluster.report(run_id)
@@ -61,8 +59,7 @@ def test_a_pause_that_takes_too_long_ends_at_the_last_checkpoint_and_can_be_resu
 
 
 def test_a_resumed_run_waits_for_the_end_of_its_last_job(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler()
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising()
     cluster.request(run_id, "pause")
     cluster.move(run_id, S.PAUSED)  # the trainer reported, and is still ending
     cluster.request(run_id, "resume")
@@ -75,8 +72,7 @@ def test_a_resumed_run_waits_for_the_end_of_its_last_job(cluster: Cluster) -> No
 
 
 def test_a_job_that_outlives_its_run_is_ended(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler()
-    run_id = cluster.running(scheduler)
+    scheduler, run_id = cluster.supervising()
     cluster.move(run_id, S.SUCCEEDED)
     scheduler.tick()
     assert cluster.launcher.stopped() == []
