@@ -150,10 +150,13 @@ class RunSupervisor:
         return now - last_seen
 
     @contextmanager
-    def _writing(self, run: Run, hold: Hold) -> Iterator[tuple[Session, Run | None]]:
-        """A transaction, and the current row of the run; None when this scheduler no longer holds it."""
+    def _writing(self, run: Run, hold: Hold) -> Iterator[tuple[Session, Run]]:
+        """A transaction, and the current row of the run. Raises StateChanged when this scheduler no longer holds it."""
         with self._database.writing() as session:
-            yield session, leases.held(session, run.id, self._owner, hold.lease_token)
+            current = leases.held(session, run.id, self._owner, hold.lease_token)
+            if current is None:
+                raise lifecycle.StateChanged(f"run {run.id} was taken over or ended")
+            yield session, current
 
     def _submit(self, run: Run, job_id: str, hold: Hold) -> None:
         folder, settings = self._settings.artifacts / run.id, self._settings
@@ -170,7 +173,7 @@ class RunSupervisor:
             return
         if hold.secret is None:
             with self._writing(run, hold) as (session, current):
-                if current is None or current.state != run.state:
+                if current.state != run.state:
                     return
                 secret = leases.renew_secret(session, current, lease_token=hold.lease_token)
             hold.secret = secret
@@ -195,9 +198,8 @@ class RunSupervisor:
 
     def _fail(self, run: Run, hold: Hold, detail: str) -> None:
         with self._writing(run, hold) as (session, current):
-            if current is not None:
-                token = hold.lease_token
-                leases.fail(session, current, "invalid_config", detail, actor=self._actor, lease_token=token)
+            token = hold.lease_token
+            leases.fail(session, current, "invalid_config", detail, actor=self._actor, lease_token=token)
 
     def _delay(self, run: Run, hold: Hold, error: OSError | JobRefused, now: float) -> None:
         """Try again later to submit a job: a full disk or a busy Ray is no fault of the run."""
@@ -210,9 +212,8 @@ class RunSupervisor:
         if hold.refusal != (reason, message):
             hold.refusal = reason, message
             self._log.warning("job cannot be submitted; retrying", run=run.id, why=message)
-            with self._writing(run, hold) as (session, current):
-                if current is not None:
-                    events.record(session, run.number, self._actor, _DELAYED, message)
+            with self._writing(run, hold) as (session, _):
+                events.record(session, run.number, self._actor, _DELAYED, message)
 
     def _stop(self, run: Run, job_id: str, hold: Hold, why: str) -> None:
         """Stop the job; repeated in each round until it has ended."""
@@ -220,9 +221,8 @@ class RunSupervisor:
         if hold.stopping is None or hold.stopping[0] != job_id:
             hold.stopping = job_id, why
             self._log.warning("job is being stopped", run=run.id, job=job_id, why=why)
-            with self._writing(run, hold) as (session, current):
-                if current is not None:
-                    events.record(session, run.number, self._actor, "stop", f"job {job_id} is stopped: {why}")
+            with self._writing(run, hold) as (session, _):
+                events.record(session, run.number, self._actor, "stop", f"job {job_id} is stopped: {why}")
 
     def _finish(self, run: Run, hold: Hold, job: JobStatus, why: str) -> None:
         """The launch is over: ingest its remaining files, then apply its outcome or relaunch the run."""
@@ -233,7 +233,7 @@ class RunSupervisor:
         if hold.stopping is not None and hold.stopping[0] == run.job_id:
             why = f"{hold.stopping[1]}; {why}"
         with self._writing(run, hold) as (session, current):
-            if current is None or current.launch != run.launch:
+            if current.launch != run.launch:
                 return
             if outcome is not None and lifecycle.apply_outcome(
                 session, current, outcome, actor=self._actor, lease_token=hold.lease_token
