@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -122,6 +123,7 @@ def test_a_submission_is_retried_with_the_same_key(service: Service, client: Cli
     assert client.submit({"preset": "demo"}) == {"id": "r1"}
     first, second = service.asked
     assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
+    assert json.loads(second.content) == {"preset": "demo"}
     client.submit({"preset": "demo"}, "mine")
     assert service.asked[-1].headers["idempotency-key"] == "mine"
 

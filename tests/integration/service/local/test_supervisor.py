@@ -166,7 +166,6 @@ DAEMON = """
             time.sleep(600)
         os._exit(0)
     os.wait()
-    pathlib.Path(sys.argv[2]).write_text(str(os.getpid()))
     time.sleep(600)
 """
 
@@ -178,9 +177,9 @@ WHOLE = """
     folder = pathlib.Path(sys.argv[1])
     supervisor = Supervisor(folder / "up.json", folder / "logs", print, threading.Event())
     supervisor.adopt_orphans()
-    marks = [folder / "orphan", folder / "child"]
-    words = [sys.executable, "-c", sys.argv[2], *map(str, marks)]
-    supervisor.start(Child("ray", words, lambda: all(mark.exists() and mark.read_text() for mark in marks)))
+    mark = folder / "orphan"
+    words = [sys.executable, "-c", sys.argv[2], str(mark)]
+    supervisor.start(Child("ray", words, lambda: mark.exists() and mark.read_text()))
     (folder / "ready").touch()
     while not (folder / "end").exists():
         supervisor.check()
