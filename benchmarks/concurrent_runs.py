@@ -59,11 +59,11 @@ def _two_runs(up: UpProcess, name: str, placement: dict[str, float]) -> Seen:
     def ended() -> bool:
         runs: list[Json] = [run for run in up.runs() if run["id"] in seen]
         for run in runs:
-            shown = run["phase"] if run["state"] == "running" and run["phase"] else run["state"]
-            entry = (time.monotonic() - begin, shown, run["progress"]["steps"])
+            phase_or_state = run["phase"] if run["state"] == "running" and run["phase"] else run["state"]
+            entry = (time.monotonic() - begin, phase_or_state, run["progress"]["steps"])
             if not seen[run["id"]] or seen[run["id"]][-1][1:] != entry[1:]:
                 seen[run["id"]].append(entry)
-                print(f"{entry[0]:6.1f} s  {run['name']}: {shown}, step {entry[2]}", flush=True)
+                print(f"{entry[0]:6.1f} s  {run['name']}: {phase_or_state}, step {entry[2]}", flush=True)
         return len(runs) == len(ids) and all(run["state"] in ENDED for run in runs)
 
     up.until(ended, "both runs to end")
@@ -113,7 +113,7 @@ def _spans(seen: Seen) -> list[tuple[str, float]]:
 
 def _phases(seen: Seen) -> list[list[str]]:
     """What each run showed, in order, without repetitions."""
-    return [list(dict.fromkeys(shown for _, shown, _ in entries)) for entries in seen.values()]
+    return [list(dict.fromkeys(name for _, name, _ in entries)) for entries in seen.values()]
 
 
 if __name__ == "__main__":

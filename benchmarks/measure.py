@@ -104,11 +104,11 @@ def _resample(values: list[float], seed: int) -> np.ndarray:
 
 def _versions(*packages: str) -> dict[str, str]:
     """Of those that are installed: vLLM has another name on CPUs than on GPUs."""
-    found = {}
+    versions = {}
     for package in packages:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions
 
 
 def _processor() -> str:

@@ -118,12 +118,12 @@ def engines_killed(kills: int, killed: list[int], steps: list[Any]) -> Iterator[
         for timer in timers:
             timer.start()
         killed.extend(pids)
-        found = inner(self, step)
-        groups = [group.group for group in found.groups]
+        step_batch = inner(self, step)
+        groups = [group.group for group in step_batch.groups]
         steps.append(
             [(group.prompt_token_ids.tolist(), [s.token_ids.tolist() for s in group.samples]) for group in groups]
         )
-        return found
+        return step_batch
 
     OnPolicyRollouts.batch = batch  # type: ignore[method-assign]
     try:
@@ -166,7 +166,7 @@ def _figures(name: str, out: Path, killed: int) -> list[Figure]:
         single(f"{name}: engines restarted after a kill", len(restarts)),
         _largest(f"{name}: largest mean gap of a step", metrics, "rollout/logprob_gap_mean", MEAN_GAP),
         _largest(f"{name}: largest gap of a token", metrics, "rollout/logprob_gap_max", LARGEST_GAP),
-        median(f"{name}: step", [found["time/step_s"] for found in metrics], "s"),
+        median(f"{name}: step", [row["time/step_s"] for row in metrics], "s"),
     ]
 
 
@@ -187,7 +187,7 @@ def _rounding(groups: list[tuple[list[int], list[list[int]]]]) -> Figure:
 
 
 def _largest(name: str, metrics: list[dict[str, float]], metric: str, limit: float) -> Figure:
-    value = max(found[metric] for found in metrics)
+    value = max(row[metric] for row in metrics)
     return single(name, value, at_most=limit)
 
 
