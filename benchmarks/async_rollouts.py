@@ -76,7 +76,7 @@ def measure(config: RunConfig, folder: Path) -> dict[str, list[float]]:
 
 
 def figures() -> None:
-    step, found = "time/step_s", []
+    step, results = "time/step_s", []
     for at_once in AT_ONCE:
         with tempfile.TemporaryDirectory() as root:
 
@@ -85,7 +85,7 @@ def figures() -> None:
 
             grpo, ahead, gxpo_ahead, gxpo = run("GRPO", 0), run("GRPO", 1), run("GXPO", 1), run("GXPO", 0)
         where = f"{at_once} sequences at a time"
-        found += [
+        results += [
             ratio(f"sampling / update of GRPO, strict, {where}", grpo["time/rollout_s"], grpo["time/update_s"],
                   at_least=3.0),
             median(f"GRPO step, one step ahead, {where}", ahead[step], "s"),
@@ -97,7 +97,7 @@ def figures() -> None:
                   gxpo["time/update_s"]),
             median(f"overlap, GXPO one step ahead, {where}", gxpo_ahead["time/overlap_fraction"], ""),
         ]  # fmt: skip
-    save("async_rollouts", found, {"steps": STEPS - WARM_UP, "samples": 128, "max_new_tokens": 64})
+    save("async_rollouts", results, {"steps": STEPS - WARM_UP, "samples": 128, "max_new_tokens": 64})
 
 
 def simulation() -> None:
@@ -105,16 +105,16 @@ def simulation() -> None:
         one = measure(config_of("GXPO", 0), Path(root) / "one")
         wide = measure(config_of("GXPO", 0, max_num_seqs=64), Path(root) / "wide")
         measured = fit(one, wide, Path(root) / "one")
-        found: list[Figure] = []
+        results: list[Figure] = []
         for name, samplers, depth in (("one engine, one step ahead", 1, 1), ("two engines, strict", 2, 0)):
             run = measure(config_of("GXPO", depth, samplers=samplers), Path(root) / f"{samplers}-{depth}")
             # Here the learner does not grow with the batch.
             alone = replace(measured, update_s=samplers * measured.update_s)
             predicted = Simulation(alone, samplers, depth).run(60).step_s
-            found.append(
+            results.append(
                 deviation(f"|simulated / measured step − 1|, {name}", predicted, run["time/step_s"], at_most=0.3)
             )
-    save("async_simulation", found, {"base_s": measured.base_s, "sequence_s": measured.sequence_s})
+    save("async_simulation", results, {"base_s": measured.base_s, "sequence_s": measured.sequence_s})
     print_table(measured)
 
 
@@ -140,10 +140,10 @@ def print_table(measured: Measured) -> None:
     print("  engines  depth  in flight  step (s)  engines busy  learner busy  staleness")
     for engines in ENGINES:
         for depth, in_flight in ((0, False), (1, False), (1, True), (2, False), (2, True)):
-            found = Simulation(measured, engines, depth, in_flight=in_flight).run(12)
+            usage = Simulation(measured, engines, depth, in_flight=in_flight).run(12)
             print(
-                f"  {engines:7d}  {depth:5d}  {'yes' if in_flight else 'no':>9}  {found.step_s:8.2f}  "
-                f"{found.engines:12.0%}  {found.learner:12.0%}  {found.staleness:9.2f}"
+                f"  {engines:7d}  {depth:5d}  {'yes' if in_flight else 'no':>9}  {usage.step_s:8.2f}  "
+                f"{usage.engines:12.0%}  {usage.learner:12.0%}  {usage.staleness:9.2f}"
             )
 
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Figure, save
+from benchmarks.measure import Figure, save, single
 from benchmarks.up_process import UpProcess
 from gxpo_client.client import Json
 
@@ -37,8 +37,8 @@ def main() -> int:
         print(problem, file=sys.stderr)
     figures = [
         Figure("problems", len(problems), len(problems), len(problems), "", "0", not problems),
-        *(_plain(f"resources for one, {what}", value) for what, value in _spans(waiting)),
-        *(_plain(f"resources for two, {what}", value) for what, value in _spans(side_by_side)),
+        *(single(f"resources for one, {what}", value, "s") for what, value in _spans(waiting)),
+        *(single(f"resources for two, {what}", value, "s") for what, value in _spans(side_by_side)),
     ]
     save("concurrent_runs", figures, {"steps": STEPS, **SERVICE, "phases": [_phases(waiting), _phases(side_by_side)]})
     return 1 if problems else 0
@@ -59,11 +59,11 @@ def _two_runs(up: UpProcess, name: str, placement: dict[str, float]) -> Seen:
     def ended() -> bool:
         runs: list[Json] = [run for run in up.runs() if run["id"] in seen]
         for run in runs:
-            shown = run["phase"] if run["state"] == "running" and run["phase"] else run["state"]
-            entry = (time.monotonic() - begin, shown, run["progress"]["steps"])
+            phase_or_state = run["phase"] if run["state"] == "running" and run["phase"] else run["state"]
+            entry = (time.monotonic() - begin, phase_or_state, run["progress"]["steps"])
             if not seen[run["id"]] or seen[run["id"]][-1][1:] != entry[1:]:
                 seen[run["id"]].append(entry)
-                print(f"{entry[0]:6.1f} s  {run['name']}: {shown}, step {entry[2]}", flush=True)
+                print(f"{entry[0]:6.1f} s  {run['name']}: {phase_or_state}, step {entry[2]}", flush=True)
         return len(runs) == len(ids) and all(run["state"] in ENDED for run in runs)
 
     up.until(ended, "both runs to end")
@@ -113,11 +113,7 @@ def _spans(seen: Seen) -> list[tuple[str, float]]:
 
 def _phases(seen: Seen) -> list[list[str]]:
     """What each run showed, in order, without repetitions."""
-    return [list(dict.fromkeys(shown for _, shown, _ in entries)) for entries in seen.values()]
-
-
-def _plain(name: str, value: float) -> Figure:
-    return Figure(name, value, value, value, "s")
+    return [list(dict.fromkeys(name for _, name, _ in entries)) for entries in seen.values()]
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ import numpy as np
 import psutil
 from selenium import webdriver
 
-from benchmarks.measure import Figure, median, save
+from benchmarks.measure import Figure, median, save, single
 from benchmarks.service import Api
 from benchmarks.service_data import add_runs
 from benchmarks.visitors import Relay, Visitor, visiting
@@ -88,8 +88,8 @@ new MutationObserver(note).observe(document, {subtree: true, childList: true, at
 for (const kind of ['keydown', 'pointerdown'])
   document.addEventListener(kind, event => { if (event.key === 'Enter' || !event.key) gxpo.acted = performance.now(); },
                             true);
-gxpo.until = found => {
-  const look = () => found() ? requestAnimationFrame(() => { gxpo.done = performance.now(); })
+gxpo.until = holds => {
+  const look = () => holds() ? requestAnimationFrame(() => { gxpo.done = performance.now(); })
                              : requestAnimationFrame(look);
   gxpo.done = null;
   look();
@@ -182,13 +182,13 @@ class Runs:
 # ---- measures --------------------------------------------------------------------------------------------------
 
 
-def pictures(page: Page, query: str, loads: int, shown: str) -> tuple[list[float], list[float]]:
-    """Milliseconds of each load until `shown` (JavaScript) holds: from its start, and from the request for the view."""
+def pictures(page: Page, query: str, loads: int, condition: str) -> tuple[list[float], list[float]]:
+    """Milliseconds of each load until `condition` (JavaScript) holds: from its start, and from the view's request."""
     whole, view = [], []
     for number in range(loads + 1):
         page.driver.get("about:blank")
         page.driver.get(f"{page.url}/?{query}")
-        page.script(f"gxpo.until({shown})")
+        page.script(f"gxpo.until({condition})")
         page.wait(lambda: page.script("return gxpo.done"), "the picture")
         asked, done = page.script("return [gxpo.asked, gxpo.done]")
         if number:  # the first load fills the browser's cache
@@ -202,10 +202,10 @@ def refreshes(page: Page, seconds: float) -> tuple[list[float], list[float]]:
     page.script("gxpo.refreshes = []")
     until = time.monotonic() + seconds
     page.wait(lambda: time.monotonic() > until, "the refreshes")
-    found = page.script("return gxpo.refreshes")
+    times = page.script("return gxpo.refreshes")
     alone = [
         this
-        for before, this, after in zip(found, found[1:], found[2:], strict=False)
+        for before, this, after in zip(times, times[1:], times[2:], strict=False)
         if this["start"] - before["end"] > 50 and after["start"] - this["end"] > 50
     ]
     times = [(this["end"] - this["start"], this["bytes"]) for this in alone]
@@ -213,11 +213,11 @@ def refreshes(page: Page, seconds: float) -> tuple[list[float], list[float]]:
     return curves, [ms for ms, size in times if COMPARISON_BYTES <= size < CURVES_BYTES]
 
 
-def after_action(page: Page, act: Callable[[], None], shown: str) -> float:
-    """Milliseconds from the visitor's key or press to the frame after `shown` (JavaScript) holds."""
-    page.script(f"gxpo.until({shown})")
+def after_action(page: Page, act: Callable[[], None], condition: str) -> float:
+    """Milliseconds from the visitor's key or press to the frame after `condition` (JavaScript) holds."""
+    page.script(f"gxpo.until({condition})")
     act()
-    page.wait(lambda: page.script("return gxpo.done"), shown)
+    page.wait(lambda: page.script("return gxpo.done"), condition)
     acted, done = page.script("return [gxpo.acted, gxpo.done]")
     return float(done - acted)
 
@@ -291,11 +291,11 @@ def compared(
         median("compare 20 × 5,000: refresh of the curves", curves, "ms", at_most=300),
         median("compare 20 × 5,000: refresh of the comparison", comparison, "ms", at_most=300),
         median("compare 20 × 5,000: refresh, in the server", served, "ms"),
-        _single(f"memory: slope over {len(resident)} refreshes", slope(resident), "KiB a refresh", FLAT_KIB),
-        _single("memory: growth after the first tenth", grown, "MiB", None),
-        _single("fetched from the service, one visitor", alone, "KiB/s", None),
-        _single("the same, a visitor of two", both_live, "KiB/s", alone / 2),
-        _single("the same, while no run reports", idle, "KiB/s", None),
+        single(f"memory: slope over {len(resident)} refreshes", slope(resident), "KiB a refresh", at_most=FLAT_KIB),
+        single("memory: growth after the first tenth", grown, "MiB"),
+        single("fetched from the service, one visitor", alone, "KiB/s"),
+        single("the same, a visitor of two", both_live, "KiB/s", at_most=alone / 2),
+        single("the same, while no run reports", idle, "KiB/s"),
     ]
 
 
@@ -310,8 +310,8 @@ def listed(page: Page, api: Api, chosen: argparse.Namespace) -> list[Figure]:
     for number in range(chosen.loads):
         word, total = (("run 77", totals[1]), ("run 5", totals[2]))[number % 2]
         # Its total as the page writes it below the table.
-        shown = f"() => /to \\d+ of {total:,}(\\s|$)/.test(document.body.innerText)"
-        searches.append(after_action(page, partial(page.fill, "Search", word), shown))
+        condition = f"() => /to \\d+ of {total:,}(\\s|$)/.test(document.body.innerText)"
+        searches.append(after_action(page, partial(page.fill, "Search", word), condition))
         pages.append(after_action(page, lambda: page.press("Next"), "() => /Runs 51 to/.test(document.body.innerText)"))
     name = f"{chosen.runs:,} runs"
     return [
@@ -328,16 +328,10 @@ def empty(driver: webdriver.Chrome, folder: Path, loads: int) -> Figure:
     process = DashboardProcess(folder / "empty.log", page=folder / "empty.py")
     try:
         process.wait()
-        shown = "() => document.querySelector('[data-testid=stMain] h1')"
-        return median("empty page, whole", pictures(Page(driver, process.url), "", loads, shown)[0], "ms")
+        heading = "() => document.querySelector('[data-testid=stMain] h1')"
+        return median("empty page, whole", pictures(Page(driver, process.url), "", loads, heading)[0], "ms")
     finally:
         process.close()
-
-
-def _single(name: str, value: float, unit: str, at_most: float | None) -> Figure:
-    """A figure that is measured once."""
-    goal = None if at_most is None else f"≤ {at_most:g}"
-    return Figure(name, value, value, value, unit, goal, None if at_most is None else value <= at_most)
 
 
 def figures(chosen: argparse.Namespace) -> list[Figure]:
@@ -350,10 +344,10 @@ def figures(chosen: argparse.Namespace) -> list[Figure]:
         try:
             dashboard.wait()
             driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": HOOKS})
-            found = [empty(driver, home, chosen.loads)]
+            results = [empty(driver, home, chosen.loads)]
             page = Page(driver, dashboard.url, dashboard.cookie)
-            found += compared(page, dashboard, api, environment, chosen)
-            return found + listed(page, api, chosen)
+            results += compared(page, dashboard, api, environment, chosen)
+            return results + listed(page, api, chosen)
         finally:
             dashboard.close()
             api.close()
@@ -370,11 +364,11 @@ def main(argv: list[str] | None = None) -> None:
     if find_programs() is None:
         print("dashboard: chromium and chromedriver are not installed; nothing is measured")
         return
-    found = figures(chosen)
+    results = figures(chosen)
     if chosen.no_save:
-        print("\n".join(figure.line() for figure in found))
+        print("\n".join(figure.line() for figure in results))
     else:
-        save("dashboard", found, {"seeds": SEEDS, "steps": STEPS, **vars(chosen)})
+        save("dashboard", results, {"seeds": SEEDS, "steps": STEPS, **vars(chosen)})
 
 
 if __name__ == "__main__":

@@ -116,8 +116,8 @@ class Faults:
     def actors(self) -> list[psutil.Process]:
         """Sampler, verifier and learner processes of runs."""
         ray = self._up.children().get("ray")
-        found = ray.children(recursive=True) if ray is not None else []
-        return [process for process in found if _title(process).startswith(_ACTORS)]
+        descendants = ray.children(recursive=True) if ray is not None else []
+        return [process for process in descendants if _title(process).startswith(_ACTORS)]
 
     def _signal(self, number: signal.Signals, pids: list[int]) -> bool:
         if not pids:
@@ -162,7 +162,7 @@ class Faults:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             # What the service has, and what a checkpoint counts, had been synced before.
-            saved = [int(found.name.rpartition("-")[2]) for found in folder.glob("checkpoints/step-*")]
+            saved = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoints/step-*")]
             cut_after(folder / "metrics.jsonl", max([self._up.client.run(run_id)["progress"]["steps"] or 0, *saved]))
         return True
 
@@ -186,12 +186,12 @@ class Faults:
 
 def trainers(artifacts: Path, run_id: str = "*") -> list[int]:
     """Pids of running trainers, from the lock files of the runs' folders."""
-    found = []
+    pids = []
     for lock in artifacts.glob(f"{run_id}/.lock"):
         words = lock.read_text(encoding="utf-8").split()
         if len(words) == 2 and process_start(int(words[0])) == int(words[1]):
-            found.append(int(words[0]))
-    return found
+            pids.append(int(words[0]))
+    return pids
 
 
 def cut_after(path: Path, step: int) -> None:

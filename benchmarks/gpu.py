@@ -144,12 +144,12 @@ def batch(sequences: int, prompt: int, response: int, vocabulary: int) -> StepBa
 
 def pass_seconds(learner: Any, work: StepBatch, synchronize: Callable[[], None], repeats: int = 5) -> list[float]:
     """Seconds of `repeats` passes over a batch, after one that is not counted; each in a step of its own."""
-    found = []
+    seconds = []
     for _ in range(repeats + 1):
         learner.load_batch(work)
-        found.append(_seconds(learner.backward, synchronize))
+        seconds.append(_seconds(learner.backward, synchronize))
         learner.optimizer_step()
-    return found[1:]
+    return seconds[1:]
 
 
 def model_flops(shape: ModelShape, sequences: int, prompt: int, response: int) -> float:
@@ -163,10 +163,10 @@ def model_flops(shape: ModelShape, sequences: int, prompt: int, response: int) -
 def bf16_peak(name: str) -> float | None:
     """Dense bf16 products a second of the device that torch calls so, None where the planner does not know it."""
     words = name.upper().replace("-", " ").split()
-    found = [
+    chips = [
         device for device in devices().values() if {kind.partition("-")[0] for kind in device.ray_names} & {*words}
     ]
-    return found[0].bf16_flops if found else None
+    return chips[0].bf16_flops if chips else None
 
 
 def _seconds(action: Callable[[], object], synchronize: Callable[[], None]) -> float:
@@ -180,15 +180,15 @@ def _seconds(action: Callable[[], object], synchronize: Callable[[], None]) -> f
 def _milliseconds(action: Callable[[], object], repeats: int = 20) -> list[float]:
     for _ in range(3):
         action()
-    found = []
+    times = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         action()
         end.record()
         torch.cuda.synchronize()
-        found.append(begin.elapsed_time(end))
-    return found
+        times.append(begin.elapsed_time(end))
+    return times
 
 
 if __name__ == "__main__":

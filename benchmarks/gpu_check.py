@@ -58,15 +58,15 @@ def page(devices: str, cases: list[Case], figures: str) -> str:
 
 def cases_of(report: Path) -> list[Case]:
     """The tests of a JUnit report."""
-    found = []
+    cases = []
     for element in ElementTree.parse(report).iter("testcase"):
         outcome, detail = "passed", ""
         for kind, name in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
             child = element.find(kind)
             if child is not None:
                 outcome, detail = name, (child.get("message") or "").splitlines()[0] if child.get("message") else ""
-        found.append(Case(str(element.get("name")), outcome, detail))
-    return found
+        cases.append(Case(str(element.get("name")), outcome, detail))
+    return cases
 
 
 def _run(files: tuple[str, ...]) -> list[Case]:

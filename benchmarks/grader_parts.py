@@ -107,17 +107,17 @@ def _give_up(*_: object) -> None:
 
 
 def _accepted(cases: list[Case]) -> list[bool]:
-    found = []
+    verdicts = []
     for gold, prediction, _ in cases:
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         try:
-            found.append(verify(gold, prediction).status == "correct")
+            verdicts.append(verify(gold, prediction).status == "correct")
         except Exception:
             # A part left out may break the next one: that answer is not accepted.
-            found.append(False)
+            verdicts.append(False)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-    return found
+    return verdicts
 
 
 def _clear_caches() -> None:
@@ -133,8 +133,8 @@ def measure(part: str) -> tuple[str, int, int]:
     logging.disable(logging.CRITICAL)
     _clear_caches()
     with _without(part):
-        found = _accepted(CASES)
-    pairs = [(a == case[2], b == case[2]) for a, b, case in zip(BASE, found, CASES, strict=True)]
+        accepted = _accepted(CASES)
+    pairs = [(a == case[2], b == case[2]) for a, b, case in zip(BASE, accepted, CASES, strict=True)]
     return part, sum(full and not less for full, less in pairs), sum(less and not full for full, less in pairs)
 
 

@@ -16,17 +16,17 @@ WITHOUT_GROUP = (
 
 
 def main() -> None:
-    found: dict[str, list[float]] = {"with": [], "without": []}
+    seconds: dict[str, list[float]] = {"with": [], "without": []}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         first_step_seconds(root, 0)  # fills the caches
         for number in range(ROUNDS):
-            found["with"].append(first_step_seconds(root, 2 * number + 1))
-            found["without"].append(first_step_seconds(root, 2 * number + 2, "-c", WITHOUT_GROUP))
+            seconds["with"].append(first_step_seconds(root, 2 * number + 1))
+            seconds["without"].append(first_step_seconds(root, 2 * number + 2, "-c", WITHOUT_GROUP))
     figures = [
-        median("first step with a placement group", found["with"], "s"),
-        median("first step without", found["without"], "s"),
-        ratio("with / without", found["with"], found["without"]),
+        median("first step with a placement group", seconds["with"], "s"),
+        median("first step without", seconds["without"], "s"),
+        ratio("with / without", seconds["with"], seconds["without"]),
     ]
     save("launch", figures, {"rounds": ROUNDS})
 

@@ -62,6 +62,11 @@ def deviation(name: str, predicted: float, values: list[float], *, at_most: floa
     return _figure(name, float(abs(predicted / np.median(values) - 1)), draws, "", at_most, None)
 
 
+def single(name: str, value: float, unit: str = "", *, at_most: float | None = None) -> Figure:
+    """A value that is measured once."""
+    return _figure(name, value, np.array([value]), unit, at_most, None)
+
+
 def save(name: str, figures: list[Figure], settings: dict[str, Any]) -> Path:
     """Print the figures and keep them, with the settings and versions they were taken under."""
     print(f"{name}")
@@ -99,11 +104,11 @@ def _resample(values: list[float], seed: int) -> np.ndarray:
 
 def _versions(*packages: str) -> dict[str, str]:
     """Of those that are installed: vLLM has another name on CPUs than on GPUs."""
-    found = {}
+    versions = {}
     for package in packages:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions
 
 
 def _processor() -> str:

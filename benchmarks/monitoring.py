@@ -35,7 +35,7 @@ class Prometheus:
 
     def __init__(self, folder: Path, client: Client) -> None:
         shutil.copytree(FILES, folder)
-        token = client.post("/tokens", {"name": "prometheus", "role": "metrics"})["token"]
+        token = client.post("/tokens", body={"name": "prometheus", "role": "metrics"})["token"]
         (folder / "gxpo-token").write_text(token, encoding="utf-8")
         config = (folder / "prometheus.yml").read_text(encoding="utf-8").replace("15s", f"{SCRAPE_S}s")
         target = client.url.removeprefix("http://")
@@ -57,8 +57,8 @@ class Prometheus:
 
     def fired(self) -> set[str]:
         """Names of the alerts that have fired since the start."""
-        found = self.series('ALERTS{alertstate="firing"}')
-        return {series["metric"]["alertname"] for series in found}
+        alerts = self.series('ALERTS{alertstate="firing"}')
+        return {series["metric"]["alertname"] for series in alerts}
 
     def draw(self, file: Path) -> None:
         """The panels of the dashboard at their places."""
@@ -76,11 +76,11 @@ class Prometheus:
     def _panel(self, axes: Axes, panel: dict[str, Any]) -> None:
         drawn = 0
         for target in panel["targets"]:
-            found = self.series(target["expr"])
-            for series in found:
+            all_series = self.series(target["expr"])
+            for series in all_series:
                 times: Any = [datetime.fromtimestamp(at, tz=UTC) for at, _ in series["values"]]
                 values = [float(value) for _, value in series["values"]]
-                if len(found) == 1 or any(value > 0 for value in values):
+                if len(all_series) == 1 or any(value > 0 for value in values):
                     label = ", ".join(value for name, value in series["metric"].items() if name not in _OF_THE_SCRAPE)
                     axes.plot(times, values, linewidth=1.3, label=label or target["legendFormat"])
                     drawn += 1

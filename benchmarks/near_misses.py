@@ -158,14 +158,14 @@ def _differs(miss: NearMiss) -> bool:
 
 def collect(data: Path, sets: tuple[str, ...], limit: int, seed: int = 0) -> list[NearMiss]:
     """Distinct changes of the golds of the sets; at most `limit`, drawn with the seed."""
-    found: dict[NearMiss, None] = {}
+    distinct: dict[NearMiss, None] = {}
     for name in sets:
         for line in (data / f"{name}.jsonl").read_bytes().splitlines():
             row = json.loads(line)
             gold = row.get("answer_latex") or row["answer"]
             for kind, changed in near_misses(gold):
-                found[kind, gold, changed] = None
-    misses = list(found)
+                distinct[kind, gold, changed] = None
+    misses = list(distinct)
     random.Random(seed).shuffle(misses)
     return misses[:limit]
 

@@ -24,7 +24,7 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.measure import Figure, median, save
+from benchmarks.measure import Figure, median, save, single
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.jsonl import read_lines
 from gxpo_trainer.learner.models import STARTER_FOLDER
@@ -118,12 +118,12 @@ def engines_killed(kills: int, killed: list[int], steps: list[Any]) -> Iterator[
         for timer in timers:
             timer.start()
         killed.extend(pids)
-        found = inner(self, step)
-        groups = [group.group for group in found.groups]
+        step_batch = inner(self, step)
+        groups = [group.group for group in step_batch.groups]
         steps.append(
             [(group.prompt_token_ids.tolist(), [s.token_ids.tolist() for s in group.samples]) for group in groups]
         )
-        return found
+        return step_batch
 
     OnPolicyRollouts.batch = batch  # type: ignore[method-assign]
     try:
@@ -163,10 +163,10 @@ def _figures(name: str, out: Path, killed: int) -> list[Figure]:
         raise RuntimeError(f"{name}: steps {steps}, {len(restarts)} restarts")
     metrics = [row["metrics"] for row in rows]
     return [
-        _plain(f"{name}: engines restarted after a kill", len(restarts)),
+        single(f"{name}: engines restarted after a kill", len(restarts)),
         _largest(f"{name}: largest mean gap of a step", metrics, "rollout/logprob_gap_mean", MEAN_GAP),
         _largest(f"{name}: largest gap of a token", metrics, "rollout/logprob_gap_max", LARGEST_GAP),
-        median(f"{name}: step", [found["time/step_s"] for found in metrics], "s"),
+        median(f"{name}: step", [row["time/step_s"] for row in metrics], "s"),
     ]
 
 
@@ -183,16 +183,12 @@ def _rounding(groups: list[tuple[list[int], list[list[int]]]]) -> Figure:
                 scores = [model(tokens[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1) for model in models]
             narrow, wide = (score.gather(1, tokens[len(prompt) :, None]).double() for score in scores)
             largest, num_tokens = max(largest, float((narrow - wide).abs().max())), num_tokens + len(response)
-    return _plain(f"transformers in fp32 against fp64, {num_tokens} tokens: largest gap of a token", largest)
+    return single(f"transformers in fp32 against fp64, {num_tokens} tokens: largest gap of a token", largest)
 
 
 def _largest(name: str, metrics: list[dict[str, float]], metric: str, limit: float) -> Figure:
-    value = max(found[metric] for found in metrics)
-    return Figure(name, value, value, value, "", f"≤ {limit:g}", value <= limit)
-
-
-def _plain(name: str, value: float) -> Figure:
-    return Figure(name, value, value, value, "")
+    value = max(row[metric] for row in metrics)
+    return single(name, value, at_most=limit)
 
 
 def main(names: list[str] | None = None) -> None:

@@ -107,10 +107,10 @@ def compare(
 
 
 def report(root: Path) -> None:
-    found = {size: observed(folder) for size, folder in measured(root).items()}
-    everything = [run for run, _ in found.values()]
+    runs = {size: observed(folder) for size, folder in measured(root).items()}
+    everything = [run for run, _ in runs.values()]
     figures: list[Figure] = []
-    for size, (run, step_s) in found.items():
+    for size, (run, step_s) in runs.items():
         others = [other for other in everything if other is not run]
         figures += compare(f"{size} from all sizes", run, everything, step_s)
         figures += compare(f"{size} from the others", run, others, step_s)

@@ -31,7 +31,7 @@ CHECKS = (5, 10, 15, 20)
 
 def errors_here(learner: Any, batch: StepBatch) -> dict[str, dict[int, float]]:
     """Relative errors at the present state and batch; the learner is left as it was."""
-    found: dict[str, dict[int, float]] = {name: {} for name in PREDICTORS}
+    errors: dict[str, dict[int, float]] = {name: {} for name in PREDICTORS}
     for k in DEPTHS:
         learner.load_batch(batch)
         truth = take_trajectory(learner, k)
@@ -41,14 +41,14 @@ def errors_here(learner: Any, batch: StepBatch) -> dict[str, dict[int, float]]:
             moments = {n: snapshot(shards, None) for n, shards in state.moments().items()}
             rule = GXPO(GxpoRule.model_validate({"k": k, "gate": {"mode": "never"}, **settings}))
             rule.trajectory = truth
-            found[name][k] = rule.step(learner).metrics["gxpo/theta_k_relative_error"]
+            errors[name][k] = rule.step(learner).metrics["gxpo/theta_k_relative_error"]
             snapshot(theta, learner.parameters())
             for n, shards in state.moments().items():
                 snapshot(moments[n], shards)
             state.set_step(step)
             learner.publish()
     learner.load_batch(batch)
-    return found
+    return errors
 
 
 def main() -> None:

@@ -58,14 +58,14 @@ def first_step_seconds(root: Path, number: int, *program: str) -> float:
     command = [*program, "train", str(run), "--out", str(root / f"first-{number}")]
     process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    found, lines = float("nan"), []
+    duration, lines = float("nan"), []
     for line in process.stderr:
         lines.append(line)
         if "step 1/1" in line:
-            found = time.perf_counter() - begin
+            duration = time.perf_counter() - begin
     if process.wait():
         raise RuntimeError("gxpo train failed:\n" + "".join(lines[-10:]))
-    return found
+    return duration
 
 
 def update_seconds(rounds: int = 6) -> dict[str, list[float]]:
@@ -74,7 +74,7 @@ def update_seconds(rounds: int = 6) -> dict[str, list[float]]:
     The order goes round from batch to batch, so that a machine that drifts hits every rule alike. The learner is this
     process, with all cores to itself while the sampler waits, as in a run.
     """
-    found: dict[str, list[float]] = {name: [] for name in RULES}
+    seconds: dict[str, list[float]] = {name: [] for name in RULES}
     with small_loop(equal_work(STARTER_FOLDER, WORK, "updates", RULES["grpo"])) as loop, loop.learner() as made:
         learner, batches = made
         for number in range(WARM_UP + rounds):
@@ -86,8 +86,8 @@ def update_seconds(rounds: int = 6) -> dict[str, list[float]]:
                 learner.load_batch(batch)
                 rule.step(learner)
                 if number >= WARM_UP:
-                    found[name].append(time.perf_counter() - begin)
-    return found
+                    seconds[name].append(time.perf_counter() - begin)
+    return seconds
 
 
 def main() -> None:

@@ -146,8 +146,8 @@ class _Sender:
         """Everything that was sent is there."""
         with api.client() as client:
             query: dict[str, str | int] = {"names": NAMES[0], "max_points": 20_000}
-            found = client.get(f"/api/v1/runs/{self.run}/metrics", params=query).json()
-        assert found["series"][NAMES[0]]["steps"] == list(range(self.step)), f"run {self.run} lost points"
+            response = client.get(f"/api/v1/runs/{self.run}/metrics", params=query).json()
+        assert response["series"][NAMES[0]]["steps"] == list(range(self.step)), f"run {self.run} lost points"
 
     def _row(self, step: int) -> dict[str, Any]:
         values = {name: self.random.random() for name in NAMES} | {name: float(step) for name in TOTALS}
@@ -268,7 +268,7 @@ def lists_during_comparisons(api: Api, runs: int, questions: int) -> tuple[list[
 
 def submissions(api: Api) -> list[float]:
     """How many runs were made by 50 submissions at once with one key; each round has a key of its own."""
-    found = []
+    counts = []
     for number in range(3):
         start = threading.Barrier(KEYS_AT_ONCE)
         headers = api.headers | {"Idempotency-Key": f"bench-{number}-{time.time_ns()}"}
@@ -281,8 +281,8 @@ def submissions(api: Api) -> list[float]:
                 return str(answer.json()["id"])
 
         with ThreadPoolExecutor(KEYS_AT_ONCE) as pool:
-            found.append(float(len(set(pool.map(submit, range(KEYS_AT_ONCE))))))
-    return found
+            counts.append(float(len(set(pool.map(submit, range(KEYS_AT_ONCE))))))
+    return counts
 
 
 # ---- all together ----------------------------------------------------------------------------------------------
@@ -330,12 +330,12 @@ def figures(kind: str, rounds: int, questions: int, runs: int) -> list[Figure]:
         ),
         lambda api: median(f"{kind}: runs of {KEYS_AT_ONCE} submissions, one key", submissions(api), "runs", at_most=1),
     ]
-    found = []
+    results = []
     with serving(kind) as api:
         for measure in measured:
-            found.append(measure(api))
-            print(found[-1].line(), flush=True)
-    return found
+            results.append(measure(api))
+            print(results[-1].line(), flush=True)
+    return results
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -346,13 +346,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--databases", nargs="+", default=["sqlite", "postgresql"], choices=["sqlite", "postgresql"])
     parser.add_argument("--no-save", action="store_true", help="print only")
     arguments = parser.parse_args([] if argv is None else argv)
-    found = [
+    results = [
         figure
         for kind in arguments.databases
         for figure in figures(kind, arguments.rounds, arguments.questions, arguments.runs)
     ]
     if not arguments.no_save:
-        save("service", found, {"clients": CLIENTS, "batch": f"{STEPS} steps × {METRICS} metrics", **vars(arguments)})
+        save("service", results, {"clients": CLIENTS, "batch": f"{STEPS} steps × {METRICS} metrics", **vars(arguments)})
 
 
 if __name__ == "__main__":

@@ -25,13 +25,12 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 
 from benchmarks.faults import Disk, Faults, trainers
-from benchmarks.measure import Figure, save
+from benchmarks.measure import Figure, save, single
 from benchmarks.monitoring import Prometheus
 from benchmarks.up_process import UpProcess
 from gxpo_client.formats import duration
@@ -86,15 +85,17 @@ def main(argv: list[str] | None = None) -> int:
         soak.say(f"PROBLEM: {problem}")
     figures = [
         Figure("problems", len(problems), len(problems), len(problems), "", "0", not problems),
-        _plain("runs", len(ids)),
-        _plain("faults", injected.total()),
-        *(_plain(name, number) for name, number in sorted(injected.items())),
-        _plain("recoveries, without those of a lost Ray", recoveries),
-        _plain("minutes", (time.monotonic() - soak.begun) / 60),
+        single("runs", len(ids)),
+        single("faults", injected.total()),
+        *(single(name, number) for name, number in sorted(injected.items())),
+        single("recoveries, without those of a lost Ray", recoveries),
+        single("minutes", (time.monotonic() - soak.begun) / 60),
     ]
     save("soak", figures, {"steps": args.steps, "seed": args.seed, **SERVICE})
     if args.report is not None:
-        args.report.write_text("\n".join([*soak.said, *(figure.line() for figure in figures)]) + "\n", encoding="utf-8")
+        args.report.write_text(
+            "\n".join([*soak.report_lines, *(figure.line() for figure in figures)]) + "\n", encoding="utf-8"
+        )
     if problems:
         print(f"files are kept in {home}", file=sys.stderr)
     return 1 if problems else 0
@@ -104,8 +105,8 @@ class Soak:
     """Submits runs to `gxpo up`, injects faults, and checks the runs."""
 
     def __init__(self, home: Path, seed: int) -> None:
-        self.home, self.begun, self.said = home, time.monotonic(), list[str]()
-        self._said_at = self.begun
+        self.home, self.begun, self.report_lines = home, time.monotonic(), list[str]()
+        self._reported_at = self.begun
         self._chance = random.Random(seed)
         programs = find_programs()
         self._postgres = PostgresServer(programs) if programs is not None else None
@@ -125,14 +126,14 @@ class Soak:
                 self.say(what)
 
     def say(self, text: str) -> None:
-        self._said_at = time.monotonic()
+        self._reported_at = time.monotonic()
         line = f"{duration(time.monotonic() - self.begun):>14}  {text}"
-        self.said.append(line)
+        self.report_lines.append(line)
         print(line, flush=True)
 
     def submit(self, num_runs: int, steps: int) -> list[str]:
         """Submit runs, alternating between the rules."""
-        found = []
+        ids = []
         for number in range(num_runs):
             config = {
                 "seed": number,
@@ -147,8 +148,8 @@ class Soak:
                 "budget": {"steps": steps},
             }
             body = {"config": config, "name": f"soak {number}"}
-            found.append(self.client.submit(body, key=f"soak-{number}")["id"])
-        return found
+            ids.append(self.client.submit(body, key=f"soak-{number}")["id"])
+        return ids
 
     def inject_and_wait(self, ids: list[str], num_faults: int) -> Counter[str]:
         """Inject faults at random moments until all runs have ended; returns their numbers by name.
@@ -171,7 +172,7 @@ class Soak:
                 if name is not None:
                     injected[name] += 1
                     self.say(f"fault {injected.total()} of {num_faults}: {name}")
-            if time.monotonic() - self._said_at > STUCK_S:
+            if time.monotonic() - self._reported_at > STUCK_S:
                 raise RuntimeError(f"nothing has happened for {STUCK_S / 60:g} minutes; {self.home} has the logs")
             return len(ended) == len(ids)
 
@@ -236,18 +237,14 @@ class Soak:
 
 def left_processes(home: Path) -> list[str]:
     """Processes of the service of a home that has been closed."""
-    found = []
+    problems = []
     for process in psutil.process_iter(["pid", "cmdline", "environ"]):
         words, env = process.info["cmdline"] or [], process.info["environ"] or {}
         if process.pid != os.getpid() and (
             env.get("GXPO_HOME") == str(home) or any(str(home) in word for word in words)
         ):
-            found.append(f"process {process.pid} is left: {' '.join(words)[:200]}")
-    return found
-
-
-def _plain(name: str, value: Any) -> Figure:
-    return Figure(name, value, value, value, "")
+            problems.append(f"process {process.pid} is left: {' '.join(words)[:200]}")
+    return problems
 
 
 if __name__ == "__main__":

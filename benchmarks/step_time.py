@@ -55,12 +55,12 @@ def run_trl(policy: Path, work: dict[str, Any], out: Path) -> list[float]:
         for item in generate("train", 4096, 0)
     ]
     settings = {**work, "policy": str(policy), "threads": os.cpu_count(), "problems": problems}
-    given, found = out.with_suffix(".in.json"), out.with_suffix(".out.json")
+    given, result = out.with_suffix(".in.json"), out.with_suffix(".out.json")
     given.write_text(json.dumps(settings), encoding="utf-8")
     subprocess.run(
-        [sys.executable, "-m", "benchmarks.trl_peer", str(given), str(found)], check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "benchmarks.trl_peer", str(given), str(result)], check=True, stdout=subprocess.DEVNULL
     )
-    seconds: list[float] = json.loads(found.read_text(encoding="utf-8"))["seconds"]
+    seconds: list[float] = json.loads(result.read_text(encoding="utf-8"))["seconds"]
     return seconds[WARM_UP:]
 
 

@@ -43,7 +43,7 @@ class UpProcess:
     def children(self) -> dict[str, psutil.Process]:
         """Running child processes by name."""
         marks = {"serve": "api", "scheduler": "scheduler", "start": "ray"}
-        found = {}
+        running = {}
         for process in psutil.Process(self._process.pid).children():
             try:
                 words = process.cmdline()
@@ -51,8 +51,8 @@ class UpProcess:
                 continue
             for word, name in marks.items():
                 if word in words:
-                    found[name] = process
-        return found
+                    running[name] = process
+        return running
 
     def until(self, condition: Callable[[], bool], description: str, *, hang_s: float = HANG_S) -> None:
         deadline = time.monotonic() + hang_s

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from email.message import Message
 from ipaddress import ip_address
 from typing import Any, Self, cast
+from urllib.parse import quote
 
 import httpx
 
@@ -92,8 +93,10 @@ class Connection:
         patience_s: float = 0.0,
         shared: SharedResponses | None = None,
     ) -> None:
-        self._shared = shared
         self._http, self._token, self._cache, self._patience_s = http, token, cache, patience_s
+        self._shared = shared
+        self.url = str(http.base_url).rstrip("/").removesuffix(PREFIX)
+        """Address of the service."""
 
     def __enter__(self) -> Self:
         return self
@@ -101,47 +104,51 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    @property
-    def url(self) -> str:
-        """Address of the service."""
-        return str(self._http.base_url).rstrip("/").removesuffix(PREFIX)
-
-    def get(self, path: str, **query: Any) -> Json:
+    def get(self, path: str, *parts: str, **query: Any) -> Json:
         """A JSON object, cached for outages if there is a cache."""
-        return cast(Json, self._get(path, query))
+        return cast(Json, self._get(path_of(path, *parts), query))
 
-    def get_list(self, path: str, **query: Any) -> list[Any]:
+    def get_list(self, path: str, *parts: str, **query: Any) -> list[Any]:
         """The same for an array."""
-        return cast(list[Any], self._get(path, query))
+        return cast(list[Any], self._get(path_of(path, *parts), query))
 
-    def all_of(self, path: str, limit: int | None = None, *, page_size: int = PAGE, **filters: Any) -> list[Json]:
+    def all_of(
+        self, path: str, *parts: str, limit: int | None = None, page_size: int = PAGE, **filters: Any
+    ) -> list[Json]:
         """The items of all pages of a list, at most `limit`."""
         items: list[Json] = []
         cursor: str | None = None
         while True:
             size = page_size if limit is None else min(page_size, limit - len(items))
-            page = self.get(path, limit=size, cursor=cursor, **filters)
+            page = self.get(path, *parts, limit=size, cursor=cursor, **filters)
             items += page["items"]
             cursor = page["next_cursor"]
             if cursor is None or (limit is not None and len(items) >= limit):
                 return items
 
-    def post(self, path: str, body: Json | None = None, *, key: str | None = None) -> Json:
+    def post(self, path: str, *parts: str, body: Json | None = None, key: str | None = None) -> Json:
         """key: an idempotency key, with which the request may be repeated."""
         headers = {"Idempotency-Key": key} if key else {}
-        return self.send("POST", path, json=body, headers=headers, retry=key is not None)
+        return self.send("POST", path, *parts, json=body, headers=headers, retry=key is not None)
 
-    def send(self, method: str, path: str, **request: Any) -> Json:
+    def send(self, method: str, path: str, *parts: str, **request: Any) -> Json:
         """The JSON object that answers `request`."""
-        return cast(Json, self.request(method, path, **request).json())
+        return cast(Json, self.request(method, path, *parts, **request).json())
 
     def request(
-        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, retry: bool = False, **request: Any
+        self,
+        method: str,
+        path: str,
+        *parts: str,
+        headers: Mapping[str, str] | None = None,
+        retry: bool = False,
+        **request: Any,
     ) -> httpx.Response:
         """A successful response, never cached. retry: for `patience_s`, while the service is unavailable.
 
         Raises the errors of `errors`.
         """
+        path = path_of(path, *parts)
         give_up = time.monotonic() + (self._patience_s if retry else 0.0)
         pause = 0.2
         while True:
@@ -237,6 +244,11 @@ def _runs_of(path: str, params: Sequence[_Parameter]) -> list[str] | None:
     if names and names[-1] == "logs":
         return None
     return names[:1] if kind == "runs" and names else [str(value) for name, value in params if name == "runs"]
+
+
+def path_of(path: str, *parts: str) -> str:
+    """A path with further components, quoted: input such as `../tokens` cannot reach another path."""
+    return "/".join([path, *(quote(part, safe="").replace("..", "%2E%2E") for part in parts)])
 
 
 def parameters(query: Mapping[str, Any]) -> list[_Parameter]:

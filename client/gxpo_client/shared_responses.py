@@ -18,11 +18,11 @@ Mark = tuple[int, int]
 
 RETRY_S = 10.0
 IDLE_S = 60.0
-"""Time without a question after which the connection is closed."""
+"""Time without a call of `follow` after which the connection is closed."""
 
 
 class RunChanges:
-    """Tells whether a run has changed, without a request for each question."""
+    """Whether a run has changed, from the service's stream of changes instead of a request each time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class RunChanges:
         self._connections = 0
         self._is_live = False
         self._thread: threading.Thread | None = None
-        self._asked_at = 0.0
+        self._used_at = 0.0
         self._retry_at = 0.0
         self._number = 0
         self._last: dict[str, int] = {}
@@ -39,7 +39,7 @@ class RunChanges:
         """Follow the stream from now on, unless it is followed already. An unavailable service is tried again at a
         later call. connect: as `Client.changes`, for all runs."""
         with self._lock:
-            now = self._asked_at = self._clock()
+            now = self._used_at = self._clock()
             if self._thread is not None or now < self._retry_at:
                 return
             self._thread = threading.Thread(target=self._follow, args=(connect,), name="run-changes", daemon=True)
@@ -58,7 +58,7 @@ class RunChanges:
 
     def _follow(self, connect: Callable[[], Stream]) -> None:
         try:
-            # A service that does not answer, has no stream or refuses one: the questions are asked by requests.
+            # Without a stream there are no marks, and responses are shared for `fresh_s` only.
             with suppress(ServiceError), closing(connect()) as stream:
                 for change in stream:
                     if not self._note(change):
@@ -78,11 +78,11 @@ class RunChanges:
                 kind, data = change
                 self._number += 1
                 self._last[data["run"] if kind == "event" else data["id"]] = self._number
-            return self._clock() - self._asked_at <= IDLE_S
+            return self._clock() - self._used_at <= IDLE_S
 
 
 _LONGEST_S = 10.0
-"""Longest use of a response while nothing is said to have changed: the stream leaves out new names of ended runs, and
+"""Longest use of a response while no change is reported: the stream leaves out new names of ended runs, and
 rows that arrive after those of their step."""
 
 

@@ -91,7 +91,7 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
     The run shown is the newest that looked ahead; compared are the runs that have ended and were evaluated, equal
     numbers of each name without its seed.
     """
-    runs = [run for run in client.runs(limit=200)["items"] if run["score"] is not None]
+    runs = [run for run in client.get("/runs", limit=200)["items"] if run["score"] is not None]
     if not runs:
         raise SystemExit("no run of this home has an evaluation yet; make some with `make demo`")
     shown = next((run["id"] for run in runs if run["rule"] == "gxpo"), runs[0]["id"])
@@ -100,7 +100,9 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
         if run["state"] == "succeeded":
             by_label.setdefault(run["name"].rstrip("0123456789"), []).append(run["id"])
     compared = [run for of_label in by_label.values() for run in of_label[: max(1, _MOST_COMPARED // len(by_label))]]
-    sweeps = [group["id"] for group in client.groups() if client.heat_map(group["id"]) is not None]
+    sweeps = [
+        group["id"] for group in client.get("/groups", limit=200)["items"] if client.heat_map(group["id"]) is not None
+    ]
     sweep = {"sweep": {"view": "compare", "groups": sweeps[:1], "card": "Sweep"}} if sweeps else {}
     return {
         **sweep,

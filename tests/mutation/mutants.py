@@ -33,8 +33,7 @@ TARGETS = (
     "services/gxpo_services/sweeps/grid.py",
     "services/gxpo_services/ingest/batches.py",
     "services/gxpo_services/metrics/[bd]*.py",  # blocks, downsample
-    "services/gxpo_services/scheduling/admission.py",
-    "services/gxpo_services/scheduling/supervision.py",
+    "services/gxpo_services/scheduling/decisions.py",
 )
 IMPURE = ("verify/pool.py", "verify/process.py", "verify/worker.py")
 # Replacements within a set of operators.

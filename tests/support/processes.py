@@ -1,4 +1,4 @@
-"""Processes of this machine, found by what they were started with."""
+"""Processes of this machine: which live, and which were started with some variables."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ def processes_with(**variables: str | None) -> set[int]:
         except psutil.Error:  # of another user, or ended meanwhile
             continue
     return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie has ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

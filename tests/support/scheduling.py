@@ -1,14 +1,19 @@
-"""A scheduler under a test: its clock, how it is made, and what a trainer leaves on the disk."""
+"""A scheduler under a test: its clock, its launcher, its database, and what trainers leave there and on the disk."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables import Run
+from gxpo_services.run_states import Action, RunState
 from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
+from support import queued_runs as runs
+from support.scripted_launcher import ScriptedLauncher
 
 PAUSE_S = 60.0
 """Longer than the pauses before a repeated launch in these tests."""
@@ -24,15 +29,67 @@ class Clock:
     def passes(self, seconds: float) -> None:
         self.now += seconds
 
+
+@dataclass
+class Cluster:
+    """What schedulers share, and how a test moves it."""
+
+    database: Database
+    settings: ServiceSettings
+    clock: Clock = field(default_factory=Clock)
+    launcher: ScriptedLauncher = field(default_factory=ScriptedLauncher)
+
+    def scheduler(self, owner: str = "first", **changes: Any) -> Scheduler:
+        """A scheduler with some settings changed. api_answers: whether trainers can report."""
+        answers = changes.pop("api_answers", lambda: True)
+        settings = self.settings.model_copy(update=changes)
+        return Scheduler(self.database, settings, self.launcher, owner=owner, api_answers=answers, clock=self.clock)
+
     def rounds(self, scheduler: Scheduler, seconds: float) -> None:
         """Rounds of a scheduler for so long, at most 10 s apart."""
         steps = math.ceil(seconds / 10.0)
         for _ in range(steps):
-            self.passes(seconds / steps)
+            self.clock.passes(seconds / steps)
             scheduler.tick()
 
+    def running(self, scheduler: Scheduler, **values: Any) -> str:
+        """A run whose trainer has reported once."""
+        run_id = self.add_run(**values)
+        scheduler.tick()
+        self.report(run_id)
+        return run_id
 
-Make = Callable[..., Scheduler]
+    def supervising(self, **changes: Any) -> tuple[Scheduler, str]:
+        """A scheduler and its only run."""
+        scheduler = self.scheduler(**changes)
+        return scheduler, self.running(scheduler)
+
+    def add_run(self, **values: Any) -> str:
+        return runs.add_run(self.database, **values)
+
+    def get(self, run_id: str) -> Run:
+        return runs.get(self.database, run_id)
+
+    def row(self, run_id: str) -> dict[str, Any]:
+        return runs.row(self.database, run_id)
+
+    def change(self, run_id: str, **values: Any) -> None:
+        runs.change(self.database, run_id, **values)
+
+    def move(self, run_id: str, new: RunState) -> None:
+        runs.move(self.database, run_id, new)
+
+    def request(self, run_id: str, action: Action) -> None:
+        runs.request(self.database, run_id, action, at=self.clock.now)
+
+    def report(self, run_id: str) -> None:
+        runs.report(self.database, run_id, at=self.clock.now)
+
+    def messages(self, run_id: str) -> list[tuple[str, str]]:
+        return runs.messages(self.database, run_id)
+
+    def write_outcome(self, run_id: str, attempt: int, outcome: str, **values: Any) -> None:
+        write_outcome(self.settings, run_id, attempt, outcome, **values)
 
 
 def write_outcome(settings: ServiceSettings, run_id: str, attempt: int, outcome: str, **values: Any) -> None:

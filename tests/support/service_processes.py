@@ -26,9 +26,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until(what: Callable[[], bool], description: str) -> None:
+def until(what: Callable[[], object], description: str, each: Callable[[], object] = lambda: None) -> None:
+    """Wait for `what`, for at most WAIT_S. each: called before every look."""
     deadline = time.monotonic() + WAIT_S
-    while not what():
+    while True:
+        each()
+        if what():
+            return
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {WAIT_S:g} s: {description}")
         time.sleep(0.1)

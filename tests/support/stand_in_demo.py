@@ -6,9 +6,10 @@ usage: stand_in_demo.py FOLDER PASSES
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from pathlib import Path
 
-from gxpo_services.local.demo import demo_command
+from gxpo_services.local.demo import demo
 from gxpo_services.local.ray_head import RayHead
 from gxpo_services.local.supervisor import Child
 from gxpo_services.local.up import Stack
@@ -28,4 +29,5 @@ class StandInStack(Stack):
 
 
 if __name__ == "__main__":
-    sys.exit(demo_command(Path(sys.argv[1]), int(sys.argv[2]), dashboard=False, stack_of=StandInStack))
+    arguments = Namespace(out=Path(sys.argv[1]), passes=int(sys.argv[2]), no_dashboard=True)
+    sys.exit(demo(arguments, stack_of=StandInStack))

@@ -11,27 +11,27 @@ EQUAL = Measured(0.01, 0.01, 0.5, 0.1, [10], [0.0], prompts=4, samples=2, max_nu
 
 
 def test_a_strict_step_is_the_sum_of_its_parts() -> None:
-    found = Simulation(EQUAL, 3, 0).run(6)
-    assert found.step_s == pytest.approx(0.9 + 0.5 + 0.1)
-    assert found.engines == pytest.approx(0.9 / 1.5)
-    assert found.learner == pytest.approx(0.6 / 1.5)
-    assert found.staleness == 0
+    result = Simulation(EQUAL, 3, 0).run(6)
+    assert result.step_s == pytest.approx(0.9 + 0.5 + 0.1)
+    assert result.engines == pytest.approx(0.9 / 1.5)
+    assert result.learner == pytest.approx(0.6 / 1.5)
+    assert result.staleness == 0
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_one_step_ahead_a_step_is_the_longer_of_its_parts(in_flight: bool) -> None:
-    found = Simulation(EQUAL, 3, 1, in_flight=in_flight).run(9)
-    assert found.step_s == pytest.approx(0.9 + 0.1)
-    assert found.engines == pytest.approx(0.9)
-    assert found.staleness == 1
+    result = Simulation(EQUAL, 3, 1, in_flight=in_flight).run(9)
+    assert result.step_s == pytest.approx(0.9 + 0.1)
+    assert result.engines == pytest.approx(0.9)
+    assert result.staleness == 1
 
 
 def test_engines_wait_where_the_update_is_longer() -> None:
     slow = Measured(0.01, 0.01, 2.0, 0.1, [10], [0.0], prompts=4, samples=2, max_num_seqs=8)
-    found = Simulation(slow, 1, 1).run(9)
-    assert found.step_s == pytest.approx(2.1)
-    assert found.learner == pytest.approx(1.0)
-    assert found.engines == pytest.approx(0.9 / 2.1)
+    result = Simulation(slow, 1, 1).run(9)
+    assert result.step_s == pytest.approx(2.1)
+    assert result.learner == pytest.approx(1.0)
+    assert result.engines == pytest.approx(0.9 / 2.1)
 
 
 def test_a_second_wave_waits_for_room() -> None:

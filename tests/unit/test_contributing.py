@@ -17,17 +17,17 @@ def named() -> dict[str, set[str]]:
     """First-level paths of the tree with the names indented below them."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = text.split("## The tree")[1].split("```")[1].strip("\n")
-    found: dict[str, set[str]] = {}
+    paths: dict[str, set[str]] = {}
     parent = ""
     for line in tree.splitlines():
         names = re.findall(NAME, re.match(rf"\s*{NAME}(, {NAME})*", line)[0])
         if line.startswith("  "):
-            found[parent] |= {name.rstrip("/") for name in names}
+            paths[parent] |= {name.rstrip("/") for name in names}
         else:
             for name in names:
                 parent = name.rstrip("/")
-                found[parent] = set()
-    return found
+                paths[parent] = set()
+    return paths
 
 
 def expanded(path: str) -> list[Path]:

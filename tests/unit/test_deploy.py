@@ -11,9 +11,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +19,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from support.recording_server import RecordingServer, Request
 
 from gxpo_services.settings import ServiceSettings, read_settings
 
@@ -42,21 +40,17 @@ def services() -> dict[str, Any]:
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 
-def test_every_service_is_guarded_and_only_two_publish_a_port_on_loopback(services: dict[str, Any]) -> None:
+def test_every_service_is_guarded_and_bounded_and_only_two_publish_a_port_on_loopback(services: dict[str, Any]) -> None:
     for name, service in services.items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert "privileged" not in service, name
-    ports = {name: service["ports"] for name, service in services.items() if "ports" in service}
-    assert set(ports) == {"api", "dashboard"}
-    assert all(port.startswith("${BIND_ADDRESS:-127.0.0.1}:") for found in ports.values() for port in found)
-
-
-def test_every_service_is_bounded_in_memory_and_processes(services: dict[str, Any]) -> None:
-    for name, service in services.items():
         assert service["mem_limit"], name
         assert service["pids_limit"] > 0, name
+    ports = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert set(ports) == {"api", "dashboard"}
+    assert all(port.startswith("${BIND_ADDRESS:-127.0.0.1}:") for published in ports.values() for port in published)
 
 
 def test_who_checks_or_reads_a_run_s_paths_has_the_folders_that_the_settings_allow(services: dict[str, Any]) -> None:
@@ -64,7 +58,7 @@ def test_who_checks_or_reads_a_run_s_paths_has_the_folders_that_the_settings_all
     for name in ("api", "scheduler", "ray-head", "ray-worker"):
         mounted = {volume.split(":")[1] for volume in services[name]["volumes"]}
         assert allowed <= mounted, name
-    (config,) = [document["data"] for document in manifests() if document["kind"] == "ConfigMap"]
+    config = manifest("ConfigMap")["data"]
     assert {*json.loads(config["GXPO_MODEL_ROOTS"]), *json.loads(config["GXPO_DATA_ROOTS"])} == allowed
     deployments = {d["metadata"]["name"]: d["spec"] for d in manifests() if d["kind"] == "Deployment"}
     for spec in [deployments["gxpo-api"], deployments["gxpo-scheduler"], *groups()]:
@@ -112,9 +106,9 @@ HERE = {"home", "database_url", "database_password_file", "public_url", "ray_add
 def test_an_administrator_can_set_every_other_setting(services: dict[str, Any]) -> None:
     for name in ("migrate", "api", "scheduler"):
         environment = services[name]["environment"]
-        found = {variable.removeprefix("GXPO_").lower() for variable in environment if variable.startswith("GXPO_")}
-        assert found == ServiceSettings.model_fields.keys() - FIXED, name
-        for field in found - HERE:
+        named = {variable.removeprefix("GXPO_").lower() for variable in environment if variable.startswith("GXPO_")}
+        assert named == ServiceSettings.model_fields.keys() - FIXED, name
+        for field in named - HERE:
             assert environment[f"GXPO_{field.upper()}"].startswith(f"${{GXPO_{field.upper()}:-")
     (line,) = re.findall(r"^ENV GXPO_HOST.*$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
     assert {name.lower() for name in re.findall(r"GXPO_(\w+)=", line)} == FIXED
@@ -122,14 +116,10 @@ def test_an_administrator_can_set_every_other_setting(services: dict[str, Any]) 
 
 def test_what_is_not_set_keeps_its_default(services: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in services["api"]["environment"].items():
-        if found := re.fullmatch(r"\$\{GXPO_\w+:-(.*)\}", value):
-            monkeypatch.setenv(variable, found[1])
+        if match := re.fullmatch(r"\$\{GXPO_\w+:-(.*)\}", value):
+            monkeypatch.setenv(variable, match[1])
     settings, default = read_settings(), ServiceSettings.model_fields
     assert {name: getattr(settings, name) for name in default} == {name: f.default for name, f in default.items()}
-
-
-def test_the_dashboard_knows_the_address_of_the_api_for_people(services: dict[str, Any]) -> None:
-    assert services["dashboard"]["environment"]["GXPO_EXTERNAL_URL"] == "${GXPO_EXTERNAL_URL:-http://127.0.0.1:8000}"
 
 
 def test_ray_s_nodes_know_the_file_of_reward_tokens(services: dict[str, Any]) -> None:
@@ -142,9 +132,9 @@ def test_every_image_ends_as_a_user_that_is_not_root() -> None:
     users: dict[str, str | None] = {}
     stage = ""
     for line in (ROOT / "deploy/Dockerfile").read_text().splitlines():
-        if found := re.match(r"FROM (\S+) AS (\S+)", line):
-            stage = found[2]
-            users[stage] = users.get(found[1])
+        if match := re.match(r"FROM (\S+) AS (\S+)", line):
+            stage = match[2]
+            users[stage] = users.get(match[1])
         elif line.startswith("USER "):
             users[stage] = line.split()[1]
     targets = {
@@ -161,13 +151,14 @@ def manifests() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((ROOT / "deploy/kuberay/gxpo.yaml").read_text()))
 
 
-def ray_cluster() -> dict[str, Any]:
-    (ray,) = [document for document in manifests() if document["kind"] == "RayCluster"]
-    return ray
+def manifest(kind: str) -> dict[str, Any]:
+    """The only document of its kind."""
+    (document,) = [document for document in manifests() if document["kind"] == kind]
+    return document
 
 
 def groups() -> list[dict[str, Any]]:
-    spec = ray_cluster()["spec"]
+    spec = manifest("RayCluster")["spec"]
     return [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
 
 
@@ -192,7 +183,7 @@ def test_the_ray_cluster_fits_the_schema_of_kuberay() -> None:
     schema = strict(schema)
     schema["properties"]["metadata"] = {}
     validator = jsonschema.Draft7Validator(schema)
-    ray = ray_cluster()
+    ray = manifest("RayCluster")
     assert [error.message for error in validator.iter_errors(ray)] == []
     ray["spec"]["autoscalerOptions"]["idleTimeout"] = 1
     assert "idleTimeout" in "".join(error.message for error in validator.iter_errors(ray))
@@ -213,11 +204,11 @@ def strict(schema: Any) -> Any:
 
 
 def test_ray_on_kubernetes_is_authenticated_and_grows_with_what_runs_wait_for() -> None:
-    spec = ray_cluster()["spec"]
+    spec = manifest("RayCluster")["spec"]
     assert spec["authOptions"]["mode"] == "token"
     assert spec["enableInTreeAutoscaling"] is True
     assert spec["autoscalerOptions"]["idleTimeoutSeconds"] > 0
-    (config,) = [document["data"] for document in manifests() if document["kind"] == "ConfigMap"]
+    config = manifest("ConfigMap")["data"]
     largest = 0
     for group in spec["workerGroupSpecs"]:
         assert group["minReplicas"] <= group["replicas"] < group["maxReplicas"]
@@ -256,38 +247,23 @@ def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", (tmp_path / "ray/token").read_text())
 
 
-class Answer(BaseHTTPRequestHandler):
-    """200 at /fine, 200 at /ray with the token, else 503."""
-
-    def do_GET(self) -> None:
-        fine = self.path == "/fine" or (self.path == "/ray" and self.headers["Authorization"] == "Bearer a-token")
-        self.send_response(200 if fine else 503)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        return
+def respond(request: Request) -> int:
+    """200 at /fine, and at /ray with the token; else 503."""
+    is_known = request.path == "/ray" and request.headers["Authorization"] == "Bearer a-token"
+    return 200 if request.path == "/fine" or is_known else 503
 
 
-@pytest.fixture
-def server() -> Iterator[str]:
-    http = HTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{http.server_port}"
-    http.shutdown()
-
-
-def test_healthy_means_that_every_address_answers(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healthy_means_that_every_address_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     healthy = script("healthy").main
-    with socket.socket() as free:
+    with RecordingServer(respond) as server, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        closed = f"127.0.0.1:{free.getsockname()[1]}"
-        assert healthy([f"http://{server}/fine"]) == 0
-        assert healthy([f"http://{server}/fine", f"http://{server}/sick"]) == 1
-        assert healthy([f"http://{closed}/fine"]) == 1
-    assert healthy([f"http://{server}/ray"]) == 1
-    (tmp_path / "token").write_text("a-token\n")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    assert healthy(["--ray", f"http://{server}/ray"]) == 0
+        assert healthy([f"{server.url}/fine"]) == 0
+        assert healthy([f"{server.url}/fine", f"{server.url}/sick"]) == 1
+        assert healthy([f"http://127.0.0.1:{free.getsockname()[1]}/fine"]) == 1
+        assert healthy([f"{server.url}/ray"]) == 1
+        (tmp_path / "token").write_text("a-token\n")
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+        assert healthy(["--ray", f"{server.url}/ray"]) == 0
 
 
 def kubectl_lines() -> list[str]:
@@ -298,12 +274,12 @@ def kubectl_lines() -> list[str]:
 
 
 def test_the_kubectl_commands_name_what_the_manifest_has() -> None:
-    found = manifests()
-    names = {(document["kind"].lower(), document["metadata"]["name"]) for document in found}
-    pods = [d["spec"]["template"]["spec"] for d in found if d["kind"] in ("Deployment", "Job")]
+    documents = manifests()
+    names = {(document["kind"].lower(), document["metadata"]["name"]) for document in documents}
+    pods = [d["spec"]["template"]["spec"] for d in documents if d["kind"] in ("Deployment", "Job")]
     names |= {("secret", v["secret"]["secretName"]) for pod in pods for v in pod["volumes"] if "secret" in v}
     names |= {("service", "postgres")}  # the reader's own: the database URL names it
-    (config,) = [document["data"] for document in found if document["kind"] == "ConfigMap"]
+    config = manifest("ConfigMap")["data"]
     assert "@postgres:" in config["GXPO_DATABASE_URL"]
     lines = kubectl_lines()
     assert len(lines) > 20
@@ -332,9 +308,8 @@ def test_the_pod_of_the_api_has_what_is_done_in_it() -> None:
 
 
 def test_the_job_and_the_command_for_the_first_token_work_with_the_settings_of_the_manifest(tmp_path: Path) -> None:
-    (config,) = [document["data"] for document in manifests() if document["kind"] == "ConfigMap"]
-    (job,) = [document for document in manifests() if document["kind"] == "Job"]
-    (container,) = job["spec"]["template"]["spec"]["containers"]
+    config = manifest("ConfigMap")["data"]
+    (container,) = manifest("Job")["spec"]["template"]["spec"]["containers"]
     database = {"GXPO_DATABASE_URL": f"sqlite:///{tmp_path / 'db'}", "GXPO_DATABASE_PASSWORD_FILE": ""}
     environment = {**os.environ, **config, **database, "GXPO_HOME": str(tmp_path), "GXPO_HOST": "0.0.0.0"}
 

@@ -59,7 +59,7 @@ def test_a_check_without_a_gpu_fails_and_says_why(
     monkeypatch.chdir(ROOT)
     page = tmp_path / "page.md"
     assert gpu_check.main(["engines", "--out", str(page)]) == 1
-    said = capfd.readouterr().err
-    assert "no test ran on a GPU (no CUDA device is visible" in said
-    assert "run `make setup DEVICE=gpu`" in said
+    message = capfd.readouterr().err
+    assert "no test ran on a GPU (no CUDA device is visible" in message
+    assert "run `make setup DEVICE=gpu`" in message
     assert "| skipped | no CUDA device is visible |" in page.read_text()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from docs_build import pictures
-
-FOLDER = Path(__file__).parents[2] / "docs" / "algorithms"
 
 
 @pytest.mark.parametrize("name", ["grpo", "grpo-longer-step", "sfpo", "gxpo", "epochs", "extragradient"])
@@ -19,13 +16,6 @@ def test_a_picture_has_a_circle_for_each_pass_that_its_title_states(name: str) -
     (axes,) = pictures.draw(name).axes
     circles = [text.get_text() for text in axes.texts if text.get_text().isdigit()]
     assert len(circles) == int(re.search(r"(\d+) pass", title)[1]) == settings.passes_per_step(gate_open=True)
-
-
-def test_every_picture_of_the_page_exists() -> None:
-    page = (FOLDER / "README.md").read_text(encoding="utf-8")
-    named = re.findall(r"\]\((\.\./images/.*?\.png)\)", page)
-    assert len(named) == 6
-    assert all((FOLDER / picture).is_file() for picture in named)
 
 
 def test_the_extrapolated_point_of_gxpo_is_near_the_one_that_sfpo_walks_to() -> None:

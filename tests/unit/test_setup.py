@@ -229,38 +229,37 @@ def test_torch_comes_from_its_own_index_where_the_configured_one_lacks_it(part: 
     assert ("project==1.0" in listed) == (part == "all")
 
 
+UNAME = '#!/bin/sh\n[ "$1" = -s ] && echo {} || echo {}\n'
+NEWER_PYTHON = '#!/bin/sh\n[ "$1" = --version ] && echo Python 3.14.0 && exit 0\nexit 1\n'
+
+
 @pytest.mark.parametrize(
-    ("uname", "sentence"),
+    ("names", "program", "sentence"),
     [
-        ("Linux aarch64", "gxpo is installed from wheels for x86-64; this machine is aarch64"),
-        ("Darwin arm64", "vLLM has no wheel for macOS"),
+        (
+            ["uname"],
+            UNAME.format("Linux", "aarch64"),
+            "gxpo is installed from wheels for x86-64; this machine is aarch64",
+        ),
+        (["uname"], UNAME.format("Darwin", "arm64"), "vLLM has no wheel for macOS"),
+        (
+            ["python3", "python3.11", "python3.12"],
+            NEWER_PYTHON,
+            "Python 3.11 or 3.12 is needed (Python 3.14.0 is here; 3.13 and newer have no wheels of vLLM yet)",
+        ),
     ],
+    ids=["ARM", "macOS", "newer Python"],
 )
-def test_other_systems_get_one_sentence(uname: str, sentence: str, tmp_path: Path) -> None:
-    system, machine = uname.split()
-    (tmp_path / "uname").write_text(f'#!/bin/sh\n[ "$1" = -s ] && echo {system} || echo {machine}\n')
-    (tmp_path / "uname").chmod(0o755)
-    ended = run_with(tmp_path)
+def test_a_machine_without_wheels_gets_one_sentence(
+    names: list[str], program: str, sentence: str, tmp_path: Path
+) -> None:
+    """names: programs of the machine that are replaced."""
+    for name in names:
+        (tmp_path / name).write_text(program)
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", str(INSTALL), str(tmp_path / "venv"), "cpu"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr.count("\n") == 1
     assert sentence in ended.stderr
-
-
-def test_newer_pythons_get_one_sentence(tmp_path: Path) -> None:
-    for name in ("python3", "python3.11", "python3.12"):
-        (tmp_path / name).write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.14.0 && exit 0\nexit 1\n')
-        (tmp_path / name).chmod(0o755)
-    ended = run_with(tmp_path)
-    assert ended.returncode == 1
-    assert ended.stderr.count("\n") == 1
-    assert (
-        "Python 3.11 or 3.12 is needed (Python 3.14.0 is here; 3.13 and newer have no wheels of vLLM yet)"
-        in ended.stderr
-    )
-
-
-def run_with(programs: Path) -> subprocess.CompletedProcess[str]:
-    """The installer with some programs of the machine replaced."""
-    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
-    command = ["bash", str(INSTALL), str(programs / "venv"), "cpu"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

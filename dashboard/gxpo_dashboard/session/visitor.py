@@ -216,7 +216,7 @@ def guarded() -> Iterator[None]:
 
 @st.cache_resource(ttl=_CATALOGUE_S, max_entries=4, show_spinner=False)
 def _rules(url: str, _service: Client) -> Rules:
-    schema = _service.schema()
+    schema = _service.get("/schema")
     rules = rules_of(schema)
     shapes = [{"learner": {"rule": {"name": name}}} for name in rules.names]
     paths = dict.fromkeys(setting.path for shape in shapes for setting in settings_of(schema, shape))
@@ -281,7 +281,7 @@ def log_tail(run: str) -> Json:
     """The end of a run's log as {text, size}; only what was added since the last call is requested."""
     store: dict[str, Json] = st.session_state.setdefault("logs", {})
     held = store.get(run)
-    part = client().logs(run, offset=held["next_offset"] if held else -_LOG_WINDOW, limit=_LOG_WINDOW)
+    part = client().get("/runs", run, "logs", offset=held["next_offset"] if held else -_LOG_WINDOW, limit=_LOG_WINDOW)
     if held is None or part["size"] < held["next_offset"]:
         text = part["text"] if not part["offset"] else part["text"].partition("\n")[2]
     else:
@@ -292,7 +292,7 @@ def log_tail(run: str) -> Json:
 def whole_log(service: Client, run: str) -> bytes:
     """The whole log, part by part. A download calls it outside the session, where `client` cannot be called."""
     parts, offset = [], 0
-    while (part := service.logs(run, offset=offset, limit=_LOG_WINDOW))["text"]:
+    while (part := service.get("/runs", run, "logs", offset=offset, limit=_LOG_WINDOW))["text"]:
         parts.append(part["text"])
         offset = part["next_offset"]
     return "".join(parts).encode()

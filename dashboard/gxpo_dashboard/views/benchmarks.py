@@ -48,7 +48,7 @@ def show() -> None:
 def _controls(metrics: list[str]) -> tuple[str, str, pd.DataFrame]:
     """The x-axis, the score, and the published results to show."""
     x = permalinks.choice("X-axis", "over", list(AXIS_WORDS), "step", format_func=AXIS_WORDS.__getitem__)
-    published = charts.published_scores(visitor.client().published())
+    published = charts.published_scores(visitor.client().get("/published"))
     with st.popover("Settings", icon=":material/tune:"):
         metric = permalinks.select("Score", "score", metrics, metrics[0]) or metrics[0]
         models = list(dict.fromkeys(published["model"]))

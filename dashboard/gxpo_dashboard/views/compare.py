@@ -59,7 +59,9 @@ def show() -> None:
                 "and seed form one configuration.",
             )
             return
-        everything = runs | {run["id"]: run for group in groups for run in visitor.client().group(group)["runs"]}
+        everything = runs | {
+            run["id"]: run for group in groups for run in visitor.client().get("/groups", group)["runs"]
+        }
         with header:
             query, x, seeds = _controls(everything, list(runs), groups)
         going = any(run["state"] not in TERMINAL for run in everything.values())
@@ -75,7 +77,8 @@ def show() -> None:
 
 def _groups() -> list[str]:
     names = {
-        group["id"]: f"{group['name']} ({number_of(group['num_runs'], 'run')})" for group in visitor.client().groups()
+        group["id"]: f"{group['name']} ({number_of(group['num_runs'], 'run')})"
+        for group in visitor.client().get("/groups", limit=200)["items"]
     }
     if not names and not st.query_params.get_all("groups"):
         return []

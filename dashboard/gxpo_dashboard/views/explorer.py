@@ -78,7 +78,9 @@ def runs(label: str, name: str, *, most: int) -> dict[str, Json]:
     if len(requested) > most:
         st.query_params[name] = requested[:most]  # Streamlit raises an error for more values than a widget allows
     text = st.session_state.get(f"search-{name}", "")
-    offered = {run["id"]: run for run in visitor.client().runs(limit=_RECENT, text=text, archived="any")["items"]}
+    offered = {
+        run["id"]: run for run in visitor.client().get("/runs", limit=_RECENT, text=text, archived="any")["items"]
+    }
     for run in (*st.query_params.get_all(name), *st.session_state.get(f"in_{name}", [])):
         if run not in offered:
             try:

@@ -30,7 +30,7 @@ _DIRECT_DOWNLOAD = 200 * 1024 * 1024
 
 def samples(run: str, x: str) -> None:
     """Prompt, response or its turns, extracted answer, gold answer and verdict of each sample."""
-    steps = [str(step) for step in visitor.client().samples(run, limit=1)["steps"]]
+    steps = [str(step) for step in visitor.client().get("/runs", run, "samples", limit=1)["steps"]]
     if not steps:
         _none(run, "No samples yet", "Samples appear after the first step.")
         return
@@ -42,7 +42,7 @@ def samples(run: str, x: str) -> None:
         )
     visited = cursors("samples", (run, step, verdict))
     query = {"step": {"": steps[-1], "all": None}.get(step or "", step), "verdict": verdict, "limit": _PAGE}
-    page = visitor.client().samples(run, **query, cursor=visited[-1] if visited else None)
+    page = visitor.client().get("/runs", run, "samples", **query, cursor=visited[-1] if visited else None)
     items = page["items"]
     if not items:
         empty("No matching samples", "Select another step or verdict.")
@@ -56,7 +56,7 @@ def samples(run: str, x: str) -> None:
         # The page may have a part of the group.
         first = groups[row][0]
         query = {"step": first["step"], "group": first["group"], "verdict": verdict, "limit": _MOST_RESPONSES}
-        whole = by_prompt(visitor.client().samples(run, **query)["items"])
+        whole = by_prompt(visitor.client().get("/runs", run, "samples", **query)["items"])
         _group(next((group for group in whole if _identity(group[0]) == _identity(first)), groups[row]))
 
 
@@ -162,7 +162,7 @@ def _text(label: str, text: str) -> None:
 
 def events(run: str, x: str) -> None:
     """Events of the run, newest first."""
-    items = visitor.client().newest_events(run, _MOST_EVENTS)
+    items = visitor.client().all_of("/runs", run, "events", limit=_MOST_EVENTS, page_size=1000, order="desc")
     if not items:
         empty("No events yet", "State changes, checkpoints and failures appear here.")
         return
@@ -214,7 +214,7 @@ def config(run: str, x: str) -> None:
 
 def checkpoints(run: str, x: str) -> None:
     """Checkpoints with download of the policy."""
-    items = visitor.client().checkpoints(run)
+    items = visitor.client().get("/runs", run, "checkpoints")["items"]
     if not items:
         empty("No checkpoints yet", "Checkpoints are written every `checkpoint.every_steps` steps.")
         return

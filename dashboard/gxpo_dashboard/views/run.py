@@ -65,7 +65,7 @@ def _chosen() -> Json | None:
         if run:
             return visitor.client().run(run)
         st.title("Run")
-        recent = visitor.client().runs(limit=20)["items"]
+        recent = visitor.client().get("/runs", limit=20)["items"]
         if not recent:
             empty("No runs yet", "Open **Submit** to start one.")
             return None
@@ -207,7 +207,7 @@ def _plots(plots: Iterable[Plot], run_id: str, x: str) -> None:
 
 def _system(run_id: str, x: str) -> None:
     times = visitor.live_series(run_id, "step", steps.TIMES, joined=True)
-    timeline = visitor.client().timeline(run_id)
+    timeline = visitor.client().get("/runs", run_id, "timeline", steps=4)["items"]
     if timeline:
         chart(steps.timeline_chart(timeline), run_id)
     grid([steps.step_time_chart(times.points, times.totals), steps.totals_chart(times.totals)], run_id)

@@ -136,7 +136,7 @@ def _offered() -> list[str]:
 @st.cache_data(ttl=_METRIC_COLUMNS_S, max_entries=4, show_spinner=False)
 def _metric_columns(url: str, _service: Client) -> list[str]:
     """Metrics of the newest run of each rule, among the newest runs that have metrics."""
-    recent = _service.runs(limit=_METRIC_RUNS, state=["running", "succeeded"])["items"]
+    recent = _service.get("/runs", limit=_METRIC_RUNS, state=["running", "succeeded"])["items"]
     newest = {run["rule"]: run["id"] for run in reversed(recent)}
     return list(dict.fromkeys(METRIC + name for run in newest.values() for name in _service.metric_names(run)))
 
@@ -171,7 +171,7 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
     """A row per run, page by page."""
     with visitor.guarded():
         visited = cursors("runs", query)
-        page = visitor.client().runs(**query, cursor=visited[-1] if visited else None)
+        page = visitor.client().get("/runs", **query, cursor=visited[-1] if visited else None)
         runs = page["items"]
         if page["total"] is not None:
             st.session_state["runs_total"] = page["total"]

@@ -35,7 +35,7 @@ SWEEPS = {
 @st.cache_data(ttl=300, max_entries=4, show_spinner=False)
 def _catalogue(url: str, _service: Any) -> tuple[Json, list[Json]]:
     """Schema and presets, shared by all visitors."""
-    return _service.schema(), _service.presets()
+    return _service.get("/schema"), _service.get_list("/presets")
 
 
 def show() -> None:
@@ -220,7 +220,7 @@ def _one_run(config: Json, body: Json) -> None:
 
 def _sweep(body: Json) -> None:
     try:
-        plan = visitor.client().validate_sweep(body)
+        plan = visitor.client().post("/sweeps/validate", body=body)
     except Refused as error:
         _complaints(error.errors or [("sweep", str(error))])
         return
@@ -234,7 +234,7 @@ def _sweep(body: Json) -> None:
         st.metric("Max. backward passes", count(cost["backward_passes"]), border=True)
     st.caption(plain(cost["per_step_words"]))
     if actions.change_button(f"Submit {cost['runs']} runs", **_SUBMIT):
-        made = visitor.client().sweep(body, actions.submission_key())
+        made = visitor.client().submit(body, actions.submission_key(), to="/sweeps")
         st.session_state.pop("submission_key", None)
         go("runs", group=made["group"]["id"])
     base = visitor.client().validate(body["base"])

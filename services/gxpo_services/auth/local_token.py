@@ -34,15 +34,17 @@ def ensure_local_token(session: Session, file: Path) -> str:
             return secret
     made = create(session, TokenRequest(name="local", role="admin"), actor="first start")
     file.parent.mkdir(parents=True, exist_ok=True)
-    replace_secret(file, made.token + "\n")
+    replace_file(file, made.token + "\n")
     return made.token
 
 
-def replace_secret(file: Path, content: str) -> None:
-    """Replace a file that only its owner can read (mode 0600), atomically."""
+def replace_file(file: Path, content: str, mode: int = 0o600) -> None:
+    """Replace a file, atomically; by default with one that only its owner can read."""
     partial = file.with_name(file.name + ".part")
     partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
     partial.replace(file)

@@ -1,4 +1,7 @@
-"""Arguments of the client commands. Imports next to nothing besides argparse: `gxpo --help` loads this module."""
+"""Arguments of the commands on a service, and of those that run one.
+
+Imports next to nothing besides argparse: `gxpo --help` loads this module.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def register_sweep(subparsers: Subparsers) -> None:
 
 
 def register_runs(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "runs", "reading:runs", "list runs")
+    parser = _command(subparsers, "runs", "commands:runs", "list runs")
     states = [state.value for state in RunState]
     parser.add_argument("--state", metavar="STATE", action="append", choices=states, help="filter by state; repeatable")
     parser.add_argument("--rule", metavar="NAME", help="filter by rule, a value of learner.rule.name")
@@ -60,11 +63,11 @@ def register_runs(subparsers: Subparsers) -> None:
     parser.add_argument("--archived", action="store_true", help="archived runs")
     parser.add_argument("--sort", metavar="NAME", help="a column, or metric:<name>; default: newest first")
     parser.add_argument("--order", choices=("asc", "desc"), help="default desc")
-    parser.add_argument("--limit", metavar="N", type=positive, default=30, help="maximum number of runs; default 30")
+    parser.add_argument("--limit", metavar="N", type=_positive, default=30, help="maximum number of runs; default 30")
 
 
 def register_show(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "show", "reading:show", "show a run")
+    parser = _command(subparsers, "show", "commands:show", "show a run")
     _runs(parser, None)
     parser.add_argument("--config", action="store_true", help="print only its config, as TOML")
 
@@ -83,39 +86,42 @@ def register_watch(subparsers: Subparsers) -> None:
 
 
 def register_logs(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "logs", "reading:logs", "print a run's log")
+    parser = _command(subparsers, "logs", "commands:logs", "print a run's log")
     _runs(parser, None)
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
-    parser.add_argument("--tail", metavar="N", type=positive, help="start with the last N lines")
+    parser.add_argument("--tail", metavar="N", type=_positive, help="start with the last N lines")
 
 
 def register_cancel(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "cancel", "changing:cancel", "cancel runs at the end of their step")
+    parser = _command(subparsers, "cancel", "commands:cancel", "cancel runs at the end of their step")
     _runs(parser, "*")
     parser.add_argument("--group", metavar="ID", help="all runs of this group; a study queues no more")
 
 
 def register_pause(subparsers: Subparsers) -> None:
-    _runs(_command(subparsers, "pause", "changing:pause", "pause runs with a checkpoint"))
+    parser = _command(subparsers, "pause", "commands:pause", "pause runs with a checkpoint")
+    _runs(parser)
 
 
 def register_resume(subparsers: Subparsers) -> None:
-    _runs(_command(subparsers, "resume", "changing:resume", "resume paused runs"))
+    parser = _command(subparsers, "resume", "commands:resume", "resume paused runs")
+    _runs(parser)
 
 
 def register_clone(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "clone", "changing:clone", "submit a copy of a run with changed settings")
+    parser = _command(subparsers, "clone", "commands:clone", "submit a copy of a run with changed settings")
     _runs(parser, None)
     _set(parser)
     parser.add_argument("--name", metavar="NAME", help="name of the clone")
 
 
 def register_retry(subparsers: Subparsers) -> None:
-    _runs(_command(subparsers, "retry", "changing:retry", "retry failed or cancelled runs as new runs"))
+    parser = _command(subparsers, "retry", "commands:retry", "retry failed or cancelled runs as new runs")
+    _runs(parser)
 
 
 def register_edit(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "edit", "changing:edit", "change a run's name, tags, notes, priority; archive it")
+    parser = _command(subparsers, "edit", "commands:edit", "change a run's name, tags, notes, priority; archive it")
     _runs(parser, None)
     parser.add_argument("--name", metavar="NAME")
     parser.add_argument("--tags", metavar="A,B", type=_words, help="replace the tags; '' for none")
@@ -127,13 +133,13 @@ def register_edit(subparsers: Subparsers) -> None:
 
 
 def register_delete(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "delete", "changing:delete", "delete ended runs with all their files")
+    parser = _command(subparsers, "delete", "commands:delete", "delete ended runs with all their files")
     _runs(parser)
     parser.add_argument("--yes", action="store_true", help="skip the confirmation")
 
 
 def register_compare(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "compare", "reading:compare", "compare runs at equal cost")
+    parser = _command(subparsers, "compare", "commands:compare", "compare runs at equal cost")
     _runs_or_groups(parser)
     parser.add_argument("--baseline", metavar="NAME", help="baseline configuration; default: the most accurate GRPO")
     parser.add_argument("--metric", metavar="NAME", help="default pass@1")
@@ -146,7 +152,7 @@ def register_compare(subparsers: Subparsers) -> None:
 
 
 def register_export(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "export", "reading:export", "export metrics and evaluations")
+    parser = _command(subparsers, "export", "commands:export", "export metrics and evaluations")
     _runs_or_groups(parser)
     parser.add_argument("--format", choices=("csv", "parquet", "jsonl"), default="csv", help="default csv")
     parser.add_argument("--samples", action="store_true", help="also the responses with their verdicts and turns")
@@ -156,7 +162,7 @@ def register_export(subparsers: Subparsers) -> None:
 def register_token(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("token", help="create, list and revoke access tokens")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    create = _command(actions, "create", "changing:create", "create a token; its secret is printed once")
+    create = _command(actions, "create", "commands:create", "create a token; its secret is printed once")
     create.add_argument("name", metavar="NAME", help="name of its owner")
     create.add_argument(
         "--role", choices=("metrics", "viewer", "submitter", "admin"), default="viewer", help="default viewer"
@@ -167,12 +173,78 @@ def register_token(subparsers: Subparsers) -> None:
         action="store_true",
         help="write directly to the database, for the first token of a new service",
     )
-    _command(actions, "list", "changing:list_tokens", "list tokens, without secrets")
-    revoke = _command(actions, "revoke", "changing:revoke", "revoke tokens")
+    _command(actions, "list", "commands:list_tokens", "list tokens, without secrets")
+    revoke = _command(actions, "revoke", "commands:revoke", "revoke tokens")
     revoke.add_argument("tokens", metavar="ID", nargs="+", help="ids, as `gxpo token list` shows them")
 
 
-def lazy(target: str) -> Callable[[argparse.Namespace], int | None]:
+# The service or its parts on this machine
+
+
+def register_up(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("up", help="start API, scheduler, Ray and dashboard on this machine")
+    parser.add_argument(
+        "--home", metavar="DIR", type=Path, help="folder for database, runs and token; default ./gxpo-home"
+    )
+    parser.add_argument("--port", metavar="N", type=_port, help="port of the API; default 8000 or the next free one")
+    parser.add_argument(
+        "--dashboard-port", metavar="N", type=_port, default=8501, help="default 8501 or the next free one"
+    )
+    parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
+    parser.set_defaults(run=_lazy("local.up:up"))
+
+
+def register_demo(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "demo", help="train with each rule on the embedded task and compare them at equal backward passes"
+    )
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/demo"), help="default runs/demo")
+    parser.add_argument(
+        "--passes", metavar="N", type=_positive, default=30, help="backward passes of each run; default 30"
+    )
+    parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
+    parser.set_defaults(run=_lazy("local.demo:demo"))
+
+
+def register_serve(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("serve", help="start the API; settings from GXPO_… (docs/service.md)")
+    parser.add_argument("--host", metavar="ADDRESS", help="default GXPO_HOST, else 127.0.0.1")
+    parser.add_argument("--port", metavar="N", type=_port, help="default GXPO_PORT, else 8000")
+    parser.set_defaults(run=_lazy("local.commands:serve"))
+
+
+def register_scheduler(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("scheduler", help="start the scheduler; settings from GXPO_… (docs/service.md)")
+    parser.add_argument(
+        "--check", action="store_true", help="only check that one works in this home; exit code 0 if so, else 1"
+    )
+    parser.set_defaults(run=_lazy("local.commands:scheduler"))
+
+
+def register_migrate(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("migrate", help="migrate the database to this version's schema")
+    parser.add_argument("--check", action="store_true", help="only check; exit code 0 if current, else 1")
+    parser.set_defaults(run=_lazy("local.commands:migrate"))
+
+
+def register_backup(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("backup", help="copy the SQLite database of a service, which may be in use")
+    parser.add_argument("file", metavar="FILE", type=Path, help="new file; an existing one is replaced")
+    _home(parser)
+    parser.set_defaults(run=_lazy("local.commands:backup"))
+
+
+def register_restore(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("restore", help="replace the SQLite database of a stopped service by a back-up")
+    parser.add_argument(
+        "file", metavar="FILE", type=Path, help="made by `gxpo backup`, of this version or an older one"
+    )
+    parser.add_argument("--yes", action="store_true", help="skip the confirmation")
+    _home(parser)
+    parser.set_defaults(run=_lazy("local.commands:restore"))
+
+
+def _lazy(target: str) -> Callable[[argparse.Namespace], int | None]:
     """A command that imports `module:function` of gxpo_services when it runs."""
     module, function = target.split(":")
 
@@ -187,7 +259,7 @@ def lazy(target: str) -> Callable[[argparse.Namespace], int | None]:
 def _command(subparsers: Subparsers, name: str, target: str, words: str) -> argparse.ArgumentParser:
     """A parser with the common options of all client commands."""
     parser: argparse.ArgumentParser = subparsers.add_parser(name, help=words)
-    parser.set_defaults(run=lazy(f"cli.{target}"))
+    parser.set_defaults(run=_lazy(f"cli.{target}"))
     service = parser.add_argument_group("the service")
     service.add_argument("--url", metavar="URL", help="default: GXPO_URL, else the local `gxpo up`")
     service.add_argument("--token-file", metavar="FILE", type=Path, help="default: GXPO_TOKEN, else the home's token")
@@ -220,11 +292,15 @@ def _about(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--priority", metavar="N", type=int, default=0, help="higher starts first; default 0")
 
 
+def _home(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--home", metavar="DIR", type=Path, help="home of the service; default GXPO_HOME, ./gxpo-home")
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def positive(text: str) -> int:
+def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be an integer of at least 1")
     return int(text)
@@ -249,3 +325,9 @@ def _whole_numbers(text: str) -> list[int]:
             raise argparse.ArgumentTypeError(f"{text}: must be integers such as 0,1,2 or 0-4")
         numbers += range(int(first), int(last if dash else first) + 1)
     return numbers
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text}: must be a port, 1 to 65535")
+    return int(text)

@@ -103,7 +103,7 @@ def sweep(args: argparse.Namespace) -> int:
     config = load_preset(args.base, args.set) if args.base else load_run(args.config, args.set)
     with connect(args.url, args.token_file) as client:
         body = _sweep_body(config, client, args)
-        plan = client.validate_sweep(body)
+        plan = client.post("/sweeps/validate", body=body)
         if not plan["valid"]:
             raise InvalidRequest("\n".join(["invalid sweep:", *_error_lines(plan)]))
         if not args.json:
@@ -115,7 +115,7 @@ def sweep(args: argparse.Namespace) -> int:
         if not confirmed(f"Submit {named(plan['runs'], 'run')}?", args.yes):
             say("nothing submitted")
             return 1
-        submitted = client.sweep(body)
+        submitted = client.submit(body, to="/sweeps")
     group = submitted["group"]["id"]
     note = f"{named(submitted['runs'], 'run')} of group {group} queued; `gxpo watch --group {group}` follows them"
     output(args, submitted, group, note)
@@ -135,17 +135,17 @@ def _study(args: argparse.Namespace) -> int:
         return 1
     text = tomli_w.dumps(study.model_dump(exclude_none=True))
     with connect(args.url, args.token_file) as client:
-        submitted = client.study({"toml": text, "tags": args.tags, "notes": args.notes, "priority": args.priority})
+        body = {"toml": text, "tags": args.tags, "notes": args.notes, "priority": args.priority}
+        submitted = client.submit(body, to="/studies")
     group = submitted["group"]
     output(args, submitted, group["id"], f"{group['num_runs']} runs queued; the others follow as these end")
     return 0
 
 
 def _sweep_body(config: RunConfig, client: Client, args: argparse.Namespace) -> Json:
-    base = run_body(config, client, args)
-    body: Json = {name: base[name] for name in ("name", "tags", "notes", "priority")}
-    body |= {"base": {"toml": base["toml"]}, "grid": dict(_grid_axis(text) for text in args.grid)}
-    body["control"] = args.control
+    body = run_body(config, client, args)
+    grid = dict(_grid_axis(text) for text in args.grid)
+    body |= {"base": {"toml": body.pop("toml")}, "grid": grid, "control": args.control}
     given = {"seeds": args.seeds, "preset": args.preset}
     return body | {name: value for name, value in given.items() if value is not None}
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from gxpo_client.client import Json
 from gxpo_client.formats import NONE, duration, percent
-from gxpo_services.cli.common import one_line
+from gxpo_services.cli.common import one_line, plain
 
 _COLOURS = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "paused": "yellow"}
 
@@ -108,6 +108,17 @@ def run_details(run: Json, events: Sequence[Json]) -> list[Table | Text]:
         rows = [(clock(event["time"]), event["actor"], one_line(event["message"])) for event in events]
         parts.append(table(("time", "actor", "event"), rows, left=3))
     return parts
+
+
+def print_comparison(comparison: Json) -> None:
+    """Print the tables, the excluded runs and what the evidence supports."""
+    screen = console()
+    for part in comparison["tables"]:
+        rows = [[one_line(cell) for cell in row] for row in part["rows"]]
+        screen.print(table(part["header"], rows, title=one_line(part["title"])))
+    for run in comparison["left_out"]:
+        screen.print(Text(f"excluded: {one_line(run['name'])} ({run['run']}): {one_line(run['reason'])}"))
+    screen.print(Text(plain(comparison["evidence"])))
 
 
 def of_budget(used: float, budget: float | None) -> str:

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console
@@ -31,11 +32,11 @@ def watch(args: argparse.Namespace) -> int:
     with connect(args.url, args.token_file) as client:
         ids = resolve_all(client, args.runs)
         if args.group:
-            runs = sorted(client.group(args.group)["runs"], key=lambda run: (run["created_at"], run["id"]))
+            runs = sorted(client.get("/groups", args.group)["runs"], key=lambda run: (run["created_at"], run["id"]))
             ids = list(dict.fromkeys([*ids, *(run["id"] for run in runs)]))
         if not ids:
             raise UsageError("name runs to watch, or use --group")
-        with JsonLines() if args.json else Bars() as display:
+        with nullcontext(JsonLines()) if args.json else Bars() as display:
             ended = follow(client, ids, display, retry_s=args.every)
     return 0 if all(run["state"] == "succeeded" for run in ended) else 1
 
@@ -104,12 +105,6 @@ class JsonLines:
 
     def __init__(self) -> None:
         self._last: dict[str, str] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.stdout.flush()
 
     def update(self, run: Json) -> None:
         line = json.dumps(run, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Commands that run the service or its parts on this machine."""
+"""Commands that run a part of the service on this machine, or work on its database."""
 
 from __future__ import annotations
 
@@ -12,20 +12,6 @@ from gxpo_services.db.migrate import need_current
 from gxpo_services.settings import need_roots, read_settings
 
 _SWITCH_S = 0.001
-
-
-def up(args: argparse.Namespace) -> int:
-    from gxpo_services.local.up import up_command
-
-    return up_command(
-        args.home, args.port, args.dashboard_port, dashboard=not args.no_dashboard, say=lambda text: say(f"up: {text}")
-    )
-
-
-def demo(args: argparse.Namespace) -> int:
-    from gxpo_services.local.demo import demo_command
-
-    return demo_command(args.out, args.passes, dashboard=not args.no_dashboard)
 
 
 def serve(args: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 from gxpo_client.client import Client, Json
 from gxpo_services.cli.common import connect, say
-from gxpo_services.cli.reading import print_comparison
+from gxpo_services.cli.tables import print_comparison
 from gxpo_services.cli.watch import Bars, follow
 from gxpo_services.local.supervisor import Stopped
 from gxpo_services.local.up import Stack, stop_on_signals
@@ -30,23 +31,22 @@ _STUDY = Path(__file__).parents[3] / "studies" / "reference.toml"
 TITLE = "gxpo demo: three update rules and a control, at equal backward passes"
 
 
-def demo_command(wanted: Path, passes: int, *, dashboard: bool, stack_of: type[Stack] = Stack) -> int:
+def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
     """Start a service in a new folder, run the trainings over REST, print their comparison and write a report.
 
-    passes: backward passes of each run. stack_of: for tests. Returns 0 when all succeeded, otherwise raises. All
-    processes are stopped in any case.
+    stack_of: for tests. Returns 0 when all succeeded, otherwise raises. All processes are stopped in any case.
     """
     # Settings of another service, such as its database, must not apply.
     for name in [name for name in os.environ if name.startswith("GXPO_")]:
         del os.environ[name]
     os.environ["GXPO_MAX_CONCURRENT_RUNS"] = str(_AT_ONCE)
-    home = free_folder(wanted)
+    home = free_folder(args.out)
     until = stop_on_signals()
     begun = time.monotonic()
-    say(f"demo: {len(PRESETS)} runs of {passes} backward passes, {_AT_ONCE} at a time; results in {home}")
-    with stack_of(home, lambda text: say(f"demo: {text}"), until, dashboard=dashboard) as stack:
+    say(f"demo: {len(PRESETS)} runs of {args.passes} backward passes, {_AT_ONCE} at a time; results in {home}")
+    with stack_of(home, lambda text: say(f"demo: {text}"), until, dashboard=not args.no_dashboard) as stack:
         with connect(stack.url, stack.token_file) as client:
-            ids = _submit(client, passes)
+            ids = _submit(client, args.passes)
             if stack.dashboard_url is not None:
                 secret = urlsplit(stack.link or "").query
                 say(f"demo: watch it live at {comparison_link(stack.dashboard_url, ids)}&{secret}")
@@ -87,7 +87,7 @@ def comparison_link(dashboard_url: str, ids: list[str]) -> str:
 
 def _submit(client: Client, passes: int) -> list[str]:
     """Submit the runs as a group, in execution order."""
-    group = client.post("/groups", {"name": "demo: GRPO, a longer step, SFPO and GXPO"})["id"]
+    group = client.post("/groups", body={"name": "demo: GRPO, a longer step, SFPO and GXPO"})["id"]
     share = _share_of_cores(len(os.sched_getaffinity(0)))
     ids = []
     for preset in PRESETS:

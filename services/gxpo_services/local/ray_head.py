@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from gxpo_services.auth.local_token import replace_file
 from gxpo_services.local.supervisor import Child
 from gxpo_trainer.errors import ConfigError
 
@@ -123,13 +124,9 @@ class RayHead:
 
 def _token(file: Path) -> str:
     """The home's Ray token: read, or created with mode 0600."""
-    if file.exists():
-        return file.read_text(encoding="utf-8").strip()
-    token = secrets.token_hex(32)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(token)
-    return token
+    if not file.exists():
+        replace_file(file, secrets.token_hex(32))
+    return file.read_text(encoding="utf-8").strip()
 
 
 def _folder(home: Path) -> Path:

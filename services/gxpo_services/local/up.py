@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import importlib.util
 import os
@@ -15,8 +16,8 @@ from typing import Self
 
 import httpx
 
-from gxpo_services.auth.local_token import prepare_local, replace_secret
-from gxpo_services.cli.common import STATE_FILE
+from gxpo_services.auth.local_token import prepare_local, replace_file
+from gxpo_services.cli.common import STATE_FILE, say
 from gxpo_services.local.ray_head import RayHead, free_port
 from gxpo_services.local.supervisor import Child, Supervisor, stop_orphans
 from gxpo_services.settings import make_home, read_settings
@@ -137,7 +138,7 @@ class Stack:
         supervisor.start(*([ray.child()] if ray else []), api)
         supervisor.start(self.scheduler(env))
         if self.dashboard_url is not None:
-            replace_secret(self.home / LINK_SECRET_FILE, secrets.token_urlsafe(32))
+            replace_file(self.home / LINK_SECRET_FILE, secrets.token_urlsafe(32))
             supervisor.start(self._dashboard({**env, "GXPO_LINK_SECRET_FILE": str(self.home / LINK_SECRET_FILE)}))
 
     def _choose_ports(self) -> None:
@@ -188,20 +189,23 @@ class Stack:
         os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
 
 
-def up_command(
-    home: Path | None, port: int | None, dashboard_port: int, *, dashboard: bool, say: Callable[[str], None]
-) -> int:
+def up(args: argparse.Namespace) -> int:
     """Run until Ctrl-C or SIGTERM; exit code 0 after a clean shutdown."""
     until = stop_on_signals()
-    with Stack(home, say, until, port=port, dashboard_port=dashboard_port, dashboard=dashboard) as stack:
+    ports = {"port": args.port, "dashboard_port": args.dashboard_port}
+    with Stack(args.home, _report, until, **ports, dashboard=not args.no_dashboard) as stack:
         if stack.link is not None:
             print(f"Dashboard  {stack.link}")
         print(f"API        {stack.url}/api/v1/docs\nToken      {stack.token_file}\nLogs       {stack.home / 'logs'}")
         print("Press Ctrl-C to stop.", flush=True)
         while not until.wait(_ROUND_S):
             stack.check()
-    say("stopped; executing runs resume from their checkpoints at the next `gxpo up`")
+    _report("stopped; executing runs resume from their checkpoints at the next `gxpo up`")
     return 0
+
+
+def _report(text: str) -> None:
+    say(f"up: {text}")
 
 
 def stop_on_signals() -> threading.Event:

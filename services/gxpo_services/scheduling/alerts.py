@@ -33,7 +33,12 @@ MOST_WAITING = 1_000
 """Alerts that wait for one receiver; further ones are not sent to it."""
 CLOSE_S = 5.0
 """Time for the alerts that wait when the scheduler stops; a container is killed 10 s after SIGTERM."""
-_KINDS = ("state", "recovery", "no_progress", "gate_fired")
+_OF_KIND: dict[str, AlertKind] = {"gate_fired": "gate_fired", "no_progress": "no_progress", "recovery": "recovering"}
+_OF_STATE: dict[str | None, AlertKind] = {
+    RunState.FAILED: "failed",
+    RunState.RECOVERING: "recovering",
+    RunState.SUCCEEDED: "budget_reached",
+}
 _WORDS: dict[AlertKind, str] = {
     "failed": "failed",
     "diverged": "diverged",
@@ -59,18 +64,10 @@ class Alert:
 
 def alert_kind(event: Event) -> AlertKind | None:
     """The alert of an event, None for none. Trainers cannot report events of states and recoveries."""
-    if event.kind == "gate_fired":
-        return "gate_fired"
-    if event.kind == "no_progress":
-        return "no_progress"
-    if event.kind == "recovery":
-        return "recovering"
+    if event.kind != "state":
+        return _OF_KIND.get(event.kind)
     new, reason = event.fields.get("new"), event.fields.get("reason")
-    if event.kind != "state" or new not in (RunState.FAILED, RunState.RECOVERING, RunState.SUCCEEDED):
-        return None
-    if new == RunState.FAILED:
-        return "diverged" if reason == "diverged" else "failed"
-    return "recovering" if new == RunState.RECOVERING else "budget_reached"
+    return "diverged" if (new, reason) == (RunState.FAILED, "diverged") else _OF_STATE.get(new)
 
 
 class Alerts:
@@ -109,7 +106,7 @@ class Alerts:
         if cursor is None:
             session.add(AlertCursor(number=1, event_number=until))
             return []
-        query = select(Event, Run).join(Run, Run.number == Event.run_number).where(Event.kind.in_(_KINDS))
+        query = select(Event, Run).join(Run, Run.number == Event.run_number).where(Event.kind.in_(["state", *_OF_KIND]))
         query = query.where(Event.number > cursor.event_number, Event.number <= until).order_by(Event.number)
         rows = session.execute(query.limit(MOST_AT_ONCE)).all()
         if cursor.event_number < until:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import httpx
 
 from gxpo_client.connection import is_loopback
+from gxpo_services.auth.local_token import replace_file
 from gxpo_services.db.tables import Run
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
@@ -83,7 +84,7 @@ class JobStatus:
 
     @property
     def summary(self) -> str:
-        """The message, shortened. A report of lacking memory lists a whole node; its first line says the essence."""
+        """The message, shortened: an out-of-memory report lists a whole node, and one line of it names the cause."""
         if self.out_of_memory:
             line = next(line for line in self.message.splitlines() if _OUT_OF_MEMORY.search(line))
             return line.strip()[:_LONGEST_LINE]
@@ -122,8 +123,8 @@ def prepare(folder: Path, run: Run, *, url: str, token: str) -> None:
     text = to_toml(RunConfig.model_validate(run.config), [f"run {run.id}"])
     address = {"url": url, "run": run.id, "attempt": run.launch, "token": token}
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / _CONFIG, text, 0o644)
-    _replace(folder / _SERVICE, json.dumps(address, indent=2) + "\n", 0o600)
+    replace_file(folder / _CONFIG, text, 0o644)
+    replace_file(folder / _SERVICE, json.dumps(address, indent=2) + "\n")
 
 
 def kill_orphaned_trainer(folder: Path) -> bool:
@@ -159,17 +160,6 @@ def kill_orphaned_trainer(folder: Path) -> bool:
     finally:
         os.close(process)
     return True
-
-
-def _replace(path: Path, text: str, mode: int) -> None:
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 class RayLauncher:
@@ -251,9 +241,6 @@ class RayLauncher:
                 f"Ray at {self._address} returned nodes in an unknown format: {error!r}"
             ) from error
         return cpus, gpus
-
-    def close(self) -> None:
-        self._client.close()
 
     def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:

@@ -19,7 +19,7 @@ from gxpo_services.db.tables import Event, Run, RunDocument, SchedulerRow
 from gxpo_services.outputs import events
 from gxpo_services.run_states import EXECUTING, RunState
 from gxpo_services.runs import lifecycle
-from gxpo_services.scheduling.admission import Candidate
+from gxpo_services.scheduling.decisions import Candidate
 
 KEPT_S = 86_400.0
 """Time after its last round in which a scheduler that is gone is still listed."""
@@ -90,15 +90,15 @@ def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | N
     return session.scalar(query)
 
 
-def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> bool:
-    """Update columns other than the state; False when the run was taken over or has changed its state.
+def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> None:
+    """Update columns other than the state, and the caller's object.
 
-    The object that the caller holds is refreshed either way.
+    Raises StateChanged when the run was taken over or has changed its state.
     """
     query = update(Run).where(Run.number == run.number, Run.lease_token == held_token, Run.state == run.state)
-    done = _changed(session, query.values(**values))
+    if not _changed(session, query.values(**values)):
+        raise lifecycle.StateChanged(f"run {run.id} was taken over or changed its state")
     session.refresh(run)
-    return done
 
 
 def _changed(session: Session, query: Any) -> bool:
@@ -177,18 +177,16 @@ def relaunch(
         lifecycle.move(
             session, run, RunState.RECOVERING, actor=actor, message=message, lease_token=lease_token, **values
         )
-    elif set_held(session, run, lease_token, updated_at=now, **values):
-        events.record(session, run.number, actor, "recovery", message)
     else:
-        raise _taken(run)
+        set_held(session, run, lease_token, updated_at=now, **values)
+        events.record(session, run.number, actor, "recovery", message)
     return secret
 
 
 def renew_secret(session: Session, run: Run, *, lease_token: int) -> str:
     """A new secret for the current launch, after its old one was lost with another scheduler. Raises StateChanged."""
     secret = new_token("run")
-    if not set_held(session, run, lease_token, run_token_sha256=hash_token(secret)):
-        raise _taken(run)
+    set_held(session, run, lease_token, run_token_sha256=hash_token(secret))
     return secret
 
 
@@ -200,10 +198,6 @@ def fail(session: Session, run: Run, reason: str, detail: str, *, actor: str, le
     message = f"{reason}: {detail}"
     values: dict[str, Any] = {"reason": reason, "detail": detail}
     lifecycle.move(session, run, RunState.FAILED, actor=actor, message=message, lease_token=lease_token, **values)
-
-
-def _taken(run: Run) -> lifecycle.StateChanged:
-    return lifecycle.StateChanged(f"run {run.id} was taken over or changed its state")
 
 
 def _next_launch(run: Run, now: float) -> tuple[str, dict[str, Any]]:

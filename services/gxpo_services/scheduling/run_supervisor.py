@@ -19,7 +19,7 @@ from gxpo_services.ingest.drain import drain, forget_lost_lines
 from gxpo_services.outputs import events
 from gxpo_services.run_states import EXECUTING, RunState
 from gxpo_services.runs import configs, lifecycle
-from gxpo_services.scheduling import leases, supervision
+from gxpo_services.scheduling import decisions, leases
 from gxpo_services.scheduling.launcher import (
     LOG,
     Job,
@@ -80,7 +80,7 @@ class RunSupervisor:
         self._database, self._settings, self._launcher = database, settings, launcher
         self._owner, self._actor = owner, f"scheduler:{owner}"
         self._command, self._api_answers, self._clock = command, api_answers, clock
-        self._limits = supervision.Limits(
+        self._timeouts = decisions.Timeouts(
             settings.start_s, settings.heartbeat_s, settings.cancel_grace_s, settings.pause_grace_s
         )
         self._api_away_at = 0.0
@@ -98,13 +98,13 @@ class RunSupervisor:
             return False
         job = self._launcher.status(run.job_id)
         now = self._clock()
-        action, why = supervision.next_action(
+        action, why = decisions.next_action(
             RunState(run.state),
             job,
             launch_age_s=now - (run.launched_at or now),
             silence_s=self._silence(run, hold, now),
             request_age_s=now - (run.request_at or now),
-            limits=self._limits,
+            timeouts=self._timeouts,
         )
         if action == "stop" and run.phase:
             why += f"; its last phase was {run.phase}"
@@ -150,10 +150,13 @@ class RunSupervisor:
         return now - last_seen
 
     @contextmanager
-    def _writing(self, run: Run, hold: Hold) -> Iterator[tuple[Session, Run | None]]:
-        """A transaction, and the current row of the run; None when this scheduler no longer holds it."""
+    def _writing(self, run: Run, hold: Hold) -> Iterator[tuple[Session, Run]]:
+        """A transaction, and the current row of the run. Raises StateChanged when this scheduler no longer holds it."""
         with self._database.writing() as session:
-            yield session, leases.held(session, run.id, self._owner, hold.lease_token)
+            current = leases.held(session, run.id, self._owner, hold.lease_token)
+            if current is None:
+                raise lifecycle.StateChanged(f"run {run.id} was taken over or ended")
+            yield session, current
 
     def _submit(self, run: Run, job_id: str, hold: Hold) -> None:
         folder, settings = self._settings.artifacts / run.id, self._settings
@@ -170,7 +173,7 @@ class RunSupervisor:
             return
         if hold.secret is None:
             with self._writing(run, hold) as (session, current):
-                if current is None or current.state != run.state:
+                if current.state != run.state:
                     return
                 secret = leases.renew_secret(session, current, lease_token=hold.lease_token)
             hold.secret = secret
@@ -195,9 +198,8 @@ class RunSupervisor:
 
     def _fail(self, run: Run, hold: Hold, detail: str) -> None:
         with self._writing(run, hold) as (session, current):
-            if current is not None:
-                token = hold.lease_token
-                leases.fail(session, current, "invalid_config", detail, actor=self._actor, lease_token=token)
+            token = hold.lease_token
+            leases.fail(session, current, "invalid_config", detail, actor=self._actor, lease_token=token)
 
     def _delay(self, run: Run, hold: Hold, error: OSError | JobRefused, now: float) -> None:
         """Try again later to submit a job: a full disk or a busy Ray is no fault of the run."""
@@ -206,13 +208,12 @@ class RunSupervisor:
             reason = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else reason
             message = f"the run's folder cannot be used: {error}; free space or check GXPO_ARTIFACT_ROOT"
         hold.refusals += 1
-        hold.not_before = now + supervision.pause_before_launch(hold.refusals + 1)
+        hold.not_before = now + decisions.pause_before_launch(hold.refusals + 1)
         if hold.refusal != (reason, message):
             hold.refusal = reason, message
             self._log.warning("job cannot be submitted; retrying", run=run.id, why=message)
-            with self._writing(run, hold) as (session, current):
-                if current is not None:
-                    events.record(session, run.number, self._actor, _DELAYED, message)
+            with self._writing(run, hold) as (session, _):
+                events.record(session, run.number, self._actor, _DELAYED, message)
 
     def _stop(self, run: Run, job_id: str, hold: Hold, why: str) -> None:
         """Stop the job; repeated in each round until it has ended."""
@@ -220,9 +221,8 @@ class RunSupervisor:
         if hold.stopping is None or hold.stopping[0] != job_id:
             hold.stopping = job_id, why
             self._log.warning("job is being stopped", run=run.id, job=job_id, why=why)
-            with self._writing(run, hold) as (session, current):
-                if current is not None:
-                    events.record(session, run.number, self._actor, "stop", f"job {job_id} is stopped: {why}")
+            with self._writing(run, hold) as (session, _):
+                events.record(session, run.number, self._actor, "stop", f"job {job_id} is stopped: {why}")
 
     def _finish(self, run: Run, hold: Hold, job: JobStatus, why: str) -> None:
         """The launch is over: ingest its remaining files, then apply its outcome or relaunch the run."""
@@ -233,7 +233,7 @@ class RunSupervisor:
         if hold.stopping is not None and hold.stopping[0] == run.job_id:
             why = f"{hold.stopping[1]}; {why}"
         with self._writing(run, hold) as (session, current):
-            if current is None or current.launch != run.launch:
+            if current.launch != run.launch:
                 return
             if outcome is not None and lifecycle.apply_outcome(
                 session, current, outcome, actor=self._actor, lease_token=hold.lease_token
@@ -266,18 +266,18 @@ class RunSupervisor:
         lost_at = [*leases.lost_at(session, run.number, kind), run.step]
         message = f"job {run.job_id} was lost at step {run.step}: {why}"
         events.record(session, run.number, actor, kind, message, step=run.step)
-        losses, limit = supervision.losses_without_progress(lost_at), getattr(self._settings, name)
+        losses, limit = decisions.losses_without_progress(lost_at), getattr(self._settings, name)
         if losses > limit:
             detail = f"{why}; {losses} consecutive jobs were lost without progress, and {name} is {limit}"
             if forgotten:
                 detail += "; check whether the run itself crashes Ray, e.g. by its memory use"
             elif job.message:
                 detail += f"; the launcher reported: {job.summary}"
-            reason = reason or supervision.failure_reason(state, job)
+            reason = reason or decisions.failure_reason(state, job)
             leases.fail(session, run, reason, detail, actor=actor, lease_token=token)
             return None
         now = self._clock()
-        hold.not_before = now + supervision.pause_before_launch(losses)
+        hold.not_before = now + decisions.pause_before_launch(losses)
         return leases.relaunch(
             session, run, lease_token=token, actor=actor, now=now, counted=not forgotten, message=why
         )

@@ -18,18 +18,22 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select, update
 
 from gxpo_client.connection import is_loopback
 from gxpo_services import logging
 from gxpo_services.api.idempotency import delete_expired_keys
 from gxpo_services.db.database import UNAVAILABLE, Database
 from gxpo_services.db.migrate import need_current, upgrade
-from gxpo_services.db.tables import STUDY, Group, Run
+from gxpo_services.db.tables import STUDY, Group, Run, Sample
+from gxpo_services.ingest.drain import FILES
+from gxpo_services.outputs import events
+from gxpo_services.outputs.files import RunFiles
+from gxpo_services.run_states import TERMINAL
 from gxpo_services.runs.lifecycle import StateChanged
-from gxpo_services.scheduling import admission, leases, retention
+from gxpo_services.scheduling import decisions, leases
 from gxpo_services.scheduling.alerts import Alerts
-from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
+from gxpo_services.scheduling.launcher import LOG, Launcher, LauncherUnavailable, RayLauncher, trainer_command
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings, make_home, need_roots, read_settings
 from gxpo_services.sweeps import studies
@@ -44,6 +48,11 @@ CLEAN_EVERY_S = 600.0
 COUNT_EVERY_S = 5.0
 CLEANED_AT_ONCE = 500
 """Expired idempotency keys deleted per round; after a full batch the next round continues."""
+SAMPLES_AT_ONCE = 1_000
+"""Deleted per transaction, so that reports of trainers do not wait."""
+BATCHES_AT_ONCE = 20
+"""Transactions of retention per round."""
+_DAY_S = 86_400.0
 LIVENESS_FILE = "scheduler-round"
 """A file in the home whose time is that of the last round, for health checks of the scheduler's container."""
 LONGEST_ROUND_S = 120.0
@@ -89,7 +98,7 @@ class Scheduler:
         )
         self._held: dict[str, Hold] = {}
         self._counted_at = self._renewed_at = self._clean_at = self._reconcile_at = 0.0
-        self._oversized = admission.OversizedRuns()
+        self._oversized = decisions.OversizedRuns()
         self._errors = logging.ErrorLog()
         self._ended_runs: dict[int, int] = {}
         """Study → its ended runs when its next runs were queued."""
@@ -186,11 +195,40 @@ class Scheduler:
         if deleted == CLEANED_AT_ONCE:
             return
         if settings.retention_days is not None:
-            before = now - settings.retention_days * retention.DAY_S
-            if retention.prune(self._database, settings.artifacts, before, self._unpruned, now=now, actor=self._actor):
+            before = now - settings.retention_days * _DAY_S
+            if self._prune(before, now):
                 return
             self._unpruned.clear()  # tried again after CLEAN_EVERY_S
         self._clean_at = now + CLEAN_EVERY_S
+
+    def _prune(self, before: float, now: float) -> bool:
+        """Delete samples and log of runs that ended before `before`; returns whether some may be left.
+
+        Everything else of a run is kept; paused runs have not ended. A run is marked as pruned last, so nothing is
+        forgotten after a crash. A run whose files cannot be deleted is added to `_unpruned` and skipped.
+        """
+        ended = (Run.state.in_(sorted(TERMINAL)), Run.pruned_at.is_(None), Run.ended_at < before)
+        for _ in range(BATCHES_AT_ONCE):
+            with self._database.writing() as session:
+                query = select(Run).where(*ended, Run.number.not_in(self._unpruned)).order_by(Run.number).limit(1)
+                run = session.scalar(query.with_for_update(of=Run, skip_locked=True))
+                if run is None:
+                    return False
+                some = select(Sample.number).where(Sample.run_number == run.number).limit(SAMPLES_AT_ONCE)
+                batch = delete(Sample).where(Sample.number.in_(some)).execution_options(synchronize_session=False)
+                if session.execute(batch).rowcount:  # type: ignore[attr-defined]
+                    continue
+                try:
+                    files = RunFiles(self._settings.artifacts, run.id)
+                    for name in (FILES["samples"], LOG):
+                        files.remove(name)
+                except OSError as error:
+                    self._log.error("cannot delete the files of a run", run=run.id, error=str(error))
+                    self._unpruned.add(run.number)
+                    continue
+                session.execute(update(Run).where(Run.number == run.number).values(pruned_at=now))
+                events.record(session, run.number, self._actor, "pruned", "retention deleted samples and log")
+        return True
 
     # ---- leases and claims ------------------------------------------------------------------------------------
 
@@ -234,7 +272,7 @@ class Scheduler:
             self._oversized.clear()
             return
         try:
-            limits = self._quota()
+            quotas = self._quotas()
         except LauncherUnavailable:
             self._oversized.clear()
             raise
@@ -244,12 +282,12 @@ class Scheduler:
         with self._database.writing() as session:
             leases.lock_queue(session)
             waiting = leases.candidates(session, leases.IS_QUEUED)
-            reasons = self._oversized.overdue(waiting, limits, now)
+            reasons = self._oversized.overdue(waiting, quotas, now)
             for run in leases.by_numbers(session, list(reasons)):
                 why, lease_token = reasons[run.number], run.lease_token
                 with suppress(StateChanged):
                     leases.fail(session, run, "no_resources", why, actor=self._actor, lease_token=lease_token)
-            admitted = admission.admit(waiting, leases.candidates(session, leases.IS_EXECUTING), limits)
+            admitted = decisions.admit(waiting, leases.candidates(session, leases.IS_EXECUTING), quotas)
             for run in leases.by_numbers(session, [run.number for run in admitted]):
                 until = now + self._settings.lease_s
                 with suppress(StateChanged):  # cancelled in between
@@ -262,13 +300,13 @@ class Scheduler:
         for run_id in claimed:
             self._log.info("run claimed", run=run_id)
 
-    def _quota(self) -> admission.Limits:
+    def _quotas(self) -> decisions.Quotas:
         settings = self._settings
         cpus, gpus = settings.quota_cpus, settings.quota_gpus
         if cpus is None or gpus is None:
             all_cpus, all_gpus = self._launcher.resources()
             cpus, gpus = all_cpus if cpus is None else cpus, all_gpus if gpus is None else gpus
-        return admission.Limits(settings.max_concurrent_runs, cpus, gpus, settings.max_runs_per_user)
+        return decisions.Quotas(settings.max_concurrent_runs, cpus, gpus, settings.max_runs_per_user)
 
 
 class _ApiProbe:

@@ -73,7 +73,7 @@ def test_whatever_is_killed_every_run_ends_once_with_a_whole_history(
 
 
 def submit(client: PatientClient, number: int) -> str:
-    """The request is repeated until it is answered; its key makes that one run."""
+    """The request is repeated until it succeeds; its key makes that one run."""
     body = {"config": {"budget": {"steps": STEPS}, "seed": number}, "name": f"chaos {number}"}
     answer = client.ask("POST", "/runs", json=body, headers={"Idempotency-Key": f"chaos-{number}"})
     assert answer.status_code in (200, 201), answer.text
@@ -181,8 +181,8 @@ def stored_metrics(session: Any, run: Run) -> dict[str, list[tuple[int, float]]]
     gathered: dict[str, dict[int, list[bytes]]] = {}
     for name, block in session.execute(query.where(MetricBlock.run_number == run.number).order_by(MetricBlock.block)):
         gathered.setdefault(name, {}).setdefault(block.attempt, []).append(block.data)
-    found = {}
+    histories = {}
     for name, blocks in gathered.items():
         history = one_history({attempt: decode(data) for attempt, data in blocks.items()}, firsts)
-        found[name] = [(int(record["step"]), float(record["value"])) for record in history]
-    return found
+        histories[name] = [(int(record["step"]), float(record["value"])) for record in history]
+    return histories

@@ -37,8 +37,8 @@ def database_url(tmp_path: Path, sqlite_template: Path) -> str:
 
 
 def panels() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((FILES / "grafana-dashboard.json").read_text())["panels"]
-    return found
+    drawn: list[dict[str, Any]] = json.loads((FILES / "grafana-dashboard.json").read_text())["panels"]
+    return drawn
 
 
 def expressions() -> list[str]:
@@ -66,30 +66,15 @@ def test_the_schedulers_work_is_measured(client: TestClient, database: Database)
     runs.add_run(database, **held)
     runs.add_run(database, **held | {"lease_expires_at": 1000.0, "recoveries": 1})
     runs.add_run(database, **held | {"lease_owner": None, "recoveries": 0})
-    found = {
+    values = {
         sample.name: sample.value
         for family in text_string_to_metric_families(client.get("/metrics").text)
         for sample in family.samples
         if not sample.labels
     }
-    assert found["gxpo_runs_without_scheduler"] == 2
-    assert found["gxpo_run_recoveries"] == 3
-    assert found["gxpo_queue_wait_seconds"] > 1e9
-
-
-def test_panels_of_the_dashboard_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in panels():
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken, panel["title"]
-        assert max(x for x, _ in cells) < 24
-        taken |= cells
-    assert len({panel["id"] for panel in panels()}) == len(panels())
+    assert values["gxpo_runs_without_scheduler"] == 2
+    assert values["gxpo_run_recoveries"] == 3
+    assert values["gxpo_queue_wait_seconds"] > 1e9
 
 
 @needs_promtool

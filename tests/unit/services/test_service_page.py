@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gxpo_services.cli import arguments
-from gxpo_services.local import arguments as local_arguments
 from gxpo_services.run_states import TRANSITIONS, RunState
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.errors import REASONS
@@ -58,10 +57,9 @@ def test_every_reason_is_documented() -> None:
 
 def registered() -> dict[str, argparse.ArgumentParser]:
     subparsers = argparse.ArgumentParser().add_subparsers()
-    for module in (arguments, local_arguments):
-        for name in sorted(vars(module)):
-            if name.startswith("register_"):
-                getattr(module, name)(subparsers)
+    for name in sorted(vars(arguments)):
+        if name.startswith("register_"):
+            getattr(arguments, name)(subparsers)
     return subparsers.choices
 
 

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -36,37 +37,43 @@ def database_url(tmp_path: Path, sqlite_template: Path) -> str:
 
 @pytest.fixture
 def url(app: FastAPI) -> Iterator[str]:
-    with HttpServer(app) as found:
-        yield found
+    with HttpServer(app) as address:
+        yield address
+
+
+class Gxpo:
+    """The command line with an admin token, in an empty folder: returns its exit code."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.printed = capsys.readouterr
+
+    def __call__(self, *words: object) -> int:
+        return cli.main([str(word) for word in words])
+
+    def json(self) -> Any:
+        return json.loads(self.printed().out)
+
+    def submit(self, name: str, *words: str) -> str:
+        """Submit a run with a name; its id."""
+        assert self("submit", "--preset", "demo", "--name", name, *words) == 0
+        return self.printed().out.strip()
 
 
 @pytest.fixture
 def gxpo(
-    url: str, token_for: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., int]:
-    """The command line with an admin token, in an empty folder."""
+    url: str,
+    token_for: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> Gxpo:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     for name in ("GXPO_HOME", "GXPO_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GXPO_URL", url)
     monkeypatch.setenv("GXPO_TOKEN", token_for("admin"))
-
-    def run(*words: object) -> int:
-        return cli.main([str(word) for word in words])
-
-    return run
-
-
-@pytest.fixture
-def submitted(gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Submit a run with a name; its id."""
-
-    def submit(name: str, *words: str) -> str:
-        assert gxpo("submit", "--preset", "demo", "--name", name, *words) == 0
-        return capsys.readouterr().out.strip()
-
-    return submit
+    return Gxpo(capsys)
 
 
 def move(database: Database, run_id: str, *states: RunState, **values: object) -> None:
@@ -78,210 +85,180 @@ def move(database: Database, run_id: str, *states: RunState, **values: object) -
             lifecycle.move(session, run, state, actor="tests", message=f"now {state}", **last)
 
 
-def answer(capsys: pytest.CaptureFixture[str]) -> object:
-    return json.loads(capsys.readouterr().out)
-
-
-def test_a_submitted_run_prints_its_id_and_shows_as_it_was_sent(
-    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_submitted_run_prints_its_id_and_shows_as_it_was_sent(gxpo: Gxpo) -> None:
     about = ("--tags", "a, b", "--notes", "n", "--priority", 3)
     code = gxpo("submit", "--preset", "demo", "--set", "learner.rule.k=7", *about)
-    out, err = capsys.readouterr()
+    out, err = gxpo.printed()
     run_id = out.strip()
     assert code == 0
     assert err == f"demo is queued; `gxpo watch {run_id}` follows it\n"
     assert gxpo("show", run_id, "--json") == 0
-    run = answer(capsys)
+    run = gxpo.json()
     assert (run["tags"], run["notes"], run["priority"]) == (["a", "b"], "n", 3)
     assert run["config"]["learner"]["rule"]["k"] == 7
     assert gxpo("show", run_id, "--config") == 0
-    assert tomllib.loads(capsys.readouterr().out)["learner"]["rule"]["k"] == 7
+    assert tomllib.loads(gxpo.printed().out)["learner"]["rule"]["k"] == 7
     assert gxpo("show", run_id) == 0
-    shown = capsys.readouterr().out
-    assert all(words in shown for words in (run_id, "GXPO K=7", "0/40", "cancel"))
+    details = gxpo.printed().out
+    assert all(words in details for words in (run_id, "GXPO K=7", "0/40", "cancel"))
 
 
-def test_one_key_makes_one_run(gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_key_makes_one_run(gxpo: Gxpo) -> None:
     ids = []
     for _ in range(2):
         assert gxpo("submit", "--preset", "demo", "--key", "mine") == 0
-        ids.append(capsys.readouterr().out)
+        ids.append(gxpo.printed().out)
     assert ids[0] == ids[1]
     assert gxpo("submit", "--preset", "demo-grpo", "--key", "mine") == 1
-    assert "mine" in capsys.readouterr().err
+    assert "mine" in gxpo.printed().err
 
 
-def test_files_that_are_here_travel_as_absolute_paths(
-    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_files_that_are_here_travel_as_absolute_paths(gxpo: Gxpo, tmp_path: Path) -> None:
     Path("mine.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n')
     Path("run.toml").write_text('[data]\nsource = "mine.jsonl"\n[evaluation]\nbenchmarks = ["mine.jsonl"]\n')
     assert gxpo("submit", "run.toml", "--json") == 0
-    config = answer(capsys)["config"]
+    config = gxpo.json()["config"]
     here = str(tmp_path / "work" / "mine.jsonl")
     assert (config["data"]["source"], config["evaluation"]["benchmarks"]) == (here, [here])
     assert config["model"]["path"] == "starter"
 
 
-def test_a_check_prints_the_cost_and_creates_nothing(
-    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_prints_the_cost_and_creates_nothing(gxpo: Gxpo) -> None:
     assert gxpo("submit", "--preset", "demo", "--check") == 0
-    assert capsys.readouterr().out.startswith("valid; 40 steps, at most 120 backward passes (GXPO: 3 backward passes")
+    assert gxpo.printed().out.startswith("valid; 40 steps, at most 120 backward passes (GXPO: 3 backward passes")
     assert gxpo("runs", "--json") == 0
-    assert answer(capsys) == []
+    assert gxpo.json() == []
 
 
-def test_a_config_that_only_the_server_refuses_ends_with_code_2(
-    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_config_that_only_the_server_refuses_ends_with_code_2(gxpo: Gxpo) -> None:
     for words in ((), ("--check",)):
         assert gxpo("submit", "--preset", "demo", "--set", "model.trust_remote_code=true", *words) == 2
-        out, err = capsys.readouterr()
+        out, err = gxpo.printed()
         assert "model.trust_remote_code: is not allowed on this server" in err
         assert out == ""
 
 
-def test_a_sweep_shows_its_cost_before_it_is_made(gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_shows_its_cost_before_it_is_made(gxpo: Gxpo) -> None:
     grid = ("sweep", "--base", "demo", "--grid", "learner.rule.k=3,5", "--seeds", "0-2")
     assert gxpo(*grid, "--check") == 0
     # 2 values × 3 seeds, 40 steps of 3 passes each
-    assert "6 runs: 240 steps, at most 720 backward passes" in capsys.readouterr().out
+    assert "6 runs: 240 steps, at most 720 backward passes" in gxpo.printed().out
     assert gxpo(*grid) == 2
-    assert "Submit 6 runs? No terminal to confirm on; add --yes" in capsys.readouterr().err
+    assert "Submit 6 runs? No terminal to confirm on; add --yes" in gxpo.printed().err
     assert gxpo(*grid, "--yes", "--tags", "k") == 0
-    group = capsys.readouterr().out.splitlines()[-1]
+    group = gxpo.printed().out.splitlines()[-1]
     assert gxpo("runs", "--group", group, "--json") == 0
-    found = answer(capsys)
-    assert sorted((run["group_values"]["learner.rule.k"], run["seed"]) for run in found) == [
+    swept = gxpo.json()
+    assert sorted((run["group_values"]["learner.rule.k"], run["seed"]) for run in swept) == [
         (k, seed) for k in (3, 5) for seed in (0, 1, 2)
     ]
-    assert {tag for run in found for tag in run["tags"]} == {"k"}
+    assert {tag for run in swept for tag in run["tags"]} == {"k"}
     assert gxpo("sweep", "--base", "demo", "--grid", "learner.rule.k=1", "--yes") == 2
-    assert "learner.rule.k" in capsys.readouterr().err
+    assert "learner.rule.k" in gxpo.printed().err
     assert gxpo("sweep", "--base", "demo", "--grid", "nonsense") == 2
     assert gxpo("sweep") == 2
 
 
-def test_runs_are_listed_filtered_and_sorted(
-    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    ids = [submitted(name, "--tags", tag) for name, tag in (("one", "x"), ("two", "y"), ("three", "x"))]
+def test_runs_are_listed_filtered_and_sorted(gxpo: Gxpo) -> None:
+    ids = [gxpo.submit(name, "--tags", tag) for name, tag in (("one", "x"), ("two", "y"), ("three", "x"))]
     assert gxpo("runs", "--tag", "x", "--sort", "name", "--order", "asc", "--json") == 0
-    assert [run["name"] for run in answer(capsys)] == ["one", "three"]
+    assert [run["name"] for run in gxpo.json()] == ["one", "three"]
     assert gxpo("runs", "--limit", 2) == 0
-    table = capsys.readouterr().out
+    table = gxpo.printed().out
     assert ids[0] not in table
     assert ids[1] in table
     assert ids[2] in table
     assert "queued #3" in table
     assert gxpo("runs", "--state", "failed") == 0
-    out, err = capsys.readouterr()
+    out, err = gxpo.printed()
     assert (out, err) == ("", "no matching runs; submit one with `gxpo submit --preset demo`\n")
     assert gxpo("runs", "--sort", "nonsense") == 2
 
 
-def test_a_run_is_meant_by_any_unique_piece_of_its_id_or_its_name(
-    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    first, second = submitted("first"), submitted("second")
+def test_a_run_is_meant_by_any_unique_piece_of_its_id_or_its_name(gxpo: Gxpo) -> None:
+    first, second = gxpo.submit("first"), gxpo.submit("second")
     for word in (first, "first", first[-8:]):
         assert gxpo("show", word, "--json") == 0
-        assert answer(capsys)["id"] == first
+        assert gxpo.json()["id"] == first
     assert gxpo("show", first[:5]) == 2
-    err = capsys.readouterr().err
+    err = gxpo.printed().err
     assert "matches 2 runs" in err
     assert first in err
     assert second in err
     assert gxpo("show", "nowhere") == 1
-    assert capsys.readouterr().err == "gxpo: there is no run 'nowhere'; `gxpo runs` lists them\n"
-    named_like_an_id = submitted(second[-8:])
+    assert gxpo.printed().err == "gxpo: there is no run 'nowhere'; `gxpo runs` lists them\n"
+    named_like_an_id = gxpo.submit(second[-8:])
     assert gxpo("show", second[-8:], "--json") == 0
-    assert answer(capsys)["id"] == named_like_an_id
+    assert gxpo.json()["id"] == named_like_an_id
 
 
-def test_runs_are_cancelled_and_each_refusal_is_named(
-    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str], database: Database
-) -> None:
-    done, waiting = submitted("done"), submitted("waiting")
+def test_runs_are_cancelled_and_each_refusal_is_named(gxpo: Gxpo, database: Database) -> None:
+    done, waiting = gxpo.submit("done"), gxpo.submit("waiting")
     move(database, done, RunState.STARTING, RunState.RUNNING, RunState.SUCCEEDED)
     assert gxpo("cancel", "done", "waiting") == 1
-    out, err = capsys.readouterr()
+    out, err = gxpo.printed()
     assert out == f"{waiting} waiting: cancelled\n"
     assert err.startswith(f"gxpo: {done}: ")
     assert gxpo("pause", "waiting") == 1
     assert gxpo("retry", "waiting", "--json") == 0
-    capsys.readouterr()
+    gxpo.printed()
 
 
-def test_pause_and_resume(
-    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str], database: Database
-) -> None:
-    run_id = submitted("mine")
+def test_pause_and_resume(gxpo: Gxpo, database: Database) -> None:
+    run_id = gxpo.submit("mine")
     move(database, run_id, RunState.STARTING, RunState.RUNNING)
     assert gxpo("pause", run_id) == 0
-    assert capsys.readouterr().out == f"{run_id} mine: pausing\n"
+    assert gxpo.printed().out == f"{run_id} mine: pausing\n"
     move(database, run_id, RunState.PAUSED)
     assert gxpo("resume", run_id) == 0
-    assert capsys.readouterr().out == f"{run_id} mine: queued\n"
+    assert gxpo.printed().out == f"{run_id} mine: queued\n"
 
 
-def test_a_clone_has_other_settings_and_names_its_original(
-    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    original = submitted("mine")
+def test_a_clone_has_other_settings_and_names_its_original(gxpo: Gxpo) -> None:
+    original = gxpo.submit("mine")
     assert gxpo("clone", "mine", "--set", "learner.rule.k=9", "--name", "other", "--json") == 0
-    (made,) = answer(capsys)
+    (made,) = gxpo.json()
     assert (made["name"], made["parent_id"], made["config"]["learner"]["rule"]["k"]) == ("other", original, 9)
 
 
-def test_name_tags_and_notes_can_be_edited_and_runs_archived(
-    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_id = submitted("mine", "--tags", "a")
+def test_name_tags_and_notes_can_be_edited_and_runs_archived(gxpo: Gxpo) -> None:
+    run_id = gxpo.submit("mine", "--tags", "a")
     assert gxpo("edit", "mine", "--name", "yours", "--tags", "", "--archive") == 0
-    assert capsys.readouterr().out == f"{run_id} yours: changed name, tags, archived\n"
+    assert gxpo.printed().out == f"{run_id} yours: changed name, tags, archived\n"
     assert gxpo("runs", "--json") == 0
-    assert answer(capsys) == []
+    assert gxpo.json() == []
     assert gxpo("runs", "--archived", "--json") == 0
-    assert [(run["name"], run["tags"]) for run in answer(capsys)] == [("yours", [])]
+    assert [(run["name"], run["tags"]) for run in gxpo.json()] == [("yours", [])]
     assert gxpo("edit", "yours") == 2
-    assert "nothing to change" in capsys.readouterr().err
+    assert "nothing to change" in gxpo.printed().err
 
 
-def test_deleting_asks_first_and_needs_an_ended_run(
-    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_id = submitted("mine")
+def test_deleting_asks_first_and_needs_an_ended_run(gxpo: Gxpo) -> None:
+    run_id = gxpo.submit("mine")
     assert gxpo("delete", "mine") == 2
-    assert "No terminal to confirm on; add --yes" in capsys.readouterr().err
+    assert "No terminal to confirm on; add --yes" in gxpo.printed().err
     assert gxpo("delete", "mine", "--yes") == 1
     assert gxpo("cancel", "mine") == 0
     assert gxpo("delete", "mine", "--yes") == 0
-    assert f"{run_id} deleted" in capsys.readouterr().out
+    assert f"{run_id} deleted" in gxpo.printed().out
     assert gxpo("show", run_id) == 1
 
 
-def test_watching_ends_with_the_run_and_its_exit_code_is_the_outcome(
-    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str], database: Database
-) -> None:
-    good, bad = submitted("good"), submitted("bad")
+def test_watching_ends_with_the_run_and_its_exit_code_is_the_outcome(gxpo: Gxpo, database: Database) -> None:
+    good, bad = gxpo.submit("good"), gxpo.submit("bad")
     move(database, good, RunState.STARTING, RunState.RUNNING, RunState.SUCCEEDED)
     move(database, bad, RunState.STARTING, RunState.FAILED, reason="out_of_memory", detail="the sampler was killed")
     assert gxpo("watch", "good") == 0
-    assert "good: succeeded" in capsys.readouterr().err
+    assert "good: succeeded" in gxpo.printed().err
     assert gxpo("watch", "good", "bad") == 1
-    assert "bad: failed (out_of_memory)" in capsys.readouterr().err
+    assert "bad: failed (out_of_memory)" in gxpo.printed().err
     assert gxpo("watch", "bad", "--json") == 1
-    assert answer(capsys)["reason"] == "out_of_memory"
+    assert gxpo.json()["reason"] == "out_of_memory"
     assert gxpo("watch") == 2
 
 
-def test_watching_continues_until_the_run_ends(
-    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str], database: Database
-) -> None:
-    run_id = submitted("mine")
+def test_watching_continues_until_the_run_ends(gxpo: Gxpo, database: Database) -> None:
+    run_id = gxpo.submit("mine")
     codes: list[int] = []
     watcher = threading.Thread(target=lambda: codes.append(gxpo("watch", run_id, "--every", "0.02")))
     watcher.start()
@@ -290,7 +267,7 @@ def test_watching_continues_until_the_run_ends(
     move(database, run_id, RunState.SUCCEEDED, reason="steps_done")
     watcher.join(LONG_S)
     assert codes == [0]
-    assert capsys.readouterr().err.splitlines()[-1] == "mine: succeeded"
+    assert gxpo.printed().err.splitlines()[-1] == "mine: succeeded"
 
 
 def write_log(settings: ServiceSettings, run_id: str, text: str) -> None:
@@ -301,19 +278,15 @@ def write_log(settings: ServiceSettings, run_id: str, text: str) -> None:
 
 
 def test_logs_are_printed_whole_in_part_and_to_the_end(
-    gxpo: Callable[..., int],
-    submitted: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
-    database: Database,
-    settings: ServiceSettings,
+    gxpo: Gxpo, database: Database, settings: ServiceSettings
 ) -> None:
-    run_id = submitted("mine")
+    run_id = gxpo.submit("mine")
     lines = [f"line {number} π\n" for number in range(20_000)]
     write_log(settings, run_id, "".join(lines) + "half")
     assert gxpo("logs", "mine") == 0
-    assert capsys.readouterr().out == "".join(lines) + "half"
+    assert gxpo.printed().out == "".join(lines) + "half"
     assert gxpo("logs", "mine", "--tail", "2") == 0
-    assert capsys.readouterr().out == "".join(lines[-2:]) + "half"
+    assert gxpo.printed().out == "".join(lines[-2:]) + "half"
     move(database, run_id, RunState.STARTING, RunState.RUNNING)
     codes: list[int] = []
     reader = threading.Thread(target=lambda: codes.append(gxpo("logs", "mine", "-f", "--tail", "1")))
@@ -323,87 +296,68 @@ def test_logs_are_printed_whole_in_part_and_to_the_end(
     write_log(settings, run_id, "")
     reader.join(LONG_S)
     assert codes == [0]
-    assert capsys.readouterr().out.endswith("half and half\n")
+    assert gxpo.printed().out.endswith("half and half\n")
 
 
-def test_runs_are_compared_with_tables_and_the_sentence(
-    gxpo: Callable[..., int],
-    submitted: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
-    database: Database,
-    url: str,
-) -> None:
-    grpo, plain = submitted("plain", "--set", "learner.rule.name=grpo"), submitted("unfinished")
+def test_runs_are_compared_with_tables_and_the_sentence(gxpo: Gxpo, database: Database, url: str) -> None:
+    grpo, plain = gxpo.submit("plain", "--set", "learner.rule.name=grpo"), gxpo.submit("unfinished")
     finish(url, database, grpo, [0.0, 0.25, 0.5])
     assert gxpo("compare", "plain", "unfinished") == 0
-    out = capsys.readouterr().out
+    out = gxpo.printed().out
     assert "50.0%" in out
     assert "GRPO" in out
     assert f"excluded: unfinished ({plain}): it has no evaluation (yet)\n" in out
-    assert "{'" not in out, "no member is shown as the raw answer has it"
+    assert "{'" not in out, "no member is printed as in the response"
     assert gxpo("compare", "plain", "--json") == 0
-    assert answer(capsys)["target"]["steps"] == 2
+    assert gxpo.json()["target"]["steps"] == 2
     assert gxpo("compare", "unfinished") == 2
     assert gxpo("compare") == 2
 
 
-def test_an_export_is_a_whole_file_or_none(
-    gxpo: Callable[..., int],
-    submitted: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
-    database: Database,
-    url: str,
-) -> None:
-    finish(url, database, submitted("mine"), [0.0, 0.5])
+def test_an_export_is_a_whole_file_or_none(gxpo: Gxpo, database: Database, url: str) -> None:
+    finish(url, database, gxpo.submit("mine"), [0.0, 0.5])
     assert gxpo("export", "mine") == 0
-    file = Path(capsys.readouterr().out.strip())
+    file = Path(gxpo.printed().out.strip())
     assert file.read_bytes()[:2] == b"PK", "several tables travel as one zip file"
     assert gxpo("export", "mine", "--format", "jsonl", "--out", "numbers.zip", "--json") == 0
-    assert answer(capsys)["bytes"] == Path("numbers.zip").stat().st_size
+    assert gxpo.json()["bytes"] == Path("numbers.zip").stat().st_size
     assert "samples.jsonl" not in zipfile.ZipFile("numbers.zip").namelist()
     assert gxpo("export", "mine", "--format", "jsonl", "--samples", "--out", "numbers.zip") == 0
     assert "samples.jsonl" in zipfile.ZipFile("numbers.zip").namelist()
     assert gxpo("export", "mine", "--out", "nowhere/numbers.zip") == 2
-    assert "cannot write --out nowhere/numbers.zip" in capsys.readouterr().err
+    assert "cannot write --out nowhere/numbers.zip" in gxpo.printed().err
     assert gxpo("export", "r00000000000000000000") == 1
     assert sorted(entry.name for entry in Path().iterdir()) == sorted({file.name, "numbers.zip"})
 
 
-def test_tokens_are_made_listed_and_revoked(
-    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_tokens_are_made_listed_and_revoked(gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert gxpo("token", "create", "ci", "--role", "viewer", "--days", "2") == 0
-    out, err = capsys.readouterr()
+    out, err = gxpo.printed()
     secret = out.strip()
     assert secret.startswith("gxpo_")
     assert "shown only once" in err
     assert gxpo("token", "list", "--json") == 0
-    listed = {token["name"]: token for token in answer(capsys)}
+    listed = {token["name"]: token for token in gxpo.json()}
     assert secret not in json.dumps(listed)
     file = tmp_path / "token"
     file.write_text(secret + "\n")
     assert gxpo("runs", "--token-file", file) == 0
     assert gxpo("submit", "--preset", "demo", "--token-file", file) == 1
-    assert "role submitter is required" in capsys.readouterr().err
+    assert "role submitter is required" in gxpo.printed().err
     assert gxpo("token", "list") == 0
-    assert "valid until" in capsys.readouterr().out
+    assert "valid until" in gxpo.printed().out
     assert gxpo("token", "revoke", listed["ci"]["id"]) == 0
-    assert capsys.readouterr().out == f"{listed['ci']['id']} (ci) is revoked\n"
+    assert gxpo.printed().out == f"{listed['ci']['id']} (ci) is revoked\n"
     assert gxpo("runs", "--token-file", file) == 1
-    assert "--token-file" in capsys.readouterr().err
+    assert "--token-file" in gxpo.printed().err
 
 
 def test_the_first_token_of_a_service_is_made_in_its_database(
-    gxpo: Callable[..., int],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    database: Database,
-    database_url: str,
-    tmp_path: Path,
+    gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch, database: Database, database_url: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GXPO_DATABASE_URL", database_url)
     assert gxpo("token", "create", "first", "--role", "admin", "--database", "--json") == 0
-    made = answer(capsys)
+    made = gxpo.json()
     with database.reading() as session:
         from gxpo_services.db.tables import AccessToken
 
@@ -412,11 +366,11 @@ def test_the_first_token_of_a_service_is_made_in_its_database(
         assert row.sha256 == hash_token(made["token"])
     monkeypatch.setenv("GXPO_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.sqlite'}")
     assert gxpo("token", "create", "first", "--database") == 2
-    assert "gxpo migrate" in capsys.readouterr().err
+    assert "gxpo migrate" in gxpo.printed().err
 
 
 def test_migrate_brings_a_database_to_the_newest_schema(
-    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GXPO_DATABASE_URL", f"sqlite:///{tmp_path / 'new.sqlite'}")
     assert gxpo("migrate", "--check") == 1
@@ -424,11 +378,11 @@ def test_migrate_brings_a_database_to_the_newest_schema(
     assert gxpo("migrate", "--check") == 0
     monkeypatch.setenv("GXPO_PORT", "many")
     assert gxpo("migrate") == 2
-    assert "GXPO_PORT: " in capsys.readouterr().err
+    assert "GXPO_PORT: " in gxpo.printed().err
 
 
 def test_the_local_token_is_used_on_loopback_and_nowhere_else(
-    gxpo: Callable[..., int], url: str, token_for: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gxpo: Gxpo, url: str, token_for: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from gxpo_services.cli.common import connect
 
@@ -444,25 +398,21 @@ def test_the_local_token_is_used_on_loopback_and_nowhere_else(
         assert "Authorization" not in client._headers()
 
 
-def test_a_missing_service_or_token_is_reported_with_the_fix(
-    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_service_or_token_is_reported_with_the_fix(gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]  # the client's alone; its pauses pass at once
     pauses = SimpleNamespace(sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds), monotonic=lambda: clock[0])
     monkeypatch.setattr(connection_module, "time", pauses)
     assert gxpo("runs", "--url", "http://127.0.0.1:9") == 1
-    assert "start one with `gxpo up`, or name another with --url" in capsys.readouterr().err
+    assert "start one with `gxpo up`, or name another with --url" in gxpo.printed().err
     assert gxpo("runs", "--url", "nonsense") == 2
     monkeypatch.setenv("GXPO_TOKEN", "wrong")
     assert gxpo("runs") == 1
-    assert "(--token-file FILE or GXPO_TOKEN)" in capsys.readouterr().err
+    assert "(--token-file FILE or GXPO_TOKEN)" in gxpo.printed().err
 
 
-def test_a_run_s_text_cannot_steer_the_terminal(
-    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    submitted("mine\x1b[2Jx\x07", "--notes", "n")
+def test_a_run_s_text_cannot_steer_the_terminal(gxpo: Gxpo) -> None:
+    gxpo.submit("mine\x1b[2Jx\x07", "--notes", "n")
     assert gxpo("runs") == 0
-    out = capsys.readouterr().out
+    out = gxpo.printed().out
     assert "\x1b" not in out
     assert "minex�" in out

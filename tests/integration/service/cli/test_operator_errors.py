@@ -29,9 +29,9 @@ def stopped() -> Iterator[str]:
 
 def message_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert cli.main(words) == 2
-    found = capsys.readouterr()
-    assert found.out == ""
-    return found.err
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
 
 
 COMMANDS = [("migrate",), ("migrate", "--check"), ("scheduler",), ("token", "create", "ada", "--database")]

@@ -30,26 +30,26 @@ URLS = ("/api/v1/runs", "/api/v1/tokens", "/metrics", "/api/v1/export?runs=r1")
 
 def opened(paths: Sequence[Path], url: str) -> list[str]:
     """What this process can read: files, folders, and addresses of the service without a token."""
-    found = []
+    readable = []
     for path in paths:
         try:
             [*path.iterdir()] if path.is_dir() else path.read_bytes()
         except PermissionError:
             continue
-        found.append(str(path))
-    found += [address for address in URLS if httpx.get(url + address, trust_env=False).status_code != 401]
-    return found
+        readable.append(str(path))
+    readable += [address for address in URLS if httpx.get(url + address, trust_env=False).status_code != 401]
+    return readable
 
 
 def answering(ports: Sequence[int], headers: Mapping[str, str]) -> list[str]:
     """Addresses of these ports that tell this process something."""
-    found = []
+    paths = []
     for port in ports:
         for path in RAY_PATHS:
             with suppress(httpx.TransportError):  # not HTTP
                 answer = httpx.get(f"http://127.0.0.1:{port}{path}", headers=headers, trust_env=False, timeout=30)
-                found += [path] if answer.status_code == 200 else []
-    return found
+                paths += [path] if answer.status_code == 200 else []
+    return paths
 
 
 def as_account(account: pwd.struct_passwd, look: Callable[[], list[str]]) -> tuple[int, list[str]]:
@@ -67,9 +67,9 @@ def as_account(account: pwd.struct_passwd, look: Callable[[], list[str]]) -> tup
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answer:
-        uid, found = json.load(answer)
+        uid, findings = json.load(answer)
     os.waitpid(child, 0)
-    return uid, found
+    return uid, findings
 
 
 @pytest.fixture

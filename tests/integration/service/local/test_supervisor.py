@@ -10,12 +10,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from support.processes import is_alive
+from support.service_processes import until
 
 from gxpo_services.local.supervisor import Child, StartError, Stopped, Supervisor, stop_orphans
 from gxpo_trainer.errors import DataError
@@ -33,21 +34,6 @@ TOUCH = """
     pathlib.Path(sys.argv[1]).write_text(str(__import__("os").getpid()))
     time.sleep(600)
 """
-
-
-def until(condition: Callable[[], object], round_: Callable[[], object] = lambda: None) -> None:
-    give_up = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < give_up, "it never came"
-        round_()
-        time.sleep(0.02)
-
-
-def is_there(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture
@@ -71,9 +57,9 @@ def test_a_dead_child_is_restarted_and_reported(supervisor: Supervisor, messages
     supervisor.start(Child("api", python(TOUCH, mark), lambda: pid_in(mark) > 0))
     first = pid_in(mark)
     os.kill(first, signal.SIGKILL)
-    until(lambda: pid_in(mark) not in (0, first), supervisor.check)
-    assert is_there(pid_in(mark))
-    assert not is_there(first)
+    until(lambda: pid_in(mark) not in (0, first), "the restart", supervisor.check)
+    assert is_alive(pid_in(mark))
+    assert not is_alive(first)
     assert messages[0].startswith("api: ready after")
     assert messages[1:] == ["api: ended with signal 9; restarting in 0.01 s"]
     recorded = json.loads((tmp_path / "up.json").read_text())
@@ -94,17 +80,17 @@ def test_a_child_that_hangs_after_its_restart_is_restarted_again(
             mark.write_text(str(os.getpid()))
         time.sleep(600)
     """
-    supervisor.start(Child("ray", python(program, starts, mark), lambda: is_there(pid_in(mark)), start_s=5.0))
+    supervisor.start(Child("ray", python(program, starts, mark), lambda: is_alive(pid_in(mark)), start_s=5.0))
     first = pid_in(mark)
     os.kill(first, signal.SIGKILL)
-    until(lambda: pid_in(mark) not in (0, first), supervisor.check)
+    until(lambda: pid_in(mark) not in (0, first), "the restart", supervisor.check)
     assert starts.read_text() == "xxx"
     assert "ray: not ready 5 s after its restart; ending it" in messages
 
 
 def test_the_back_off_doubles_while_a_child_keeps_dying(supervisor: Supervisor, messages: list[str]) -> None:
     supervisor.start(Child("api", python("raise SystemExit(3)"), lambda: True))
-    until(lambda: len(messages) >= 4, supervisor.check)
+    until(lambda: len(messages) >= 4, "three restarts", supervisor.check)
     assert messages[1:4] == [
         "api: ended with code 3; restarting in 0.01 s",
         "api: ended with code 3; restarting in 0.02 s",
@@ -125,14 +111,6 @@ def test_a_child_is_not_ready_because_another_program_answers_on_its_port(superv
         program = "import socket, sys; socket.create_server(('127.0.0.1', int(sys.argv[1])))"
         with pytest.raises(StartError, match=r"(?s)api ended with code 1 during start-up.*Address already in use"):
             supervisor.start(Child("api", python(program, port), lambda: True, port=port))
-
-
-def test_a_child_that_listens_on_its_port_is_ready(supervisor: Supervisor, messages: list[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    program = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
-    supervisor.start(Child("api", python(program, port), lambda: True, port=port))
-    assert messages[0].startswith("api: ready after")
 
 
 def test_the_first_start_is_retried(supervisor: Supervisor, tmp_path: Path, messages: list[str]) -> None:
@@ -158,7 +136,7 @@ def test_a_shutdown_request_ends_the_wait(tmp_path: Path) -> None:
         supervisor.start(Child("api", python("import time; time.sleep(600)"), lambda: False))
     (process,) = json.loads((tmp_path / "up.json").read_text())["processes"]
     supervisor.stop()
-    assert not is_there(process["pid"])
+    assert not is_alive(process["pid"])
     assert not (tmp_path / "up.json").exists()
 
 
@@ -173,9 +151,9 @@ def test_a_stop_kills_children_that_ignore_sigterm_and_their_children(supervisor
     mark = tmp_path / "mark"
     supervisor.start(Child("ray", python(program, mark), lambda: pid_in(mark) > 0, stop_s=0.2))
     inner = pid_in(mark)
-    assert is_there(inner)
+    assert is_alive(inner)
     supervisor.stop()
-    assert not is_there(inner)
+    assert not is_alive(inner)
 
 
 # Leaves a process behind that belongs to nobody, then lives on.
@@ -188,7 +166,6 @@ DAEMON = """
             time.sleep(600)
         os._exit(0)
     os.wait()
-    pathlib.Path(sys.argv[2]).write_text(str(os.getpid()))
     time.sleep(600)
 """
 
@@ -200,9 +177,9 @@ WHOLE = """
     folder = pathlib.Path(sys.argv[1])
     supervisor = Supervisor(folder / "up.json", folder / "logs", print, threading.Event())
     supervisor.adopt_orphans()
-    marks = [folder / "orphan", folder / "child"]
-    words = [sys.executable, "-c", sys.argv[2], *map(str, marks)]
-    supervisor.start(Child("ray", words, lambda: all(mark.exists() and mark.read_text() for mark in marks)))
+    mark = folder / "orphan"
+    words = [sys.executable, "-c", sys.argv[2], str(mark)]
+    supervisor.start(Child("ray", words, lambda: mark.exists() and mark.read_text()))
     (folder / "ready").touch()
     while not (folder / "end").exists():
         supervisor.check()
@@ -211,30 +188,14 @@ WHOLE = """
 """
 
 
-def whole_process(folder: Path) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(python(WHOLE, folder, textwrap.dedent(DAEMON)))
-    until((folder / "ready").exists)
-    return process
-
-
 def test_a_stop_ends_daemons_too(tmp_path: Path) -> None:
-    whole = whole_process(tmp_path)
+    whole = subprocess.Popen(python(WHOLE, tmp_path, textwrap.dedent(DAEMON)))
+    until((tmp_path / "ready").exists, "the children")
     orphan = pid_in(tmp_path / "orphan")
     assert psutil.Process(orphan).ppid() == whole.pid
     (tmp_path / "end").touch()
     assert whole.wait(LONG_S) == 0
-    assert not is_there(orphan)
-
-
-def test_children_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    whole = whole_process(tmp_path)
-    child, orphan = pid_in(tmp_path / "child"), pid_in(tmp_path / "orphan")
-    try:
-        whole.kill()
-        whole.wait()
-        until(lambda: not is_there(child))
-    finally:
-        os.kill(orphan, signal.SIGKILL)  # nobody is left to know of it
+    assert not is_alive(orphan)
 
 
 def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Path) -> None:
@@ -247,7 +208,7 @@ def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Pat
     mark = tmp_path / "mark"
     left_behind, other = subprocess.Popen(python(program, mark)), subprocess.Popen(python(TOUCH, tmp_path / "other"))
     try:
-        until(lambda: pid_in(mark))
+        until(lambda: pid_in(mark), "the inner process")
         records = [
             {"name": "ray", "pid": left_behind.pid, "start": process_start(left_behind.pid)},
             {"name": "api", "pid": other.pid, "start": process_start(other.pid) + 1},
@@ -256,8 +217,8 @@ def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Pat
         state.write_text(json.dumps({"pid": 1, "start": 1, "processes": records}))
         messages: list[str] = []
         stop_orphans(state, messages.append)
-        assert not is_there(left_behind.pid)
-        assert not is_there(pid_in(mark))
+        assert not is_alive(left_behind.pid)
+        assert not is_alive(pid_in(mark))
         assert other.poll() is None
         assert len(messages) == 1
         assert not state.exists()

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,12 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from support.processes import is_alive
+from support.service_processes import until
 
 from gxpo_services.local.ray_head import free_port
 
 LONG_S = 120
-
-
-def until(condition: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
-    give_up = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < give_up, "it never came"
-        assert process is None or process.poll() is None, "gxpo up ended"
-        time.sleep(0.05)
 
 
 class Up:
@@ -45,13 +38,19 @@ class Up:
     def printed(self) -> str:
         return Path(self._log.name).read_text()
 
+    def until(self, condition: Callable[[], object], description: str) -> None:
+        def check() -> None:
+            assert self.process.poll() is None, "gxpo up ended"
+
+        until(condition, description, check)
+
     def wait_until_up(self) -> None:
-        until(lambda: "Press Ctrl-C to stop." in self.printed, self.process)
+        self.until(lambda: "Press Ctrl-C to stop." in self.printed, "the start")
 
     @property
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.home / "up.json").read_text())
-        return found
+        state: dict[str, Any] = json.loads((self.home / "up.json").read_text())
+        return state
 
     def pid(self, name: str) -> int:
         return next(int(part["pid"]) for part in self.state["processes"] if part["name"] == name)
@@ -75,13 +74,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
             one.end()
 
 
-def is_there(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_it_serves_restarts_what_dies_and_ends_whole(start: Callable[..., Up], tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -99,8 +91,8 @@ def test_it_serves_restarts_what_dies_and_ends_whole(start: Callable[..., Up], t
 
     api = up.pid("api")
     os.kill(api, signal.SIGKILL)
-    until(lambda: up.pid("api") != api, up.process)
-    until(lambda: answers(f"{url}/health/ready"), up.process)
+    up.until(lambda: up.pid("api") != api, "the restart of the API")
+    up.until(lambda: answers(f"{url}/health/ready"), "the API")
     assert "api: ended with signal 9; restarting in 1 s" in up.printed
 
     second = Up(up.home)
@@ -109,7 +101,7 @@ def test_it_serves_restarts_what_dies_and_ends_whole(start: Callable[..., Up], t
 
     everything = [psutil.Process(up.process.pid), *psutil.Process(up.process.pid).children(recursive=True)]
     assert up.end() == 0
-    assert [process for process in everything if process.is_running() and is_there(process.pid)] == []
+    assert [process for process in everything if process.is_running() and is_alive(process.pid)] == []
     assert not (up.home / "up.json").exists()
     assert "resume from their checkpoints at the next `gxpo up`" in up.printed
 
@@ -121,7 +113,7 @@ def test_a_killed_one_leaves_nothing_that_keeps_the_next_from_starting(start: Ca
     token = (first.home / "token").read_text()
     first.process.kill()
     first.process.wait()
-    until(lambda: not any(is_there(pid) for pid in parts))
+    until(lambda: not any(is_alive(pid) for pid in parts), "the end of its parts")
     second = start("--port", str(free_port()))
     second.wait_until_up()
     assert (second.home / "token").read_text() == token

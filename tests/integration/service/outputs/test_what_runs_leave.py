@@ -189,12 +189,13 @@ def test_the_newest_events_of_a_long_history_are_not_left_out(
     run_id = launched.split()[0]
     send(database, launched, body(1, events=[event_row(f"e{number}") for number in range(1, 2501)]))
     with HttpServer(app) as url, Client(connect(url), token_for("viewer")) as client:
-        kinds = [item["kind"] for item in client.newest_events(run_id, 1500)]
+        history = ("/runs", run_id, "events")
+        kinds = [item["kind"] for item in client.all_of(*history, limit=1500, page_size=1000, order="desc")]
         assert kinds == [f"e{number}" for number in range(2500, 1000, -1)]
         # The first event is the change of state.
-        whole = client.newest_events(run_id, 5000)
+        whole = client.all_of(*history, limit=5000, page_size=1000, order="desc")
         assert [item["kind"] for item in whole[-2:]] == ["e1", "state"]
-        assert whole == client.all_events(run_id)[::-1]
+        assert whole == client.all_of(*history, page_size=1000)[::-1]
 
 
 def test_every_question_needs_a_token_and_a_run(anonymous: TestClient, client: TestClient, run_id: str) -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from support import queued_runs as runs
-from support.scheduling import Make
+from support.recording_server import RecordingServer
+from support.scheduling import Cluster
 from support.service_processes import until
 
-from gxpo_services.db.database import Database
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import alerts
@@ -23,64 +20,50 @@ from gxpo_services.settings import read_settings
 from gxpo_trainer.errors import ConfigError
 
 
-class Receiver:
-    """Keeps the bodies of requests; answers with the statuses in turn, then with 200."""
+class Receiver(RecordingServer):
+    """Answers with the statuses in turn, then with 200."""
 
     def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
         self.statuses: list[int] = []
-        receiver = self
+        super().__init__(lambda _: self.statuses.pop(0) if self.statuses else 200)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                receiver.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
-                self.send_header("Location", "/elsewhere")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Nothing: the test looks at what arrived."""
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return [json.loads(request.body) for request in self.requests]
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    found = Receiver()
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
+    with Receiver() as receiver:
+        receiver.url += "/hook"
+        yield receiver
 
 
-def happened(database: Database, run_id: str, kind: str, message: str, **fields: Any) -> None:
-    number = runs.get(database, run_id).number
-    with database.writing() as session:
+def happened(cluster: Cluster, run_id: str, kind: str, message: str, **fields: Any) -> None:
+    number = cluster.get(run_id).number
+    with cluster.database.writing() as session:
         events.record(session, number, "trainer", kind, message, **fields)
 
 
-def ended(database: Database, run_id: str, new: RunState, reason: str | None, message: str) -> None:
-    happened(database, run_id, "state", message, old="running", new=new.value, reason=reason)
+def ended(cluster: Cluster, run_id: str, new: RunState, reason: str | None, message: str) -> None:
+    happened(cluster, run_id, "state", message, old="running", new=new.value, reason=reason)
 
 
-def test_each_event_is_sent_once_whichever_scheduler_sees_it(
-    database: Database, scheduler_of: Make, receiver: Receiver
-) -> None:
-    first, second = (scheduler_of(name, webhooks=(receiver.url,)) for name in ("first", "second"))
-    run_id = runs.add_run(database, state=RunState.RUNNING, name="night")
-    ended(database, run_id, RunState.FAILED, "out_of_memory", "before there was a webhook")
+def test_each_event_is_sent_once_whichever_scheduler_sees_it(cluster: Cluster, receiver: Receiver) -> None:
+    first, second = (cluster.scheduler(name, webhooks=(receiver.url,)) for name in ("first", "second"))
+    run_id = cluster.add_run(state=RunState.RUNNING, name="night")
+    ended(cluster, run_id, RunState.FAILED, "out_of_memory", "before there was a webhook")
     first.tick()
     second.tick()
-    happened(database, run_id, "gate_fired", "step 12: the gate ended the look-ahead")
-    happened(database, run_id, "checkpoint", "step 12 saved")
-    happened(database, run_id, "no_progress", "training, no progress for 15 of 30 min")
-    ended(database, run_id, RunState.RECOVERING, None, "launch 2 started: no heartbeat")
-    happened(database, run_id, "recovery", "launch 3 started: no heartbeat")
-    ended(database, run_id, RunState.RUNNING, None, "the trainer reported")
-    ended(database, run_id, RunState.FAILED, "diverged", "diverged: no finite loss")
-    ended(database, run_id, RunState.FAILED, "out_of_memory", "out_of_memory: killed")
-    ended(database, run_id, RunState.SUCCEEDED, "steps_done", "budget.steps reached")
+    happened(cluster, run_id, "gate_fired", "step 12: the gate ended the look-ahead")
+    happened(cluster, run_id, "checkpoint", "step 12 saved")
+    happened(cluster, run_id, "no_progress", "training, no progress for 15 of 30 min")
+    ended(cluster, run_id, RunState.RECOVERING, None, "launch 2 started: no heartbeat")
+    happened(cluster, run_id, "recovery", "launch 3 started: no heartbeat")
+    ended(cluster, run_id, RunState.RUNNING, None, "the trainer reported")
+    ended(cluster, run_id, RunState.FAILED, "diverged", "diverged: no finite loss")
+    ended(cluster, run_id, RunState.FAILED, "out_of_memory", "out_of_memory: killed")
+    ended(cluster, run_id, RunState.SUCCEEDED, "steps_done", "budget.steps reached")
     for scheduler in (first, second, first, second):
         scheduler.tick()
     for scheduler in (first, second):
@@ -100,15 +83,15 @@ def test_each_event_is_sent_once_whichever_scheduler_sees_it(
 
 
 def test_only_the_chosen_alerts_are_sent_and_a_long_list_comes_in_parts(
-    database: Database, scheduler_of: Make, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts, "MOST_AT_ONCE", 2)
-    scheduler = scheduler_of(webhooks=(receiver.url,), webhook_alerts=("failed",))
-    run_id = runs.add_run(database, state=RunState.RUNNING)
+    scheduler = cluster.scheduler(webhooks=(receiver.url,), webhook_alerts=("failed",))
+    run_id = cluster.add_run(state=RunState.RUNNING)
     scheduler.tick()
     for number in range(5):
-        happened(database, run_id, "gate_fired", "step 1")
-        ended(database, run_id, RunState.FAILED, "training_error", f"failure {number}")
+        happened(cluster, run_id, "gate_fired", "step 1")
+        ended(cluster, run_id, RunState.FAILED, "training_error", f"failure {number}")
     for _ in range(7):
         scheduler.tick()
     scheduler._alerts.close()
@@ -116,19 +99,16 @@ def test_only_the_chosen_alerts_are_sent_and_a_long_list_comes_in_parts(
 
 
 def test_a_receiver_that_fails_is_tried_again_and_given_up_without_its_secret_in_the_log(
-    database: Database,
-    scheduler_of: Make,
-    receiver: Receiver,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts._post.retry, "wait", alerts.tenacity.wait_none())  # type: ignore[attr-defined]
-    scheduler = scheduler_of(webhooks=(receiver.url,))
-    run_id = runs.add_run(database, state=RunState.RUNNING)
+    scheduler = cluster.scheduler(webhooks=(receiver.url,))
+    run_id = cluster.add_run(state=RunState.RUNNING)
     scheduler.tick()
     # The first alert passes at its third attempt; the second meets four answers that are no success.
     receiver.statuses = [500, 302, 200, 500, 500, 302, 404]
     for message in ("one", "two"):
-        ended(database, run_id, RunState.FAILED, "training_error", message)
+        ended(cluster, run_id, RunState.FAILED, "training_error", message)
     with capture_logs() as logged:
         for _ in range(3):
             scheduler.tick()
@@ -140,26 +120,33 @@ def test_a_receiver_that_fails_is_tried_again_and_given_up_without_its_secret_in
 
 
 def test_a_receiver_that_does_not_answer_delays_neither_the_others_nor_the_end(
-    database: Database, scheduler_of: Make, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts, "CLOSE_S", 0.1)
     monkeypatch.setattr(alerts, "MOST_WAITING", 2)
+    monkeypatch.setattr(alerts._post.retry, "wait", alerts.tenacity.wait_none())  # type: ignore[attr-defined]
     with socket.create_server(("127.0.0.1", 0)) as silent, capture_logs() as logged:
-        scheduler = scheduler_of(webhooks=(f"http://127.0.0.1:{silent.getsockname()[1]}/hook", receiver.url))
-        run_id = runs.add_run(database, state=RunState.RUNNING)
+        scheduler = cluster.scheduler(webhooks=(f"http://127.0.0.1:{silent.getsockname()[1]}/hook", receiver.url))
+        run_id = cluster.add_run(state=RunState.RUNNING)
         scheduler.tick()
         for number in range(4):
-            ended(database, run_id, RunState.FAILED, "training_error", f"failure {number}")
+            ended(cluster, run_id, RunState.FAILED, "training_error", f"failure {number}")
             scheduler.tick()
             if number == 0:
                 held = silent.accept()[0]
             until(lambda: len(receiver.bodies) == number + 1, "the second receiver to get it")  # noqa: B023
         scheduler._alerts.close()
+        # Of four alerts, the first is being sent and two wait.
+        events = [(entry["event"], entry.get("error")) for entry in logged]
+        assert events.count(("alert not delivered", "2 alerts are waiting")) == 1
+        assert ("alerts not delivered before the scheduler stopped", None) in events
+        assert [event for event, error in events if error is not None] == ["alert not delivered"]
+        # Nothing of it may log into a later test.
+        silent.close()
         held.close()
-    # Of four alerts, the first is being sent and two wait. A thread of an earlier test may log its own run's.
-    undelivered = [entry for entry in logged if entry["event"] == "alert not delivered" and entry["run"] == run_id]
-    assert [entry["error"] for entry in undelivered] == ["2 alerts are waiting"]
-    assert "alerts not delivered before the scheduler stopped" in [entry["event"] for entry in logged]
+        for sender in scheduler._alerts._senders:
+            sender._waiting.put(None, timeout=60)
+            sender._thread.join(60)
 
 
 def test_a_webhook_is_an_http_url(monkeypatch: pytest.MonkeyPatch) -> None:

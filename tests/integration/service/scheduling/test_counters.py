@@ -7,9 +7,7 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
-from support import queued_runs as runs
-from support.scheduling import Clock, Make
-from support.scripted_launcher import ScriptedLauncher
+from support.scheduling import Cluster
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import SchedulerRow
@@ -26,53 +24,49 @@ def scraped(client: TestClient) -> dict[tuple[str, str], float]:
     }
 
 
-def test_launches_recoveries_waits_and_lost_leases_are_counted(
-    client: TestClient, database: Database, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock
-) -> None:
-    first = scheduler_of("first")
-    run_ids = [runs.add_run(database, queued_at=clock.now - wait) for wait in (10.0, 30.0)]
+def test_launches_recoveries_waits_and_lost_leases_are_counted(cluster: Cluster, client: TestClient) -> None:
+    first = cluster.scheduler("first")
+    run_ids = [cluster.add_run(queued_at=cluster.clock.now - wait) for wait in (10.0, 30.0)]
     first.tick()
-    launcher.ends(f"{run_ids[0]}-1", "failed")
+    cluster.launcher.ends(f"{run_ids[0]}-1", "failed")
     first.tick()
     first.tick()
-    clock.passes(5)
+    cluster.clock.passes(5)
     first.tick()
-    found = scraped(client)
-    assert found["claims_total", "first"] == 2
-    assert found["queue_wait_seconds_total", "first"] == 40
-    assert (found["launches_total", "first"], found["recoveries_total", "first"]) == (3, 1)
-    assert found["lost_leases_total", "first"] == 0
+    metrics = scraped(client)
+    assert metrics["claims_total", "first"] == 2
+    assert metrics["queue_wait_seconds_total", "first"] == 40
+    assert (metrics["launches_total", "first"], metrics["recoveries_total", "first"]) == (3, 1)
+    assert metrics["lost_leases_total", "first"] == 0
 
-    clock.passes(60)  # the leases have run out
-    scheduler_of("second").tick()
+    cluster.clock.passes(60)  # the leases have run out
+    cluster.scheduler("second").tick()
     first.tick()
-    found = scraped(client)
-    assert found["lost_leases_total", "first"] == 2
-    assert {name for _, name in found} == {"first", "second"}
-    clock.passes(KEPT_S + 1)
+    metrics = scraped(client)
+    assert metrics["lost_leases_total", "first"] == 2
+    assert {name for _, name in metrics} == {"first", "second"}
+    cluster.clock.passes(KEPT_S + 1)
     first.tick()
     assert {name for _, name in scraped(client)} == {"first"}
 
 
-def test_a_round_that_raises_does_not_count(
-    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock
-) -> None:
-    scheduler = scheduler_of("first")
-    runs.add_run(database)
+def test_a_round_that_raises_does_not_count(cluster: Cluster) -> None:
+    scheduler = cluster.scheduler("first")
+    cluster.add_run()
     scheduler.tick()
-    ended_at = clock.now
+    ended_at = cluster.clock.now
 
     def gone(verb: str, job_id: str) -> None:
         raise OperationalError("", {}, Exception("the database is gone"))
 
-    launcher.before = gone
-    clock.passes(60)
+    cluster.launcher.before = gone
+    cluster.clock.passes(60)
     with pytest.raises(OperationalError):
         scheduler.tick()
-    assert ticked_at(database) == ended_at
-    launcher.before = lambda verb, job_id: None
+    assert ticked_at(cluster.database) == ended_at
+    cluster.launcher.before = lambda verb, job_id: None
     scheduler.tick()
-    assert ticked_at(database) == clock.now
+    assert ticked_at(cluster.database) == cluster.clock.now
 
 
 def ticked_at(database: Database) -> float:

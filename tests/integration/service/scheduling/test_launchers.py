@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from support.process_launcher import ProcessLauncher
+from support.processes import is_alive
 from support.ray_head import RayHead
 
 from gxpo_services.scheduling.launcher import (
@@ -63,8 +63,8 @@ def ray_launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Launcher:
     if request.param == "process":
         return ProcessLauncher(tmp_path / "jobs", kill_after_s=1.0)
-    found: RayLauncher = request.getfixturevalue("ray_launcher")
-    return found
+    launcher: RayLauncher = request.getfixturevalue("ray_launcher")
+    return launcher
 
 
 @pytest.fixture
@@ -104,20 +104,20 @@ def until_written(path: Path) -> str:
 
 
 def test_a_job_runs_once_however_often_it_is_submitted(launcher: Launcher, job: Callable[..., Job]) -> None:
-    found = job("import sys; print(sys.argv[1:], flush=True); sys.stderr.write('done\\n')")
-    assert launcher.status(found.id) == JobStatus("unknown")
-    launcher.submit(found)
-    launcher.submit(found)
-    assert ended(launcher, found.id).state == "succeeded"
-    launcher.submit(found)
-    assert ended(launcher, found.id).state == "succeeded"
-    assert found.log.read_text() == f"{[str(found.log.parent), 'a;b']}\ndone\n"
+    made = job("import sys; print(sys.argv[1:], flush=True); sys.stderr.write('done\\n')")
+    assert launcher.status(made.id) == JobStatus("unknown")
+    launcher.submit(made)
+    launcher.submit(made)
+    assert ended(launcher, made.id).state == "succeeded"
+    launcher.submit(made)
+    assert ended(launcher, made.id).state == "succeeded"
+    assert made.log.read_text() == f"{[str(made.log.parent), 'a;b']}\ndone\n"
 
 
 def test_a_failed_job_is_reported(launcher: Launcher, job: Callable[..., Job]) -> None:
-    found = job("raise SystemExit(3)")
-    launcher.submit(found)
-    status = ended(launcher, found.id)
+    made = job("raise SystemExit(3)")
+    launcher.submit(made)
+    status = ended(launcher, made.id)
     assert status.state == "failed"
     assert "exit code 3" in status.message
     assert not status.out_of_memory
@@ -127,32 +127,24 @@ def test_a_failed_job_is_reported(launcher: Launcher, job: Callable[..., Job]) -
 def test_a_job_that_is_stopped_ends_even_when_it_does_not_want_to(
     launcher: Launcher, job: Callable[..., Job], ignores: bool
 ) -> None:
-    found = job(
+    made = job(
         "import os, pathlib, signal, sys, time\n"
         f"if {ignores}: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "(pathlib.Path(sys.argv[1]) / 'pid').write_text(f'{os.getpid()}\\n')\n"
         "time.sleep(600)\n"
     )
-    launcher.submit(found)
-    pid = int(until_written(found.log.parent / "pid"))
-    assert until(launcher, found.id, lambda status: status.state == "running").is_alive
-    assert found.id in launcher.live_jobs(found.log.parent.parent)
+    launcher.submit(made)
+    pid = int(until_written(made.log.parent / "pid"))
+    assert until(launcher, made.id, lambda status: status.state == "running").is_alive
+    assert made.id in launcher.live_jobs(made.log.parent.parent)
     deadline = time.monotonic() + WAIT_S
-    while launcher.status(found.id).is_alive:
-        launcher.stop(found.id)
+    while launcher.status(made.id).is_alive:
+        launcher.stop(made.id)
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert not is_alive(pid)
-    launcher.stop(found.id)
-    assert found.id not in launcher.live_jobs(found.log.parent.parent)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
+    launcher.stop(made.id)
+    assert made.id not in launcher.live_jobs(made.log.parent.parent)
 
 
 def test_nothing_happens_to_a_job_that_is_not_known(launcher: Launcher) -> None:
@@ -169,16 +161,16 @@ def test_ray_reports_the_cluster_resources(ray_launcher: RayLauncher) -> None:
 def test_ray_tells_who_runs_what_and_keeps_the_jobs_of_two_services_apart(
     ray_launcher: RayLauncher, job: Callable[..., Job], tmp_path: Path
 ) -> None:
-    found = replace(job("import time; time.sleep(600)"), owner="ada")
-    ray_launcher.submit(found)
-    until(ray_launcher, found.id, lambda status: status.state == "running")
-    assert ray_launcher.live_jobs(tmp_path) == [found.id]
+    made = replace(job("import time; time.sleep(600)"), owner="ada")
+    ray_launcher.submit(made)
+    until(ray_launcher, made.id, lambda status: status.state == "running")
+    assert ray_launcher.live_jobs(tmp_path) == [made.id]
     assert ray_launcher.live_jobs(tmp_path / "another") == []
-    shown = ray_launcher._ask("GET", f"/api/jobs/{found.id}").json()["metadata"]
-    assert shown["gxpo_owner"] == "ada"
-    assert f"{shown['gxpo_run']}-{shown['gxpo_launch']}" == found.id
-    ray_launcher.stop(found.id)
-    ended(ray_launcher, found.id)
+    metadata = ray_launcher._ask("GET", f"/api/jobs/{made.id}").json()["metadata"]
+    assert metadata["gxpo_owner"] == "ada"
+    assert f"{metadata['gxpo_run']}-{metadata['gxpo_launch']}" == made.id
+    ray_launcher.stop(made.id)
+    ended(ray_launcher, made.id)
 
 
 def test_ray_without_its_token_is_not_there(ray_head: RayHead, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,57 +198,6 @@ def test_the_answer_of_a_starting_head_is_not_a_status() -> None:
         for ask in (lambda launcher=launcher: launcher.status("a"), launcher.resources):
             with pytest.raises(LauncherUnavailable):
                 ask()
-
-
-def test_processes_outlive_their_launcher_and_are_found_other(tmp_path: Path, job: Callable[..., Job]) -> None:
-    found = job("import time; time.sleep(600)")
-    ProcessLauncher(tmp_path / "jobs").submit(found)
-    other = ProcessLauncher(tmp_path / "jobs")
-    assert other.status(found.id).state == "running"
-    session = int(until_written(tmp_path / "jobs" / f"{found.id}.pid"))
-    os.killpg(session, signal.SIGKILL)
-    assert ended(other, found.id) == JobStatus("failed", "its processes were killed")
-    other.submit(found)
-    assert other.status(found.id).state == "failed", "one job, one time"
-
-
-def test_the_job_lives_as_long_as_its_trainer_though_its_shell_is_killed(
-    tmp_path: Path, job: Callable[..., Job]
-) -> None:
-    found = job("import pathlib, sys, time; (pathlib.Path(sys.argv[1]) / 'up').write_text('1\\n'); time.sleep(600)")
-    launcher = ProcessLauncher(tmp_path / "jobs", kill_after_s=0.0)
-    launcher.submit(found)
-    until_written(found.log.parent / "up")
-    os.kill(int((tmp_path / "jobs" / f"{found.id}.pid").read_text()), signal.SIGKILL)
-    assert launcher.status(found.id).state == "running"
-    launcher.stop(found.id)
-    assert not ended(launcher, found.id).is_alive
-
-
-def test_a_launcher_that_died_before_the_fork_left_no_job(tmp_path: Path, job: Callable[..., Job]) -> None:
-    found = job("pass")
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / f"{found.id}.lock").write_text("")
-    launcher = ProcessLauncher(tmp_path / "jobs")
-    assert launcher.status(found.id) == JobStatus("unknown")
-    launcher.submit(found)
-    assert ended(launcher, found.id).state == "succeeded"
-
-
-def test_trainers_do_not_inherit_the_services_secrets(
-    tmp_path: Path, job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GXPO_DATABASE_URL", "postgresql://user:secret@host/db")
-    monkeypatch.setenv("GXPO_TOKEN", "secret")
-    monkeypatch.setenv("GXPO_REWARD_ALLOWLIST", "mine:Reward")
-    found = job("import os; print(sorted(name for name in os.environ if name.startswith('GXPO_')))")
-    launcher = ProcessLauncher(tmp_path / "jobs")
-    launcher.submit(found)
-    ended(launcher, found.id)
-    names = found.log.read_text()
-    assert "GXPO_DATABASE_URL" not in names
-    assert "GXPO_TOKEN" not in names
-    assert "GXPO_REWARD_ALLOWLIST" in names
 
 
 def test_the_command_continues_the_run_in_its_folder() -> None:

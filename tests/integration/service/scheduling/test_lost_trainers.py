@@ -6,167 +6,128 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import queued_runs as runs
-from support.scheduling import PAUSE_S, Clock, Make
-from support.scripted_launcher import ScriptedLauncher
+from support.scheduling import PAUSE_S, Cluster
 
 from gxpo_services.api.fields import new_id
-from gxpo_services.db.database import Database
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling.launcher import JobStatus, kill_orphaned_trainer
-from gxpo_services.scheduling.scheduler import RECONCILE_EVERY_S, Scheduler
-from gxpo_services.settings import ServiceSettings
+from gxpo_services.scheduling.scheduler import RECONCILE_EVERY_S
 from gxpo_trainer.runtime.locks import process_start
 
 S = RunState
 
 
-def test_nothing_changes_while_the_launcher_is_away_and_a_lost_job_does_not_count(
-    database: Database,
-    settings: ServiceSettings,
-    launcher: ScriptedLauncher,
-    scheduler_of: Make,
-    clock: Clock,
-    running: Callable[[Scheduler], str],
-) -> None:
-    scheduler = scheduler_of(max_recoveries=0)
-    run_id, waiting = running(scheduler), runs.add_run(database)
-    before = runs.row(database, run_id)
-    launcher.away = True
+def test_nothing_changes_while_the_launcher_is_away_and_a_lost_job_does_not_count(cluster: Cluster) -> None:
+    scheduler = cluster.scheduler(max_recoveries=0)
+    run_id, waiting = cluster.running(scheduler), cluster.add_run()
+    before = cluster.row(run_id)
+    cluster.launcher.away = True
     for _ in range(100):
-        clock.passes(settings.lease_s / 2)
+        cluster.clock.passes(cluster.settings.lease_s / 2)
         scheduler.tick()
-    after = runs.row(database, run_id)
+    after = cluster.row(run_id)
     assert {key for key in before if before[key] != after[key]} == {"lease_expires_at"}
-    assert after["lease_expires_at"] == clock.now + settings.lease_s
-    assert runs.get(database, waiting).state == S.QUEUED
-    launcher.away = False
-    launcher.jobs.clear()  # a new head knows nothing
+    assert after["lease_expires_at"] == cluster.clock.now + cluster.settings.lease_s
+    assert cluster.get(waiting).state == S.QUEUED
+    cluster.launcher.away = False
+    cluster.launcher.jobs.clear()  # a new head knows nothing
     scheduler.tick()
     scheduler.tick()
-    run = runs.get(database, run_id)
+    run = cluster.get(run_id)
     assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, 2, 0)
-    assert f"{run_id}-2" in launcher.jobs
-    assert runs.get(database, waiting).state == S.STARTING
+    assert f"{run_id}-2" in cluster.launcher.jobs
+    assert cluster.get(waiting).state == S.STARTING
 
 
 @pytest.mark.parametrize(("max_forgotten", "reached"), [(2, [0, 0, 0]), (2, [4, 3, 4]), (0, [0]), (1, [1, 2, 2])])
 def test_a_run_whose_jobs_are_repeatedly_forgotten_fails(
-    database: Database,
-    launcher: ScriptedLauncher,
-    scheduler_of: Make,
-    clock: Clock,
-    running: Callable[..., str],
-    max_forgotten: int,
-    reached: list[int],
+    cluster: Cluster, max_forgotten: int, reached: list[int]
 ) -> None:
     """reached: the step at which Ray's head dies, launch by launch; the last time is once too often."""
-    scheduler = scheduler_of(max_recoveries=0, max_forgotten=max_forgotten)
-    run_id = running(scheduler)
+    scheduler, run_id = cluster.supervising(max_recoveries=0, max_forgotten=max_forgotten)
     for launch, step in enumerate(reached, 1):
-        assert (runs.get(database, run_id).state, runs.get(database, run_id).launch) == (S.RUNNING, launch)
-        runs.change(database, run_id, step=step)
-        launcher.jobs.clear()
+        assert (cluster.get(run_id).state, cluster.get(run_id).launch) == (S.RUNNING, launch)
+        cluster.change(run_id, step=step)
+        cluster.launcher.jobs.clear()
         scheduler.tick()
-        clock.passes(PAUSE_S)
+        cluster.clock.passes(PAUSE_S)
         scheduler.tick()
         if launch < len(reached):
-            runs.report(database, run_id, at=clock.now)
-    run = runs.get(database, run_id)
+            cluster.report(run_id)
+    run = cluster.get(run_id)
     assert (run.state, run.reason, run.launch, run.recoveries) == (S.FAILED, "lost_heartbeat", len(reached), 0)
     assert f"{max_forgotten + 1} consecutive jobs were lost without progress" in run.detail
     assert f"max_forgotten is {max_forgotten}" in run.detail
-    losses = [message for kind, message in runs.messages(database, run_id) if kind == "job_forgotten"]
+    losses = [message for kind, message in cluster.messages(run_id) if kind == "job_forgotten"]
     assert losses == [
         f"job {run_id}-{launch} was lost at step {step}: the launcher no longer knows its job"
         for launch, step in enumerate(reached, 1)
     ]
 
 
-def test_new_steps_between_losses_keep_a_run_going(
-    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock, running: Callable[..., str]
-) -> None:
-    scheduler = scheduler_of(max_recoveries=0, max_forgotten=2)
-    run_id = running(scheduler)
+def test_new_steps_between_losses_keep_a_run_going(cluster: Cluster) -> None:
+    scheduler, run_id = cluster.supervising(max_recoveries=0, max_forgotten=2)
     for step in (0, 1, 1, 2, 2, 3, 3, 4):
-        runs.change(database, run_id, step=step)
-        launcher.jobs.clear()
+        cluster.change(run_id, step=step)
+        cluster.launcher.jobs.clear()
         scheduler.tick()
-        clock.passes(PAUSE_S)
+        cluster.clock.passes(PAUSE_S)
         scheduler.tick()
-        runs.report(database, run_id, at=clock.now)
-    run = runs.get(database, run_id)
+        cluster.report(run_id)
+    run = cluster.get(run_id)
     assert (run.state, run.launch, run.recoveries) == (S.RUNNING, 9, 0)
 
 
-def test_what_a_trainer_calls_its_events_counts_for_nothing(
-    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, running: Callable[..., str]
-) -> None:
-    scheduler = scheduler_of(max_forgotten=1)
-    run_id = running(scheduler)
-    with database.writing() as session:
+def test_what_a_trainer_calls_its_events_counts_for_nothing(cluster: Cluster) -> None:
+    scheduler, run_id = cluster.supervising(max_forgotten=1)
+    with cluster.database.writing() as session:
         for _ in range(3):
-            events.record(session, runs.get(database, run_id).number, "trainer", "job_forgotten", "lost", step="x")
-    launcher.jobs.clear()
+            events.record(session, cluster.get(run_id).number, "trainer", "job_forgotten", "lost", step="x")
+    cluster.launcher.jobs.clear()
     scheduler.tick()
-    assert runs.get(database, run_id).state == S.RECOVERING
+    assert cluster.get(run_id).state == S.RECOVERING
 
 
-def test_a_job_without_a_run_is_found_after_a_restart_of_the_scheduler_and_ended(
-    database: Database,
-    settings: ServiceSettings,
-    launcher: ScriptedLauncher,
-    scheduler_of: Make,
-    clock: Clock,
-    running: Callable[[Scheduler], str],
-) -> None:
+def test_a_job_without_a_run_is_found_after_a_restart_of_the_scheduler_and_ended(cluster: Cluster) -> None:
     """The first scheduler is killed between the end of a run and the end of its job; an older launch hangs as well."""
-    first = scheduler_of("first")
-    ended, alive = running(first), running(first)
+    first = cluster.scheduler("first")
+    ended, alive = cluster.running(first), cluster.running(first)
     deleted = f"{new_id('r')}-3"
-    launcher.jobs[deleted] = JobStatus("running")
-    runs.change(database, ended, state=S.FAILED, lease_owner=None)
-    second = scheduler_of("second")
+    cluster.launcher.jobs[deleted] = JobStatus("running")
+    cluster.change(ended, state=S.FAILED, lease_owner=None)
+    second = cluster.scheduler("second")
     second.tick()
-    assert launcher.stopped() == [], "its trainer may be sending its last lines"
-    clock.passes(settings.cancel_grace_s + 1)
-    runs.report(database, alive, at=clock.now)
+    assert cluster.launcher.stopped() == [], "its trainer may be sending its last lines"
+    cluster.clock.passes(cluster.settings.cancel_grace_s + 1)
+    cluster.report(alive)
     second.tick()
-    assert sorted(launcher.stopped()) == sorted([f"{ended}-1", deleted])
-    clock.passes(RECONCILE_EVERY_S)
-    runs.report(database, alive, at=clock.now)
-    launcher.ends(deleted, "stopped")
-    launcher.ends(f"{ended}-1", "stopped")
-    launcher.calls.clear()
+    assert sorted(cluster.launcher.stopped()) == sorted([f"{ended}-1", deleted])
+    cluster.clock.passes(RECONCILE_EVERY_S)
+    cluster.report(alive)
+    cluster.launcher.ends(deleted, "stopped")
+    cluster.launcher.ends(f"{ended}-1", "stopped")
+    cluster.launcher.calls.clear()
     second.tick()
-    assert launcher.stopped() == []
-    assert runs.get(database, alive).state == S.RUNNING
+    assert cluster.launcher.stopped() == []
+    assert cluster.get(alive).state == S.RUNNING
 
 
-def test_a_trainer_that_the_launcher_lost_is_killed_before_the_next_one_starts(
-    database: Database,
-    settings: ServiceSettings,
-    launcher: ScriptedLauncher,
-    scheduler_of: Make,
-    running: Callable[[Scheduler], str],
-) -> None:
-    scheduler = scheduler_of()
-    run_id = running(scheduler)
-    folder = settings.artifacts / run_id
+def test_a_trainer_that_the_launcher_lost_is_killed_before_the_next_one_starts(cluster: Cluster) -> None:
+    scheduler, run_id = cluster.supervising()
+    folder = cluster.settings.artifacts / run_id
     orphan = holder_of(folder)
     try:
-        launcher.jobs.clear()
+        cluster.launcher.jobs.clear()
         scheduler.tick()
         assert orphan.wait(timeout=30) == -9
-        assert len(launcher.submitted) == 1
+        assert len(cluster.launcher.submitted) == 1
         scheduler.tick()
         scheduler.tick()
-        assert [job.id for job in launcher.submitted] == [f"{run_id}-1", f"{run_id}-2"]
+        assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-1", f"{run_id}-2"]
     finally:
         orphan.kill()
         orphan.wait()

@@ -10,15 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from support import queued_runs as runs
-from support.scheduling import Clock, Make
-from support.scripted_launcher import ScriptedLauncher
+from support.scheduling import Cluster
 from support.service_processes import until
 
-from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import scheduler as module
-from gxpo_services.scheduling.admission import OVERSIZED_S
+from gxpo_services.scheduling.decisions import OVERSIZED_S
+from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
 
 pytestmark = pytest.mark.each_database
@@ -27,138 +25,120 @@ S = RunState
 SCHEDULER = Path(__file__).parents[3] / "support" / "chaos_scheduler.py"
 
 
-def test_the_queue_is_fair_and_keeps_to_the_quota(
-    database: Database, launcher: ScriptedLauncher, scheduler_of: Make
-) -> None:
-    many = [runs.add_run(database, created_by_id="many", queued_at=float(n)) for n in range(4)]
-    late = runs.add_run(database, created_by_id="other", queued_at=100.0)
-    urgent = runs.add_run(database, created_by_id="many", queued_at=200.0, priority=1)
-    scheduler = scheduler_of(max_concurrent_runs=2)
+def test_the_queue_is_fair_and_keeps_to_the_quota(cluster: Cluster) -> None:
+    many = [cluster.add_run(created_by_id="many", queued_at=float(n)) for n in range(4)]
+    late = cluster.add_run(created_by_id="other", queued_at=100.0)
+    urgent = cluster.add_run(created_by_id="many", queued_at=200.0, priority=1)
+    scheduler = cluster.scheduler(max_concurrent_runs=2)
     begun: list[set[str]] = []
     for _ in range(5):
         scheduler.tick()
-        begun.append({job.id.removesuffix("-1") for job in launcher.submitted} - set().union(*begun))
-        executing = [run_id for run_id in [urgent, late, *many] if runs.get(database, run_id).state == S.STARTING]
+        begun.append({job.id.removesuffix("-1") for job in cluster.launcher.submitted} - set().union(*begun))
+        executing = [run_id for run_id in [urgent, late, *many] if cluster.get(run_id).state == S.STARTING]
         assert len(executing) <= 2
-        runs.move(database, executing[0], S.FAILED)
+        cluster.move(executing[0], S.FAILED)
     # The first two; then, as one ends each time, the submitter's other runs in the order in which they came.
     assert begun == [{urgent, late}, {many[0]}, {many[1]}, {many[2]}, {many[3]}]
 
 
-def test_a_run_larger_than_the_cluster_fails_once_the_cluster_had_time_to_grow(
-    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock
-) -> None:
-    launcher.capacity = (2.0, 0.0)
-    scheduler = scheduler_of()
-    too_large = runs.add_run(database, cpus=3.0)
+def test_a_run_larger_than_the_cluster_fails_once_the_cluster_had_time_to_grow(cluster: Cluster) -> None:
+    cluster.launcher.capacity = (2.0, 0.0)
+    scheduler = cluster.scheduler()
+    too_large = cluster.add_run(cpus=3.0)
     on_gpu = RunConfig.model_validate({"placement": {"device": "gpu"}}).model_dump(mode="json")
-    grows = runs.add_run(database, gpus=1.0, config=on_gpu)
-    small = runs.add_run(database, cpus=2.0)
+    grows = cluster.add_run(gpus=1.0, config=on_gpu)
+    small = cluster.add_run(cpus=2.0)
     scheduler.tick()
-    assert runs.get(database, small).state == S.STARTING, "what cannot start holds up nobody"
-    launcher.capacity = (2.0, 1.0)
-    clock.passes(OVERSIZED_S / 2)
+    assert cluster.get(small).state == S.STARTING, "what cannot start holds up nobody"
+    cluster.launcher.capacity = (2.0, 1.0)
+    cluster.clock.passes(OVERSIZED_S / 2)
     scheduler.tick()
-    assert runs.get(database, too_large).state == S.QUEUED
-    clock.passes(OVERSIZED_S / 2)
+    assert cluster.get(too_large).state == S.QUEUED
+    cluster.clock.passes(OVERSIZED_S / 2)
     scheduler.tick()
-    failed = runs.get(database, too_large)
+    failed = cluster.get(too_large)
     assert (failed.state, failed.reason, failed.lease_owner) == (S.FAILED, "no_resources", None)
     assert "3 CPUs" in failed.detail
-    assert runs.get(database, grows).state == S.QUEUED
+    assert cluster.get(grows).state == S.QUEUED
 
 
 @pytest.mark.parametrize("blind", ["at its limit", "without launcher", "suspended"])
-def test_time_in_which_no_round_saw_the_cluster_does_not_count(
-    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock, blind: str
-) -> None:
-    launcher.capacity = (2.0, 0.0)
-    scheduler = scheduler_of(max_concurrent_runs=1)
-    too_large = runs.add_run(database, cpus=3.0)
+def test_time_in_which_no_round_saw_the_cluster_does_not_count(cluster: Cluster, blind: str) -> None:
+    cluster.launcher.capacity = (2.0, 0.0)
+    scheduler = cluster.scheduler(max_concurrent_runs=1)
+    too_large = cluster.add_run(cpus=3.0)
     scheduler.tick()
     if blind == "at its limit":
-        small = runs.add_run(database)
+        small = cluster.add_run()
         scheduler.tick()
-        clock.rounds(scheduler, OVERSIZED_S)
-        runs.move(database, small, S.FAILED)
+        cluster.rounds(scheduler, OVERSIZED_S)
+        cluster.move(small, S.FAILED)
     elif blind == "without launcher":
-        launcher.away = True
-        clock.rounds(scheduler, OVERSIZED_S)
-        launcher.away = False
+        cluster.launcher.away = True
+        cluster.rounds(scheduler, OVERSIZED_S)
+        cluster.launcher.away = False
     else:
-        clock.passes(OVERSIZED_S + 1)
+        cluster.clock.passes(OVERSIZED_S + 1)
     scheduler.tick()
-    assert runs.get(database, too_large).state == S.QUEUED, "seen twice, a minute apart"
-    clock.rounds(scheduler, OVERSIZED_S)
-    assert runs.get(database, too_large).state == S.FAILED
+    assert cluster.get(too_large).state == S.QUEUED, "seen twice, a minute apart"
+    cluster.rounds(scheduler, OVERSIZED_S)
+    assert cluster.get(too_large).state == S.FAILED
 
 
-def test_a_quota_takes_the_place_of_the_clusters_size(
-    database: Database, launcher: ScriptedLauncher, scheduler_of: Make
-) -> None:
-    first, second = (runs.add_run(database, cpus=1.5, queued_at=float(n)) for n in range(2))
-    scheduler = scheduler_of(quota_cpus=2.0, quota_gpus=0.0)
+def test_a_quota_takes_the_place_of_the_clusters_size(cluster: Cluster) -> None:
+    first, second = (cluster.add_run(cpus=1.5, queued_at=float(n)) for n in range(2))
+    scheduler = cluster.scheduler(quota_cpus=2.0, quota_gpus=0.0)
     scheduler.tick()
-    assert [job.id for job in launcher.submitted] == [f"{first}-1"]
-    assert ("resources", "") not in launcher.calls
-    assert runs.get(database, second).state == S.QUEUED
+    assert [job.id for job in cluster.launcher.submitted] == [f"{first}-1"]
+    assert ("resources", "") not in cluster.launcher.calls
+    assert cluster.get(second).state == S.QUEUED
 
 
-def test_one_run_that_cannot_be_advanced_does_not_stop_the_others(
-    database: Database, launcher: ScriptedLauncher, scheduler_of: Make
-) -> None:
-    ids = sorted(runs.add_run(database) for _ in range(3))
+def test_one_run_that_cannot_be_advanced_does_not_stop_the_others(cluster: Cluster) -> None:
+    ids = sorted(cluster.add_run() for _ in range(3))
 
     def broken(verb: str, job_id: str) -> None:
         if verb == "submit" and job_id.startswith(ids[1]):
             raise ValueError("odd")
 
-    launcher.before = broken
-    scheduler = scheduler_of()
+    cluster.launcher.before = broken
+    scheduler = cluster.scheduler()
     scheduler.tick()
     scheduler.tick()
-    assert sorted(job.id for job in launcher.submitted) == [f"{ids[0]}-1", f"{ids[2]}-1"]
-    launcher.before = lambda verb, job_id: None
+    assert sorted(job.id for job in cluster.launcher.submitted) == [f"{ids[0]}-1", f"{ids[2]}-1"]
+    cluster.launcher.before = lambda verb, job_id: None
     scheduler.tick()
-    assert len(launcher.submitted) == 3
+    assert len(cluster.launcher.submitted) == 3
 
 
-def test_the_process_ends_cleanly_when_it_is_told_to(database: Database, database_url: str, tmp_path: Path) -> None:
-    run_id = runs.add_run(database, state=S.CANCELLING, launch=1, job_id="gone-1", request_at=0.0)
+def test_the_process_ends_cleanly_when_it_is_told_to(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
+    run_id = cluster.add_run(state=S.CANCELLING, launch=1, job_id="gone-1", request_at=0.0)
     environment = {**os.environ, "GXPO_HOME": str(tmp_path / "home"), "GXPO_DATABASE_URL": database_url}
     command = [sys.executable, str(SCHEDULER)]
     process = subprocess.Popen(command, env=environment)
     try:
-        until(lambda: runs.get(database, run_id).state == S.CANCELLED, "the run that nobody held to be taken over")
+        until(lambda: cluster.get(run_id).state == S.CANCELLED, "the run that nobody held to be taken over")
         process.terminate()
         assert process.wait(timeout=60) == 0
         assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
-        assert _check(tmp_path / "home") == (0, "last round")
+        assert module.liveness_age_s(tmp_path / "home") is not None
     finally:
         process.kill()
         process.wait()
 
 
-def test_a_scheduler_without_a_recent_round_fails_its_check(tmp_path: Path) -> None:
-    assert _check(tmp_path) == (1, "no round")
+def test_a_scheduler_without_a_recent_round_fails_its_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GXPO_HOME", str(tmp_path))
+
+    def check() -> tuple[int, str]:
+        code = cli.main(["scheduler", "--check"])
+        return code, " ".join(capsys.readouterr().out.split()[:2])
+
+    assert check() == (1, "no round")
     module.mark_alive(tmp_path)
+    assert check() == (0, "last round")
     long_ago = time.time() - module.LONGEST_ROUND_S - 1
     os.utime(tmp_path / module.LIVENESS_FILE, (long_ago, long_ago))
-    assert _check(tmp_path) == (1, "last round")
-
-
-def _check(home: Path) -> tuple[int, str]:
-    """Exit code and first words of `gxpo scheduler --check`."""
-    command = [sys.executable, "-m", "gxpo_trainer.cli", "scheduler", "--check"]
-    environment = {**os.environ, "GXPO_HOME": str(home)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    return done.returncode, " ".join(done.stdout.split()[:2])
-
-
-def test_a_bad_setting_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gxpo_services.scheduling.scheduler"]
-    environment = {**os.environ, "GXPO_HOME": str(tmp_path / "home"), "GXPO_LEASE_S": "-1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert "GXPO_LEASE_S" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert check() == (1, "last round")

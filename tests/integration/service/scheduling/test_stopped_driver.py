@@ -45,14 +45,14 @@ def service(home: Path) -> Iterator[ServiceProcesses]:
     head = RayHead()
     limits = {"GXPO_HEARTBEAT_S": "15", "GXPO_STOP_WAIT_S": "2", "GXPO_TICK_S": "0.5", "GXPO_MAX_RECOVERIES": "1"}
     environment = {**head.environment, **limits, "GXPO_HOME": str(home), "GXPO_RAY_ADDRESS": head.address}
-    found = ServiceProcesses(environment, ["-m", "gxpo_services.scheduling.scheduler"], home / "logs")
+    processes = ServiceProcesses(environment, ["-m", "gxpo_services.scheduling.scheduler"], home / "logs")
     try:
         head.start()
-        found.check()
-        until(found.is_ready, "the API to be ready")
-        yield found
+        processes.check()
+        until(processes.is_ready, "the API to be ready")
+        yield processes
     finally:
-        found.close()
+        processes.close()
         head.close()
 
 
@@ -75,13 +75,13 @@ def test_a_driver_that_is_stopped_is_noticed_ended_and_its_run_recovered_once(
         phases: set[str | None] = set()
 
         def found_ended() -> bool:
-            found = run()
-            phases.add(found["phase"])
-            return found["state"] in ("succeeded", "failed")
+            view = run()
+            phases.add(view["phase"])
+            return view["state"] in ("succeeded", "failed")
 
         until(found_ended, "the end of the run")
-        found = run()
-        assert (found["state"], found["recoveries"]) == ("succeeded", 1), found
+        view = run()
+        assert (view["state"], view["recoveries"]) == ("succeeded", 1), view
         events = http.get(f"/runs/{run_id}/events", params={"limit": 200}).json()["items"]
     (stopped,) = [event["message"] for event in events if event["kind"] == "stop"]
     assert "its trainer sent no heartbeat for longer than heartbeat_s = 15 s" in stopped

@@ -108,7 +108,8 @@ def test_the_oldest_entries_are_dropped_and_a_change_makes_an_entry_the_newest()
 class Logs:
     """Serves a log of one line for any run."""
 
-    def logs(self, run: str, offset: int, limit: int) -> dict[str, Any]:
+    def get(self, path: str, run: str, part: str, *, offset: int, limit: int) -> dict[str, Any]:
+        assert (path, part) == ("/runs", "logs")
         return {"text": f"{run}\n" if offset < 1 else "", "offset": 0, "next_offset": 3, "size": 3}
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+from support.recording_server import RecordingServer, Request
 
 from gxpo_client.client import Client, connect
 from gxpo_client.connection import is_http, is_loopback
 from gxpo_client.errors import NotFound
+from gxpo_services.cli.common import connect as command_line_client
 from gxpo_services.scheduling.launcher import JobStatus, RayLauncher
 from gxpo_services.scheduling.scheduler import _ApiProbe
 from gxpo_services.settings import ServiceSettings, read_settings
@@ -34,6 +35,9 @@ def test_elsewhere(url: str) -> None:
 @pytest.mark.parametrize("url", ["", "auto", "127.0.0.1:8265", "ray://h:1", "http://", "http://h:x", "http://h:70000"])
 def test_what_cannot_be_asked(url: str) -> None:
     assert not is_http(url)
+    if url:
+        with pytest.raises(ConfigError, match="must look like http"):
+            command_line_client(url)
     for name in ("ray_address", "public_url"):
         with pytest.raises(ConfigError, match=rf"GXPO_{name.upper()}: .*must look like http://host:port"):
             read_settings(**{name: url})
@@ -43,43 +47,26 @@ def test_an_address_of_ipv6_has_brackets() -> None:
     assert ServiceSettings(host="::1").api_url == "http://[::1]:8000"
 
 
-class Answering:
-    """A server that answers 404 to everything and keeps what it was asked for."""
-
-    def __init__(self) -> None:
-        seen: list[str] = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                seen.append(self.path)
-                self.send_response(200 if self.path.endswith("/health/ready") else 404)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Nothing on stderr."""
-
-        self.seen = seen
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+Servers = tuple[RecordingServer, RecordingServer]
 
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Answering, Answering]]:
-    """A service on loopback, and the proxy that the environment names."""
-    service, proxy = Answering(), Answering()
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, proxy.url)
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    yield service, proxy
-    service.close()
-    proxy.close()
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
+    """A service on loopback, and the proxy that the environment names; both only know that they are ready."""
+
+    def respond(request: Request) -> int:
+        return 200 if request.path.endswith("/health/ready") else 404
+
+    with RecordingServer(respond) as service, RecordingServer(respond) as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        yield service, proxy
+
+
+def paths(server: RecordingServer) -> list[str]:
+    return [request.path for request in server.requests]
 
 
 def ask_all(url: str) -> None:
@@ -93,13 +80,19 @@ def ask_all(url: str) -> None:
 PATHS = ["/api/jobs/j1", "/health/ready", "/api/v1/runs/r1"]
 
 
-def test_loopback_is_asked_itself_whatever_proxy_there_is(servers: tuple[Answering, Answering]) -> None:
+def test_loopback_is_asked_itself_whatever_proxy_there_is(servers: Servers) -> None:
     service, proxy = servers
     ask_all(service.url)
-    assert (service.seen, proxy.seen) == (PATHS, [])
+    assert (paths(service), paths(proxy)) == (PATHS, [])
 
 
-def test_other_machines_are_asked_through_the_proxy(servers: tuple[Answering, Answering]) -> None:
+def test_other_machines_are_asked_through_the_proxy(servers: Servers) -> None:
     service, proxy = servers
     ask_all("http://gxpo.invalid:8000")
-    assert (service.seen, proxy.seen) == ([], [f"http://gxpo.invalid:8000{path}" for path in PATHS])
+    assert (paths(service), paths(proxy)) == ([], [f"http://gxpo.invalid:8000{path}" for path in PATHS])
+
+
+def test_a_token_file_that_is_named_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GXPO_TOKEN", "other")
+    with pytest.raises(ConfigError, match="check --token-file"):
+        command_line_client("http://127.0.0.1:8000", tmp_path / "nothing")

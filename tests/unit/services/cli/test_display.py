@@ -1,8 +1,9 @@
-"""What is shown of runs: lines, bars, tables; nothing in them steers a terminal."""
+"""What the command line prints of runs: lines, bars, tables, checks; nothing in them steers a terminal."""
 
 from __future__ import annotations
 
 import io
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import one_line, plain
+from gxpo_services.cli.submit import _check
 from gxpo_services.cli.watch import Bars, describe
 from gxpo_services.local.demo import comparison_link, free_folder
 
@@ -106,11 +108,11 @@ def test_a_terminal_gets_one_bar_a_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fraction", "shown"),
+    ("fraction", "bar"),
     [(0.0, "··········"), (0.45, "████······"), (0.999, "█████████·"), (1.0, "██████████"), (7.0, "██████████")],
 )
-def test_a_bar_is_full_when_all_is_done(fraction: float, shown: str) -> None:
-    assert tables.bar(fraction) == shown
+def test_a_bar_is_full_when_all_is_done(fraction: float, bar: str) -> None:
+    assert tables.bar(fraction) == bar
 
 
 def test_text_of_runs_loses_what_steers_terminals() -> None:
@@ -132,3 +134,33 @@ def test_a_demo_takes_a_folder_that_holds_nothing(tmp_path: Path) -> None:
 def test_the_link_names_every_run() -> None:
     link = comparison_link("http://127.0.0.1:8501", ["r1", "r2"])
     assert link == "http://127.0.0.1:8501/compare?over=backward_passes&runs=r1&runs=r2"
+
+
+class Answering:
+    """A client whose service gives one answer."""
+
+    def __init__(self, plan: dict[str, Any] | None) -> None:
+        self.plan = plan
+
+    def validate(self, body: dict[str, Any]) -> dict[str, Any]:
+        cost = {"steps": 4, "backward_passes": 12, "per_step_words": "GXPO"}
+        return {"valid": True, "cost": cost, "equal_runs": [], "plan": self.plan}
+
+
+@pytest.mark.parametrize(
+    ("plan", "lines"),
+    [
+        (None, []),
+        ({"device": "l4-24", "advice": None}, []),
+        (
+            {"device": "l4-24", "advice": "set learner.zero_stage = 3"},
+            ["does not fit on l4-24: set learner.zero_stage = 3"],
+        ),
+    ],
+)
+def test_a_check_prints_the_cost_and_what_does_not_fit(
+    plan: dict[str, Any] | None, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    client: Any = Answering(plan)
+    assert _check(Namespace(json=False), client, {}) == 0
+    assert capsys.readouterr().out.splitlines() == ["valid; 4 steps, at most 12 backward passes (GXPO)", *lines]

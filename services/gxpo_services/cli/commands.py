@@ -1,15 +1,19 @@
-"""Commands that change runs and access tokens: cancel, pause, resume, clone, retry, edit, delete, token."""
+"""Commands on runs, and those on access tokens."""
 
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from gxpo_client.client import Json
-from gxpo_client.errors import ServiceError
+from gxpo_client.client import Client, Json
+from gxpo_client.errors import ServiceError, ServiceUnavailable
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import (
     UsageError,
@@ -19,10 +23,141 @@ from gxpo_services.cli.common import (
     named,
     one_line,
     output,
+    plain,
     resolve,
     resolve_all,
     say,
 )
+from gxpo_services.run_states import TERMINAL
+from gxpo_trainer.errors import ConfigError
+
+_LAST_EVENTS = 12
+
+
+def runs(args: argparse.Namespace) -> int:
+    filters: dict[str, Any] = {
+        name: getattr(args, name)
+        for name in ("state", "rule", "model", "tag", "group", "owner", "text", "sort", "order")
+    }
+    filters["archived"] = "true" if args.archived else "false"
+    with connect(args.url, args.token_file) as client:
+        rows = client.all_runs(limit=args.limit, **filters)
+    if rows and not args.json:
+        tables.console().print(tables.runs_table(rows))
+    else:
+        output(args, rows, note="no matching runs; submit one with `gxpo submit --preset demo`")
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    with connect(args.url, args.token_file) as client:
+        run = client.run(resolve(client, args.run_id))
+        if args.config:
+            from gxpo_trainer.config.io import build, to_toml
+
+            print(to_toml(build(run["config"])), end="")
+            return 0
+        if args.json:
+            output(args, run)
+            return 0
+        newest = client.all_of("/runs", run["id"], "events", limit=_LAST_EVENTS, order="desc")
+    console = tables.console()
+    for part in tables.run_details(run, newest[::-1]):
+        console.print(part)
+    return 0
+
+
+def logs(args: argparse.Namespace) -> int:
+    """Print a log; with -f until the run has ended."""
+    with connect(args.url, args.token_file) as client:
+        run_id = resolve(client, args.run_id)
+        last = deque[str](maxlen=args.tail)  # complete lines
+        offset, text = 0, ""
+        while True:
+            offset, piece = _log_piece(client, run_id, offset)
+            if not piece:
+                break
+            complete, newline, text = (text + piece).rpartition("\n")
+            if args.tail is None:
+                _write(complete + newline)
+            else:
+                last.extend((complete + newline).splitlines(keepends=True))
+        _write("".join(last) + text)
+        if args.follow:
+            _follow_log(client, run_id, offset)
+    return 0
+
+
+def _log_piece(client: Client, run_id: str, offset: int) -> tuple[int, str]:
+    """The next offset, and the text before it."""
+    section = client.get("/runs", run_id, "logs", offset=offset, limit=1 << 20)
+    return section["next_offset"], section["text"]
+
+
+def _follow_log(client: Client, run_id: str, offset: int) -> None:
+    """Follow the log. The state is read before the log, so that no last lines are missed."""
+    is_away = False
+    while True:
+        try:
+            ended = client.run(run_id)["state"] in TERMINAL
+            offset, piece = _log_piece(client, run_id, offset)
+        except ServiceUnavailable as error:
+            if not is_away:
+                say(f"gxpo: {message_of(error)}; retrying; Ctrl-C stops")
+            is_away = True
+            time.sleep(1.0)
+            continue
+        is_away = False
+        _write(piece)
+        if not piece:
+            if ended:
+                return
+            time.sleep(1.0)
+
+
+def _write(text: str) -> None:
+    """Print text unchanged to a file or pipe, and without control sequences to a terminal."""
+    print(plain(text) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def compare(args: argparse.Namespace) -> int:
+    with connect(args.url, args.token_file) as client:
+        ids = resolve_all(client, args.runs)
+        if not ids and not args.group:
+            raise UsageError("name runs to compare, or use --group")
+        options = {"baseline": args.baseline, "metric": args.metric, "benchmark": args.benchmark}
+        options["sampling_share"] = args.sampling_share
+        comparison = client.compare(runs=ids, groups=args.group, **options)
+    if args.json:
+        output(args, comparison)
+    else:
+        tables.print_comparison(comparison)
+    return 0
+
+
+def export(args: argparse.Namespace) -> int:
+    """Export to a file, written atomically through a temporary file next to it."""
+    with connect(args.url, args.token_file) as client:
+        ids = resolve_all(client, args.runs)
+        if not ids and not args.group:
+            raise UsageError("name runs to export, or use --group")
+        parts = ["metrics", "evaluations", "runs", *(["samples"] if args.samples else [])]
+        with client.stream("/export", runs=ids, groups=args.group, format=args.format, parts=parts) as (name, pieces):
+            safe = name if name and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}", name) else None
+            target = args.out or Path(safe or f"gxpo-export.{args.format}")
+            part = target.with_name(f"{target.name}.part")
+            try:
+                with part.open("wb") as file:
+                    for piece in pieces:
+                        file.write(piece)
+                size = part.stat().st_size
+                part.replace(target)
+            except OSError as error:
+                raise ConfigError(f"cannot write --out {target}: {error.strerror}") from None
+            finally:
+                part.unlink(missing_ok=True)
+    output(args, {"file": str(target), "bytes": size}, str(target))
+    return 0
 
 
 def clone(args: argparse.Namespace) -> int:
@@ -54,7 +189,7 @@ def delete(args: argparse.Namespace) -> int:
             say("nothing deleted")
             return 1
         for run_id in ids:
-            client.delete(run_id)
+            client.request("DELETE", "/runs", run_id)
             if not args.json:
                 print(f"{run_id} deleted")
     if args.json:
@@ -70,7 +205,7 @@ def cancel(args: argparse.Namespace) -> int:
     if args.runs:
         raise UsageError("name runs or --group, not both")
     with connect(args.url, args.token_file) as client:
-        group = client.cancel_group(args.group)
+        group = client.post("/groups", args.group, "cancel")
     states = ", ".join(f"{count} {state}" for state, count in group["by_state"].items())
     output(args, group, f"{group['id']} {one_line(group['name'])}: {states or 'no runs'}")
     return 0
@@ -112,7 +247,7 @@ def create(args: argparse.Namespace) -> int:
         token = _create_in_database(body)
     else:
         with connect(args.url, args.token_file) as client:
-            token = client.post("/tokens", body)
+            token = client.post("/tokens", body=body)
     note = f"token {token['id']} ({token['role']}) for {one_line(token['name'])}; the secret is shown only once"
     output(args, token, token["token"], note)
     return 0
@@ -138,7 +273,7 @@ def _create_in_database(body: dict[str, Any]) -> dict[str, Any]:
 
 def list_tokens(args: argparse.Namespace) -> int:
     with connect(args.url, args.token_file) as client:
-        tokens = client.tokens()
+        tokens = client.all_of("/tokens")
     if args.json:
         output(args, tokens)
         return 0
@@ -170,6 +305,6 @@ def _token_state(token: dict[str, Any]) -> str:
 
 def revoke(args: argparse.Namespace) -> int:
     with connect(args.url, args.token_file) as client:
-        tokens = [client.revoke_token(token) for token in args.tokens]
+        tokens = [client.send("DELETE", "/tokens", token) for token in args.tokens]
     output(args, tokens, "\n".join(f"{token['id']} ({one_line(token['name'])}) is revoked" for token in tokens))
     return 0

@@ -1,0 +1,239 @@
+"""The client: requests, retries, errors, the cache for outages, and the messages of the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from gxpo_client import connection as module
+from gxpo_client.client import Client
+from gxpo_client.connection import ResponseCache, connect
+from gxpo_client.errors import InvalidRequest, NotFound, NotSignedIn, Refused, ServiceError, ServiceUnavailable
+from gxpo_services.cli.common import CommandFailed
+
+API = "/api/v1"
+Answer = tuple[int, Any]
+
+
+class Service:
+    """Answers each path with its status and content, or with several in turn; keeps the requests."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer | list[Answer]] = {}
+        self.asked: list[httpx.Request] = []
+        self.lost_connections = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        if len(self.asked) <= self.lost_connections:
+            raise httpx.ConnectError("Connection refused", request=request)
+        answer = self.answers.get(request.url.path.removeprefix(API), (404, {"detail": "nothing here"}))
+        status, content = answer.pop(0) if isinstance(answer, list) else answer
+        return (
+            httpx.Response(status, text=content) if isinstance(content, str) else httpx.Response(status, json=content)
+        )
+
+    def query(self, number: int = 0) -> list[tuple[str, str]]:
+        return self.asked[number].url.params.multi_items()
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def client(service: Service, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """Its pauses pass at once, on a clock that only they move."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return client_of(service, patience_s=3.0)
+
+
+def client_of(service: Service, token: str | None = "secret", **options: Any) -> Client:
+    return Client(connect("http://127.0.0.1:8000", transport=httpx.MockTransport(service)), token, **options)
+
+
+def test_lists_are_repeated_and_empty_parameters_left_out(service: Service, client: Client) -> None:
+    service.answers["/runs"] = (200, {"items": []})
+    client.get("/runs", state=["running", "failed"], text="", cursor=None, limit=50, tag=[], archived="any")
+    assert service.query() == [("state", "running"), ("state", "failed"), ("limit", "50"), ("archived", "any")]
+
+
+def test_metrics_are_named_with_commas_and_joined_or_smoothed_only_on_demand(service: Service, client: Client) -> None:
+    service.answers |= {"/runs/r1/metrics": (200, {}), "/metrics": (200, {"runs": {}})}
+    client.metrics("r1", ["reward/mean", "gate/z"], "step", 0, 600)
+    client.metrics("r1", ["a"], "step", None, 600, joined=True)
+    client.metrics_of(["r1"], ["a"], "step", None, 600, smoothing=0.9)
+    client.metrics_of(["r1"], ["a"], "step", None, 600)
+    assert [service.query(number) for number in range(4)] == [
+        [("names", "reward/mean,gate/z"), ("x", "step"), ("after", "0"), ("max_points", "600")],
+        [("names", "a"), ("x", "step"), ("max_points", "600"), ("joined", "true")],
+        [("runs", "r1"), ("names", "a"), ("x", "step"), ("max_points", "600"), ("smoothing", "0.9")],
+        [("runs", "r1"), ("names", "a"), ("x", "step"), ("max_points", "600")],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("run", "path"),
+    [
+        ("../tokens?x=1", b"%2E%2E%2Ftokens%3Fx%3D1"),
+        ("a/b", b"a%2Fb"),
+        ("..", b"%2E%2E"),
+        ("%2e%2e", b"%252e%252e"),
+        ("r#f", b"r%23f"),
+    ],
+)
+def test_part_of_a_path_cannot_reach_another_path(service: Service, client: Client, run: str, path: bytes) -> None:
+    for call in (client.run, lambda run: client.act(run, "cancel"), lambda run: client.request("DELETE", "/runs", run)):
+        with pytest.raises(NotFound):
+            call(run)
+    paths = [request.url.raw_path for request in service.asked]
+    assert paths == [b"/api/v1/runs/" + path, b"/api/v1/runs/" + path + b"/cancel", b"/api/v1/runs/" + path]
+
+
+def test_reads_are_retried_with_the_token(service: Service, client: Client) -> None:
+    service.lost_connections = 2
+    service.answers["/runs/r1"] = (200, {"id": "r1"})
+    assert client.run("r1")["id"] == "r1"
+    assert [request.headers["authorization"] for request in service.asked] == ["Bearer secret"] * 3
+    client_of(service, None).run("r1")
+    assert "authorization" not in service.asked[-1].headers
+
+
+def test_an_unreachable_service_is_an_error_with_a_fix(service: Service, client: Client) -> None:
+    service.lost_connections = 10**6
+    with pytest.raises(ServiceUnavailable) as caught:
+        client.run("r1")
+    failure = CommandFailed(caught.value)
+    assert str(failure) == (
+        "http://127.0.0.1:8000 does not respond (Connection refused); start one with `gxpo up`, "
+        "or name another with --url"
+    )
+    assert failure.exit_code == 1
+
+
+def test_a_submission_is_retried_with_the_same_key(service: Service, client: Client) -> None:
+    service.lost_connections = 1
+    service.answers["/runs"] = (201, {"id": "r1"})
+    assert client.submit({"preset": "demo"}) == {"id": "r1"}
+    first, second = service.asked
+    assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
+    assert json.loads(second.content) == {"preset": "demo"}
+    client.submit({"preset": "demo"}, "mine")
+    assert service.asked[-1].headers["idempotency-key"] == "mine"
+
+
+def test_a_change_without_a_key_is_not_retried(service: Service, client: Client) -> None:
+    service.lost_connections = 1
+    with pytest.raises(ServiceUnavailable):
+        client.change("r1", name="x")
+    assert len(service.asked) == 1
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_an_unavailable_service_is_retried(service: Service, client: Client, status: int) -> None:
+    service.answers["/presets"] = [(status, "<html>proxy</html>"), (200, [])]
+    assert client.get_list("/presets") == []
+
+
+TWO_ERRORS = [
+    {"field": "config.seed", "message": "must be at least 0"},
+    {"field": "config.learner.rule.k", "message": "must be at least 2"},
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "code", "message"),
+    [
+        (401, {"title": "Sign in"}, NotSignedIn, 1, "Sign in (--token-file FILE or GXPO_TOKEN)"),
+        (403, {"title": "Not allowed", "detail": "a viewer may not"}, Refused, 1, "a viewer may not"),
+        (404, {"title": "Not found", "detail": "there is no run r1"}, NotFound, 1, "there is no run r1"),
+        (409, {"title": "Conflict", "detail": "it has ended"}, Refused, 1, "it has ended"),
+        (
+            422,
+            {"title": "Invalid request", "detail": "2 settings cannot be used", "errors": TWO_ERRORS},
+            InvalidRequest,
+            2,
+            "2 settings cannot be used\n  config.seed: must be at least 0\n  config.learner.rule.k: must be at least 2",
+        ),
+        (
+            422,
+            {"title": "Invalid request", "detail": "sort: bad", "errors": [{"field": "sort", "message": "bad"}]},
+            InvalidRequest,
+            2,
+            "Invalid request\n  sort: bad",
+        ),
+        (500, "<html>", Refused, 1, "the service responded with 500: Internal Server Error"),
+    ],
+)
+def test_problem_details_become_one_message_and_an_exit_code(
+    service: Service, client: Client, status: int, body: Any, kind: type[ServiceError], code: int, message: str
+) -> None:
+    service.answers["/runs/r1"] = (status, body)
+    with pytest.raises(ServiceError) as caught:
+        client.run("r1")
+    failure = CommandFailed(caught.value)
+    assert (type(caught.value), failure.exit_code, str(failure)) == (kind, code, message)
+    assert caught.value.status == status
+
+
+def test_a_list_is_read_page_by_page_up_to_its_limit(service: Service, client: Client) -> None:
+    def page(first: int, size: int) -> Answer:
+        return 200, {
+            "items": [{"id": f"r{first + number}"} for number in range(size)],
+            "next_cursor": str(first + size),
+        }
+
+    service.answers["/runs"] = [page(0, 200), page(200, 200), page(400, 50)]
+    runs = client.all_runs(limit=450, tag=["a", "b"], rule=None)
+    assert [run["id"] for run in runs] == [f"r{number}" for number in range(450)]
+    tags = [("tag", "a"), ("tag", "b")]
+    assert [service.query(number) for number in range(3)] == [
+        [("limit", "200"), *tags],
+        [("limit", "200"), ("cursor", "200"), *tags],
+        [("limit", "50"), ("cursor", "400"), *tags],
+    ]
+
+
+def test_while_the_service_is_away_a_page_reads_what_it_last_knew(service: Service) -> None:
+    cache = ResponseCache()
+    client = client_of(service, cache=cache)
+    service.answers["/runs/r1"] = (200, {"state": "running"})
+    client.run("r1")
+    service.answers |= {"/runs/r1": (503, {}), "/runs/r2": (503, {})}
+    assert client.run("r1") == {"state": "running"}
+    assert cache.offline
+    with pytest.raises(ServiceUnavailable):
+        client.run("r2")
+
+
+def test_changes_and_the_token_s_name_never_come_from_the_cache(service: Service) -> None:
+    client = client_of(service, cache=ResponseCache())
+    paths = ("/tokens/me", "/runs/r1/cancel")
+    service.answers |= dict.fromkeys(paths, (200, {}))
+    client.me()
+    client.act("r1", "cancel")
+    service.answers |= dict.fromkeys(paths, (503, {}))
+    with pytest.raises(ServiceUnavailable):
+        client.me()
+    with pytest.raises(ServiceUnavailable):
+        client.act("r1", "cancel")
+
+
+def test_the_cache_forgets_the_oldest() -> None:
+    cache = ResponseCache(most=2)
+    for key in ("a", "b", "a", "c"):
+        cache.put(key, key)
+    assert list(cache.answers) == ["a", "c"]
+
+
+def test_a_sweep_over_one_setting_has_no_heat_map(service: Service, client: Client) -> None:
+    service.answers["/groups/g1/heatmap"] = (422, {"title": "Invalid request", "detail": "one setting"})
+    assert client.heat_map("g1") is None
+    with pytest.raises(Refused):
+        client.heat_map("g2")

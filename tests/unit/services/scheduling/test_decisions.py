@@ -1,0 +1,246 @@
+"""Which queued runs start (quotas, priorities, fairness, no starvation), and the next action for an executing one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gxpo_services.run_states import EXECUTING, RunState
+from gxpo_services.scheduling.decisions import (
+    OVERSIZED_S,
+    Candidate,
+    OversizedRuns,
+    Quotas,
+    Timeouts,
+    admit,
+    failure_reason,
+    losses_without_progress,
+    next_action,
+    oversize_reason,
+    pause_before_launch,
+)
+from gxpo_services.scheduling.launcher import JobStatus
+
+WIDE = Quotas(runs=100, cpus=1000.0, gpus=1000.0)
+
+
+def queued(number: int, submitter: str = "a", **values: float) -> Candidate:
+    return Candidate(number, submitter, **{"cpus": 1.0, "gpus": 0.0, "queued_at": float(number), **values})
+
+
+def numbers(runs: list[Candidate]) -> list[int]:
+    return [run.number for run in runs]
+
+
+def test_priority_comes_before_waiting_time() -> None:
+    waiting = [queued(1), queued(2, priority=5), queued(3, priority=-1), queued(4, priority=5)]
+    assert numbers(admit(waiting, [], WIDE)) == [2, 4, 1, 3]
+
+
+def test_the_submitter_with_the_fewest_runs_comes_first() -> None:
+    # a has two runs executing, b one, c none: c, then b and c are level and b has waited longer, ...
+    executing = [queued(90, "a"), queued(91, "a"), queued(92, "b")]
+    waiting = [queued(1, "a"), queued(2, "a"), queued(3, "b"), queued(4, "c"), queued(5, "c")]
+    assert numbers(admit(waiting, executing, WIDE)) == [4, 3, 5, 1, 2]
+
+
+def test_at_most_so_many_run_at_once() -> None:
+    quotas = Quotas(runs=3, cpus=1000.0, gpus=0.0)
+    assert numbers(admit([queued(n) for n in range(1, 9)], [queued(90)], quotas)) == [1, 2]
+    assert admit([queued(1)], [queued(90), queued(91), queued(92), queued(93)], quotas) == []
+
+
+def test_a_submitter_at_the_limit_holds_up_nobody_else() -> None:
+    quotas = Quotas(runs=100, cpus=1000.0, gpus=0.0, runs_per_user=2)
+    waiting = [queued(1, "a", priority=9), queued(2, "a", priority=9), queued(3, "b")]
+    assert numbers(admit(waiting, [queued(90, "a")], quotas)) == [1, 3]
+
+
+def test_smaller_runs_do_not_go_past_one_that_waits_for_processors() -> None:
+    quotas = Quotas(runs=100, cpus=4.0, gpus=0.0)
+    waiting = [queued(1, cpus=3.0), queued(2, cpus=1.0)]
+    assert admit(waiting, [queued(90, cpus=2.0)], quotas) == []
+    assert numbers(admit(waiting, [queued(90, cpus=1.0)], quotas)) == [1]
+    assert numbers(admit(waiting, [], quotas)) == [1, 2]
+
+
+def test_a_run_that_can_never_fit_blocks_nobody_and_is_told_why() -> None:
+    quotas = Quotas(runs=100, cpus=2.0, gpus=1.0)
+    assert numbers(admit([queued(1, cpus=2.5), queued(2, gpus=2.0), queued(3)], [], quotas)) == [3]
+    assert "2.5 CPUs" in (oversize_reason(queued(1, cpus=2.5), quotas) or "")
+    assert "2 GPUs" in (oversize_reason(queued(2, gpus=2.0), quotas) or "")
+    assert oversize_reason(queued(3, cpus=2.0, gpus=1.0), quotas) is None
+
+
+def test_fractions_of_a_processor_add_up_to_it() -> None:
+    quotas = Quotas(runs=100, cpus=1.0, gpus=0.0)
+    assert numbers(admit([queued(n, cpus=0.1) for n in range(1, 12)], [], quotas)) == list(range(1, 11))
+
+
+runs = st.builds(
+    Candidate,
+    number=st.integers(1, 10**6),
+    submitter=st.sampled_from("abc"),
+    cpus=st.sampled_from([0.5, 1.0, 2.0, 4.0]),
+    gpus=st.sampled_from([0.0, 1.0]),
+    priority=st.integers(-2, 2),
+    queued_at=st.floats(0, 100),
+)
+unique = st.lists(runs, max_size=12, unique_by=lambda run: run.number)
+quotas = st.builds(
+    Quotas,
+    runs=st.integers(1, 6),
+    cpus=st.sampled_from([1.0, 2.0, 6.0]),
+    gpus=st.sampled_from([0.0, 2.0]),
+    runs_per_user=st.none() | st.integers(1, 3),
+)
+
+
+@given(unique, unique, quotas)
+def test_no_quota_is_ever_exceeded_by_what_is_admitted(
+    waiting: list[Candidate], executing: list[Candidate], bounds: Quotas
+) -> None:
+    chosen = admit(waiting, executing, bounds)
+    assert len(set(numbers(chosen))) == len(chosen)
+    if not chosen:
+        return
+    together = [*executing, *chosen]
+    assert len(together) <= bounds.runs
+    assert sum(run.cpus for run in together) <= bounds.cpus + 1e-6
+    assert sum(run.gpus for run in together) <= bounds.gpus + 1e-6
+    for name in {run.submitter for run in chosen} if bounds.runs_per_user else ():
+        assert sum(run.submitter == name for run in together) <= bounds.runs_per_user
+
+
+@given(unique, quotas)
+def test_on_an_idle_cluster_something_starts_when_anything_fits(waiting: list[Candidate], bounds: Quotas) -> None:
+    assert bool(admit(waiting, [], bounds)) == any(oversize_reason(run, bounds) is None for run in waiting)
+
+
+def test_a_run_of_any_device_counts_its_gpus_in_a_cluster_that_has_some() -> None:
+    runs = [queued(number, gpus=2.0, needs_gpus=False) for number in (1, 2)]
+    two = Quotas(runs=100, cpus=1000.0, gpus=2.0)
+    assert numbers(admit(runs, [], two)) == [1], "both on two GPUs would wait for each other"
+    assert numbers(admit(runs[1:], runs[:1], two)) == []
+    none = Quotas(runs=100, cpus=1000.0, gpus=0.0)
+    assert numbers(admit(runs, [], none)) == [1, 2], "on CPUs"
+    assert oversize_reason(runs[0], none) is None
+    assert oversize_reason(queued(3, gpus=2.0), none) is not None
+
+
+TWO_CPUS = Quotas(runs=10, cpus=2.0, gpus=0.0)
+LARGE = Candidate(1, "a", cpus=3.0, gpus=0.0, queued_at=5.0)
+
+
+def test_a_run_is_overdue_after_being_too_large_without_a_break() -> None:
+    oversized = OversizedRuns()
+    assert oversized.overdue([LARGE], TWO_CPUS, 10.0) == {}
+    assert oversized.overdue([LARGE], TWO_CPUS, 9.0 + OVERSIZED_S) == {}
+    assert list(oversized.overdue([LARGE], TWO_CPUS, 10.0 + OVERSIZED_S)) == [1]
+    assert oversized.overdue([LARGE], replace(TWO_CPUS, cpus=3.0), 11.0 + OVERSIZED_S) == {}
+    assert oversized.overdue([LARGE], TWO_CPUS, 12.0 + OVERSIZED_S) == {}
+    oversized.clear()
+    assert oversized.overdue([LARGE], TWO_CPUS, 12.0 + 2 * OVERSIZED_S) == {}
+
+
+def test_the_next_run_of_the_same_number_begins_anew() -> None:
+    oversized = OversizedRuns()
+    oversized.overdue([LARGE], TWO_CPUS, 10.0)
+    assert oversized.overdue([replace(LARGE, queued_at=6.0)], TWO_CPUS, 10.0 + OVERSIZED_S) == {}
+
+
+TIMEOUTS = Timeouts(start_s=900, heartbeat_s=120, cancel_grace_s=60, pause_grace_s=300)
+S = RunState
+
+
+def action(state: RunState, job: str, *, launch: float = 0, silence: float = 0, request: float = 0) -> str:
+    chosen, why = next_action(
+        state, JobStatus(job), launch_age_s=launch, silence_s=silence, request_age_s=request, timeouts=TIMEOUTS
+    )
+    assert bool(why) == (chosen != "wait"), "every action has a reason"
+    return chosen
+
+
+@pytest.mark.parametrize("job", ["succeeded", "failed", "stopped"])
+@pytest.mark.parametrize("state", sorted(EXECUTING))
+def test_the_end_of_a_job_ends_its_launch(state: RunState, job: str) -> None:
+    assert action(state, job) == "finish"
+
+
+@pytest.mark.parametrize("state", [S.STARTING, S.RECOVERING])
+def test_a_launch_without_a_job_gets_one_until_its_time_is_over(state: RunState) -> None:
+    assert action(state, "unknown", launch=899) == "submit"
+    assert action(state, "unknown", launch=901) == "finish"
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, S.PAUSING, S.CANCELLING])
+def test_a_job_that_is_forgotten_ends_its_launch(state: RunState) -> None:
+    assert action(state, "unknown") == "finish"
+
+
+@pytest.mark.parametrize("job", ["pending", "running"])
+def test_each_state_has_its_own_time_out(job: str) -> None:
+    for state in (S.STARTING, S.RECOVERING):
+        assert action(state, job, silence=899, request=9999) == "wait"
+        assert action(state, job, silence=901) == "stop"
+    assert action(S.RUNNING, job, silence=119, launch=9999, request=9999) == "wait"
+    assert action(S.RUNNING, job, silence=121) == "stop"
+    assert action(S.CANCELLING, job, request=59, silence=9999) == "wait"
+    assert action(S.CANCELLING, job, request=61) == "stop"
+    assert action(S.PAUSING, job, request=299, silence=119) == "wait"
+    assert action(S.PAUSING, job, request=301) == "stop"
+    assert action(S.PAUSING, job, request=0, silence=121) == "stop"
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        ("unknown", "the launcher no longer knows its job"),
+        ("succeeded", "its job has ended, without an outcome"),
+        ("failed", "its job has failed, without an outcome"),
+        ("stopped", "its job has stopped, without an outcome"),
+    ],
+)
+def test_the_reason_names_how_the_job_ended(job: str, why: str) -> None:
+    ended = next_action(S.RUNNING, JobStatus(job), launch_age_s=0, silence_s=0, request_age_s=0, timeouts=TIMEOUTS)
+    assert ended == ("finish", why)
+
+
+def test_the_failure_reason_names_the_cause() -> None:
+    assert failure_reason(S.RUNNING, JobStatus("failed", "exit code 137")) == "lost_heartbeat"
+    assert failure_reason(S.STARTING, JobStatus("failed", "exit code 1")) == "setup_failed"
+    for message in ("ray.exceptions.OutOfMemoryError: Task was killed", "killed: out of memory"):
+        assert failure_reason(S.RUNNING, JobStatus("failed", message)) == "out_of_memory"
+    assert failure_reason(S.RUNNING, JobStatus("succeeded", "out of memory")) == "lost_heartbeat"
+
+
+def test_a_report_of_lacking_memory_is_one_line_of_a_message() -> None:
+    killed = "1 worker(s) were killed due to the node running low on memory. 6.58GB used / 23.54GB limit"
+    job = JobStatus("failed", f"The actor died.\n{killed}\n" + "- objects spillable: 0\n" * 200)
+    assert (job.out_of_memory, job.summary) == (True, killed)
+    assert JobStatus("failed", "x" * 4000).summary == "x" * 1000
+
+
+@pytest.mark.parametrize(
+    ("steps", "lost"),
+    [
+        ([], 0),
+        ([0], 1),
+        ([0, 0, 0], 3),
+        ([7], 1),
+        ([7, 7, 7], 3),
+        # A run that repeats steps from its checkpoint has not come further.
+        ([7, 5, 6, 7], 4),
+        ([7, 5, 8], 1),
+        ([3, 3, 4, 4], 2),
+    ],
+)
+def test_only_losses_since_the_last_new_step_count(steps: list[int], lost: int) -> None:
+    assert losses_without_progress(steps) == lost
+
+
+def test_the_pause_before_a_launch_doubles_with_each_loss_without_progress() -> None:
+    assert [pause_before_launch(losses) for losses in (0, 1, 2, 3, 4, 7, 8, 2000)] == [0, 0, 5, 10, 20, 160, 300, 300]
