@@ -13,7 +13,6 @@ import pytest
 
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.compare.groups import Payoff, compare_groups, default_baseline, payoff_of, spread_budgets
-from gxpo_trainer.compare.heat_map import heat_map, varied_settings
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.rows import (
     SERIES_NAMES,
@@ -29,7 +28,9 @@ from gxpo_trainer.compare.seeds import (
     differing_settings,
     group_by_config,
     group_labels,
+    heat_map,
     seed_band,
+    varied_settings,
 )
 from gxpo_trainer.compare.text_tables import all_tables, budget_table, curve_table, equal_cost_table
 from gxpo_trainer.errors import DataError

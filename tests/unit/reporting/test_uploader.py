@@ -19,8 +19,16 @@ from support.ingest_server import KINDS, IngestServer
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import JsonLines, write_json
-from gxpo_trainer.reporting.uploader import ServiceAddress, ServiceUnavailable, Timing, Uploader, take_service
-from gxpo_trainer.reporting.uploader_batches import FILES, MAX_EVENTS, LineTail
+from gxpo_trainer.reporting.uploader import (
+    FILES,
+    MAX_EVENTS,
+    LineTail,
+    ServiceAddress,
+    ServiceUnavailable,
+    Timing,
+    Uploader,
+    take_service,
+)
 
 QUICK = Timing(poll=0.01, heartbeat=0.05, first_retry=0.005, last_retry=0.02, give_up=20.0)
 OUTCOME = {"attempt": 1, "outcome": "succeeded"}

@@ -7,8 +7,8 @@ import pytest
 
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.sources import Rollouts, num_sampled
+from gxpo_trainer.training.controller import environment_metrics, rollout_metrics, staleness_metrics
 from gxpo_trainer.training.evaluation import score_groups
-from gxpo_trainer.training.step_metrics import environment_metrics, rollout_metrics, staleness_metrics
 from gxpo_trainer.types import Episode, EpisodeEnd, Group, Prompt, Sample, ScoredGroup, Utterance, Verdict
 
 ASK, GIVEN = Utterance("policy", "<calc>1+1</calc>"), Utterance("environment", "2")

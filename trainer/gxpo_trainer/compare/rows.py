@@ -85,7 +85,7 @@ def run_curves(
     settings = flatten(config)
     return RunCurves(
         name=str(config["name"]),
-        rule=rule_label(config),
+        rule=run_label(config["learner"]["rule"]),
         seed=int(config["seed"]),
         curve=_curve([[rows[name] for name in chosen] for rows in complete], series, metric, with_problems),
         gate=_gate(series, config),
@@ -130,11 +130,6 @@ def decode_evaluation(row: Mapping[str, Any]) -> Row:
         }
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"a row is not an evaluation ({type(error).__name__}: {error})") from None
-
-
-def rule_label(config: Mapping[str, Any]) -> str:
-    """Label of a run's rule with its main settings: GRPO, SFPO K=3, GXPO K=10 replay 1 probe."""
-    return run_label(config["learner"]["rule"])
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

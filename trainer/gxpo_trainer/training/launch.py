@@ -74,7 +74,7 @@ class Launch:
                 self._uploader.abandon()
             raise
         if self.serves:
-            self._remove_outcome()
+            (self.out_dir / OUTCOME).unlink(missing_ok=True)
         self.watch_sigterm()
         return self
 
@@ -87,7 +87,7 @@ class Launch:
 
     def begin(self, reporter: RunReporter) -> None:
         """Start the run: its files are open, and the uploader follows them."""
-        self._remove_outcome()
+        (self.out_dir / OUTCOME).unlink(missing_ok=True)
         self._reporter = reporter
         if self._uploader is not None:
             self._uploader.follow()
@@ -187,9 +187,6 @@ class Launch:
     def _check_owner(self) -> None:
         if self.fenced is not None:
             raise TrainingError(f"{self.out_dir}: {self.fenced}; another launch owns the run, or it was deleted")
-
-    def _remove_outcome(self) -> None:
-        (self.out_dir / OUTCOME).unlink(missing_ok=True)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self.terminated = True

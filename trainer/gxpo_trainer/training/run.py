@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import ray
@@ -162,10 +162,12 @@ def _reserve(
         if (request := launch.control_request()) is not None:
             raise _StoppedWaiting(request)
 
-    def check(placement: Placement, cluster: Mapping[str, float]) -> None:
-        check_memory(placement, prepared.model_folder, cluster)
-
-    placement = reserve(prepared.placement, owned=owned, on_wait=on_wait, before_request=check)
+    placement = reserve(
+        prepared.placement,
+        owned=owned,
+        on_wait=on_wait,
+        before_request=lambda placement, cluster: check_memory(placement, prepared.model_folder, cluster),
+    )
     reporter.log_event("device", f"device {placement.device}: {placement.device_reason}", device=placement.device)
     if placement.colocated:
         shared = f"share {placement.num_gpus} GPUs" if placement.device == "gpu" else "take turns on the CPUs"
