@@ -1,7 +1,8 @@
-"""RunConfig: what is refused, and with which words; what is documented."""
+"""RunConfig: what is refused, and with which words; what is documented; configs of earlier versions are still read."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -124,3 +125,21 @@ def test_every_setting_has_a_description() -> None:
 
 def test_the_configuration_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == render_page(), "run `make docs`"
+
+
+RECORDINGS = Path(__file__).parents[2] / "browser" / "recordings"
+
+
+@pytest.mark.parametrize("name", ["demo", "demo-grpo"])
+def test_the_config_of_a_recorded_run_is_read(name: str) -> None:
+    stored = json.loads((RECORDINGS / name / "run.json").read_text(encoding="utf-8"))["config"]
+    found = RunConfig.model_validate(stored)
+    assert (found.name, found.learner.rule.name) == (stored["name"], stored["learner"]["rule"]["name"])
+    assert (found.learner.loss.correction, found.learner.loss.importance_high) == ("auto", 2.0)
+
+
+def test_a_cap_of_importance_weights_is_a_truncation() -> None:
+    loss = build({"learner": {"loss": {"importance_cap": 3.0}}}).learner.loss
+    assert (loss.correction, loss.importance_high) == ("token_truncate", 3.0)
+    assert build({}, ["learner.loss.correction=none"]).learner.loss.correction == "none"
+    assert build({"learner": {"loss": {"importance_cap": "none"}}}) == build({})
