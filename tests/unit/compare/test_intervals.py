@@ -73,15 +73,6 @@ def test_doubling_and_halving_average_to_no_speed_up() -> None:
         ratio_interval([1.0, 0.0])
 
 
-def test_pairing_removes_the_variance_of_problems() -> None:
-    generator = np.random.default_rng(1)
-    hardness = generator.random(200)
-    first = hardness + 0.05 + 0.01 * generator.normal(size=200)
-    paired = paired_bootstrap(first, hardness)
-    shuffled = paired_bootstrap(first, generator.permutation(hardness))
-    assert paired.high - paired.low < 0.1 * (shuffled.high - shuffled.low)
-
-
 def test_bootstrap_is_a_function_of_its_seed() -> None:
     generator = np.random.default_rng(2)
     first, second = generator.random((2, 40))

@@ -188,22 +188,6 @@ def test_a_launch_continues_from_the_offsets_of_the_service(tmp_path: Path, serv
     assert server.calls[before]["batch"] is None, "it asks first"
 
 
-def test_rows_lost_by_the_service_are_sent_again(run: Run, server: IngestServer) -> None:
-    run.write("metrics", 10)
-    run.write("samples", 10)
-    run.arrives(server)
-    server.forget("metrics", 7)
-    server.forget("samples", 1)
-    run.write("metrics", 2)
-    run.arrives(server)
-    assert 409 in server.statuses
-    server.stop()
-    server.reset()
-    server.start()
-    run.write("events")
-    run.arrives(server)
-
-
 def test_a_heartbeat_detects_lost_rows(tmp_path: Path, server: IngestServer) -> None:
     run = Run(tmp_path, server, Timing(poll=0.01, heartbeat=0.0, first_retry=0.005))
     run.write("metrics", 5)

@@ -250,13 +250,6 @@ def test_the_readme_quotes_the_page() -> None:
     assert [line for line in quoted if line not in page.splitlines()] == []
 
 
-def test_the_readme_claims_no_advantage_at_equal_passes_that_the_page_does_not_show() -> None:
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "At 60 backward passes no arm is shown to be above GRPO." in readme
-    (line,) = re.findall(r"^- At 60 backward passes: .*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert "higher:" not in line
-
-
 @pytest.mark.parametrize("name", ["reference", "asynchronous-grpo", "asynchronous-gxpo"])
 def test_the_data_is_of_the_study_that_is_in_the_repository(name: str) -> None:
     assert study_data.read(ROOT / "studies" / name).study == load_study(ROOT / "studies" / f"{name}.toml")

@@ -147,22 +147,6 @@ def earlier(tmp_path: Path) -> Checkpoint:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"budget": {"steps": 4}},
-        {"budget": {"steps": None, "backward_passes": 9}},
-        {"name": "second"},
-        {"evaluation": {"every_steps": 7}},
-        {"checkpoint": {"every_steps": 1}},
-        {"placement": {"learner_threads": 1}},
-        {"timeouts": {"sampling_s": 7200.0}},
-    ],
-)
-def test_what_no_step_computes_with_may_change(tmp_path: Path, earlier: Checkpoint, change: dict[str, Any]) -> None:
-    check_same_run(earlier, RunConfig.model_validate({**FIRST, **change}), tmp_path)
-
-
-@pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"learner": {"rule": {"name": "gxpo", "k": 7}}}, r"learner\.rule\.k = 3, this run has 7"),
@@ -177,7 +161,7 @@ def test_what_no_step_computes_with_may_change(tmp_path: Path, earlier: Checkpoi
         ({"verifier": {"rewards": [{"name": "format"}]}}, r"verifier\.rewards"),
     ],
 )
-def test_what_a_step_computes_with_may_not(
+def test_what_a_step_computes_with_may_not_change(
     tmp_path: Path, earlier: Checkpoint, change: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(CheckpointError, match=named):
@@ -187,6 +171,19 @@ def test_what_a_step_computes_with_may_not(
 @pytest.mark.parametrize(
     "change",
     [
+        # What no step computes with.
+        {"budget": {"steps": 4}},
+        {"budget": {"steps": None, "backward_passes": 9}},
+        {"name": "second"},
+        {"evaluation": {"every_steps": 7}},
+        {"checkpoint": {"every_steps": 1}},
+        {"placement": {"learner_threads": 1}},
+        {"timeouts": {"sampling_s": 7200.0}},
+        {"verifier": {"workers": 7}},
+        # A checkpoint is resharded.
+        {"learner": {**FIRST["learner"], "zero_stage": 3}},
+        {"placement": {"learner_ranks": 2}},
+        # What messages say to change, memory and limits: the sums of a step are the same up to rounding.
         {"model": {"gradient_checkpointing": True}},
         {"learner": {**FIRST["learner"], "token_budget": 64}},
         {"rollout": {"max_num_seqs": 8}},
@@ -196,16 +193,7 @@ def test_what_a_step_computes_with_may_not(
         {"rollout": {"logprob_gap_max_limit": 9.0}},
     ],
 )
-def test_what_messages_say_to_change_may_change(tmp_path: Path, earlier: Checkpoint, change: dict[str, Any]) -> None:
-    """Memory settings and limits: the sums of a step are the same up to rounding."""
-    check_same_run(earlier, RunConfig.model_validate({**FIRST, **change}), tmp_path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"learner": {**FIRST["learner"], "zero_stage": 3}}, {"placement": {"learner_ranks": 2}}],
-)
-def test_stage_and_ranks_may_change_because_a_checkpoint_is_resharded(
+def test_what_changes_no_step_but_by_rounding_may_change(
     tmp_path: Path, earlier: Checkpoint, change: dict[str, Any]
 ) -> None:
     check_same_run(earlier, RunConfig.model_validate({**FIRST, **change}), tmp_path)

@@ -269,13 +269,6 @@ def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, capsys: Any) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
-def test_resume_and_continue_exclude_each_other(capsys: Any) -> None:
-    with pytest.raises(SystemExit) as ended:
-        train("x.toml", "--resume", "--continue")
-    assert ended.value.code == 2
-    assert "not allowed with" in capsys.readouterr().err
-
-
 # ---- reasons, attempts, addresses ----------------------------------------------------------------------------
 
 
