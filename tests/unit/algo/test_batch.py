@@ -487,13 +487,13 @@ def conversations(seed: int, *, num_prompts: int = 4, num_samples: int = 3, left
 
 
 def assert_same(
-    found: tuple[float, Tensor, dict[str, Tensor]], expected: tuple[float, Tensor, dict[str, float]]
+    actual: tuple[float, Tensor, dict[str, Tensor]], expected: tuple[float, Tensor, dict[str, float]]
 ) -> None:
     # Weights and sampler log-probabilities are float32: one part in 10⁶ of terms of order 1, which may cancel in a sum.
-    assert found[0] == pytest.approx(expected[0], rel=1e-5, abs=1e-6)
-    assert relative_difference(found[1], expected[1]) < 1e-5
+    assert actual[0] == pytest.approx(expected[0], rel=1e-5, abs=1e-6)
+    assert relative_difference(actual[1], expected[1]) < 1e-5
     for name, value in expected[2].items():
-        assert float(found[2][name]) == pytest.approx(value, rel=1e-5), name
+        assert float(actual[2][name]) == pytest.approx(value, rel=1e-5), name
 
 
 @pytest.mark.parametrize("options", [TOKEN_LEVEL, SEQUENCE_LEVEL], ids=["token_level", "sequence_level"])
@@ -707,14 +707,14 @@ def test_warm_up_rises_evenly_and_reaches_the_rate_at_its_last_step() -> None:
 
 def test_linear_decay_starts_after_the_warm_up_and_ends_after_the_last_step() -> None:
     # Four steps of decay: 0, 1/4, 1/2, 3/4 of it are done at steps 3 to 6.
-    found = rates([1, 2, 3, 4, 5, 6, 7, 8], total=6, schedule="linear", warmup_steps=2)
-    assert found == pytest.approx([0.4, 0.8, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
+    decayed = rates([1, 2, 3, 4, 5, 6, 7, 8], total=6, schedule="linear", warmup_steps=2)
+    assert decayed == pytest.approx([0.4, 0.8, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
 
 
 def test_cosine_decay_by_hand() -> None:
     # (1 + cos(π/4))/2 = 0.853553 after a quarter, 1/2 after half, (1 − cos(π/4))/2 = 0.146447 after three quarters.
-    found = rates([1, 2, 3, 4, 5, 6], total=4, schedule="cosine")
-    assert found == pytest.approx([0.8, 0.6828427, 0.4, 0.1171573, 0.0, 0.0], abs=1e-7)
+    decayed = rates([1, 2, 3, 4, 5, 6], total=4, schedule="cosine")
+    assert decayed == pytest.approx([0.8, 0.6828427, 0.4, 0.1171573, 0.0, 0.0], abs=1e-7)
 
 
 def test_a_warm_up_as_long_as_the_run_never_decays_within_it() -> None:

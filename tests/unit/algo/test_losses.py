@@ -362,8 +362,8 @@ def test_expectation_of_each_correction_equals_its_formula(proximal: str, correc
 def test_each_correction_differs_from_the_others_on_the_toy_policies() -> None:
     toy = Toy(seed=3)
     names = ("one", "none", "token_truncate", "token_mask", "sequence_mask")
-    found = [toy.expectation(name, under=toy.behaviour) for name in names]
-    assert all(np.abs(a - b).max() > 1e-3 for a, b in itertools.combinations(found, 2))
+    gradients = [toy.expectation(name, under=toy.behaviour) for name in names]
+    assert all(np.abs(a - b).max() > 1e-3 for a, b in itertools.combinations(gradients, 2))
 
 
 @pytest.mark.parametrize("proximal", ["learner", "sampler"])

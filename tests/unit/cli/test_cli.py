@@ -171,11 +171,12 @@ def test_eval_refuses_an_engine_that_cannot_split_the_heads_before_anything_star
 def test_eval_plays_in_the_environment_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[argparse.Namespace] = []
     monkeypatch.setattr(cli, "run_eval", lambda args: seen.append(args) or 0)
-    mine = ("eval", "--model", "starter", "--benchmark", "b", "--max-new-tokens", "40")
+    mine = ("eval", "--model", "starter", "--benchmark", "math500, gsm8k", "--max-new-tokens", "40")
     run(*mine)
     changes = ("name=calculator", "max_turns=3", "max_observation_tokens=20")
     run(*mine, *(word for change in changes for word in ("--set", f"environment.{change}")))
     run(*mine, "--set", "environment.name=openenv")
+    assert seen[0].benchmark == ("math500", "gsm8k")
     single, played = (evaluation._config(args, "starter") for args in seen[:2])
     assert single.environment == EnvironmentConfig()
     assert played.environment == EnvironmentConfig(name="calculator", max_turns=3, max_observation_tokens=20)
@@ -271,16 +272,16 @@ def test_a_run_that_does_not_fit_ends_with_code_1_and_the_setting(
 
 def test_four_gpus_are_shared_by_as_many_ranks_and_samplers(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
     even = ("placement.learner_ranks=4", "placement.samplers=4", "placement.colocate=auto")
-    code, found = planned(capsys, paper, "--gpus", "4", *(part for change in even for part in ("--set", change)))
-    assert (code, found["devices_needed"], found["shared_devices"], found["resident"]) == (0, 4, True, True)
+    code, plan = planned(capsys, paper, "--gpus", "4", *(part for change in even for part in ("--set", change)))
+    assert (code, plan["devices_needed"], plan["shared_devices"], plan["resident"]) == (0, 4, True, True)
     assert run("plan", paper, "--gpus", "4", *(part for change in even for part in ("--set", change))) == 0
     assert "Learner and sampler stay on their shared devices." in capsys.readouterr().out
 
 
 def test_as_many_gpus_as_asked_for_are_planned(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = planned(capsys, paper, "--gpu", "h100-80", "--set", "placement.learner_ranks=7")
-    assert (code, found["num_devices"], found["devices_needed"]) == (0, 8, 8)
-    own = next(rule for rule in found["rules"] if rule["own"])
+    code, plan = planned(capsys, paper, "--gpu", "h100-80", "--set", "placement.learner_ranks=7")
+    assert (code, plan["num_devices"], plan["devices_needed"]) == (0, 8, 8)
+    own = next(rule for rule in plan["rules"] if rule["own"])
     assert own["gpu_hours"] == pytest.approx(8 * own["hours"])
     assert own["seconds"]["step"] == pytest.approx(sum(own["seconds"].values()) - own["seconds"]["step"])
 
@@ -288,10 +289,10 @@ def test_as_many_gpus_as_asked_for_are_planned(paper: Path, capsys: pytest.Captu
 def test_a_host_is_planned_with_its_own_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "demo.toml"
     file.write_text(to_toml(load_preset("demo", ["placement.device=cpu"])), encoding="utf-8")
-    code, found = planned(capsys, file)
-    assert (code, found["device"]) == (0, "cpu")
-    assert found["memory"][0]["limit_bytes"] > 2**30
-    assert [rule["gpu_hours"] for rule in found["rules"]] == [None, None, None]
+    code, plan = planned(capsys, file)
+    assert (code, plan["device"]) == (0, "cpu")
+    assert plan["memory"][0]["limit_bytes"] > 2**30
+    assert [rule["gpu_hours"] for rule in plan["rules"]] == [None, None, None]
 
 
 def test_an_unknown_gpu_names_the_known_ones(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -341,12 +342,12 @@ def test_a_calibrated_plan_repeats_the_runs_times(tmp_path: Path, capsys: pytest
     file = tmp_path / "demo.toml"
     file.write_text(to_toml(config), encoding="utf-8")
     measured = finished_run(tmp_path / "measured", config, update_s=7.0)
-    _, found = planned(capsys, file, "--calibrate", measured)
-    own = next(rule for rule in found["rules"] if rule["own"])
+    _, plan = planned(capsys, file, "--calibrate", measured)
+    own = next(rule for rule in plan["rules"] if rule["own"])
     assert own["seconds"]["sampling"] == pytest.approx(2.0)
     assert own["seconds"]["passes"] + own["seconds"]["look_ahead"] == pytest.approx(7.0)
     assert own["seconds"]["step"] == pytest.approx(10.0)
-    assert any("calibrated to measured" in line for line in found["assumptions"])
+    assert any("calibrated to measured" in line for line in plan["assumptions"])
 
 
 def test_a_folder_that_is_no_run_cannot_calibrate(

@@ -83,13 +83,13 @@ def test_an_evaluation_states_its_costs_and_the_steps_metrics_fill_the_gaps() ->
         gate__threshold={2: 0.5},
         gate__shutoff_step={3: 3},
     )
-    found = run_curves({"config": config()}, rows, metrics)
-    np.testing.assert_array_equal(found.curve.steps, [0, 4, 6])
-    np.testing.assert_array_equal(found.curve.backward_passes, [0, 12, 18])
-    np.testing.assert_array_equal(found.curve.hours, [0, 0.5, 1])
-    np.testing.assert_array_equal(found.curve.tokens, [0, 400, np.nan])
-    assert (found.gate.threshold, found.gate.shutoff_step) == (0.5, 3)
-    np.testing.assert_array_equal(found.gate.z, [0.1, 0.7])
+    run = run_curves({"config": config()}, rows, metrics)
+    np.testing.assert_array_equal(run.curve.steps, [0, 4, 6])
+    np.testing.assert_array_equal(run.curve.backward_passes, [0, 12, 18])
+    np.testing.assert_array_equal(run.curve.hours, [0, 0.5, 1])
+    np.testing.assert_array_equal(run.curve.tokens, [0, 400, np.nan])
+    assert (run.gate.threshold, run.gate.shutoff_step) == (0.5, 3)
+    np.testing.assert_array_equal(run.gate.z, [0.1, 0.7])
 
 
 def test_metrics_are_asked_for_where_an_evaluation_leaves_a_cost_out() -> None:
@@ -112,17 +112,17 @@ def test_settings_are_told_apart_by_their_json() -> None:
 
 def test_conditions_and_gate_are_those_of_the_last_record() -> None:
     rows = [evaluation(0, 0.2, samples_per_prompt=1), evaluation(5, 0.3, samples_per_prompt=16)]
-    found = run_curves({"config": config()}, rows, series(gate__threshold={1: 0.5, 5: 0.25}))
-    assert found.conditions["eval.easy.samples_per_prompt"] == "16"
-    assert found.gate.threshold == 0.25
+    run = run_curves({"config": config()}, rows, series(gate__threshold={1: 0.5, 5: 0.25}))
+    assert run.conditions["eval.easy.samples_per_prompt"] == "16"
+    assert run.gate.threshold == 0.25
 
 
 def test_a_value_that_is_not_finite_is_no_evaluation_and_no_cost() -> None:
     rows = [evaluation(0, 0.2), evaluation(5, math.nan), evaluation(9, 0.3, training_s=math.inf)]
-    found = run_curves({"config": config()}, rows, series(gate__shutoff_step={9: math.nan}))
-    np.testing.assert_array_equal(found.curve.steps, [0, 9])
-    assert math.isnan(found.curve.hours[1])
-    assert found.gate.shutoff_step is None
+    run = run_curves({"config": config()}, rows, series(gate__shutoff_step={9: math.nan}))
+    np.testing.assert_array_equal(run.curve.steps, [0, 9])
+    assert math.isnan(run.curve.hours[1])
+    assert run.gate.shutoff_step is None
 
 
 def test_named_benchmarks_are_averaged_at_the_steps_that_have_them_all() -> None:
@@ -137,11 +137,11 @@ def test_named_benchmarks_are_averaged_at_the_steps_that_have_them_all() -> None
 
 
 def test_an_identity_that_states_little_still_gives_a_run() -> None:
-    found = run_curves({"config": config(), "code": None, "packages": None}, [evaluation(0, 0.5)], {})
-    assert found.conditions["policy_sha256"] == "None"
-    assert (found.gate.steps.size, found.gate.z.size, found.gate.threshold) == (0, 0, None)
-    assert "rollout.max_num_seqs" in found.hardware
-    assert not any(name.startswith(("learner.rule", "seed", "name")) for name in found.conditions)
+    run = run_curves({"config": config(), "code": None, "packages": None}, [evaluation(0, 0.5)], {})
+    assert run.conditions["policy_sha256"] == "None"
+    assert (run.gate.steps.size, run.gate.z.size, run.gate.threshold) == (0, 0, None)
+    assert "rollout.max_num_seqs" in run.hardware
+    assert not any(name.startswith(("learner.rule", "seed", "name")) for name in run.conditions)
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_a_row_that_is_no_evaluation_is_rejected(row: dict[str, Any]) -> None:
 
 
 def test_strings_for_non_finite_values_are_decoded() -> None:
-    found = decode_evaluation({"step": 1, "benchmark": "a", "scores": {"pass@1": "NaN"}, "training_s": "Infinity"})
-    assert math.isnan(found["scores"]["pass@1"])
-    assert found["training_s"] == math.inf
+    row = decode_evaluation({"step": 1, "benchmark": "a", "scores": {"pass@1": "NaN"}, "training_s": "Infinity"})
+    assert math.isnan(row["scores"]["pass@1"])
+    assert row["training_s"] == math.inf
 
 
 def test_runs_are_grouped_by_config_apart_from_name_and_seed() -> None:
@@ -185,9 +185,9 @@ def test_group_names_become_unique() -> None:
         return list(group_labels(dict.fromkeys(flat, "GXPO K=5"), flat).values())
 
     grid = [config(alpha=a, tau=t, window=w) for a in (0.1, 0.5) for t in (1, 2) for w in (30, 40)]
-    found = labels(*grid)
-    assert found[0] == "GXPO K=5 alpha=0.1 tau=1 window=30"
-    assert len(set(found)) == 8
+    names = labels(*grid)
+    assert names[0] == "GXPO K=5 alpha=0.1 tau=1 window=30"
+    assert len(set(names)) == 8
     assert labels(config(alpha=0.1), config(alpha=0.5)) == ["GXPO K=5 alpha=0.1", "GXPO K=5 alpha=0.5"]
     assert labels(config(rate=1e-5), config(rate=2e-5)) == ["GXPO K=5 lr 1e-05", "GXPO K=5 lr 2e-05"]
     # Settings of the rule come first, wherever the config has them.
@@ -205,8 +205,8 @@ def test_group_names_become_unique() -> None:
 def test_odd_characters_in_settings_stay_text() -> None:
     nasty = 'line\nbreak, "quote" = 🦆'
     flat = {"a": flatten(config(note=nasty)), "b": flatten(config(note="plain"))}
-    found = group_labels({"a": "GXPO", "b": "GXPO"}, flat)
-    assert found["a"] == f"GXPO note={json.dumps(nasty, ensure_ascii=False)}"
+    names = group_labels({"a": "GXPO", "b": "GXPO"}, flat)
+    assert names["a"] == f"GXPO note={json.dumps(nasty, ensure_ascii=False)}"
     assert differing_settings(flat) == {
         "learner.rule.note": {"a": json.dumps(nasty, ensure_ascii=False), "b": '"plain"'}
     }
@@ -243,8 +243,8 @@ def test_budgets_are_spread_up_to_the_largest_common_one() -> None:
         SeedGroup("a", (flat_run(0.5, last=300, hours=9.0),)),
         SeedGroup("b", (flat_run(0.5, last=400, hours=12.0),)),
     ]
-    found = spread_budgets(groups, {"backward_passes": 3, "hours": 3, "steps": 1})
-    assert found == {"steps": (300.0,), "backward_passes": (100.0, 200.0, 300.0), "hours": (3.0, 6.0, 9.0)}
+    spread = spread_budgets(groups, {"backward_passes": 3, "hours": 3, "steps": 1})
+    assert spread == {"steps": (300.0,), "backward_passes": (100.0, 200.0, 300.0), "hours": (3.0, 6.0, 9.0)}
     tiny = [SeedGroup("a", (flat_run(0.5, last=1),))]
     assert spread_budgets(tiny, {"steps": 3}) == {"steps": (1.0,)}
     unknown = [SeedGroup("a", (flat_run(0.5, hours=math.nan),))]
@@ -315,22 +315,22 @@ def test_intervals_stand_beside_the_means_in_percentage_points() -> None:
 def test_the_most_accurate_grpo_is_the_baseline() -> None:
     def groups(**accuracies: tuple[float, ...]) -> list[SeedGroup]:
         return [
-            SeedGroup(name, tuple(flat_run(value, seed) for seed, value in enumerate(found)))
-            for name, found in accuracies.items()
+            SeedGroup(name, tuple(flat_run(value, seed) for seed, value in enumerate(values)))
+            for name, values in accuracies.items()
         ]
 
     # Means 0.5 and 0.55; the seeds' best does not count.
-    found = groups(GXPO=(0.9,), GRPO_1=(0.2, 0.8), GRPO_2=(0.5, 0.6), GRPO_3=(0.55, 0.55))
-    assert default_baseline(found) == "GRPO_2"
+    tuned = groups(GXPO=(0.9,), GRPO_1=(0.2, 0.8), GRPO_2=(0.5, 0.6), GRPO_3=(0.55, 0.55))
+    assert default_baseline(tuned) == "GRPO_2"
     assert default_baseline(groups(GXPO=(0.1,), SFPO=(0.9,))) == "GXPO"
 
 
 def test_a_heat_map_by_hand() -> None:
     settings = [{"k": k, "alpha": a} for k in (10, 3) for a in (0.5, 0.1) for _ in range(2)]
     values = [0.1, 0.3, 0.5, None, 0.7, 0.9, None, math.nan]
-    found = heat_map(settings, values, "alpha", "k")
-    assert (found.x_values, found.y_values, found.mixed) == ((0.1, 0.5), (3, 10), ())
-    cells = {(found.x_values[cell.x], found.y_values[cell.y]): cell for cell in found.cells}
+    grid = heat_map(settings, values, "alpha", "k")
+    assert (grid.x_values, grid.y_values, grid.mixed) == ((0.1, 0.5), (3, 10), ())
+    cells = {(grid.x_values[cell.x], grid.y_values[cell.y]): cell for cell in grid.cells}
     assert cells[0.5, 10].interval == Interval(
         pytest.approx(0.2),  # type: ignore[arg-type]
         pytest.approx(0.2 - 12.7062 * 0.1, abs=1e-4),
@@ -376,8 +376,8 @@ def test_speed_up_at_a_share(share, synchronous, asynchronous) -> None:
 
 
 def test_the_interval_scales_with_the_estimate() -> None:
-    found = GXPO.speed_up(0.5)
-    assert (found.low, found.high, found.num) == (pytest.approx(0.75), pytest.approx(1.25), 5)
+    interval = GXPO.speed_up(0.5)
+    assert (interval.low, interval.high, interval.num) == (pytest.approx(0.75), pytest.approx(1.25), 5)
 
 
 def test_break_even_is_where_the_speed_up_is_one() -> None:
@@ -400,8 +400,8 @@ def test_a_share_outside_of_0_to_1_is_refused(share: float) -> None:
 
 
 def test_one_seed_has_no_bounds() -> None:
-    found = Payoff(Interval(2.0, None, None, 1), 3.0)
-    assert (found.speed_up(0.5).low, found.break_even.high) == (None, None)
+    payoff = Payoff(Interval(2.0, None, None, 1), 3.0)
+    assert (payoff.speed_up(0.5).low, payoff.break_even.high) == (None, None)
 
 
 def test_the_measured_share_is_the_time_of_sampling_and_verifying_over_that_of_all_steps() -> None:

@@ -127,9 +127,9 @@ RECORDINGS = Path(__file__).parents[2] / "browser" / "recordings"
 @pytest.mark.parametrize("name", ["demo", "demo-grpo"])
 def test_the_config_of_a_recorded_run_is_read(name: str) -> None:
     stored = json.loads((RECORDINGS / name / "run.json").read_text(encoding="utf-8"))["config"]
-    found = RunConfig.model_validate(stored)
-    assert (found.name, found.learner.rule.name) == (stored["name"], stored["learner"]["rule"]["name"])
-    assert (found.learner.loss.correction, found.learner.loss.importance_high) == ("auto", 2.0)
+    config = RunConfig.model_validate(stored)
+    assert (config.name, config.learner.rule.name) == (stored["name"], stored["learner"]["rule"]["name"])
+    assert (config.learner.loss.correction, config.learner.loss.importance_high) == ("auto", 2.0)
 
 
 def test_a_cap_of_importance_weights_is_a_truncation() -> None:

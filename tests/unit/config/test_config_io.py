@@ -276,12 +276,12 @@ def test_baselines_and_controls_differ_from_their_base_in_the_rule_alone(base: s
         (f"{base}-grpo", config.model_copy(update={"learner": config.learner.model_copy(update={"rule": GrpoRule()})})),
         (f"{base}-grpo-lr-control", learning_rate_control(config)),
     ):
-        found, wanted = load_preset(name).model_dump(), expected.model_dump()
-        rates = [dump["learner"]["optimizer"].pop("learning_rate") for dump in (found, wanted)]
+        loaded, wanted = load_preset(name).model_dump(), expected.model_dump()
+        rates = [dump["learner"]["optimizer"].pop("learning_rate") for dump in (loaded, wanted)]
         assert rates[0] == pytest.approx(4.8e-4 if name == "demo-grpo" else rates[1], rel=1e-12)
-        assert found.pop("name") == name
+        assert loaded.pop("name") == name
         wanted.pop("name")
-        assert found == wanted
+        assert loaded == wanted
 
 
 def test_the_control_multiplies_the_learning_rate_by_alpha_k_plus_one() -> None:

@@ -94,8 +94,8 @@ def test_a_transport_that_gpus_of_the_cluster_may_allow_is_left_to_them() -> Non
 
 def test_the_fewest_gpus_of_a_run_are_shared_ones() -> None:
     def gpus(**settings: Any) -> tuple[int, int]:
-        found = RunConfig.model_validate({"placement": settings}).placement
-        return found.num_gpus(colocated=found.can_colocate), found.num_gpus(colocated=False)
+        placement = RunConfig.model_validate({"placement": settings}).placement
+        return placement.num_gpus(colocated=placement.can_colocate), placement.num_gpus(colocated=False)
 
     assert gpus(learner_ranks=4, samplers=2, tensor_parallel=2) == (4, 8)
     assert gpus(learner_ranks=4, samplers=2, tensor_parallel=2, colocate=False) == (8, 8)

@@ -202,25 +202,25 @@ def measured(inputs: Inputs, assumed: Assumptions) -> Mapping[str, float]:
 
 
 def runs_of(*sizes: int) -> list[Inputs]:
-    found = []
+    runs = []
     for hidden in sizes:
         shape = replace(SHAPE, hidden=hidden, intermediate=2 * hidden, heads=hidden // 4)
         inputs = small(shape=shape, trainable=shape.parameters, device=CPU, rule=GxpoRule(), kv_bytes=10**9)
-        found.append(replace(inputs, learner_ranks=1))
-    return found
+        runs.append(replace(inputs, learner_ranks=1))
+    return runs
 
 
 def test_runs_of_several_sizes_give_every_factor_back() -> None:
     runs = [
         observe(f"run {n}", inputs, [measured(inputs, TRUE)] * 5) for n, inputs in enumerate(runs_of(256, 512, 768))
     ]
-    found = calibrate(BASE, runs)
+    fitted = calibrate(BASE, runs)
     for name in ("utilization", "micro_batch_s", "sampling_efficiency", "decode_step_s", "memory_factor"):
-        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-2), name
+        assert getattr(fitted, name) == pytest.approx(getattr(TRUE, name), rel=1e-2), name
     for name in ("verify_s", "sync_s", "step_s", "prompt_fraction", "response_fraction"):
-        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-6), name
-    assert found.runtime_bytes == 4000
-    assert found.source == "calibrated to run 0, run 1, run 2"
+        assert getattr(fitted, name) == pytest.approx(getattr(TRUE, name), rel=1e-6), name
+    assert fitted.runtime_bytes == 4000
+    assert fitted.source == "calibrated to run 0, run 1, run 2"
 
 
 def test_a_plan_calibrated_to_one_run_gives_that_runs_times_and_memory() -> None:

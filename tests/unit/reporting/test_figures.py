@@ -153,8 +153,8 @@ def test_runs_that_differ_only_in_name_and_seed_are_one_group(tmp_path: Path) ->
 def test_different_data_is_listed_as_a_difference(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", config(GRPO), RISING)
     second = write_run(tmp_path / "b", config(GXPO), FASTER, data_sha256="other")
-    found = compare_groups(group_runs([first, second]), "GRPO").differences
-    assert [difference.setting for difference in found] == ["eval.word_problems.data_sha256"]
+    differences = compare_groups(group_runs([first, second]), "GRPO").differences
+    assert [difference.setting for difference in differences] == ["eval.word_problems.data_sha256"]
 
 
 def test_the_report_is_self_contained_and_escaped(two_runs: list[Path], tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_groups_of_one_rule_share_their_hue(tmp_path: Path) -> None:
     made = [config(GRPO), config(GRPO, rate=3.5e-5), config(GXPO)]
     groups = group_runs([write_run(tmp_path / str(number), one, RISING) for number, one in enumerate(made)])
     figure = compose(groups, compare_groups(groups, groups[0].name), title="Title")
-    shown = [line.get_color() for line in figure.legends[0].get_lines()][:3]
-    assert shown == [style.color for style in line_styles(["GRPO", "GRPO", "GXPO K=5"])]
+    colors = [line.get_color() for line in figure.legends[0].get_lines()][:3]
+    assert colors == [style.color for style in line_styles(["GRPO", "GRPO", "GXPO K=5"])]
 
 
 def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) -> None:
@@ -228,7 +228,7 @@ def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) 
     comparison = compare_groups(groups, "GRPO")
     text = io.StringIO()
     print_tables(groups, comparison, Console(file=text, width=100))
-    shown = text.getvalue()
+    printed = text.getvalue()
     result, convergence, best, budgets, by_step = all_tables(groups, comparison)
     # GRPO ends at (.5 + .75)/2 = 62.5% after 20 steps, 20 passes, 2 min; GXPO gets there at step 10, 30 BP, 1 min.
     assert result.rows == (
@@ -244,8 +244,8 @@ def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) 
     at_passes = next(row for row in budgets.rows if row[1] == "GXPO K=5" and row[2] == "25.0%")
     assert at_passes[3] == "−37.5"
     assert by_step.rows[1] == ("10", "37.5 (10, 1.0)", "62.5 (30, 1.0)")
-    assert "Inconclusive: only one shared seed" in shown
-    assert max(len(line) for line in shown.splitlines()) <= 100
+    assert "Inconclusive: only one shared seed" in printed
+    assert max(len(line) for line in printed.splitlines()) <= 100
 
 
 def test_a_long_curve_is_shown_in_twelve_rows_with_both_ends(tmp_path: Path) -> None:

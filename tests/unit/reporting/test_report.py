@@ -280,16 +280,16 @@ def test_identity_holds_everything_that_decides_comparability(tmp_path: Path) ->
     policy = tmp_path / "policy.bin"
     policy.write_text("{}\n")
     config = RunConfig(seed=3)
-    found = run_identity(config, data_sha256={"train": "hash"}, policy_sha256=hash_path(policy))
-    assert found["config"] == config.model_dump(mode="json")
-    assert found["config_sha256"] == config.sha256()
+    identity = run_identity(config, data_sha256={"train": "hash"}, policy_sha256=hash_path(policy))
+    assert identity["config"] == config.model_dump(mode="json")
+    assert identity["config_sha256"] == config.sha256()
     # sha256 of the three bytes "{}\n".
-    assert found["policy_sha256"] == "ca3d163bab055381827226140568f3bef7eaac187cebd76878e0b63e9e442356"
-    assert found["data_sha256"] == {"train": "hash"}
-    assert found["seeds"] == {"run": 3}
-    assert found["packages"]["numpy"] == np.__version__
-    assert found["hardware"]["cpu"]
-    assert found["hardware"]["memory_bytes"] > 1e8
+    assert identity["policy_sha256"] == "ca3d163bab055381827226140568f3bef7eaac187cebd76878e0b63e9e442356"
+    assert identity["data_sha256"] == {"train": "hash"}
+    assert identity["seeds"] == {"run": 3}
+    assert identity["packages"]["numpy"] == np.__version__
+    assert identity["hardware"]["cpu"]
+    assert identity["hardware"]["memory_bytes"] > 1e8
     with pytest.raises(DataError, match="cannot be hashed"):
         hash_path(tmp_path / "absent")
 
@@ -309,10 +309,10 @@ def test_a_resumed_run_keeps_its_identity_and_records_changes(tmp_path: Path) ->
         made.write_identity(first)
         made.start_attempt(2, 10)
         made.write_identity({**first, "python": "3.11.2"})
-    found = read_identity(tmp_path)
-    assert found["python"] == "3.11.1"
-    assert [attempt["attempt"] for attempt in found["attempts"]] == [1, 2]
-    assert found["attempts"][1]["changed"] == {"python": {"first": "3.11.1", "now": "3.11.2"}}
+    identity = read_identity(tmp_path)
+    assert identity["python"] == "3.11.1"
+    assert [attempt["attempt"] for attempt in identity["attempts"]] == [1, 2]
+    assert identity["attempts"][1]["changed"] == {"python": {"first": "3.11.1", "now": "3.11.2"}}
 
 
 def test_write_json_is_atomic_and_takes_any_text(tmp_path: Path) -> None:

@@ -448,8 +448,8 @@ def test_line_tail_seeks_to_any_line(lines: list[int], moves: list[int]) -> None
         for move in moves:
             tail.seek(move)
             assert tail.line == min(move, len(lines))
-            found = tail.peek(2, 1 << 30, at_least_one=True)
-            assert [int(line.split()[0]) for line in found] == list(range(len(lines)))[move : move + 2]
+            peeked = tail.peek(2, 1 << 30, at_least_one=True)
+            assert [int(line.split()[0]) for line in peeked] == list(range(len(lines)))[move : move + 2]
 
 
 GOOD = {"url": "http://127.0.0.1:8000", "run": "r1", "attempt": 2, "token": "t"}
@@ -458,9 +458,9 @@ GOOD = {"url": "http://127.0.0.1:8000", "run": "r1", "attempt": 2, "token": "t"}
 def test_service_json_is_read_once_and_its_token_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "service.json"
     path.write_text(json.dumps({**GOOD, "token": "hush"}))
-    found = take_service(path)
-    assert (found.url, found.run, found.attempt, found.token) == ("http://127.0.0.1:8000", "r1", 2, "hush")
-    assert "hush" not in repr(found)
+    address = take_service(path)
+    assert (address.url, address.run, address.attempt, address.token) == ("http://127.0.0.1:8000", "r1", 2, "hush")
+    assert "hush" not in repr(address)
     assert not path.exists(), "other runs of the account could read it"
 
 

@@ -229,17 +229,17 @@ def test_a_checkpoint_of_the_runs_model_is_accepted(
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "found"),
+    ("name", "shape", "difference"),
     [
         ("model.norm.weight", (64,), r"it has \(64,\) for model.norm.weight, that of model.path \(128,\)"),
         ("model.extra.weight", (3,), r"it has \(3,\) for model.extra.weight, that of model.path nothing"),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(
-    tmp_path: Path, earlier: Checkpoint, starter: dict[str, tuple[int, ...]], name: str, shape: Any, found: str
+    tmp_path: Path, earlier: Checkpoint, starter: dict[str, tuple[int, ...]], name: str, shape: Any, difference: str
 ) -> None:
     checkpoint = checkpointed(tmp_path, {**starter, name: shape})
-    with pytest.raises(CheckpointError, match=rf"of another model: {found}; set model.path \(now 'starter'\)"):
+    with pytest.raises(CheckpointError, match=rf"of another model: {difference}; set model.path \(now 'starter'\)"):
         check_same_model(checkpoint, RunConfig(), tmp_path, "a" * 64)
 
 

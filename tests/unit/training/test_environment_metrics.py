@@ -15,7 +15,7 @@ ASK, GIVEN = Utterance("policy", "<calc>1+1</calc>"), Utterance("environment", "
 
 
 def sample(sampled: list[int], end: EpisodeEnd, turns: int, versions: tuple[tuple[int, int], ...]) -> Sample:
-    """turns: of the policy, each but the last answered."""
+    """turns: of the policy, each but the last with a response."""
     mask = np.array(sampled, dtype=np.bool_)
     ids = np.arange(len(mask), dtype=np.int32)
     episode = Episode((*[ASK, GIVEN] * (turns - 1), *[ASK] * min(turns, 1)), end)

@@ -146,21 +146,13 @@ class Uploader:
         self._follow = self._finishing = self._synced = False
         self._called = -float("inf")
         self._phase, self._sent_phase = PREPARING, ""
-        self._request: ControlRequest | None = None
-        self._fenced: str | None = None
+        self.request: ControlRequest | None = None
+        """The service's current pause or cancel request."""
+        self.fenced: str | None = None
+        """Why this launch may no longer report: another launch owns the run, or it was deleted. None while it may."""
         self._delivered = self._ended = False
 
     # ---- called by the training thread ------------------------------------------------------------------------
-
-    @property
-    def request(self) -> ControlRequest | None:
-        """The service's current pause or cancel request."""
-        return self._request
-
-    @property
-    def fenced(self) -> str | None:
-        """Why this launch may no longer report: another launch owns the run, or it was deleted. None while it may."""
-        return self._fenced
 
     def take_events(self) -> list[str]:
         """Rejections since the last call, for events.jsonl."""
@@ -240,7 +232,7 @@ class Uploader:
         elif status == 410 and batch is not None and batch.content == "outcome":
             self._delivered = self._ended = True  # the response to an earlier attempt was lost
         elif status in _FENCED:
-            self._fenced = f"the service no longer accepts reports of this launch ({message})"
+            self.fenced = f"the service no longer accepts reports of this launch ({message})"
             self._ended = True
         elif batch is not None and status == 409:
             offsets = _offsets(answer)
@@ -256,7 +248,7 @@ class Uploader:
         if offsets is None:
             raise ServiceUnavailable("not an answer of the service, but for example a proxy's page")
         request = answer.get("request")
-        self._request = request if request in ("pause", "cancel") else None
+        self.request = request if request in ("pause", "cancel") else None
         self._synced = True
         if batch is None:
             self._queue.seek(offsets)
@@ -343,10 +335,10 @@ class Batch:
 class BatchQueue:
     """Batches of the lines that the service does not have yet.
 
-    `next` returns the same batch until it is answered: `delivered` (200), `conflict` (409) or `refuse` (400, 413, 422).
-    Batches are idempotent by number: if a response is lost, sending the batch again returns the
-    current offsets. Identity and outcome get batches of their own, so that a rejected batch of rows can be bisected
-    down to the invalid row.
+    `next` returns the same batch until the service responds: `delivered` (200), `conflict` (409) or `refuse` (400, 413,
+    422). Batches are idempotent by number: if a response is lost, sending the batch again returns the current offsets.
+    Identity and outcome get batches of their own, so that a rejected batch of rows can be bisected down to the invalid
+    row.
     """
 
     def __init__(self, out_dir: Path, attempt: int) -> None:

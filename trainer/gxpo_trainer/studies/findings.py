@@ -1,4 +1,4 @@
-"""What a study found: every figure of its report, with intervals over seeds. Pure."""
+"""The findings of a study: every figure of its report, with intervals over seeds. Pure."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def fitting_prompts(
 
 
 def check_conversations(config: RunConfig, tokenizer: Any) -> None:
-    """Raises ConfigError when the environment's answers cannot be shown in the model's chat template."""
+    """Raises ConfigError when the environment's responses cannot be rendered in the model's chat template."""
     if not config.environment.multi_turn:
         return
     if problem := chat_template_problem(tokenizer):
