@@ -17,6 +17,7 @@ from matplotlib.colors import to_rgb
 from rich.console import Console
 
 from gxpo_dashboard.view_models import rules
+from gxpo_trainer import cli
 from gxpo_trainer.compare.groups import compare_groups
 from gxpo_trainer.compare.seeds import SeedGroup
 from gxpo_trainer.compare.text_tables import all_tables, curve_table
@@ -177,6 +178,31 @@ def test_the_report_is_self_contained_and_escaped(two_runs: list[Path], tmp_path
     assert "Inconclusive: only one shared seed" in page
     assert comparison.baseline == "GRPO"
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_prints_tables_and_the_sentence_and_writes_a_picture_and_a_page(
+    two_runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["report", *map(str, two_runs), "--out", str(out), "--title", "two <rules>"]) == 0
+    printed = capsys.readouterr().out
+    assert "62.5%" in printed
+    assert "87.5%" in printed
+    assert "Inconclusive: only one shared seed" in printed
+    assert printed.endswith(f"Report: {out / 'report.html'}\nCurves: {out / 'curves.png'}\n")
+    assert "<title>two &lt;rules&gt;</title>" in (out / "report.html").read_text()
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_refuses_an_unknown_baseline_and_a_folder_without_a_run(
+    two_runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    assert cli.main(["report", *map(str, two_runs), *out, "--baseline", "SFPO"]) == 2
+    assert "--baseline SFPO: choose one of GRPO, GXPO K=5" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert cli.main(["report", str(tmp_path), *out]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
 
 
 def png_size(data: bytes) -> tuple[int, int]:

@@ -106,7 +106,7 @@ class Launch:
 
     def end_stalled(self, error: Stalled) -> None:
         """End this process, whose main thread hangs: log its stacks and leave an outcome. Ray kills its actors."""
-        _print(f"{error}; the stacks of all threads follow")
+        print(f"gxpo: {error}; the stacks of all threads follow", file=sys.stderr)
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         self._conclude(self._outcome(error))
         os._exit(error.exit_code)
@@ -175,14 +175,17 @@ class Launch:
         try:
             write_json(self.out_dir / OUTCOME, asdict(outcome))
         except OSError as error:  # such as a full disk; the error that ended the run must still be reported
-            _print(f"cannot write {self.out_dir / OUTCOME}: {error}")
+            print(f"gxpo: cannot write {self.out_dir / OUTCOME}: {error}", file=sys.stderr)
 
     def _finish(self, uploader: Uploader, outcome: Outcome | None) -> None:
         delivered = uploader.finish(asdict(outcome) if outcome else None)
         for message in uploader.take_events():
-            _print(f"upload refused: {message}")
+            print(f"gxpo: upload refused: {message}", file=sys.stderr)
         if not delivered and uploader.fenced is None:
-            _print(f"the service at {uploader.service.url} has not accepted the last rows; they are in {self.out_dir}")
+            message = (
+                f"the service at {uploader.service.url} has not accepted the last rows; they are in {self.out_dir}"
+            )
+            print(f"gxpo: {message}", file=sys.stderr)
 
     def _check_owner(self) -> None:
         if self.fenced is not None:
@@ -190,7 +193,3 @@ class Launch:
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self.terminated = True
-
-
-def _print(text: str) -> None:
-    print(f"gxpo: {text}", file=sys.stderr)
