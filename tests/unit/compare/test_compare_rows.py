@@ -136,6 +136,14 @@ def test_named_benchmarks_are_averaged_at_the_steps_that_have_them_all() -> None
         run_curves({"config": config()}, rows, {}, metric="maj@4")
 
 
+def test_scores_per_problem_are_kept_for_pass_at_1_unless_left_out() -> None:
+    scores = {"pass@1": 0.5, "maj@4": 1.0}
+    rows = [{"step": 0, "benchmark": "a", "scores": scores, "per_problem": [0.25, 0.75], "problem_ids": ["p", "q"]}]
+    assert run_curves({"config": config()}, rows, {}).curve.per_problem.tolist() == [[0.25, 0.75]]
+    assert run_curves({"config": config()}, rows, {}, with_problems=False).curve.per_problem is None
+    assert run_curves({"config": config()}, rows, {}, metric="maj@4").curve.per_problem is None
+
+
 def test_an_identity_that_states_little_still_gives_a_run() -> None:
     run = run_curves({"config": config(), "code": None, "packages": None}, [evaluation(0, 0.5)], {})
     assert run.conditions["policy_sha256"] == "None"
@@ -279,6 +287,8 @@ def test_a_group_without_an_evaluation_in_the_budget_has_no_average() -> None:
     table = equal_cost_table({"easy": [late]}, "steps", [0, 300], ["late"])
     assert table.rows == (("late", "–", "50.0%", "–"),)
     assert table.header == ("run", "0 steps", "300 steps", "average")
+    for axis, head in (("backward_passes", "300 backward passes"), ("hours", "12 d 12 h"), ("tokens", "300 tokens")):
+        assert equal_cost_table({"easy": [late]}, axis, [300], ["late"]).header[1] == head  # type: ignore[arg-type]
 
 
 def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_ones_filled() -> None:
@@ -429,6 +439,10 @@ def test_a_payoff_by_hand() -> None:
     comparison = compare_groups(groups, "GRPO")
     payoff = payoff_of(comparison.group("Epochs"), comparison.group("GRPO"))
     assert (payoff.steps.mean, payoff.passes) == (pytest.approx(2.0), 3.0)
+    # The same the other way round; the baseline has none against itself.
+    reverse = compare_groups(groups, "Epochs")
+    assert payoff_of(reverse.group("GRPO"), reverse.group("Epochs")).passes == pytest.approx(1 / 3)
+    assert payoff_of(comparison.group("GRPO"), comparison.group("GRPO")) is None
     table = next(table for table in all_tables(groups, comparison) if "pays" in table.title)
     assert table.title == "When it pays: sampling takes 80% of a step of GRPO (measured)"
     # In time 2/(0.8 + 0.6), asynchronously 2 · 0.8/max(0.8, 0.6).

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from gxpo_trainer.compare.intervals import (
+    Interval,
     detectable_difference,
     holm,
     mean_interval,
@@ -100,8 +101,7 @@ def test_an_interval_does_not_depend_on_the_other_rows() -> None:
 
 
 def test_one_problem_has_no_bounds_and_missing_scores_are_rejected() -> None:
-    (interval,) = shared_bootstrap([[0.25]])
-    assert (interval.mean, interval.low, interval.high, interval.num) == (0.25, None, None, 1)
+    assert shared_bootstrap([[0.25], [0.5]]) == [Interval(0.25, None, None, 1), Interval(0.5, None, None, 1)]
     for bad in ([], [[]], [0.1, 0.2], [[0.1, math.nan]]):
         with pytest.raises(ValueError, match="differences of shape"):
             shared_bootstrap(bad)

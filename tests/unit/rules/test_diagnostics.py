@@ -117,8 +117,9 @@ def test_cosine_by_hand() -> None:
 def test_root_mean_squares_by_hand() -> None:
     learner = ToyLearner(torch.ones(2), lambda theta, _: theta)
     values, origin = [torch.tensor([3.0, 4.0])], [torch.tensor([2.0, 6.0])]
-    # √((9 + 16)/2), and of (3 − 1, 4 − 3): √((4 + 1)/2).
+    # √((9 + 16)/2), of (3 − 2, 4 − 6): √((1 + 4)/2), and of (3 − 1, 4 − 3) the same.
     assert rms(learner, values) == pytest.approx(12.5**0.5)
+    assert rms(learner, values, origin) == pytest.approx(2.5**0.5)
     assert rms(learner, values, origin, kept=0.5) == pytest.approx(2.5**0.5)
 
 

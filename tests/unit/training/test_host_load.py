@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gxpo_trainer.reporting.metric_table import undescribed
+from docs_build.metrics import undescribed
 from gxpo_trainer.runtime import load as gpu_load
 from gxpo_trainer.runtime.load import HostLoad, Reading, rates
 

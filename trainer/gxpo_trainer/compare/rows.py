@@ -69,7 +69,7 @@ def run_curves(
     with_problems: keep per-problem scores, which exist for pass@1 only. Raises DataError when the run has no such
     evaluation.
     """
-    present = benchmark_names(evaluations)
+    present = list(dict.fromkeys(row["benchmark"] for row in evaluations))
     chosen = list(dict.fromkeys(benchmarks)) if benchmarks is not None else present
     absent = [name for name in chosen if name not in present]
     if absent:
@@ -105,11 +105,6 @@ def series_needed(evaluations: Iterable[Row]) -> tuple[str, ...]:
     """The metrics that curves of these evaluations need: those of the gate, and costs missing from an evaluation."""
     lacking = {axis for row in evaluations for axis, name in _COST_FIELDS.items() if row.get(name) is None}
     return (*(name for axis, name in COST_METRICS.items() if axis in lacking), GATE_Z, _THRESHOLD, _SHUTOFF)
-
-
-def benchmark_names(evaluations: Iterable[Row]) -> list[str]:
-    """Benchmarks in order of appearance."""
-    return list(dict.fromkeys(row["benchmark"] for row in evaluations))
 
 
 def decode_evaluation(row: Mapping[str, Any]) -> Row:
