@@ -105,17 +105,6 @@ def test_trailing_zeros_after_a_power_loss_are_removed(tmp_path: Path) -> None:
     assert path.read_bytes() == good
 
 
-def test_the_latest_attempt_replaces_repeated_steps(tmp_path: Path) -> None:
-    with reporter(tmp_path) as made:
-        made.start_attempt(1, 0)
-        for step in range(1, 6):
-            made.log_metrics(step, {"a": 1.0})
-        made.start_attempt(2, 3)
-        for step in range(4, 8):
-            made.log_metrics(step, {"a": 2.0})
-    assert steps_and_attempts(tmp_path) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 2)]
-
-
 def test_steps_of_an_abandoned_history_are_excluded(tmp_path: Path) -> None:
     with reporter(tmp_path) as made:
         for step in range(1, 10):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,7 +17,15 @@ from gxpo_trainer.rules.grpo import GRPO
 from gxpo_trainer.rules.gxpo import GXPO
 from gxpo_trainer.rules.sfpo import SFPO
 
-pytestmark = pytest.mark.usefixtures("float64")
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    """Tensors are float64 by default, so that identities hold to rounding."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 BARE = {"ratio_clip": "none", "scale_clip": "none"}
 
 

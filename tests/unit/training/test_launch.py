@@ -135,19 +135,24 @@ def test_the_outcome_records_how_a_run_ended(
     assert launch.exit_code == 0
 
 
-def test_a_failure_is_recorded_on_disk_and_reported(tmp_path: Path, server: IngestServer) -> None:
-    with pytest.raises(Diverged):
-        run_until(Launch(tmp_path, service(server)), Diverged("loss is NaN"))
+@pytest.mark.parametrize(
+    ("error", "setting_up", "reason", "message"),
+    [
+        (Diverged("loss is NaN"), False, "diverged", "loss is NaN"),
+        (RuntimeError("no such device"), True, "setup_failed", "RuntimeError: no such device"),
+        # Databases cannot store NUL and lone surrogates.
+        (ValueError("token a\0b\udc80c"), False, "training_error", r"ValueError: token a\x00b\udc80c"),
+    ],
+    ids=["of the run", "setting up", "not storable"],
+)
+def test_a_failure_is_recorded_on_disk_and_reported(
+    error: Exception, setting_up: bool, reason: str, message: str, tmp_path: Path, server: IngestServer
+) -> None:
+    with pytest.raises(type(error)):
+        run_until(Launch(tmp_path, service(server)), error, setting_up=setting_up)
     written = outcome(tmp_path)
-    assert (written["outcome"], written["reason"], written["message"]) == ("failed", "diverged", "loss is NaN")
+    assert (written["outcome"], written["reason"], written["message"]) == ("failed", reason, message)
     assert server.outcome == written
-
-
-def test_what_fails_while_setting_up_is_a_failed_setup(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError):
-        run_until(Launch(tmp_path), RuntimeError("no such device"), setting_up=True)
-    assert outcome(tmp_path)["reason"] == "setup_failed"
-    assert outcome(tmp_path)["message"] == "RuntimeError: no such device"
 
 
 def test_an_earlier_outcome_does_not_outlive_the_next_start(tmp_path: Path) -> None:
@@ -169,13 +174,6 @@ def test_what_cannot_be_written_is_still_sent(tmp_path: Path, server: IngestServ
     with pytest.raises(OSError, match="No space"), Launch(tmp_path, service(server)):
         raise error
     assert (outcome(tmp_path), server.outcome["reason"]) == (None, "disk_full")
-
-
-def test_the_message_of_a_failure_can_be_stored(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="token"):
-        run_until(Launch(tmp_path), ValueError("token a\0b\udc80c"))
-    written = outcome(tmp_path)
-    assert (written["outcome"], written["message"]) == ("failed", r"ValueError: token a\x00b\udc80c")
 
 
 def test_sigterm_pauses_without_an_outcome(tmp_path: Path) -> None:
