@@ -120,13 +120,6 @@ def test_the_setting_that_excludes_all_prompts_is_named(
         prepare(config(**changes), tmp_path / "run", resume=False)
 
 
-def test_the_policy_for_copies_is_a_setting(config: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"5\+6 is 5\+6 of held_out"):
-        prepare(config(data={"contamination": "refuse"}), tmp_path / "run", resume=False)
-    kept = prepare(config(data={"contamination": "ignore"}), tmp_path / "run", resume=False)
-    assert len(kept.prompts.prompts) == 3
-
-
 def test_two_benchmarks_of_one_name_are_refused(config: Any, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     names = [str(tmp_path / "held_out.jsonl"), write(tmp_path / "other" / "held_out.jsonl", [(1, 2)])]
@@ -147,8 +140,11 @@ def test_two_benchmarks_of_one_name_are_refused(config: Any, tmp_path: Path) -> 
             {"model": {"path": "org/model", "revision": "v9"}},
             r"model.path = 'org/model' with model.revision = 'v9' cannot be loaded .*check both",
         ),
+        ({"learner": {"packing": "packed", "token_budget": 16384}}, r"dense mask of 16384 × 16384"),
+        ({"data": {"contamination": "refuse"}}, r"5\+6 is 5\+6 of held_out"),
+        ({"environment": {"name": "mine:Own"}}, r"mine:Own' is not allowed on this machine"),
     ],
-    ids=["too many devices", "heads", "revision"],
+    ids=["too many devices", "heads", "revision", "mask", "contamination", "environment"],
 )
 def test_what_cannot_run_is_refused_before_anything_starts(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
@@ -158,15 +154,8 @@ def test_what_cannot_run_is_refused_before_anything_starts(
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was started"))
     placement = {"device": "cpu", **changes.get("placement", {})}
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, DataError), match=message):
         train_run(config(**changes | {"placement": placement}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_dense_mask_over_long_rows_is_refused_before_anything_starts(config: Any, tmp_path: Path) -> None:
-    learner = {"packing": "packed", "token_budget": 16384}
-    with pytest.raises(ConfigError, match=r"dense mask of 16384 × 16384"):
-        prepare(config(learner=learner), tmp_path / "run", resume=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -190,7 +179,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_conversations(con
     prepare(config(model=model), tmp_path / "run", resume=False)
 
 
-def test_an_environment_that_is_not_allowed_or_does_not_begin_is_refused(
+def test_an_environment_that_does_not_begin_an_episode_is_refused(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_environments.py").write_text(
@@ -202,8 +191,6 @@ def test_an_environment_that_is_not_allowed_or_does_not_begin_is_refused(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     settings = config(environment={"name": "own_environments:Broken"}, seed=11)
-    with pytest.raises(ConfigError, match="own_environments:Broken' is not allowed on this machine"):
-        prepare(settings, tmp_path / "run", resume=False)
     monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", "own_environments:Broken")
     raised = r"own_environments:Broken\.reset raised RuntimeError: Anna has 3 apples\. She gets 4 .* 11 \("
     with pytest.raises(ConfigError, match=rf"does not begin an episode of problem 3\+4: {raised}"):
