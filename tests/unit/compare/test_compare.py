@@ -71,7 +71,8 @@ def test_reaching_the_peak_takes_the_first_evaluation_at_or_above_it() -> None:
 def test_no_speed_up_follows_from_a_peak_at_the_start_or_an_unknown_time() -> None:
     start = Point(0.5, 0, 0, 0.0, 0)
     assert speed_up(start, start, "steps") is None
-    assert speed_up(Point(0.5, 1, 1, float("nan"), 1), Point(0.5, 1, 1, 1.0, 1), "hours") is None
+    for unknown in (math.nan, math.inf):
+        assert speed_up(Point(0.5, 1, 1, unknown, 1), Point(0.5, 1, 1, 1.0, 1), "hours") is None
 
 
 def test_the_exponential_average_by_hand() -> None:
@@ -245,6 +246,14 @@ def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() ->
     assert "3 of 3 seeds reached" in evidence.sentence
     claim = "GXPO needs 2.2× fewer steps and 2.2× fewer backward passes and 2.2× less time (3 seeds)"
     assert evidence.sentence.splitlines()[0] == f"To reach the best accuracy of GRPO, {claim}."
+
+
+@pytest.mark.parametrize(("count", "others"), [(1, "other configuration"), (2, "2 other configurations")])
+def test_configurations_without_an_advantage_are_counted(count: int, others: str) -> None:
+    equal = [three_seeds(f"SFPO {number}", (10, 10, 10)) for number in range(count)]
+    comparison = compare_groups([three_seeds("GRPO", (10, 10, 10)), three_seeds("GXPO", (5, 5, 4)), *equal], "GRPO")
+    verdict = weigh(comparison).sentence.splitlines()[0]
+    assert verdict.endswith(f"(3 seeds). No advantage is supported for the {others}.")
 
 
 def test_a_time_that_no_run_knows_is_neither_shown_nor_supported() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,9 @@ def test_the_band_is_the_t_interval_over_seeds() -> None:
     three = SeedGroup("g", (flat_run(0.49, 0), flat_run(0.5, 1), flat_run(0.51, 2)))
     low, high = seed_band(three, three.runs[0].curve)
     assert high[0] - 0.5 == pytest.approx(4.3027 * 0.01 / math.sqrt(3), abs=1e-5)
-    assert np.isnan(seed_band(SeedGroup("g", (flat_run(0.4),)), flat_run(0.4).curve)[0]).all()
+    # Of a single seed it is the interval over problems.
+    single = replace(flat_run(0.4).curve, ci_low=np.array([0.3, 0.2]), ci_high=np.array([0.5, 0.6]))
+    assert np.array_equal(seed_band(SeedGroup("g", (flat_run(0.4),)), single), [[0.3, 0.2], [0.5, 0.6]])
 
 
 def test_each_seed_is_compared_with_the_baselines_run_of_that_seed() -> None:

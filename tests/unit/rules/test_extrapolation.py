@@ -84,11 +84,13 @@ def test_median_by_bisection_is_the_lower_median(values):
     assert median == pytest.approx(float(expected), rel=1e-6, abs=1e-12)
 
 
-def metrics_of(gradients, lr=0.1, weight_decay=0.0, **rule):
+def metrics_of(gradients, lr=0.1, weight_decay=0.0, has_recurrence=True, **rule):
     """Metrics of one GXPO step on gradients that are the same wherever θ is."""
     table = [torch.tensor(row, dtype=torch.float64) for row in gradients]
     start = torch.ones(len(table[0]), dtype=torch.float64)
     toy = ToyLearner(start, lambda theta, taken: [table[taken]], lr=lr, weight_decay=weight_decay)
+    if not has_recurrence:
+        toy.recurrence = lambda: None
     return GXPO(GxpoRule(gate={"mode": "never"}, **rule)).step(toy).metrics
 
 
@@ -104,6 +106,12 @@ def test_retention_is_described_by_its_mean_and_population_std_over_active_coord
         assert "gxpo/scale_mean" not in metrics
     else:
         assert metrics["gxpo/scale_mean"] == pytest.approx(1.34)
+
+
+def test_displacement_without_a_recurrence_takes_the_steps_as_they_are():
+    # d⁰ = −0.1 and d¹ = −0.05.
+    metrics = metrics_of([[1.0], [0.5], [1.0]], k=4, predictor="displacement", has_recurrence=False)
+    assert metrics["gxpo/retention_mean"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
