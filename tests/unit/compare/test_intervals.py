@@ -114,13 +114,6 @@ def test_unpaired_or_missing_scores_are_rejected() -> None:
         paired_bootstrap([1.0, math.nan], [0.0, 0.0])
 
 
-def test_t_interval_over_four_seeds_has_its_nominal_coverage() -> None:
-    # 4000 draws: the standard error of the coverage is 0.0034.
-    draws = np.random.default_rng(4).normal(0.3, 0.02, size=(4000, 4))
-    covered = [not mean_interval(row).excludes(0.3) for row in draws]
-    assert np.mean(covered) == pytest.approx(0.95, abs=0.014)
-
-
 def test_bootstrap_over_problems_covers_the_true_difference() -> None:
     # Two policies on 120 problems with 4 samples each; success rates shared up to a shift of 0.06.
     generator = np.random.default_rng(6)
