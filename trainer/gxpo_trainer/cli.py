@@ -223,9 +223,6 @@ def _comments(config: RunConfig) -> list[str]:
     return [f"{cost} while the look-ahead is on, {closed} after it.", describe(gate), *needs]
 
 
-RUN_CONFIG = "config.toml"
-
-
 def register_plan(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("plan", help="memory, time and cost of a run before it starts")
     parser.add_argument("config", metavar="RUN.toml", type=Path, help="run file (.toml or .json)")
@@ -299,12 +296,12 @@ def _observed(folder: Path, device: Device) -> Observation:
     from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.planner import inputs_of
     from gxpo_trainer.planner.timing import observe
-    from gxpo_trainer.reporting.reading import METRICS, read_metrics
+    from gxpo_trainer.reporting.reading import CONFIG, METRICS, read_metrics
 
-    for name in (RUN_CONFIG, METRICS):
+    for name in (CONFIG, METRICS):
         if not (folder / name).is_file():
             raise ConfigError(f"--calibrate {folder} has no {name}; name the output folder of a run")
-    config = load_run(folder / RUN_CONFIG, [])
+    config = load_run(folder / CONFIG, [])
     inputs = inputs_of(config, _shape(config.model), device)
     return observe(folder.name, inputs, [row["metrics"] for row in read_metrics(folder)])
 
@@ -545,9 +542,9 @@ def register_checkpoints(subparsers: Subparsers) -> None:
 def run_checkpoints(args: argparse.Namespace) -> int:
     from gxpo_trainer.config import CheckpointConfig
     from gxpo_trainer.errors import CheckpointError, ConfigError
-    from gxpo_trainer.training.checkpoints import CheckpointStore
+    from gxpo_trainer.training.checkpoints import CHECKPOINTS, CheckpointStore
 
-    store = CheckpointStore(args.folder / "checkpoints", CheckpointConfig())
+    store = CheckpointStore(args.folder / CHECKPOINTS, CheckpointConfig())
     steps = store.steps()
     if not steps:
         raise CheckpointError(f"{args.folder} has no checkpoint; give the output folder of a run that has saved one")

@@ -22,7 +22,7 @@ from gxpo_trainer.jsonl import Row, decode_number, read_lines
 
 METRICS, SAMPLES, EVALUATIONS, EVENTS = "metrics.jsonl", "samples.jsonl", "evaluations.jsonl", "events.jsonl"
 TIMELINE = "timeline.jsonl"
-IDENTITY = "run.json"
+IDENTITY, CONFIG = "run.json", "config.toml"
 
 
 def read_metrics(path: Path) -> list[Row]:

@@ -27,9 +27,7 @@ from gxpo_trainer.rollout.verification import check_rewards
 from gxpo_trainer.runtime.placement import Placement, ray_address
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.runtime.ray_session import check_machine
-from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore, check_same_model, check_same_run
-
-CHECKPOINTS = "checkpoints"
+from gxpo_trainer.training.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore, check_same_model, check_same_run
 
 
 @dataclass(frozen=True, slots=True)
