@@ -90,6 +90,7 @@ def test_bootstrap_refuses_what_is_not_a_list_of_scores(values: list) -> None:
         bootstrap_interval(values)
 
 
-def test_bootstrap_refuses_a_confidence_of_one() -> None:
-    with pytest.raises(ValueError, match="confidence"):
-        bootstrap_interval([0.0, 1.0], confidence=1.0)
+@pytest.mark.parametrize("options", [{"confidence": 1.0}, {"confidence": 0.0}, {"num_resamples": 0}])
+def test_bootstrap_refuses_impossible_options(options: dict) -> None:
+    with pytest.raises(ValueError, match=r"confidence = .*, num_resamples = "):
+        bootstrap_interval([0.0, 1.0], **options)
