@@ -14,12 +14,12 @@ import pytest
 import ray
 from support.rollouts import tokens
 
+from docs_build.metrics import undescribed
 from gxpo_trainer.cli import main
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import load_prompts, tokenize_prompts
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.models import load_tokenizer, resolve_model
-from gxpo_trainer.reporting.metric_table import undescribed
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.rollout.sources import AsyncRollouts, RolloutPlanner
 from gxpo_trainer.runtime.placement import Placement

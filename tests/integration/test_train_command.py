@@ -146,10 +146,10 @@ def test_a_run_trains_on_the_weighted_sum_of_its_rewards(out: Path) -> None:
     samples = read_samples(out)
     assert samples
     for sample in samples:
-        found = sample["components"]
-        assert found["correctness"] == float(sample["verdict"] == "correct")
-        assert found["judge"] == 1 - len(sample["response"]) % 2
-        expected = found["correctness"] + 0.5 * found["format"] + 0.25 * found["Brevity"] + 0.125 * found["judge"]
+        parts = sample["components"]
+        assert parts["correctness"] == float(sample["verdict"] == "correct")
+        assert parts["judge"] == 1 - len(sample["response"]) % 2
+        expected = parts["correctness"] + 0.5 * parts["format"] + 0.25 * parts["Brevity"] + 0.125 * parts["judge"]
         assert math.isclose(sample["reward"], expected, abs_tol=1e-9)
 
 

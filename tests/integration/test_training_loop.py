@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from docs_build.metrics import undescribed
 from gxpo_trainer.config import CheckpointConfig
 from gxpo_trainer.errors import CheckpointError
 from gxpo_trainer.learner.group import LearnerGroup
-from gxpo_trainer.reporting.metric_table import undescribed
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.training.checkpoints import CheckpointStore

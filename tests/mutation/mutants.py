@@ -28,14 +28,12 @@ TARGETS = (
     "services/gxpo_services/api/fields.py",
     "services/gxpo_services/compare/export.py",
     "services/gxpo_services/compare/schemas.py",
-    "services/gxpo_services/configs/c*.py",  # checks, cost
     "services/gxpo_services/runs/configs.py",
     "services/gxpo_services/sweeps/grid.py",
     "services/gxpo_services/ingest/batches.py",
-    "services/gxpo_services/metrics/[bd]*.py",  # blocks, downsample
     "services/gxpo_services/scheduling/decisions.py",
 )
-IMPURE = ("verify/pool.py", "verify/process.py", "verify/worker.py")
+IMPURE = ("grading/pool.py", "grading/reward_worker.py", "grading/worker.py", "grading/http_rewards.py")
 # Replacements within a set of operators.
 FAMILIES = (
     {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow"},

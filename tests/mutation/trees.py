@@ -47,7 +47,7 @@ PYTEST = [
     "--hypothesis-seed=0",
     "--hypothesis-profile=mutants",
 ]
-PYTEST += ["-p", "_hypothesis_pytestplugin", "-p", "pytest_timeout"]
+PYTEST += ["-p", "_hypothesis_pytestplugin", "-p", "pytest_timeout", "-p", "xdist.plugin"]
 
 
 def test_files(path: str) -> list[str]:

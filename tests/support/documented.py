@@ -1,5 +1,5 @@
 """Metric names that docs/metrics.md explains."""
 
-from gxpo_trainer.reporting.metric_table import undescribed as undocumented
+from docs_build.metrics import undescribed as undocumented
 
 __all__ = ["undocumented"]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gxpo_trainer import __version__
-from gxpo_trainer.errors import GxpoError
+from gxpo_trainer.errors import CheckpointError, ConfigError, GxpoError
 
 if TYPE_CHECKING:
     from gxpo_trainer.config import ModelConfig, PlacementConfig, RunConfig
@@ -128,7 +128,6 @@ def register_train(subparsers: Subparsers) -> None:
 def run_train(args: argparse.Namespace) -> int:
     """Train; exit code 0 when a budget was reached or a pause or cancel request was fulfilled."""
     from gxpo_trainer.config.io import load_run
-    from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.reporting.uploader import take_service
     from gxpo_trainer.training.launch import Launch
     from gxpo_trainer.training.run import describe_end, train_in_launch
@@ -223,9 +222,6 @@ def _comments(config: RunConfig) -> list[str]:
     return [f"{cost} while the look-ahead is on, {closed} after it.", describe(gate), *needs]
 
 
-RUN_CONFIG = "config.toml"
-
-
 def register_plan(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("plan", help="memory, time and cost of a run before it starts")
     parser.add_argument("config", metavar="RUN.toml", type=Path, help="run file (.toml or .json)")
@@ -272,7 +268,6 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def _shape(model: ModelConfig) -> ModelShape:
     """The model's shape; for a hub name that is not known only its config.json is downloaded."""
-    from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.learner.models import HUB_NAME
     from gxpo_trainer.planner.inputs import read_folder, read_shape
 
@@ -296,15 +291,14 @@ def _shape(model: ModelConfig) -> ModelShape:
 def _observed(folder: Path, device: Device) -> Observation:
     """What a run on disk measured. Raises ConfigError for a folder that is no run."""
     from gxpo_trainer.config.io import load_run
-    from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.planner import inputs_of
     from gxpo_trainer.planner.timing import observe
-    from gxpo_trainer.reporting.reading import METRICS, read_metrics
+    from gxpo_trainer.reporting.reading import CONFIG, METRICS, read_metrics
 
-    for name in (RUN_CONFIG, METRICS):
+    for name in (CONFIG, METRICS):
         if not (folder / name).is_file():
             raise ConfigError(f"--calibrate {folder} has no {name}; name the output folder of a run")
-    config = load_run(folder / RUN_CONFIG, [])
+    config = load_run(folder / CONFIG, [])
     inputs = inputs_of(config, _shape(config.model), device)
     return observe(folder.name, inputs, [row["metrics"] for row in read_metrics(folder)])
 
@@ -355,7 +349,6 @@ def register_grade(subparsers: Subparsers) -> None:
 
 
 def run_grade(args: argparse.Namespace) -> int:
-    from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.grading.files import grade_file
 
     if args.out is None:
@@ -402,7 +395,6 @@ def run_report(args: argparse.Namespace) -> int:
     """Compare runs; those whose configs differ only in name and seed are seeds of one group."""
     from rich.console import Console
 
-    from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.reporting.figures import HTML_NAME, PNG_NAME, write_report
     from gxpo_trainer.reporting.reading import group_runs
     from gxpo_trainer.reporting.tables import print_tables
@@ -544,10 +536,9 @@ def register_checkpoints(subparsers: Subparsers) -> None:
 
 def run_checkpoints(args: argparse.Namespace) -> int:
     from gxpo_trainer.config import CheckpointConfig
-    from gxpo_trainer.errors import CheckpointError, ConfigError
-    from gxpo_trainer.training.checkpoints import CheckpointStore
+    from gxpo_trainer.training.checkpoints import CHECKPOINTS, CheckpointStore
 
-    store = CheckpointStore(args.folder / "checkpoints", CheckpointConfig())
+    store = CheckpointStore(args.folder / CHECKPOINTS, CheckpointConfig())
     steps = store.steps()
     if not steps:
         raise CheckpointError(f"{args.folder} has no checkpoint; give the output folder of a run that has saved one")
@@ -572,7 +563,6 @@ def _export(args: argparse.Namespace, store: CheckpointStore, steps: list[int]) 
     Raises CheckpointError.
     """
     from gxpo_trainer.config.io import build
-    from gxpo_trainer.errors import CheckpointError
     from gxpo_trainer.learner.models import resolve_model
     from gxpo_trainer.learner.policies import combine, line_weights
     from gxpo_trainer.reporting.reading import read_identity

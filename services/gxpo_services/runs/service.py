@@ -49,9 +49,9 @@ from gxpo_services.runs.schemas import (
     RunView,
 )
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.compare.rows import rule_label
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
+from gxpo_trainer.config.rules import run_label
 
 _MOST_EQUAL_RUNS = 10
 _ATTEMPTS = 10
@@ -150,7 +150,7 @@ def new_run(
         document=RunDocument(config=body),
         config_sha256=config.sha256(),
         rule=config.learner.rule.name,
-        rule_label=rule_label(body),
+        rule_label=run_label(body["learner"]["rule"]),
         step_budget=budget.steps,
         backward_passes_budget=budget.backward_passes,
         tokens_budget=budget.tokens,

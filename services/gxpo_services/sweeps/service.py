@@ -35,8 +35,8 @@ from gxpo_services.sweeps.schemas import (
     SweepPlan,
     SweepRequest,
 )
-from gxpo_trainer.compare.rows import rule_label
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.rules import run_label
 from gxpo_trainer.jsonl import plain
 
 
@@ -129,7 +129,7 @@ def validate(server: ServiceSettings, request: SweepRequest) -> SweepPlan:
         PlannedRun(
             name=item.config.name,
             rule=item.config.learner.rule.name,
-            rule_label=rule_label(item.config.model_dump()),
+            rule_label=run_label(item.config.learner.rule.model_dump()),
             seed=item.config.seed,
             group_values=plain(item.values),
             backward_passes=expected_cost(item.config).backward_passes,

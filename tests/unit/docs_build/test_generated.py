@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from docs_build import commands, generated, metrics, rest
+from docs_build.metrics import SECTIONS, undescribed
 from gxpo_trainer.cli import build_parser
-from gxpo_trainer.reporting.metric_table import SECTIONS, undescribed
 
 ROOT = Path(__file__).parents[3]
 TRAINER = ROOT / "trainer" / "gxpo_trainer"

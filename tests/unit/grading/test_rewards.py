@@ -28,7 +28,7 @@ from gxpo_trainer.reporting.reading import read_samples
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.rollout.verification import VerifierActor, check_rewards
-from gxpo_trainer.training.step_metrics import component_means
+from gxpo_trainer.training.controller import component_means
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
 
 OWN_MODULE = '''

@@ -35,10 +35,10 @@ def two_attempts(out_dir: Path, names: str) -> None:
 
 def tensorboard_scalars(log_dir: Path) -> dict[str, list[tuple[int, float]]]:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = accumulator.EventAccumulator(str(log_dir), purge_orphaned_data=True)
-    found.Reload()
+    events = accumulator.EventAccumulator(str(log_dir), purge_orphaned_data=True)
+    events.Reload()
     return {
-        tag: [(event.step, round(event.value, 6)) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]
+        tag: [(event.step, round(event.value, 6)) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
     }
 
 

@@ -27,10 +27,9 @@ from gxpo_services.sweeps.grid import plan
 from gxpo_services.sweeps.schemas import SweepRequest
 from gxpo_services.sweeps.service import validate
 from gxpo_trainer.cli import _comments
-from gxpo_trainer.compare.rows import rule_label
 from gxpo_trainer.config import GateConfig, GxpoRule, RuleSettings, RunConfig
 from gxpo_trainer.config.io import build, learning_rate_control, to_toml
-from gxpo_trainer.config.rules import RULES, Family, GateSignal, PassCount, rule_name
+from gxpo_trainer.config.rules import RULES, Family, GateSignal, PassCount, rule_name, run_label
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.rules.contract import RuleLearner, finish_plain_step, make_rule
 from gxpo_trainer.types import StepReport
@@ -134,10 +133,10 @@ def test_the_cost_preview_and_the_command_line_know_its_passes() -> None:
 
 
 def test_runs_of_it_have_its_label() -> None:
-    assert rule_label(config(repeats=3).model_dump()) == "Repeated R=3"
+    assert run_label(config(repeats=3).learner.rule.model_dump()) == "Repeated R=3"
     # A run of a version that had no such setting, and one of a version that is newer than this one.
-    assert rule_label({"learner": {"rule": {"name": "repeated"}}}) == "Repeated"
-    assert rule_label({"learner": {"rule": {"name": "unknown", "k": 3}}}) == "UNKNOWN K=3"
+    assert run_label({"name": "repeated"}) == "Repeated"
+    assert run_label({"name": "unknown", "k": 3}) == "UNKNOWN K=3"
 
 
 def test_its_learning_rate_control_is_the_baseline_at_its_factor() -> None:

@@ -30,6 +30,7 @@ from gxpo_trainer.learner.models import policy_shapes, saved_shapes
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.reading import IDENTITY, read_events, read_identity, read_metrics
 
+CHECKPOINTS = "checkpoints"
 MANIFEST, STATE, LEARNER, POLICY, ADAPTER = "manifest.json", "state.json", "learner", "policy", "adapter"
 _PREFIX = "step-"
 _HIDDEN = ("partial", "replaced", "dropped")

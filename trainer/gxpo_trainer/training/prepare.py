@@ -27,9 +27,7 @@ from gxpo_trainer.rollout.verification import check_rewards
 from gxpo_trainer.runtime.placement import Placement, ray_address
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.runtime.ray_session import check_machine
-from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore, check_same_model, check_same_run
-
-CHECKPOINTS = "checkpoints"
+from gxpo_trainer.training.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore, check_same_model, check_same_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ def fitting_prompts(
 
 
 def check_conversations(config: RunConfig, tokenizer: Any) -> None:
-    """Raises ConfigError when the environment's answers cannot be shown in the model's chat template."""
+    """Raises ConfigError when the environment's responses cannot be rendered in the model's chat template."""
     if not config.environment.multi_turn:
         return
     if problem := chat_template_problem(tokenizer):

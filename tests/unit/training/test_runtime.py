@@ -1,18 +1,26 @@
-"""A run that cannot fit on the GPUs that Ray names is refused before its engines start."""
+"""What is checked and built before engines start: memory by the planner, and the order in which the parts start."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
+from gxpo_trainer.data.prompts import TokenizedPrompts
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import reserve
-from gxpo_trainer.training.runtime import Fit, check_memory
+from gxpo_trainer.training.controller import Controller
+from gxpo_trainer.training.runtime import Fit, build_runtime, check_memory
+from gxpo_trainer.types import Prompt
 
 CLUSTER = {"CPU": 64.0, "GPU": 4.0}
 L4, H200 = {"accelerator_type:L4": 1.0}, {"accelerator_type:H200": 1.0}
@@ -85,3 +93,31 @@ def test_a_run_that_cannot_fit_is_refused_before_its_request_can_bring_nodes(
             before_request=lambda settled, cluster: check_memory(settled, str(tmp_path), cluster),
         )
     assert requested == []
+
+
+class LearnerStarted(Exception):
+    """A learner rank was about to start."""
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_engines_measure_their_gpus_before_a_learner_rank_starts(
+    resident: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM sizes its KV cache by the device's free memory, so a learner that loads meanwhile would shrink it."""
+    config = RunConfig.model_validate({"placement": {"colocate": True}})
+    placement = Placement.decide(config)
+    prompts = TokenizedPrompts((Prompt("0", "", ""),), (np.ones(3, np.int32),), 0)
+    runtime = build_runtime(config, placement, "model", prompts, lambda *_, **__: None, fit=Fit(resident))
+    log: list[str] = []
+
+    def start_rank(*_: Any, **__: Any) -> None:
+        raise LearnerStarted
+
+    monkeypatch.setattr("gxpo_trainer.learner.group.ray.remote", start_rank)
+    monkeypatch.setattr(runtime.pool, "start", lambda: log.append("engines start"))
+    monkeypatch.setattr(Engines, "await_ready", lambda self, *, every: log.append(f"await every engine: {every}"))
+    unused = cast(Any, SimpleNamespace(out_dir=tmp_path))
+    controller = Controller(runtime, unused, unused, unused, unused)
+    with pytest.raises(LearnerStarted):
+        controller.run(None)
+    assert log == ["engines start", "await every engine: True"]
