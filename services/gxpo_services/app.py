@@ -29,8 +29,8 @@ from gxpo_services.outputs.metric_series import router as metrics
 from gxpo_services.outputs.samples import router as samples
 from gxpo_services.outputs.timeline import router as timeline
 from gxpo_services.runs.changes import router as run_changes
+from gxpo_services.runs.configs import router as configs
 from gxpo_services.runs.endpoints import router as runs
-from gxpo_services.runs.presets import router as configs
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps.endpoints import router as groups
 from gxpo_services.sweeps.studies import router as studies

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from gxpo_services.db.database import Database
-from gxpo_services.runs import repository
+from gxpo_services.runs import service
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.reporting.identity import run_identity
 from support import reporting
@@ -16,8 +16,7 @@ from support import reporting
 def finish(url: str, database: Database, run_id: str, accuracies: list[float]) -> None:
     """One step, one pass and 6 s between two evaluations, of four problems each."""
     with database.reading() as session:
-        run = repository.find(session, run_id)
-        assert run is not None
+        run = service.find(session, run_id)
         identity = run_identity(RunConfig.model_validate(run.config), policy_sha256="policy")
     _, secret = reporting.launch(database, run_id).split()
     steps = range(len(accuracies))

@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import Settings, Submitter, WriteSession
 from gxpo_services.api.errors import Conflict, PreconditionFailed, responses
+from gxpo_services.api.fields import new_id
 from gxpo_services.api.principals import Principal
 from gxpo_services.db.tables import IdempotencyKey
 
@@ -137,6 +138,15 @@ class _Submission:
     session: WriteSession
     request: Request
     key: IdempotencyHeader = None
+
+    def claim(self, action: str, body: BaseModel, kind: str) -> tuple[str, bool]:
+        """Id of the resource to create or of the one that this key created before, and whether it is new; see `claim`.
+
+        kind: the letter of its id.
+        """
+        new = new_id(kind)
+        owner = claim(self.session, self.principal, self.key, action, body, new)
+        return owner, owner == new
 
     def created(self, body: BaseModel, is_new: bool, route: str, **path: str) -> Response:
         """201 for a new resource, 200 for one created before with this key, with its location."""

@@ -29,7 +29,7 @@ from gxpo_services.ingest.batches import (
 )
 from gxpo_services.outputs import events
 from gxpo_services.outputs.files import RunFiles
-from gxpo_services.runs import repository
+from gxpo_services.runs import service
 from gxpo_services.runs.lifecycle import Outcome, StateChanged
 
 FILES: dict[Kind, str] = {
@@ -123,7 +123,7 @@ class _Leased:
             events.record(session, run.number, ACTOR, "lines_lost", message)
 
     def _locked(self, session: Session) -> Run:
-        run = repository.lock(session, self.run_id)
+        run = service.lock(session, self.run_id)
         if run is None or run.lease_token != self.lease_token or run.launch != self.launch:
             raise StateChanged(f"run {self.run_id} is no longer under lease {self.lease_token}, launch {self.launch}")
         return run

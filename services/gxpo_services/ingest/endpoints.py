@@ -19,7 +19,7 @@ from gxpo_services.db.tables import Run
 from gxpo_services.ingest import apply
 from gxpo_services.ingest.batches import LONGEST_PHASE, MOST_ROWS, BadRow, Batch, TooManyRows, parse
 from gxpo_services.outputs.events import TRAINER
-from gxpo_services.runs import repository
+from gxpo_services.runs import service
 
 
 class Offsets(BaseModel):
@@ -85,7 +85,7 @@ def read_batch(body: bytes) -> Batch:
 
 def receive(session: Session, run_id: str, token: str, batch: Batch) -> apply.IngestAnswer:
     """Apply a trainer's report. Raises Gone, Unauthorized; Conflict when lines are missing before it."""
-    run = repository.lock(session, run_id)
+    run = service.lock(session, run_id)
     if run is None:
         raise Gone(_TAKES_NONE)
     # Checked again under the lock: another launch may own the run by now.

@@ -19,7 +19,6 @@ from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.tables import Group, Run, RunDocument
 from gxpo_services.outputs import events
 from gxpo_services.run_states import TERMINAL, RunState
-from gxpo_services.runs import repository
 from gxpo_services.runs import service as runs
 from gxpo_services.runs.plan import expected_cost
 from gxpo_services.settings import ServiceSettings
@@ -75,7 +74,7 @@ def queue_runs(
         )
         runs.set_tags(run, request["tags"])
         queued.append(run)
-    repository.add(session, queued)
+    runs.add(session, queued)
     for run in queued:
         message = f"submitted by {group.kind} {group.name!r}"
         events.record(session, run.number, principal.actor, "submitted", message, group=group.id)
@@ -111,8 +110,8 @@ def sweep(
     owner = idempotency.claim(session, principal, key, "sweep", request, group_id)
     if owner != group_id:
         return _answer(session, repeated(session, owner)), False
-    repository.check_priority(principal, request.priority)
-    repository.check_queue(session, server, principal, len(planned))
+    runs.check_priority(principal, request.priority)
+    runs.check_queue(session, server, principal, len(planned))
     spec = plain(request.model_dump())
     group = new_group(session, principal, group_id, request.name, "sweep", spec)
     queue_runs(session, principal, group, planned, spec)

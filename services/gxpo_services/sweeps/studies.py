@@ -23,7 +23,7 @@ from gxpo_services.api.idempotency import Submission, answer, creation_responses
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.run_states import TERMINAL, RunState
-from gxpo_services.runs import repository
+from gxpo_services.runs import service
 from gxpo_services.runs.configs import checked
 from gxpo_services.runs.schemas import Notes, Priority, Tags
 from gxpo_services.settings import ServiceSettings
@@ -97,8 +97,8 @@ def submit(
     owner = idempotency.claim(session, principal, key, STUDY, request, group_id)
     if owner != group_id:
         return _view(session, groups.repeated(session, owner, "study")), False
-    repository.check_priority(principal, request.priority)
-    repository.check_queue(session, server, principal, len(pending(study, {})))
+    service.check_priority(principal, request.priority)
+    service.check_queue(session, server, principal, len(pending(study, {})))
     spec = request.model_dump(exclude={"toml"}) | {"study": study.model_dump(mode="json")}
     spec["created_by_id"] = principal.token_id
     group = groups.new_group(session, principal, group_id, study.name, STUDY, spec)

@@ -21,7 +21,7 @@ from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import Points
 from gxpo_services.runs.plan import expected_cost
-from gxpo_services.runs.presets import config_schema
+from gxpo_services.runs.configs import config_schema
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps.grid import plan
 from gxpo_services.sweeps.schemas import SweepRequest

@@ -27,8 +27,7 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import MetricLast, MetricName
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import lifecycle
-from gxpo_services.runs import repository as runs_repository
+from gxpo_services.runs import lifecycle, service
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config.base import idle_phase
 
@@ -248,7 +247,7 @@ def test_the_end_before_a_cancel_counts_and_the_cancel_finds_it(database: Databa
     send(database, launched, body(1, outcome={"attempt": 1, "outcome": "succeeded", "ended_by": "steps"}))
     assert client.post(f"/api/v1/runs/{run_id}/cancel").status_code == 409
     with database.writing() as session:
-        run = runs_repository.lock(session, run_id)
+        run = service.lock(session, run_id)
         assert run is not None
         # As seen by a reader before the end of the run.
         set_committed_value(run, "state", RunState.RUNNING)

@@ -18,6 +18,7 @@ from gxpo_services.db.tables import AccessToken
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import changes as run_changes
+from gxpo_services.runs import service
 from gxpo_services.runs.changes import Changes
 
 
@@ -72,10 +73,7 @@ def test_a_deleted_run_an_unknown_one_and_a_revoked_token_end_a_stream(
     changes = client.changes([run_id])
     next_change(changes)
     with database.writing() as session:
-        from gxpo_services.runs import repository
-
-        found = repository.find(session, run_id)
-        session.delete(found)
+        session.delete(service.find(session, run_id))
     assert next_change(changes) == ("deleted", {"id": run_id})
     assert next(changes, None) is None
     changes = client.changes([runs.add_run(database)])

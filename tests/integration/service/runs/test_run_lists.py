@@ -16,10 +16,9 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Attempt, MetricBlock, MetricLast, MetricName, Run
 from gxpo_services.outputs.metrics import encode
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import repository
+from gxpo_services.runs import service
 from gxpo_services.runs.listing import COLUMNS
 from gxpo_services.runs.schemas import RunPage
-from gxpo_services.runs.service import new_run, set_tags
 from gxpo_services.sweeps.schemas import GroupRequest
 from gxpo_services.sweeps.service import make_group
 from gxpo_trainer.config import RunConfig
@@ -37,10 +36,10 @@ def add_runs(database: Database, amount: int, change: Callable[[Run, int], None]
     """Runs made in one transaction, each changed by its index."""
     configs = [load_preset("demo"), load_preset("demo-grpo"), load_preset("demo-sfpo")]
     with database.writing() as session:
-        runs = [new_run(configs[index % 3], PRINCIPAL) for index in range(amount)]
+        runs = [service.new_run(configs[index % 3], PRINCIPAL) for index in range(amount)]
         for index, run in enumerate(runs):
             change(run, index)
-        repository.add(session, runs)
+        service.add(session, runs)
         return [run.id for run in runs]
 
 
@@ -62,7 +61,7 @@ def varied(run: Run, index: int) -> None:
     run.backward_passes = chance.choice([0.0, 120.0])
     run.model = chance.choice(["starter", "org/model"])
     run.archived = index % 10 == 0
-    set_tags(run, chance.sample(["demo", "night", "x y"], chance.randrange(3)))
+    service.set_tags(run, chance.sample(["demo", "night", "x y"], chance.randrange(3)))
 
 
 @pytest.fixture
@@ -244,8 +243,7 @@ def add_last(database: Database, values: dict[str, tuple[float | None, float | N
         session.add(name)
         session.flush()
         for run_id, (last, lowest, highest) in values.items():
-            run = repository.find(session, run_id)
-            assert run is not None
+            run = service.find(session, run_id)
             keys = {"run_number": run.number, "name_number": name.number, "last_step": 1}
             session.add(MetricLast(**keys, last=last, lowest=lowest, highest=highest))
 
@@ -290,8 +288,7 @@ def test_sorting_by_a_metric_that_nobody_reported_is_by_number(client: TestClien
 def add_history(database: Database, run_id: str, attempts: dict[int, dict[int, float]], firsts: dict[int, int]) -> None:
     """attempts: attempt → step → value of METRIC. firsts: first step that each attempt reported on at all."""
     with database.writing() as session:
-        run = repository.find(session, run_id)
-        assert run is not None
+        run = service.find(session, run_id)
         name = session.scalar(select(MetricName).where(MetricName.name == METRIC)) or MetricName(name=METRIC)
         session.add(name)
         session.flush()
