@@ -32,7 +32,7 @@ from gxpo_services.runs.changes import router as run_changes
 from gxpo_services.runs.configs import router as configs
 from gxpo_services.runs.endpoints import router as runs
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.sweeps.endpoints import router as groups
+from gxpo_services.sweeps.groups import router as groups
 from gxpo_services.sweeps.studies import router as studies
 
 PREFIX = "/api/v1"

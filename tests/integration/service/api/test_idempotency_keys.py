@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, select, update
 from support.scripted_launcher import ScriptedLauncher
 
-from gxpo_services.api.idempotency import claim, delete_expired_keys
+from gxpo_services.api.idempotency import Creation, delete_expired_keys
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import IdempotencyKey
@@ -111,7 +111,9 @@ def test_a_key_that_is_forgotten_makes_a_new_run(client: TestClient, database: D
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_key_that_vanishes_while_it_is_looked_up_is_free(database: Database, database_url: str) -> None:
+def test_a_key_that_vanishes_while_it_is_looked_up_is_free(
+    database: Database, database_url: str, settings: ServiceSettings
+) -> None:
     """PostgreSQL alone lets others write between two statements of a transaction."""
     add_keys(database, 2 * WEEK_S)
     other = Database(database_url)
@@ -124,8 +126,10 @@ def test_a_key_that_vanishes_while_it_is_looked_up_is_free(database: Database, d
 
     event.listen(database.engine, "after_cursor_execute", delete_it)
     with database.writing() as session:
-        assert claim(session, Principal("t1", "me", Role.ADMIN), "k0", "clone r1", CloneRequest(), "r2") == "r2"
+        request = Creation(Principal("t1", "me", Role.ADMIN), settings, session, request=None, key="k0")
+        made, is_new = request.claim("clone r1", CloneRequest(), "r")
+        assert is_new
     other.close()
     assert deleted == [1]
     with database.reading() as session:
-        assert session.get_one(IdempotencyKey, ("t1", "k0")).resource_id == "r2"
+        assert session.get_one(IdempotencyKey, ("t1", "k0")).resource_id == made

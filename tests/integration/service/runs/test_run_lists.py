@@ -19,8 +19,6 @@ from gxpo_services.run_states import RunState
 from gxpo_services.runs import service
 from gxpo_services.runs.listing import COLUMNS
 from gxpo_services.runs.schemas import RunPage
-from gxpo_services.sweeps.schemas import GroupRequest
-from gxpo_services.sweeps.service import make_group
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
 
@@ -225,12 +223,11 @@ def test_a_search_is_for_parts_of_what_a_run_is_called_now(client: TestClient, d
     assert found("starter", limit=1) == ([ids[1]], 2)
 
 
-def test_runs_of_a_group(client: TestClient, database: Database) -> None:
-    with database.writing() as session:
-        group, _ = make_group(session, PRINCIPAL, GroupRequest(name="g"), None)
-    run = client.post(f"{API}/runs", json={"preset": "demo", "group": group.id}).json()
+def test_runs_of_a_group(client: TestClient) -> None:
+    group = client.post(f"{API}/groups", json={"name": "g"}).json()["id"]
+    run = client.post(f"{API}/runs", json={"preset": "demo", "group": group}).json()
     client.post(f"{API}/runs", json={"preset": "demo"})
-    assert [item["id"] for item in walk(client, group=group.id)] == [run["id"]]
+    assert [item["id"] for item in walk(client, group=group)] == [run["id"]]
 
 
 # Metrics

@@ -8,9 +8,8 @@ import pytest
 
 from gxpo_services.api.errors import Invalid
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.sweeps.grid import PRESETS, Planned, plan
-from gxpo_services.sweeps.schemas import SweepRequest
-from gxpo_services.sweeps.service import validate
+from gxpo_services.sweeps.grid import PRESETS, Planned, SweepRequest, plan
+from gxpo_services.sweeps.groups import validate_sweep
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.config.messages import MOST_ERRORS, nearest_setting
@@ -144,21 +143,21 @@ def test_the_rules_need_a_base_that_has_what_they_take_from_it() -> None:
 
 def test_the_cost_comes_first_in_runs_and_passes() -> None:
     request = SweepRequest.model_validate({"name": "s", "base": {"preset": "demo"}, "preset": "rules", "seeds": [0, 1]})
-    planned = validate(SERVER, request)
+    planned = validate_sweep(request, None, SERVER)
     assert planned.valid
     assert planned.cost is not None
     # 40 steps: GRPO 1, SFPO K=5 6, GXPO 3, control 1 pass a step, two seeds each.
     assert (planned.cost.runs, planned.cost.steps, planned.cost.backward_passes) == (8, 320, 2 * 40 * (1 + 6 + 3 + 1))
     assert [run.rule_label for run in planned.runs[::2]] == ["GRPO", "SFPO K=5", "GXPO K=5", "GRPO"]
     unknown = SweepRequest.model_validate({"name": "s", "base": {"config": {"budget": {"hours": 1}}}})
-    cost = validate(SERVER, unknown).cost
+    cost = validate_sweep(unknown, None, SERVER).cost
     assert cost is not None
     assert (cost.steps, cost.backward_passes) == (None, None)
 
 
 def test_a_plan_that_cannot_be_made_says_why_and_costs_nothing() -> None:
     request = SweepRequest.model_validate({"name": "s", "base": {"config": {"learner": {"rule": {"name": "x"}}}}})
-    planned = validate(SERVER, request)
+    planned = validate_sweep(request, None, SERVER)
     assert not planned.valid
     assert planned.cost is None
     assert [error.field for error in planned.errors] == ["config.learner.rule.name"]
