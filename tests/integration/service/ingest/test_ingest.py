@@ -48,7 +48,7 @@ def last_values(database: Database, run_id: str) -> dict[str, tuple[Any, ...]]:
 
 def curve(database: Database, run_id: str, name: str) -> list[tuple[int, float]]:
     with database.reading() as session:
-        number = metrics.heads(session, [run_id])[run_id][0]
+        number = service.find(session, run_id).number
         numbers = metrics.find_numbers(session, [name])
         firsts = metrics.first_steps(session, [number])
         found = metrics.histories(session, list(numbers.values()), firsts)

@@ -23,7 +23,7 @@ from gxpo_services.db.tables import Event, MetricLast, MetricName, Sample
 from gxpo_services.ingest.drain import FILES, drain
 from gxpo_services.outputs import metric_series, metrics
 from gxpo_services.outputs import samples as left
-from gxpo_services.outputs.metric_series import Shape
+from gxpo_services.outputs.metric_series import SeriesQuery
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.reporting.reading import read_evaluations, read_metrics, read_samples
 
@@ -145,7 +145,7 @@ def check_metrics(database: Database, run_id: str, folder: Path) -> None:
     run = runs.get(database, run_id)
     with database.reading() as session:
         assert metrics.names_of(session, run.number) == sorted(expected)
-        found = metric_series.curves(session, [run_id], NAMES, "step", Shape(1000))[run_id]
+        found = metric_series.curves(session, [run_id], SeriesQuery(names=list(NAMES)))[run_id]
         query = select(MetricName.name, MetricLast).join(MetricLast, MetricLast.name_number == MetricName.number)
         last = dict(session.execute(query.where(MetricLast.run_number == run.number)).all())
     for name in NAMES:

@@ -21,7 +21,7 @@ from support.service_processes import until
 
 from gxpo_services.api.dependencies import Slots
 from gxpo_services.app import HEAVY_OF_ONE, HEAVY_UNDER_WAY
-from gxpo_services.compare import worker
+from gxpo_services.compare import endpoints
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
@@ -128,13 +128,13 @@ def test_no_viewer_keeps_the_comparisons_of_others_waiting(
     run_id = evaluated_run(database, config({"name": "grpo"}), {0: [0.5], 1: [1.0]})
     first, second = ({"Authorization": f"Bearer {token_for('viewer')}"} for _ in range(2))
     go_on = threading.Event()
-    in_worker = worker.in_worker
+    in_worker = endpoints.in_worker
 
     async def held(*given: Any) -> bytes:
         await anyio.to_thread.run_sync(go_on.wait)
         return await in_worker(*given)
 
-    monkeypatch.setattr(worker, "in_worker", held)
+    monkeypatch.setattr(endpoints, "in_worker", held)
     extra = 3
     with HttpServer(app) as url, httpx.Client(timeout=60.0, trust_env=False) as http, ThreadPoolExecutor(12) as pool:
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gxpo_services.outputs.metric_series import Shape, series_of, smooth, spread
+from gxpo_services.outputs.metric_series import SeriesQuery, series_of, smooth, spread
 from gxpo_services.outputs.metrics import RECORD, Records
 
 
@@ -16,8 +16,9 @@ def records(values: dict[int, float]) -> Records:
     return np.array(list(values.items()), dtype=RECORD)
 
 
-def over_steps(histories: dict[str, dict[int, float]], shape: Shape) -> dict[str, dict[str, Any]]:
-    return series_of({name: records(values) for name, values in histories.items()}, shape, None, over_costs=False)
+def over_steps(histories: dict[str, dict[int, float]], max_points: int, **query: Any) -> dict[str, dict[str, Any]]:
+    stored = {name: records(values) for name, values in histories.items()}
+    return series_of(stored, SeriesQuery(names=[*stored], max_points=max_points, **query), None)
 
 
 def test_smoothing_is_the_exponential_average() -> None:
@@ -44,23 +45,23 @@ def test_the_average_is_of_all_steps_and_not_of_the_extremes_that_are_kept() -> 
     # Four zeros and a one, over and over: the mean is 0.2; of minima and maxima it would be 0.5. The average with
     # weight 0.99 stays within 0.04 of the mean once the start is forgotten.
     values = {step: float(step % 5 == 0) for step in range(5000)}
-    raw = over_steps({"a": values}, Shape(100))["a"]
+    raw = over_steps({"a": values}, 100)["a"]
     assert np.mean(raw["y"]) == pytest.approx(0.5, abs=0.02)
-    smoothed = over_steps({"a": values}, Shape(100, smoothing=0.99))["a"]
+    smoothed = over_steps({"a": values}, 100, smoothing=0.99)["a"]
     assert smoothed["downsampled"]
     assert np.abs(np.array(smoothed["y"])[50:] - 0.2).max() < 0.04
 
 
 def test_an_increment_continues_the_average() -> None:
     values = {step: float(step % 3) for step in range(50)}
-    whole = over_steps({"a": values}, Shape(100, smoothing=0.6))["a"]
-    later = over_steps({"a": values}, Shape(100, after=39, smoothing=0.6))["a"]
+    whole = over_steps({"a": values}, 100, smoothing=0.6)["a"]
+    later = over_steps({"a": values}, 100, after=39, smoothing=0.6)["a"]
     assert later["steps"] == list(range(40, 50))
     assert later["y"] == whole["y"][40:]
 
 
 def test_the_gate_is_never_smoothed() -> None:
-    found = over_steps({"gate/z": {1: 0.0, 2: 4.0}, "reward/mean": {1: 0.0, 2: 4.0}}, Shape(10, smoothing=0.5))
+    found = over_steps({"gate/z": {1: 0.0, 2: 4.0}, "reward/mean": {1: 0.0, 2: 4.0}}, 10, smoothing=0.5)
     assert (found["gate/z"]["y"], found["reward/mean"]["y"]) == ([0.0, 4.0], [0.0, 2.0])
 
 
@@ -69,9 +70,9 @@ def test_joined_series_have_the_same_steps_and_the_sums_of_all() -> None:
     rising = {step: float(step) for step in range(1, 5001)}
     noisy = {step: 2.0 + math.sin(step) for step in range(1, 5001)}
     rare = dict.fromkeys(range(0, 5001, 100), 7.0)
-    apart = over_steps({"a": rising, "b": noisy}, Shape(600))
+    apart = over_steps({"a": rising, "b": noisy}, 600)
     assert set(apart["a"]["steps"]) != set(apart["b"]["steps"])
-    found = over_steps({"a": rising, "b": noisy, "c": rare, "d": {}}, Shape(600, joined=True))
+    found = over_steps({"a": rising, "b": noisy, "c": rare, "d": {}}, 600, joined=True)
     assert found["b"]["steps"] == found["a"]["steps"]
     assert found["a"]["y"] == found["a"]["steps"]
     assert (found["a"]["steps"][-1], len(found["a"]["steps"])) == (5000, 599)
@@ -81,5 +82,5 @@ def test_joined_series_have_the_same_steps_and_the_sums_of_all() -> None:
 
 
 def test_the_sums_of_an_increment_are_those_of_all_steps_without_what_is_not_finite() -> None:
-    found = over_steps({"a": {1: 1.0, 2: math.nan, 3: 2.0, 4: 4.0}}, Shape(600, after=2, joined=True))["a"]
+    found = over_steps({"a": {1: 1.0, 2: math.nan, 3: 2.0, 4: 4.0}}, 600, after=2, joined=True)["a"]
     assert (found["steps"], found["sum"], found["count"]) == ([3, 4], 7.0, 3)
