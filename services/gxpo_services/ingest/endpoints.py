@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -17,7 +18,7 @@ from gxpo_services.api.fields import RunId
 from gxpo_services.api.principals import same_hash
 from gxpo_services.db.tables import Run
 from gxpo_services.ingest import apply
-from gxpo_services.ingest.batches import LONGEST_PHASE, MOST_ROWS, BadRow, Batch, TooManyRows, parse
+from gxpo_services.ingest.batches import LONGEST_PHASE, MOST_ROWS, BadRow, TooManyRows, parse
 from gxpo_services.outputs.events import TRAINER
 from gxpo_services.runs import service
 
@@ -73,18 +74,17 @@ _TAKES_NONE = "the run accepts no reports: it has ended, waits for its next laun
 """One message for all cases: without the run's token nothing is revealed about it."""
 
 
-def read_batch(body: bytes) -> Batch:
-    """The batch in a body. Raises Invalid naming the row, TooLarge."""
+def receive(session: Session, run_id: str, token: str, body: bytes) -> apply.IngestAnswer:
+    """Apply a trainer's report.
+
+    Raises Invalid naming the row, TooLarge, Gone, Unauthorized; Conflict when lines are missing before it.
+    """
     try:
-        return parse(body)
+        batch = parse(body)
     except BadRow as error:
         raise Invalid.of(error.place, error.message) from None
     except TooManyRows as error:
         raise TooLarge(str(error)) from None
-
-
-def receive(session: Session, run_id: str, token: str, batch: Batch) -> apply.IngestAnswer:
-    """Apply a trainer's report. Raises Gone, Unauthorized; Conflict when lines are missing before it."""
     run = service.lock(session, run_id)
     if run is None:
         raise Gone(_TAKES_NONE)
@@ -149,5 +149,5 @@ def ingest(
     409 contains `offsets`, the lines that the service has: continue from there. 401: another launch owns the run. 410:
     the run is over or deleted. 422 names the invalid row; nothing of the batch is applied.
     """
-    answer = receive(session, run_id, token, read_batch(body))
-    return JSONResponse({"applied": answer.applied, "offsets": answer.offsets, "request": answer.request})
+    answer = receive(session, run_id, token, body)
+    return JSONResponse(asdict(answer))

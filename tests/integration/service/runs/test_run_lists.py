@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import insert, select
+from support import paging
 
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
@@ -68,20 +69,7 @@ def many(database: Database) -> list[str]:
 
 
 def walk(client: TestClient, limit: int = 37, **query: Any) -> list[dict[str, Any]]:
-    """All pages, one after the other."""
-    found: list[dict[str, Any]] = []
-    cursor = None
-    for number in range(NUM_RUNS):
-        page = client.get(f"{API}/runs", params={**query, "limit": limit, **({"cursor": cursor} if cursor else {})})
-        assert page.status_code == 200, page.text
-        body = page.json()
-        assert (body["total"] is None) == (number > 0)
-        found += body["items"]
-        cursor = body["next_cursor"]
-        if cursor is None:
-            return found
-        assert len(body["items"]) == limit
-    raise AssertionError("the list has no end")
+    return paging.walk(client, "/runs", limit=limit, **query)
 
 
 def reference(database: Database, column: str, descending: bool) -> list[str]:
@@ -109,8 +97,8 @@ def test_every_numeric_column_in_pages_is_the_plain_sort(
     order: str, client: TestClient, database: Database, many: list[str]
 ) -> None:
     for column in NUMERIC:
-        found = [run["id"] for run in walk(client, sort=column, order=order, archived="any", limit=90)]
-        assert found == reference(database, column, order == "desc"), column
+        listed = [run["id"] for run in walk(client, sort=column, order=order, archived="any", limit=90)]
+        assert listed == reference(database, column, order == "desc"), column
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
@@ -196,31 +184,31 @@ def test_filters_alone_and_together(client: TestClient, database: Database, many
     for query, wanted in cases:
         query = {"archived": "any", **query}
         expected = {run.id for run in runs if wanted(run)}
-        found = walk(client, limit=200, **query)
-        assert {run["id"] for run in found} == expected, query
+        listed = walk(client, limit=200, **query)
+        assert {run["id"] for run in listed} == expected, query
         assert client.get(f"{API}/runs", params={**query, "limit": 1}).json()["total"] == len(expected), query
 
 
 def test_a_search_is_for_parts_of_what_a_run_is_called_now(client: TestClient, database: Database) -> None:
     ids = add_runs(database, 3, plain_run)
 
-    def found(text: str, **query: Any) -> tuple[list[str], int | None]:
+    def matches(text: str, **query: Any) -> tuple[list[str], int | None]:
         body = client.get(f"{API}/runs", params={"text": text, "order": "asc", **query}).json()
         return [run["id"] for run in body["items"]], body["total"]
 
     change = {"name": "ÜBER 100%_a", "tags": ["Nacht"], "notes": "erste Zeile\nzweite"}
     assert client.patch(f"{API}/runs/{ids[0]}", json=change).status_code == 200
     for text in ("über 100%_A", "nacht", "ZWEITE", "e\nz", ids[0].upper()):
-        assert found(text) == ([ids[0]], 1), text
+        assert matches(text) == ([ids[0]], 1), text
     for text in ("100__a", "100%b", "zeilezweite", "\\", "e\\"):
-        assert found(text) == ([], 0), text
+        assert matches(text) == ([], 0), text
     assert client.patch(f"{API}/runs/{ids[1]}", json={"notes": "C:\\a_b"}).status_code == 200
-    assert found("c:\\a_") == ([ids[1]], 1)
+    assert matches("c:\\a_") == ([ids[1]], 1)
     assert client.patch(f"{API}/runs/{ids[0]}", json={"tags": [], "archived": True}).status_code == 200
-    assert found("nacht", archived="any") == ([], 0)
-    assert found("zweite") == ([], 0)
-    assert found("zweite", archived="true") == ([ids[0]], 1)
-    assert found("starter", limit=1) == ([ids[1]], 2)
+    assert matches("nacht", archived="any") == ([], 0)
+    assert matches("zweite") == ([], 0)
+    assert matches("zweite", archived="true") == ([ids[0]], 1)
+    assert matches("starter", limit=1) == ([ids[1]], 2)
 
 
 def test_runs_of_a_group(client: TestClient) -> None:
@@ -266,10 +254,10 @@ def test_sorting_by_a_metrics_last_best_and_lowest_value(
         value, number = values.get(run_id), sign * ids.index(run_id)
         return (value is None, 0.0 if value is None else sign * value, number)
 
-    found = walk(client, limit=3, sort=f"metric:{METRIC}", metric_at=at, order=order)
-    assert [run["id"] for run in found] == sorted(ids, key=key)
+    listed = walk(client, limit=3, sort=f"metric:{METRIC}", metric_at=at, order=order)
+    assert [run["id"] for run in listed] == sorted(ids, key=key)
     words = {inf: "Infinity", -inf: "-Infinity"}
-    for run in found:
+    for run in listed:
         value = values.get(run["id"])
         assert run["metrics"][METRIC] == words.get(value, value) if value is not None else True
 
@@ -277,9 +265,9 @@ def test_sorting_by_a_metrics_last_best_and_lowest_value(
 def test_sorting_by_a_metric_that_nobody_reported_is_by_number(client: TestClient, database: Database) -> None:
     ids = add_runs(database, 5, plain_run)
     for at in ("last", "3"):
-        found = walk(client, limit=2, sort="metric:never/reported", metric_at=at, order="asc")
-        assert [run["id"] for run in found] == ids
-        assert {run["metrics"]["never/reported"] for run in found} == {None}
+        listed = walk(client, limit=2, sort="metric:never/reported", metric_at=at, order="asc")
+        assert [run["id"] for run in listed] == ids
+        assert {run["metrics"]["never/reported"] for run in listed} == {None}
 
 
 def add_history(database: Database, run_id: str, attempts: dict[int, dict[int, float]], firsts: dict[int, int]) -> None:
@@ -316,28 +304,28 @@ def test_a_metric_at_a_step_is_its_newest_value_by_then_in_the_history_that_coun
     }
     for step, values in expected.items():
         for order, sign in (("asc", 1), ("desc", -1)):
-            found = walk(client, limit=2, sort=f"metric:{METRIC}", metric_at=step, order=order)
-            got = {run["id"]: run["metrics"][METRIC] for run in found}
+            listed = walk(client, limit=2, sort=f"metric:{METRIC}", metric_at=step, order=order)
+            got = {run["id"]: run["metrics"][METRIC] for run in listed}
             assert [got[run_id] for run_id in ids] == values, step
             rows = list(zip(ids, values, strict=True))
             rows.sort(key=lambda row: (row[1] is None, sign * (row[1] or 0), sign * ids.index(row[0])))
-            assert [run["id"] for run in found] == [run_id for run_id, _ in rows], (step, order)
+            assert [run["id"] for run in listed] == [run_id for run_id, _ in rows], (step, order)
 
 
 def test_metrics_come_along_when_they_are_asked_for(client: TestClient, database: Database) -> None:
     ids = add_runs(database, 2, plain_run)
     add_last(database, {ids[0]: (0.5, 0.1, 0.9)})
-    found = client.get(f"{API}/runs", params={"with_metric": [METRIC, "x"], "order": "asc"}).json()["items"]
-    assert [run["metrics"] for run in found] == [{METRIC: 0.5, "x": None}, {METRIC: None, "x": None}]
+    listed = client.get(f"{API}/runs", params={"with_metric": [METRIC, "x"], "order": "asc"}).json()["items"]
+    assert [run["metrics"] for run in listed] == [{METRIC: 0.5, "x": None}, {METRIC: None, "x": None}]
 
 
 def test_settings_come_along_when_they_are_asked_for(client: TestClient) -> None:
     made = client.post(f"{API}/runs", json={"preset": "demo", "overrides": ["learner.rule.k=7"]})
     assert made.status_code == 201
     asked = ["learner.rule.k", "learner.rule", "learner.no.such"]
-    found = client.get(f"{API}/runs", params={"with_setting": asked}).json()["items"][0]["settings"]
-    assert found["learner.rule.k"] == found["learner.rule"]["k"] == 7
-    assert found["learner.no.such"] is None
+    settings = client.get(f"{API}/runs", params={"with_setting": asked}).json()["items"][0]["settings"]
+    assert settings["learner.rule.k"] == settings["learner.rule"]["k"] == 7
+    assert settings["learner.no.such"] is None
     assert client.get(f"{API}/runs").json()["items"][0]["settings"] == {}
 
 

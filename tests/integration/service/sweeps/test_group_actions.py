@@ -26,8 +26,8 @@ def sweep(client: TestClient) -> tuple[str, list[str]]:
 
 
 def audit(client: TestClient, kind: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = client.get(f"{API}/audit", params={"kind": kind}).json()["items"]
-    return found
+    entries: list[dict[str, Any]] = client.get(f"{API}/audit", params={"kind": kind}).json()["items"]
+    return entries
 
 
 def test_a_group_is_cancelled_as_a_whole_and_twice_is_once(
@@ -119,6 +119,6 @@ def test_runs_of_an_owner(client: TestClient, anonymous: TestClient, token_for: 
     mine = {"Authorization": f"Bearer {token_for('submitter')}"}
     run_id = anonymous.post(f"{API}/runs", json={"preset": "demo"}, headers=mine).json()["id"]
     client.post(f"{API}/runs", json={"preset": "demo"})
-    found = client.get(f"{API}/runs", params={"owner": "submitter"}).json()
-    assert ([run["id"] for run in found["items"]], found["total"]) == ([run_id], 1)
+    page = client.get(f"{API}/runs", params={"owner": "submitter"}).json()
+    assert ([run["id"] for run in page["items"]], page["total"]) == ([run_id], 1)
     assert client.get(f"{API}/runs", params={"owner": "nobody"}).json()["items"] == []

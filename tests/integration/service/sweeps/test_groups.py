@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
+from support.paging import walk
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Event, Group, Run
@@ -69,18 +70,9 @@ def test_a_group_shows_its_request_runs_and_states(client: TestClient) -> None:
 
 def test_groups_come_newest_first_in_pages(client: TestClient) -> None:
     ids = [client.post(f"{API}/groups", json={"name": f"g{n}"}).json()["id"] for n in range(5)]
-    seen: list[str] = []
-    cursor = None
-    while True:
-        query = {"limit": 2, **({"cursor": cursor} if cursor else {})}
-        page = client.get(f"{API}/groups", params=query).json()
-        seen += [group["id"] for group in page["items"]]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            break
-    assert seen == ids[::-1]
-    runs_cursor = client.get(f"{API}/groups", params={"limit": 2}).json()["next_cursor"]
-    assert client.get(f"{API}/runs", params={"cursor": runs_cursor}).status_code == 422
+    assert [group["id"] for group in walk(client, "/groups", limit=2)] == ids[::-1]
+    cursor = client.get(f"{API}/groups", params={"limit": 2}).json()["next_cursor"]
+    assert client.get(f"{API}/runs", params={"cursor": cursor}).status_code == 422
 
 
 def test_a_sweep_with_one_bad_run_makes_nothing(client: TestClient, database: Database) -> None:
@@ -133,11 +125,3 @@ def test_the_catalogue(client: TestClient) -> None:
     sweeps = {preset["name"]: preset for preset in client.get(f"{API}/sweeps/presets").json()}
     assert sorted(sweeps) == ["alpha", "k", "rules", "tau"]
     assert sweeps["rules"]["control"]
-
-
-def test_a_group_for_runs_submitted_one_by_one(client: TestClient) -> None:
-    group = client.post(f"{API}/groups", json={"name": "three rules"}).json()
-    for name in ("demo-grpo", "demo-sfpo", "demo"):
-        client.post(f"{API}/runs", json={"preset": name, "group": group["id"]})
-    runs = client.get(f"{API}/groups/{group['id']}").json()["runs"]
-    assert [run["rule"] for run in runs] == ["grpo", "sfpo", "gxpo"]

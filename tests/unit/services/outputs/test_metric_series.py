@@ -27,10 +27,10 @@ def test_smoothing_is_the_exponential_average() -> None:
 
 
 def test_smoothing_passes_over_what_is_not_finite() -> None:
-    found = smooth(np.array([math.nan, 1.0, math.nan, 3.0, math.inf]), 0.5).tolist()
-    assert math.isnan(found[0])
-    assert math.isnan(found[2])
-    assert [found[1], *found[3:]] == [1.0, 2.0, math.inf]
+    averaged = smooth(np.array([math.nan, 1.0, math.nan, 3.0, math.inf]), 0.5).tolist()
+    assert math.isnan(averaged[0])
+    assert math.isnan(averaged[2])
+    assert [averaged[1], *averaged[3:]] == [1.0, 2.0, math.inf]
     assert smooth(np.empty(0), 0.5).tolist() == []
 
 
@@ -61,8 +61,8 @@ def test_an_increment_continues_the_average() -> None:
 
 
 def test_the_gate_is_never_smoothed() -> None:
-    found = over_steps({"gate/z": {1: 0.0, 2: 4.0}, "reward/mean": {1: 0.0, 2: 4.0}}, 10, smoothing=0.5)
-    assert (found["gate/z"]["y"], found["reward/mean"]["y"]) == ([0.0, 4.0], [0.0, 2.0])
+    series = over_steps({"gate/z": {1: 0.0, 2: 4.0}, "reward/mean": {1: 0.0, 2: 4.0}}, 10, smoothing=0.5)
+    assert (series["gate/z"]["y"], series["reward/mean"]["y"]) == ([0.0, 4.0], [0.0, 2.0])
 
 
 def test_joined_series_have_the_same_steps_and_the_sums_of_all() -> None:
@@ -72,15 +72,15 @@ def test_joined_series_have_the_same_steps_and_the_sums_of_all() -> None:
     rare = dict.fromkeys(range(0, 5001, 100), 7.0)
     apart = over_steps({"a": rising, "b": noisy}, 600)
     assert set(apart["a"]["steps"]) != set(apart["b"]["steps"])
-    found = over_steps({"a": rising, "b": noisy, "c": rare, "d": {}}, 600, joined=True)
-    assert found["b"]["steps"] == found["a"]["steps"]
-    assert found["a"]["y"] == found["a"]["steps"]
-    assert (found["a"]["steps"][-1], len(found["a"]["steps"])) == (5000, 599)
-    assert (found["a"]["sum"], found["a"]["count"], found["a"]["downsampled"]) == (12502500.0, 5000, True)
-    assert (found["c"]["sum"], found["c"]["count"]) == (357.0, 51)
-    assert found["d"] == {"x": [], "y": [], "steps": [], "downsampled": False, "sum": 0.0, "count": 0}
+    series = over_steps({"a": rising, "b": noisy, "c": rare, "d": {}}, 600, joined=True)
+    assert series["b"]["steps"] == series["a"]["steps"]
+    assert series["a"]["y"] == series["a"]["steps"]
+    assert (series["a"]["steps"][-1], len(series["a"]["steps"])) == (5000, 599)
+    assert (series["a"]["sum"], series["a"]["count"], series["a"]["downsampled"]) == (12502500.0, 5000, True)
+    assert (series["c"]["sum"], series["c"]["count"]) == (357.0, 51)
+    assert series["d"] == {"x": [], "y": [], "steps": [], "downsampled": False, "sum": 0.0, "count": 0}
 
 
 def test_the_sums_of_an_increment_are_those_of_all_steps_without_what_is_not_finite() -> None:
-    found = over_steps({"a": {1: 1.0, 2: math.nan, 3: 2.0, 4: 4.0}}, 600, after=2, joined=True)["a"]
-    assert (found["steps"], found["sum"], found["count"]) == ([3, 4], 7.0, 3)
+    series = over_steps({"a": {1: 1.0, 2: math.nan, 3: 2.0, 4: 4.0}}, 600, after=2, joined=True)["a"]
+    assert (series["steps"], series["sum"], series["count"]) == ([3, 4], 7.0, 3)

@@ -22,9 +22,9 @@ def write(root: Path, text: str) -> RunFiles:
 
 
 def test_the_last_steps_are_read_in_order(tmp_path: Path) -> None:
-    found = last_steps(write(tmp_path, "".join(map(line, range(9)))), 2)
-    assert [item.step for item in found] == [7, 8]
-    assert found[0].spans[0].model_dump() == {"process": "learner", "activity": "updating", "begin": 0.0, "end": 0.5}
+    steps = last_steps(write(tmp_path, "".join(map(line, range(9)))), 2)
+    assert [item.step for item in steps] == [7, 8]
+    assert steps[0].spans[0].model_dump() == {"process": "learner", "activity": "updating", "begin": 0.0, "end": 0.5}
 
 
 def test_other_lines_are_left_out(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def test_a_budget_of_hours_alone_gives_no_cost() -> None:
     ],
 )
 def test_a_gate_that_can_fire_makes_it_an_upper_bound(gate: dict[str, Any], words: str | None) -> None:
-    found = expected_cost(config({"name": "gxpo", "gate": gate})).words
-    assert words in found if words else "upper bound" not in found
+    explanation = expected_cost(config({"name": "gxpo", "gate": gate})).words
+    assert words in explanation if words else "upper bound" not in explanation
 
 
 def test_logical_cpus_and_gpus_of_a_run() -> None:
