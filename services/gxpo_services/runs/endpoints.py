@@ -32,7 +32,6 @@ from gxpo_services.runs.schemas import (
     BulkItem,
     BulkRequest,
     CloneRequest,
-    ExpectedCostView,
     ListQuery,
     RunDetail,
     RunPage,
@@ -76,7 +75,6 @@ def validate_run(body: RunRequest, _: Submitter, settings: Settings, session: Re
         config, _group = _prepared(session, settings, body)
     except Invalid as error:
         return answer(RunValidation(valid=False, errors=error.errors, cost=None, config=None, toml=None, equal_runs=[]))
-    cost = expected_cost(config)
     same = select(Run.number).where(Run.config_sha256 == config.sha256())
     equal_runs = session.scalars(same.order_by(Run.number.desc()).limit(_MOST_EQUAL_RUNS)).all()
     plan, problem = planned(config, settings)
@@ -84,7 +82,7 @@ def validate_run(body: RunRequest, _: Submitter, settings: Settings, session: Re
         RunValidation(
             valid=True,
             errors=[],
-            cost=ExpectedCostView(steps=cost.steps, backward_passes=cost.backward_passes, per_step_words=cost.words),
+            cost=expected_cost(config),
             config=stored(config),
             toml=to_toml(config),
             equal_runs=service.views(session, equal_runs),

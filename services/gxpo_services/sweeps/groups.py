@@ -403,5 +403,5 @@ def _cost(configs: Sequence[RunConfig]) -> SweepCost:
         runs=len(costs),
         steps=sum(steps) if len(steps) == len(costs) else None,
         backward_passes=sum(passes) if len(passes) == len(costs) else None,
-        per_step_words="; ".join(dict.fromkeys(cost.words for cost in costs)),
+        per_step_words="; ".join(dict.fromkeys(cost.per_step_words for cost in costs)),
     )

@@ -127,8 +127,8 @@ def test_the_schema_and_the_page_of_settings_have_it() -> None:
 
 def test_the_cost_preview_and_the_command_line_know_its_passes() -> None:
     cost = expected_cost(config(repeats=3))
-    assert (cost.per_step, cost.backward_passes) == (3, 30)
-    assert cost.words == "Repeated: 3 backward passes per step (R), 1 after the gate has fired (upper bound)"
+    assert cost.backward_passes == 30
+    assert cost.per_step_words == "Repeated: 3 backward passes per step (R), 1 after the gate has fired (upper bound)"
     assert _comments(config())[0] == "Repeated: 2 backward passes per step while the look-ahead is on, 1 after it."
 
 

@@ -138,17 +138,17 @@ def config(rule: dict[str, Any] | None = None, **budget: float) -> RunConfig:
 )
 def test_passes_of_a_step(rule: dict[str, Any], per_step: int) -> None:
     cost = expected_cost(config(rule))
-    assert (cost.per_step, cost.steps, cost.backward_passes) == (per_step, 40, 40 * per_step)
-    assert f"{per_step} backward pass" in cost.words
+    assert (cost.steps, cost.backward_passes) == (40, 40 * per_step)
+    assert f"{per_step} backward pass" in cost.per_step_words
 
 
 def test_the_budget_in_passes_caps_them_and_is_named() -> None:
     gxpo = expected_cost(config({"name": "gxpo"}, steps=40, backward_passes=100))
     assert (gxpo.steps, gxpo.backward_passes) == (40, 100)
-    assert "budget.backward_passes = 100 ends the run (up to 2 more to finish the last step)" in gxpo.words
+    assert "budget.backward_passes = 100 ends the run (up to 2 more to finish the last step)" in gxpo.per_step_words
     loose = expected_cost(config({"name": "gxpo"}, steps=40, backward_passes=121))
     assert loose.backward_passes == 120
-    assert "budget" not in loose.words
+    assert "budget" not in loose.per_step_words
 
 
 def test_passes_alone_bound_the_steps_of_grpo() -> None:
@@ -159,7 +159,7 @@ def test_passes_alone_bound_the_steps_of_grpo() -> None:
 def test_a_budget_of_hours_alone_gives_no_cost() -> None:
     cost = expected_cost(config({"name": "sfpo"}, hours=2, tokens=1000))
     assert (cost.steps, cost.backward_passes) == (None, None)
-    assert "budget.hours or budget.tokens ends the run" in cost.words
+    assert "budget.hours or budget.tokens ends the run" in cost.per_step_words
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_budget_of_hours_alone_gives_no_cost() -> None:
     ],
 )
 def test_a_gate_that_can_fire_makes_it_an_upper_bound(gate: dict[str, Any], words: str | None) -> None:
-    explanation = expected_cost(config({"name": "gxpo", "gate": gate})).words
+    explanation = expected_cost(config({"name": "gxpo", "gate": gate})).per_step_words
     assert words in explanation if words else "upper bound" not in explanation
 
 
