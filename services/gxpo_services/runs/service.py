@@ -12,13 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session, lazyload
 
-from gxpo_services.api.errors import (
-    Conflict,
-    Forbidden,
-    LimitReached,
-    NotFound,
-    Unavailable,
-)
+from gxpo_services.api.errors import Conflict, Forbidden, LimitReached, NotFound, Unavailable
 from gxpo_services.api.fields import new_id
 from gxpo_services.api.idempotency import check_match
 from gxpo_services.api.principals import Principal, Role
@@ -29,11 +23,7 @@ from gxpo_services.runs import listing, schemas
 from gxpo_services.runs.configs import stored
 from gxpo_services.runs.lifecycle import StateChanged, move
 from gxpo_services.runs.plan import resources
-from gxpo_services.runs.schemas import (
-    RunDetail,
-    RunPatch,
-    RunView,
-)
+from gxpo_services.runs.schemas import RunDetail, RunPatch, RunView
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.compare.rows import rule_label
 from gxpo_trainer.config import RunConfig

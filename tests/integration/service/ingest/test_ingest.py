@@ -12,16 +12,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 from sqlalchemy.orm.attributes import set_committed_value
 from support import queued_runs as runs
-from support.reporting import (
-    body,
-    evaluation_row,
-    event_row,
-    launch,
-    metric_row,
-    post,
-    sample_row,
-    send,
-)
+from support.reporting import body, evaluation_row, event_row, launch, metric_row, post, sample_row, send
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import MetricLast, MetricName
