@@ -12,7 +12,7 @@ from sqlalchemy import insert, text
 from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import EvaluationRow, Run, RunDocument, RunSearch, RunTag
-from gxpo_services.ingest import apply as ingest
+from gxpo_services.ingest import reports as ingest
 from gxpo_services.ingest.batches import Batch, MetricRow
 from gxpo_services.outputs import samples
 from gxpo_services.run_states import RunState

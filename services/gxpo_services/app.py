@@ -19,7 +19,7 @@ from gxpo_services.compare.endpoints import router as comparisons
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.health import router as health
-from gxpo_services.ingest.endpoints import router as ingest
+from gxpo_services.ingest.reports import router as ingest
 from gxpo_services.outputs import files
 from gxpo_services.outputs.checkpoints import router as checkpoints
 from gxpo_services.outputs.events import audit_router as audit

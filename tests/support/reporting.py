@@ -11,8 +11,7 @@ from httpx import Response
 
 from gxpo_services.api.principals import hash_token, new_token
 from gxpo_services.db.database import Database
-from gxpo_services.ingest.apply import IngestAnswer
-from gxpo_services.ingest.endpoints import receive
+from gxpo_services.ingest.reports import IngestAnswer, receive
 from gxpo_services.run_states import RunState
 from gxpo_trainer.jsonl import plain
 from support import queued_runs

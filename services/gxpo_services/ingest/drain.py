@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
-from gxpo_services.ingest.apply import apply_batch
 from gxpo_services.ingest.batches import (
     BadRow,
     Batch,
@@ -27,6 +26,7 @@ from gxpo_services.ingest.batches import (
     read_json,
     replace_odd_characters,
 )
+from gxpo_services.ingest.reports import apply_batch
 from gxpo_services.outputs import events
 from gxpo_services.outputs.files import RunFiles
 from gxpo_services.runs import service
