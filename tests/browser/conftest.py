@@ -24,7 +24,7 @@ from support.replay import ReplayedService
 from support.service_processes import ServiceProcesses, kill_trainer, trainers, until
 from support.site import FORMULA, RECORDINGS, Site
 
-from gxpo_services.auth.local_token import prepare_local
+from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.settings import ServiceSettings
 
 MACHINE = (

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
+from sqlalchemy import select
 
 from gxpo_services.db.database import Database
-from gxpo_services.runs import repository
+from gxpo_services.db.tables import Run
+from gxpo_services.runs import service
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.reporting.identity import run_identity
 from support import reporting
@@ -16,8 +21,7 @@ from support import reporting
 def finish(url: str, database: Database, run_id: str, accuracies: list[float]) -> None:
     """One step, one pass and 6 s between two evaluations, of four problems each."""
     with database.reading() as session:
-        run = repository.find(session, run_id)
-        assert run is not None
+        run = service.find(session, run_id)
         identity = run_identity(RunConfig.model_validate(run.config), policy_sha256="policy")
     _, secret = reporting.launch(database, run_id).split()
     steps = range(len(accuracies))
@@ -32,6 +36,29 @@ def finish(url: str, database: Database, run_id: str, accuracies: list[float]) -
         f"{url}/api/v1/runs/{run_id}/ingest", json=content, headers={"Authorization": f"Bearer {secret}"}
     )
     assert answer.status_code == 200, answer.text
+
+
+@contextmanager
+def trainer(url: str, database: Database, accuracies: Callable[[Run], list[float]]) -> Iterator[None]:
+    """A thread that ends each run once it is submitted."""
+    stop = threading.Event()
+
+    def report() -> None:
+        done: set[str] = set()
+        while not stop.wait(0.05):
+            with database.reading() as session:
+                submitted = [run for run in session.scalars(select(Run)) if run.id not in done]
+            for run in submitted:
+                finish(url, database, run.id, accuracies(run))
+                done.add(run.id)
+
+    thread = threading.Thread(target=report)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def _metrics(step: int) -> dict[str, Any]:

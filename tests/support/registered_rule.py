@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gxpo_services.runs import presets
+from gxpo_services.runs import configs
 from gxpo_trainer.config import LearnerConfig, RuleSettings, RunConfig, messages
 from gxpo_trainer.config.rules import RULES
 
@@ -27,4 +27,4 @@ def _rebuild() -> None:
     for model in (LearnerConfig, RunConfig):
         model.model_rebuild(force=True)
     messages.setting_paths.cache_clear()
-    presets.config_schema.cache_clear()
+    configs.config_schema.cache_clear()

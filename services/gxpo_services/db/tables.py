@@ -242,7 +242,7 @@ class RunSearch(Base):
 
     run_number: Mapped[int] = mapped_column(ForeignKey("runs.number", ondelete="CASCADE"), primary_key=True)
     text: Mapped[str] = mapped_column(Text)
-    """repository.search_text"""
+    """runs.service.search_text"""
 
 
 class RunTag(Base):

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from gxpo_client import formats
-from gxpo_services.auth.local_token import prepare_local
+from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.cli.common import confirmed, say
 from gxpo_services.db.migrate import need_current
 from gxpo_services.settings import need_roots, read_settings

@@ -14,7 +14,7 @@ from gxpo_services.api.idempotency import etag
 from gxpo_services.db.tables import RunDocument
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
 from gxpo_services.runs.configs import Override, RunSource
-from gxpo_services.runs.plan import expected_cost
+from gxpo_services.runs.plan import ExpectedCostView, expected_cost
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.rules import in_words, rule_names
 from gxpo_trainer.jsonl import plain
@@ -152,14 +152,6 @@ class RunView(BaseModel):
     possible_actions: list[PossibleAction]
 
 
-class ExpectedCostView(BaseModel):
-    """Maximum cost of a run."""
-
-    steps: int | None = Field(description="Null when only hours or tokens limit the run.")
-    backward_passes: int | None = Field(description="Full-batch gradients, an upper bound; null when unknown.")
-    per_step_words: str = Field(examples=["GXPO: 3 backward passes per step (probes + 1)"])
-
-
 class RunCost(BaseModel):
     """Maximum cost of a run in backward passes."""
 
@@ -270,7 +262,7 @@ def detail(run: RunRow, document: RunDocument) -> RunDetail:
     more = {
         "config": document.config,
         "identity": document.identity,
-        "cost": RunCost(backward_passes=cost.backward_passes, formula=cost.words),
+        "cost": RunCost(backward_passes=cost.backward_passes, formula=cost.per_step_words),
     }
     return RunDetail.model_validate(with_progress(run) | more)
 

@@ -20,12 +20,11 @@ from gxpo_dashboard.charts import steps as budget
 from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import Points
+from gxpo_services.runs.configs import config_schema
 from gxpo_services.runs.plan import expected_cost
-from gxpo_services.runs.presets import config_schema
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.sweeps.grid import plan
-from gxpo_services.sweeps.schemas import SweepRequest
-from gxpo_services.sweeps.service import validate
+from gxpo_services.sweeps.grid import SweepRequest, plan
+from gxpo_services.sweeps.groups import validate_sweep
 from gxpo_trainer.cli import _comments
 from gxpo_trainer.config import GateConfig, GxpoRule, RuleSettings, RunConfig
 from gxpo_trainer.config.io import build, learning_rate_control, to_toml
@@ -127,8 +126,8 @@ def test_the_schema_and_the_page_of_settings_have_it() -> None:
 
 def test_the_cost_preview_and_the_command_line_know_its_passes() -> None:
     cost = expected_cost(config(repeats=3))
-    assert (cost.per_step, cost.backward_passes) == (3, 30)
-    assert cost.words == "Repeated: 3 backward passes per step (R), 1 after the gate has fired (upper bound)"
+    assert cost.backward_passes == 30
+    assert cost.per_step_words == "Repeated: 3 backward passes per step (R), 1 after the gate has fired (upper bound)"
     assert _comments(config())[0] == "Repeated: 2 backward passes per step while the look-ahead is on, 1 after it."
 
 
@@ -158,13 +157,14 @@ def test_the_sweep_of_rules_includes_it_with_its_control() -> None:
     ]  # fmt: skip
     base, rule = runs[2].learner.rule, runs[3].learner.rule
     assert (rule.repeats, rule.alpha, rule.gate) == (2, base.alpha, base.gate)
-    planned = validate(ServiceSettings(), request)
+    planned = validate_sweep(request, None, ServiceSettings())
     assert [run.rule_label for run in planned.runs[::2]][3] == "Repeated R=2"
 
 
 def test_a_base_that_does_not_fit_it_is_an_error_of_the_sweep() -> None:
     base = {"preset": "demo", "overrides": ["learner.rule.alpha=1.0"]}
-    planned = validate(ServiceSettings(), SweepRequest.model_validate({"name": "s", "base": base, "preset": "rules"}))
+    request = SweepRequest.model_validate({"name": "s", "base": base, "preset": "rules"})
+    planned = validate_sweep(request, None, ServiceSettings())
     (error,) = planned.errors
     assert error.field == "config.learner.rule"
     assert "does not fit rule repeated" in error.message

@@ -11,7 +11,7 @@ import pytest
 from gxpo_dashboard.charts import gate
 from gxpo_dashboard.view_models.rules import rules_of
 from gxpo_dashboard.view_models.series import Points
-from gxpo_services.outputs.metric_series import Shape, series_of
+from gxpo_services.outputs.metric_series import SeriesQuery, series_of
 from gxpo_services.outputs.metrics import RECORD
 from gxpo_trainer.config import RunConfig
 
@@ -88,7 +88,8 @@ def test_the_band_of_five_thousand_steps_has_no_holes() -> None:
     steps = np.arange(1, 5001)
     window = {"gate/mean": np.sin(steps / 3), "gate/std": 2 + np.cos(steps / 5)}
     histories = {name: np.array(list(zip(steps, y, strict=True)), dtype=RECORD) for name, y in window.items()}
-    joined = series_of(histories, Shape(600, joined=True), None, over_costs=False)
+    query = SeriesQuery(names=[*histories], max_points=600, joined=True)
+    joined = series_of(histories, query, None)
     series = {name: points(entry["steps"], entry["y"]) for name, entry in joined.items()}
     assert len(gate.value_chart(series).datasets["band"]) == 600
 
