@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
-from gxpo_trainer.data.benchmarks import BENCHMARKS, Benchmark, load_benchmark
-from gxpo_trainer.data.contamination import find_overlap
+from gxpo_trainer.data.benchmarks import BENCHMARKS, Benchmark, find_overlap, load_benchmark
 from gxpo_trainer.data.prompts import load_prompts
 from gxpo_trainer.grading.structure import split_top
 from gxpo_trainer.grading.verify import verify

@@ -22,7 +22,6 @@ from gxpo_trainer.data.prompts import (
     final_answer,
     load_prompts,
     read_level,
-    render,
     resolve_template,
     tokenize_prompts,
 )
@@ -72,14 +71,11 @@ def test_a_jsonl_file_gives_its_problems_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("layout", "settings"),
     [
-        ("data/train-00000-of-00001.parquet", {}),
-        ("train-00000-of-00001.parquet", {}),
-        ("main/train-00000-of-00001.parquet", {"subset": "main"}),
-        ("data/main/train.parquet", {"subset": "main"}),
-        ("train/part.parquet", {}),
-        ("train.parquet", {}),
+        ("data/train-00000-of-00001.parquet", {}), ("train-00000-of-00001.parquet", {}),
+        ("main/train-00000-of-00001.parquet", {"subset": "main"}), ("data/main/train.parquet", {"subset": "main"}),
+        ("train/part.parquet", {}), ("train.parquet", {}),
     ],
-)
+)  # fmt: skip
 def test_a_folder_in_hub_layout_gives_its_split(layout: str, settings: dict[str, str], tmp_path: Path) -> None:
     rows = [{"problem": f"{n}?", "answer": str(n)} for n in range(3)]
     write_parquet(tmp_path / layout, rows)
@@ -243,14 +239,10 @@ def test_a_level_filter_keeps_levels_however_they_are_written(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("answer", "alone"),
     [
-        ("42", "42"),
-        ("48/2 = 24 clips.\n#### 24", "24"),
-        ("So $x = \\boxed{\\frac{1}{2}}$.", "\\frac{1}{2}"),
-        ("First \\boxed{1}, then \\boxed{2}.", "2"),
-        ("\\boxed{(1, 2)} and \\boxed{3}", "3"),
-        ("x = 3 #1", "x = 3 #1"),
+        ("42", "42"), ("48/2 = 24 clips.\n#### 24", "24"), ("So $x = \\boxed{\\frac{1}{2}}$.", "\\frac{1}{2}"),
+        ("First \\boxed{1}, then \\boxed{2}.", "2"), ("\\boxed{(1, 2)} and \\boxed{3}", "3"), ("x = 3 #1", "x = 3 #1"),
     ],
-)
+)  # fmt: skip
 def test_the_final_answer_of_a_worked_solution(answer: str, alone: str) -> None:
     assert final_answer(answer) == alone
 
@@ -271,23 +263,21 @@ def tokenizer(chat: bool) -> PreTrainedTokenizerFast:
     return made
 
 
-def as_text(ids: np.ndarray) -> str:
-    return "".join(chr(10 + token) for token in ids)
-
-
-def test_a_chat_template_wraps_the_problem_and_opens_the_answer() -> None:
-    ids = render(Prompt("a", "1 + 1?", "2"), tokenizer(chat=True), "Q: {problem}")
+@pytest.mark.parametrize(
+    ("chat", "problem", "template", "expected"),
+    [
+        (True, "1 + 1?", "Q: {problem}", "<user>Q: 1 + 1?<assistant>"),
+        (False, "1 + 1?", "{problem} =", "1 + 1? ="),
+        # Braces of LaTeX are left alone.
+        (False, "\\frac{1}{2} {problem}?", "\\boxed{} {problem}", "\\boxed{} \\frac{1}{2} {problem}?"),
+    ],
+)
+def test_a_chat_template_wraps_the_problem_and_opens_the_answer(
+    chat: bool, problem: str, template: str, expected: str
+) -> None:
+    (ids,) = tokenize_prompts([Prompt("a", problem, "2")], tokenizer(chat), template, max_prompt_tokens=99).token_ids
     assert ids.dtype == np.int32
-    assert as_text(ids) == "<user>Q: 1 + 1?<assistant>"
-
-
-def test_without_a_chat_template_the_text_is_tokenized_alone() -> None:
-    assert as_text(render(Prompt("a", "1 + 1?", "2"), tokenizer(chat=False), "{problem} =")) == "1 + 1? ="
-
-
-def test_braces_of_latex_in_problem_and_template_are_left_alone() -> None:
-    prompt = Prompt("a", "\\frac{1}{2} {problem}?", "2")
-    assert as_text(render(prompt, tokenizer(chat=False), "\\boxed{} {problem}")) == "\\boxed{} \\frac{1}{2} {problem}?"
+    assert "".join(chr(10 + token) for token in ids) == expected
 
 
 def test_templates_by_name() -> None:

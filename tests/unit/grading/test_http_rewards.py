@@ -80,24 +80,21 @@ def test_the_servers_number_is_the_reward() -> None:
         (says("", "500 Internal Server Error"), "was answered with HTTP 500"),
         (says('{"reward": 1}', "201 Created"), "was answered with HTTP 201"),
         (says("", "404 Not Found"), "was answered with HTTP 404"),
-        (says("yes"), "was answered with 'yes', which is not JSON"),
-        (says(b"\xff\xfe\x00"), "which is not JSON"),
-        (says(""), "was answered with '', which is not JSON"),
-        (says("[" * 50_000), "which is not JSON"),
+        (says("yes"), "was answered with 'yes', which is not JSON"), (says(b"\xff\xfe\x00"), "which is not JSON"),
+        (says(""), "was answered with '', which is not JSON"), (says("[" * 50_000), "which is not JSON"),
         (says('{"reward": NaN}'), "the reward must be a finite number"),
         (says('{"reward": -Infinity}'), "the reward must be a finite number"),
         (says(f'{{"reward": 1{"0" * 400}}}'), "the reward must be a finite number"),
         (says('{"reward": "1"}'), 'which has no number "reward"'),
         (says('{"reward": true}'), 'which has no number "reward"'),
-        (says('{"score": 1}'), 'which has no number "reward"'),
-        (says("[1]"), 'which has no number "reward"'),
+        (says('{"score": 1}'), 'which has no number "reward"'), (says("[1]"), 'which has no number "reward"'),
         # A length that is too small ends the answer early.
         (says('{"reward": 0.75}', length=13), "was answered with '{\"reward\": 0.', which is not JSON"),
         # Compressed answers are not decoded, whatever was asked for.
         (says(zlib.compress(b'{"reward": 1}'), more="Content-Encoding: deflate\r\n"), "which is not JSON"),
         (says(b" " * (MAX_ANSWER_BYTES + 1)), "was answered with more than 64 KiB"),
     ],
-)
+)  # fmt: skip
 def test_an_unusable_answer_is_an_error_and_not_asked_for_again(behaviour: Behaviour, reason: str) -> None:
     with RewardServer(behaviour) as server:
         (answer,) = ask(server.url, {})

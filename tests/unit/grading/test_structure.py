@@ -193,21 +193,16 @@ def test_text_is_split_at_top_level_separators_only() -> None:
 @pytest.mark.parametrize(
     ("text", "answer", "condition"),
     [
-        ("5", "5", ""),
-        (r"2^n \text{ for } n > 1", "2^n", r"\text{ for } n > 1"),
-        (r"2^n, n > 1", "2^n", "n > 1"),
-        (r"2^n; n \ge 1", "2^n", r"n \ge 1"),
-        (r"2^n, n \ge 1, n \ne 3", "2^n", r"n \ge 1, n \ne 3"),
-        (r"1, 2, n > 1", "1, 2", "n > 1"),
-        (r"x_k = k, k = 1, \ldots, n", "x_k = k", r"k = 1, \ldots, n"),
-        ("x = 1, y = 2", "x = 1, y = 2", ""),
-        ("x > 1, x < 2", "x > 1, x < 2", ""),
-        (r"x^2 (x \ne 0)", "x^2", r"(x \ne 0)"),
-        (r"x^2 (\text{if } x > 0)", "x^2", r"(\text{if } x > 0)"),
-        ("2k where k is odd", "2k", "where k is odd"),
-        (r"\text{for all } n", r"\text{for all } n", ""),
-        (r"2k \forall k", "2k", r"\forall k"),
+        ("5", "5", ""), (r"2^n \text{ for } n > 1", "2^n", r"\text{ for } n > 1"), (r"2^n, n > 1", "2^n", "n > 1"),
+        (r"2^n; n \ge 1", "2^n", r"n \ge 1"), (r"2^n, n \ge 1, n \ne 3", "2^n", r"n \ge 1, n \ne 3"),
+        (r"1, 2, n > 1", "1, 2", "n > 1"), (r"x_k = k, k = 1, \ldots, n", "x_k = k", r"k = 1, \ldots, n"),
+        ("x = 1, y = 2", "x = 1, y = 2", ""), ("x > 1, x < 2", "x > 1, x < 2", ""),
+        (r"x^2 (x \ne 0)", "x^2", r"(x \ne 0)"), (r"x^2 (\text{if } x > 0)", "x^2", r"(\text{if } x > 0)"),
+        ("2k where k is odd", "2k", "where k is odd"), (r"\text{for all } n", r"\text{for all } n", ""),
+        (r"2k \forall k", "2k", r"\forall k"), (r"2^n-1\text{ for all }n", "2^n-1", r"\text{ for all }n"),
+        (r"\frac{\pi}{4}+k\pi, k\in\mathbb{Z}", r"\frac{\pi}{4}+k\pi", r"k\in\mathbb{Z}"),
+        ("x^2 (x > 0)", "x^2", "(x > 0)"), ("f(x)", "f(x)", ""), ("2, 3", "2, 3", ""),
     ],
-)
+)  # fmt: skip
 def test_conditions_stand_behind_the_answer(text: str, answer: str, condition: str) -> None:
     assert split_condition(text) == (answer, condition)
