@@ -51,8 +51,8 @@ def test_minerva_golds_in_python_convert_to_that_latex(tmp_path: Path) -> None:
     given = {row["id"]: row.pop("answer_latex") for row in rows if "answer_latex" in row}
     (tmp_path / "minerva.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     evaluation = EvaluationConfig(data_root=str(tmp_path), num_problems=None)
-    found = {prompt.id: prompt.gold for prompt in load_benchmark("minerva", DataConfig(), evaluation).prompts}
-    assert {name: found[name] for name in given} == given
+    golds = {prompt.id: prompt.gold for prompt in load_benchmark("minerva", DataConfig(), evaluation).prompts}
+    assert {name: golds[name] for name in given} == given
 
 
 def test_olympiad_rules_are_those_of_its_rows() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import fnmatch
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
+from support.data_files import write
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
 from gxpo_trainer.data.benchmarks import (
@@ -48,15 +47,6 @@ FILES = {
 }  # fmt: skip
 
 
-def write(path: Path, *rows: dict[str, Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def load(name: str, root: Path | None = None, data: DataConfig | None = None, **settings: Any) -> Benchmark:
     evaluation = EvaluationConfig(data_root=None if root is None else str(root), **settings)
     return load_benchmark(name, data or DataConfig(), evaluation)
@@ -66,20 +56,16 @@ def load(name: str, root: Path | None = None, data: DataConfig | None = None, **
 def test_a_local_copy_in_hub_layout_is_read_with_its_quirks(name: str, tmp_path: Path) -> None:
     write(tmp_path / name / FILES[name], HUB_ROWS[name])
     (tmp_path / name / "README.md").write_text("# a data set")
-    found = load(name, tmp_path)
-    assert [(prompt.text, prompt.gold) for prompt in found.prompts] == [("p", GOLDS[name])]
-    assert list(found.files_sha256) == [Path(FILES[name]).name]
-    assert "\\boxed{}" in found.template
+    benchmark = load(name, tmp_path)
+    assert [(prompt.text, prompt.gold) for prompt in benchmark.prompts] == [("p", GOLDS[name])]
+    assert list(benchmark.files_sha256) == [Path(FILES[name]).name]
+    assert "\\boxed{}" in benchmark.template
 
 
 @pytest.mark.parametrize("name", list(BENCHMARKS))
 def test_without_a_data_root_the_hub_is_asked_for_the_split_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fnmatch
-
-    import huggingface_hub
-
     write(tmp_path / FILES[name], HUB_ROWS[name])
     asked: list[Any] = []
 
@@ -87,7 +73,7 @@ def test_without_a_data_root_the_hub_is_asked_for_the_split_alone(
         asked.append((repository, settings))
         return str(tmp_path)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     assert load(name).prompts[0].gold == GOLDS[name]
     ((repository, settings),) = asked
     assert repository == BENCHMARKS[name].hub
@@ -174,9 +160,9 @@ def test_an_olympiad_error_that_is_no_number_is_rejected(tmp_path: Path) -> None
 
 def test_the_first_problems_are_evaluated_and_the_rest_is_known(tmp_path: Path) -> None:
     write(tmp_path / "aime24.jsonl", *({"problem": str(n), "answer": str(n)} for n in range(5)))
-    found = load("aime24", tmp_path, num_problems=2)
-    assert [prompt.text for prompt in found.prompts] == ["0", "1"]
-    assert [prompt.text for prompt in found.left_out] == ["2", "3", "4"]
+    benchmark = load("aime24", tmp_path, num_problems=2)
+    assert [prompt.text for prompt in benchmark.prompts] == ["0", "1"]
+    assert [prompt.text for prompt in benchmark.left_out] == ["2", "3", "4"]
 
 
 def test_the_hash_sees_problems_golds_and_rules(tmp_path: Path) -> None:
@@ -255,8 +241,8 @@ def prompts(*texts: str) -> list[Prompt]:
     ],
 )
 def test_layout_case_and_punctuation_do_not_hide_a_copy(text: str) -> None:
-    (found,) = find_overlap(prompts(text), HELD_OUT).exact
-    assert (found.train_id, found.benchmark, found.problem_id) == ("t0", "mine", "e0")
+    (duplicate,) = find_overlap(prompts(text), HELD_OUT).exact
+    assert (duplicate.train_id, duplicate.benchmark, duplicate.problem_id) == ("t0", "mine", "e0")
 
 
 @pytest.mark.parametrize(

@@ -47,21 +47,21 @@ def test_the_largest_product_has_no_more_digits_than_the_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("so <calc>1+1</calc>", "1+1"), ("<calc>1</calc> then <calc>2</calc> and", "2"),
         ("<calc>1</calc> then <calc>2", "1"), ("<calc>1 <calc>2</calc>", "2"), ("no tool", None), ("<calc>1+1", None),
         ("1+1</calc>", None), ("</calc><calc>", None), ("<calc></calc>", ""),
     ],
 )  # fmt: skip
-def test_only_the_last_complete_calculation_counts(text: str, found: str | None) -> None:
-    assert last_calculation(text) == found
+def test_only_the_last_complete_calculation_counts(text: str, expected: str | None) -> None:
+    assert last_calculation(text) == expected
 
 
 def test_an_episode() -> None:
     calculator = Calculator()
-    shown = calculator.reset(Problem("p", "How much is 12 times 7?", "84", {}), seed=3)
-    assert shown.messages == ({"role": "user", "content": "How much is 12 times 7?"},)
+    first = calculator.reset(Problem("p", "How much is 12 times 7?", "84", {}), seed=3)
+    assert first.messages == ({"role": "user", "content": "How much is 12 times 7?"},)
     assert calculator.step("I ask: <calc>12*7</calc>") == Turn("84")
     assert calculator.step("<calc>84/0</calc>") == Turn("error")
     assert calculator.step("The answer is 84.") == Turn("", None, True)

@@ -100,7 +100,7 @@ def replies_to(config: EnvironmentConfig, *calls: Call) -> list[Reply]:
 def test_an_episode_is_a_session_of_the_server(configured: Callable[..., EnvironmentConfig]) -> None:
     sessions: list[dict[str, Any]] = []
     with server(guessing, sessions) as url:
-        found = replies_to(
+        replies = replies_to(
             configured(url),
             call(),
             call(episode="b"),
@@ -111,7 +111,7 @@ def test_an_episode_is_a_session_of_the_server(configured: Callable[..., Environ
         while not all("closed" in session for session in sessions):
             time.sleep(0.01)
     first = Reply(Observation.of_text("Guess a number.\n\nguess"))
-    assert found == [
+    assert replies == [
         first,
         first,
         Reply(Turn("wrong after 1", 0.0)),
@@ -124,8 +124,8 @@ def test_an_episode_is_a_session_of_the_server(configured: Callable[..., Environ
 
 def test_without_a_field_the_whole_observation_is_shown(configured: Callable[..., EnvironmentConfig]) -> None:
     with server(guessing) as url:
-        found = replies_to(configured(url, observation_field=None), call("3"))
-    assert found == [Reply(Turn('{"text": "wrong after 1", "left": 2}', 0.0))]
+        replies = replies_to(configured(url, observation_field=None), call("3"))
+    assert replies == [Reply(Turn('{"text": "wrong after 1", "left": 2}', 0.0))]
 
 
 FAULTS: dict[str, tuple[Handler, str]] = {
@@ -275,12 +275,12 @@ def test_a_real_server_of_openenv(configured: Callable[..., EnvironmentConfig], 
                     break
             time.sleep(0.1)
         calls = call(), call(episode="b"), call("3"), call("7", episode="b"), call("3", "7")
-        found = replies_to(configured(f"http://127.0.0.1:{port}"), *calls)
+        replies = replies_to(configured(f"http://127.0.0.1:{port}"), *calls)
     finally:
         process.kill()
         process.wait()
     first = Reply(Observation.of_text("Guess a number.\n\nguess"))
-    assert found == [
+    assert replies == [
         first,
         first,
         Reply(Turn("wrong after 1", 0.0)),

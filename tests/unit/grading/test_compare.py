@@ -32,14 +32,14 @@ def numbers(upwards: bool, count: int) -> str:
         ("[1, 2]", ["[1, 2]"], ["(1, 2)", "1, 2"]),
         ("1, 2", [], ["[1, 2]"]),
         ("1, 2, 3", ["[1, 2, 3]"], []),
-        # Sets have no order, and what is said twice counts once; a set is no tuple.
+        # Sets have no order, and a repeated element counts once; a set is no tuple.
         (r"\{1, 2\}", [r"\{2, 1\}", r"\{1, 2, 2\}", "2, 1"], [r"\{1, 2, 3\}", "(1, 2)", "1, 2, 2"]),
         (r"\{1, 2, 2\}", [r"\{1, 2\}"], []),
         (r"\{1, 2, 3\}", [], [r"\{1, 2\}"]),
         ("(1, 2)", [], [r"\{1, 2\}"]),
         ("1, 2", [r"\{2, 1\}"], []),
         ("1, 2, 2", [], [r"\{1, 2\}", "1, 2"]),
-        # Lists of solutions: said twice is said once, in any order.
+        # Lists of solutions: repetitions count once, in any order.
         ("(1, 2), (3, 4)", ["(3, 4), (1, 2)", "(1, 2), (3, 4), (1, 2)"], ["(1, 2), (3, 4), (5, 6)", "(1, 2)"]),
         # One answer against several is the same only where the several are one.
         ("5", [r"\{5\}"], ["5, 6", r"\{6\}"]),

@@ -113,8 +113,8 @@ def test_an_empty_response_has_no_answer(response: str) -> None:
 def test_only_the_tail_of_a_long_response_is_read() -> None:
     assert text_of(r"\boxed{1}" + " blah" * TAIL_CHARS + r" \boxed{2}") == "2"
     long_line = "word " * (TAIL_CHARS // 2)
-    found = text_of(long_line)
-    assert found is None or len(found) <= MAX_ANSWER_CHARS
+    answer = text_of(long_line)
+    assert answer is None or len(answer) <= MAX_ANSWER_CHARS
 
 
 def test_a_sentence_is_read_for_at_most_4000_characters() -> None:

@@ -68,10 +68,10 @@ def silent(_: int, body: Any, connection: socket.socket) -> None:
 
 def test_the_servers_number_is_the_reward() -> None:
     with RewardServer(fine) as server:
-        found = ask(server.url, {"worth": 0.5}, {"worth": -2}, {"worth": 1e300}, token="t0k3n")
-    assert [answer.value for answer in found] == [0.5, -2.0, 1e300]
-    assert [(answer.usage.calls, answer.usage.cache_hits, answer.detail) for answer in found] == [(1, 0, "")] * 3
-    assert all(answer.usage.seconds > 0 for answer in found)
+        answers = ask(server.url, {"worth": 0.5}, {"worth": -2}, {"worth": 1e300}, token="t0k3n")
+    assert [answer.value for answer in answers] == [0.5, -2.0, 1e300]
+    assert [(answer.usage.calls, answer.usage.cache_hits, answer.detail) for answer in answers] == [(1, 0, "")] * 3
+    assert all(answer.usage.seconds > 0 for answer in answers)
     headers = server.headers.splitlines()
     assert headers[0] == "POST /score HTTP/1.1"
     assert {"Authorization: Bearer t0k3n", "Connection: close", "Accept-Encoding: identity"} <= {*headers}
@@ -238,16 +238,16 @@ def test_no_more_requests_are_made_at_once_than_allowed() -> None:
         fine(0, body, connection)
 
     with RewardServer(waits_for_three_others) as server:
-        found = ask(server.url, *({"worth": n} for n in range(20)), concurrency=4)
-    assert [answer.value for answer in found] == [float(n) for n in range(20)]
+        answers = ask(server.url, *({"worth": n} for n in range(20)), concurrency=4)
+    assert [answer.value for answer in answers] == [float(n) for n in range(20)]
     assert server.most_at_once == 4
 
 
 def test_waiting_for_a_place_does_not_count_against_the_deadline() -> None:
     with RewardServer(in_turn(silent, fine)) as server:
-        found = ask(server.url, {"worth": 1}, {"worth": 2}, concurrency=1, deadline_s=2.0, retries=0)
+        answers = ask(server.url, {"worth": 1}, {"worth": 2}, concurrency=1, deadline_s=2.0, retries=0)
     # The second waited for the first one's whole deadline.
-    assert [answer.value for answer in found] == [None, 2.0]
+    assert [answer.value for answer in answers] == [None, 2.0]
 
 
 def test_bytes_after_an_answer_are_never_taken_for_the_next_one() -> None:
@@ -258,8 +258,8 @@ def test_bytes_after_an_answer_are_never_taken_for_the_next_one() -> None:
         wait_for_close(connection)
 
     with RewardServer(answers_twice) as server:
-        found = ask(server.url, {"n": 1}, {"n": 2}, together=False)
-    assert [answer.value for answer in found] == [1.0, 1.0]
+        answers = ask(server.url, {"n": 1}, {"n": 2}, together=False)
+    assert [answer.value for answer in answers] == [1.0, 1.0]
     assert len(server.requests) == 2
 
 
@@ -268,11 +268,11 @@ def test_bytes_after_an_answer_are_never_taken_for_the_next_one() -> None:
 
 def test_equal_bodies_share_one_call_while_it_is_under_way_and_later() -> None:
     with RewardServer(fine) as server:
-        found = ask(server.url, *[{"worth": 1, "text": "a"}, {"text": "a", "worth": 1}] * 5, {"worth": 2})
+        answers = ask(server.url, *[{"worth": 1, "text": "a"}, {"text": "a", "worth": 1}] * 5, {"worth": 2})
         assert len(server.requests) == 2
         later = ask(server.url, *[{"worth": 5}] * 3, together=False)
-    assert [answer.value for answer in found] == [1.0] * 10 + [2.0]
-    assert sum((answer.usage for answer in found), HttpUsage()).cache_hits == 9
+    assert [answer.value for answer in answers] == [1.0] * 10 + [2.0]
+    assert sum((answer.usage for answer in answers), HttpUsage()).cache_hits == 9
     assert [(answer.value, answer.usage.calls, answer.usage.cache_hits) for answer in later] == [
         (5.0, 1, 0),
         (5.0, 0, 1),
@@ -283,8 +283,8 @@ def test_equal_bodies_share_one_call_while_it_is_under_way_and_later() -> None:
 
 def test_failures_are_shared_but_not_cached() -> None:
     with RewardServer(in_turn(says("", "500 Internal Server Error"), fine)) as server:
-        found = ask(server.url, {"worth": 1}, {"worth": 1}, {"worth": 1}, together=False)
-    assert [(answer.value, answer.usage.calls) for answer in found] == [(None, 1), (1.0, 1), (1.0, 0)]
+        answers = ask(server.url, {"worth": 1}, {"worth": 1}, {"worth": 1}, together=False)
+    assert [(answer.value, answer.usage.calls) for answer in answers] == [(None, 1), (1.0, 1), (1.0, 0)]
     with RewardServer(says("", "500 Internal Server Error")) as server:
         both = ask(server.url, {}, {})
     assert [answer.failure for answer in both] == ["error", "error"]

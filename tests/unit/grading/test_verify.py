@@ -303,9 +303,9 @@ def test_a_rule_changes_the_verdict_as_it_says(
 ) -> None:
     response = f"So it is $\\boxed{{{answer}}}$."
     assert verify(gold, response).status == by_default
-    found = verify(gold, response, options)
-    assert found.status == with_options
-    assert found.extracted == answer
+    verdict = verify(gold, response, options)
+    assert verdict.status == with_options
+    assert verdict.extracted == answer
 
 
 def test_the_unit_of_a_problem_is_that_of_a_gold_without_one() -> None:

@@ -90,7 +90,6 @@ _FAMILIES = (
             "{name} finds {a} {things} a day for {b} days, gives away {c} and then gets {d} more. "
             "How many does {name} have now?"),
 )  # fmt: skip
-FAMILIES: tuple[str, ...] = tuple(family.name for family in _FAMILIES)
 
 _PEOPLE = (
     ("Anna", "She"), ("Ben", "He"), ("Carla", "She"), ("David", "He"), ("Emma", "She"),

@@ -91,7 +91,7 @@ def _sequences(gold: Sequence, answer: Sequence) -> bool | None:
 
 
 def _is_set(sequence: Sequence, items: tuple[Answer, ...]) -> bool:
-    """Braces, or a list of tuples (solutions), where saying one twice adds nothing; a list of numbers counts."""
+    """Braces, or a list of tuples (solutions), where a repetition adds nothing; a list of numbers counts."""
     solutions = all(isinstance(item, Sequence) and item.opening for item in items)
     return sequence.opening == "{" or (not sequence.opening and solutions)
 

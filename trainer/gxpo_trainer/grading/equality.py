@@ -210,7 +210,7 @@ def _call(name: str, values: list[Any], context: Any, real: bool) -> Any:
     if name in ("ln", "log"):
         if x == 0 or (real and x < 0):
             raise Undefined
-        # Base 10 or base e is not said: both sides mean the same by it, so any fixed base will do.
+        # Base 10 or base e is not stated: both sides mean the same by it, so any fixed base will do.
         return context.log(x) if name == "ln" else context.log(x) / context.log(values[1] if len(values) > 1 else 10)
     if name == "cis":
         return context.exp(context.mpc(0, 1) * x)
