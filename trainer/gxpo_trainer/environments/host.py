@@ -91,7 +91,10 @@ class EpisodeProcess:
             except ValueError:
                 raise EnvironmentFailed(f"an answer has more than {MAX_LINE:,} bytes") from None
         if not line.endswith(b"\n"):
-            raise EpisodeDied(await self._cause())
+            cause = "closed its socket"
+            with contextlib.suppress(TimeoutError):
+                cause = await asyncio.wait_for(asyncio.shield(self.ended), CAUSE_LIMIT_S)
+            raise EpisodeDied(cause)
         try:
             fields = json.loads(line)
             if "failure" not in fields:
@@ -100,11 +103,6 @@ class EpisodeProcess:
         except (ValueError, TypeError, KeyError):
             raise EnvironmentFailed("something else than the answer was written to the socket") from None
         raise EnvironmentFailed(failure)
-
-    async def _cause(self) -> str:
-        with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(self.ended), CAUSE_LIMIT_S)
-        return "closed its socket"
 
     @property
     def alive(self) -> bool:
