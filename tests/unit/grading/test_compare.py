@@ -73,6 +73,7 @@ def test_order_and_brackets_count_where_they_mean_something(gold: str, same: lis
          ["(5, 2), (7, 3)", "(7, 3), (5, 2)", "p = 7, q = 3, p = 5, q = 2"],
          ["(5, 3), (7, 2)"]),
         ("p = 5, q = 2; p = 7, q = 3", ["(5, 2), (7, 3)"], ["(5, 3), (7, 2)"]),
+        ("p = 1, q = 2, p = 3", ["3, 2, 1"], ["3, 2, 2"]),
         # Both signs are two answers.
         (r"\pm 3", ["3, -3"], ["3"]),
         (r"x = \pm 3", ["-3, 3"], []),
@@ -119,7 +120,8 @@ def test_vectors_and_matrices_agree_entry_by_entry(gold: str, same: list[str], d
 @pytest.mark.parametrize(
     ("gold", "same", "different"),
     [
-        (r"(1, 2) \cup (a, b)", [r"(a, b) \cup (1, 2)"], [r"(1, 2) \cup (a, c)", "(1, 2)"]),
+        (r"(1, 2) \cup (a, b)", [r"(a, b) \cup (1, 2)"],
+         [r"(1, 2) \cup (a, c)", r"(1, 2) \cup (a, b) \cup (3, 4)", "(1, 2)"]),
         ("(1, 2)", [], [r"(1, 2) \cup (a, b)"]),
         (r"(1, 2) \cup (2, 3)", [], ["(1, 3)"]),
         (r"(1, 2] \cup (2, 3)", ["(1, 3)"], []),

@@ -45,6 +45,8 @@ def text_of(response: str) -> str | None:
         (r"We find that $x \geq 5$ is the solution.", r"x \geq 5"),
         ("the number is not 10 which is 1,000.99€", "1,000.99"), ("the error increases by 100%.", "100%"),
         ("We get $a=1$.\n\nSo the roots are $2$ and $3$.", "2, 3"),
+        # Prose between the dollar signs of two prices is no formula.
+        ("We pay $3 for the red apples and $5", "$5"),
         # What a sentence calls the answer.
         ("The answer is 5 km/h.", "5 km/h"), ("The answer is 3 + 4 = 7.", "3 + 4 = 7"),
         ("The answer is 3 * 4 = 12, because we add them all up.", "12"),

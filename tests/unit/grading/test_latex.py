@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gxpo_trainer.grading import latex as l
-from gxpo_trainer.grading.latex import clean, same_tokens
+from gxpo_trainer.grading.latex import MAX_TOKENS, clean, same_tokens
 
 GREEK_LETTERS = "alpha beta gamma delta theta lambda mu rho sigma tau phi omega".split()
 
@@ -20,6 +20,7 @@ GREEK_LETTERS = "alpha beta gamma delta theta lambda mu rho sigma tau phi omega"
         (l.math_delimiters, "$5", r"\$5"), (l.emphasis, "**B**", "B"), (l.emphasis, r"\text{A, B}", "A, B"),
         (l.emphasis, "64 + 67 = **131**", "64 + 67 = 131"), (l.emphasis, "x**2 + y**2", "x**2 + y**2"),
         (l.double_backslashes, r"\\frac{1}{2}", r"\frac{1}{2}"),
+        (l.double_backslashes, r"\\begin{matrix}1\\end{matrix}", r"\begin{matrix}1\end{matrix}"),
         (l.double_backslashes, r"\begin{matrix}1\\a\end{matrix}", r"\begin{matrix}1\\a\end{matrix}"),
         (l.command_names, r"\dfrac{1}{2} \leq \tfrac12", r"\frac{1}{2} \le \frac12"),
         (l.command_names, r"x \lt 3", "x < 3"), (l.presentation, r"\left(1\right)\bigl[2\bigr]", "(1)[2]"),
@@ -99,4 +100,5 @@ def test_texts_are_the_same_only_token_by_token() -> None:
     assert same_tokens(r"2 ^{n} - 1", "2^{n}-1")
     assert not same_tokens(r"2^{n-1}", "2^{n}-1")
     assert not same_tokens("1 2", "12")
+    assert not same_tokens("+" * (MAX_TOKENS + 1), "+ " * (MAX_TOKENS + 1))
     assert not same_tokens(r"\frac12", r"\frac{1}{2}")

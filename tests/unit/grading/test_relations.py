@@ -144,7 +144,7 @@ def test_sets_of_reals_are_equal_where_they_hold_the_same_numbers(
     "text",
     [
         "1/x < 2", "f(2) > 2", r"x \equiv 2", "(a, b)", "a < b < c", "(1, 2, 3)", "x^2 < 4", "x + y < 1",
-        r"\sin x < x", r"\lfloor x \rfloor < 2",
+        r"\begin{matrix}0&1\end{matrix}", r"\sin x < x", r"\lfloor x \rfloor < 2",
     ],
 )  # fmt: skip
 def test_other_answers_are_no_sets_of_reals(text: str) -> None:
