@@ -81,15 +81,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("response", "truncated", "value"),
     [
-        (r"so $\boxed{5}$.", False, 1.0),
-        (r"so \boxed{\frac{1}{2}} it is", False, 1.0),
-        ("so 5", False, 0.0),
-        (r"\boxed{5}, or \boxed{5}", False, 0.0),
-        (r"so \boxed{5", False, 0.0),
-        (r"so \boxed{5}", True, 0.0),
+        (r"so $\boxed{5}$.", False, 1.0), (r"so \boxed{\frac{1}{2}} it is", False, 1.0), ("so 5", False, 0.0),
+        (r"\boxed{5}, or \boxed{5}", False, 0.0), (r"so \boxed{5", False, 0.0), (r"so \boxed{5}", True, 0.0),
         (r"<think>\boxed{4}? \boxed{5}!</think> It is \boxed{5}.", False, 1.0),
     ],
-)
+)  # fmt: skip
 def test_format_requires_one_box_and_no_truncation(response: str, truncated: bool, value: float) -> None:
     assert Format()(sample_input(response, truncated=truncated)) == value
 
@@ -133,17 +129,15 @@ def test_rewards_survive_a_run_file(tmp_path: Path) -> None:
     ("rewards", "complaint"),
     [
         ([], "verifier.rewards = []: is empty; name at least one reward"),
-        (
-            [{"name": "os.system"}],
-            'rewards[0].name = "os.system": must be one of correctness, format, environment, http, or a class as',
-        ),
+        ([{"name": "os.system"}],
+         'rewards[0].name = "os.system": must be one of correctness, format, environment, http, or a class as'),
         ([{"name": "a:b:c"}], "must be one of correctness, format, environment, http, or a class as"),
         ([{"name": "format", "weight": 0}], "rewards[0].weight = 0: must be a finite number other than 0"),
         ([{"name": "format", "weight": float("inf")}], "must be a finite number other than 0"),
         ([{"name": "a:X"}, {"name": "b:X"}], "two rewards are called X"),
         ([{"name": "http", "url": "http://h:1/", "label": "mean"}], "reward/mean is another metric"),
     ],
-)
+)  # fmt: skip
 def test_rewards_that_mean_nothing_are_rejected(rewards: list[dict[str, Any]], complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build({"verifier": {"rewards": rewards}})

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.grading.boxes import count_boxes
+from gxpo_trainer.grading.extract import find_boxes, response_tail
 from gxpo_trainer.types import Utterance, Verdict, VerdictStatus
 
 
@@ -86,7 +86,7 @@ class Format:
     """1 if the response is not truncated and has exactly one box, not counting its thinking part; else 0."""
 
     def __call__(self, sample: RewardInput) -> float:
-        return 1.0 if not sample.truncated and count_boxes(sample.response) == 1 else 0.0
+        return 1.0 if not sample.truncated and len(find_boxes(response_tail(sample.response))) == 1 else 0.0
 
 
 class EnvironmentReward:

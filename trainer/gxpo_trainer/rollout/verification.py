@@ -178,7 +178,7 @@ def check_rewards(config: VerifierConfig) -> None:
         return
     try:
         with make_pool(config, workers=1) as pool:
-            pool.verify_many([("1", "1")])
+            pool.submit([("1", "1")]).result()
     except VerifierFailed as error:
         raise ConfigError(f"verifier.rewards: workers fail to start with these classes: {error}") from error
 

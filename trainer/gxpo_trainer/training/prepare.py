@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
+from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark, without_contamination
 from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem
-from gxpo_trainer.data.contamination import without_contamination
 from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
