@@ -15,13 +15,13 @@ import numpy.typing as npt
 import pytest
 import ray
 import torch
-from support.documented import undocumented
 from transformers import AutoModelForCausalLM
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.models import resolve_model
+from gxpo_trainer.reporting.metric_table import undescribed
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics
 from gxpo_trainer.rollout import sources
 from gxpo_trainer.rollout.sources import AsyncRollouts, Rollouts
@@ -101,7 +101,7 @@ def test_versions_are_one_step_behind_but_after_checkpoints(whole: Path) -> None
     assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows[::2])
     assert any(row.get("time/overlap_fraction", 0) > 0 for row in rows), "no batch was sampled during an update"
     assert [row["weights_version"] for row in read_evaluations(whole)] == [2, 4, 6]
-    assert not undocumented({name for row in rows for name in row})
+    assert not undescribed({name for row in rows for name in row})
 
 
 @pytest.mark.long("deaths, once more ahead of the learner")

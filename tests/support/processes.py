@@ -1,4 +1,4 @@
-"""Processes of this machine, found by what they were started with."""
+"""Processes of this machine, identified by what they were started with."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import psutil
 
 def processes_with(**variables: str | None) -> set[int]:
     """Ids of the processes, without zombies, that were started with these variables. None: with any value."""
-    found = set()
+    ids = set()
     for process in psutil.process_iter():
         try:
             environment = process.environ()
             fits = all(name in environment and value in (None, environment[name]) for name, value in variables.items())
             if fits and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process.pid)
+                ids.add(process.pid)
         except psutil.Error:  # of another user, or ended meanwhile
             continue
-    return found
+    return ids

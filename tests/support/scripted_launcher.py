@@ -38,9 +38,9 @@ class ScriptedLauncher:
 
     def status(self, job_id: str) -> JobStatus:
         self._begin("status", job_id)
-        found = self.jobs.get(job_id, JobStatus("unknown"))
+        status = self.jobs.get(job_id, JobStatus("unknown"))
         self.after("status", job_id)
-        return found
+        return status
 
     def stop(self, job_id: str) -> None:
         self._begin("stop", job_id)
