@@ -12,6 +12,7 @@ from gxpo_dashboard.labels import plain
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.views import benchmarks, compare, run, runs, submit
 
+# Name in the URL → title, icon and function.
 VIEWS: dict[str, tuple[str, str, Callable[[], None]]] = {
     "runs": ("Runs", ":material/list:", runs.show),
     "run": ("Run", ":material/monitoring:", run.show),
@@ -19,7 +20,6 @@ VIEWS: dict[str, tuple[str, str, Callable[[], None]]] = {
     "benchmarks": ("Benchmarks", ":material/leaderboard:", benchmarks.show),
     "submit": ("Submit", ":material/add_circle:", submit.show),
 }
-"""Name in the URL → title, icon and function."""
 
 
 def _entry_point() -> None:

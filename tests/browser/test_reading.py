@@ -59,8 +59,9 @@ def test_texts_and_phases_of_charts_are_readable_and_a_rule_has_one_hue(site: Si
     assert not {*look_ahead} & {*fallback}
 
 
-def test_the_first_chart_is_above_350_pixels(site: Site, page: Page) -> None:
+def test_navigation_is_at_the_top_and_the_first_chart_above_350_pixels(site: Site, page: Page) -> None:
     page.open("run", run=site.recorded["demo"])
+    assert page.one("[class*=st-key-nav-] button").location["y"] < 20
     assert page.wait(lambda: page.script(FIRST_CHART), "a chart") < 350
     page.open("compare", runs=list(site.recorded.values()))
     first = page.wait(lambda: page.script(FIRST_CHART), "a chart")
