@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 import ray
 import torch
-from support.documented import undocumented
+from gxpo_trainer.reporting.metric_table import undescribed
 from transformers import AutoModelForCausalLM
 
 from gxpo_trainer.config import RunConfig
@@ -101,7 +101,7 @@ def test_versions_are_one_step_behind_but_after_checkpoints(whole: Path) -> None
     assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows[::2])
     assert any(row.get("time/overlap_fraction", 0) > 0 for row in rows), "no batch was sampled during an update"
     assert [row["weights_version"] for row in read_evaluations(whole)] == [2, 4, 6]
-    assert not undocumented({name for row in rows for name in row})
+    assert not undescribed({name for row in rows for name in row})
 
 
 @pytest.mark.long("deaths, once more ahead of the learner")

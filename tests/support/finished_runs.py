@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import httpx
 from sqlalchemy import select
@@ -24,14 +23,20 @@ def finish(url: str, database: Database, run_id: str, accuracies: list[float]) -
         run = service.find(session, run_id)
         identity = run_identity(RunConfig.model_validate(run.config), policy_sha256="policy")
     _, secret = reporting.launch(database, run_id).split()
-    steps = range(len(accuracies))
-    content = reporting.body(
-        1,
-        identity=identity,
-        metrics=[_metrics(step) for step in steps if step > 0],
-        evaluations=[_evaluation(step, accuracy) for step, accuracy in enumerate(accuracies)],
-        outcome={"attempt": 1, "outcome": "succeeded", "ended_by": "steps", "reason": None, "message": "", "time": 9.0},
-    )
+    metrics, evaluations = [], []
+    for step, accuracy in enumerate(accuracies):
+        costs = {"backward_passes_total": float(step), "training_s": 6.0 * step, "tokens_total": 100.0 * step}
+        if step > 0:
+            names = ("update/backward_passes_total", "time/training_s", "rollout/tokens_total")
+            values = dict(zip(names, costs.values(), strict=True))
+            metrics.append(reporting.metric_row(step, **values, **{"reward/mean": 0.25}))
+        per_problem = {"per_problem": [accuracy] * 4, "problem_ids": list("abcd"), "num_problems": 4}
+        scores = {"pass@1": accuracy}
+        evaluations.append(
+            reporting.evaluation_row(step, benchmark="word_problems", scores=scores, **per_problem, **costs)
+        )
+    outcome = {"attempt": 1, "outcome": "succeeded", "ended_by": "steps", "reason": None, "message": "", "time": 9.0}
+    content = reporting.body(1, identity=identity, metrics=metrics, evaluations=evaluations, outcome=outcome)
     answer = httpx.post(
         f"{url}/api/v1/runs/{run_id}/ingest", json=content, headers={"Authorization": f"Bearer {secret}"}
     )
@@ -59,29 +64,3 @@ def trainer(url: str, database: Database, accuracies: Callable[[Run], list[float
     finally:
         stop.set()
         thread.join()
-
-
-def _metrics(step: int) -> dict[str, Any]:
-    values = {"update/backward_passes_total": float(step), "time/training_s": 6.0 * step, "reward/mean": 0.25}
-    return {
-        "attempt": 1,
-        "step": step,
-        "time": 1000.0 + step,
-        "metrics": values | {"rollout/tokens_total": 100.0 * step},
-    }
-
-
-def _evaluation(step: int, accuracy: float) -> dict[str, Any]:
-    return {
-        "attempt": 1,
-        "step": step,
-        "time": 1000.0 + step,
-        "benchmark": "word_problems",
-        "scores": {"pass@1": accuracy},
-        "per_problem": [accuracy] * 4,
-        "problem_ids": ["a", "b", "c", "d"],
-        "num_problems": 4,
-        "backward_passes_total": float(step),
-        "training_s": 6.0 * step,
-        "tokens_total": 100.0 * step,
-    }

@@ -48,9 +48,9 @@ class Reader:
     def follow(self, page: str, needs: frozenset[str | None] = frozenset({None})) -> None:
         """Write the files of the page and run its commands, except those that need something else than `needs`.
 
-        Each line of a block `Output` must be printed by the command before it.
+        Each line of a block `Output` must be printed by the command before it. A page without a command to run fails.
         """
-        printed = ""
+        printed, commands = "", 0
         for block in blocks(page):
             if block.title == "Output":
                 missing = [line for line in block.text.splitlines() if line not in printed.splitlines()]
@@ -58,7 +58,8 @@ class Reader:
             elif block.title:
                 self.write(block.title, block.text)
             elif block.needs in needs and block.language in ("bash", "python"):
-                printed = self.run(block.language, block.text)
+                printed, commands = self.run(block.language, block.text), commands + 1
+        assert commands, f"nothing to run on {page}"
 
     def write(self, name: str, text: str) -> None:
         path = self.folder / name

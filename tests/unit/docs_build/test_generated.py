@@ -15,10 +15,6 @@ TRAINER = ROOT / "trainer" / "gxpo_trainer"
 GROUPS = "update|gate|grad|gxpo|diagnostics|policy|importance|reward|verify|rollout|time|system|eval"
 
 
-def test_every_generated_page_is_up_to_date() -> None:
-    assert generated.stale(ROOT) == [], "run `make docs`"
-
-
 def test_a_page_that_differs_is_stale(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     for path, text in generated.pages().items():

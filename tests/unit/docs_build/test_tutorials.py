@@ -6,11 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from support.walkthrough import ROOT, Reader, blocks, titled, tree_with_the_rule
+from support.walkthrough import ROOT, Reader, tree_with_the_rule
 
-from gxpo_dashboard.charts import curves
-from gxpo_dashboard.charts.base import metric_names
-from gxpo_dashboard.views.run import OVERVIEW, PARTS
+from gxpo_dashboard.views.run import PARTS
 
 CHARTS = ROOT / "dashboard" / "gxpo_dashboard" / "charts"
 
@@ -28,21 +26,6 @@ def test_the_rule_of_the_tutorial_passes_its_own_test_and_is_known_to_the_comman
     assert re.search(r"Lookahead K=5 \*.* 40 +200 ", planned), planned
 
 
-def test_the_pages_with_commands_state_what_those_need() -> None:
-    """A block without a note is executed above, so each page must have one that is."""
-    assert {"problems.jsonl", "answers.jsonl", "mine.toml"} < titled("tutorials/train-your-model.md").keys()
-    assert {"my_rewards.py", "brief.toml"} == titled("tutorials/write-a-reward.md").keys()
-    assert {"my_environments.py"} == titled("environments.md").keys()
-
-
-@pytest.mark.parametrize("page", ["quickstart", "tutorials/run-for-a-team"])
-def test_every_command_of_the_page_states_what_it_needs(page: str) -> None:
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    found = list(blocks(f"{page}.md"))
-    assert 2 * len(found) == len(re.findall(r"^```", text, re.MULTILINE)), "a fence without a language"
-    assert [block.text for block in found if block.needs is None] == []
-
-
 def test_the_dashboard_has_every_part_and_chart_that_the_pages_name() -> None:
     pages = ["troubleshooting.md", "tutorials/train-your-model.md", "concepts/gate-and-budget.md"]
     text = "\n".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in pages)
@@ -55,22 +38,3 @@ def test_the_dashboard_has_every_part_and_chart_that_the_pages_name() -> None:
         assert part is not None, f"no part of the view: {mention[:40]}"
         if (chart := mention.removeprefix(part)).startswith(" › "):
             assert any(chart.removeprefix(" › ").startswith(title) for title in titles), f"no chart: {mention[:60]}"
-
-
-TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
-
-
-def test_every_symptom_says_where_to_look_in_the_dashboard() -> None:
-    symptoms = TROUBLESHOOTING.read_text(encoding="utf-8").split("\n## ")[1:]
-    assert len(symptoms) > 5
-    assert [symptom.split("\n")[0] for symptom in symptoms if "Run › " not in symptom] == []
-
-
-def test_the_metrics_in_brackets_after_a_chart_are_drawn_in_its_part() -> None:
-    plots = {"Look-ahead": curves.LOOK_AHEAD, "Policy": curves.POLICY, "System": curves.SYSTEM}
-    drawn = {"Overview": OVERVIEW} | {part: metric_names(charts) for part, charts in plots.items()}
-    text = TROUBLESHOOTING.read_text(encoding="utf-8")
-    found = re.findall(r"Run › ([\w-]+) › [^|(\n]*\(([^)]*)\)", text)
-    named = [(part, metric) for part, words in found for metric in re.findall(r"`(\w+/\w+)`", words)]
-    assert len(named) > 1
-    assert [(part, metric) for part, metric in named if metric not in drawn[part]] == []

@@ -63,13 +63,10 @@ def test_a_two_sided_gate_has_both_limits() -> None:
     assert list(chart.datasets["rules"]["label"]) == ["τ = 2", "−τ = −2"]
 
 
-def test_an_infinite_threshold_is_no_line_and_the_gate_never_fires() -> None:
+def test_the_summary_names_an_infinite_threshold_the_warm_up_and_a_run_without_steps() -> None:
     chart = gate.z_chart({**SERIES, "gate/threshold": points([1], [math.inf]), "gate/shutoff_step": Points()})
     assert chart.datasets["rules"].empty
     assert "never fires" in chart.summary
-
-
-def test_before_the_first_step_and_in_the_warm_up_the_summary_says_so() -> None:
     assert gate.z_chart({}).summary == "No steps yet."
     chart = gate.z_chart({"gate/active": points([1], [1]), "gate/threshold": points([1], [0.5])})
     assert chart.points.empty
