@@ -134,7 +134,7 @@ def test_five_thousand_steps_have_the_shares_and_means_of_all_of_them() -> None:
     live = LiveSeries(joined=True)
     query = SeriesQuery(names=[*histories], max_points=live.max_points, joined=True)
     series = series_of(histories, query, None)
-    live.refresh(lambda after: {"revision": 1, "attempt": 1, "last_step": 5000, "series": series})
+    live.take({"revision": 1, "attempt": 1, "last_step": 5000, "series": series}, None)
 
     # Of all steps, 714 have an update of 9 s and 455 a rollout of 9 s; 50 evaluations take 50 s each.
     means = steps.means(live.totals).set_index("series")["y"]
