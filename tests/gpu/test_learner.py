@@ -65,7 +65,7 @@ def test_five_steps_in_bf16_are_finite_and_move_the_weights(stage: int, rule: di
     chosen = make_rule(found.config.learner.rule)
     before = [p.clone() for p in found.parameters()]
     for _ in range(5):
-        found.load_batch(batch())
+        found.load_batches([batch()])
         report = chosen.step(found)
         assert report.finite
         assert all(math.isfinite(value) for value in report.metrics.values())
@@ -76,7 +76,7 @@ def test_five_steps_in_bf16_are_finite_and_move_the_weights(stage: int, rule: di
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_parking_frees_the_device_and_returns_every_bit(stage: int) -> None:
     found = learner(stage, {"name": "grpo"}, loss={"kl_beta": 0.05})
-    found.load_batch(batch())
+    found.load_batches([batch()])
     found.backward()
     found.optimizer_step()
     before = [p.clone() for p in found.parameters()]
@@ -85,7 +85,7 @@ def test_parking_frees_the_device_and_returns_every_bit(stage: int) -> None:
     assert torch.cuda.memory_allocated() <= held - released
     found.parking.unpark()
     assert all(torch.equal(old, new) for old, new in zip(before, found.parameters(), strict=True))
-    found.load_batch(batch())
+    found.load_batches([batch()])
     assert math.isfinite(found.backward().loss)
     found.close()
 
@@ -112,7 +112,7 @@ def test_variable_length_attention_gives_the_gradient_of_padded_rows(
         found = learner(2, {"name": "grpo"}, attention=chosen, packing=rows, optimizer={"max_grad_norm": math.inf})
         if checkpointing:
             found.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        found.load_batch(batch())
+        found.load_batches([batch()])
         norms.append(found.backward().grad_norm)
         gradients.append(torch.cat([g.clone() for g in found.gradients()]))
         found.close()
@@ -136,10 +136,10 @@ def test_the_reference_is_on_the_device_during_its_pass_only(stage: int) -> None
     held = []
     for beta in (0.0, 0.05):
         found = learner(stage, {"name": "grpo"}, loss={"kl_beta": beta})
-        found.load_batch(batch())
+        found.load_batches([batch()])
         found.backward()
         found.optimizer_step()
-        found.load_batch(batch())
+        found.load_batches([batch()])
         held.append(torch.cuda.memory_allocated())
         found.close()
         del found

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, shard, with_scale
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.learner.publisher import adapter_weights, full_weights
+from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights
 
 TOKEN_LIMIT = 16
 VOCABULARY = 97
@@ -66,7 +66,7 @@ class Rank:
 
         config = make_config(settings.pop("folder", self.job["model"]), **settings)
         learner = DeepSpeedLearner(config, rank=self.rank, world_size=self.world_size, master_port=self.job["port"])
-        learner.load_batch(self.share)
+        learner.load_batches([self.share])
         return learner
 
     def saved(self, learner: Any, name: str) -> Path:
@@ -91,7 +91,7 @@ def equal(left: list[Tensor], right: list[Tensor]) -> bool:
 
 
 def on_all_ranks(learner: Any, holds: bool) -> bool:
-    from gxpo_trainer.learner.batches import sum_over_ranks
+    from gxpo_trainer.learner.deepspeed_learner import sum_over_ranks
 
     return float(sum_over_ranks(torch.tensor([0.0 if holds else 1.0]), learner.device)[0]) == 0.0
 
@@ -136,7 +136,7 @@ def written_parameters(run: Rank, **settings: Any) -> dict[str, Any]:
         parameter.mul_(1.5)
     unpublished = weights(learner)
     learner.publish()
-    learner.load_batch(run.share)
+    learner.load_batches([run.share])
     result = learner.backward()
     out = {
         "before": before,
@@ -185,7 +185,7 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
     folder = run.saved(learner, "parked")
 
     def next_step() -> tuple[list[Tensor], dict[str, Tensor]]:
-        learner.load_batch(run.share)
+        learner.load_batches([run.share])
         learner.backward()
         learner.optimizer_step()
         return copies(learner.parameters()), weights(learner)
@@ -224,7 +224,7 @@ def parked_rank(run: Rank, **settings: Any) -> dict[str, Any]:
     rank.learner, rank.rule, rank.perturbation = learner, make_rule(learner.config.learner.rule), None
 
     def next_step() -> list[Tensor]:
-        learner.load_batch(run.share)
+        learner.load_batches([run.share])
         rank.rule.step(learner)
         return copies(learner.parameters())
 
@@ -260,7 +260,7 @@ def checkpoint(run: Rank, **settings: Any) -> dict[str, Any]:
     learner.optimizer_step()
     folder = run.saved(learner, "checkpoint")
     noise = torch.rand(3)
-    learner.load_batch(run.share)
+    learner.load_batches([run.share])
     learner.backward()
     learner.optimizer_step()
     expected = copies(learner.parameters())
@@ -289,7 +289,7 @@ def checkpoint(run: Rank, **settings: Any) -> dict[str, Any]:
     untouched = equal(before, other.parameters())
     said = other.load(folder)
     same_noise = torch.equal(torch.rand(3), noise)
-    other.load_batch(run.share)
+    other.load_batches([run.share])
     other.backward()
     other.optimizer_step()
     same = equal(copies(other.parameters()), expected)
@@ -338,7 +338,7 @@ def whole_state(learner: Any) -> dict[str, Tensor]:
 
 
 def next_rule_step(run: Rank, learner: Any, rule: Any) -> dict[str, Any]:
-    learner.load_batch(run.share)
+    learner.load_batches([run.share])
     before = weights(learner)
     report = rule.step(learner)
     return {
@@ -358,7 +358,7 @@ def save_state(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str,
     learner.set_learning_rate(7e-4)
     made = make_rule(learner.config.learner.rule)
     for _ in range(2):
-        learner.load_batch(run.share)
+        learner.load_batches([run.share])
         made.step(learner)
     folder = run.saved(learner, run.case)
     if run.rank == 0:
@@ -426,7 +426,7 @@ def reference(run: Rank, **settings: Any) -> dict[str, Any]:
     learner = run.learner(**settings)
     learner.backward()
     learner.optimizer_step()
-    learner.load_batch(run.share)
+    learner.load_batches([run.share])
     learner.backward()
     plain = PolicyModule(load_policy(learner.config.model, precision=learner.config.learner.precision))
     loaded = learner._batches[0]
@@ -450,7 +450,7 @@ def rule_step(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str, 
     learner.backward()
     learner.optimizer_step()
     before = weights(learner)
-    learner.load_batch(run.share)
+    learner.load_batches([run.share])
     report = make_rule(learner.config.learner.rule).step(learner)
     out = {
         "before": before,
@@ -483,7 +483,7 @@ def mini_batches(run: Rank, **settings: Any) -> dict[str, Any]:
 def no_grad(run: Rank, **settings: Any) -> dict[str, Any]:
     """Two steps on a batch in which some advantages are 0: what a pass backpropagates, and what it finds."""
     learner = run.learner(loss={"kl_beta": 0.0}, **settings)
-    learner.load_batch(shard(make_batch(without_gradient=True), run.world_size)[run.rank])
+    learner.load_batches([shard(make_batch(without_gradient=True), run.world_size)[run.rank]])
     loaded = learner._batches[0]
     moved = {float(a) for micro in loaded.grad for a in micro.advantages}
     out: dict[str, Any] = {"weights": [weights(learner)], "losses": [], "norms": [], "statistics": []}
@@ -521,7 +521,7 @@ def not_finite(run: Rank, **settings: Any) -> dict[str, Any]:
     except Diverged:
         refused = True
     untouched = equal(before, learner.parameters())
-    learner.load_batch(run.share)
+    learner.load_batches([run.share])
     again = learner.backward()
     out = {
         "finite": [clean.finite, result.finite, again.finite],

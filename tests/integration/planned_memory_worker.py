@@ -55,7 +55,7 @@ def main() -> None:
         gc.collect()
         before = set(alive())
         learner = DeepSpeedLearner(config, rank=rank, world_size=world, master_port=job["port"])
-        learner.load_batch(shard(batch(), world)[rank])
+        learner.load_batches([shard(batch(), world)[rank]])
         rule: Any = make_rule(config.learner.rule)
         rule.step(learner)
         gc.collect()

@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from gxpo_trainer.rollout.engine_actor import SamplerActor
 from gxpo_trainer.rollout.open_groups import Intake
 from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
 
 END = 1
@@ -35,32 +35,32 @@ class BreakableSamplerActor(SamplerActor):
 
     def break_sync(self, fault: str, swap: tuple[str, str] = ("", ""), rank: int = 0) -> None:
         if fault == "same cache":
-            self._sampler.weights.num_syncs -= 1
+            self.weights.num_syncs -= 1
         else:
-            self._sampler._llm.collective_rpc(break_worker, args=(fault, swap, rank))
+            self._llm.collective_rpc(break_worker, args=(fault, swap, rank))
 
     def restore(self) -> None:
-        self._sampler._llm.collective_rpc(restore_worker)
+        self._llm.collective_rpc(restore_worker)
 
     def verify_checkpoint(self, folder: str) -> int:
-        return sum(self._sampler.weights.call_workers("gxpo_verify_checkpoint", folder))
+        return sum(self.weights.call_workers("gxpo_verify_checkpoint", folder))
 
     def names(self) -> tuple[str, ...]:
-        return tuple(self._sampler._llm.collective_rpc(lambda worker: [*worker.gxpo_receiver.weights.slots])[0])
+        return tuple(self._llm.collective_rpc(lambda worker: [*worker.gxpo_receiver.weights.slots])[0])
 
     def worker_pids(self) -> list[int]:
         """Process ids of the workers of a tensor-parallel engine."""
-        return list(self._sampler._llm.collective_rpc(lambda worker: os.getpid()))
+        return list(self._llm.collective_rpc(lambda worker: os.getpid()))
 
     def generate(
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int
     ) -> Iterator[tuple[Group, ...]]:
-        for finished in self._sampler.generate(requests, sampling, version):
-            yield finished.groups
+        for finished in self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version):
+            yield getattr(finished, "groups", ())
 
     def close_early(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> int:
         """Take one yield, close the stream, and tell how many groups it had."""
-        stream = self._sampler.stream(Intake(list(enumerate(requests)), closed=True), sampling, version)
+        stream = self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version)
         first = next(stream)
         stream.close()
         return len(first.groups)

@@ -17,9 +17,9 @@ from sampler_actor import FIRST_LETTER, LETTERS, BreakableSamplerActor, save_pol
 
 from gxpo_trainer.config import LoraConfig
 from gxpo_trainer.errors import WeightSyncMismatch
-from gxpo_trainer.learner.publisher import adapter_weights
-from gxpo_trainer.rollout.engine_actor import remote_sampler
+from gxpo_trainer.learner.checkpoint import adapter_weights
 from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
+from gxpo_trainer.rollout.sampler import remote_sampler
 from gxpo_trainer.types import Prompt
 from gxpo_trainer.weights.buckets import BucketPacker
 from gxpo_trainer.weights.transports import SharedMemoryPublisher
@@ -34,7 +34,7 @@ class AdaptedActor(BreakableSamplerActor):
     """`break_adapter` replaces one step of the next syncs."""
 
     def break_adapter(self, fault: str) -> None:
-        engine, folder = self._sampler._llm.llm_engine, self._sampler.weights.folder
+        engine, folder = self._llm.llm_engine, self.weights.folder
         real_add, real_collect = engine.add_lora, folder.add
 
         def swapped(bucket: Any, buffer: Any) -> Any:
@@ -49,7 +49,7 @@ class AdaptedActor(BreakableSamplerActor):
 
         def scaled_twice(request: Any) -> Any:
             answer = real_add(request)
-            self._sampler._llm.collective_rpc(double_adapter)
+            self._llm.collective_rpc(double_adapter)
             return answer
 
         if fault == "stale adapter":
@@ -62,8 +62,8 @@ class AdaptedActor(BreakableSamplerActor):
             raise ValueError(fault)
 
     def restore(self) -> None:
-        vars(self._sampler._llm.llm_engine).pop("add_lora", None)
-        vars(self._sampler.weights.folder).pop("add", None)
+        vars(self._llm.llm_engine).pop("add_lora", None)
+        vars(self.weights.folder).pop("add", None)
 
 
 def double_adapter(worker: Any) -> None:

@@ -123,7 +123,7 @@ def test_a_learner_that_dies_with_batches_in_flight_repeats_no_sample(
 
     def started(self: LearnerGroup) -> None:
         start(self)
-        self.pid = ray.get(self.ranks[0].pid.remote())  # type: ignore[attr-defined]
+        self.pid = self.processes[0].pid  # type: ignore[attr-defined]
         learner.append(self)
 
     monkeypatch.setattr(AsyncRollouts, "serve", serve)
@@ -188,7 +188,7 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
     def batch(self: AsyncRollouts, step: int) -> Rollouts:
         batches.append(inner(self, step))
         if step == 3:
-            pid = ray.get(self._pool.engines.all[0].actor.pid.remote())
+            pid = self._pool.engines.all[0].process.pid
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
         return batches[-1]

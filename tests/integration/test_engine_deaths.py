@@ -76,7 +76,7 @@ class Fleet:
 
     def kill(self, *indices: int) -> None:
         for index in indices:
-            os.kill(ray.get(self.pool.engines.all[index].actor.pid.remote()), signal.SIGKILL)
+            os.kill(self.pool.engines.all[index].process.pid, signal.SIGKILL)
 
     def on_actors(self, action: Callable[[Any], None]) -> None:
         ray.get(

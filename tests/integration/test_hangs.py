@@ -64,7 +64,7 @@ def test_a_sampler_a_verifier_and_a_learner_rank_hang_in_mid_step(tmp_path, smal
     def submit(self, finished, rewards):
         """Called for the first groups of a collection, while the sampler works on the others."""
         if len(collections) == 1 and "sampler" not in stopper.processes:
-            stopper.stop("sampler", ray.get([collections[0].engines.all[0].actor.pid.remote()]), sampling_s=2)
+            stopper.stop("sampler", [collections[0].engines.all[0].process.pid], sampling_s=2)
         if len(collections) == 2 and "verifier" not in stopper.processes:
             workers = ray.get(self.actor.worker_pids.remote())
             stopper.stop("verifier", [psutil.Process(workers[0]).ppid(), *workers], verifying_s=2)
@@ -87,7 +87,7 @@ def test_a_sampler_a_verifier_and_a_learner_rank_hang_in_mid_step(tmp_path, smal
         stopper.watch = self.placement.group.watch
         stopper.replaced()
         inner["start"](self)
-        self.pids = ray.get([rank.pid.remote() for rank in self.ranks])
+        self.pids = [process.pid for process in self.processes]
 
     def restart_engine(self, engine, error):
         stopper.replaced()

@@ -35,7 +35,7 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
     def submit(self, finished, rewards):
         """Called for the first groups of a collection, while the sampler works on the others."""
         if len(collections) == 1 and "sampler" not in killed:
-            kill("sampler", ray.get(collections[0].engines.all[0].actor.pid.remote()))
+            kill("sampler", collections[0].engines.all[0].process.pid)
         if len(collections) == 3 and "verifier worker" not in killed:
             for pid in ray.get(self.actor.worker_pids.remote()):
                 kill("verifier worker", pid)
@@ -65,7 +65,7 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
 
     def started(self):
         start(self)
-        self.pid = ray.get(self.ranks[0].pid.remote())
+        self.pid = self.processes[0].pid
 
     monkeypatch.setattr(RolloutPool, "collect", collect)
     monkeypatch.setattr(VerifierHandle, "submit", submit)

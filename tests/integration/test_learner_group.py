@@ -43,7 +43,7 @@ def test_closing_ends_a_rank_that_waits_for_one_that_failed(
     learners: LearnerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "CLOSE_S", 1.0)
-    processes = [psutil.Process(pid) for pid in ray.get([rank.pid.remote() for rank in learners.ranks])]
+    processes = [psutil.Process(pid) for pid in [process.pid for process in learners.processes]]
     ids = np.arange(1, 9, dtype=np.int32)
     batch = with_scale([ScoredSequence(ids[:1], ids[1:], 0.0, np.zeros(7, dtype=np.float32))] * 2, 8)
     waiting = learners.ranks[0].gap.remote(shard(batch, 2)[0])  # rank 1 does not take part

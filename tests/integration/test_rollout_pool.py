@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import ray
 import torch
 from support.rollouts import requests, tokens
 
@@ -52,7 +51,7 @@ def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: 
         reference = pool.collect(wanted, SAMPLING, 0)
         assert reference.engines_alive == 2
         assert 0 <= reference.idle_fraction < 1
-        pid = ray.get(pool.engines.all[1].actor.pid.remote())
+        pid = pool.engines.all[1].process.pid
         folders = [engine.folder for engine in pool.engines.all]
         assert all(any(folder.glob("vllm_dist_*")) for folder in folders), "vLLM's own temporary files are in it"
         submit, killed = type(pool.verifier).submit, []
@@ -100,7 +99,7 @@ def test_a_tensor_parallel_engine_agrees_with_transformers_and_dies_with_its_wor
                 expected = table.gather(1, ids[1:, None])[len(prompt) - 1 :, 0].numpy()
                 assert np.abs(expected - sample.logprobs).max() < 1e-4
         # kill -9 of one worker process ends the engine, which is then restarted.
-        parent = ray.get(pool.engines.all[0].actor.pid.remote())
+        parent = pool.engines.all[0].process.pid
         os.kill(worker_processes(parent)[0], signal.SIGKILL)
         assert tokens(pool.collect(wanted, SAMPLING, 0)) == tokens(split)
         assert any(event.startswith("sampler_restarted") for event in events)

@@ -198,7 +198,7 @@ def test_update_agrees_with_a_straight_line_reference(name):
     )
     for _ in range(2):  # the second step starts from warm moments
         start = reference.theta.copy()
-        learner.load_batch(batch)
+        learner.load_batches([batch])
         rule.step(learner)
         reference.step(name)
         mine = torch.cat([t.reshape(-1) for t in learner.parameters()]).double().numpy()

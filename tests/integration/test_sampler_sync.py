@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 
 from gxpo_trainer.config.engines import WEIGHT_BUCKET_BYTES
 from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
-from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
+from gxpo_trainer.rollout.sampler import remote_sampler
 from gxpo_trainer.types import Group, Prompt
 from gxpo_trainer.weights.buckets import BucketPacker, SyncReport
 from gxpo_trainer.weights.transports import SharedMemoryPublisher

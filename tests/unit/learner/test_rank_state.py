@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gxpo_trainer.errors import CheckpointError
-from gxpo_trainer.learner.rank_state import Layout, SavedState, restore, write
+from gxpo_trainer.learner.checkpoint import Layout, SavedState, restore, write
 from gxpo_trainer.learner.shards import Segment, spans_of
 
 CPU = torch.device("cpu")

@@ -220,7 +220,7 @@ class Conversations:
             episode.conversation.fail(group.refusal)
             return
         seed = sample_seed(group.request.seed, episode.number)
-        (episode.response,) = self._engine.submit(group.prompt.tolist(), group.sampling, [seed])
+        (episode.response,) = self._engine.start(group.prompt.tolist(), group.sampling, [seed])
         self._in_engine[id(episode.response)] = episode
 
     def _render(self, group: _OpenGroup, observation: Observation) -> None:

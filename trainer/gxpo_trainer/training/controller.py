@@ -19,7 +19,7 @@ from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import ControlRequest
 from gxpo_trainer.rollout.sources import Rollouts
-from gxpo_trainer.runtime.load import HostLoad
+from gxpo_trainer.runtime.processes import HostLoad
 from gxpo_trainer.training import proofs
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import Evaluator

@@ -9,7 +9,7 @@ import numpy as np
 
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.sources import Rollouts
-from gxpo_trainer.rollout.timeline import Span, overlap_fraction, seconds
+from gxpo_trainer.rollout.timeline import Span, overlap_fraction
 from gxpo_trainer.types import Metrics, Sample, ScoredGroup, VerdictStatus
 
 _UNSCORED: tuple[VerdictStatus, ...] = ("unparsed", "timeout", "error")
@@ -97,8 +97,8 @@ def overlap_metrics(spans: Sequence[Span], begin: float, num_engines: int) -> Me
     elapsed = max((span.end for span in spans), default=begin) - begin
     if elapsed <= 0:
         return {}
-    learner = seconds(span for span in spans if span.process == "learner")
-    engines = seconds(span for span in spans if span.process.startswith("engine"))
+    learner = sum(span.seconds for span in spans if span.process == "learner")
+    engines = sum(span.seconds for span in spans if span.process.startswith("engine"))
     overlap = overlap_fraction(spans, "sampling", "updating")
     return {
         "time/learner_idle_fraction": 1 - learner / elapsed,

@@ -17,6 +17,8 @@ import torch
 
 from gxpo_trainer.config.engines import WEIGHT_BUCKET_BYTES, Transport
 
+PEFT_PREFIX, ADAPTER_WEIGHTS = "base_model.model.", "adapter_model.safetensors"
+"""Of an adapter in PEFT's format: what precedes the names of a model's tensors, and the file of its own."""
 _CHUNK = 1 << 19  # words
 
 
