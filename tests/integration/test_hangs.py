@@ -66,8 +66,8 @@ def test_a_sampler_a_verifier_and_a_learner_rank_hang_in_mid_step(tmp_path, smal
         if len(collections) == 1 and "sampler" not in stopper.processes:
             stopper.stop("sampler", [collections[0].engines.all[0].process.pid], sampling_s=2)
         if len(collections) == 2 and "verifier" not in stopper.processes:
-            workers = ray.get(self.actor.worker_pids.remote())
-            stopper.stop("verifier", [psutil.Process(workers[0]).ppid(), *workers], verifying_s=2)
+            verifier = psutil.Process(ray.get(self._traced).pid)
+            stopper.stop("verifier", [verifier.pid, *(worker.pid for worker in verifier.children())], verifying_s=2)
         return inner["submit"](self, finished, rewards)
 
     trained = {"steps": 0}
@@ -80,14 +80,13 @@ def test_a_sampler_a_verifier_and_a_learner_rank_hang_in_mid_step(tmp_path, smal
     def get(self, calls, phase):
         if getattr(self, "hangs", False):
             self.hangs = False
-            stopper.stop("learner rank", self.pids[1:], updating_s=2)
+            stopper.stop("learner rank", [process.pid for process in self.processes[1:]], updating_s=2)
         return inner["get"](self, calls, phase)
 
     def started(self):
         stopper.watch = self.placement.group.watch
         stopper.replaced()
         inner["start"](self)
-        self.pids = [process.pid for process in self.processes]
 
     def restart_engine(self, engine, error):
         stopper.replaced()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
+import psutil
 import pytest
 import ray
 
 from gxpo_trainer.learner.group import LearnerGroup
-from gxpo_trainer.reporting.reading import read_events, read_metrics
+from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics
 from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.rollout.verification import VerifierHandle
 from gxpo_trainer.training.run import train_run
@@ -37,8 +38,8 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
         if len(collections) == 1 and "sampler" not in killed:
             kill("sampler", collections[0].engines.all[0].process.pid)
         if len(collections) == 3 and "verifier worker" not in killed:
-            for pid in ray.get(self.actor.worker_pids.remote()):
-                kill("verifier worker", pid)
+            for worker in psutil.Process(ray.get(self._traced).pid).children():
+                kill("verifier worker", worker.pid)
         return inner_submit(self, finished, rewards)
 
     def await_verdicts(self, pending, rewards):
@@ -58,21 +59,14 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
     def get(self, calls, phase):
         if getattr(self, "dies", False):
             self.dies = False
-            kill("learner", self.pid)
+            kill("learner", self.processes[0].pid)
         return inner_get(self, calls, phase)
-
-    start = LearnerGroup.start
-
-    def started(self):
-        start(self)
-        self.pid = self.processes[0].pid
 
     monkeypatch.setattr(RolloutPool, "collect", collect)
     monkeypatch.setattr(VerifierHandle, "submit", submit)
     monkeypatch.setattr(VerifierHandle, "await_verdicts", await_verdicts)
     monkeypatch.setattr(LearnerGroup, "train_step", train_step)
     monkeypatch.setattr(LearnerGroup, "_get", get)
-    monkeypatch.setattr(LearnerGroup, "start", started)
     config = small_run(
         budget={"steps": 8},
         learner={"rule": {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}, "optimizer": {"learning_rate": 1e-5}},
@@ -88,3 +82,4 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
     kinds = [event["kind"] for event in read_events(tmp_path / "run")]
     assert {"sampler_restarted", "verifier_restarted", "learner_died"} <= set(kinds)
     assert max(row["metrics"]["rollout/logprob_gap_max"] for row in rows) <= 1e-4
+    assert [row["step"] for row in read_evaluations(tmp_path / "run")] == [8], "at the end, also where none is due"
