@@ -6,6 +6,7 @@ rank 0 writes what it saw to `<out>/<case>.pt` for the tests to judge. The paren
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import sys
@@ -443,6 +444,27 @@ def not_finite(run: Rank, **settings: Any) -> dict[str, Any]:
     }
 
 
+def alive() -> dict[int, Tensor]:
+    """Every tensor that Python can reach, and its gradient, by storage."""
+    tensors: dict[int, Tensor] = {}
+    for item in gc.get_objects():
+        if type(item) in (Tensor, torch.nn.Parameter):
+            for tensor in (item, item.grad if item.is_leaf else None):
+                if tensor is not None:
+                    tensors[tensor.untyped_storage().data_ptr()] = tensor
+    return tensors
+
+
+def held_bytes(run: Rank, **settings: Any) -> dict[str, Any]:
+    """Bytes of all distinct storages that are alive after a step of the rule."""
+    gc.collect()
+    before = set(alive())
+    learner = run.learner(**settings)
+    make_rule(learner.config.learner.rule).step(learner)
+    gc.collect()
+    return {"bytes": sum(t.untyped_storage().nbytes() for key, t in alive().items() if key not in before)}
+
+
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
     for function in (
@@ -459,6 +481,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         load_state,
         loaded,
         reference,
+        held_bytes,
     )
 }
 

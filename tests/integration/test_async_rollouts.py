@@ -148,7 +148,7 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
         for version, count in sample.versions:
             part = slice(begin, begin + count)
             by_version = {v: policies.logprobs(group, sample, v)[part] for v in range(STEPS) if policies.has(v)}
-            gaps = {v: float(np.abs(found - sample.logprobs[part]).max()) for v, found in by_version.items()}
+            gaps = {v: float(np.abs(logprobs - sample.logprobs[part]).max()) for v, logprobs in by_version.items()}
             assert gaps.pop(version) <= 1e-4
             others += gaps.values()
             begin += count

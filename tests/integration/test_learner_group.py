@@ -31,12 +31,12 @@ def learners(small_run: Any) -> Iterator[LearnerGroup]:
         placement={"learner_ranks": 2, "learner_cpus": 0.1, "learner_threads": 1},
         learner={"zero_stage": 3, "lora": {"rank": 2}},
     )
-    found = LearnerGroup(config, Placement.decide(config))
-    found.start()
+    made = LearnerGroup(config, Placement.decide(config))
+    made.start()
     try:
-        yield found
+        yield made
     finally:
-        found.kill()
+        made.kill()
 
 
 def test_closing_ends_a_rank_that_waits_for_one_that_failed(

@@ -68,7 +68,9 @@ def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: 
         assert killed
         assert any(event.startswith("sampler_restarted: the sampler 1 died") for event in events)
         assert tokens(survived) == tokens(reference), "no prompt is lost, doubled or moved"
-        verdicts = [[[v.status for v in group.verdicts] for group in found.groups] for found in (survived, reference)]
+        verdicts = [
+            [[v.status for v in group.verdicts] for group in collected.groups] for collected in (survived, reference)
+        ]
         assert verdicts[0] == verdicts[1]
         # The restarted engine joins the pool again.
         pool.engines.await_ready(every=True)
@@ -131,12 +133,12 @@ def test_an_engine_killed_in_its_start_is_restarted_and_one_that_cannot_start_en
 
 def engine_processes() -> list[psutil.Process]:
     """Engines in this test's Ray, those that are starting among them."""
-    found = []
+    engines = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # one that ended meanwhile
             if "ray::SamplerActor" in " ".join(process.cmdline()):
-                found.append(process)
-    return found
+                engines.append(process)
+    return engines
 
 
 def worker_processes(parent: int) -> list[int]:

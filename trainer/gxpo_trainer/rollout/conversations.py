@@ -242,7 +242,7 @@ class Conversations:
             group.prompt = prompt
 
     def _continue(self, episode: _Episode, response: Response, reply: Reply) -> None:
-        """The environment has answered: start the next turn."""
+        """The environment has replied: start the next turn."""
         limit = episode.group.sampling.max_new_tokens
         observation = episode.conversation.add_reply(reply, room=response.num_sampled < limit)
         if observation is None:

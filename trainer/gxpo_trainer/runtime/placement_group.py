@@ -133,7 +133,7 @@ class RunPlacementGroup:
                 # A call to an actor whose bundle cannot be rescheduled never returns.
                 begin = time.monotonic()
                 self._await_rescheduling()
-                watch.excuse(time.monotonic() - begin)
+                watch.exclude(time.monotonic() - begin)
             watch.check()
         watch.progressed()
         return list(ready)

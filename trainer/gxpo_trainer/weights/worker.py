@@ -313,7 +313,9 @@ class EngineWeights:
         if bucket.index == 0:
             self.num_syncs += 1
         if bucket.transport == "object_store":
-            bucket = self._stored_locally(bucket)
+            # In shared memory worker processes can map it.
+            self._local = self._local or SharedMemoryPublisher()
+            bucket = replace(bucket, transport="shared_memory", location=self._local.store(fetch(bucket)))
         return self._receive_full(bucket) if self.folder is None else self._receive_adapter(self.folder, bucket)
 
     def call_workers(self, method: str, *arguments: Any) -> list[Any]:
@@ -362,8 +364,3 @@ class EngineWeights:
             verify_s=time.perf_counter() - loaded,
             peak_bytes=peak_resident_bytes(),
         )
-
-    def _stored_locally(self, bucket: WeightBucket) -> WeightBucket:
-        """Copy a bucket from the object store into shared memory, where worker processes can map it."""
-        self._local = self._local or SharedMemoryPublisher()
-        return replace(bucket, transport="shared_memory", location=self._local.store(fetch(bucket)))
