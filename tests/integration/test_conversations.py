@@ -21,8 +21,8 @@ from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.environments.contract import Call, Problem
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.learner.models import STARTER_FOLDER
-from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplerSettings, SamplingSettings
+from gxpo_trainer.rollout.sampler import remote_sampler
 from gxpo_trainer.types import Group, Prompt, Sample
 from gxpo_trainer.weights.buckets import BucketPacker
 from gxpo_trainer.weights.transports import SharedMemoryPublisher

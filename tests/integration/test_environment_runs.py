@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from support.rollouts import tokens
 
 from docs_build.metrics import undescribed
@@ -115,7 +114,7 @@ def test_a_learner_that_dies_in_the_middle_of_episodes_repeats_its_step_once(
 
     def started(self: LearnerGroup) -> None:
         start(self)
-        pids.append(ray.get(self.ranks[0].pid.remote()))
+        pids.append(self.processes[0].pid)
 
     monkeypatch.setattr(AsyncRollouts, "serve", serve_and_kill)
     monkeypatch.setattr(LearnerGroup, "start", started)
@@ -166,7 +165,7 @@ def test_seeded_conversations_do_not_depend_on_engines_and_their_deaths(small_ru
         pool.start()
         pool.engines.await_ready(every=True)
         reference = pool.collect(wanted, planner.sampling, 0)
-        pid = ray.get(pool.engines.all[1].actor.pid.remote())
+        pid = pool.engines.all[1].process.pid
         submit, killed = type(pool.verifier).submit, []
 
         def kill_first(self: Any, finished: Any, rewards: bool) -> Any:

@@ -104,7 +104,7 @@ class Reference:
             offset += p.numel()
         data = sequences()
         tokens = sum(len(r) for _, r, _ in data)
-        total, found = torch.zeros((), dtype=torch.float64), []
+        total, gathered = torch.zeros((), dtype=torch.float64), []
         whole = [torch.from_numpy(np.concatenate([prompt, response])).long() for prompt, response, _ in data]
         # Padded behind the end, where a causal model's earlier tokens do not look.
         logits = self.model(torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)).logits
@@ -112,12 +112,12 @@ class Reference:
             logprobs = torch.log_softmax(logits[i, len(prompt) - 1 : len(whole[i]) - 1], -1)
             picked = logprobs.gather(1, whole[i][len(prompt) :, None])[:, 0]
             old = picked.detach() if self.old is None else self.old[i]
-            found.append(picked.detach())
+            gathered.append(picked.detach())
             ratio = torch.exp(picked - old)
             total = total - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum() / tokens
         total.backward()
         if self.old is None:
-            self.old = found
+            self.old = gathered
         g = torch.cat([p.grad.reshape(-1) for p in self.parameters]).double().numpy()
         norm = np.linalg.norm(g)
         return g * min(1.0, CLIP / norm)
@@ -198,7 +198,7 @@ def test_update_agrees_with_a_straight_line_reference(name):
     )
     for _ in range(2):  # the second step starts from warm moments
         start = reference.theta.copy()
-        learner.load_batch(batch)
+        learner.load_batches([batch])
         rule.step(learner)
         reference.step(name)
         mine = torch.cat([t.reshape(-1) for t in learner.parameters()]).double().numpy()

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from docs_build.metrics import undescribed
-from gxpo_trainer.runtime import load as gpu_load
-from gxpo_trainer.runtime.load import HostLoad, Reading, rates
+from gxpo_trainer.runtime import processes as gpu_load
+from gxpo_trainer.runtime.processes import HostLoad, Reading, rates
 
 RATES = (
     "system/disk_written_bytes_per_s",

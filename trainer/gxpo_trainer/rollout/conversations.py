@@ -220,7 +220,7 @@ class Conversations:
             episode.conversation.fail(group.refusal)
             return
         seed = sample_seed(group.request.seed, episode.number)
-        (episode.response,) = self._engine.submit(group.prompt.tolist(), group.sampling, [seed])
+        (episode.response,) = self._engine.start(group.prompt.tolist(), group.sampling, [seed])
         self._in_engine[id(episode.response)] = episode
 
     def _render(self, group: _OpenGroup, observation: Observation) -> None:
@@ -242,7 +242,7 @@ class Conversations:
             group.prompt = prompt
 
     def _continue(self, episode: _Episode, response: Response, reply: Reply) -> None:
-        """The environment has answered: start the next turn."""
+        """The environment has replied: start the next turn."""
         limit = episode.group.sampling.max_new_tokens
         observation = episode.conversation.add_reply(reply, room=response.num_sampled < limit)
         if observation is None:

@@ -28,7 +28,7 @@ class TurnEngine(Protocol):
     version: int | None
     """Version of the weights."""
 
-    def submit(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
+    def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
         """Start a response for each seed."""
 
     def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
@@ -77,7 +77,7 @@ class SingleTurns:
                 "data.max_prompt_tokens or raise model.max_length"
             )
         seeds = [sample_seed(request.seed, number) for number in range(request.num_samples)]
-        responses = self._engine.submit(request.prompt_token_ids.tolist(), sampling, seeds)
+        responses = self._engine.start(request.prompt_token_ids.tolist(), sampling, seeds)
         self._running[index] = request, responses
         self._unfinished[index] = request.num_samples
         self._owner.update((id(response), index) for response in responses)

@@ -26,7 +26,7 @@ from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.rollout.verification import Submitted, VerifierHandle
 from gxpo_trainer.rollout.weight_sync import PoolSync, WeightSource, WeightSync
 from gxpo_trainer.runtime.placement_group import result_of
-from gxpo_trainer.runtime.shared_devices import Devices, SeparateDevices
+from gxpo_trainer.runtime.shared_devices import Devices
 from gxpo_trainer.types import Group, ScoredGroup, Verdict
 
 
@@ -58,7 +58,7 @@ class RolloutPool:
         self, config: RunConfig, engines: Engines, *, source: WeightSource | None = None, devices: Devices | None = None
     ) -> None:
         self.config, self.engines = config, engines
-        self.devices = devices or SeparateDevices()
+        self.devices = devices or Devices()
         self.group = engines.placement.group
         self.verifier = VerifierHandle(config, engines.placement, engines.log_event)
         self.environments = RunEnvironments(config, engines.placement)

@@ -90,10 +90,6 @@ class VerifierActor:
         score = sum(reward.weight * values[reward.label] for reward in self._config.rewards)
         return replace(verdict, components=components, score=score, http=usage)
 
-    async def worker_pids(self) -> list[int]:
-        """Process ids of the current workers."""
-        return self._pool.worker_pids()
-
     async def close(self) -> None:
         """Kill the workers and close all connections."""
         await asyncio.gather(*(component.close() for component in self._http or ()))

@@ -13,7 +13,7 @@ from gxpo_trainer.errors import Stalled
 MAIN_THREAD_GRACE_S = 30.0
 """Time beyond its limit that the main thread has to notice a stall by itself, before the watchdog ends the process."""
 _NOTICE_S = 60.0
-"""Time without progress after which it is shown with the phase."""
+"""Time without progress after which it is reported with the phase."""
 _PAUSED_S = 10.0
 """A poll that is this late was not late by load: the process was stopped."""
 
@@ -39,7 +39,7 @@ class ProgressWatch:
     def progressed(self) -> None:
         self._since = self._clock()
 
-    def excuse(self, seconds: float) -> None:
+    def exclude(self, seconds: float) -> None:
         """Do not count a time in which progress was impossible, such as a wait for a lost node or a stopped process."""
         self._since += seconds
         self._stalled_s += seconds
@@ -61,7 +61,7 @@ class ProgressWatch:
 
     @property
     def working_s(self) -> float:
-        """A clock that stands still while the run is stalled or excused; only differences have a meaning."""
+        """A clock that stands still while the run is stalled or a time is excluded; only differences have a meaning."""
         return self._clock() - self._stalled_s
 
     def check(self) -> None:
@@ -123,16 +123,16 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        polled, shown = time.monotonic(), 0
+        polled, reported = time.monotonic(), 0
         while not self._stop.wait(self._poll_s):
             paused_s = time.monotonic() - polled - self._poll_s
             polled = time.monotonic()
             if paused_s > _PAUSED_S:
-                self._watch.excuse(paused_s)
+                self._watch.exclude(paused_s)
             if self._watch.idle_s > self._watch.limit_s + self._grace_s:
                 self._on_stall(_stalled(self._watch.phase, self._watch.idle_s, self._watch.timeouts))
                 return
             minutes = int(self._watch.idle_s / 60) if self._watch.idle_s >= _NOTICE_S else 0
-            if minutes != shown:
-                shown = minutes
+            if minutes != reported:
+                reported = minutes
                 self._show_idle(minutes, self._watch.limit_s)

@@ -22,8 +22,8 @@ from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import ControlRequest
 from gxpo_trainer.rollout.sources import Rollouts
-from gxpo_trainer.rollout.timeline import Span, overlap_fraction, seconds
-from gxpo_trainer.runtime.load import HostLoad
+from gxpo_trainer.rollout.timeline import Span, overlap_fraction
+from gxpo_trainer.runtime.processes import HostLoad
 from gxpo_trainer.training import proofs
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import Evaluator
@@ -442,8 +442,8 @@ def overlap_metrics(spans: Sequence[Span], begin: float, num_engines: int) -> Me
     elapsed = max((span.end for span in spans), default=begin) - begin
     if elapsed <= 0:
         return {}
-    learner = seconds(span for span in spans if span.process == "learner")
-    engines = seconds(span for span in spans if span.process.startswith("engine"))
+    learner = sum(span.seconds for span in spans if span.process == "learner")
+    engines = sum(span.seconds for span in spans if span.process.startswith("engine"))
     overlap = overlap_fraction(spans, "sampling", "updating")
     return {
         "time/learner_idle_fraction": 1 - learner / elapsed,

@@ -20,7 +20,7 @@ from gxpo_trainer.rollout.weight_sync import WeightSource
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.runtime.ray_session import Event
-from gxpo_trainer.runtime.shared_devices import Devices, ResidentDevices, SeparateDevices, SharedDevices
+from gxpo_trainer.runtime.shared_devices import Devices, ResidentDevices, SharedDevices
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def build_runtime(
 
     def share(learners: LearnerGroup) -> Devices:
         if not placement.colocated:
-            return SeparateDevices()
+            return Devices()
         if fit.resident:
             return ResidentDevices(engines)
         return SharedDevices(engines, learners, adapters=config.learner.lora is not None)

@@ -1,4 +1,4 @@
-"""Verdicts of a run with components over HTTP: their values, their sum, their failures and what they cost."""
+"""Verdicts of groups: of episodes, which fail or are judged by their environment, and with components over HTTP."""
 
 from __future__ import annotations
 
@@ -16,42 +16,183 @@ from gxpo_trainer.config.io import build, load_run, to_toml
 from gxpo_trainer.config.tasks import AnyReward
 from gxpo_trainer.errors import ConfigError, VerifierFailed
 from gxpo_trainer.grading.options import VerifyOptions
-from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, check_urls, tokens
+from gxpo_trainer.grading.rewards import ALLOWLIST, TOKEN_FILE, URLS, check_urls, tokens
 from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.rollout.sources import RolloutPlanner, http_usage
-from gxpo_trainer.rollout.verification import VerifierActor, check_rewards
+from gxpo_trainer.rollout.verification import VerifierActor, check_rewards, episode_verdict, pairs_of
 from gxpo_trainer.training.proofs import check_verdicts
-from gxpo_trainer.types import Episode, Group, HttpUsage, Prompt, Sample, ScoredGroup, Utterance, Verdict, VerdictStatus
+from gxpo_trainer.types import (
+    Episode,
+    EpisodeEnd,
+    Group,
+    HttpUsage,
+    Prompt,
+    Sample,
+    ScoredGroup,
+    Utterance,
+    Verdict,
+    VerdictStatus,
+)
 
-IDS = np.zeros(2, np.int32)
-LOGPROBS = np.zeros(2, np.float32)
+IDS = np.zeros(3, np.int32)
+LOGPROBS = np.zeros(3, np.float32)
+RIGHT = r"so \boxed{5}"
 
 
-def group(*samples: Sample | str) -> Group:
-    made = [Sample(s, IDS, LOGPROBS, "stop") if isinstance(s, str) else s for s in samples]
-    extra = {"level": "5", "verify": VerifyOptions((0.5,))}
-    return Group(Prompt("p", "What?", "5", extra), IDS, tuple(made), weights_version=0)
+def single(text: str) -> Sample:
+    return Sample(text, IDS, LOGPROBS, "stop")
 
 
-def episode(text: str, *, reward: float | None = None, failed: bool = False) -> Sample:
-    turns = (Utterance("policy", text), Utterance("environment", "84", reward))
-    return Sample(text, IDS, LOGPROBS, "stop", episode=Episode(turns, "error" if failed else "done", "it broke"))
+def played(text: str, *rewards: float | None, end: EpisodeEnd = "done", detail: str = "") -> Sample:
+    """An episode whose policy wrote `text` in its first turn, and two of the three tokens."""
+    turns = [Utterance("policy", text)]
+    for reward in rewards:
+        turns += [Utterance("environment", "seen", reward), Utterance("policy", "")]
+    episode = Episode(tuple(turns), end, detail)
+    return Sample(text, IDS, LOGPROBS, "stop", sampled=np.array([True, False, True]), episode=episode)
+
+
+def group(*samples: Sample | str, extra: dict[str, Any] | None = None) -> Group:
+    made = tuple(single(sample) if isinstance(sample, str) else sample for sample in samples)
+    return Group(Prompt("p", "What?", "5", extra or {"level": "5"}), IDS, made, weights_version=0)
+
+
+def score(rewards: tuple[AnyReward, ...], group: Group, *, components: bool = True) -> tuple[Verdict, ...]:
+    async def scenario() -> list[tuple[Verdict, ...]]:
+        actor = VerifierActor(VerifierConfig(workers=1, deadline_s=PATIENCE_S, rewards=rewards))
+        try:
+            return await actor.score(FinishedGroups((0,), (group,)), components)
+        finally:
+            await actor.close()
+
+    (verdicts,) = asyncio.run(scenario())
+    return verdicts
+
+
+# ---- episodes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sample", "expected"),
+    [
+        (single(RIGHT), None),
+        (played(RIGHT), None),
+        (played(RIGHT, None, None), None),
+        (played(RIGHT, None, end="max_turns"), None),
+        (played(RIGHT, None, end="length"), None),
+        (played(RIGHT, 0.25, None, 0.5), Verdict("correct", None, 0.0, score=0.75)),
+        (played(RIGHT, 1.0, -1.0), Verdict("wrong", None, 0.0, score=0.0)),
+        (played(RIGHT, -2.0, end="length"), Verdict("wrong", None, 0.0, score=-2.0)),
+        (played(RIGHT, 1.0, end="timeout", detail="step took 5 s"), Verdict("timeout", None, 0.0, "step took 5 s")),
+        (played(RIGHT, 1.0, end="error", detail="KeyError"), Verdict("error", None, 0.0, "KeyError")),
+        (
+            played(RIGHT, 1e308, 1e308),
+            Verdict("error", None, 0.0, "the sum of the environment's rewards is inf"),
+        ),
+    ],
+)
+def test_an_episode_decides_its_verdict_by_failing_or_by_its_rewards(sample: Sample, expected: Verdict | None) -> None:
+    assert episode_verdict(sample) == expected
+
+
+def test_a_failed_episode_has_no_reward_and_the_sum_is_the_reward_of_a_judged_one() -> None:
+    failed, judged = (episode_verdict(played("", 0.5, end=end)) for end in ("error", "done"))
+    assert failed is not None
+    assert judged is not None
+    assert (failed.reward, failed.reward_components) == (None, {})
+    assert (judged.reward, judged.reward_components) == (0.5, {"correctness": 0.5})
+
+
+def test_messages_of_single_turns_hold_nothing_about_episodes() -> None:
+    samples = [(single("a"), None), (single("b"), None)]
+    with_options = {"verify": VerifyOptions((0.5,)), "level": "5"}
+    rules = VerifyOptions((0.5,)).to_dict()
+    assert pairs_of(group(), samples, False) == [("5", "a"), ("5", "b")]
+    assert pairs_of(group(extra=with_options), samples[:1], False) == [("5", "a", {"options": rules})]
+    context = {"problem": "What?", "extra": {"level": "5"}, "num_tokens": 3, "truncated": False}
+    assert pairs_of(group(), samples[1:], True) == [("5", "b", {"context": context})]
+    assert pairs_of(group(extra=with_options), samples[1:], True) == [
+        ("5", "b", {"options": rules, "context": context})
+    ]
+
+
+def test_messages_of_episodes_hold_turns_and_only_sampled_tokens_count() -> None:
+    judged = played("a", 0.5)
+    message: Any = pairs_of(group(), [(judged, episode_verdict(judged))], True)[0]
+    extras = message[2]
+    assert extras["status"] == "correct"
+    assert extras["context"]["num_tokens"] == 2
+    assert extras["context"]["environment_reward"] == 0.5
+    assert extras["context"]["turns"] == [
+        ("policy", "a", None),
+        ("environment", "seen", 0.5),
+        ("policy", "", None),
+    ]
+
+
+def test_with_correctness_alone_the_workers_judge_only_what_no_environment_did() -> None:
+    samples = (played("5", 0.25), played("5", end="error", detail="no"), played(RIGHT), single("6"))
+    verdicts = score((RewardConfig(),), group(*samples))
+    assert [verdict.status for verdict in verdicts] == ["correct", "error", "correct", "wrong"]
+    assert [verdict.reward for verdict in verdicts] == [0.25, None, 1.0, 0.0]
+    assert [verdict.extracted for verdict in verdicts] == [None, None, "5", "6"]
+
+
+CLASS = '''
+class Turns:
+    """Turns of the conversation, and a tenth of what the environment gave."""
+
+    def __call__(self, sample):
+        assert all(turn.speaker in ("policy", "environment") for turn in sample.turns)
+        return len(sample.turns) + (sample.environment_reward or 0) / 10
+'''
+
+
+def test_components_see_the_environments_verdict_its_reward_and_the_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "episode_rewards.py").write_text(CLASS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(ALLOWLIST, "episode_rewards:Turns")
+    names = (
+        RewardConfig(weight=2.0),
+        RewardConfig(name="environment", weight=0.5),
+        RewardConfig(name="episode_rewards:Turns", weight=0.01),
+    )
+    samples = (played("6", 0.5), played(RIGHT, -1.0), played(RIGHT, None), single(RIGHT), played("", end="timeout"))
+    verdicts = score(names, group(*samples))
+    assert [verdict.components for verdict in verdicts] == [
+        {"correctness": 1.0, "environment": 0.5, "Turns": 3.05},
+        {"correctness": 0.0, "environment": -1.0, "Turns": 2.9},
+        {"correctness": 1.0, "environment": 0.0, "Turns": 3.0},
+        {"correctness": 1.0, "environment": 0.0, "Turns": 0.0},
+        None,
+    ]
+    assert [verdict.reward for verdict in verdicts] == pytest.approx([2.2805, -0.471, 2.03, 2.0, None])
+
+
+def test_an_evaluation_judges_episodes_without_components() -> None:
+    names = (RewardConfig(), RewardConfig(name="format"))
+    verdicts = score(names, group(played("", 1.0), played(RIGHT)), components=False)
+    assert [(verdict.status, verdict.components) for verdict in verdicts] == [("correct", None), ("correct", None)]
+
+
+def test_the_environments_component_needs_an_environment() -> None:
+    with pytest.raises(ConfigError, match=r"environment is always 0 with environment.name = \"single_turn\""):
+        build({"verifier": {"rewards": [{"name": "environment"}]}})
+    build({"verifier": {"rewards": [{"name": "environment"}]}, "environment": {"name": "calculator"}})
+
+
+# ---- components over HTTP -------------------------------------------------------------------------------------------
 
 
 def judge(url: str, label: str = "judge", **settings: Any) -> HttpRewardConfig:
     return HttpRewardConfig.model_validate({"url": url, "label": label, "deadline_s": PATIENCE_S, **settings})
 
 
-def score(rewards: tuple[AnyReward, ...], *groups: Group, components: bool = True) -> list[tuple[Verdict, ...]]:
-    async def scenario() -> list[tuple[Verdict, ...]]:
-        actor = VerifierActor(VerifierConfig(workers=1, deadline_s=PATIENCE_S, rewards=rewards))
-        try:
-            return await actor.score(FinishedGroups(tuple(range(len(groups))), groups), components)
-        finally:
-            await actor.close()
-
-    return asyncio.run(scenario())
+def failed_episode() -> Sample:
+    return played("", end="error", detail="it broke")
 
 
 def half(_: int, body: Any, connection: socket.socket) -> None:
@@ -74,7 +215,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_all_components_are_weighed_in_the_order_of_the_run_file(server: RewardServer) -> None:
     rewards = (judge(server.url, weight=0.2), RewardConfig(), judge(server.url, "sandbox", weight=-2.0))
-    ((right, wrong, broken),) = score(rewards, group(r"\boxed{5}", "6", "break 5"))
+    right, wrong, broken = score(rewards, group(r"\boxed{5}", "6", "break 5"))
     assert list((right.components or {}).items()) == [("judge", 0.5), ("correctness", 1.0), ("sandbox", 0.5)]
     assert (right.status, right.reward) == ("correct", pytest.approx(0.2 * 0.5 + 1.0 - 2.0 * 0.5))
     assert (wrong.status, wrong.reward) == ("wrong", pytest.approx(0.1 - 1.0))
@@ -84,7 +225,10 @@ def test_all_components_are_weighed_in_the_order_of_the_run_file(server: RewardS
 
 
 def test_what_is_posted(server: RewardServer) -> None:
-    score((judge(server.url),), group(r"so \boxed{5}", "no number", episode(r"\boxed{4}", reward=1.0)))
+    turns = (Utterance("policy", r"\boxed{4}"), Utterance("environment", "84", 1.0))
+    judged = Sample(r"\boxed{4}", IDS, LOGPROBS, "stop", episode=Episode(turns, "done"))
+    extra = {"level": "5", "verify": VerifyOptions((0.5,))}
+    score((judge(server.url),), group(r"so \boxed{5}", "no number", judged, extra=extra))
     posted = sorted(server.requests, key=lambda body: body["response"], reverse=True)
     common = {"problem": "What?", "gold": "5", "extra": {"level": "5"}}
     assert posted == [
@@ -103,21 +247,21 @@ def test_what_is_posted(server: RewardServer) -> None:
 
 
 def test_an_answer_without_a_verdict_is_not_posted(server: RewardServer) -> None:
-    ((failed, fine),) = score((judge(server.url),), group(episode("", failed=True), "5"))
+    failed, fine = score((judge(server.url),), group(failed_episode(), "5"))
     assert (failed.status, failed.detail, failed.http) == ("error", "it broke", HttpUsage())
     assert (fine.status, fine.components, fine.reward) == ("correct", {"judge": 0.5}, 0.5)
     assert len(server.requests) == 1
 
 
 def test_evaluations_post_nothing(server: RewardServer) -> None:
-    ((verdict,),) = score((judge(server.url),), group("5"), components=False)
+    (verdict,) = score((judge(server.url),), group("5"), components=False)
     assert (verdict.status, verdict.components, verdict.http, server.requests) == ("correct", None, None, [])
 
 
 def test_a_run_stops_when_a_server_fails_for_too_many_answers(server: RewardServer) -> None:
     rewards = (RewardConfig(), judge(server.url))
     ours = group("5", "break", "break 5", "6")
-    (verdicts,) = score(rewards, ours)
+    verdicts = score(rewards, ours)
     groups = [ScoredGroup(ours, verdicts)]
     allowed, stopped = (
         RunConfig.model_validate({"verifier": {"rewards": rewards, "max_failed_fraction": share}})
@@ -132,13 +276,13 @@ def test_a_run_stops_when_a_server_fails_for_too_many_answers(server: RewardServ
 
 
 def test_the_cost_of_a_step_is_the_sum_over_its_answers(server: RewardServer) -> None:
-    ours = group("5", "5", "6", episode("", failed=True))
-    (verdicts,) = score((judge(server.url),), ours)
-    found = http_usage([ScoredGroup(ours, verdicts)] * 2)
-    assert found is not None
-    assert (found.calls, found.cache_hits) == (4, 2)
-    assert found.seconds > 0
-    more = http_usage([ScoredGroup(ours, verdicts)], found)
+    ours = group("5", "5", "6", failed_episode())
+    verdicts = score((judge(server.url),), ours)
+    usage = http_usage([ScoredGroup(ours, verdicts)] * 2)
+    assert usage is not None
+    assert (usage.calls, usage.cache_hits) == (4, 2)
+    assert usage.seconds > 0
+    more = http_usage([ScoredGroup(ours, verdicts)], usage)
     assert more is not None
     assert more.calls == 6
     assert http_usage([ScoredGroup(ours, (Verdict("correct", "5", 0.0),) * 4)]) is None
@@ -175,11 +319,6 @@ def test_two_servers_are_told_apart_by_their_labels(tmp_path: Path) -> None:
     assert load_run(file) == config
 
 
-def test_settings_of_other_components_did_not_change() -> None:
-    assert RewardConfig().model_dump() == {"name": "correctness", "weight": 1.0}
-    assert [reward.model_dump() for reward in VerifierConfig().rewards] == [{"name": "correctness", "weight": 1.0}]
-
-
 @pytest.mark.parametrize(
     ("reward", "complaint"),
     [
@@ -187,19 +326,16 @@ def test_settings_of_other_components_did_not_change() -> None:
         ({"url": "ftp://host/"}, 'verifier.rewards[0].url = "ftp://host/": must look like https://host:port/path'),
         ({"url": "http://"}, "must look like https://host:port/path"),
         ({"url": "http://host:99999/"}, "must look like https://host:port/path"),
-        ({"url": "judge"}, "must look like https://host:port/path"),
         (
             {"url": "http://me:secret@host/"},
             "has credentials; the administrator gives a token in GXPO_REWARD_TOKEN_FILE",
         ),
-        ({"url": "http://me@host/"}, "has credentials"),
         ({"url": "http://host/#part"}, "has a fragment, which is not sent; remove it"),
         ({"url": "http://host/a,b"}, "has a blank, comma, backslash or control character"),
         ({"url": "http://host/\r\nX: 1"}, "has a blank, comma, backslash or control character"),
         ({"url": "http://host/", "label": "a/b"}, "verifier.rewards[0].label"),
         ({"url": "http://host/", "weight": 0}, "must be a finite number other than 0"),
         ({"url": "http://host/", "deadline_s": 0}, "verifier.rewards[0].deadline_s = 0: must be above 0"),
-        ({"url": "http://host/", "concurrency": 0}, "verifier.rewards[0].concurrency = 0: must be at least 1"),
         ({"url": "http://host/", "token": "x"}, "verifier.rewards[0].token"),
     ],
 )

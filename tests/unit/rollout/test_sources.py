@@ -1,4 +1,7 @@
-"""Which version samples the batch of which step. The engines are a stand-in that finishes one request a wait."""
+"""What a step requests, and which version samples the batch of which step.
+
+The engines are a stand-in that finishes one request a wait.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import numpy as np
 import pytest
 
 from gxpo_trainer.config import RunConfig, TimeoutsConfig
+from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.errors import Stalled
+from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.rollout import sources
 from gxpo_trainer.rollout.sources import AsyncRollouts, RolloutPlanner
 from gxpo_trainer.runtime.placement_group import RunPlacementGroup
@@ -99,25 +104,25 @@ def make(settings: RunConfig) -> tuple[AsyncRollouts, StandInPool]:
 
 def train(rollouts: AsyncRollouts, first: int, last: int, *, served: int) -> list[list[int]]:
     """Versions that sampled the groups of each step. served: requests that finish while the learner updates."""
-    found = []
+    versions = []
     for step in range(first, last + 1):
         groups = rollouts.batch(step).groups
-        found.append([scored.group.weights_version for scored in groups])
+        versions.append([scored.group.weights_version for scored in groups])
         if rollouts.sync_due:
             rollouts.sync(step - 1)
         for _ in range(served):
             if not rollouts._open().resting:
                 rollouts.serve(["update"], "updating")
         rollouts.sync(step)
-    return found
+    return versions
 
 
 @pytest.mark.parametrize("served", [0, 1, 9])
 def test_one_step_ahead_each_version_samples_one_batch(served: int) -> None:
     rollouts, pool = make(config())
     rollouts.sync(0)
-    found = train(rollouts, 1, 6, served=served)
-    assert found == [[0, 0], [0, 0], [1, 1], [2, 2], [3, 3], [4, 4]]
+    versions = train(rollouts, 1, 6, served=served)
+    assert versions == [[0, 0], [0, 0], [1, 1], [2, 2], [3, 3], [4, 4]]
     # No version is skipped: each was loaded before its batch was requested.
     assert pool.synced[:6] == [0, 1, 2, 3, 4, 5]
 
@@ -130,8 +135,8 @@ def test_no_batch_is_older_than_allowed_and_every_prompt_is_sampled_once(
 ) -> None:
     rollouts, _ = make(config(async_depth=depth, update_in_flight=in_flight))
     rollouts.sync(0)
-    found = train(rollouts, 1, 9, served=served)
-    assert all(step - depth <= version <= step for step, row in enumerate(found) for version in row)
+    versions = train(rollouts, 1, 9, served=served)
+    assert all(step - depth <= version <= step for step, row in enumerate(versions) for version in row)
     names = [request.prompt.id for request in rollouts._open().requests]  # type: ignore[attr-defined]
     assert len({*names}) == len(names) == 9 * PROMPTS
 
@@ -139,18 +144,18 @@ def test_no_batch_is_older_than_allowed_and_every_prompt_is_sampled_once(
 def test_in_flight_engines_take_every_version_at_once() -> None:
     rollouts, pool = make(config(update_in_flight=True))
     rollouts.sync(0)
-    found = train(rollouts, 1, 4, served=1)
+    versions = train(rollouts, 1, 4, served=1)
     assert pool.synced == [0, 1, 2, 3, 4]
     # One request finishes during each update, so that half of a batch is stale.
-    assert found == [[0, 0], [0, 1], [1, 2], [2, 3]]
+    assert versions == [[0, 0], [0, 1], [1, 2], [2, 3]]
 
 
 @pytest.mark.parametrize("served", [0, 1, 9])
 def test_deterministic_versions_do_not_depend_on_the_clock_and_begin_anew_at_checkpoints(served: int) -> None:
     rollouts, _ = make(config(async_depth=2, deterministic=True))
     rollouts.sync(0)
-    found = train(rollouts, 1, 9, served=served)
-    assert found == [[v, v] for v in (0, 0, 0, 1, 4, 4, 4, 5, 8)]
+    versions = train(rollouts, 1, 9, served=served)
+    assert versions == [[v, v] for v in (0, 0, 0, 1, 4, 4, 4, 5, 8)]
 
 
 def test_a_resumed_run_samples_the_prompts_that_were_under_way() -> None:
@@ -223,3 +228,54 @@ def test_a_learner_that_stalls_is_noticed_although_the_engines_make_progress(mon
         rollouts.serve(["update"], "updating")
     # The stalled time is not training time.
     assert watch.working_s == 0.0
+
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+IDS = np.array([1, 2], dtype=np.int32)
+
+
+def planner(**parts: Any) -> RolloutPlanner:
+    data = {"template": "Q: {problem}", "max_prompt_tokens": 77}
+    prompts = [Prompt(str(n), f"{n}+1?", str(n + 1), {"level": n, EXTRA_KEY: VerifyOptions((0.5,))}) for n in range(4)]
+    return RolloutPlanner(RunConfig.model_validate({"data": data, **parts}), prompts, [IDS] * 4)
+
+
+CALCULATOR = {"environment": {"name": "calculator"}}
+
+
+def test_single_turns_have_no_episode() -> None:
+    assert [request.episode for request in planner().requests([0, 1], step=1)] == [None, None]
+
+
+def test_an_episode_begins_with_the_problem_in_the_runs_template() -> None:
+    (request,) = planner(**CALCULATOR).requests([2], step=1)
+    assert request.episode is not None
+    assert request.episode.problem == Problem("2", "Q: 2+1?", "3", {"level": 2})
+    assert request.episode.max_prompt_tokens == 77
+    assert request.seed is None, "unseeded sampling; the episode has a seed all the same"
+
+
+def test_episodes_have_seeds_by_run_step_and_position() -> None:
+    def seeds(step: int, **parts: Any) -> list[int]:
+        requests = planner(**CALCULATOR, **parts).requests([0, 1], step=step)
+        return [request.episode.seed for request in requests if request.episode is not None]
+
+    drawn = [*seeds(1), *seeds(2), *seeds(1, seed=1)]
+    assert len({*drawn}) == 6
+    assert seeds(1) == drawn[:2]
+    seeded = planner(**CALCULATOR, rollout={"deterministic": True}).requests([0], step=1)
+    assert seeded[0].seed == seeded[0].episode.seed == drawn[0]  # type: ignore[union-attr]
+
+
+def test_a_repeated_prompt_has_a_new_episode() -> None:
+    mine = planner(**CALCULATOR)
+    (first,) = mine.requests([3], step=5)
+    group = Group(first.prompt, first.prompt_token_ids, (), 1)
+    (again,) = mine.repeated([group], step=5)
+    assert again.episode is not None
+    assert first.episode is not None
+    assert again.episode.problem == first.episode.problem
+    assert again.episode.seed != first.episode.seed
+    assert again.num_samples == first.num_samples

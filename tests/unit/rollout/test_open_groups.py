@@ -1,11 +1,15 @@
-"""Requests that arrive while an engine is sampling."""
+"""Requests that arrive while an engine is sampling, and the seeds of their samples and turns."""
 
 from __future__ import annotations
 
 import threading
+from itertools import product
 from typing import Any, cast
 
-from gxpo_trainer.rollout.open_groups import Intake
+import numpy as np
+import pytest
+
+from gxpo_trainer.rollout.open_groups import Intake, sample_seed
 
 A, B = cast(Any, (0, "a")), cast(Any, (1, "b"))
 
@@ -26,25 +30,16 @@ def test_a_closed_intake_still_gives_what_it_holds() -> None:
     assert intake.take(wait=True) is None
 
 
-def test_abort_drops_what_waits_and_wakes_the_engine() -> None:
+@pytest.mark.parametrize(("wake", "taken"), [(Intake.abort, None), (lambda intake: intake.put([B]), [B])])
+def test_a_waiting_engine_is_woken_by_a_request_and_by_an_abort(wake: Any, taken: Any) -> None:
     intake = Intake()
-    taken: list[Any] = []
-    waiting = threading.Thread(target=lambda: taken.append(intake.take(wait=True)))
+    received: list[Any] = []
+    waiting = threading.Thread(target=lambda: received.append(intake.take(wait=True)))
     waiting.start()
-    intake.abort()
+    wake(intake)
     waiting.join(10)
-    assert taken == [None]
-    assert intake.aborted
-
-
-def test_a_waiting_engine_is_woken_by_a_request() -> None:
-    intake = Intake()
-    taken: list[Any] = []
-    waiting = threading.Thread(target=lambda: taken.append(intake.take(wait=True)))
-    waiting.start()
-    intake.put([B])
-    waiting.join(10)
-    assert taken == [[B]]
+    assert received == [taken]
+    assert intake.aborted == (taken is None)
 
 
 def test_a_closed_intake_runs_what_is_posted_and_waits_for_it() -> None:
@@ -69,3 +64,15 @@ def test_nothing_is_posted_to_an_aborted_intake() -> None:
     intake.run_calls(wait=True)
     assert ran == []
     assert intake.take(wait=True, expect_calls=True) is None
+
+
+def test_the_seed_of_a_response_is_numpys_of_request_and_index() -> None:
+    low, high = np.random.SeedSequence([11, 3]).generate_state(2)
+    assert sample_seed(11, 3) == (int(high) * 2**32 + int(low)) // 2
+
+
+def test_every_turn_of_every_sample_has_a_seed_of_its_own() -> None:
+    seeds = [sample_seed(request, index, turn) for request, index, turn in product(range(8), range(8), range(4))]
+    assert len({*seeds}) == 256
+    assert all(seed is not None and 0 <= seed < 2**63 for seed in seeds)
+    assert sample_seed(None, 3, 2) is None, "unseeded requests stay unseeded"

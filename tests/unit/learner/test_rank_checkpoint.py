@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.errors import CheckpointError
-from gxpo_trainer.learner.rank_state import Layout, SavedState, restore, write
+from gxpo_trainer.learner.checkpoint import Layout, SavedState, restore, write
+from gxpo_trainer.learner.rank import LearnerRank
 from gxpo_trainer.learner.shards import Segment, spans_of
 
 CPU = torch.device("cpu")
@@ -49,17 +51,17 @@ def elements(shapes: dict[str, tuple[int, ...]]) -> dict[str, list[float]]:
 def held(cut: str, rank: int, ranks: int, shapes: dict[str, tuple[int, ...]] = SHAPES, *, empty: bool = False) -> Any:
     """A rank of each layout, cut here by lists of Python: `whole`, `flat` (stages 1, 2) and `sliced` (stage 3)."""
     values = elements(shapes)
-    every = [(name, i) for name, found in values.items() for i in range(len(found))]
+    every = [(name, i) for name, numbers in values.items() for i in range(len(numbers))]
     if cut == "whole":
-        mine = [[(name, i) for i in range(len(found))] for name, found in values.items()]
+        mine = [[(name, i) for i in range(len(numbers))] for name, numbers in values.items()]
     elif cut == "flat":
         size = -(-len(every) // ranks)
         mine = [every[rank * size : (rank + 1) * size]]
     else:
         mine = [[]]
-        for name, found in values.items():
-            size = -(-len(found) // ranks)
-            mine[0] += [(name, i) for i in range(len(found))][rank * size : (rank + 1) * size]
+        for name, numbers in values.items():
+            size = -(-len(numbers) // ranks)
+            mine[0] += [(name, i) for i in range(len(numbers))][rank * size : (rank + 1) * size]
     tensors = [torch.tensor([0.0 if empty else values[name][i] for name, i in part]) for part in mine]
     # One segment an element: how a cut is described does not matter.
     segments = [[Segment(name, i, offset, 1) for offset, (name, i) in enumerate(part)] for part in mine]
@@ -157,3 +159,7 @@ def test_spans_join_what_has_no_padding_between() -> None:
     pieces = [Segment("a", 0, 0, 3), Segment("b", 0, 3, 2), Segment("c", 4, 6, 1)]
     assert spans_of(pieces) == [(0, 5), (6, 1)]
     assert spans_of([]) == [(0, 0)]
+
+
+def test_a_rank_that_was_never_set_up_closes_without_a_second_error() -> None:
+    LearnerRank(load_preset("demo"), 0, 1).close()
