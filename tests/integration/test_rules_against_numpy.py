@@ -15,7 +15,7 @@ import torch
 
 from gxpo_trainer.algo.batch import ScoredSequence, with_scale
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.data.prompts import render
+from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 from gxpo_trainer.learner.models import load_policy, load_tokenizer
@@ -74,7 +74,7 @@ def sequences():
     rng = np.random.default_rng(3)
     made = []
     for problem in generate("train", 12, 7):
-        prompt = render(problem.prompt, tokenizer, "{problem}")
+        prompt = render_messages([{"role": "user", "content": problem.prompt.text}], tokenizer)
         for answer in (problem.solution, f"\\boxed{{{int(problem.prompt.gold) + 3}}}"):
             response = tokenizer(answer + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
             made.append((prompt, np.array(response, dtype=np.int32), float(rng.normal())))
