@@ -100,7 +100,6 @@ def _number(accepts: Callable[[float], bool], words: str) -> Callable[[str], flo
 
 share = _number(lambda value: 0 <= value < 1, "a number from 0 up to, not including, 1")
 positive_seconds = _number(lambda value: value > 0, "a number of seconds above 0")
-LOGGERS = ("tensorboard", "wandb")
 
 
 def register_train(subparsers: Subparsers) -> None:
@@ -120,7 +119,18 @@ def register_train(subparsers: Subparsers) -> None:
         "--service", metavar="FILE", type=Path, help="service.json of the launch: report to that service"
     )
     parser.add_argument(
-        "--log", metavar="NAMES", type=_loggers, default=(), help="also export to tensorboard,wandb (offline)"
+        "--log",
+        metavar="NAMES",
+        type=names,
+        default=(),
+        help="also export to tensorboard,wandb (offline), or a logger of your own: an installed one or module:Class",
+    )
+    parser.add_argument(
+        "--log-set",
+        metavar="NAME.A=B",
+        action="append",
+        default=[],
+        help="setting of a logger of your own; may be repeated",
     )
     parser.set_defaults(run=run_train)
 
@@ -140,7 +150,14 @@ def run_train(args: argparse.Namespace) -> int:
     config = load_run(args.config, args.set) if service is None else None
     with Launch(args.out or Path("runs") / safe_name(config.name if config else ""), service) as launch:
         config = config or load_run(args.config, args.set)
-        ended = train_in_launch(config, launch, resume=args.resume, continue_run=args.continue_run, loggers=args.log)
+        ended = train_in_launch(
+            config,
+            launch,
+            resume=args.resume,
+            continue_run=args.continue_run,
+            loggers=args.log,
+            logger_options=args.log_set,
+        )
     print(f"{config.name}: {describe_end(ended, launch)}; results in {launch.out_dir}", file=sys.stderr)
     return launch.exit_code
 
@@ -149,14 +166,6 @@ def safe_name(name: str) -> str:
     """A folder name from a run's name: letters, digits, dot, dash and underscore, without a leading dot."""
     kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).lstrip(".")
     return kept or "run"
-
-
-def _loggers(text: str) -> tuple[str, ...]:
-    chosen = names(text)
-    unknown = [name for name in chosen if name not in LOGGERS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be among {', '.join(LOGGERS)}")
-    return chosen
 
 
 def register_config(subparsers: Subparsers) -> None:
@@ -185,6 +194,7 @@ def run_config(args: argparse.Namespace) -> int:
         print(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
     elif args.check is not None:
         config = config_io.load_run(args.check, args.set)
+        config_io.check_implementations(config)
         bounds = [f"{name} {value}" for name, value in config.budget.model_dump().items() if value is not None]
         print(f"{args.check}: valid, rule {config.learner.rule.name}, budget {', '.join(bounds)}")
     else:

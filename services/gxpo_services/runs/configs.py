@@ -20,11 +20,12 @@ from gxpo_services.api.errors import FieldError, Invalid
 from gxpo_services.api.fields import MAX_INTEGER, Text, faults
 from gxpo_services.runs.plan import cannot_fit, cannot_split, resources
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer import plugins
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.components import CHOICES
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import apply_overrides, build, load_preset, preset_names
 from gxpo_trainer.config.messages import BadSettings
-from gxpo_trainer.config.tasks import OWN_ENVIRONMENTS, OWN_REWARDS
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
 
@@ -76,8 +77,8 @@ def refusals(values: Mapping[str, Any], settings: ServiceSettings) -> Refusals:
         *_model(values, settings),
         *_data(values, settings),
         *_evaluation(values, settings),
-        *_rewards(values, settings),
-        *_environment(values, settings),
+        *_plugins(values, settings),
+        *_addresses(values, settings),
         *_placement(values),
     ]
 
@@ -113,24 +114,31 @@ def _evaluation(values: Mapping[str, Any], settings: ServiceSettings) -> Iterabl
             yield f"evaluation.benchmarks[{number}]", fault
 
 
-def _rewards(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+def _plugins(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+    for choice in CHOICES.values():
+        section = setting(values, choice.section)
+        listed = isinstance(section, list | tuple)
+        for number, part in enumerate(section if listed else [section]):
+            name = part.get(choice.key) if isinstance(part, Mapping) else None
+            if not isinstance(name, str) or name in choice.built_in or not plugins.exists(choice.kind, name):
+                continue
+            if not plugins.is_allowed(choice.kind, name, settings.allowlists):
+                names = (*choice.built_in, *sorted(plugins.allowed(choice.kind, settings.allowlists) or ()))
+                yield (
+                    f"{choice.section}{f'[{number}]' if listed else ''}.{choice.key}",
+                    f"is not allowed on this server; choose from {', '.join(names)}, which its administrator can "
+                    "extend by GXPO_ALLOWED_PLUGINS",
+                )
+
+
+def _addresses(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
     rewards = setting(values, "verifier.rewards")
     for number, reward in enumerate(rewards if isinstance(rewards, list | tuple) else ()):
-        name = reward.get("name") if isinstance(reward, Mapping) else None
-        if isinstance(name, str) and name not in OWN_REWARDS and name not in settings.allowed_rewards:
-            allowed = ", ".join((*OWN_REWARDS, *settings.allowed_rewards))
-            yield f"verifier.rewards[{number}].name", f"is not allowed on this server; choose from {allowed}"
         url = reward.get("url") if isinstance(reward, Mapping) else None
         if isinstance(url, str) and url not in settings.allowed_reward_urls:
             known = ", ".join(settings.allowed_reward_urls) or "none"
             yield f"verifier.rewards[{number}].url", f"is not an allowed address on this server; choose from {known}"
-
-
-def _environment(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    name, url = setting(values, "environment.name"), setting(values, "environment.url")
-    if isinstance(name, str) and name not in (*OWN_ENVIRONMENTS, *settings.allowed_environments):
-        allowed = ", ".join((*OWN_ENVIRONMENTS, *settings.allowed_environments))
-        yield "environment.name", f"is not allowed on this server; choose from {allowed}"
+    url = setting(values, "environment.url")
     if isinstance(url, str) and url not in settings.allowed_environment_urls:
         known = ", ".join(settings.allowed_environment_urls) or "none"
         yield "environment.url", f"is not an allowed address on this server; choose from {known}"
@@ -235,10 +243,12 @@ def overridden(values: Settings, overrides: Sequence[str], field: str) -> Settin
 def checked(values: Settings, server: ServiceSettings) -> RunConfig:
     """The config, if both the trainer and this server accept it. Raises Invalid with every invalid setting."""
     refused = refusals(values, server)
+    places = {place for place, _ in refused}
     try:
         config = build(values)
     except BadSettings as error:
-        raise invalid(_fields([*error.settings, *refused])) from None
+        others = [(place, reason) for place, reason in error.settings if place not in places]
+        raise invalid(_fields([*others, *refused])) from None
     refused += _unstorable(config) + _above_quotas(config, server)
     # These read the model's folder, which is allowed only where nothing has been refused.
     refused = refused or cannot_split(config) or cannot_fit(config, server)

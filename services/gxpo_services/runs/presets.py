@@ -16,6 +16,7 @@ from gxpo_services.api.errors import responses
 from gxpo_services.runs.configs import stored
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.components import known_classes
 from gxpo_trainer.config.io import load_preset, preset_names, to_toml
 
 
@@ -67,7 +68,14 @@ def get_published(_: Viewer) -> PublishedView:
     return PublishedView.model_validate(asdict(gxpo_paper()))
 
 
-config_schema = functools.cache(RunConfig.model_json_schema)
+def config_schema() -> dict[str, Any]:
+    """The JSON schema of a config, with the settings classes of users that this server allows."""
+    return _schema_of(known_classes())
+
+
+@functools.lru_cache(maxsize=4)
+def _schema_of(_known: tuple[type[BaseModel], ...]) -> dict[str, Any]:
+    return RunConfig.model_json_schema()
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from gxpo_services.api.fields import MAX_INTEGER, Text, Word
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.configs import RunSource
 from gxpo_services.runs.schemas import Notes, Priority, RunView, Tags
-from gxpo_trainer.config.rules import in_words, rule_labels
+from gxpo_trainer.config.rules import COMPARED_LABELS, in_words
 
 SweepPreset = Literal["alpha", "k", "tau", "rules"]
 Scalar = bool | int | float | Text
@@ -51,7 +51,7 @@ class SweepRequest(BaseModel):
     preset: SweepPreset | None = Field(
         None,
         description="A preset grid: the paper's `alpha` (α × K), `k` and `tau`, or "
-        f"`rules`: {in_words(rule_labels(), 'and')}.",
+        f"`rules`: {in_words(COMPARED_LABELS, 'and')}.",
     )
     control: bool = Field(
         False,

@@ -285,7 +285,7 @@ def test_every_value_that_the_paper_does_not_state_is_marked_as_ours() -> None:
     assert plain == STATED
     dump = load_preset("paper-1.5b").model_dump()
     parts = {f"{part}.{name}" for part in ("data", "evaluation") for name in dump[part]}
-    parts |= {f"learner.{name}" for name in dump["learner"] if name not in ("rule", "loss", "optimizer")}
+    parts |= {f"learner.{name}" for name in dump["learner"] if name not in ("rule", "loss", "advantage", "optimizer")}
     parts |= {f"learner.{part}.{name}" for part in ("loss", "optimizer", "rule") for name in dump["learner"][part]}
     parts |= {f"learner.rule.gate.{name}" for name in dump["learner"]["rule"]["gate"]}
     assert parts - STATED - marked - WITHOUT_EFFECT - {"learner.rule.gate"} == set()

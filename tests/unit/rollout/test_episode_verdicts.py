@@ -13,7 +13,6 @@ from gxpo_trainer.config import RewardConfig, VerifierConfig
 from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading.options import VerifyOptions
-from gxpo_trainer.grading.rewards import ALLOWLIST
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.rollout.verification import VerifierActor, episode_verdict, pairs_of
 from gxpo_trainer.types import Episode, EpisodeEnd, Group, Prompt, Sample, Utterance, Verdict
@@ -133,7 +132,7 @@ def test_components_see_the_environments_verdict_its_reward_and_the_turns(
 ) -> None:
     (tmp_path / "episode_rewards.py").write_text(CLASS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv(ALLOWLIST, "episode_rewards:Turns")
+    monkeypatch.setenv("GXPO_REWARD_ALLOWLIST", "episode_rewards:Turns")
     names = (
         RewardConfig(weight=2.0),
         RewardConfig(name="environment", weight=0.5),

@@ -15,7 +15,6 @@ import ray
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
-from gxpo_trainer.grading.rewards import ALLOWLIST
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.reporting.reading import read_events
 from gxpo_trainer.reporting.reporter import RunReporter
@@ -184,7 +183,7 @@ def test_a_dense_mask_over_long_rows_is_refused_before_anything_starts(config: A
 def test_a_reward_class_is_refused_before_anything_starts(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(ALLOWLIST, raising=False)
+    monkeypatch.setenv("GXPO_REWARD_ALLOWLIST", "")
     with pytest.raises(ConfigError, match="is not allowed on this machine"):
         prepare(config(verifier={"rewards": [{"name": "a.b:C"}]}), tmp_path / "run", resume=False)
     assert not (tmp_path / "run").exists()
@@ -230,7 +229,9 @@ def test_an_environment_that_is_not_allowed_or_does_not_begin_is_refused(
         "        return None\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
     settings = config(environment={"name": "own_environments:Broken"}, seed=11)
+    monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", "")
     with pytest.raises(ConfigError, match="own_environments:Broken' is not allowed on this machine"):
         prepare(settings, tmp_path / "run", resume=False)
     monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", "own_environments:Broken")

@@ -1,8 +1,7 @@
 """A verifier process that scores reward components too.
 
-`python -m gxpo_trainer.grading.reward_worker MEMORY_MB PARENT REWARDS`, where REWARDS is JSON,
-`[[name, weight], ...]`. The
-protocol is in `grading/worker.py`.
+`python -m gxpo_trainer.grading.reward_worker MEMORY_MB PARENT REWARDS`, where REWARDS is the JSON
+of a list of RewardConfig. The protocol is in `grading/worker.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def main(arguments: list[str]) -> int:
     """Serve answers until the input ends. Exit code 2: the rewards cannot be used; else as `serve`."""
     memory_mb, parent, rewards = int(arguments[0]), int(arguments[1]), json.loads(arguments[2])
     try:
-        scorer = Scorer.load([(name, weight) for name, weight in rewards], os.environ)
+        scorer = Scorer.load(rewards, os.environ)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return UNUSABLE_REWARDS_EXIT

@@ -18,7 +18,6 @@ back to) and `make_rule`.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor
 
 from gxpo_trainer.config import RuleSettings
+from gxpo_trainer.plugins import implementation
 from gxpo_trainer.types import Metrics, StepReport
 
 
@@ -319,6 +319,5 @@ class Stateless:
 
 def make_rule(settings: RuleSettings) -> Rule:
     """The rule that `learner.rule` asks for, in its starting state."""
-    module, _, name = settings.implementation.partition(":")
-    rule: Rule = getattr(importlib.import_module(module), name)(settings)
+    rule: Rule = implementation(settings)(settings)
     return rule
