@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.walkthrough import ROOT, Reader, blocks, titled, tree_with_the_rule
+from support.walkthrough import ROOT, Reader, blocks, install_the_rule, titled
 
 from gxpo_dashboard.charts import curves
 from gxpo_dashboard.charts.base import metric_names
@@ -21,8 +21,7 @@ def test_the_commands_of_the_page_print_what_it_says(page: str, tmp_path: Path) 
 
 
 def test_the_rule_of_the_tutorial_passes_its_own_test_and_is_known_to_the_commands(tmp_path: Path) -> None:
-    tree_with_the_rule(tmp_path)
-    reader = Reader(tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT / 'tests'}")
+    reader = Reader(tmp_path, PYTHONPATH=str(install_the_rule(tmp_path)))
     reader.follow("tutorials/write-a-rule.md")
     planned = reader.run("bash", ".venv/bin/gxpo plan lookahead.toml --gpu cpu")
     assert re.search(r"Lookahead K=5 \*.* 40 +200 ", planned), planned
@@ -31,7 +30,7 @@ def test_the_rule_of_the_tutorial_passes_its_own_test_and_is_known_to_the_comman
 def test_the_pages_with_commands_state_what_those_need() -> None:
     """A block without a note is executed above, so each page must have one that is."""
     assert {"problems.jsonl", "answers.jsonl", "mine.toml"} < titled("tutorials/train-your-model.md").keys()
-    assert {"my_rewards.py", "brief.toml"} == titled("tutorials/write-a-reward.md").keys()
+    assert {"my_rewards.py", "brief.toml", "my_lengths.py", "lengths.toml"} == titled("tutorials/write-a-reward.md").keys()
     assert {"my_environments.py"} == titled("environments.md").keys()
 
 
