@@ -83,7 +83,7 @@ class Reader:
 
 
 def install(project: Path, site: Path) -> None:
-    """Install a project of a user into a folder, without a network: with `site` on PYTHONPATH its entry points count."""
+    """Install a project into a folder, without a network; its entry points count where `site` is on PYTHONPATH."""
     offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "install", "--quiet", *offline, "--target", os.fspath(site)]
     # A copy: the build leaves files next to the sources.

@@ -30,7 +30,9 @@ def test_the_rule_of_the_tutorial_passes_its_own_test_and_is_known_to_the_comman
 def test_the_pages_with_commands_state_what_those_need() -> None:
     """A block without a note is executed above, so each page must have one that is."""
     assert {"problems.jsonl", "answers.jsonl", "mine.toml"} < titled("tutorials/train-your-model.md").keys()
-    assert {"my_rewards.py", "brief.toml", "my_lengths.py", "lengths.toml"} == titled("tutorials/write-a-reward.md").keys()
+    assert {"my_rewards.py", "brief.toml", "my_lengths.py", "lengths.toml"} == titled(
+        "tutorials/write-a-reward.md"
+    ).keys()
     assert {"my_environments.py"} == titled("environments.md").keys()
 
 

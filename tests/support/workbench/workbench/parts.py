@@ -8,6 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from gxpo_trainer.config import LossSettings
+from gxpo_trainer.environments import Observation, Problem, Turn
+from gxpo_trainer.grading.rewards import RewardInput
 from workbench.settings import (
     BrevityReward,
     EchoEnvironment,
@@ -16,10 +20,6 @@ from workbench.settings import (
     LinesLogger,
     RepeatedRule,
 )
-
-from gxpo_trainer.config import LossSettings
-from gxpo_trainer.environments import Observation, Problem, Turn
-from gxpo_trainer.grading.rewards import RewardInput
 
 
 class Repeated:

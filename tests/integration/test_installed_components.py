@@ -1,0 +1,75 @@
+"""A run with a rule, a loss, an advantage, a reward and a logger of an installed package, all on real engines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.walkthrough import ROOT, install
+
+from gxpo_trainer.reporting.reading import read_identity, read_metrics
+
+pytestmark = [pytest.mark.engine, pytest.mark.long("components of a user; the tutorial's rule is the other run")]
+RUN = """
+name = "workbench"
+[model]
+max_length = 256
+[rollout]
+prompts_per_step = 4
+samples_per_prompt = 4
+max_num_seqs = 16
+[verifier]
+workers = 1
+[[verifier.rewards]]
+name = "correctness"
+[[verifier.rewards]]
+name = "workbench.settings:BrevityReward"
+longest = 48
+[learner.rule]
+name = "repeated"
+[learner.loss]
+surrogate = "workbench.settings:LinearLoss"
+scale = 2.0
+[learner.advantage]
+name = "from_best"
+offset = 0.25
+[evaluation]
+at_start = false
+every_steps = 0
+num_problems = 8
+samples_per_prompt = 1
+[budget]
+steps = 2
+"""
+
+
+def test_a_run_of_components_of_an_installed_package(tmp_path: Path) -> None:
+    install(ROOT / "tests" / "support" / "workbench", tmp_path / "site")
+    (tmp_path / "run.toml").write_text(RUN)
+    command = [sys.executable, "-m", "gxpo_trainer.cli", "train", "run.toml", "--out", "out"]
+    ended = subprocess.run(
+        [*command, "--log", "lines", "--log-set", "lines.every=2"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    rows = [row["metrics"] for row in read_metrics(tmp_path / "out") if row["step"]]
+    assert [row["update/backward_passes_total"] for row in rows] == [2, 4], "the rule: two steps a batch"
+    assert all(0 < row["reward/BrevityReward"] < 1 for row in rows)
+    for row in rows:
+        # Advantages are at most the offset, and the best of each group has it.
+        assert 0 < row["policy/advantage_abs_mean"] < 2.25
+        # In the first pass ρ = 1: the loss is −2 · mean(A), and never clipped in its gradient.
+        assert row["policy/pass1/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+        assert abs(row["policy/pass1/loss"]) <= 2 * row["policy/advantage_abs_mean"] + 1e-6
+        assert row["update/norm"] > 0
+    learner = read_identity(tmp_path / "out")["config"]["learner"]
+    assert (learner["loss"]["scale"], learner["advantage"]["offset"]) == (2.0, 0.25)
+    first, second = (tmp_path / "out" / "lines.txt").read_text().splitlines()
+    assert (first, second.partition(" ")[0]) == ("workbench 0", "2")
