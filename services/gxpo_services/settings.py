@@ -79,17 +79,17 @@ class ServiceSettings(BaseSettings):
     allow_remote_code: bool = Field(False, description="Allow model.trust_remote_code.")
     allowed_plugins: tuple[str, ...] = Field(
         (),
-        description="Rules, losses, advantages, rewards and environments of users that a config may use: names that "
-        "installed packages register, or module:Class; `*` is every registered name.",
+        description="Custom rules, losses, advantages, rewards and environments that a config may use: names of entry "
+        "points, or module:Class; `*` is every entry point.",
     )
     allowed_rewards: tuple[str, ...] = Field(
-        (), description="Further reward classes (module:Class) that a config may use."
+        (), description="Further custom reward classes (module:Class) that a config may use."
     )
     allowed_reward_urls: tuple[str, ...] = Field(
         (), description="Addresses that a config's rewards over HTTP may call, as the config writes them."
     )
     allowed_environments: tuple[str, ...] = Field(
-        (), description="Further environment classes (module:Class) that a config may use."
+        (), description="Further custom environment classes (module:Class) that a config may use."
     )
     allowed_environment_urls: tuple[str, ...] = Field(
         (), description="Addresses of OpenEnv servers that a config may use, as the config writes them."
@@ -130,7 +130,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def allowlists(self) -> dict[str, str]:
-        """Environment variables that limit what the trainer's packages import (gxpo_trainer/plugins.py)."""
+        """Environment variables that limit which custom components are imported (gxpo_trainer/plugins.py)."""
         return {
             ALLOWLIST: ",".join(self.allowed_plugins),
             ALLOWLIST_OF_KIND["rewards"]: ",".join(self.allowed_rewards),
@@ -208,7 +208,7 @@ def read_settings(**given: Any) -> ServiceSettings:
 
 
 def limit_plugins(settings: ServiceSettings) -> None:
-    """Keep this process and its children from importing any class of a user that the settings do not list."""
+    """Keep this process and its children from importing custom components that the settings do not list."""
     os.environ.update(settings.allowlists)
 
 

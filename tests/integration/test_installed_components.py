@@ -12,7 +12,7 @@ from support.walkthrough import ROOT, install
 
 from gxpo_trainer.reporting.reading import read_identity, read_metrics
 
-pytestmark = [pytest.mark.engine, pytest.mark.long("components of a user; the tutorial's rule is the other run")]
+pytestmark = [pytest.mark.engine, pytest.mark.long("custom components; the tutorial's rule is the other run")]
 RUN = """
 name = "workbench"
 [model]

@@ -1,4 +1,4 @@
-"""The package `workbench` of a user, installed."""
+"""The package `workbench` with custom components, installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def workbench_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workbench(workbench_site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """This process and those that it starts find the package, as on a user's own machine: no list limits it."""
+    """This process and those that it starts find the package, and no list limits it."""
     for name in (plugins.ALLOWLIST, *plugins.ALLOWLIST_OF_KIND.values()):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(workbench_site))
@@ -34,6 +34,7 @@ def workbench(workbench_site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     yield workbench_site
     for choice in CHOICES.values():
         choice._by_path.clear()
+        choice._broken.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "workbench"]:
         del sys.modules[name]
     plugins._registered.cache_clear()

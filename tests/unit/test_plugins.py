@@ -1,4 +1,4 @@
-"""Components of users: by entry point and by class path, their errors, and what a service's list allows.
+"""Custom components: by entry point and by class path, their errors, and what a service's list allows.
 
 The package is tests/support/workbench; tests/unit/rules/test_installed_rule.py has what the product shows of its rule.
 """
@@ -31,7 +31,7 @@ from gxpo_trainer.algo.batch import make_batch, step_advantages
 from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, policy_loss
 from gxpo_trainer.algo.packing import MicroBatch
 from gxpo_trainer.config import LossConfig, RunConfig
-from gxpo_trainer.config.io import build, check_implementations, load_run, to_toml
+from gxpo_trainer.config.io import build, load_run, to_toml
 from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.environments.loading import load_environment
@@ -75,7 +75,6 @@ def test_settings_are_checked_hashed_and_written_as_ours_are(by_path: bool, tmp_
     file.write_text(to_toml(config))
     assert load_run(file) == config
     assert load_run(file, ["learner.loss.scale=3"]).sha256() != config.sha256()
-    check_implementations(config)
     with pytest.raises(ConfigError, match=r"learner\.loss\.scale = 0\.0: must be above 0"):
         load_run(file, ["learner.loss.scale=0.0"])
     with pytest.raises(
@@ -218,6 +217,11 @@ def test_bad_loggers_are_named(names: str, options: list[str], complaint: str, t
         (CLASS + "RepeatdRule", r'module workbench\.settings has no RepeatdRule; did you mean "RepeatedRule"\?'),
         (CLASS + "LinearLoss", r"is no settings class for gxpo\.rules; name a subclass of .*RuleSettings with"),
         ("workbench.parts:Repeated", r"is no settings class for gxpo\.rules"),
+        (
+            CLASS + "NoSuchPartRule",
+            r'implementation = "workbench\.parts:Repeatde" of the settings class NoSuchPartRule does not exist: module '
+            r'workbench\.parts has no Repeatde; did you mean "Repeated"\?',
+        ),
         (CLASS + "BareRule", r'has no implementation; set BareRule\.implementation to "module:Class"'),
     ],
 )
@@ -232,17 +236,6 @@ def test_one_message_names_the_setting_the_value_and_the_fix(
     before, _, after = line.partition(": ")
     assert before == f'  learner.rule.name = "{name}"'
     assert re.search(complaint, after), printed
-
-
-def test_an_implementation_that_does_not_exist_is_an_error_of_the_check(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(f'[learner.rule]\nname = "{CLASS}NoSuchPartRule"\n')
-    config = load_run(tmp_path / "run.toml")
-    with pytest.raises(
-        ConfigError,
-        match=r'learner\.rule: implementation = "workbench\.parts:Repeatde" of the settings class NoSuchPartRule does '
-        r'not exist: module workbench\.parts has no Repeatde; did you mean "Repeated"\?',
-    ):
-        check_implementations(config)
 
 
 @pytest.mark.parametrize(("name", "owners"), [("gxpo", "gxpo and a:B"), ("twice", "a:B and c:D")])

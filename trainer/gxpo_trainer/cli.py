@@ -21,7 +21,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gxpo_trainer import __version__
+from gxpo_trainer import __version__, plugins
 from gxpo_trainer.errors import GxpoError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def register_train(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--log",
         metavar="NAMES",
-        type=names,
+        type=_loggers,
         default=(),
         help="also export to tensorboard,wandb (offline), or a logger of your own: an installed one or module:Class",
     )
@@ -168,6 +168,15 @@ def safe_name(name: str) -> str:
     return kept or "run"
 
 
+def _loggers(text: str) -> tuple[str, ...]:
+    chosen = names(text)
+    known = ("tensorboard", "wandb", *plugins.registered_names("loggers"))
+    unknown = [name for name in chosen if name not in known and not plugins.is_class_path(name)]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be among {', '.join(known)}, or module:Class")
+    return chosen
+
+
 def register_config(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("config", help="print a preset, check a run file, list all settings")
     what = parser.add_mutually_exclusive_group(required=True)
@@ -194,7 +203,6 @@ def run_config(args: argparse.Namespace) -> int:
         print(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
     elif args.check is not None:
         config = config_io.load_run(args.check, args.set)
-        config_io.check_implementations(config)
         bounds = [f"{name} {value}" for name, value in config.budget.model_dump().items() if value is not None]
         print(f"{args.check}: valid, rule {config.learner.rule.name}, budget {', '.join(bounds)}")
     else:

@@ -1,6 +1,6 @@
-"""Loads what a user brings: an update rule, a loss, an advantage, a reward, an environment or a logger.
+"""Loads custom components: an update rule, a loss, an advantage, a reward, an environment or a logger.
 
-A component is a class of an installed package, which registers it under a name,
+A custom component is a class of an installed package, which registers it under a name,
 
     [project.entry-points."gxpo.rules"]
     lookahead = "my_rules.lookahead:LookaheadRule"
@@ -136,7 +136,7 @@ def import_class(path: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a module of a user may raise anything
+    except (Exception, SystemExit) as error:  # custom code may raise anything
         failure = f"cannot be imported ({type(error).__name__}: {error})"
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise Unavailable(f"{failure}; install its package, or add its folder to PYTHONPATH") from None

@@ -69,7 +69,7 @@ def get_published(_: Viewer) -> PublishedView:
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON schema of a config, with the settings classes of users that this server allows."""
+    """The JSON schema of a config, with the custom settings classes that this server allows."""
     return _schema_of(known_classes())
 
 

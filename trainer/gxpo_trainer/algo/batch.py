@@ -109,7 +109,7 @@ class GroupAdvantage:
 def step_advantages(rewards: Sequence[Rewards], loss: LossSettings, settings: AdvantageSettings) -> list[FloatArray]:
     """Advantages of each group of a step, float64[n], NaN where the reward is None.
 
-    Raises ValueError for a user's advantage that breaks the contract.
+    Raises ValueError for a custom advantage that breaks its contract.
     """
     groups = [rewards_array(group) for group in rewards]
     advantage: Advantage = implementation(settings)(settings, loss)

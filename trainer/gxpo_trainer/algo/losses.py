@@ -28,7 +28,7 @@ clipped is −v_t A ∇log π_θ at the target policy. No gradient flows through
 
 The weights w_t hold the aggregation (batch.py), so the loss of a batch is the plain sum over micro-batches and ranks.
 
-A loss of a user replaces S_t (`Surrogate`); w_t, c_t and the KL term stay what `learner.loss` says.
+A custom loss replaces S_t (`Surrogate`); w_t, c_t and the KL term stay what `learner.loss` says.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
@@ -54,6 +53,7 @@ class Choice:
         self._classes = [base] if classes is None else classes
         self._inner = inner
         self._by_path: dict[str, type[Settings]] = {}
+        self._broken: set[str] = set()
         if section is not None:
             CHOICES[base] = self
 
@@ -69,9 +69,14 @@ class Choice:
         names = dict.fromkeys([*plugins.registered_names(self.kind), *plugins.listed_classes(self.kind)])
         loaded = []
         for name in [*names, *(path for path in self._by_path if path not in names)]:
-            with suppress(ConfigError):
-                if name not in self.built_in and (settings := self.settings_class(name)) is not None:
-                    loaded.append(settings)
+            if name in self.built_in or name in self._broken:
+                continue
+            try:
+                settings = self.settings_class(name)
+            except ConfigError:
+                self._broken.add(name)  # its module is not run again for each list
+            else:
+                loaded += [] if settings is None else [settings]
         return [*self._classes, *loaded]
 
     def settings_class(self, name: str) -> type[Settings] | None:

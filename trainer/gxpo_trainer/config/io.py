@@ -12,7 +12,7 @@ import copy
 import functools
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -22,7 +22,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from gxpo_trainer import plugins
-from gxpo_trainer.config.components import CHOICES, Choice
+from gxpo_trainer.config.components import CHOICES
 from gxpo_trainer.config.messages import config_error, is_optional, nearest_setting, setting_paths, submodels
 from gxpo_trainer.config.rules import baseline_rule, in_words, known_rules, rule_name
 from gxpo_trainer.config.run import RunConfig
@@ -33,35 +33,21 @@ from gxpo_trainer.jsonl import plain
 def load_run(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """The config of a .toml or .json file with `a.b=c` overrides applied.
 
-    Raises ConfigError with every invalid setting when the file cannot be read, parsed or used.
+    Raises ConfigError with every invalid setting when the file cannot be read, parsed or used, and when the
+    implementation of a custom component cannot be imported here, where the run is.
     """
     config = build(read_settings(Path(path)), overrides, source=str(path))
-    # Reward and environment classes without settings have not been imported.
-    for setting, choice, part in _components(config):
-        if choice.plain and part.name not in choice.built_in:
-            try:
-                plugins.load(choice.kind, part.name)
-            except ConfigError as error:
-                raise ConfigError(f'{path} cannot be used:\n  {setting}.name = "{part.name}": {error}') from None
-    return config
-
-
-def check_implementations(config: RunConfig) -> None:
-    """Import what the run's settings classes of users name as their implementation. Raises ConfigError."""
-    for setting, choice, part in _components(config):
-        if getattr(part, choice.key) not in choice.built_in and hasattr(part, "implementation"):
-            try:
-                plugins.implementation(part)
-            except ConfigError as error:
-                raise ConfigError(f"{setting}: {error}") from None
-
-
-def _components(config: RunConfig) -> Iterator[tuple[str, Choice, Any]]:
-    """(dotted path, choice, settings) of everything that may be a user's."""
     for choice in CHOICES.values():
         value = functools.reduce(getattr, choice.section.split("."), config)
         for number, part in enumerate(value if isinstance(value, tuple) else [value]):
-            yield f"{choice.section}[{number}]" if isinstance(value, tuple) else choice.section, choice, part
+            if (name := getattr(part, choice.key)) not in choice.built_in:
+                place = f"{choice.section}[{number}]" if isinstance(value, tuple) else choice.section
+                try:
+                    plugins.implementation(part) if hasattr(part, "implementation") else plugins.load(choice.kind, name)
+                except ConfigError as error:
+                    message = f'{path} cannot be used:\n  {place}.{choice.key} = "{name}": {error}'
+                    raise ConfigError(message) from None
+    return config
 
 
 def load_preset(name: str, overrides: Sequence[str] = ()) -> RunConfig:

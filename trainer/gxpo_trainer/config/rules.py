@@ -362,7 +362,7 @@ RULES: list[type[RuleSettings]] = [
     EpochsRule,
     ExtragradientRule,
 ]
-"""The built-in rules, in the order of lists and charts; those of users follow (`known_rules`)."""
+"""The built-in rules, in the order of lists and charts; custom ones follow (`known_rules`)."""
 COMPARED_LABELS = [rule.label for rule in RULES if rule.family != "control"]
 """Of the built-in rules, for texts that are made before plug-ins may be loaded."""
 
@@ -383,7 +383,7 @@ RuleConfig = Annotated[RuleSettings, RULE_CHOICE]
 
 
 def known_rules() -> list[type[RuleSettings]]:
-    """The built-in rules and those that can be loaded of users."""
+    """The built-in rules, then the custom ones that can be loaded."""
     return cast(list[type[RuleSettings]], RULE_CHOICE.known())
 
 

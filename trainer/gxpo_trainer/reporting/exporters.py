@@ -1,9 +1,9 @@
-"""TensorBoard and W&B export of a run's metric rows, and loggers of users.
+"""TensorBoard and W&B export of a run's metric rows, and custom loggers.
 
 Both write to the run's folder and send nothing: W&B runs offline, and `wandb sync` uploads later. Event files are
 written with TensorBoard's own writer, without torch.
 
-A logger of a user is a class on the contract `reporter.Exporter`, which is created as
+A custom logger is a class on the contract `reporter.Exporter`, which is created as
 `Class(out_dir, run_name=…, config=…)`, with its settings as first argument where it has a settings class
 (gxpo_trainer.config.LoggerSettings).
 """
@@ -38,7 +38,7 @@ def make_exporters(
 ) -> list[Exporter]:
     """Exporters by name, e.g. "tensorboard,wandb", for a RunReporter. options: `NAME.SETTING=VALUE`.
 
-    Raises ConfigError for an unknown name, a missing package or an invalid setting, before one of ours writes anything.
+    Raises ConfigError for an unknown name, a missing package or an invalid setting, before a file is made.
     """
     listed = names.split(",") if isinstance(names, str) else names
     selected = list(dict.fromkeys(name.strip() for name in listed if name.strip()))

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.io import check_implementations
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
 from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem
 from gxpo_trainer.data.contamination import without_contamination
@@ -76,7 +75,6 @@ def prepare(
     resume: the folder must contain a run with a valid newest checkpoint. continue_run: it may contain one, which
     resumes from its newest valid checkpoint, or from the start. watch: notices processes that make no progress.
     """
-    check_implementations(config)
     placement = Placement.decide(config, watch)
     check_machine(placement)
     if not (resume or continue_run) and (out_dir / IDENTITY).exists():

@@ -1,1 +1,1 @@
-"""A component of each kind, as a user packages them; installed by the fixture `workbench`."""
+"""A component of each kind, as a package registers them; installed by the fixture `workbench`."""
