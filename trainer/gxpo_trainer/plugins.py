@@ -99,24 +99,16 @@ def exists(kind: Kind, name: str) -> bool:
     return name in _registered()[kind] or is_class_path(name)
 
 
-def listed_classes(kind: Kind) -> list[str]:
-    """Class paths that the administrator lists; they may be of another kind."""
-    return sorted(name for name in allowed(kind) or () if is_class_path(name))
-
-
 def check_unique(kind: Kind, name: str, built_in: Iterable[str]) -> None:
     """Raises ConfigError when more than one class has this name."""
     entries = _registered()[kind].get(name, ()) if is_allowed(kind, name) else ()
-    owners = [*(["gxpo"] if name in built_in else []), *(_package(entry) for entry in entries)]
+    owners = ["gxpo"] if name in built_in else []
+    owners += [f"{entry.dist.name} ({entry.value})" if entry.dist else entry.value for entry in entries]
     if len(owners) > 1:
         raise ConfigError(
             f"is the name of several components (gxpo.{kind}), in {' and '.join(owners)}; uninstall one package, or "
             "rename its entry point"
         )
-
-
-def _package(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} ({entry.value})" if entry.dist is not None else entry.value
 
 
 def load(kind: Kind, name: str, environment: Mapping[str, str] = os.environ) -> Any:

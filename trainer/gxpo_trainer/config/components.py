@@ -66,9 +66,9 @@ class Choice:
 
         A class that cannot be loaded is left out; an error is raised where a run file names it.
         """
-        names = dict.fromkeys([*plugins.registered_names(self.kind), *plugins.listed_classes(self.kind)])
+        listed = sorted(filter(plugins.is_class_path, plugins.allowed(self.kind) or ()))
         loaded = []
-        for name in [*names, *(path for path in self._by_path if path not in names)]:
+        for name in dict.fromkeys([*plugins.registered_names(self.kind), *listed, *self._by_path]):
             if name in self.built_in or name in self._broken:
                 continue
             try:
