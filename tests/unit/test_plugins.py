@@ -256,8 +256,9 @@ def test_a_class_that_is_elsewhere_is_left_to_the_machine_that_runs_it(tmp_path:
     with pytest.raises(ConfigError, match=r"rewards\[0\]\.name = .*No module named 'elsewhere'"):
         build({"verifier": {"rewards": [{**rewards[0], "longest": 3}]}})
     (tmp_path / "run.toml").write_text('[[verifier.rewards]]\nname = "elsewhere.rewards:Brevity"\n')
+    assert load_run(tmp_path / "run.toml").verifier.rewards[0].weight == 1.0
     with pytest.raises(ConfigError, match=r'rewards\[0\]\.name = "elsewhere.rewards:Brevity": cannot be imported'):
-        load_run(tmp_path / "run.toml")
+        load_run(tmp_path / "run.toml", runs_here=True)
 
 
 # ---- the administrator's list ---------------------------------------------------------------------------------

@@ -147,9 +147,9 @@ def run_train(args: argparse.Namespace) -> int:
         raise ConfigError("--service requires --out, the folder that the service created for the run")
     service = take_service(args.service) if args.service else None
     # The service must be told about an invalid config; without a service nothing is created for one.
-    config = load_run(args.config, args.set) if service is None else None
+    config = load_run(args.config, args.set, runs_here=True) if service is None else None
     with Launch(args.out or Path("runs") / safe_name(config.name if config else ""), service) as launch:
-        config = config or load_run(args.config, args.set)
+        config = config or load_run(args.config, args.set, runs_here=True)
         ended = train_in_launch(
             config,
             launch,
@@ -202,7 +202,7 @@ def run_config(args: argparse.Namespace) -> int:
 
         print(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
     elif args.check is not None:
-        config = config_io.load_run(args.check, args.set)
+        config = config_io.load_run(args.check, args.set, runs_here=True)
         bounds = [f"{name} {value}" for name, value in config.budget.model_dump().items() if value is not None]
         print(f"{args.check}: valid, rule {config.learner.rule.name}, budget {', '.join(bounds)}")
     else:

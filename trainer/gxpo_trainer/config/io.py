@@ -30,14 +30,14 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
 
 
-def load_run(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+def load_run(path: Path | str, overrides: Sequence[str] = (), *, runs_here: bool = False) -> RunConfig:
     """The config of a .toml or .json file with `a.b=c` overrides applied.
 
-    Raises ConfigError with every invalid setting when the file cannot be read, parsed or used, and when the
-    implementation of a custom component cannot be imported here, where the run is.
+    Raises ConfigError with every invalid setting when the file cannot be read, parsed or used. runs_here: also when the
+    implementation of a custom component cannot be imported.
     """
     config = build(read_settings(Path(path)), overrides, source=str(path))
-    for choice in CHOICES.values():
+    for choice in CHOICES.values() if runs_here else ():
         value = functools.reduce(getattr, choice.section.split("."), config)
         for number, part in enumerate(value if isinstance(value, tuple) else [value]):
             if (name := getattr(part, choice.key)) not in choice.built_in:
