@@ -10,10 +10,11 @@ those of a built-in one are. Rewards and environments may also be plain classes 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -30,10 +31,10 @@ CHOICES: dict[type[Settings], Choice] = {}
 class Choice:
     """Annotation of a field that is validated by the chosen settings class.
 
-    section: its dotted path, None for one that is not in run files. base: of all its classes. built_in: the names of
-    ours, and classes: ours, where that is not `base` alone. key: the setting that chooses. inner: annotation that
-    validates ours; default: that of the field. plain: whether a class without settings is possible, which is validated
-    as one of ours.
+    section: its dotted path, None for one that is not in run files. base: of all its classes. classes: the built-in
+    ones, told apart by the Literals of `key`, the setting that chooses; default: `base` alone, with the names
+    `built_in`. inner: annotation that validates built-in ones, where the classes do not say it. plain: whether a class
+    without settings is possible, which is validated as a built-in one.
     """
 
     def __init__(
@@ -41,17 +42,18 @@ class Choice:
         kind: plugins.Kind,
         section: str | None,
         base: type[Settings],
-        built_in: Sequence[str],
         *,
-        classes: Sequence[type[Settings]] | None = None,
+        classes: Sequence[type[Settings]] = (),
+        built_in: Sequence[str] = (),
         key: str = "name",
         inner: Any = None,
         plain: bool = False,
     ) -> None:
-        self.kind, self.section, self.base, self.built_in, self.key = kind, section or "", base, built_in, key
-        self.plain = plain
-        self._classes = [base] if classes is None else classes
-        self._inner = inner
+        self.kind, self.section, self.base, self.key, self.plain = kind, section or "", base, key, plain
+        self.built_in = built_in or [name for each in classes for name in get_args(each.model_fields[key].annotation)]
+        self._classes = classes or [base]
+        union = functools.reduce(operator.or_, self._classes)
+        self._inner = inner or (union if len(classes) < 2 else Annotated[union, Field(discriminator=key)])
         self._by_path: dict[str, type[Settings]] = {}
         self._broken: set[str] = set()
         if section is not None:
@@ -105,7 +107,7 @@ class Choice:
         return settings
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        inner = handler(source) if self._inner is None else handler.generate_schema(self._inner)
+        inner = handler.generate_schema(self._inner)
         # Serialized by the class of the value, which may be none of the inner schema.
         by_class = core_schema.simple_ser_schema("any")
         return core_schema.no_info_wrap_validator_function(self._validate, inner, serialization=by_class)

@@ -6,9 +6,7 @@ their code contains no rule's name. Free of torch: `implementation` is a referen
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
@@ -371,14 +369,7 @@ def rule_name(rule: type[RuleSettings]) -> str:
     return str(rule.model_fields["name"].default)
 
 
-RULE_CHOICE = Choice(
-    "rules",
-    "learner.rule",
-    RuleSettings,
-    [rule_name(rule) for rule in RULES],
-    classes=RULES,
-    inner=Annotated[functools.reduce(operator.or_, RULES), Field(discriminator="name")],
-)
+RULE_CHOICE = Choice("rules", "learner.rule", RuleSettings, classes=RULES)
 RuleConfig = Annotated[RuleSettings, RULE_CHOICE]
 
 

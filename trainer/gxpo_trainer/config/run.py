@@ -132,28 +132,9 @@ class GroupAdvantageConfig(AdvantageSettings):
     name: Literal["group"] = "group"
 
 
-AnyLoss = Annotated[
-    LossSettings,
-    Choice(
-        "losses",
-        "learner.loss",
-        LossSettings,
-        ("ppo", "gspo", "cispo"),
-        classes=[LossConfig],
-        key="surrogate",
-        inner=LossConfig,
-    ),
-]
+AnyLoss = Annotated[LossSettings, Choice("losses", "learner.loss", LossSettings, classes=[LossConfig], key="surrogate")]
 AnyAdvantage = Annotated[
-    AdvantageSettings,
-    Choice(
-        "advantages",
-        "learner.advantage",
-        AdvantageSettings,
-        ("group",),
-        classes=[GroupAdvantageConfig],
-        inner=GroupAdvantageConfig,
-    ),
+    AdvantageSettings, Choice("advantages", "learner.advantage", AdvantageSettings, classes=[GroupAdvantageConfig])
 ]
 
 
@@ -166,7 +147,7 @@ class LoggerSettings(Settings):
     name: str
 
 
-LOGGER_CHOICE = Choice("loggers", None, LoggerSettings, ("tensorboard", "wandb"), plain=True)
+LOGGER_CHOICE = Choice("loggers", None, LoggerSettings, built_in=("tensorboard", "wandb"), plain=True)
 
 
 class OptimizerConfig(Settings):

@@ -102,7 +102,7 @@ class EnvironmentConfig(Settings):
 
 
 AnyEnvironment = Annotated[
-    EnvironmentConfig, Choice("environments", "environment", EnvironmentConfig, OWN_ENVIRONMENTS, plain=True)
+    EnvironmentConfig, Choice("environments", "environment", EnvironmentConfig, built_in=OWN_ENVIRONMENTS, plain=True)
 ]
 
 
@@ -193,7 +193,7 @@ _OwnReward = Annotated[
 ]
 AnyReward = Annotated[
     RewardConfig | HttpRewardConfig,
-    Choice("rewards", "verifier.rewards", RewardConfig, OWN_REWARDS, inner=_OwnReward, plain=True),
+    Choice("rewards", "verifier.rewards", RewardConfig, built_in=OWN_REWARDS, inner=_OwnReward, plain=True),
 ]
 
 

@@ -55,9 +55,11 @@ def test_the_servers_lists_reach_the_trainer(
     runs.add_run(database)
     urls = ("http://host:8100/", "https://host.example/path")
     lists: dict[str, Any] = {f"allowed_{kind}s": ("a:B", "c:D"), f"allowed_{kind}_urls": urls}
+    lists["allowed_plugins"] = ("lookahead", "e:F")
     scheduler_of(**lists).tick()
     (job,) = launcher.submitted
     assert job.env[f"GXPO_{kind.upper()}_ALLOWLIST"] == "a:B,c:D"
+    assert job.env["GXPO_PLUGIN_ALLOWLIST"] == "lookahead,e:F"
     assert job.env[f"GXPO_{kind.upper()}_URLS"] == "http://host:8100/,https://host.example/path"
 
 
