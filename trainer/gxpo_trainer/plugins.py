@@ -38,6 +38,8 @@ ALLOWLIST_OF_KIND: Mapping[Kind, str] = {
     "environments": "GXPO_ENVIRONMENT_ALLOWLIST",
 }
 ALL_REGISTERED = "*"
+_LONGEST_TYPO = 200
+"""Characters of a name that are compared: a long one must not occupy the service."""
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -143,7 +145,7 @@ def import_class(path: str) -> Any:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the most similar of the known names; empty where none is similar."""
-    similar = difflib.get_close_matches(name, known, 1)
+    similar = difflib.get_close_matches(name[:_LONGEST_TYPO], known, 1)
     return f'; did you mean "{similar[0]}"?' if similar else ""
 
 

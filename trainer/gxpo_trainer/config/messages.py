@@ -156,6 +156,9 @@ def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
     path = error_path(error["loc"], keep_last=kind == "extra_forbidden", root=root)
     if kind == "union_tag_not_found":
         return f"{path}.name", "", f"is missing; set it to {in_words([show(name) for name in RULE_CHOICE.names()])}"
+    if kind == "union_tag_invalid":  # no text
+        wanted = context["expected_tags"].replace("'", '"')
+        return f"{path}.name", f" = {show(context['tag'])}", f"must be one of {wanted}"
     if kind == CHOICE_ERROR:
         return f"{path}.{context['key']}", f" = {show(context['value'])}", context["reason"]
     if kind == "extra_forbidden":
