@@ -23,7 +23,7 @@ from gxpo_trainer.config.base import Settings
 from gxpo_trainer.errors import ConfigError
 
 CHOICE_ERROR = "component"
-"""Type of the validation errors of this module; their context has `key`, `value` and `reason`."""
+"""Type of the validation errors of this module; their context has `key` and `reason`."""
 CHOICES: dict[type[Settings], Choice] = {}
 """By base class, in the order of the run file's sections."""
 
@@ -127,9 +127,8 @@ class Choice:
             # The machine that runs it may have it, and checks it; see config.io.load_run.
             if self.plain and isinstance(error, plugins.Unavailable) and value.keys() <= self.base.model_fields.keys():
                 return handler(value)
-            raise PydanticCustomError(
-                CHOICE_ERROR, "{reason}", {"key": self.key, "value": name, "reason": str(error)}
-            ) from None
+            context = {"key": self.key, "reason": str(error)}
+            raise PydanticCustomError(CHOICE_ERROR, "{reason}", context) from None
         return handler(value) if settings is None else settings.model_validate(value)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

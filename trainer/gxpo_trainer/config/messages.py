@@ -160,7 +160,7 @@ def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
         wanted = context["expected_tags"].replace("'", '"')
         return f"{path}.name", f" = {show(context['tag'])}", f"must be one of {wanted}"
     if kind == CHOICE_ERROR:
-        return f"{path}.{context['key']}", f" = {show(context['value'])}", context["reason"]
+        return f"{path}.{context['key']}", f" = {show(value[context['key']])}", context["reason"]
     if kind == "extra_forbidden":
         return path, f" = {show(value)}", unknown_setting(path, root)
     if kind == "value_error":
