@@ -63,11 +63,11 @@ def test_a_run_of_components_of_an_installed_package(tmp_path: Path) -> None:
     assert [row["update/backward_passes_total"] for row in rows] == [2, 4], "the rule: two steps a batch"
     assert all(0 < row["reward/BrevityReward"] < 1 for row in rows)
     for row in rows:
-        # Advantages are at most the offset, and the best of each group has it.
-        assert 0 < row["policy/advantage_abs_mean"] < 2.25
-        # In the first pass ρ = 1: the loss is −2 · mean(A), and never clipped in its gradient.
-        assert row["policy/pass1/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
-        assert abs(row["policy/pass1/loss"]) <= 2 * row["policy/advantage_abs_mean"] + 1e-6
+        # Rewards lie in [0, 2], so advantages in [−2, 0] plus the offset; the best of each group has the offset.
+        assert 0 < row["policy/advantage_abs_mean"] < 2
+        # The rule reports its second pass, where ρ is no longer 1 but near it: the loss is about −2 · mean(A).
+        assert 0 < abs(row["policy/ratio_mean"] - 1.0) < 0.05
+        assert 0 < abs(row["policy/loss"]) <= 2.1 * row["policy/advantage_abs_mean"]
         assert row["update/norm"] > 0
     learner = read_identity(tmp_path / "out")["config"]["learner"]
     assert (learner["loss"]["scale"], learner["advantage"]["offset"]) == (2.0, 0.25)
