@@ -31,7 +31,7 @@ from gxpo_services.outputs.timeline import router as timeline
 from gxpo_services.runs.changes import router as run_changes
 from gxpo_services.runs.configs import router as configs
 from gxpo_services.runs.endpoints import router as runs
-from gxpo_services.settings import ServiceSettings
+from gxpo_services.settings import ServiceSettings, limit_plugins
 from gxpo_services.sweeps.groups import router as groups
 from gxpo_services.sweeps.studies import router as studies
 
@@ -49,7 +49,9 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
 
     SQLite is migrated at start-up. PostgreSQL is migrated by a one-shot job (`gxpo migrate`) before any replica starts.
     """
-    settings = settings or ServiceSettings()
+    if settings is None:
+        settings = ServiceSettings()
+        limit_plugins(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

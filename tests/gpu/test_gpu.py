@@ -7,9 +7,9 @@ import torch
 from support.toy_learner import ToyLearner, quadratic, relative_error
 
 from gxpo_trainer.config import GateConfig, GxpoRule
+from gxpo_trainer.rules.contract import AdamWRecurrence
 from gxpo_trainer.rules.gxpo import GXPO
 from gxpo_trainer.rules.predictors import Plan, extrapolate_by_gradient, extrapolate_by_replay
-from gxpo_trainer.rules.recurrence import AdamWRecurrence
 
 pytestmark = [
     pytest.mark.gpu,

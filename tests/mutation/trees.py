@@ -33,7 +33,7 @@ from mutation.mutants import ROOT, target_files
 
 SOURCES = ("client", "trainer", "services", "dashboard")
 # No mutant of a pure module is noticed by these alone, and they take minutes.
-SLOW_TESTS = ("test_verifier_pool.py", "test_registered_rule.py")
+SLOW_TESTS = ("test_verifier_pool.py", "test_installed_rule.py", "test_plugins.py")
 WARM = ("torch._dynamo", "torch.utils._python_dispatch", "scipy.stats", "sympy", "latex2sympy2_extended", "fastapi")
 WARM += ("sqlalchemy", "pydantic_settings", "pandas", "httpx", "rich.table", "structlog", "deepspeed")
 PYTEST = [

@@ -21,7 +21,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gxpo_trainer import __version__
+from gxpo_trainer import __version__, plugins
 from gxpo_trainer.errors import CheckpointError, ConfigError, GxpoError
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ def _number(accepts: Callable[[float], bool], words: str) -> Callable[[str], flo
 
 share = _number(lambda value: 0 <= value < 1, "a number from 0 up to, not including, 1")
 positive_seconds = _number(lambda value: value > 0, "a number of seconds above 0")
-LOGGERS = ("tensorboard", "wandb")
 
 
 def register_train(subparsers: Subparsers) -> None:
@@ -120,7 +119,18 @@ def register_train(subparsers: Subparsers) -> None:
         "--service", metavar="FILE", type=Path, help="service.json of the launch: report to that service"
     )
     parser.add_argument(
-        "--log", metavar="NAMES", type=_loggers, default=(), help="also export to tensorboard,wandb (offline)"
+        "--log",
+        metavar="NAMES",
+        type=_loggers,
+        default=(),
+        help="also export to tensorboard,wandb (offline), or a logger of your own: an installed one or module:Class",
+    )
+    parser.add_argument(
+        "--log-set",
+        metavar="NAME.A=B",
+        action="append",
+        default=[],
+        help="setting of a logger of your own; may be repeated",
     )
     parser.set_defaults(run=run_train)
 
@@ -136,10 +146,17 @@ def run_train(args: argparse.Namespace) -> int:
         raise ConfigError("--service requires --out, the folder that the service created for the run")
     service = take_service(args.service) if args.service else None
     # The service must be told about an invalid config; without a service nothing is created for one.
-    config = load_run(args.config, args.set) if service is None else None
+    config = load_run(args.config, args.set, runs_here=True) if service is None else None
     with Launch(args.out or Path("runs") / safe_name(config.name if config else ""), service) as launch:
-        config = config or load_run(args.config, args.set)
-        ended = train_in_launch(config, launch, resume=args.resume, continue_run=args.continue_run, loggers=args.log)
+        config = config or load_run(args.config, args.set, runs_here=True)
+        ended = train_in_launch(
+            config,
+            launch,
+            resume=args.resume,
+            continue_run=args.continue_run,
+            loggers=args.log,
+            logger_options=args.log_set,
+        )
     print(f"{config.name}: {describe_end(ended, launch)}; results in {launch.out_dir}", file=sys.stderr)
     return launch.exit_code
 
@@ -152,9 +169,10 @@ def safe_name(name: str) -> str:
 
 def _loggers(text: str) -> tuple[str, ...]:
     chosen = names(text)
-    unknown = [name for name in chosen if name not in LOGGERS]
+    known = ("tensorboard", "wandb", *plugins.registered_names("loggers"))
+    unknown = [name for name in chosen if name not in known and not plugins.is_class_path(name)]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be among {', '.join(LOGGERS)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be among {', '.join(known)}, or module:Class")
     return chosen
 
 
@@ -183,7 +201,7 @@ def run_config(args: argparse.Namespace) -> int:
 
         print(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
     elif args.check is not None:
-        config = config_io.load_run(args.check, args.set)
+        config = config_io.load_run(args.check, args.set, runs_here=True)
         bounds = [f"{name} {value}" for name, value in config.budget.model_dump().items() if value is not None]
         print(f"{args.check}: valid, rule {config.learner.rule.name}, budget {', '.join(bounds)}")
     else:

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from itertools import takewhile
@@ -27,12 +27,13 @@ from gxpo_services.api.errors import FieldError, Invalid, responses
 from gxpo_services.api.fields import MAX_INTEGER, Text, faults
 from gxpo_services.runs.plan import cannot_fit, cannot_split, resources
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer import plugins
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.components import CHOICES, known_classes
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import apply_overrides, build, load_preset, preset_names, to_toml
 from gxpo_trainer.config.messages import BadSettings
-from gxpo_trainer.config.tasks import OWN_ENVIRONMENTS, OWN_REWARDS
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
 
@@ -88,9 +89,10 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
         if fault is not None:
             refused.append((path, fault))
 
-    def check_choice(path: str, value: Any, allowed: Sequence[str], what: str = "allowed") -> None:
-        if isinstance(value, str) and value not in allowed:
-            refused.append((path, f"is not {what} on this server; choose from {', '.join(allowed) or 'none'}"))
+    def check_address(path: str, url: Any, known: Sequence[str]) -> None:
+        if isinstance(url, str) and url not in known:
+            fault = f"is not an allowed address on this server; choose from {', '.join(known) or 'none'}"
+            refused.append((path, fault))
 
     check_place("model.path", STARTER_POLICIES, server.model_roots, hub=server.allow_hub)
     if setting(values, "model.trust_remote_code") not in (None, False) and not server.allow_remote_code:
@@ -111,18 +113,33 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
             fault = "is a hub data set, which this server does not allow; set evaluation.data_root"
         if fault is not None:
             refused.append((f"evaluation.benchmarks[{number}]", fault))
+    refused += _unlisted(values, server)
+    urls = server.allowed_reward_urls
     for number, reward in enumerate(_items(values, "verifier.rewards")):
-        place = f"verifier.rewards[{number}]"
         if isinstance(reward, Mapping):
-            check_choice(f"{place}.name", reward.get("name"), (*OWN_REWARDS, *server.allowed_rewards))
-            check_choice(f"{place}.url", reward.get("url"), server.allowed_reward_urls, "an allowed address")
-    allowed = (*OWN_ENVIRONMENTS, *server.allowed_environments)
-    check_choice("environment.name", setting(values, "environment.name"), allowed)
-    url = setting(values, "environment.url")
-    check_choice("environment.url", url, server.allowed_environment_urls, "an allowed address")
+            check_address(f"verifier.rewards[{number}].url", reward.get("url"), urls)
+    check_address("environment.url", setting(values, "environment.url"), server.allowed_environment_urls)
     if setting(values, "placement.ray_address") not in (None, "none"):
         refused.append(("placement.ray_address", "is set by the service; remove it"))
     return refused
+
+
+def _unlisted(values: Mapping[str, Any], server: ServiceSettings) -> Iterable[tuple[str, str]]:
+    """Refusals of custom components that the administrator has not listed; none of them is imported for that."""
+    for choice in CHOICES.values():
+        section = setting(values, choice.section)
+        listed = isinstance(section, list | tuple)
+        for number, part in enumerate(section if listed else [section]):
+            name = part.get(choice.key) if isinstance(part, Mapping) else None
+            if not isinstance(name, str) or name in choice.built_in or not plugins.exists(choice.kind, name):
+                continue
+            if not plugins.is_allowed(choice.kind, name, server.allowlists):
+                names = (*choice.built_in, *sorted(plugins.allowed(choice.kind, server.allowlists) or ()))
+                yield (
+                    f"{choice.section}{f'[{number}]' if listed else ''}.{choice.key}",
+                    f"is not allowed on this server; choose from {', '.join(names)}, which its administrator can "
+                    "extend by GXPO_ALLOWED_PLUGINS",
+                )
 
 
 def _place_fault(name: str, roots: tuple[Path, ...], *, hub: bool | None) -> str | None:
@@ -215,10 +232,12 @@ def overridden(values: Settings, overrides: Sequence[str], field: str) -> Settin
 def checked(values: Settings, server: ServiceSettings) -> RunConfig:
     """The config, if both the trainer and this server accept it. Raises Invalid with every invalid setting."""
     refused = refusals(values, server)
+    places = {place for place, _ in refused}
     try:
         config = build(values)
     except BadSettings as error:
-        raise invalid(_fields([*error.settings, *refused])) from None
+        others = [(place, reason) for place, reason in error.settings if place not in places]
+        raise invalid(_fields([*others, *refused])) from None
     refused += _unstorable(config) + _above_quotas(config, server)
     # These read the model's folder, which is allowed only where nothing has been refused.
     refused = refused or cannot_split(config) or cannot_fit(config, server)
@@ -329,7 +348,14 @@ def get_published(_: Viewer) -> PublishedView:
     return PublishedView.model_validate(asdict(gxpo_paper()))
 
 
-config_schema = functools.cache(RunConfig.model_json_schema)
+def config_schema() -> dict[str, Any]:
+    """The JSON schema of a config, with the custom settings classes that this server allows."""
+    return _schema_of(known_classes())
+
+
+@functools.lru_cache(maxsize=4)
+def _schema_of(_known: tuple[type[BaseModel], ...]) -> dict[str, Any]:
+    return RunConfig.model_json_schema()
 
 
 @functools.cache

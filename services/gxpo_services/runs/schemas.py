@@ -16,7 +16,7 @@ from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunSta
 from gxpo_services.runs.configs import Override, RunSource
 from gxpo_services.runs.plan import ExpectedCostView, expected_cost
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.rules import in_words, rule_names
+from gxpo_trainer.config.rules import RULE_CHOICE
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.planner.report import PlanView
 
@@ -192,7 +192,7 @@ class ListQuery(BaseModel):
     """Filters, order and page of the list of runs."""
 
     state: list[RunState] = Field([], max_length=20, description="Any of these.")
-    rule: Text | None = Field(None, max_length=20, description=f"{in_words(rule_names())}.")
+    rule: Text | None = Field(None, max_length=200, description=f"{', '.join(RULE_CHOICE.built_in)}, or a custom rule.")
     model: Text | None = Field(None, max_length=400, description="model.path, exact.")
     tag: list[Tag] = Field([], max_length=20, description="All of these.")
     group: Id | None = Field(None, description="Id of a group.")

@@ -19,7 +19,7 @@ from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RuleSettings, RunConfig
 from gxpo_trainer.config.io import learning_rate_control
 from gxpo_trainer.config.messages import config_error
-from gxpo_trainer.config.rules import RULES, compared_rules, in_words, rule_labels, rule_name
+from gxpo_trainer.config.rules import COMPARED_LABELS, compared_rules, in_words, known_rules, rule_name
 
 SweepPreset = Literal["alpha", "k", "tau", "rules"]
 Scalar = bool | int | float | Text
@@ -51,7 +51,7 @@ class SweepRequest(BaseModel):
     preset: SweepPreset | None = Field(
         None,
         description="A preset grid: the paper's `alpha` (α × K), `k` and `tau`, or "
-        f"`rules`: {in_words(rule_labels(), 'and')}.",
+        f"`rules`: {in_words(COMPARED_LABELS, 'and')}.",
     )
     control: bool = Field(
         False,
@@ -92,7 +92,7 @@ _PRESETS = (
     ),
     SweepPresetView(
         name="rules",
-        summary=f"{in_words(rule_labels(), 'and')} with the base's K and α, and GRPO at learning rate × (αK + 1), to "
+        summary=f"{in_words(COMPARED_LABELS, 'and')} with the base's K and α, and GRPO at learning rate × (αK + 1), to "
         "rule out that a gain comes from the longer step alone.",
         grid={},
         control=True,
@@ -105,7 +105,7 @@ def rule_variants(base: RunConfig) -> list[tuple[RunConfig, dict[str, Any]]]:
     """The base with each rule, and its distinguishing settings. Raises Invalid for a base without a look-ahead."""
     rule = base.learner.rule
     if not rule.sweep_base:
-        bases = in_words([f'"{rule_name(other)}"' for other in RULES if other.sweep_base])
+        bases = in_words([f'"{rule_name(other)}"' for other in known_rules() if other.sweep_base])
         message = f'is "{rule.name}"; preset rules takes K, α and the gate from a base with rule {bases}'
         raise Invalid.of("config.learner.rule.name", message)
     return [

@@ -16,7 +16,7 @@ from gxpo_trainer.config.io import build, load_run, to_toml
 from gxpo_trainer.config.tasks import AnyReward
 from gxpo_trainer.errors import ConfigError, VerifierFailed
 from gxpo_trainer.grading.options import VerifyOptions
-from gxpo_trainer.grading.rewards import ALLOWLIST, TOKEN_FILE, URLS, check_urls, tokens
+from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, check_urls, tokens
 from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.rollout.sources import RolloutPlanner, http_usage
@@ -154,7 +154,7 @@ def test_components_see_the_environments_verdict_its_reward_and_the_turns(
 ) -> None:
     (tmp_path / "episode_rewards.py").write_text(CLASS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv(ALLOWLIST, "episode_rewards:Turns")
+    monkeypatch.setenv("GXPO_REWARD_ALLOWLIST", "episode_rewards:Turns")
     names = (
         RewardConfig(weight=2.0),
         RewardConfig(name="environment", weight=0.5),

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support.toy_learner import ToyLearner
 
 from gxpo_trainer.config import GxpoRule
+from gxpo_trainer.rules.contract import AdamWRecurrence, SGDRecurrence
 from gxpo_trainer.rules.diagnostics import distributed_median
 from gxpo_trainer.rules.gxpo import GXPO
 from gxpo_trainer.rules.predictors import geometric_scale
-from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
 
 
 @settings(max_examples=200, deadline=None)

@@ -159,6 +159,15 @@ def test_what_cannot_run_is_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_reward_class_is_refused_before_anything_starts(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GXPO_REWARD_ALLOWLIST", "")
+    with pytest.raises(ConfigError, match="is not allowed on this machine"):
+        prepare(config(verifier={"rewards": [{"name": "a.b:C"}]}), tmp_path / "run", resume=False)
+    assert not (tmp_path / "run").exists()
+
+
 def starter_with(tmp_path: Path, chat_template: str) -> str:
     folder = tmp_path / "policy"
     shutil.copytree(STARTER_FOLDER, folder)
@@ -190,7 +199,11 @@ def test_an_environment_that_does_not_begin_an_episode_is_refused(
         "        return None\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
     settings = config(environment={"name": "own_environments:Broken"}, seed=11)
+    monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", "")
+    with pytest.raises(ConfigError, match="own_environments:Broken' is not allowed on this machine"):
+        prepare(settings, tmp_path / "run", resume=False)
     monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", "own_environments:Broken")
     raised = r"own_environments:Broken\.reset raised RuntimeError: Anna has 3 apples\. She gets 4 .* 11 \("
     with pytest.raises(ConfigError, match=rf"does not begin an episode of problem 3\+4: {raised}"):

@@ -118,22 +118,23 @@ class EnvironmentFailed(Exception):
     """The environment raised an exception, or returned what the contract does not allow."""
 
 
-def class_problem(candidate: object) -> str | None:
-    """Why an object is no environment class, with the fix; None when it is one."""
+def class_problem(candidate: object, arguments: Sequence[str] = ()) -> str | None:
+    """Why an object is no environment class, with the fix; None when it is one. arguments: those of its constructor."""
     if not inspect.isclass(candidate):
         return "it is not a class; name one as package.module:Class"
-    if problem := _signature_problem(candidate, ()):
-        return f"its constructor {problem}; give all arguments a default"
-    for method, arguments in _METHODS.items():
+    if problem := _signature_problem(candidate, arguments):
+        fix = "let it take the settings" if arguments else "give all arguments a default"
+        return f"its constructor {problem}; {fix}"
+    for method, taken in _METHODS.items():
         function = inspect.getattr_static(candidate, method, None)
-        signature = f"{method}(self, {', '.join(arguments)})"
+        signature = f"{method}(self, {', '.join(taken)})"
         if function is None:
             return f"it has no method {method}; define {signature}"
         if inspect.iscoroutinefunction(function):
             return f"its method {method} is a coroutine; define {signature} without async"
         if not inspect.isfunction(function):
             return f"its {method} is no method of an instance; define {signature}"
-        if problem := _signature_problem(function, ("self", *arguments)):
+        if problem := _signature_problem(function, ("self", *taken)):
             return f"its method {method} {problem}; define {signature}"
     return None
 

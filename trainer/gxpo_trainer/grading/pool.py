@@ -90,10 +90,10 @@ class WorkerProcess:
     """A verifier process and the socket to it.
 
     Must be created by the thread that lives as long as the worker should: the worker asks the kernel to be killed
-    when its parent thread ends. rewards: (name, weight) of the components that it can score; empty: none.
+    when its parent thread ends. rewards: settings of the components that it can score (RewardConfig); empty: none.
     """
 
-    def __init__(self, memory_mb: int, rewards: Sequence[tuple[str, float]] = ()) -> None:
+    def __init__(self, memory_mb: int, rewards: Sequence[Mapping[str, Any]] = ()) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self._socket, theirs = socket.socketpair()
         command = [sys.executable, "-m", "gxpo_trainer.grading.worker", str(memory_mb), str(os.getpid())]
@@ -186,7 +186,7 @@ class VerifierPool:
         workers: processes, at least 1.
         deadline_s: wall clock of one answer, seconds; past it the process is killed (see the module's text).
         memory_mb: address-space limit of a process, MiB; an answer that reaches it gets the verdict `error`.
-        rewards: (name, weight) of the components that are scored for pairs with a `context`.
+        rewards: settings of the components (RewardConfig) that are scored for pairs with a `context`.
 
     Raises:
         ValueError: a setting out of range.
@@ -198,7 +198,7 @@ class VerifierPool:
         workers: int = 2,
         deadline_s: float = 5.0,
         memory_mb: int = 2048,
-        rewards: Sequence[tuple[str, float]] = (),
+        rewards: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         for name, value, least in (("workers", workers, 1), ("memory_mb", memory_mb, 256)):
             if value < least:

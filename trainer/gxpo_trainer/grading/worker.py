@@ -1,6 +1,6 @@
 """The process that verifies answers: `python -m gxpo_trainer.grading.worker MEMORY_MB PARENT REWARDS`.
 
-REWARDS is JSON, `[[name, weight], ...]`: the reward components that it can score; `[]` for none.
+REWARDS is the JSON of a list of RewardConfig: the reward components that it can score; `[]` for none.
 
 Messages are lines of JSON on a socket, which is its standard input. In: `[gold, response]`, with a third entry
 `{"options": …, "context": …}` for an answer with options, or one to be scored; with `{"status": …, "context": …}` it is
@@ -68,7 +68,7 @@ def serve(memory_mb: int, parent: int, scorer: Scorer | None = None) -> int:
 
 def main(memory_mb: str, parent: str, rewards: str) -> int:
     """Serve answers until the input ends. Exit code 2: the rewards cannot be used; else as `serve`."""
-    components = [(name, weight) for name, weight in json.loads(rewards)]
+    components = json.loads(rewards)
     try:
         scorer = Scorer.load(components, os.environ) if components else None
     except ConfigError as error:

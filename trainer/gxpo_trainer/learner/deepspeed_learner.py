@@ -30,8 +30,7 @@ from gxpo_trainer.learner.setup import (
     open_engine,
 )
 from gxpo_trainer.learner.shards import Parking, open_shards
-from gxpo_trainer.rules.contract import BackwardResult, OptimizerState, norm
-from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
+from gxpo_trainer.rules.contract import AdamWRecurrence, BackwardResult, OptimizerState, SGDRecurrence, norm
 from gxpo_trainer.runtime.processes import resident_bytes
 from gxpo_trainer.types import Metrics
 

@@ -22,7 +22,7 @@ from gxpo_trainer.errors import ConfigError, Stalled, TrainingError, VerifierFai
 from gxpo_trainer.grading.http_rewards import HttpReward
 from gxpo_trainer.grading.options import EXTRA_KEY
 from gxpo_trainer.grading.pool import Pair, VerifierPool
-from gxpo_trainer.grading.rewards import check_allowed, check_urls, tokens
+from gxpo_trainer.grading.rewards import OWN, check_urls, tokens
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks, trace_this_process
@@ -98,7 +98,7 @@ class VerifierActor:
 
 def make_pool(config: VerifierConfig, workers: int) -> VerifierPool:
     """The verifier pool of a run, without reward components when correctness is the only reward."""
-    rewards = tuple((reward.name, reward.weight) for reward in config.worker_rewards)
+    rewards = [reward.model_dump(mode="json") for reward in config.worker_rewards]
     return VerifierPool(workers, config.deadline_s, config.memory_mb, rewards)
 
 
@@ -168,9 +168,7 @@ def check_rewards(config: VerifierConfig) -> None:
     Raises ConfigError when a class is not allowlisted or cannot be constructed, or when an address is not allowed.
     """
     make_http_rewards(config)
-    names = [reward.name for reward in config.worker_rewards]
-    check_allowed(names, os.environ)
-    if not any(":" in name for name in names):
+    if all(reward.name in OWN for reward in config.worker_rewards):
         return
     try:
         with make_pool(config, workers=1) as pool:

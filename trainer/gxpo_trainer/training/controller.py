@@ -160,7 +160,8 @@ class Controller:
         rollouts = self.rollouts.batch(number)
         synced = self._sync() if self.rollouts.sync_due else {}
         proofs.check_verdicts(self.config, rollouts.groups)
-        batch, metrics = make_batch(rollouts.groups, self.config.learner.loss, self.config.rollout.max_new_tokens)
+        learner, limit = self.config.learner, self.config.rollout.max_new_tokens
+        batch, metrics = make_batch(rollouts.groups, learner.loss, limit, learner.advantage)
         rate = learning_rate(self.config.learner.optimizer, number, self.config.budget.steps)
         with self.pool.timeline.during("learner", "updating"):
             result = self.learners.train_step(

@@ -56,6 +56,7 @@ def train_in_launch(
     resume: bool = False,
     continue_run: bool = False,
     loggers: Sequence[str] = (),
+    logger_options: Sequence[str] = (),
     progress: TrainingProgress | None = None,
 ) -> str:
     """Check everything, then run; returns the bound or the request that ended the run."""
@@ -63,7 +64,8 @@ def train_in_launch(
     watch = ProgressWatch(config.timeouts)
     with Watchdog(watch, launch.end_stalled, launch.show_idle):
         prepared = prepare(config, out_dir, resume=resume, continue_run=continue_run, watch=watch)
-        exporters = make_exporters(loggers, out_dir, run_name=config.name, config=config.model_dump(mode="json"))
+        dump = config.model_dump(mode="json")
+        exporters = make_exporters(loggers, out_dir, run_name=config.name, config=dump, options=logger_options)
         with (
             RunReporter(out_dir, exporters=exporters) as reporter,
             progress or TrainingProgress(config.budget, name=config.name) as display,

@@ -1,17 +1,15 @@
-"""A rule is one file: a fourth one, registered here, is known everywhere without another edit."""
+"""A rule of an installed package (tests/support/workbench) is known everywhere without an edit of ours."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import tomllib
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import pytest
 import torch
-from pydantic import Field
-from support.registered_rule import registered
 from support.toy_learner import ToyLearner, quadratic
 
 from docs_build.settings import render_page, undescribed
@@ -26,58 +24,13 @@ from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps.grid import SweepRequest, plan
 from gxpo_services.sweeps.groups import validate_sweep
 from gxpo_trainer.cli import _comments
-from gxpo_trainer.config import GateConfig, GxpoRule, RuleSettings, RunConfig
+from gxpo_trainer.config import GxpoRule, RunConfig
 from gxpo_trainer.config.io import build, learning_rate_control, to_toml
-from gxpo_trainer.config.rules import RULES, Family, GateSignal, PassCount, rule_name, run_label
+from gxpo_trainer.config.rules import RULES, known_rules, rule_name, run_label
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.rules.contract import RuleLearner, finish_plain_step, make_rule
-from gxpo_trainer.types import StepReport
+from gxpo_trainer.rules.contract import make_rule
 
-
-class RepeatedSettings(RuleSettings):
-    """Plain optimizer steps on one batch, halved for good by a gate on the gradient's norm."""
-
-    label: ClassVar[str] = "Repeated"
-    family: ClassVar[Family] = "look-ahead"
-    implementation: ClassVar[str] = f"{__name__}:Repeated"
-    passes: ClassVar[PassCount] = PassCount(0, ("repeats",))
-    gate_signal: ClassVar[GateSignal | None] = GateSignal("grad/norm_g0", "first gradient norm")
-    symbols: ClassVar[Mapping[str, str]] = {"repeats": "R", "alpha": "α"}
-    label_settings: ClassVar[tuple[str, ...]] = ("repeats",)
-
-    name: Literal["repeated"] = "repeated"
-    repeats: int = Field(2, ge=1, description="R: optimizer steps on one batch.")
-    alpha: float = Field(0.25, le=0.9, description="Not used; shared with the base of a sweep.")
-    gate: GateConfig = GateConfig()
-
-    @property
-    def learning_rate_factor(self) -> float | None:
-        return float(self.repeats)
-
-
-class Repeated:
-    """The rule of `RepeatedSettings`."""
-
-    name: ClassVar[str] = "repeated"
-
-    def __init__(self, settings: RepeatedSettings) -> None:
-        self.settings = settings
-
-    def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
-        reports = [finish_plain_step(learner, learner.backward()) for _ in range(self.settings.repeats)]
-        return StepReport(reports[-1].metrics, backward_passes=len(reports))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        assert not state
-
-
-@pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
-    with registered(RepeatedSettings):
-        yield
+pytestmark = pytest.mark.usefixtures("workbench")
 
 
 def config(**rule: Any) -> RunConfig:
@@ -94,17 +47,20 @@ def dashboard_rules() -> Rules:
 
 
 def test_a_config_names_it_and_is_written_and_read_again() -> None:
-    found = config(repeats=3)
-    assert found.learner.rule == RepeatedSettings(repeats=3)
-    assert 'name = "repeated"\nrepeats = 3' in to_toml(found)
-    assert build(found.model_dump()) == found
+    made = config(repeats=3, ceiling="none")
+    rule = made.learner.rule
+    assert (type(rule).__name__, rule.repeats, rule.ceiling) == ("RepeatedRule", 3, None)
+    assert 'name = "repeated"\nrepeats = 3' in to_toml(made)
+    assert made.sha256() != config(repeats=4, ceiling="none").sha256()
+    assert build(made.model_dump()) == made
+    assert build(tomllib.loads(to_toml(made))) == made
     assert build({}, ["learner.rule.name=repeated", "learner.rule.repeats=4"]).learner.rule.repeats == 4
 
 
 def test_error_messages_name_it_and_its_settings() -> None:
     with pytest.raises(ConfigError, match=r'must be one of "grpo", "sfpo", "gxpo", .*"repeated"'):
         build({"learner": {"rule": {"name": "ppo"}}})
-    with pytest.raises(ConfigError, match=r'learner.rule.name: is missing; set it to .*"gxpo", .* or "repeated"'):
+    with pytest.raises(ConfigError, match=r'learner.rule.name: is missing; set it to .*"gxpo", .*"repeated"'):
         build({"learner": {"rule": {"k": 3}}})
     with pytest.raises(ConfigError, match=r"learner\.rule\.repeats = 0: must be at least 1"):
         config(repeats=0)
@@ -113,7 +69,7 @@ def test_error_messages_name_it_and_its_settings() -> None:
 
 
 def test_the_schema_and_the_page_of_settings_have_it() -> None:
-    assert config_schema()["$defs"]["RepeatedSettings"]["x-rule"] == {
+    assert config_schema()["$defs"]["RepeatedRule"]["x-rule"] == {
         "label": "Repeated",
         "family": "look-ahead",
         "passes_per_step": {"gate_open": {"constant": 0, "settings": ["repeats"]}, "gate_closed": 1},
@@ -205,11 +161,12 @@ def test_it_trains() -> None:
     assert toy.flat().tolist() == pytest.approx([0.81, 0.64], rel=1e-12)
 
 
-@pytest.mark.parametrize("settings", [*RULES, RepeatedSettings])
-def test_declarations_agree_with_the_settings(settings: type[RuleSettings]) -> None:
+@pytest.mark.parametrize("place", range(len(RULES) + 1))
+def test_declarations_agree_with_the_settings(place: int) -> None:
+    settings = known_rules()[place]
     example = settings.model_validate({})
     assert make_rule(example).name == rule_name(settings) == example.name
-    assert re.fullmatch(r"[a-z][a-z0-9_]{0,19}", example.name), "the service's column has 20 characters"
+    assert re.fullmatch(r"[a-z][a-z0-9_]{0,19}", example.name)
     assert (settings.gate_signal is None) == (example.gate_config is None)
     assert set(settings.label_settings) <= settings.symbols.keys()
     for path in (*settings.symbols, *settings.passes.settings):
