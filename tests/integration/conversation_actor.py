@@ -10,8 +10,7 @@ from typing import Any
 
 from gxpo_trainer.environments.contract import Call, Message, Observation, Reply, Turn
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.rollout.open_groups import Intake
-from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
 

@@ -23,8 +23,16 @@ import numpy.typing as npt
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.data.chat import ObservationEncoder, render_messages
 from gxpo_trainer.environments.contract import Call, Environments, Message, Observation, Reply, Turn
-from gxpo_trainer.rollout.open_groups import CompleteGroups, Intake, TurnEngine, finish_reason, sample_seed
-from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.requests import (
+    CompleteGroups,
+    EpisodeStart,
+    Intake,
+    SampleRequest,
+    SamplingSettings,
+    TurnEngine,
+    finish_reason,
+    sample_seed,
+)
 from gxpo_trainer.rollout.vllm_driver import Response
 from gxpo_trainer.types import Episode, EpisodeEnd, Group, Sample, Utterance
 
@@ -121,7 +129,7 @@ class _OpenGroup:
 
 
 class Conversations:
-    """Every sample is an episode in an environment (`open_groups.OpenGroups`)."""
+    """Every sample is an episode in an environment (`requests.OpenGroups`)."""
 
     def __init__(
         self,

@@ -27,8 +27,16 @@ import ray
 from gxpo_trainer.environments.contract import Environments
 from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.rollout.conversations import Conversations
-from gxpo_trainer.rollout.open_groups import Indexed, Intake, OpenGroups, SingleTurns
-from gxpo_trainer.rollout.requests import FinishedGroups, SamplerSettings, SamplingSettings, StreamEnd
+from gxpo_trainer.rollout.requests import (
+    FinishedGroups,
+    Indexed,
+    Intake,
+    OpenGroups,
+    SamplerSettings,
+    SamplingSettings,
+    SingleTurns,
+    StreamEnd,
+)
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
 from gxpo_trainer.runtime.locks import OwnedDirectory
 from gxpo_trainer.runtime.processes import frozen_allocations

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from gxpo_trainer.rollout.open_groups import Intake, sample_seed
+from gxpo_trainer.rollout.requests import Intake, sample_seed
 
 A, B = cast(Any, (0, "a")), cast(Any, (1, "b"))
 
