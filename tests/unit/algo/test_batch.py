@@ -362,6 +362,7 @@ def test_mini_batches_are_whole_groups_with_their_own_denominators() -> None:
     assert tuple(s for part in parts for s in part.sequences) == batch.sequences
     for part in parts:
         assert part.scale == with_scale(part.sequences, TOKEN_LIMIT).scale
+    assert mini_batches(batch, 1) == [batch]
 
 
 def test_more_mini_batches_than_prompts_are_refused() -> None:

@@ -361,6 +361,7 @@ def test_values_of_a_heat_map_are_in_order_and_mixed_settings_are_named() -> Non
     ]
     assert heat_map(settings, [1.0, 2.0, 3.0], "tau", "gate").x_values == (0.5, 2, "Infinity")
     assert heat_map(settings, [1.0, 2.0, 3.0], "tau", "gate").y_values == (True, 1)
+    assert heat_map([{"x": x, "y": 1} for x in (0.5, 0)], [1.0, 2.0], "x", "y").x_values == (0, 0.5)
     assert heat_map(settings, [1.0] * 3, "gate", "w").mixed == ("tau",)
     assert varied_settings(settings) == ["tau", "gate", "w"]
     assert varied_settings([{"a": 1, "b": 2}, {"a": 1.0, "b": None}]) == ["b"]

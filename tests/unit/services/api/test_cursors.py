@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gxpo_services.api.errors import Invalid
-from gxpo_services.api.fields import Kind, Position, decode_cursor, encode_cursor
+from gxpo_services.api.fields import Kind, Position, decode_cursor, encode_cursor, new_id
 
 NUMBERS = st.integers(0, 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
@@ -24,6 +24,13 @@ def test_floats_and_infinities_come_back_exactly(value: float | None, number: in
 @given(TEXTS, NUMBERS)
 def test_texts_come_back_exactly(value: str, number: int) -> None:
     assert decode_cursor(encode_cursor("+name", Position(value, number)), "+name", "text") == Position(value, number)
+
+
+def test_an_id_begins_with_its_time_in_base_32() -> None:
+    # 1,000 ms = 31 × 32 + 8: digits z and 8 of Crockford's alphabet.
+    made = new_id("r", now=1.0)
+    assert made[:11] == "r00000000z8"
+    assert len(made) == 21
 
 
 def made_of(*body: object) -> str:
