@@ -6,7 +6,6 @@ for an omitted line; it counts as a line and has no content.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from gxpo_services.api import fields
 from gxpo_services.runs.lifecycle import Outcome
 from gxpo_trainer.jsonl import decode_number
 
@@ -120,10 +120,9 @@ def parse(body: bytes) -> Batch:
 def read_json(data: bytes) -> Any:
     """Strict JSON. Raises BadRow."""
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise BadRow("body", f"is not valid JSON ({reason})") from None
+        return fields.read_json(data)
+    except ValueError as error:
+        raise BadRow("body", f"is not valid JSON ({error})") from None
 
 
 def replace_odd_characters(outcome: Any) -> None:
@@ -319,11 +318,8 @@ def _text(row: Mapping[str, Any], name: str, place: str, longest: int = LONGEST_
 
 
 def _check_free(value: Any, place: str, levels: int) -> None:
-    """Reject numbers that JSON cannot represent (1e999) and excessive nesting."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise BadRow(place, "contains a number out of range")
-    elif isinstance(value, dict | list):
+    """Reject excessive nesting."""
+    if isinstance(value, dict | list):
         if levels == 0:
             raise BadRow(place, f"is nested more than {_DEEPEST} levels deep")
         for item in value.values() if isinstance(value, dict) else value:
@@ -343,7 +339,3 @@ def _check_texts(value: Any, place: str, levels: int) -> None:
                 _check_texts(key, place, levels)
             inner = f"{key}" if place == "body" else (f"{place}[{key}]" if isinstance(key, int) else place)
             _check_texts(item, inner, levels - 1)
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is not valid JSON; write it as a string")

@@ -6,7 +6,6 @@ complete; checkpoints that are deleted during the listing are skipped."""
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from zipstream import ZipStream
 
 from gxpo_services.api.dependencies import ExistingRun, ServiceRoute, Settings
 from gxpo_services.api.errors import Conflict, NotFound, Problem, responses
-from gxpo_services.api.fields import MAX_STEP, JsonNumber
+from gxpo_services.api.fields import MAX_INTEGER, MAX_STEP, JsonNumber, read_json
 from gxpo_services.api.streams import requested_range
 from gxpo_services.outputs.files import RunFiles
 
@@ -133,10 +132,10 @@ class PolicyArchive:
 def _inspect(run: RunFiles, name: str, step: int) -> CheckpointView:
     run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)
     created_at = run.status(CHECKPOINTS, name, MANIFEST).st_mtime
-    state: Any = json.loads(run.read(CHECKPOINTS, name, STATE, most_bytes=_LARGEST_JSON))
+    state: Any = read_json(run.read(CHECKPOINTS, name, STATE, most_bytes=_LARGEST_JSON))
     score = state.get("score") if isinstance(state, dict) else None
     size = sum(run.status(CHECKPOINTS, name, *path).st_size for path in run.files(CHECKPOINTS, name))
-    if isinstance(score, bool) or not isinstance(score, int | float):
+    if type(score) is not float and (type(score) is not int or abs(score) > MAX_INTEGER):
         score = None
     return CheckpointView(step=step, score=score, size_bytes=size, created_at=created_at, best=False, newest=False)
 
