@@ -89,6 +89,7 @@ class ServiceSettings(BaseSettings):
     )
 
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
+    max_head_s: float = Field(10.0, gt=0, description="Time in which the head of a request must arrive.")
     max_body_s: float = Field(60.0, gt=0, description="Time in which a request body must arrive.")
     log_json: bool = Field(False, description="Log one JSON object per line instead of text.")
 

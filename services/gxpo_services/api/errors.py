@@ -118,7 +118,11 @@ class TooLarge(Problem, status=413, title="Too large"):
 
 
 class TooSlow(Problem, status=408, title="Too slow"):
-    """The body did not arrive in time."""
+    """The head or the body of the request did not arrive in time."""
+
+
+class HeadTooLarge(Problem, status=431, title="Head too large"):
+    """The address and the headers together are too long."""
 
 
 class Unavailable(Problem, status=503, title="Unavailable"):

@@ -1,4 +1,4 @@
-"""Requests that no honest client sends, over sockets, to both HTTP parsers that uvicorn may use."""
+"""Requests that no honest client sends, over sockets, to the protocol of `gxpo serve` and to uvicorn with httptools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def database_url(tmp_path: Path, sqlite_template: Path) -> str:
     return f"sqlite:///{file}"
 
 
-@pytest.fixture(params=["h11", "httptools"])
+@pytest.fixture(params=["own", "httptools"])
 def address(request: pytest.FixtureRequest, settings: ServiceSettings) -> Iterator[tuple[str, int]]:
     """An API whose bodies end at LIMIT bytes, and at a second."""
     limited = settings.model_copy(update={"max_body_bytes": LIMIT, "max_body_s": 1.0})
