@@ -89,7 +89,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         generate_unique_id_function=operation_id,
     )
     app.state.settings = settings
-    app.state.database = Database(settings.url)
+    app.state.database = Database(settings.url, settings.database_timeout_s)
     logging.configure(as_json=settings.log_json)
     errors.install(app)
     install_middleware(app, settings)

@@ -24,6 +24,9 @@ class ServiceSettings(BaseSettings):
     home: Path = Field(Path("gxpo-home"), description="Folder for the database, artifacts and local token.")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in `home`.")
     database_password_file: Path | None = Field(None, description="File that contains the database password.")
+    database_timeout_s: float = Field(
+        15.0, ge=1, description="Time in which PostgreSQL must answer the API; later the answer is 503."
+    )
     artifact_root: Path | None = Field(None, description="Parent of the run folders; default: `home`/artifacts.")
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8000, ge=1, le=65535, description="Port of the API.")

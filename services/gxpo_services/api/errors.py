@@ -16,6 +16,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
+from gxpo_services.db.postgres import ServerSilent
+
 MEDIA_TYPE = "application/problem+json"
 PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
 """Content of an error response in the OpenAPI description."""
@@ -190,7 +192,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(OperationalError)
     def _database(_: Request, error: OperationalError) -> JSONResponse:
         # The statement and its values go to the log, not to the client.
-        return problem_response(Unavailable, f"the database is unavailable: {type(error.orig).__name__}")
+        reason = error.orig if isinstance(error.orig, ServerSilent) else type(error.orig).__name__
+        return problem_response(Unavailable, f"the database is unavailable: {reason}")
 
     @app.get(PROBLEMS, include_in_schema=False)
     async def problems() -> HTMLResponse:

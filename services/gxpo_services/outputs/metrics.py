@@ -18,7 +18,7 @@ from sqlalchemy import LargeBinary, Pool, Select, and_, bindparam, cast, delete,
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
-from gxpo_services.db.database import BINARY_ROWS
+from gxpo_services.db.postgres import BINARY_ROWS
 from gxpo_services.db.tables import Attempt, MetricBlock, MetricLast, MetricName
 
 BLOCK_STEPS = 128
