@@ -162,8 +162,7 @@ class _StrictRequest(Request):
         try:
             return read_json(body)
         except ValueError as error:
-            # The kind of error that FastAPI turns into one of the body.
-            raise json.JSONDecodeError(str(error), "", getattr(error, "pos", 0)) from None
+            raise json.JSONDecodeError(str(error), "", 0) from None  # what FastAPI turns into an error of the body
 
 
 class ServiceRoute(APIRoute):

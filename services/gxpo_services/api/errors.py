@@ -172,7 +172,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def _validation(_: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [FieldError(field=_path(item["loc"]), message=item["msg"]) for item in error.errors()]
+        errors = [
+            FieldError(field="body", message=f"is not valid JSON: {item['ctx']['error']}")
+            if item["type"] == "json_invalid"
+            else FieldError(field=_path(item["loc"]), message=item["msg"])
+            for item in error.errors()
+        ]
         named = "; ".join(f"{item.field}: {item.message}" for item in errors[:5])
         return problem_response(Invalid, named, errors)
 

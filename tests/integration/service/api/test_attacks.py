@@ -157,6 +157,24 @@ def test_deep_json_is_refused_everywhere(app: FastAPI, caller: TestClient, role:
     assert asked > 30
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"config": {"budget": {"hours": 1e999}}}', "1e999 is not a JSON number"),
+        ('{"config": {"budget": {"hours": NaN}}}', "NaN is not a JSON number"),
+        ('{"preset": "demo", "priority": false}', "valid integer"),
+        ('{"preset": "demo", "priority": "0"}', "valid integer"),
+        ('{"config": {"placement": {"samplers": 20000000}}}', "must be at most 10000"),
+        ('{"config": {"placement": {"samplers": 1000000000}}}', "must be at most 10000"),
+    ],
+)
+def test_numbers_are_read_strictly(client: TestClient, content: str, told: str) -> None:
+    for path in ("runs", "runs/validate"):
+        answer = client.post(f"{API}/{path}", content=content, headers={"Content-Type": "application/json"})
+        assert told in answer.text, path
+        assert answer.status_code == 422 or not answer.json()["valid"], path
+
+
 def test_a_token_of_a_launch_opens_its_own_report_and_nothing_else(
     app: FastAPI, anonymous: TestClient, database: Database
 ) -> None:
