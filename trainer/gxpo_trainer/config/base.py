@@ -21,6 +21,10 @@ MOST_MEMORY_MB = 2**24
 LONGEST_TEXT = 4096
 """Characters of a text without a bound of its own; the longest path of Linux."""
 
+Steps = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Processes = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
+
 
 class Settings(BaseModel):
     """Base of all settings classes: unknown settings are rejected, instances are immutable."""

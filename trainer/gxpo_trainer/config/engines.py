@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-from gxpo_trainer.config.base import MOST_PROCESSES, MOST_STEPS, MOST_TOKENS, Settings
+from gxpo_trainer.config.base import MOST_PROCESSES, MOST_TOKENS, Processes, Settings, Steps, Tokens
 
 STARTER_POLICIES = {"starter": "starter_policy", "starter-tools": "starter_tools_policy"}
 """Embedded policies, and the folder of each in the package `models`."""
@@ -62,7 +62,7 @@ class RolloutConfig(Settings):
 
     prompts_per_step: int = Field(64, ge=1, le=1_000_000, description="Prompts in one training step.")
     samples_per_prompt: int = Field(8, le=100_000, description="Responses per prompt: the group.")
-    max_new_tokens: int = Field(48, ge=1, le=MOST_TOKENS, description="Longest response.")
+    max_new_tokens: Tokens = Field(48, description="Longest response.")
     ignore_eos: bool = Field(False, description="Continue to max_new_tokens after an end token, for measurements.")
     temperature: float = Field(
         1.0,
@@ -171,8 +171,8 @@ def choose_transport(
 class PlacementConfig(Settings):
     """Which processes run where. Logical Ray CPUs are fractional and their sum must fit the machine."""
 
-    learner_ranks: int = Field(1, ge=1, le=MOST_PROCESSES, description="DeepSpeed ranks, one GPU each.")
-    samplers: int = Field(1, ge=1, le=MOST_PROCESSES, description="vLLM engines, one actor each.")
+    learner_ranks: Processes = Field(1, description="DeepSpeed ranks, one GPU each.")
+    samplers: Processes = Field(1, description="vLLM engines, one actor each.")
     tensor_parallel: int = Field(
         1, ge=1, le=1000, description="Devices of one engine; must divide the model's attention heads."
     )
@@ -211,9 +211,7 @@ class PlacementConfig(Settings):
     wait_s: float = Field(
         600.0, ge=0, description="How long a run waits for nodes to join its Ray and for other runs to release theirs."
     )
-    max_restarts: int = Field(
-        3, ge=0, le=MOST_STEPS, description="Recoveries of a learner from its checkpoint before giving up."
-    )
+    max_restarts: Steps = Field(3, description="Recoveries of a learner from its checkpoint before giving up.")
 
     @property
     def sampler_devices(self) -> int:

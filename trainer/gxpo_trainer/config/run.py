@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS, Fraction, Settings, TimeoutsConfig
+from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS, Fraction, Settings, Steps, TimeoutsConfig
 from gxpo_trainer.config.engines import ModelConfig, PlacementConfig, RolloutConfig
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
 from gxpo_trainer.config.tasks import DataConfig, EnvironmentConfig, EvaluationConfig, VerifierConfig
@@ -118,7 +118,7 @@ class OptimizerConfig(Settings):
     weight_decay: FiniteFloat = Field(0.0, ge=0, description="Decoupled for AdamW, added to the gradient for SGD.")
     max_grad_norm: float = Field(1.0, gt=0, description="Clip the global gradient norm; inf turns it off.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
-    warmup_steps: int = Field(0, ge=0, le=MOST_STEPS, description="Training steps of linear warm-up.")
+    warmup_steps: Steps = Field(0, description="Training steps of linear warm-up.")
 
 
 class LearnerConfig(Settings):
@@ -159,19 +159,15 @@ class LearnerConfig(Settings):
 class CheckpointConfig(Settings):
     """What is saved and kept."""
 
-    every_steps: int = Field(10, ge=0, le=MOST_STEPS, description="0: only at the end.")
+    every_steps: Steps = Field(10, description="0: only at the end.")
     keep_last: int = Field(2, ge=1, le=MOST_STEPS, description="Newest checkpoints to keep.")
-    keep_best: int = Field(
-        1, ge=0, le=MOST_STEPS, description="Best by eval/average/pass@1, kept in addition to the newest."
-    )
+    keep_best: Steps = Field(1, description="Best by eval/average/pass@1, kept in addition to the newest.")
 
 
 class DiagnosticsConfig(Settings):
     """Measurements that cost extra passes, which are counted separately."""
 
-    trajectory_every: int = Field(
-        0, ge=0, le=MOST_STEPS, description="Steps between true K-step trajectories; 0: never."
-    )
+    trajectory_every: Steps = Field(0, description="Steps between true K-step trajectories; 0: never.")
     noise_floor: bool = Field(False, description="Repeat a gradient at the same point with each trajectory.")
 
 

@@ -12,11 +12,13 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from gxpo_trainer.config.base import (
     MOST_MEMORY_MB,
-    MOST_PROCESSES,
     MOST_STEPS,
     MOST_TOKENS,
     Fraction,
+    Processes,
     Settings,
+    Steps,
+    Tokens,
     known_or_class,
 )
 
@@ -50,7 +52,7 @@ class DataConfig(Settings):
         "drop",
         description="Training problems that occur in a benchmark of this run: excluded and counted, an error, or kept.",
     )
-    max_prompt_tokens: int = Field(1024, ge=1, le=MOST_TOKENS, description="Longer prompts are excluded and counted.")
+    max_prompt_tokens: Tokens = Field(1024, description="Longer prompts are excluded and counted.")
     shuffle: bool = Field(True, description="A new order each epoch, from the seed.")
 
 
@@ -71,14 +73,11 @@ class EnvironmentConfig(Settings):
         None, description="Field of an OpenEnv observation that the policy reads; default: all of it, as JSON."
     )
     max_turns: int = Field(4, ge=1, le=10_000, description="Turns of the policy in an episode.")
-    max_observation_tokens: int = Field(
-        64,
-        ge=1,
-        le=MOST_TOKENS,
-        description="Longest answer of the environment, with its role tokens; what is longer is cut.",
+    max_observation_tokens: Tokens = Field(
+        64, description="Longest answer of the environment, with its role tokens; what is longer is cut."
     )
     deadline_s: float = Field(5.0, gt=0, description="Time limit of one call, after which its process is killed.")
-    workers: int = Field(4, ge=1, le=MOST_PROCESSES, description="Calls that run at the same time.")
+    workers: Processes = Field(4, description="Calls that run at the same time.")
     memory_mb: int = Field(1024, ge=64, le=MOST_MEMORY_MB, description="Address-space limit of an episode's process.")
 
     @field_validator("name")
@@ -208,7 +207,7 @@ AnyReward = Annotated[
 class VerifierConfig(Settings):
     """Scoring of responses in killable processes."""
 
-    workers: int = Field(2, ge=1, le=MOST_PROCESSES, description="Worker processes.")
+    workers: Processes = Field(2, description="Worker processes.")
     deadline_s: float = Field(5.0, gt=0, description="Time limit of one answer, after which its process is killed.")
     memory_mb: int = Field(2048, ge=256, le=MOST_MEMORY_MB, description="Address-space limit of a worker.")
     rewards: tuple[AnyReward, ...] = Field(
@@ -268,7 +267,7 @@ class EvaluationConfig(Settings):
         max_length=100_000,
         description="As data.template; `auto`: data.template, and boxed where that is auto too.",
     )
-    every_steps: int = Field(10, ge=0, le=MOST_STEPS, description="0: only at the end.")
+    every_steps: Steps = Field(10, description="0: only at the end.")
     samples_per_prompt: int = Field(4, ge=1, le=100_000, description="n, for pass@k up to n.")
     num_problems: int | None = Field(
         256,
