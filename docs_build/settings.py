@@ -94,7 +94,8 @@ def _values(field: FieldInfo) -> str:
     for limit in field.metadata:
         for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
             if getattr(limit, name, None) is not None:
-                bounds.append(f"{sign} {getattr(limit, name):g}")
+                bound = getattr(limit, name)
+                bounds.append(f"{sign} {bound:,}" if isinstance(bound, int) else f"{sign} {bound:g}")
     return ", ".join([_kind(field.annotation), *bounds])
 
 

@@ -42,6 +42,8 @@ HEAVY_UNDER_WAY, HEAVY_OF_ONE = 32, 4
 """Comparisons and heat maps that are computed or wait for their turn: of a process, and of one token."""
 EXPORTS_AT_ONCE, EXPORTS_OF_ONE = 8, 2
 """Running exports; each occupies a thread of the pool."""
+DOWNLOADS_AT_ONCE, DOWNLOADS_OF_ONE = 8, 2
+"""Downloads of policies; each has all its files open."""
 
 
 def create_app(settings: ServiceSettings | None = None) -> FastAPI:
@@ -69,6 +71,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         app.state.stream_slots = Slots("streams", STREAMS_AT_ONCE, STREAMS_OF_ONE)
         app.state.heavy_slots = Slots("comparisons and heat maps", HEAVY_UNDER_WAY, HEAVY_OF_ONE)
         app.state.export_slots = Slots("exports", EXPORTS_AT_ONCE, EXPORTS_OF_ONE)
+        app.state.download_slots = Slots("downloads", DOWNLOADS_AT_ONCE, DOWNLOADS_OF_ONE)
         uses = app.state.token_uses = TokenUses()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(uses.keep_writing, database)
@@ -88,7 +91,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         generate_unique_id_function=operation_id,
     )
     app.state.settings = settings
-    app.state.database = Database(settings.url)
+    app.state.database = Database(settings.url, settings.database_timeout_s)
     logging.configure(as_json=settings.log_json)
     errors.install(app)
     install_middleware(app, settings)

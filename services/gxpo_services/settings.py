@@ -26,6 +26,9 @@ class ServiceSettings(BaseSettings):
     home: Path = Field(Path("gxpo-home"), description="Folder for the database, artifacts and local token.")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in `home`.")
     database_password_file: Path | None = Field(None, description="File that contains the database password.")
+    database_timeout_s: float = Field(
+        15.0, ge=1, description="Time in which PostgreSQL must answer the API; later the answer is 503."
+    )
     artifact_root: Path | None = Field(None, description="Parent of the run folders; default: `home`/artifacts.")
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8000, ge=1, le=65535, description="Port of the API.")
@@ -96,6 +99,7 @@ class ServiceSettings(BaseSettings):
     )
 
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
+    max_head_s: float = Field(10.0, gt=0, description="Time in which the head of a request must arrive.")
     max_body_s: float = Field(60.0, gt=0, description="Time in which a request body must arrive.")
     log_json: bool = Field(False, description="Log one JSON object per line instead of text.")
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import uvicorn
 from fastapi import FastAPI
+
+from gxpo_services.api.connections import server_config
 
 _LONG_S = 60
 
 
 class HttpServer:
-    """Entering starts it; the address is what `with` gives."""
+    """Entering starts it; the address is what `with` gives. http: `own` is that of `gxpo serve`."""
 
     def __init__(
-        self, app: FastAPI, http: Literal["auto", "h11", "httptools"] = "auto", *, port: int = 0, grace_s: int = 1
+        self, app: FastAPI, http: Literal["own", "httptools"] = "own", *, port: int = 0, grace_s: int = 1
     ) -> None:
-        self._server = uvicorn.Server(
-            uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=grace_s, http=http)
-        )
+        options: dict[str, Any] = {"port": port, "log_level": "error", "timeout_graceful_shutdown": grace_s}
+        if http == "own":
+            config = server_config(app, head_s=10.0, descriptors=1024, **options)
+        else:
+            config = uvicorn.Config(app, http=http, **options)
+        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     def __enter__(self) -> str:

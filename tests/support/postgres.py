@@ -10,8 +10,11 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import psycopg
 
 USER = "gxpo"
@@ -58,6 +61,18 @@ class PostgresServer:
     def drop(self, database: str) -> None:
         with self._connect() as connection:
             connection.execute(f'DROP DATABASE IF EXISTS "{database}" WITH (FORCE)')
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """SIGSTOP for the server and its processes, as when its host is frozen; they go on after it."""
+        processes = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
 
     def close(self) -> None:
         # SIGINT: a fast shutdown. SIGTERM would wait for connections that a test left open.

@@ -6,6 +6,7 @@ Dependencies that never block are `async`: FastAPI runs all others in a thread, 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from sqlalchemy.orm import Session
 from starlette.types import Receive, Scope, Send
 
 from gxpo_services.api.errors import Forbidden, LimitReached, NotFound, Unauthorized
-from gxpo_services.api.fields import RunId
+from gxpo_services.api.fields import RunId, read_json
 from gxpo_services.api.principals import Principal, Role, TokenUses, find_by_secret
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
@@ -153,6 +154,17 @@ Submitter = Annotated[Principal, _at_least(Role.SUBMITTER)]
 Admin = Annotated[Principal, _at_least(Role.ADMIN)]
 
 
+class _StrictRequest(Request):
+    """A request whose body is read as JSON from an untrusted source."""
+
+    async def json(self) -> Any:
+        body = await self.body()
+        try:
+            return read_json(body)
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from None  # what FastAPI turns into an error of the body
+
+
 class ServiceRoute(APIRoute):
     """A route that authenticates before it reads the body, which FastAPI does before any dependency."""
 
@@ -164,7 +176,7 @@ class ServiceRoute(APIRoute):
         async def authenticated(request: Request) -> Response:
             token = await bearer(request, await _bearer(request))
             await _viewer(await run_in_threadpool(any_principal, token, request.app.state.database))
-            return await handle(request)
+            return await handle(_StrictRequest(request.scope, request.receive))
 
         return authenticated
 

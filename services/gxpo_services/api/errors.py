@@ -16,6 +16,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
+from gxpo_services.db.postgres import ServerSilent
+
 MEDIA_TYPE = "application/problem+json"
 PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
 """Content of an error response in the OpenAPI description."""
@@ -118,7 +120,11 @@ class TooLarge(Problem, status=413, title="Too large"):
 
 
 class TooSlow(Problem, status=408, title="Too slow"):
-    """The body did not arrive in time."""
+    """The head or the body of the request did not arrive in time."""
+
+
+class HeadTooLarge(Problem, status=431, title="Head too large"):
+    """The address and the headers together are too long."""
 
 
 class Unavailable(Problem, status=503, title="Unavailable"):
@@ -166,7 +172,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def _validation(_: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [FieldError(field=_path(item["loc"]), message=item["msg"]) for item in error.errors()]
+        errors = [
+            FieldError(field="body", message=f"is not valid JSON: {item['ctx']['error']}")
+            if item["type"] == "json_invalid"
+            else FieldError(field=_path(item["loc"]), message=item["msg"])
+            for item in error.errors()
+        ]
         named = "; ".join(f"{item.field}: {item.message}" for item in errors[:5])
         return problem_response(Invalid, named, errors)
 
@@ -186,7 +197,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(OperationalError)
     def _database(_: Request, error: OperationalError) -> JSONResponse:
         # The statement and its values go to the log, not to the client.
-        return problem_response(Unavailable, f"the database is unavailable: {type(error.orig).__name__}")
+        reason = error.orig if isinstance(error.orig, ServerSilent) else type(error.orig).__name__
+        return problem_response(Unavailable, f"the database is unavailable: {reason}")
 
     @app.get(PROBLEMS, include_in_schema=False)
     async def problems() -> HTMLResponse:

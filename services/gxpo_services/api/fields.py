@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from fastapi import Path
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, TypeAdapter
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from gxpo_services.api.errors import Invalid
+from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS
+from gxpo_trainer.config.messages import MOST_ERRORS
 from gxpo_trainer.jsonl import decode_number, plain
 
-MAX_INTEGER = 2**63 - 1
-"""Largest integer that the databases store."""
-MAX_STEP = 2**31 - 1
+MAX_INTEGER = LARGEST_INTEGER
+MAX_STEP = MOST_STEPS
 """Largest step, attempt or launch."""
 MAX_DEPTH = 32
 """Maximum nesting of free-form JSON."""
+MAX_VALUES = 10_000
+"""Maximum number of values in free-form JSON; a config has about 200."""
 
 JsonNumber = Annotated[float | Literal["NaN", "Infinity", "-Infinity"], BeforeValidator(plain)]
 """A number, or one of the strings for the values that JSON cannot represent."""
@@ -54,17 +58,63 @@ Text = Annotated[str, AfterValidator(_storable)]
 Word = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 Tag = Annotated[Text, StringConstraints(strip_whitespace=True, min_length=1, max_length=60)]
 
+
+class Body(BaseModel):
+    """Base of request bodies: no unknown members, and no member of another type, as `false` for a number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
 _ID = r"^[A-Za-z0-9_-]{1,64}$"
 RunId = Annotated[str, Path(pattern=_ID, description="Id of a run.", examples=["r01jd5cv3q80000000000"])]
 GroupId = Annotated[str, Path(pattern=_ID, description="Id of a group.", examples=["g01jd5cv3q80000000000"])]
 Id = Annotated[str, Field(pattern=_ID)]
 
 
+def read_json(data: bytes | str) -> Any:
+    """The value in JSON from an untrusted source, whose size the caller has limited.
+
+    Raises ValueError for anything but JSON: for NaN and Infinity, for numbers that no float can hold (1e999), and for
+    nesting deeper than _MAX_NESTING levels, which would exhaust the stack of whatever walks through the value.
+    """
+    text = data if isinstance(data, str) else data.decode("utf-8")
+    try:
+        value = json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {_MAX_NESTING} levels") from None
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(_MAX_NESTING):
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"it is nested deeper than {_MAX_NESTING} levels")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse_number(text)
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:40]} is not a JSON number of double precision; NaN and infinities are strings")
+
+
+_MAX_NESTING = 64
+"""More than MAX_DEPTH, because free-form parts lie within a request."""
+_LONGEST_KEY = 100
+
+
 def faults(value: Any) -> list[tuple[str, str]]:
-    """(dotted path, error) for texts, integers and depths in free-form JSON that the databases cannot store."""
+    """(dotted path, error) for texts, integers and depths in free-form JSON that the databases cannot store, or for
+    more than MAX_VALUES values. Paths contain at most MAX_DEPTH keys of _LONGEST_KEY characters."""
     reasons: list[tuple[str, str]] = []
     waiting: list[tuple[str, Any, int]] = [("", value, 0)]
+    visited = 0
     while waiting:
+        visited += 1
+        if visited + len(waiting) > MAX_VALUES:
+            return [("", f"has more than {MAX_VALUES} values")]
         path, item, depth = waiting.pop()
         if depth > MAX_DEPTH:
             reasons.append((path, f"is nested deeper than {MAX_DEPTH} levels"))
@@ -74,15 +124,19 @@ def faults(value: Any) -> list[tuple[str, str]]:
                 reasons.append((path, fault))
         elif isinstance(item, int) and abs(item) > MAX_INTEGER:
             reasons.append((path, f"must be an integer of at most {MAX_INTEGER}"))
+        elif isinstance(item, Mapping | list | tuple) and len(item) > MAX_VALUES:
+            reasons.append((path, f"has more than {MAX_VALUES} values"))
         elif isinstance(item, Mapping):
             for key, inner in item.items():
-                if text_fault(key) is not None:
+                if len(key) > _LONGEST_KEY:
+                    reasons.append((path, f"has a key of more than {_LONGEST_KEY} characters"))
+                elif text_fault(key) is not None:
                     reasons.append((path, "has a key that cannot be stored"))
                 else:
                     waiting.append((f"{path}.{key}" if path else key, inner, depth + 1))
         elif isinstance(item, list | tuple):
             waiting += [(f"{path}[{number}]", inner, depth + 1) for number, inner in enumerate(item)]
-    return sorted(reasons)
+    return sorted(reasons)[:MOST_ERRORS]
 
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: without i, l, o, u
@@ -125,10 +179,10 @@ def encode_cursor(order: str, position: Position) -> str:
 def decode_cursor(cursor: str, order: str, kind: Kind) -> Position:
     """The position in a cursor. Raises Invalid when it is malformed or belongs to another order."""
     try:
-        body = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
+        body = read_json(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
         of_order, value, number = body
         position = Position(_VALUES[kind].validate_python(value), _NUMBER.validate_python(number))
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         raise Invalid.of("cursor", "is not a cursor of this list; pass next_cursor unchanged") from None
     if of_order != order:
         raise Invalid.of("cursor", "belongs to another order; leave it out when sort, order or metric_at change")

@@ -12,7 +12,7 @@ import structlog
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gxpo_services.api.errors import (
@@ -37,6 +37,7 @@ class HttpMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(namespace="gxpo", registry=self.registry)  # descriptors and memory
         labels = ("method", "path", "status")
         self.requests = Counter("gxpo_http_requests", "Requests answered.", labels, registry=self.registry)
         self.seconds = Histogram(
@@ -51,12 +52,14 @@ class _Refused(Exception):
 class _Exchange:
     """One request and its response: counts the body as it arrives, whatever its headers say of its length."""
 
-    def __init__(self, receive: Receive, send: Send, request_id: str, limit: int, body_s: float) -> None:
+    def __init__(
+        self, receive: Receive, send: Send, request_id: str, limit: int, body_s: float, *, has_body: bool
+    ) -> None:
         self._receive, self._send = receive, send
         self._request_id, self._limit = request_id.encode(), limit
         self._deadline = anyio.current_time() + body_s
         self._received = 0
-        self._complete = False
+        self._complete = not has_body
         self.status: int | None = None
         """Of the response; None until it starts."""
         self.refusal: type[TooLarge | TooSlow] | None = None
@@ -113,7 +116,9 @@ class RequestMiddleware:
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
         begin = time.perf_counter()
-        exchange = _Exchange(receive, send, request_id, self.limit, self.body_s)
+        # Without one of these a request has no body (RFC 9112, section 6.3), and nothing that an endpoint could read.
+        has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+        exchange = _Exchange(receive, send, request_id, self.limit, self.body_s, has_body=has_body)
         try:
             await self._answer(scope, exchange, request_id)
         finally:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
 from gxpo_services.api.errors import Conflict, NotFound, responses
-from gxpo_services.api.fields import Position, Text, decode_cursor, encode_cursor, new_id
+from gxpo_services.api.fields import Body, Position, Text, decode_cursor, encode_cursor, new_id
 from gxpo_services.api.principals import Role, find_by_secret, hash_token, new_token
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
@@ -25,10 +25,8 @@ from gxpo_services.settings import ServiceSettings, make_home
 RoleWord = Literal["metrics", "viewer", "submitter", "admin"]
 
 
-class TokenRequest(BaseModel):
+class TokenRequest(Body):
     """A token to create."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Text = Field(min_length=1, max_length=100, description="Name of its owner.", examples=["ci"])
     role: RoleWord = Field(

@@ -6,7 +6,6 @@ for an omitted line; it counts as a line and has no content.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from gxpo_services.api import fields
 from gxpo_services.runs.lifecycle import Outcome
 from gxpo_trainer.jsonl import decode_number
 
@@ -30,7 +30,6 @@ LONGEST_NAME = 200
 LONGEST_TEXT = 1_000_000
 LONGEST_PHASE = 200
 _MOST = 2**31 - 1
-_DEEPEST = 32
 _ODD_TEXT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 """Escapes of characters that a database cannot store: NUL and lone surrogates."""
 _ODD_CHARACTER = re.compile(r"[\x00\ud800-\udfff]")
@@ -120,10 +119,9 @@ def parse(body: bytes) -> Batch:
 def read_json(data: bytes) -> Any:
     """Strict JSON. Raises BadRow."""
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise BadRow("body", f"is not valid JSON ({reason})") from None
+        return fields.read_json(data)
+    except ValueError as error:
+        raise BadRow("body", f"is not valid JSON ({error})") from None
 
 
 def replace_odd_characters(outcome: Any) -> None:
@@ -135,7 +133,7 @@ def replace_odd_characters(outcome: Any) -> None:
 def check_texts(data: bytes, content: Any, place: str) -> None:
     """Check that a database can store all texts of `content`, parsed from `data`. Raises BadRow."""
     if _ODD_TEXT.search(data):
-        _check_texts(content, place, _DEEPEST)
+        _check_texts(content, place)
 
 
 def parse_row(kind: Kind, row: Any, place: str) -> Any:
@@ -151,7 +149,6 @@ def parse_identity(value: Any) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict):
         raise BadRow("identity", "must be a JSON object")
-    _check_free(value, "identity", _DEEPEST)
     return value
 
 
@@ -218,7 +215,7 @@ def _sample(row: dict[str, Any], place: str) -> Columns:
         "truncated": row["truncated"],
         **_episode(row, place),
     }
-    return columns | {"extra": _rest(row, place, {*columns, "group", "sample"})}
+    return columns | {"extra": _rest(row, {*columns, "group", "sample"})}
 
 
 def _episode(row: dict[str, Any], place: str) -> Columns:
@@ -254,7 +251,6 @@ def _evaluation(row: dict[str, Any], place: str) -> Columns:
         raise BadRow(place, "scores must be an object of numbers by name")
     for name, value in scores.items():
         _number(value, f"{place}.scores[{name[:40]!r}]")
-    _check_free(row, place, _DEEPEST)
     return {
         "attempt": _integer(row, "attempt", place, lowest=1),
         "step": _integer(row, "step", place),
@@ -271,7 +267,7 @@ def _event(row: dict[str, Any], place: str) -> Columns:
         "kind": _text(row, "kind", place, 60),
         "message": _text(row, "message", place, 20_000),
     }
-    return columns | {"fields": _rest(row, place, {*columns})}
+    return columns | {"fields": _rest(row, {*columns})}
 
 
 _PARSERS: dict[Kind, Callable[[dict[str, Any], str], Any]] = {
@@ -282,10 +278,8 @@ _PARSERS: dict[Kind, Callable[[dict[str, Any], str], Any]] = {
 }
 
 
-def _rest(row: Mapping[str, Any], place: str, known: set[str]) -> dict[str, Any]:
-    rest = {name: value for name, value in row.items() if name not in known}
-    _check_free(rest, place, _DEEPEST)
-    return rest
+def _rest(row: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in known}
 
 
 def _integer(row: Mapping[str, Any], name: str, place: str, *, lowest: int = 0) -> int:
@@ -318,32 +312,14 @@ def _text(row: Mapping[str, Any], name: str, place: str, longest: int = LONGEST_
     return value
 
 
-def _check_free(value: Any, place: str, levels: int) -> None:
-    """Reject numbers that JSON cannot represent (1e999) and excessive nesting."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise BadRow(place, "contains a number out of range")
-    elif isinstance(value, dict | list):
-        if levels == 0:
-            raise BadRow(place, f"is nested more than {_DEEPEST} levels deep")
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_free(item, place, levels - 1)
-
-
-def _check_texts(value: Any, place: str, levels: int) -> None:
+def _check_texts(value: Any, place: str) -> None:
     if isinstance(value, str):
         if _ODD_CHARACTER.search(value):
             raise BadRow(place, "a text contains NUL or a lone surrogate, which cannot be stored")
     elif isinstance(value, dict | list):
-        if levels == 0:
-            raise BadRow(place, f"is nested more than {_DEEPEST} levels deep")
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in pairs:
             if isinstance(key, str):
-                _check_texts(key, place, levels)
+                _check_texts(key, place)
             inner = f"{key}" if place == "body" else (f"{place}[{key}]" if isinstance(key, int) else place)
-            _check_texts(item, inner, levels - 1)
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is not valid JSON; write it as a string")
+            _check_texts(item, inner)

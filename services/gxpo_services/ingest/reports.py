@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -37,6 +37,7 @@ from gxpo_services.run_states import RunState, pending_request
 from gxpo_services.runs import lifecycle, service
 from gxpo_trainer.config.base import half_of_limit_passed
 
+METRICS_LEFT_OUT = "metrics_left_out"
 _COUNTED = (BACKWARD_PASSES, TOKENS, TRAINING_S, SCORE)
 
 
@@ -108,9 +109,16 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
         firsts[row.attempt] = min(row.step, firsts.get(row.attempt, row.step))
     begun = {attempt: first for attempt, first in firsts.items() if before.get(attempt) != first}
     metrics.put_first_steps(session, run.number, begun)
+    present = metrics.summaries(session, run.number)
+    rows, left_out = _within_limits(session, run.number, rows, present)
     numbers = metrics.numbers_of(session, {*_COUNTED, *(name for row in rows for name in row.values)})
     _append(session, run.number, rows, numbers)
-    present = metrics.summaries(session, run.number)
+    if left_out and not events.is_recorded(session, run.number, METRICS_LEFT_OUT):
+        message = (
+            f"metric {left_out[0]!r} and {len(left_out) - 1} more are left out: a run has at most "
+            f"{metrics.MOST_OF_RUN} metrics, the service {metrics.MOST_NAMES}; report fewer names"
+        )
+        events.record(session, run.number, TRAINER, METRICS_LEFT_OUT, message)
     changed = _summarise(session, run.number, rows, numbers, present, begun, firsts)
     metrics.put_summaries(session, run.number, changed)
     newest = max(firsts)
@@ -118,6 +126,30 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     run.attempt = newest
     run.step = max(run.step, reached) if newest in before else reached
     _count(run, {name: (present | changed).get(numbers[name]) for name in _COUNTED})
+
+
+def _within_limits(
+    session: Session, run_number: int, rows: Sequence[MetricRow], present: Collection[int]
+) -> tuple[Sequence[MetricRow], list[str]]:
+    """Rows without the values of metrics that the run, or the service, has no room for; and the names of those."""
+    names = list(dict.fromkeys(name for row in rows for name in row.values))
+    known = metrics.find_numbers(session, names)
+    new = [name for name in names if known.get(name) not in present]
+    if not new:
+        return rows, []
+    had = metrics.numbers_of_run(session, run_number)
+    new = [name for name in new if known.get(name) not in had]
+    unknown = [name for name in new if name not in known]
+    room = max(0, metrics.MOST_NAMES - metrics.num_names(session)) if unknown else 0
+    beyond = {*unknown[room:]}
+    fitting = [name for name in new if name not in beyond]
+    beyond |= {*fitting[max(0, metrics.MOST_OF_RUN - len(had)) :]}
+    if not beyond:
+        return rows, []
+    kept = [
+        replace(row, values={name: value for name, value in row.values.items() if name not in beyond}) for row in rows
+    ]
+    return kept, [name for name in names if name in beyond]
 
 
 def _append(session: Session, run_number: int, rows: Sequence[MetricRow], numbers: Mapping[str, int]) -> None:

@@ -21,6 +21,7 @@ def serve(args: argparse.Namespace) -> int:
     """
     import uvicorn
 
+    from gxpo_services.api.connections import raise_descriptor_limit, server_config
     from gxpo_services.app import create_app
 
     settings = read_settings(host=args.host, port=args.port)
@@ -32,16 +33,12 @@ def serve(args: argparse.Namespace) -> int:
         need_current(settings.url)
     # Threads share the GIL: a comparison that computes would hold up each short query for 5 ms at every turn.
     sys.setswitchinterval(_SWITCH_S)
-    config = uvicorn.Config(
+    config = server_config(
         create_app(settings),
+        settings.max_head_s,
+        raise_descriptor_limit(),
         host=settings.host,
         port=settings.port,
-        # Not the one that happens to be installed: parsers differ in what they accept.
-        http="h11",
-        # Longer than clients keep an idle connection (httpx: 5 s), else a request may meet the closing one.
-        timeout_keep_alive=20,
-        # The application logs requests itself. Open streams must not delay the shutdown.
-        access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=5,
     )

@@ -6,21 +6,20 @@ complete; checkpoints that are deleted during the listing are skipped."""
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Generator
+from contextlib import ExitStack, closing
 from typing import Annotated, Any, BinaryIO
 
-from fastapi import APIRouter, Header, Path
+from fastapi import APIRouter, Depends, Header, Path, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from zipstream import ZipStream
 
-from gxpo_services.api.dependencies import ExistingRun, ServiceRoute, Settings
-from gxpo_services.api.errors import Conflict, NotFound, Problem, responses
-from gxpo_services.api.fields import MAX_STEP, JsonNumber
+from gxpo_services.api.dependencies import ExistingRun, ServiceRoute, Settings, Slots, Viewer
+from gxpo_services.api.errors import Conflict, NotFound, responses
+from gxpo_services.api.fields import MAX_INTEGER, MAX_STEP, JsonNumber, read_json
 from gxpo_services.api.streams import requested_range
 from gxpo_services.outputs.files import RunFiles
 
@@ -43,8 +42,8 @@ class CheckpointsView(BaseModel):
 
 
 CHECKPOINTS, MANIFEST, STATE, POLICY = "checkpoints", "manifest.json", "state.json", "policy"
-MOST_FILES = 400
-"""Maximum number of files of a policy; all are open during the download."""
+MOST_FILES = 64
+"""Maximum number of files of a policy; all are open during the download. A shard has 5 GB."""
 _NAME = re.compile(r"step-(\d{8,10})")
 _LARGEST_JSON = 16 * 1024 * 1024
 
@@ -99,7 +98,6 @@ class PolicyArchive:
     """
 
     def __init__(self, files: list[tuple[str, BinaryIO]]) -> None:
-        self._files = files
         self._archive = ZipStream(sized=True)
         marks = []
         for name, file in files:
@@ -110,33 +108,25 @@ class PolicyArchive:
         self.size = len(self._archive)
         self.etag = f'"{hashlib.sha256(chr(10).join(marks).encode()).hexdigest()[:32]}"'
 
-    def pieces(self, begin: int, end: int) -> Iterator[bytes]:
-        """Bytes from `begin` to before `end`, once. Closes the files."""
+    def pieces(self, begin: int, end: int) -> Generator[bytes]:
+        """Bytes from `begin` to before `end`, once; the files must be open meanwhile."""
         at = 0
-        with ExitStack() as opened:
-            for _, file in self._files:
-                opened.enter_context(file)
-            for piece in self._archive:
-                if at >= end:
-                    return
-                part = piece[max(0, begin - at) : end - at]
-                at += len(piece)
-                if part:
-                    yield part
-
-    def close(self) -> None:
-        """Close the files of an archive that is not sent."""
-        for _, file in self._files:
-            file.close()
+        for piece in self._archive:
+            if at >= end:
+                return
+            part = piece[max(0, begin - at) : end - at]
+            at += len(piece)
+            if part:
+                yield part
 
 
 def _inspect(run: RunFiles, name: str, step: int) -> CheckpointView:
     run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)
     created_at = run.status(CHECKPOINTS, name, MANIFEST).st_mtime
-    state: Any = json.loads(run.read(CHECKPOINTS, name, STATE, most_bytes=_LARGEST_JSON))
+    state: Any = read_json(run.read(CHECKPOINTS, name, STATE, most_bytes=_LARGEST_JSON))
     score = state.get("score") if isinstance(state, dict) else None
     size = sum(run.status(CHECKPOINTS, name, *path).st_size for path in run.files(CHECKPOINTS, name))
-    if isinstance(score, bool) or not isinstance(score, int | float):
+    if type(score) is not float and (type(score) is not int or abs(score) > MAX_INTEGER):
         score = None
     return CheckpointView(step=step, score=score, size_bytes=size, created_at=created_at, best=False, newest=False)
 
@@ -144,6 +134,15 @@ def _inspect(run: RunFiles, name: str, step: int) -> CheckpointView:
 router = APIRouter(
     route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
 )
+
+
+async def _download(request: Request, principal: Viewer) -> AsyncIterator[ExitStack]:
+    """A download's slot, held until the last byte is sent or the client is gone. What the endpoint puts on the stack is
+    closed then: a response that is cancelled leaves its iterator to the garbage collector. Raises LimitReached."""
+    slots: Slots = request.app.state.download_slots
+    with slots.holding(principal.token_id), ExitStack() as opened:
+        yield opened
+
 
 _ZIP: dict[str, Any] = {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}
 
@@ -158,27 +157,26 @@ def checkpoints(run_id: ExistingRun, settings: Settings) -> CheckpointsView:
     "/checkpoints/{step}/download",
     summary="A checkpoint's policy",
     response_class=StreamingResponse,
-    responses={200: _ZIP, 206: {"description": "The part that Range names.", **_ZIP}, **responses(409, 416)},
+    responses={200: _ZIP, 206: {"description": "The part that Range names.", **_ZIP}, **responses(409, 416, 429)},
 )
 def download_checkpoint(
     run_id: ExistingRun,
     step: Annotated[int, Path(ge=0, le=MAX_STEP)],
     settings: Settings,
+    opened: Annotated[ExitStack, Depends(_download)],
     range_: Annotated[str | None, Header(alias="Range", max_length=200, description="One range of bytes.")] = None,
     if_range: Annotated[str | None, Header(max_length=200, description="ETag of the earlier part.")] = None,
 ) -> StreamingResponse:
     """A zip archive of the policy's folder, loadable by transformers and vLLM. With `Range` an interrupted download
     continues."""
     try:
-        opened = open_policy(RunFiles(settings.artifacts, run_id), step)
+        files = open_policy(RunFiles(settings.artifacts, run_id), step)
     except FileNotFoundError:
         raise NotFound(f"run {run_id} has no checkpoint at step {step}") from None
-    archive = PolicyArchive(opened)
-    try:
-        part = requested_range(range_, archive.size) if if_range in (None, archive.etag) else None
-    except Problem:
-        archive.close()
-        raise
+    for _, file in files:
+        opened.enter_context(file)
+    archive = PolicyArchive(files)
+    part = requested_range(range_, archive.size) if if_range in (None, archive.etag) else None
     begin, end = part or (0, archive.size)
     headers = {
         "Content-Disposition": f'attachment; filename="{run_id}-step-{step}.zip"',
@@ -189,4 +187,5 @@ def download_checkpoint(
     if part is not None:
         headers["Content-Range"] = f"bytes {begin}-{end - 1}/{archive.size}"
     status = 200 if part is None else 206
-    return StreamingResponse(archive.pieces(begin, end), status, headers, "application/zip")
+    pieces = opened.enter_context(closing(archive.pieces(begin, end)))
+    return StreamingResponse(pieces, status, headers, "application/zip")

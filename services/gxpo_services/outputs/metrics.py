@@ -18,7 +18,7 @@ from sqlalchemy import LargeBinary, Pool, Select, and_, bindparam, cast, delete,
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
-from gxpo_services.db.database import BINARY_ROWS
+from gxpo_services.db.postgres import BINARY_ROWS
 from gxpo_services.db.tables import Attempt, MetricBlock, MetricLast, MetricName
 
 BLOCK_STEPS = 128
@@ -72,6 +72,10 @@ NEVER_SMOOTHED = "gate/"
 _NUMBERS: WeakKeyDictionary[Pool, dict[str, int]] = WeakKeyDictionary()
 """Numbers of metric names, cached by database; they are immutable."""
 _AT_ONCE = 500
+MOST_OF_RUN = 2000
+"""Maximum number of metrics of a run; ours have about 150."""
+MOST_NAMES = 100_000
+"""Maximum number of metric names in the database."""
 _MADE_NAMES = "gxpo_made_metric_names"
 
 
@@ -119,6 +123,15 @@ def numbers_of(session: Session, names: Collection[str]) -> dict[str, int]:
     insert = _insert(session)(MetricName.__table__).on_conflict_do_nothing(index_elements=["name"])
     session.execute(insert, [{"name": name} for name in missing])
     return numbers | find_numbers(session, missing)
+
+
+def num_names(session: Session) -> int:
+    return session.scalar(select(func.count()).select_from(MetricName)) or 0
+
+
+def numbers_of_run(session: Session, run_number: int) -> set[int]:
+    """Numbers of the metrics that any attempt of a run has reported, those of replaced steps too."""
+    return set(session.scalars(select(MetricBlock.name_number).where(MetricBlock.run_number == run_number).distinct()))
 
 
 def names_of(session: Session, run_number: int) -> list[str]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from gxpo_services.api.dependencies import ExistingRun, ServiceRoute, Settings
 from gxpo_services.api.errors import responses
+from gxpo_services.api.fields import read_json
 from gxpo_services.outputs.files import RunFiles
 
 
@@ -19,8 +19,8 @@ class SpanView(BaseModel):
 
     process: str = Field(examples=["engine 0", "learner", "verifier"])
     activity: str = Field(examples=["sampling", "verifying", "updating", "syncing", "saving"])
-    begin: float = Field(description="Seconds since the begin of the step.")
-    end: float
+    begin: FiniteFloat = Field(description="Seconds since the begin of the step.")
+    end: FiniteFloat
 
 
 class StepTimeline(BaseModel):
@@ -28,7 +28,7 @@ class StepTimeline(BaseModel):
 
     attempt: int
     step: int
-    begin: float = Field(description="Seconds since 1970.")
+    begin: FiniteFloat = Field(description="Seconds since 1970.")
     spans: list[SpanView]
 
 
@@ -61,10 +61,10 @@ def last_steps(run: RunFiles, count: int) -> list[StepTimeline]:
 
 def _step(line: bytes) -> StepTimeline | None:
     try:
-        row: dict[str, Any] = json.loads(line)
+        row: dict[str, Any] = read_json(line)
         spans = [dict(zip(("process", "activity", "begin", "end"), span, strict=True)) for span in row["spans"]]
         return StepTimeline.model_validate({**row, "spans": spans})
-    except (ValueError, TypeError, KeyError, RecursionError, ValidationError):
+    except (ValueError, TypeError, KeyError, ValidationError):
         return None
 
 

@@ -20,11 +20,11 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from gxpo_services.api.dependencies import Viewer
 from gxpo_services.api.errors import FieldError, Invalid, responses
-from gxpo_services.api.fields import MAX_INTEGER, Text, faults
+from gxpo_services.api.fields import Body, Text, faults
 from gxpo_services.runs.plan import cannot_fit, cannot_split, resources
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer import plugins
@@ -46,10 +46,8 @@ EXAMPLE_CONFIG: dict[str, Any] = {
 }
 
 
-class RunSource(BaseModel):
+class RunSource(Body):
     """Source of a config: exactly one of `config`, `toml` and `preset`, plus `overrides`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     config: dict[str, Any] | None = Field(
         None, description="Nested settings; omitted ones have their defaults.", examples=[EXAMPLE_CONFIG]
@@ -75,6 +73,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _PATH_STARTS = ("/", "~", "./", "../")
 _DATA_FILES = (".jsonl", ".parquet", ".json", ".csv")
 _EMBEDDED_TASK = "word_problems"
+_MOST_ITEMS = 100
 Refusals = list[tuple[str, str]]
 
 
@@ -171,9 +170,9 @@ def _is_inner_name(name: str) -> bool:
 
 
 def _items(config: Mapping[str, Any], path: str) -> Sequence[Any]:
-    """The list at a dotted path; empty where there is none."""
+    """The list at a dotted path, as far as a config accepts it; empty where there is none."""
     value = setting(config, path)
-    return value if isinstance(value, list | tuple) else ()
+    return value[:_MOST_ITEMS] if isinstance(value, list | tuple) else ()
 
 
 def setting(config: Mapping[str, Any], path: str) -> Any:
@@ -256,24 +255,9 @@ def invalid(errors: Sequence[FieldError]) -> Invalid:
 
 def _unstorable(config: RunConfig) -> list[tuple[str, str]]:
     """Settings that the config allows but the database cannot store."""
-    refused = []
-    budget = config.budget
-    numbers = {
-        "seed": config.seed,
-        "budget.steps": budget.steps,
-        "budget.backward_passes": budget.backward_passes,
-        "budget.tokens": budget.tokens,
-    }
-    for name, number in numbers.items():
-        if number is not None and number > MAX_INTEGER:
-            refused.append((name, f"must be at most {MAX_INTEGER}"))
-    if len(config.model.path) > _LONGEST_MODEL:
-        refused.append(("model.path", f"must be at most {_LONGEST_MODEL} characters"))
-    if not math.isfinite(resources(config)[0]):
-        refused.append(
-            ("placement", "learner_ranks × learner_cpus + samplers × sampler_cpus + verifier_cpus must be finite")
-        )
-    return refused
+    if len(config.model.path) <= _LONGEST_MODEL:
+        return []
+    return [("model.path", f"must be at most {_LONGEST_MODEL} characters")]
 
 
 def _above_quotas(config: RunConfig, server: ServiceSettings) -> list[tuple[str, str]]:

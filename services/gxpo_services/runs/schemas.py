@@ -6,10 +6,10 @@ import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from gxpo_services.api.errors import FieldError, ProblemDetails
-from gxpo_services.api.fields import Id, JsonNumber, Tag, Text, Word
+from gxpo_services.api.fields import Body, Id, JsonNumber, Tag, Text, Word
 from gxpo_services.api.idempotency import etag
 from gxpo_services.db.tables import RunDocument
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
@@ -37,10 +37,8 @@ class RunRequest(RunSource):
     group: Id | None = Field(None, description="Id of its group.")
 
 
-class CloneRequest(BaseModel):
+class CloneRequest(Body):
     """Differences of a clone from its original; omitted members are copied."""
-
-    model_config = ConfigDict(extra="forbid")
 
     overrides: list[Override] = Field([], max_length=200, description="`a.b=c`, applied to the original's config.")
     name: Word | None = Field(None, description="Display name.")
@@ -50,10 +48,8 @@ class CloneRequest(BaseModel):
     group: Id | None = Field(None, description="Group of the clone; null: no group.")
 
 
-class RunPatch(BaseModel):
+class RunPatch(Body):
     """Changes of an existing run; omitted members keep their values, null resets to the default."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Word | None = Field(None, description="Display name; null: the config's, which never changes.")
     tags: Tags | None = Field(None, description="All tags; they replace the current ones; null: none.")
@@ -62,10 +58,8 @@ class RunPatch(BaseModel):
     priority: Priority | None = Field(None, description="Effective while the run is queued; null: 0.")
 
 
-class BulkRequest(BaseModel):
+class BulkRequest(Body):
     """One action on many runs."""
-
-    model_config = ConfigDict(extra="forbid")
 
     action: BulkAction
     runs: Annotated[list[Id], Field(min_length=1, max_length=500, description="Ids.")]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from gxpo_services.api.errors import FieldError, Invalid
-from gxpo_services.api.fields import MAX_INTEGER, Text, Word
+from gxpo_services.api.fields import MAX_INTEGER, Body, Text, Word
 from gxpo_services.runs.configs import RunSource, Settings, checked, invalid, overridden, settings_of
 from gxpo_services.runs.schemas import Notes, Priority, Tags
 from gxpo_services.settings import ServiceSettings
@@ -22,17 +22,16 @@ from gxpo_trainer.config.messages import config_error
 from gxpo_trainer.config.rules import COMPARED_LABELS, compared_rules, in_words, known_rules, rule_name
 
 SweepPreset = Literal["alpha", "k", "tau", "rules"]
-Scalar = bool | int | float | Text
+_Integer = Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
+Scalar = bool | _Integer | float | Annotated[Text, Field(max_length=100_000)]
 GridValue = Scalar | Annotated[list[Scalar], Field(max_length=20)] | None
 Path = Annotated[Text, Field(min_length=1, max_length=200)]
 MAX_RUNS = 500
 """Runs of one sweep."""
 
 
-class SweepRequest(BaseModel):
+class SweepRequest(Body):
     """One base config × a grid of settings × seeds."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Word = Field(description="Display name; a prefix of the runs' names.", examples=["alpha ablation"])
     base: RunSource = Field(description="The base config of all runs.", examples=[{"preset": "demo"}])
@@ -205,6 +204,8 @@ def _variants(
                 if item.field.startswith("grid["):  # an override; name it by its axis
                     item.field = f"grid.{list(values)[int(item.field[5:-1])]}"
             errors += error.errors
+            if len(errors) >= _MOST_ERRORS:
+                break  # the other combinations of a bad base would only repeat its errors
     if errors:
         raise invalid(errors[:_MOST_ERRORS])
     return variants

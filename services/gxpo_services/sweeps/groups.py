@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, BackgroundTasks, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
@@ -22,7 +22,7 @@ from gxpo_services.api.dependencies import (
     WriteSession,
 )
 from gxpo_services.api.errors import Conflict, FieldError, Forbidden, Gone, Invalid, NotFound, responses
-from gxpo_services.api.fields import GroupId, Position, Text, Word, decode_cursor, encode_cursor
+from gxpo_services.api.fields import Body, GroupId, Position, Text, Word, decode_cursor, encode_cursor
 from gxpo_services.api.idempotency import (
     ETAG_HEADER,
     IfMatch,
@@ -45,10 +45,8 @@ from gxpo_trainer.config.rules import run_label
 from gxpo_trainer.jsonl import plain
 
 
-class GroupRequest(BaseModel):
+class GroupRequest(Body):
     """An empty group, for runs that are submitted individually."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Word = Field(description="Display name.", examples=["GRPO, SFPO and GXPO"])
 
@@ -109,10 +107,8 @@ class GroupPage(BaseModel):
     next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
 
 
-class GroupPatch(BaseModel):
+class GroupPatch(Body):
     """Changes of a group."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Word = Field(description="Display name. Names of its runs stay.")
 

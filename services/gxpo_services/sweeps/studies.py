@@ -11,13 +11,13 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import Conflict, Invalid, NotFound, responses
-from gxpo_services.api.fields import GroupId, JsonNumber, Text
+from gxpo_services.api.fields import Body, GroupId, JsonNumber, Text
 from gxpo_services.api.idempotency import Submission, answer, creation_responses
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.tables import STUDY, Group, Run
@@ -34,10 +34,8 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.studies.definition import RunKey, RunResult, Study, best_rate, largest_cost, pending, run_config
 
 
-class StudyRequest(BaseModel):
+class StudyRequest(Body):
     """A study file (docs/studies.md)."""
-
-    model_config = ConfigDict(extra="forbid")
 
     toml: Annotated[Text, Field(max_length=200_000)] = Field(description="Content of the file.")
     tags: Tags = Field([], description="Tags of every run.")

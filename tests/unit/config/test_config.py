@@ -7,11 +7,13 @@ import math
 from pathlib import Path
 
 import pytest
+from support.bounds import unbounded
 
 from docs_build.settings import undescribed
-from gxpo_trainer.config import GxpoRule, RunConfig
+from gxpo_trainer.config import GxpoRule, RunConfig, Settings
 from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.studies.definition import Study
 
 
 def refusal(*overrides: str) -> str:
@@ -114,6 +116,16 @@ def test_an_engine_is_given_more_sequences_where_some_wait_for_their_environment
 
 def test_every_setting_has_a_description() -> None:
     assert undescribed() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "exceptions"),
+    # The seeds of a study are those of its runs, whose configs bound them.
+    [(RunConfig, set()), (Study, {"seeds[]: integer", "ladder.seeds[]: integer"})],
+)
+def test_every_count_text_and_list_has_an_upper_bound(settings: type[Settings], exceptions: set[str]) -> None:
+    schema = settings.model_json_schema()
+    assert set(unbounded(schema, schema["$defs"])) == exceptions
 
 
 RECORDINGS = Path(__file__).parents[2] / "browser" / "recordings"

@@ -181,6 +181,9 @@ def test_a_host_sums_all_processes() -> None:
     two = fit_of(small(device=CPU, kv_bytes=10**6, learner_ranks=1, samplers=2), EXACT).phases[0]
     sampler = fit_of(small(device=CPU, kv_bytes=10**6), EXACT).sampler
     assert two.num_bytes - one.num_bytes == sampler.weights + sampler.working + sampler.kv
+    # More than a list could hold: the work does not grow with the number.
+    many = fit_of(small(device=CPU, kv_bytes=10**6, learner_ranks=1, samplers=10**15), EXACT).phases[0]
+    assert many.num_bytes - one.num_bytes == (10**15 - 1) * (two.num_bytes - one.num_bytes)
 
 
 def test_rules_stand_side_by_side_with_the_runs_own_marked() -> None:

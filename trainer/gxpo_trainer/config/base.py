@@ -8,11 +8,29 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# Far above what any run needs: they keep a mistyped or hostile config from occupying whoever validates or plans it.
+LARGEST_INTEGER = 2**63 - 1
+"""Largest integer that the service's databases store."""
+MOST_STEPS = 2**31 - 1
+MOST_TOKENS = 2**24
+"""Of one sequence."""
+MOST_PROCESSES = 10_000
+"""Of one kind, or threads of one process."""
+MOST_MEMORY_MB = 2**24
+LONGEST_TEXT = 4096
+"""Characters of a text without a bound of its own; the longest path of Linux."""
+
+Steps = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Processes = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
+
 
 class Settings(BaseModel):
     """Base of all settings classes: unknown settings are rejected, instances are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=True, protected_namespaces=(), str_max_length=LONGEST_TEXT
+    )
 
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

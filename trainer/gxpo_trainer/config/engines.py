@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-from gxpo_trainer.config.base import Settings
+from gxpo_trainer.config.base import MOST_PROCESSES, MOST_TOKENS, Processes, Settings, Steps, Tokens
 
 STARTER_POLICIES = {"starter": "starter_policy", "starter-tools": "starter_tools_policy"}
 """Embedded policies, and the folder of each in the package `models`."""
@@ -36,7 +36,7 @@ class ModelConfig(Settings):
         None, description="Hub names only: branch, tag or commit; a run holds the commit that it is resolved to."
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
-    max_length: int = Field(4096, ge=8, description="Longest prompt plus response, in tokens.")
+    max_length: int = Field(4096, ge=8, le=MOST_TOKENS, description="Longest prompt plus response, in tokens.")
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "varlen"] = Field(
         "auto",
         description="Of the learner. varlen: torch's variable-length kernel. auto: sdpa; on GPUs in bf16 "
@@ -60,9 +60,9 @@ LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
 class RolloutConfig(Settings):
     """Sampling by vLLM."""
 
-    prompts_per_step: int = Field(64, ge=1, description="Prompts in one training step.")
-    samples_per_prompt: int = Field(8, description="Responses per prompt: the group.")
-    max_new_tokens: int = Field(48, ge=1, description="Longest response.")
+    prompts_per_step: int = Field(64, ge=1, le=1_000_000, description="Prompts in one training step.")
+    samples_per_prompt: int = Field(8, le=100_000, description="Responses per prompt: the group.")
+    max_new_tokens: Tokens = Field(48, description="Longest response.")
     ignore_eos: bool = Field(False, description="Continue to max_new_tokens after an end token, for measurements.")
     temperature: float = Field(
         1.0,
@@ -82,12 +82,15 @@ class RolloutConfig(Settings):
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Sampler weights; auto: the learner's.")
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1, description="GPU only: share of memory for the sampler.")
-    cpu_kv_cache_gib: int = Field(1, ge=1, description="CPU only: KV cache in GiB.")
-    max_num_seqs: int = Field(512, ge=1, description="Maximum number of sequences sampled at the same time.")
+    cpu_kv_cache_gib: int = Field(1, ge=1, le=65_536, description="CPU only: KV cache in GiB.")
+    max_num_seqs: int = Field(
+        512, ge=1, le=1_000_000, description="Maximum number of sequences sampled at the same time."
+    )
     enforce_eager: bool = Field(True, description="No graph capture; false is faster on GPUs after a longer start.")
     async_depth: int = Field(
         0,
         ge=0,
+        le=1000,
         description="Steps that sampling may run ahead of the learner: weights as old as version t − 1 − async_depth "
         "sample the batch of step t. 0: strictly on-policy, the loop of the paper.",
     )
@@ -168,9 +171,11 @@ def choose_transport(
 class PlacementConfig(Settings):
     """Which processes run where. Logical Ray CPUs are fractional and their sum must fit the machine."""
 
-    learner_ranks: int = Field(1, ge=1, description="DeepSpeed ranks, one GPU each.")
-    samplers: int = Field(1, ge=1, description="vLLM engines, one actor each.")
-    tensor_parallel: int = Field(1, ge=1, description="Devices of one engine; must divide the model's attention heads.")
+    learner_ranks: Processes = Field(1, description="DeepSpeed ranks, one GPU each.")
+    samplers: Processes = Field(1, description="vLLM engines, one actor each.")
+    tensor_parallel: int = Field(
+        1, ge=1, le=1000, description="Devices of one engine; must divide the model's attention heads."
+    )
     device: Literal["auto", "cpu", "gpu"] = Field(
         "auto",
         description="auto: gpu where this machine, or the Ray of ray_address, has some; an event says which and why. "
@@ -181,14 +186,17 @@ class PlacementConfig(Settings):
         description="true: learner ranks and engines share GPUs, one rank for each device of an engine; false: each "
         "has its own; auto: shared where there are fewer than learner_ranks + samplers × tensor_parallel.",
     )
-    learner_cpus: FiniteFloat = Field(1.0, gt=0, description="Logical CPUs of each rank.")
-    sampler_cpus: FiniteFloat = Field(0.75, gt=0, description="Logical CPUs of each engine.")
-    verifier_cpus: FiniteFloat = Field(0.25, gt=0, description="Logical CPUs of the verifier.")
+    learner_cpus: FiniteFloat = Field(1.0, gt=0, le=1e6, description="Logical CPUs of each rank.")
+    sampler_cpus: FiniteFloat = Field(0.75, gt=0, le=1e6, description="Logical CPUs of each engine.")
+    verifier_cpus: FiniteFloat = Field(0.25, gt=0, le=1e6, description="Logical CPUs of the verifier.")
     learner_threads: int | None = Field(
-        None, ge=1, description="Torch threads of each rank; none: the cores divided by ranks."
+        None, ge=1, le=MOST_PROCESSES, description="Torch threads of each rank; none: the cores divided by ranks."
     )
     sampler_threads: int | None = Field(
-        None, ge=1, description="Threads of each device of an engine; none: the cores divided by those devices."
+        None,
+        ge=1,
+        le=MOST_PROCESSES,
+        description="Threads of each device of an engine; none: the cores divided by those devices.",
     )
     ray_address: str | None = Field(None, description="Address of a running Ray; none: start one.")
     strategy: Literal["pack", "split"] = Field(
@@ -203,7 +211,7 @@ class PlacementConfig(Settings):
     wait_s: float = Field(
         600.0, ge=0, description="How long a run waits for nodes to join its Ray and for other runs to release theirs."
     )
-    max_restarts: int = Field(3, ge=0, description="Recoveries of a learner from its checkpoint before giving up.")
+    max_restarts: Steps = Field(3, description="Recoveries of a learner from its checkpoint before giving up.")
 
     @property
     def sampler_devices(self) -> int:

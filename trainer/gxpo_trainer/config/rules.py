@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, model_validator
 
-from gxpo_trainer.config.base import Settings
+from gxpo_trainer.config.base import MOST_STEPS, Settings
 from gxpo_trainer.config.components import Choice
 from gxpo_trainer.plugins import is_class_path
 
@@ -26,14 +26,16 @@ class GateConfig(Settings):
     """The z-score gate that ends the look-ahead."""
 
     threshold: float = Field(0.5, description="τ; inf never fires.")
-    window: int = Field(30, ge=2, description="w: number of past values for mean and standard deviation.")
-    warmup: int = Field(2, ge=2, description="Values seen before z is computed; may exceed the window.")
+    window: int = Field(
+        30, ge=2, le=MOST_STEPS, description="w: number of past values for mean and standard deviation."
+    )
+    warmup: int = Field(2, ge=2, le=MOST_STEPS, description="Values seen before z is computed; may exceed the window.")
     epsilon: FiniteFloat = Field(1e-8, ge=0, description="ε in z = (value − mean) / (std + ε).")
     mode: Literal["permanent", "never", "rearm"] = Field(
         "permanent", description="permanent: off for good; never: only measured; rearm: returns after a cool-down."
     )
     two_sided: bool = Field(False, description="Fire at |z| ≥ τ (SFPO's paper) instead of z ≥ τ.")
-    rearm_after: int = Field(20, ge=1, description="rearm only: steps of cool-down.")
+    rearm_after: int = Field(20, ge=1, le=MOST_STEPS, description="rearm only: steps of cool-down.")
     rearm_threshold: float = Field(0.0, description="rearm only: z, with two_sided |z|, must be below this.")
 
     @model_validator(mode="after")
@@ -180,7 +182,7 @@ def _unit_interval(value: float) -> float:
     return value
 
 
-Depth = Annotated[int, AfterValidator(_at_least_two)]
+Depth = Annotated[int, Field(le=1_000_000), AfterValidator(_at_least_two)]
 Share = Annotated[float, AfterValidator(_unit_interval)]
 _SYMBOLS = {"k": "K", "alpha": "α", "gate.threshold": "τ"}
 _PAPER_THRESHOLD, _PAPER_SFPO_THRESHOLD = 0.5, 2.0

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-from gxpo_trainer.config.base import Fraction, Settings, TimeoutsConfig
+from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS, Fraction, Settings, Steps, TimeoutsConfig
 from gxpo_trainer.config.components import Choice
 from gxpo_trainer.config.engines import ModelConfig, PlacementConfig, RolloutConfig
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
@@ -22,7 +22,9 @@ class LoraConfig(Settings):
     alpha: float = Field(32.0, gt=0, description="Scaling; the adapter's output is multiplied by alpha / rank.")
     dropout: Fraction = Field(0.0, description="Must be 0: two passes of a rule must see the same function.")
     target_modules: tuple[str, ...] = Field(
-        ("q_proj", "k_proj", "v_proj", "o_proj"), description="Names of the linear layers that get an adapter."
+        ("q_proj", "k_proj", "v_proj", "o_proj"),
+        max_length=1000,
+        description="Names of the linear layers that get an adapter.",
     )
 
     @field_validator("dropout")
@@ -51,7 +53,9 @@ class LossSettings(Settings):
     zero_variance: Literal["keep", "drop", "resample"] = Field(
         "keep", description="Groups whose rewards are all equal: kept (no signal), excluded, or resampled."
     )
-    resample_limit: int = Field(3, ge=1, description="resample only: maximum number of extra sampling rounds per step.")
+    resample_limit: int = Field(
+        3, ge=1, le=1000, description="resample only: maximum number of extra sampling rounds per step."
+    )
     mask_truncated: bool = Field(False, description="Exclude responses truncated at the length limit from the loss.")
     proximal: Literal["auto", "learner", "sampler"] = Field(
         "auto",
@@ -161,7 +165,7 @@ class OptimizerConfig(Settings):
     weight_decay: FiniteFloat = Field(0.0, ge=0, description="Decoupled for AdamW, added to the gradient for SGD.")
     max_grad_norm: float = Field(1.0, gt=0, description="Clip the global gradient norm; inf turns it off.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
-    warmup_steps: int = Field(0, ge=0, description="Training steps of linear warm-up.")
+    warmup_steps: Steps = Field(0, description="Training steps of linear warm-up.")
 
 
 class LearnerConfig(Settings):
@@ -175,9 +179,14 @@ class LearnerConfig(Settings):
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage.")
     lora: LoraConfig | None = Field(None, description="Train adapters instead of all weights.")
     mini_batches: int = Field(
-        1, ge=1, description="Rule steps per rollout batch, each on a part of it; the gate observes their mean once."
+        1,
+        ge=1,
+        le=1_000_000,
+        description="Rule steps per rollout batch, each on a part of it; the gate observes their mean once.",
     )
-    token_budget: int = Field(4096, ge=16, description="Maximum number of tokens in one micro-batch, with padding.")
+    token_budget: int = Field(
+        4096, ge=16, le=MOST_STEPS, description="Maximum number of tokens in one micro-batch, with padding."
+    )
     packing: Literal["auto", "padded", "shared", "packed"] = Field(
         "auto",
         description="padded: sorted rows; shared: a prompt once for its short responses; "
@@ -198,25 +207,27 @@ class LearnerConfig(Settings):
 class CheckpointConfig(Settings):
     """What is saved and kept."""
 
-    every_steps: int = Field(10, ge=0, description="0: only at the end.")
-    keep_last: int = Field(2, ge=1, description="Newest checkpoints to keep.")
-    keep_best: int = Field(1, ge=0, description="Best by eval/average/pass@1, kept in addition to the newest.")
+    every_steps: Steps = Field(10, description="0: only at the end.")
+    keep_last: int = Field(2, ge=1, le=MOST_STEPS, description="Newest checkpoints to keep.")
+    keep_best: Steps = Field(1, description="Best by eval/average/pass@1, kept in addition to the newest.")
 
 
 class DiagnosticsConfig(Settings):
     """Measurements that cost extra passes, which are counted separately."""
 
-    trajectory_every: int = Field(0, ge=0, description="Steps between true K-step trajectories; 0: never.")
+    trajectory_every: Steps = Field(0, description="Steps between true K-step trajectories; 0: never.")
     noise_floor: bool = Field(False, description="Repeat a gradient at the same point with each trajectory.")
 
 
 class BudgetConfig(Settings):
     """The first bound that is reached ends the run cleanly."""
 
-    steps: int | None = Field(None, description="Training steps.")
-    backward_passes: int | None = Field(None, description="Full-batch gradients, without repeated and diagnostic ones.")
+    steps: int | None = Field(None, le=LARGEST_INTEGER, description="Training steps.")
+    backward_passes: int | None = Field(
+        None, le=LARGEST_INTEGER, description="Full-batch gradients, without repeated and diagnostic ones."
+    )
     hours: float | None = Field(None, description="Training time without evaluation, diagnostics, checkpoints.")
-    tokens: int | None = Field(None, description="Sampled tokens.")
+    tokens: int | None = Field(None, le=LARGEST_INTEGER, description="Sampled tokens.")
 
     @model_validator(mode="after")
     def _some_and_positive(self) -> BudgetConfig:
@@ -233,7 +244,7 @@ class RunConfig(Settings):
     """A whole run."""
 
     name: str = Field("run", min_length=1, max_length=200, description="Display name; need not be unique.")
-    seed: int = Field(0, ge=0, description="Data order, sampling and generated problems.")
+    seed: int = Field(0, ge=0, le=LARGEST_INTEGER, description="Data order, sampling and generated problems.")
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()

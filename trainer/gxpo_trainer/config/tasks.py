@@ -10,7 +10,16 @@ from urllib.parse import urlsplit
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from gxpo_trainer.config.base import Fraction, Settings
+from gxpo_trainer.config.base import (
+    MOST_MEMORY_MB,
+    MOST_STEPS,
+    MOST_TOKENS,
+    Fraction,
+    Processes,
+    Settings,
+    Steps,
+    Tokens,
+)
 from gxpo_trainer.config.components import Choice
 
 
@@ -27,18 +36,23 @@ class DataConfig(Settings):
     answer_field: str = Field("answer", description="Field that holds the final answer.")
     template: str = Field(
         "auto",
+        max_length=100_000,
         description="`plain`, `boxed`, a text with {problem}, or `auto`: plain for the embedded task, else boxed.",
     )
-    levels: tuple[int, ...] | None = Field(None, description="Keep only these MATH levels, e.g. [3, 4, 5].")
-    num_problems: int = Field(4096, ge=1, description="Embedded task only: number of generated problems.")
+    levels: tuple[Annotated[int, Field(ge=-MOST_STEPS, le=MOST_STEPS)], ...] | None = Field(
+        None, max_length=100, description="Keep only these MATH levels, e.g. [3, 4, 5]."
+    )
+    num_problems: int = Field(
+        4096, ge=1, le=10_000_000, description="Embedded task only: number of generated problems."
+    )
     difficulty: tuple[Literal["easy", "medium", "hard"], ...] = Field(
-        ("easy", "medium", "hard"), min_length=1, description="Embedded task only: levels to draw from."
+        ("easy", "medium", "hard"), min_length=1, max_length=100, description="Embedded task only: levels to draw from."
     )
     contamination: Literal["drop", "refuse", "ignore"] = Field(
         "drop",
         description="Training problems that occur in a benchmark of this run: excluded and counted, an error, or kept.",
     )
-    max_prompt_tokens: int = Field(1024, ge=1, description="Longer prompts are excluded and counted.")
+    max_prompt_tokens: Tokens = Field(1024, description="Longer prompts are excluded and counted.")
     shuffle: bool = Field(True, description="A new order each epoch, from the seed.")
 
 
@@ -63,13 +77,13 @@ class EnvironmentConfig(Settings):
     observation_field: str | None = Field(
         None, description="Field of an OpenEnv observation that the policy reads; default: all of it, as JSON."
     )
-    max_turns: int = Field(4, ge=1, description="Turns of the policy in an episode.")
-    max_observation_tokens: int = Field(
-        64, ge=1, description="Longest answer of the environment, with its role tokens; what is longer is cut."
+    max_turns: int = Field(4, ge=1, le=10_000, description="Turns of the policy in an episode.")
+    max_observation_tokens: Tokens = Field(
+        64, description="Longest answer of the environment, with its role tokens; what is longer is cut."
     )
     deadline_s: float = Field(5.0, gt=0, description="Time limit of one call, after which its process is killed.")
-    workers: int = Field(4, ge=1, description="Calls that run at the same time.")
-    memory_mb: int = Field(1024, ge=64, description="Address-space limit of an episode's process.")
+    workers: Processes = Field(4, description="Calls that run at the same time.")
+    memory_mb: int = Field(1024, ge=64, le=MOST_MEMORY_MB, description="Address-space limit of an episode's process.")
 
     @field_validator("url")
     @classmethod
@@ -158,9 +172,9 @@ class HttpRewardConfig(Settings):
     url: str = Field(description="Address that each response is posted to; the administrator must have listed it.")
     deadline_s: float = Field(30.0, gt=0, description="Time limit of one response, with all attempts and the waits.")
     retries: int = Field(
-        2, ge=0, description="More attempts after a failed connection or one of HTTP 429, 502, 503, 504."
+        2, ge=0, le=1000, description="More attempts after a failed connection or one of HTTP 429, 502, 503, 504."
     )
-    concurrency: int = Field(64, ge=1, description="Responses that are posted at the same time.")
+    concurrency: int = Field(64, ge=1, le=100_000, description="Responses that are posted at the same time.")
 
     _finite = field_validator("weight")(_usable_weight)
 
@@ -200,11 +214,11 @@ AnyReward = Annotated[
 class VerifierConfig(Settings):
     """Scoring of responses in killable processes."""
 
-    workers: int = Field(2, ge=1, description="Worker processes.")
+    workers: Processes = Field(2, description="Worker processes.")
     deadline_s: float = Field(5.0, gt=0, description="Time limit of one answer, after which its process is killed.")
-    memory_mb: int = Field(2048, ge=256, description="Address-space limit of a worker.")
+    memory_mb: int = Field(2048, ge=256, le=MOST_MEMORY_MB, description="Address-space limit of a worker.")
     rewards: tuple[AnyReward, ...] = Field(
-        (RewardConfig(),), description="Components of the reward; their weighted sum is the reward."
+        (RewardConfig(),), max_length=100, description="Components of the reward; their weighted sum is the reward."
     )
     max_failed_fraction: Fraction = Field(
         0.2, description="Stop the run when more verdicts of a step are timeout or error."
@@ -248,6 +262,7 @@ class EvaluationConfig(Settings):
 
     benchmarks: tuple[str, ...] = Field(
         ("word_problems",),
+        max_length=100,
         description="`word_problems`, `math500`, `amc23`, `gsm8k`, `minerva`, `olympiadbench`, `aime24`, "
         "or paths of .jsonl files.",
     )
@@ -255,15 +270,20 @@ class EvaluationConfig(Settings):
         None, description="Folder with local copies: `<name>.jsonl` or a folder `<name>` in hub layout; none: the hub."
     )
     template: str = Field(
-        "auto", description="As data.template; `auto`: data.template, and boxed where that is auto too."
+        "auto",
+        max_length=100_000,
+        description="As data.template; `auto`: data.template, and boxed where that is auto too.",
     )
-    every_steps: int = Field(10, ge=0, description="0: only at the end.")
-    samples_per_prompt: int = Field(4, ge=1, description="n, for pass@k up to n.")
+    every_steps: Steps = Field(10, description="0: only at the end.")
+    samples_per_prompt: int = Field(4, ge=1, le=100_000, description="n, for pass@k up to n.")
     num_problems: int | None = Field(
-        256, ge=1, description="Evaluate the first so many problems of each, in every evaluation; none: all."
+        256,
+        ge=1,
+        le=MOST_STEPS,
+        description="Evaluate the first so many problems of each, in every evaluation; none: all.",
     )
     full_at_end: bool = Field(
         False, description="At the end of the budget all problems of each too, as `eval/<benchmark>/full/…`."
     )
-    max_new_tokens: int | None = Field(None, ge=1, description="none: rollout.max_new_tokens.")
+    max_new_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS, description="none: rollout.max_new_tokens.")
     at_start: bool = Field(True, description="Also before the first step.")

@@ -52,9 +52,9 @@ def fit_of(inputs: Inputs, assumed: Assumptions) -> Fit:
     resident = True
     if not inputs.on_gpu:
         other = learner_parts(inputs, assumed, load, publishes=False)
-        processes = [learner, *[other] * (inputs.learner_ranks - 1), *[sampling] * inputs.samplers]
-        names = dict.fromkeys(name for parts in processes for name in parts)
-        total = {name: sum(parts.get(name, 0) for parts in processes) for name in names}
+        kinds = ((learner, 1), (other, inputs.learner_ranks - 1), (sampling, inputs.samplers))
+        names = dict.fromkeys(name for parts, count in kinds if count for name in parts)
+        total = {name: sum(count * parts.get(name, 0) for parts, count in kinds) for name in names}
         phases = (Phase("all processes", total, limit),)
     elif not inputs.shared:
         phases = (Phase("learner", learner, limit), Phase("sampler", sampling, limit))

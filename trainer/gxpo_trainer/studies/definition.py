@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from gxpo_trainer.config import RunConfig, Settings
+from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS
 from gxpo_trainer.config.io import load_preset, read_settings
 from gxpo_trainer.config.messages import config_error
 
@@ -27,8 +28,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 class Arm(Settings):
     """One configuration under test, trained at its own best learning rate."""
 
-    label: str = Field(min_length=1, description="Name in tables and charts.")
-    overrides: tuple[str, ...] = Field((), description="Settings `a.b=c` in addition to those of the study.")
+    label: str = Field(min_length=1, max_length=200, description="Name in tables and charts.")
+    overrides: tuple[str, ...] = Field(
+        (), max_length=200, description="Settings `a.b=c` in addition to those of the study."
+    )
     learning_rate_of: str | None = Field(None, description="Take the best rate of this arm instead of a ladder.")
     learning_rate_factor: float = Field(1.0, gt=0, description="With learning_rate_of: multiply that rate.")
 
@@ -36,9 +39,9 @@ class Arm(Settings):
 class Ladder(Settings):
     """Learning rates that every arm is tuned over, upwards until its accuracy falls."""
 
-    learning_rates: tuple[float, ...] = Field(min_length=1, description="In ascending order.")
-    seeds: tuple[int, ...] = Field(min_length=1, description="Apart from the reported seeds.")
-    backward_passes: int = Field(ge=1, description="Budget of a run of the ladder.")
+    learning_rates: tuple[float, ...] = Field(min_length=1, max_length=100, description="In ascending order.")
+    seeds: tuple[int, ...] = Field(min_length=1, max_length=100, description="Apart from the reported seeds.")
+    backward_passes: int = Field(ge=1, le=LARGEST_INTEGER, description="Budget of a run of the ladder.")
     drop: float = Field(
         0.1, gt=0, lt=1, description="A rate whose accuracy lies this far below the arm's best ends its ladder."
     )
@@ -58,7 +61,7 @@ class Extrapolation(Settings):
     """
 
     arm: str = Field(description="Arm whose reported runs keep the checkpoint.")
-    step: int = Field(ge=1, description="Step of the checkpoint.")
+    step: int = Field(ge=1, le=MOST_STEPS, description="Step of the checkpoint.")
     factor: float = Field(gt=1, description="The change of the weights up to the checkpoint is multiplied by this.")
 
 
@@ -68,23 +71,27 @@ class Study(Settings):
     name: str = Field(description="Letters, digits and dashes; names the folder of its runs and data.")
     title: str = Field(min_length=1, description="Heading of the report.")
     remarks: tuple[str, ...] = Field(
-        (), description="For the report: what was added or changed after the first run, and other circumstances."
+        (),
+        max_length=1000,
+        description="For the report: what was added or changed after the first run, and other circumstances.",
     )
     preset: str = Field("demo", description="Settings that all arms start from.")
-    overrides: tuple[str, ...] = Field((), description="Settings `a.b=c` of all arms.")
+    overrides: tuple[str, ...] = Field((), max_length=200, description="Settings `a.b=c` of all arms.")
     baseline: str = Field(description="Arm that the others are compared with.")
-    seeds: tuple[int, ...] = Field(min_length=2, description="Reported seeds, shared by all arms.")
-    backward_passes: int = Field(ge=1, description="Budget of a reported run.")
-    evaluate_every: int = Field(ge=1, description="Backward passes between evaluations, rounded to whole steps.")
-    compare_at: tuple[int, ...] = Field(
-        (), description="Backward passes at which arms are compared, besides the end of the budget."
+    seeds: tuple[int, ...] = Field(min_length=2, max_length=100, description="Reported seeds, shared by all arms.")
+    backward_passes: int = Field(ge=1, le=LARGEST_INTEGER, description="Budget of a reported run.")
+    evaluate_every: int = Field(
+        ge=1, le=MOST_STEPS, description="Backward passes between evaluations, rounded to whole steps."
+    )
+    compare_at: tuple[Annotated[int, Field(le=LARGEST_INTEGER)], ...] = Field(
+        (), max_length=1000, description="Backward passes at which arms are compared, besides the end of the budget."
     )
     target: float | None = Field(
         None, gt=0, lt=1, description="Accuracy, between start and plateau, that arms are timed to."
     )
     ladder: Ladder
     extrapolation: Extrapolation | None = Field(None, description="Also evaluate extrapolated weights of an arm.")
-    arms: dict[str, Arm] = Field(min_length=2, description="In order of execution.")
+    arms: dict[str, Arm] = Field(min_length=2, max_length=100, description="In order of execution.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Study:

@@ -1,4 +1,4 @@
-"""Requests that no honest client sends, over sockets, to both HTTP parsers that uvicorn may use."""
+"""Requests that no honest client sends, over sockets, to the protocol of `gxpo serve` and to uvicorn with httptools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def database_url(tmp_path: Path, sqlite_template: Path) -> str:
     return f"sqlite:///{file}"
 
 
-@pytest.fixture(params=["h11", "httptools"])
+@pytest.fixture(params=["own", "httptools"])
 def address(request: pytest.FixtureRequest, settings: ServiceSettings) -> Iterator[tuple[str, int]]:
     """An API whose bodies end at LIMIT bytes, and at a second."""
     limited = settings.model_copy(update={"max_body_bytes": LIMIT, "max_body_s": 1.0})
@@ -155,6 +155,24 @@ def test_deep_json_is_refused_everywhere(app: FastAPI, caller: TestClient, role:
                     assert (answer.status_code == 401) == (role == "nobody"), path
                     asked += 1
     assert asked > 30
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"config": {"budget": {"hours": 1e999}}}', "1e999 is not a JSON number"),
+        ('{"config": {"budget": {"hours": NaN}}}', "NaN is not a JSON number"),
+        ('{"preset": "demo", "priority": false}', "valid integer"),
+        ('{"preset": "demo", "priority": "0"}', "valid integer"),
+        ('{"config": {"placement": {"samplers": 20000000}}}', "must be at most 10000"),
+        ('{"config": {"placement": {"samplers": 1000000000}}}', "must be at most 10000"),
+    ],
+)
+def test_numbers_are_read_strictly(client: TestClient, content: str, told: str) -> None:
+    for path in ("runs", "runs/validate"):
+        answer = client.post(f"{API}/{path}", content=content, headers={"Content-Type": "application/json"})
+        assert told in answer.text, path
+        assert answer.status_code == 422 or not answer.json()["valid"], path
 
 
 def test_a_token_of_a_launch_opens_its_own_report_and_nothing_else(

@@ -7,15 +7,22 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
+from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import OperationalError
-from support.postgres import PostgresServer
+from support.postgres import PostgresServer, find_programs
+from support.service_processes import until
 
-from gxpo_services.db import database as db
+from gxpo_services.app import create_app
+from gxpo_services.auth import tokens
+from gxpo_services.auth.tokens import TokenRequest
+from gxpo_services.db import postgres as postgresql
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.db.tables import Group
+from gxpo_services.settings import ServiceSettings
 
 pytestmark = pytest.mark.each_database
 
@@ -45,7 +52,7 @@ def end(database: Database, pid: int) -> None:
 def test_a_connection_that_was_closed_while_idle_is_replaced(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(db, "_PING_AFTER_S", -1.0)  # idle for long enough, at once
+    monkeypatch.setattr(postgresql, "_PING_AFTER_S", -1.0)  # idle for long enough, at once
     first = backend(database)
     assert backend(database) == first, "one that works is used again"
     end(database, first)
@@ -68,13 +75,95 @@ def test_questions_see_what_was_written_and_leave_no_transaction(database: Datab
 
 
 def test_a_server_that_accepts_and_never_responds_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(db._CONNECTING, "connect_timeout", 2)  # the least that libpq knows
+    monkeypatch.setitem(postgresql._CONNECTING, "connect_timeout", 2)  # the least that libpq knows
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = Database(f"postgresql+psycopg://gxpo@127.0.0.1:{server.getsockname()[1]}/gxpo")
         for connect in (silent.engine.connect, silent.autocommit_connection().__enter__):
-            with pytest.raises(OperationalError, match="timeout"):
+            with pytest.raises(OperationalError, match=r"timeout|did not answer"):
                 connect()
         silent.close()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_one_request_at_a_time_tries_a_server_that_was_silent() -> None:
+    clock = Clock()
+    server = postgresql.Server(5.0, clock)
+    connection = Closed()
+
+    def silence(limit: float) -> None:
+        clock.now += limit
+        raise psycopg.OperationalError("timeout")
+
+    assert server.wait(connection, lambda limit: limit) == 7.0  # 5 s, and 2 s for the server's own limit
+    with pytest.raises(postgresql.ServerSilent, match="within 7 s"):
+        server.wait(connection, silence)
+    assert clock.now == 107.0
+    for _ in range(3):
+        with pytest.raises(postgresql.ServerSilent):
+            server.check()
+    clock.now += 2.0
+    server.check()  # this one may try it
+    with pytest.raises(postgresql.ServerSilent):
+        server.check()  # and no other
+    assert connection.closes == 1
+    clock.now += 7.0  # the one that tried came to nothing, without saying so
+    assert server.wait(connection, lambda limit: "here") == "here"
+    server.check()
+
+    def conflict(limit: float) -> None:
+        raise psycopg.errors.UniqueViolation
+
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        server.wait(connection, conflict)
+    server.check()
+
+
+class Closed:
+    """A connection that counts how often it is closed."""
+
+    closes = 0
+
+    def close(self) -> None:
+        self.closes += 1
+
+
+def test_a_frozen_server_is_unavailable_until_it_goes_on(tmp_path: Path) -> None:
+    programs = find_programs()
+    assert programs is not None
+    frozen = PostgresServer(programs)
+    try:
+        url = frozen.url("postgres")
+        upgrade(url)
+        settings = ServiceSettings(home=tmp_path, database_url=url, database_timeout_s=1.0)
+        app = create_app(settings)
+        with TestClient(app, raise_server_exceptions=False) as client:
+            with app.state.database.writing() as session:
+                secret = tokens.create(session, TokenRequest(name="me", role="admin"), actor="tests").token
+            client.headers["Authorization"] = f"Bearer {secret}"
+            paths = ("/api/v1/runs", "/health/ready", "/metrics", "/api/v1/tokens/me")
+            assert [client.get(path).status_code for path in paths] == [200] * 4
+            with frozen.stopped():
+                for path in paths:
+                    answer = client.get(path)
+                    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2"), path
+                    assert "the database server did not answer within" in answer.json()["detail"], path
+                assert client.post("/api/v1/runs", json={"preset": "demo"}).status_code == 503
+                assert client.get("/health/live").status_code == 200
+            until(lambda: client.get("/health/ready").status_code == 200, "the server answers again")
+            assert [client.get(path).status_code for path in paths] == [200] * 4
+            assert client.post("/api/v1/runs", json={"preset": "demo"}).status_code == 201
+            with pytest.raises(OperationalError, match="statement timeout"), app.state.database.reading() as session:
+                session.execute(text("SELECT pg_sleep(60)"))
+            assert client.get("/api/v1/runs").status_code == 200
+    finally:
+        frozen.close()
 
 
 def test_connections_end_when_the_server_or_their_client_does_not_respond(database: Database) -> None:

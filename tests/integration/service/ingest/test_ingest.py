@@ -51,6 +51,47 @@ def totals(step: int, attempt: int = 1, **more: float) -> dict[str, Any]:
     return metric_row(step, attempt, **costs, **more)
 
 
+# ---- bounds ----------------------------------------------------------------------------------------------------
+
+
+def names_of(database: Database, launched: str) -> list[str]:
+    with database.reading() as session:
+        return metrics.names_of(session, runs.get(database, launched.split()[0]).number)
+
+
+def test_a_run_has_a_limited_number_of_metrics_and_says_what_is_left_out(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "MOST_OF_RUN", 3)
+    launched = launch(database)
+    run_id = launched.split()[0]
+    send(database, launched, body(1, metrics=[metric_row(1, a=1.0, b=1.0), metric_row(2, a=2.0, c=2.0, d=2.0)]))
+    assert names_of(database, launched) == ["a", "b", "c"]
+    send(database, launched, body(2, offsets={"metrics": 2}, metrics=[metric_row(3, a=3.0, e=3.0, f=3.0)]))
+    assert last_values(database, run_id) == {"a": (3.0, 3, 1.0, 3.0), "b": (1.0, 1, 1.0, 1.0), "c": (2.0, 2, 2.0, 2.0)}
+    said = [message for kind, message in runs.messages(database, run_id) if kind == "metrics_left_out"]
+    assert len(said) == 1, "once, not with every batch"
+    assert said[0].startswith("metric 'd' and 0 more are left out: a run has at most 3 metrics")
+    # Another attempt replaces the steps of the first, and its metrics count together with those of that.
+    send(database, launched, body(3, offsets={"metrics": 3}, metrics=[metric_row(1, 2, g=1.0, a=5.0)]))
+    assert names_of(database, launched) == ["a"]
+    with database.reading() as session:
+        known = metrics.find_numbers(session, ["a", "b", "c", "d", "e", "f", "g"])
+    assert {*known} == {"a", "b", "c"}, "what is left out leaves no name behind"
+
+
+def test_the_service_has_a_limited_number_of_metric_names_which_other_runs_may_use(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = launch(database), launch(database)
+    send(database, first, body(1, metrics=[metric_row(1, a=1.0, b=1.0)]))
+    with database.reading() as session:
+        monkeypatch.setattr(metrics, "MOST_NAMES", metrics.num_names(session) + 1)
+    send(database, second, body(1, metrics=[metric_row(1, new=1.0, newer=1.0, b=1.0, a=1.0)]))
+    assert names_of(database, second) == ["a", "b", "new"]
+    assert names_of(database, first) == ["a", "b"]
+
+
 # ---- over HTTP -------------------------------------------------------------------------------------------------
 
 

@@ -224,6 +224,17 @@ def test_a_timeline_has_the_last_steps(client: TestClient, run_id: str, folder: 
     assert [item["step"] for item in items] == [2, 3]
 
 
+def test_lines_that_are_no_timelines_are_left_out(client: TestClient, run_id: str, folder: Path) -> None:
+    good = '{"attempt": 1, "step": 7, "begin": 5.0, "spans": [["engine 0", "sampling", 0.0, 1.5]]}'
+    bad = [good.replace("5.0", value) for value in ("NaN", '"NaN"', '"inf"', "1e999", "null", "9" * 400)]
+    bad += [good.replace("1.5", '"NaN"'), "[" * 200_000, '{"a":' * 200_000, "", "\0", "\ud800", "9" * 5000]
+    text = "\n".join([*bad, good, ""])
+    (folder / "timeline.jsonl").write_bytes(text.encode(errors="surrogatepass"))
+    answer = client.get(path(run_id, "timeline"), params={"steps": 50})
+    assert [item["step"] for item in answer.json()["items"]] == [7]
+    jsonschema.validate(answer.json(), resolved(client, "TimelineView"))
+
+
 # ---- logs ------------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +339,36 @@ def add_checkpoint(folder: Path, step: int, score: Any = None, *, whole: bool = 
     if whole:
         (made / "manifest.json").write_text(json.dumps({"format": 1, "step": step, "sha256": {}}))
     return made
+
+
+def resolved(client: TestClient, name: str) -> dict[str, Any]:
+    """A schema of the API with the components that it refers to."""
+    components = client.get("/openapi.json").json()["components"]
+    return {**components["schemas"][name], "components": components}
+
+
+@pytest.mark.parametrize(
+    "state", ["[" * 200_000, '{"score":' * 100_000, '{"score": 1e999}', '{"score": NaN}', "\0", "7" * 5000]
+)
+def test_a_state_that_cannot_be_read_hides_its_checkpoint_and_no_other(
+    client: TestClient, run_id: str, folder: Path, state: str
+) -> None:
+    add_checkpoint(folder, 10, 0.5)
+    (add_checkpoint(folder, 20) / "state.json").write_text(state)
+    answer = client.get(path(run_id, "checkpoints"))
+    assert [item["step"] for item in answer.json()["items"]] == [10]
+
+
+@pytest.mark.parametrize("score", ["9" * 400, "true", '"0.5"', "[]", "{}", "null"])
+def test_a_score_that_is_no_number_is_no_score(client: TestClient, run_id: str, folder: Path, score: str) -> None:
+    add_checkpoint(folder, 10, 0.5)
+    (add_checkpoint(folder, 20) / "state.json").write_text(f'{{"score": {score}}}')
+    answer = client.get(path(run_id, "checkpoints")).json()
+    assert [(item["step"], item["score"], item["best"]) for item in answer["items"]] == [
+        (10, 0.5, True),
+        (20, None, False),
+    ]
+    jsonschema.validate(answer, resolved(client, "CheckpointsView"))
 
 
 def test_checkpoints_are_listed_with_the_best_and_the_newest(client: TestClient, run_id: str, folder: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_run_that_diverges_is_a_result(client: TestClient, database: Database,
         ({"overrides": ["model.trust_remote_code=true"]}, "arms.grpo: "),
         ({"seeds": [7, 8]}, "used for tuning and reported"),
         ({"seeds": [0, -1]}, "arms.grpo: preset demo cannot be used:\\n  seed = -1: must be at least 0"),
-        ({"seeds": [0, 2**63]}, "arms.grpo: config.seed: must be at most 9223372036854775807"),
+        ({"seeds": [0, 2**63]}, "seed = 9223372036854775808: must be at most 9223372036854775807"),
         (
             {"ladder": STUDY["ladder"] | {"seeds": [-1]}},
             "arms.grpo: preset demo cannot be used:\\n  seed = -1: must be at least 0",

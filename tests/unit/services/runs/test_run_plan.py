@@ -15,6 +15,7 @@ from gxpo_services.runs.plan import expected_cost, planned, resources
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
+from gxpo_trainer.errors import ConfigError
 
 UNKNOWN, SMALL, LARGE = ServiceSettings(), ServiceSettings(gpu="a10g-24"), ServiceSettings(gpu="H100-80")
 
@@ -103,9 +104,18 @@ def test_a_model_outside_of_the_roots_is_not_read(tmp_path: Path) -> None:
 
 
 def test_the_largest_numbers_that_a_request_may_hold_are_planned_or_refused() -> None:
-    largest = 2**63 - 1
-    for setting in ("rollout.prompts_per_step", "rollout.samples_per_prompt", "learner.token_budget", "budget.steps"):
-        plan, problem = planned(load_preset("demo", [f"{setting}={largest}"]), UNKNOWN)
+    largest = {
+        "rollout.prompts_per_step": 10**6,
+        "rollout.samples_per_prompt": 10**5,
+        "learner.token_budget": 2**31 - 1,
+        "budget.steps": 2**63 - 1,
+        "placement.samplers": 10**4,
+        "learner.rule.k": 10**6,
+    }
+    for setting, value in largest.items():
+        with pytest.raises(ConfigError, match=f"{setting} = {value + 1}: must be at most {value}"):
+            load_preset("demo", [f"{setting}={value + 1}"])
+        plan, problem = planned(load_preset("demo", [f"{setting}={value}"]), UNKNOWN)
         assert problem is None, setting
         assert plan is not None
         json.loads(plan.model_dump_json())

@@ -107,7 +107,10 @@ def test_what_no_single_setting_is_to_blame_for_is_an_error_of_the_config() -> N
         ({"config": {"data": {"split": "\ud800"}}}, "config.data.split"),
         ({"config": {"\ud800": 1}}, "config"),
         ({"config": {"model": {"path": "/" + "x" * 400}}}, "config.model.path"),
-        ({"config": {"placement": {"learner_cpus": 1e308, "learner_ranks": 64}}}, "config.placement"),
+        ({"config": {"placement": {"learner_cpus": 1e308, "learner_ranks": 64}}}, "config.placement.learner_cpus"),
+        ({"config": {"placement": {"samplers": 20_000_000}}}, "config.placement.samplers"),
+        ({"config": {"verifier": {"rewards": [{"name": "format"}] * 2000}}}, "config.verifier.rewards"),
+        ({"config": {"evaluation": {"benchmarks": ["a.jsonl"] * 2000}}}, "config.evaluation.benchmarks"),
         ({"toml": 'name = "a\\u0000"'}, "config.name"),
     ],
 )
