@@ -233,7 +233,6 @@ def compose(data: StudyData) -> list[Block]:
         "against the baseline's; asynchronous means that sampling runs during the update.",
         payoff_table(findings),
         Picture(f"{name}-payoff.png", "Speed-up in time against the share of sampling, by arm"),
-        *_weights_along_the_way(findings),
         "## Learning rates",
         f"Each arm was tuned on seeds apart from the reported ones ({', '.join(map(str, study.ladder.seeds))}), for "
         f"{study.ladder.backward_passes} backward passes a run, upwards until its accuracy fell by more than "
@@ -296,26 +295,6 @@ def _pays(arm: ArmFindings) -> str:
     if share(even) == NEVER:
         return f"{steps} and saves time at no share of sampling"
     return f"{steps}; no share of sampling is shown at which it saves time (break-even {share(even)})"
-
-
-def _weights_along_the_way(findings: Findings) -> list[Block]:
-    """The look-ahead that costs no pass; nothing for a study without it."""
-    moved = findings.extrapolated
-    if moved is None:
-        return []
-    row = (moved.label, percent(moved.before), percent(moved.extrapolated), percent(moved.after))
-    differences = (points(moved.gained), points(moved.missed))
-    header = ("arm", f"step {moved.step}", f"extrapolated to {moved.target:g}", f"step {moved.target:g}")
-    return [
-        "## Weights extrapolated along training",
-        f"The change of the weights up to step {moved.step}, times {moved.target / moved.step:g}: a look-ahead that "
-        "costs no pass.",
-        Table(
-            "Accuracy in %, and differences of the extrapolated weights in points, with 95% intervals over seeds",
-            (*header, f"to step {moved.step}", f"to step {moved.target:g}"),
-            ((*row, *differences),),
-        ),
-    ]
 
 
 def _method(data: StudyData, findings: Findings) -> list[str]:
