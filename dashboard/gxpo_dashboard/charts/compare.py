@@ -186,15 +186,13 @@ def setting_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def differences_table(comparison: Response, part: str, title: str) -> pd.DataFrame:
-    """Differing settings or conditions (`part` of the response): one row each, one column per configuration."""
+def settings_table(comparison: Response) -> pd.DataFrame:
+    """Differing settings: one row each, one column per configuration."""
     names = [group["name"] for group in comparison["groups"]]
-
-    def cell(value: Any) -> str:
-        return "–" if value is None else ", ".join(value) if isinstance(value, list) else str(value)
-
-    rows = [(entry["setting"], *(cell(entry["values"].get(name)) for name in names)) for entry in comparison[part]]
-    return pd.DataFrame(rows, columns=[title, *names])
+    rows = [
+        (entry["setting"], *(entry["values"].get(name) or "–" for name in names)) for entry in comparison["settings"]
+    ]
+    return pd.DataFrame(rows, columns=["Setting", *names], dtype="str")
 
 
 def text_table(table: Response) -> pd.DataFrame:

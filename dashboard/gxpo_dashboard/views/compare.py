@@ -162,13 +162,13 @@ def _comparison(query: Json, seeds: bool, everything: dict[str, Json]) -> None:
             st.markdown("##### Evidence")
             st.markdown("\n".join(f"- {plain(line)}" for line in evidence))
             _excluded(comparison["left_out"])
+        last = len(comparison["tables"]) - 1
         for number, table in enumerate(comparison["tables"]):
-            text_table(charts.text_table(table), table["title"], closed=number >= _OPEN_TABLES)
-        conditions = charts.differences_table(comparison, "differences", "Condition")
-        if not conditions.empty:
-            text_table(conditions, "Differing conditions")
-            st.caption("These make the comparison unfair; hardware affects only hours.")
-        settings = charts.differences_table(comparison, "settings", "Setting")
+            is_conditions = number == last and bool(comparison["differences"])
+            text_table(charts.text_table(table), table["title"], closed=number >= _OPEN_TABLES and not is_conditions)
+            if is_conditions:
+                st.caption("These make the comparison unfair; hardware affects only hours.")
+        settings = charts.settings_table(comparison)
         if not settings.empty:
             text_table(settings, "Differing settings")
 

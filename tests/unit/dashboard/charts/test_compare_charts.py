@@ -49,7 +49,6 @@ def answer() -> Json:
             },
         ],
         "settings": [{"setting": "learner.rule.k", "values": {"GRPO": None, "GXPO K=5": "5"}}],
-        "differences": [{"setting": "data.source", "values": {"GRPO": ["a"], "GXPO K=5": ["a", "b"]}}],
     }
 
 
@@ -92,15 +91,9 @@ def test_the_table_over_a_cost_has_the_step_of_each_evaluation() -> None:
     assert math.isnan(table["GRPO"][2])
 
 
-@pytest.mark.parametrize(
-    ("part", "row"),
-    [
-        ("settings", {"Name": "learner.rule.k", "GRPO": "–", "GXPO K=5": "5"}),
-        ("differences", {"Name": "data.source", "GRPO": "a", "GXPO K=5": "a, b"}),
-    ],
-)
-def test_tables_of_differences(part: str, row: Json) -> None:
-    assert compare.differences_table(answer(), part, "Name").to_dict("records") == [row]
+def test_settings_that_differ_are_rows() -> None:
+    (row,) = compare.settings_table(answer()).to_dict("records")
+    assert row == {"Setting": "learner.rule.k", "GRPO": "–", "GXPO K=5": "5"}
 
 
 def test_header_cells_that_repeat_stay_apart() -> None:
