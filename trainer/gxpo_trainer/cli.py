@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from gxpo_trainer.planner.inputs import ModelShape
     from gxpo_trainer.planner.timing import Observation
     from gxpo_trainer.studies.definition import Study
-    from gxpo_trainer.training.checkpoints import CheckpointStore
 
 COMMAND_GROUP = "gxpo.commands"
 
@@ -540,28 +539,18 @@ def register_checkpoints(subparsers: Subparsers) -> None:
     parser.add_argument("--export", metavar="DIR", type=Path, help="copy the policy to this new folder")
     parser.add_argument("--step", metavar="N", type=positive, help="checkpoint to export; default the latest")
     parser.add_argument("--adapter", action="store_true", help="export the LoRA adapter alone, for PEFT")
-    parser.add_argument(
-        "--extrapolate",
-        metavar="FACTOR",
-        type=float,
-        help="with --export: the initial policy plus FACTOR times the change up to the checkpoint",
-    )
-    parser.add_argument(
-        "--line", action="store_true", help="with --extrapolate: by the least-squares line through all checkpoints"
-    )
     parser.set_defaults(run=run_checkpoints)
 
 
 def run_checkpoints(args: argparse.Namespace) -> int:
     from gxpo_trainer.config import CheckpointConfig
-    from gxpo_trainer.training.checkpoints import CHECKPOINTS, CheckpointStore
+    from gxpo_trainer.runtime.processes import write_errors
+    from gxpo_trainer.training.checkpoints import CHECKPOINTS, CheckpointStore, export_policy
 
     store = CheckpointStore(args.folder / CHECKPOINTS, CheckpointConfig())
     steps = store.steps()
     if not steps:
         raise CheckpointError(f"{args.folder} has no checkpoint; give the output folder of a run that has saved one")
-    if args.extrapolate is not None and (args.export is None or args.adapter):
-        raise ConfigError("--extrapolate writes a whole policy: add --export DIR, and leave out --adapter")
     if args.export is None:
         for step in steps:
             score = store.load(step).state.get("score")
@@ -570,36 +559,15 @@ def run_checkpoints(args: argparse.Namespace) -> int:
     step = args.step or steps[-1]
     if step not in steps:
         raise CheckpointError(f"--step {step}: no such checkpoint; choose from {', '.join(map(str, steps))}")
-    _export(args, store, [known for known in steps if known <= step])
-    print(args.export)
-    return 0
-
-
-def _export(args: argparse.Namespace, store: CheckpointStore, steps: list[int]) -> None:
-    """Write the policy of the last of `steps`, or one extrapolated from the run's initial one through those at `steps`.
-
-    Raises CheckpointError.
-    """
-    from gxpo_trainer.config.io import build
-    from gxpo_trainer.learner.models import resolve_model
-    from gxpo_trainer.learner.policies import combine, line_weights
-    from gxpo_trainer.reporting.reading import read_identity
-    from gxpo_trainer.runtime.processes import write_errors
-    from gxpo_trainer.training.checkpoints import export_policy
-
     try:
         with write_errors():
-            if args.extrapolate is None:
-                export_policy(store.load(steps[-1]), args.export, adapter=args.adapter)
-                return
-            chosen = steps if args.line else steps[-1:]
-            initial = Path(resolve_model(build(read_identity(args.folder)["config"]).model))
-            folders = [initial, *(store.load(step).policy for step in chosen)]
-            combine(folders, line_weights([0, *chosen], args.extrapolate * chosen[-1]), args.export)
+            export_policy(store.load(step), args.export, adapter=args.adapter)
     except OSError as error:
         # copytree collects (source, target, reason) of all files.
         reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error
         raise CheckpointError(f"cannot write {args.export} ({reason}); free space or choose another folder") from error
+    print(args.export)
+    return 0
 
 
 if __name__ == "__main__":

@@ -160,14 +160,11 @@ def step_parts(series: Series) -> pd.DataFrame:
     return base.typed_frame(rows, **base.PARTS)
 
 
-def mean_parts(totals: Totals) -> dict[str, float]:
-    """Mean seconds of each part over all steps; the rest is that of `time/step_s` minus the parts."""
-    whole = totals.get(WHOLE)
-    if whole is None or not whole.count:
-        return {}
-    seconds = {label: totals[name].sum for name, label in STEP_PARTS.items() if name in totals and totals[name].count}
-    seconds[REST] = max(0.0, whole.sum - sum(seconds.values()))
-    return {label: value / whole.count for label, value in seconds.items()}
+def mean_seconds(totals: Totals, parts: Mapping[str, str]) -> dict[str, float]:
+    """Mean seconds a step of these metrics (name → label), over all steps; empty without a step."""
+    num_steps = totals[WHOLE].count if WHOLE in totals else 0
+    present = {label: totals[name] for name, label in parts.items() if name in totals and totals[name].count}
+    return {label: total.sum / num_steps for label, total in present.items()} if num_steps else {}
 
 
 def step_time_chart(series: Series, totals: Totals) -> Chart:
@@ -185,51 +182,21 @@ def step_time_chart(series: Series, totals: Totals) -> Chart:
         "fill": base.by_series(base.SQUARES, names),
     }
     area: Spec = {"interpolate": "step", "opacity": 0.85, "line": False, "tooltip": True}
-    parts = mean_parts(totals)
-    whole = sum(parts.values())
-    shares = ", ".join(f"{name} {100 * value / whole:.0f}%" for name, value in parts.items()) if whole else ""
+    parts = mean_seconds(totals, STEP_PARTS)
+    whole = mean_seconds(totals, {WHOLE: WHOLE}).get(WHOLE, 0.0)
+    parts[REST] = max(0.0, whole - sum(parts.values()))
+    words = ", ".join(f"{name} {duration(mean)} ({100 * mean / whole:.0f}%)" for name, mean in parts.items() if whole)
+    outside = "".join(f", {name} {duration(mean)}" for name, mean in mean_seconds(totals, OUTSIDE_STEP).items())
     return Chart(
         "step-time",
         "Step time",
         {"layer": [base.layer("points", "area", encoding, params=base.zoom_params(), **area)]},
         {"points": frame[["x", "series", "y", "order"]]},
         f"Seconds of sampling, verifying, update, weight sync and other, stacked over {base.AXES['step']}",
-        f"Share of step time: {shares}." if whole else "No steps yet.",
+        f"Mean: {words}{outside and f'; outside of steps{outside[1:]} a step'}." if whole else "No steps yet.",
         "Stacked in legend order, from the bottom. Evaluation and checkpoints are not part of a step.",
         labels={"x": base.AXES["step"]},
         thinned=base.thinned(series.get(WHOLE)),
-    )
-
-
-def means(totals: Totals) -> pd.DataFrame:
-    """Rows (series, y, label): mean seconds of a step's parts; evaluation and checkpoints spread over all steps."""
-    rows = mean_parts(totals)
-    if rows:
-        outside = {label: totals[name] for name, label in OUTSIDE_STEP.items() if name in totals}
-        rows |= {label: total.sum / totals[WHOLE].count for label, total in outside.items() if total.count}
-    frame = base.typed_frame(rows.items(), series="str", y="float64")
-    return frame.assign(label=[duration(value) for value in frame["y"]])
-
-
-def totals_chart(totals: Totals) -> Chart:
-    """Mean seconds per step of each part, including evaluation and checkpoints, as labelled bars."""
-    frame = means(totals)
-    names = [*STEP_PARTS.values(), REST, *OUTSIDE_STEP.values()]
-    y: Spec = {"field": "series", "type": "nominal", "sort": names, "title": None, "axis": {"labelLimit": 160}}
-    axis, scale = {"tickCount": 5, "format": base.NUMBER}, {"padding": 40, "nice": False, "zero": True}
-    place = {"x": base.quantity(title="mean seconds per step", axis=axis, scale=scale), "y": y}
-    values = base.layer("points", "text", {**place, "text": {"field": "label"}}, align="left", dx=4, color=base.TEXT)
-    words = ", ".join(f"{row.series} {row.label}" for row in frame.itertuples())
-    return Chart(
-        "time-totals",
-        "Mean step time",
-        {"layer": [base.layer("points", "bar", place), values]},
-        {"points": frame},
-        "Mean seconds per step of each part, including evaluation and checkpoints",
-        f"{words[:1].upper()}{words[1:]}." if words else "No steps yet.",
-        "Evaluation and checkpoints are averaged over all steps and excluded from comparisons by time.",
-        zoomable=False,
-        labels={"series": "part", "y": "seconds per step", "label": "formatted"},
     )
 
 

@@ -202,8 +202,7 @@ def _system(run_id: str, x: str) -> None:
     timeline = visitor.client().get("/runs", run_id, "timeline", steps=4)["items"]
     if timeline:
         chart(steps.timeline_chart(timeline), run_id)
-    parts = [steps.step_time_chart(times.points, times.totals), steps.totals_chart(times.totals)]
-    grid(parts, partial(chart, scope=run_id))
+    chart(steps.step_time_chart(times.points, times.totals), run_id)
     _plots(curves.SYSTEM, run_id, x)
 
 

@@ -140,8 +140,6 @@ def _checked(toml: str, server: ServiceSettings) -> Study:
         raise Invalid.of("toml", f"is not valid TOML: {error}") from None
     except ValidationError as error:
         raise Invalid.of("toml", str(config_error(error, "the study", Study))) from None
-    # It needs the folders of runs, which only `gxpo study run` has.
-    study = study.model_copy(update={"extrapolation": None})
     for arm in study.arms:
         try:
             for key in _extremes(study, arm):

@@ -503,9 +503,9 @@ def test_each_condition_is_a_reason_by_itself(changes: dict[str, Any], reason: s
 def test_differences_are_paired_and_the_rest_says_why_not() -> None:
     now = [changed(per_problem=[0.75, 0.25, 1.25], scores={"pass@1": 0.75}), changed(benchmark="gsm8k")]
     table = difference_table(now, [changed(data_sha256="old"), RECORD])
-    columns = {column.header: list(column.cells) for column in table.columns}
+    columns = {str(column.header): list(map(str, column.cells)) for column in table.columns}
     # Every problem gained 0.25, so the paired interval has no width.
     assert columns["difference"] == ["+25.0% [+25.0%, +25.0%]", "not in the earlier file"]
     assert columns["earlier"] == ["50.0%", "–"]
     other = difference_table(now[:1], [changed(template="x")])
-    assert next(iter(other.columns[3].cells)).startswith("not comparable: the prompt templates differ")
+    assert str(next(iter(other.columns[3].cells))).startswith("not comparable: the prompt templates differ")

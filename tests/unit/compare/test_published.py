@@ -74,7 +74,7 @@ def test_a_base_model_is_known_by_its_name(path: str, model: str | None) -> None
 def test_published_lines_stand_under_ours_for_the_benchmarks_evaluated() -> None:
     records = [{"benchmark": name, "scores": {"pass@1": 0.25}} for name in ("gsm8k", "aime24", "math500")]
     table = published_table(records, "Qwen/Qwen2.5-1.5B-Instruct")
-    columns = {column.header: list(column.cells) for column in table.columns}
+    columns = {str(column.header): list(map(str, column.cells)) for column in table.columns}
     assert list(columns) == ["model", "rule", "gsm8k", "math500"]
     assert columns["rule"][:2] == ["this evaluation", "GRPO"]
     assert columns["gsm8k"][:2] == ["25.0%", "43.5%"]

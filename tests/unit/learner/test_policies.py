@@ -1,4 +1,4 @@
-"""Policies made without training: an adapter merged into its base, and points on a line through several policies."""
+"""Policies made without training: an adapter merged into its base."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gxpo_trainer.cli import main
-from gxpo_trainer.config import CheckpointConfig, RunConfig
-from gxpo_trainer.errors import CheckpointError, ConfigError
+from gxpo_trainer.config import CheckpointConfig
+from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.models import STARTER_FOLDER
-from gxpo_trainer.learner.policies import base_of, combine, is_adapter, line_weights, merge_adapter
+from gxpo_trainer.learner.policies import base_of, is_adapter, merge_adapter
 from gxpo_trainer.training.checkpoints import CheckpointStore
 
 IDS = torch.arange(3, 19)[None]
@@ -105,92 +103,21 @@ def test_a_pickled_adapter_and_one_of_another_model_are_rejected(adapter: Path, 
         base_of(adapter)
 
 
-def policy(folder, values, dtype=torch.float32, files=1):
-    folder.mkdir()
-    tensors = {f"t{number}": torch.tensor(value, dtype=dtype) for number, value in enumerate(values)}
-    for number in range(files):
-        part = {name: tensor for index, (name, tensor) in enumerate(tensors.items()) if index % files == number}
-        save_file(part, folder / ("model.safetensors" if files == 1 else f"model-{number}.safetensors"))
-    (folder / "config.json").write_text(json.dumps({"name": folder.name}))
-    return folder
-
-
-def test_two_policies_by_hand(tmp_path):
-    start = policy(tmp_path / "start", [[1.0, 2.0], [0.0]], files=2)
-    end = policy(tmp_path / "end", [[2.0, 1.0], [-1.0]])
-    # θ_init + 3(θ_T − θ_init): 1 + 3, 2 − 3, 0 − 3.
-    combine([start, end], line_weights([0, 10], 30), tmp_path / "out")
-    combined = load_file(tmp_path / "out" / "model.safetensors")
-    assert combined["t0"].tolist() == pytest.approx([4.0, -1.0])
-    assert combined["t1"].tolist() == pytest.approx([-3.0])
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"name": "end"}
-
-
-def test_several_policies_lie_on_numpys_least_squares_line():
-    steps, values = [0, 3, 5, 9], np.array([0.1, 0.4, 0.3, 0.9])
-    slope, intercept = np.polyfit(steps, values, 1)
-    assert np.dot(line_weights(steps, 20.0), values) == pytest.approx(slope * 20 + intercept)
-    assert sum(line_weights(steps, 20.0)) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="two different steps"):
-        line_weights([4, 4], 8)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_factor_one_is_the_last_policy_to_the_bit_in_its_type(tmp_path, dtype):
-    values = [0.1, 1e-8, 3.0]
-    start, end = policy(tmp_path / "start", [[5.0, 6.0, 7.0]], dtype), policy(tmp_path / "end", [values], dtype)
-    combine([start, end], line_weights([0, 7], 7), tmp_path / "out")
-    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["t0"], torch.tensor(values, dtype=dtype))
-
-
-@pytest.mark.parametrize(("other", "message"), [([[1.0]], "has no tensor t1"), ([[1.0], [1.0, 2.0]], "has shape")])
-def test_policies_of_another_model_are_refused_and_nothing_is_left(tmp_path, other, message):
-    start, end = policy(tmp_path / "start", other), policy(tmp_path / "end", [[1.0], [1.0]])
-    with pytest.raises(CheckpointError, match=message):
-        combine([start, end], [0.5, 0.5], tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["end", "start"]
-    with pytest.raises(CheckpointError, match="already exists"):
-        combine([start, end], [0.5, 0.5], tmp_path / "end")
-
-
-def run_with_checkpoints(tmp_path):
-    start = policy(tmp_path / "start", [[0.0, 1.0]])
+def test_an_export_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path):
     run = tmp_path / "run"
-    store = CheckpointStore(run / "checkpoints", CheckpointConfig(keep_last=3))
-    for step, value in ((1, 2.0), (2, 1.0)):
-        made = policy(tmp_path / f"made-{step}", [[value, 1.0 + value]])
-        store.save(step, {}, lambda folder, made=made: shutil.copytree(made, folder / "policy") and {})
-    config = RunConfig(model={"path": str(start)}).model_dump(mode="json")
-    (run / "run.json").write_text(json.dumps({"config": config}))
-    return run
-
-
-@pytest.mark.parametrize("options", [[], ["--extrapolate", "3"]])
-def test_an_export_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path, options):
+    CheckpointStore(run / "checkpoints", CheckpointConfig()).save(
+        1, {}, lambda folder: shutil.copytree(STARTER_FOLDER, folder / "policy") and {}
+    )
     limited = (
         "import resource, sys; from gxpo_trainer.cli import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16)); sys.exit(main(sys.argv[1:]))"
     )
     target = tmp_path / "exported" / "policy"
     target.parent.mkdir()
-    command = ["checkpoints", str(run_with_checkpoints(tmp_path)), "--export", str(target), *options]
+    command = ["checkpoints", str(run), "--export", str(target)]
     # -B: bytecode would be cut off as well.
     done = subprocess.run([sys.executable, "-B", "-c", limited, *command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"gxpo: cannot write {target} (")
     assert "File too large" in done.stderr
     assert list(target.parent.iterdir()) == []
-
-
-def test_the_command_extrapolates_a_run_from_its_initial_policy(tmp_path, capsys):
-    run = run_with_checkpoints(tmp_path)
-    out = tmp_path / "out"
-    assert main(["checkpoints", str(run), "--extrapolate", "3", "--export", str(out)]) == 0
-    # From 0 and 1 to 1 and 2 in two steps: three times as far.
-    assert load_file(out / "model.safetensors")["t0"].tolist() == pytest.approx([3.0, 4.0])
-    line = tmp_path / "line"
-    assert main(["checkpoints", str(run), "--extrapolate", "3", "--line", "--export", str(line)]) == 0
-    # Through (0, 0), (1, 2), (2, 1): slope 0.5, mean 1 at step 1, so 1 + 0.5 · 5 at step 6.
-    assert load_file(line / "model.safetensors")["t0"].tolist() == pytest.approx([3.5, 4.5])
-    assert main(["checkpoints", str(run), "--extrapolate", "3"]) == 2
-    assert "add --export DIR" in capsys.readouterr().err

@@ -4,8 +4,6 @@ the calculator, sometimes and badly."""
 from __future__ import annotations
 
 import json
-import math
-import random
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -19,8 +17,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from gxpo_trainer.data.word_problems import WordProblem, generate
 from gxpo_trainer.learner.models import STARTER_FOLDER, STARTER_TOOLS_FOLDER
 from tools import starter
-from tools.starter import IGNORED, Recipe, build, conversation_row, file_hashes, warmup_answer
-from tools.starter_tools import ToolsRecipe, faulty_conversation, steps_of, tool_conversation
+from tools.starter import Recipe, build, file_hashes
+from tools.starter_tools import ToolsRecipe
 
 MAX_NEW_TOKENS = 48
 MAX_TURNS = 4
@@ -200,18 +198,6 @@ def test_sampled_answers_are_some_worked_some_hasty_and_the_worked_ones_mostly_r
     assert sum(of_worked) / len(of_worked) > sum(of_hasty) / len(of_hasty) + 0.3
 
 
-def test_warm_up_answers_have_the_recipe_s_shares() -> None:
-    drawn = generate("train", 200, 0)
-    rng = random.Random(0)
-    recipe = Recipe(hasty_right_share=0.25)
-    answers = [(problem, warmup_answer(problem, rng, 0.3, recipe)) for problem in drawn for _ in range(20)]
-    hasty = [boxed(answer) == problem.prompt.gold for problem, answer in answers if "=" not in answer]
-    assert all(answer == problem.solution for problem, answer in answers if "=" in answer)
-    # 4,000 draws: the binomial standard deviations are 0.7 and 0.8 points; five of them are allowed.
-    assert math.isclose(1 - len(hasty) / len(answers), 0.3, abs_tol=0.037)
-    assert math.isclose(sum(hasty) / len(hasty), 0.25, abs_tol=0.041)
-
-
 def test_folder_that_holds_files_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(SystemExit) as stopped:
@@ -269,50 +255,6 @@ def test_chat_template_continues_a_conversation_by_its_end(tools_tokenizer: PreT
     longer = [*turns, {"role": "user", "content": "84"}]
     whole = tools_tokenizer.apply_chat_template(longer, tokenize=False, add_generation_prompt=True)
     assert whole == f"{rendered}<|user|>84<|end|><|assistant|>"
-
-
-def test_only_the_policy_s_turns_have_a_loss(tools_tokenizer: PreTrainedTokenizerBase) -> None:
-    ids, labels = conversation_row(tools_tokenizer, [7, 8], ["<calc>6*8</calc>", "48", "\\boxed{48}"])  # type: ignore[arg-type]
-    assert tools_tokenizer.decode(ids[2:]) == "<calc>6*8</calc><|end|><|user|>48<|end|><|assistant|>\\boxed{48}<|end|>"
-    assert all(label in (IGNORED, token) for token, label in zip(ids, labels, strict=True))
-    trained = tools_tokenizer.decode([label for label in labels if label != IGNORED])
-    assert trained == "<calc>6*8</calc><|end|>\\boxed{48}<|end|>"
-
-
-def test_complete_conversation_has_a_call_a_step_and_the_result() -> None:
-    assert tool_conversation([(6, "*", 8), (48, "+", 15)]) == [
-        *("<calc>6*8</calc>", "48"),
-        *("<calc>48+15</calc>", "63"),
-        "\\boxed{63}",
-    ]
-    assert tool_conversation([(7, "/", 2)], 3) == ["<calc>7/2</calc>", "error", "\\boxed{3}"]
-
-
-def test_warm_up_conversations_follow_the_protocol_and_have_the_recipe_s_shares() -> None:
-    drawn = generate("train", 400, 5)
-    rng = random.Random(0)
-    recipe = ToolsRecipe(last_careful_share=0.6, last_fault_share=0.5)
-    kinds = {"head": 0, "complete": 0, "faulty": 0}
-    for problem in drawn * 10:
-        turns = recipe.conversation(problem, rng, last_phase=True)
-        assert len(turns) <= 2 * MAX_TURNS - 1
-        assert re.fullmatch(r"\\boxed\{(-?\d+|error)\}", turns[-1])
-        for call, answer in zip(turns[:-1:2], turns[1::2], strict=True):
-            assert answer == result_of(calls_of(call)[0])
-        complete = turns == tool_conversation(steps_of(problem))
-        assert not complete or boxed(turns[-1]) == problem.prompt.gold
-        kinds["head" if len(turns) == 1 else "complete" if complete else "faulty"] += 1
-    # 4,000 draws: the binomial standard deviation is at most 0.8 points; five of them are allowed.
-    assert kinds["head"] / 4000 == pytest.approx(0.4, abs=0.04)
-    assert kinds["complete"] / 4000 == pytest.approx(0.3, abs=0.04)
-    assert kinds["faulty"] / 4000 == pytest.approx(0.3, abs=0.04)
-
-
-def test_conversation_with_a_fault_is_mostly_wrong() -> None:
-    rng = random.Random(1)
-    drawn = generate("train", 400, 6) * 5
-    right = [boxed(faulty_conversation(problem, rng)[-1]) == problem.prompt.gold for problem in drawn]
-    assert sum(right) / len(right) < 0.05, "only by coincidence, such as 2+2 for 2*2"
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.studies import data as study_data
 from gxpo_trainer.studies.data import MEDIANS, StudyData
-from gxpo_trainer.studies.definition import Extrapolation, RunKey, Study, load_study, run_config
+from gxpo_trainer.studies.definition import RunKey, Study, load_study, run_config
 from gxpo_trainer.studies.findings import find
 from gxpo_trainer.studies.report import as_markdown, compose, write_report
 
@@ -141,21 +141,6 @@ def test_an_arm_that_needs_more_steps_and_more_passes_never_pays() -> None:
     # Ratios 0.45, 0.65 and 0.575 with three passes a step: the break-even is above (3 - 1)/2 = 100%.
     assert "1.8× more steps to 45% (1.1 to 2.9) and saves time at no share of sampling" in page
     assert re.search(r"^\| GXPO \| 5\.4× more .*\| never \|$", page, re.MULTILINE)
-
-
-def test_extrapolated_weights_are_held_against_both_ends() -> None:
-    data = invented(extrapolation=Extrapolation(arm="grpo", step=3, factor=2.0))
-    for seed, accuracy in ((0, 0.45), (1, 0.50), (2, 0.49)):
-        row = {"stage": "extrapolation", "arm": "grpo", "learning_rate": 2e-5, "seed": seed}
-        assert find(data).extrapolated is None
-        data.runs.append({**row, "accuracy": accuracy, "diverged": False})
-    extrapolated = find(data).extrapolated
-    # GRPO has 0.40, 0.42, 0.38 at step 3 and 0.50, 0.52, 0.54 at step 6.
-    assert (extrapolated.label, extrapolated.step, extrapolated.target) == ("GRPO", 3, 6)
-    assert extrapolated.extrapolated.mean == pytest.approx(0.48)
-    assert extrapolated.gained.mean == pytest.approx(0.08)
-    assert extrapolated.missed.mean == pytest.approx(-0.04)
-    assert "| GRPO | 40.0% [35.0, 45.0] | 48.0% [41.4, 54.6] |" in as_markdown(compose(data))
 
 
 def test_a_seed_that_misses_the_peak_leaves_no_payoff() -> None:

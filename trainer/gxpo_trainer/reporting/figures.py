@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 
-from gxpo_trainer.compare.curves import Axis, EvaluationCurve, RunCurves, mean_curve
+from gxpo_trainer.compare.curves import Axis, EvaluationCurve, mean_curve
 from gxpo_trainer.compare.evidence import percent, weigh
 from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
@@ -66,11 +65,11 @@ def line_styles(rules: Sequence[str]) -> list[LineStyle]:
 
 
 _PANELS: tuple[tuple[Axis, str, float], ...] = (
-    ("steps", "Training steps", 1.0),
     ("backward_passes", "Backward passes", 1.0),
+    ("steps", "Training steps (batches sampled)", 1.0),
+    ("tokens", "Sampled tokens (millions)", 1e-6),
     ("hours", "Training time (minutes)", 60.0),
 )
-_WIDE_Z = 10.0
 _LEGEND_LINE = 110
 """Pixels next to a label: line sample and padding."""
 _LEGEND_LABEL = 56
@@ -103,57 +102,61 @@ def write_report(
     """
     chosen = baseline or default_baseline(groups)
     comparison = compare_groups(groups, chosen, smoothing=smoothing)
-    picture = draw_curves(groups, comparison, title=title)
+    styles = line_styles([group.runs[0].rule for group in groups])
+    picture = draw_curves(groups, styles, comparison, title=title)
     out_dir.mkdir(parents=True, exist_ok=True)
     (out_dir / PNG_NAME).write_bytes(picture)
     (out_dir / HTML_NAME).write_text(_page(groups, comparison, picture, title, sampling_share), encoding="utf-8")
     return comparison
 
 
-def draw_curves(groups: Sequence[SeedGroup], comparison: Comparison, *, title: str = "Comparison of runs") -> bytes:
-    """PNG, 1500 × 1125: accuracy against steps, passes and minutes with 95% bands, and the gate's z-score.
+def draw_curves(
+    groups: Sequence[SeedGroup],
+    styles: Sequence[LineStyle],
+    comparison: Comparison | None = None,
+    *,
+    title: str = "",
+) -> bytes:
+    """PNG, 1500 × 1125: accuracy against passes, steps, tokens and minutes with 95% bands.
 
-    Bands are intervals over problems for a single seed, t-intervals over seeds for several.
+    Bands are intervals over problems for a single seed, t-intervals over seeds for several. comparison: to draw its
+    target.
     """
     buffer = io.BytesIO()
-    compose(groups, comparison, title=title).savefig(buffer, format="png", metadata={"Software": None})
+    compose(groups, styles, comparison, title=title).savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 
-def compose(groups: Sequence[SeedGroup], comparison: Comparison, *, title: str) -> Figure:
+def compose(
+    groups: Sequence[SeedGroup], styles: Sequence[LineStyle], comparison: Comparison | None, *, title: str
+) -> Figure:
     """The figure of `draw_curves`."""
     figure = Figure(figsize=(12, 9), dpi=125, layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 2)
     curves = [mean_curve([run.curve for run in group.runs]) for group in groups]
-    styles = line_styles([group.runs[0].rule for group in groups])
+    bands = [seed_band(group, curve) for group, curve in zip(groups, curves, strict=True)]
     shade = 0.13 if len(groups) <= 4 else 0.06
-    for axes, (axis, label, unit) in zip(panels.flat[:3], _PANELS, strict=True):
-        for style, group, curve in zip(styles, groups, curves, strict=True):
-            _draw_accuracy(axes, style, group, curve, curve.cost(axis) * unit, shade)
-        axes.axhline(100 * comparison.target.accuracy, color="#555555", linewidth=1, linestyle=(0, (1, 2)))
+    dotted: dict[str, Any] = {"color": "#555555", "linewidth": 1, "linestyle": (0, (1, 2))}
+    for axes, (axis, label, unit) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
+        for style, curve, (low, high) in zip(styles, curves, bands, strict=True):
+            x, every = curve.cost(axis) * unit, max(1, curve.steps.size // 40)
+            axes.plot(x, 100 * curve.accuracy, **style.options, linewidth=1.8, markersize=6, markevery=every)
+            if np.isfinite(low).any():
+                axes.fill_between(x, 100 * low, 100 * high, color=style.color, alpha=shade, linewidth=0)
+        if comparison is not None:
+            axes.axhline(100 * comparison.target.accuracy, **dotted)
         axes.set(xlabel=label, ylabel="Accuracy (%)", ylim=_accuracy_limits(curves))
         axes.grid(alpha=0.25)
         axes.margins(x=0.03)
-    _draw_gates(panels[1, 1], groups, styles)
     handles = [_handle(style, group) for style, group in zip(styles, groups, strict=True)]
-    best = f"best of {_short(comparison.baseline)} ({percent(comparison.target.accuracy)})"
-    handles.append(Line2D([], [], color="#555555", linewidth=1, linestyle=(0, (1, 2)), label=_literal(best)))
+    if comparison is not None:
+        best = f"best of {_short(comparison.baseline)} ({percent(comparison.target.accuracy)})"
+        handles.append(Line2D([], [], **dotted, label=_literal(best)))
     font = FontProperties(size=11)
     columns = min(4, _columns(canvas, font, [str(handle.get_label()) for handle in handles]))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, prop=font)
-    figure.suptitle(f"{_literal(title)}\n{_band_note(groups)}", fontsize=13)
+    figure.suptitle(f"{_literal(title)}\n{_band_note(groups)}".strip(), fontsize=13)
     return figure
-
-
-def _draw_accuracy(
-    axes: Axes, style: LineStyle, group: SeedGroup, curve: EvaluationCurve, x: np.ndarray, shade: float
-) -> None:
-    low, high = seed_band(group, curve)
-    every = max(1, x.size // 40)
-    axes.plot(x, 100 * curve.accuracy, **style.options, linewidth=1.8, markersize=6, markevery=every)
-    if np.isfinite(low).any():
-        axes.fill_between(x, 100 * low, 100 * high, color=style.color, alpha=shade, linewidth=0)
 
 
 def _accuracy_limits(curves: Sequence[EvaluationCurve]) -> tuple[float, float]:
@@ -161,42 +164,6 @@ def _accuracy_limits(curves: Sequence[EvaluationCurve]) -> tuple[float, float]:
     values = 100 * np.concatenate([curve.accuracy for curve in curves])
     pad = max(5.0, 0.25 * float(values.max() - values.min()))
     return max(0.0, float(values.min()) - pad), min(100.0, float(values.max()) + pad)
-
-
-def _draw_gates(axes: Axes, groups: Sequence[SeedGroup], styles: Sequence[LineStyle]) -> None:
-    """Draw z of each group's first seed, its threshold, and a ring at the shut-off step."""
-    gated = [
-        (style, group.runs[0]) for style, group in zip(styles, groups, strict=True) if group.runs[0].gate.steps.size
-    ]
-    axes.set(xlabel="Training steps", ylabel="z")
-    if not gated:
-        axes.set_title("Gate z-score", fontsize=11)
-        axes.set(xticks=(), yticks=())
-        axes.text(0.5, 0.5, "no gate values in these runs", transform=axes.transAxes, ha="center", color="#555555")
-        return
-    for style, run in gated:
-        _draw_gate(axes, style, run)
-    several = any(len(group.runs) > 1 for group in groups)
-    axes.set_title(
-        f"Gate z-score{' of the first seed' if several else ''} (line: threshold, ring: shut-off)", fontsize=11
-    )
-    if max(float(np.abs(run.gate.z[np.isfinite(run.gate.z)]).max(initial=0)) for _, run in gated) > _WIDE_Z:
-        axes.set_yscale("symlog", linthresh=2.0)
-    axes.grid(alpha=0.25)
-    axes.margins(x=0.03)
-
-
-def _draw_gate(axes: Axes, style: LineStyle, run: RunCurves) -> None:
-    gate = run.gate
-    every = max(1, gate.steps.size // 40)
-    axes.plot(gate.steps, gate.z, **style.options, linewidth=1.3, markersize=4, markevery=every)
-    if gate.threshold is not None and np.isfinite(gate.threshold):
-        for threshold in (gate.threshold, -gate.threshold) if gate.two_sided else (gate.threshold,):
-            axes.axhline(threshold, color=style.color, linewidth=1.2, linestyle=style.dash, alpha=0.6)
-    if gate.shutoff_step is not None and gate.shutoff_step in gate.steps:
-        z = gate.z[np.flatnonzero(gate.steps == gate.shutoff_step)[0]]
-        ring: dict[str, Any] = {"marker": "o", "markersize": 14, "fillstyle": "none", "markeredgewidth": 2}
-        axes.plot([gate.shutoff_step], [z], color=style.color, **ring)
 
 
 def _columns(canvas: FigureCanvasAgg, font: FontProperties, labels: Sequence[str]) -> int:
@@ -238,8 +205,7 @@ def _page(
     image = base64.b64encode(picture).decode("ascii")
     parts = [
         f'<p class="evidence">{html.escape(weigh(comparison).sentence)}</p>',
-        '<img alt="Accuracy against steps, backward passes and minutes; gate z-score" '
-        f'src="data:image/png;base64,{image}">',
+        f'<img alt="Accuracy against backward passes, steps, tokens and minutes" src="data:image/png;base64,{image}">',
     ]
     for table in all_tables(groups, comparison, sampling_share):
         parts += [f"<h2>{html.escape(table.title)}</h2>", html_table(table)]

@@ -15,6 +15,7 @@ from gxpo_trainer.compare.groups import Comparison
 from gxpo_trainer.compare.intervals import paired_bootstrap
 from gxpo_trainer.compare.published import gxpo_paper, published_model
 from gxpo_trainer.compare.seeds import SeedGroup, incomparable
+from gxpo_trainer.compare.text_tables import Table as TextTable
 from gxpo_trainer.compare.text_tables import all_tables
 
 
@@ -27,15 +28,17 @@ def print_tables(
     """Print the comparison's tables and its evidence statement."""
     console = console if console is not None else Console()
     for table in all_tables(groups, comparison, sampling_share):
-        rendered = Table(
-            title=Text(table.title), title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False
-        )
-        for number, name in enumerate(table.header):
-            rendered.add_column(Text(name), justify="left" if number == 0 else "right")
-        for row in table.rows:
-            rendered.add_row(*(Text(cell) for cell in row))
-        console.print(rendered)
+        console.print(rendered(table))
     console.print(Text(weigh(comparison).sentence))
+
+
+def rendered(table: TextTable) -> Table:
+    grid = Table(title=Text(table.title), title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(table.header):
+        grid.add_column(Text(name), justify="left" if number == 0 else "right")
+    for row in table.rows:
+        grid.add_row(*map(Text, row))
+    return grid
 
 
 Record = Mapping[str, Any]
@@ -43,34 +46,30 @@ Record = Mapping[str, Any]
 
 def scores_table(records: Sequence[Record], samples: int) -> Table:
     """One row per benchmark: pass@1, pass@n and maj@n with their intervals, length, truncation."""
-    table = Table(title=f"{samples} samples per problem, 95% intervals")
     names = dict.fromkeys(["pass@1", f"pass@{samples}", f"maj@{samples}"])
-    for column in ("benchmark", "problems", *names, "mean length", "truncated"):
-        table.add_column(column, justify="left" if column == "benchmark" else "right")
+    rows = []
     for record in records:
         scores = record["scores"]
-        cells = [
+        cells = (
             f"{scores[name]:.1%} [{scores[f'{name}/ci_low']:.1%}, {scores[f'{name}/ci_high']:.1%}]" for name in names
-        ]
-        ends = [f"{scores['length_mean']:.0f}", f"{scores['truncated_fraction']:.1%}"]
-        table.add_row(record["benchmark"], str(record["num_problems"]), *cells, *ends)
-    return table
+        )
+        ends = (f"{scores['length_mean']:.0f}", f"{scores['truncated_fraction']:.1%}")
+        rows.append((record["benchmark"], str(record["num_problems"]), *cells, *ends))
+    header = ("benchmark", "problems", *names, "mean length", "truncated")
+    return rendered(TextTable(f"{samples} samples per problem, 95% intervals", header, tuple(rows)))
 
 
 def difference_table(records: Sequence[Record], earlier: Sequence[Record]) -> Table:
     """Paired difference of pass@1 to the last earlier record of each benchmark, or why it is not comparable."""
-    table = Table(title="pass@1 against the earlier evaluation, 95% intervals, paired by problem")
-    for column in ("benchmark", "earlier", "now", "difference"):
-        table.add_column(column, justify="right" if column in ("earlier", "now") else "left")
     last = {record["benchmark"]: record for record in earlier}
+    rows = []
     for record in records:
         before = last.get(record["benchmark"])
-        if before is None:
-            table.add_row(record["benchmark"], "–", f"{record['scores']['pass@1']:.1%}", "not in the earlier file")
-            continue
-        scores = [f"{each['scores']['pass@1']:.1%}" for each in (before, record)]
-        table.add_row(record["benchmark"], *scores, _difference(record, before))
-    return table
+        then = "–" if before is None else f"{before['scores']['pass@1']:.1%}"
+        change = "not in the earlier file" if before is None else _difference(record, before)
+        rows.append((record["benchmark"], then, f"{record['scores']['pass@1']:.1%}", change))
+    title = "pass@1 against the earlier evaluation, 95% intervals, paired by problem"
+    return rendered(TextTable(title, ("benchmark", "earlier", "now", "difference"), tuple(rows)))
 
 
 def _difference(record: Record, before: Record) -> str:
@@ -94,11 +93,10 @@ def published_table(records: Sequence[Record], model: str) -> Table | None:
     benchmarks = [name for name in ours if any(name in row.scores for row in rows)]
     if not benchmarks:
         return None
-    caption = "For orientation only: the paper uses its own grader, templates and samples."
-    table = Table(title=f"sampled pass@1, published: {paper.source}", caption=caption)
-    for column in ("model", "rule", *benchmarks):
-        table.add_column(column, justify="left" if column in ("model", "rule") else "right")
-    table.add_row(model, "this evaluation", *(f"{ours[name]:.1%}" for name in benchmarks), end_section=True)
-    for row in rows:
-        table.add_row(row.model, row.label, *(f"{row.scores[name]:.1f}%" for name in benchmarks))
-    return table
+    title = (
+        f"sampled pass@1, published: {paper.source}\n"
+        "For orientation only: the paper uses its own grader, templates and samples."
+    )
+    cells = [(model, "this evaluation", *(f"{ours[name]:.1%}" for name in benchmarks))]
+    cells += [(row.model, row.label, *(f"{row.scores[name]:.1f}%" for name in benchmarks)) for row in rows]
+    return rendered(TextTable(title, ("model", "rule", *benchmarks), tuple(cells)))

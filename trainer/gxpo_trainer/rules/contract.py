@@ -337,6 +337,16 @@ def finish_plain_step(learner: RuleLearner, first: BackwardResult) -> StepReport
     return StepReport(metrics, backward_passes=1)
 
 
+def finish_passes(
+    learner: RuleLearner, passes: Sequence[BackwardResult], theta0: Sequence[Tensor], metrics: Metrics
+) -> StepReport:
+    """The report of a step of several passes from θ⁰; a last gradient that is not finite has made it fall back."""
+    metrics = {"grad/norm_g0": passes[0].grad_norm, **metrics, **policy_metrics(passes)}
+    metrics["update/norm"] = distance(learner, learner.parameters(), theta0)
+    why = None if passes[-1].finite else f"the gradient of pass {len(passes)} is not finite"
+    return StepReport(metrics, backward_passes=len(passes), fallback=why)
+
+
 def last_step_norm(learner: RuleLearner) -> float | None:
     """‖θ_after − θ_before‖ of the optimizer step just taken, without a copy of θ_before.
 

@@ -28,13 +28,11 @@ from torch import Tensor
 
 from gxpo_trainer.config import EpochsRule, ExtragradientRule
 from gxpo_trainer.rules.contract import (
-    BackwardResult,
     RuleLearner,
     Stateless,
     cosine,
-    distance,
+    finish_passes,
     finish_plain_step,
-    policy_metrics,
     reposition,
     snapshot,
 )
@@ -60,14 +58,7 @@ class Epochs(Stateless):
             passes.append(learner.backward())
             if passes[-1].finite:
                 learner.optimizer_step()
-        metrics = {
-            "grad/norm_g0": passes[0].grad_norm,
-            "grad/norm_g1": passes[1].grad_norm,
-            "update/norm": distance(learner, learner.parameters(), theta0),
-            **policy_metrics(passes),
-        }
-        why = None if passes[-1].finite else f"the gradient of pass {len(passes)} is not finite"
-        return StepReport(metrics, backward_passes=len(passes), fallback=why)
+        return finish_passes(learner, passes, theta0, {"grad/norm_g1": passes[1].grad_norm})
 
 
 class Extragradient(Stateless):
@@ -97,27 +88,17 @@ class Extragradient(Stateless):
         if not passes[-1].finite:
             reposition(learner.parameters(), theta0, 1 / self.settings.alpha)
             learner.publish()
-            return self._report(learner, passes, theta0, None)
-        cos = cosine(learner, g0, learner.gradients())
+            return finish_passes(learner, passes, theta0, {})
+        metrics = {"grad/norm_slow": passes[-1].grad_norm}
+        if (cos := cosine(learner, g0, learner.gradients())) is not None:
+            metrics["grad/cos_g0_slow"] = cos
         snapshot(theta0, learner.parameters())
         for name, held in state.moments().items():
             snapshot(self._moments[name], held)
         state.set_step(state.step - 1)
         learner.optimizer_step()
-        return self._report(learner, passes, theta0, cos)
+        return finish_passes(learner, passes, theta0, metrics)
 
     def release_buffers(self) -> None:
         """See contract.BufferingRule."""
         self._theta0, self._moments = None, {}
-
-    def _report(
-        self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor], cos: float | None
-    ) -> StepReport:
-        metrics = {"grad/norm_g0": passes[0].grad_norm, **policy_metrics(passes)}
-        metrics["update/norm"] = distance(learner, learner.parameters(), theta0)
-        if cos is not None:
-            metrics["grad/cos_g0_slow"] = cos
-        if not passes[-1].finite:
-            why = f"the gradient of pass {len(passes)} is not finite"
-            return StepReport(metrics, backward_passes=len(passes), fallback=why)
-        return StepReport(metrics | {"grad/norm_slow": passes[-1].grad_norm}, backward_passes=len(passes))

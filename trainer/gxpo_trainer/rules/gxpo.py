@@ -29,9 +29,8 @@ from gxpo_trainer.rules.contract import (
     Trajectory,
     chunks,
     cosine,
-    distance,
+    finish_passes,
     finish_plain_step,
-    policy_metrics,
     snapshot,
 )
 from gxpo_trainer.rules.gate import GatedLookAhead
@@ -91,20 +90,20 @@ class GXPO(GatedLookAhead):
         if predictor.num_probes == 2:
             passes.append(learner.backward())
             if not passes[-1].finite:  # the live parameters are θ¹ already
-                return self._report(learner, passes, theta0, {}, fallback=True)
+                return self._report(learner, passes, theta0, {})
             learner.optimizer_step()
         metrics = self._extrapolate(learner, predictor, theta0)
         learner.publish()
         passes.append(learner.backward())
         if not passes[-1].finite:
             self._return_to_first_probe(learner, predictor, theta0)
-            return self._report(learner, passes, theta0, metrics, fallback=True)
+            return self._report(learner, passes, theta0, metrics)
         if predictor.holds_gradient:
             cos = cosine(learner, required(self.buffers.probe), learner.gradients())
             if cos is not None:
                 metrics["grad/cos_g0_slow"] = cos
         learner.optimizer_step()
-        return self._report(learner, passes, theta0, metrics, fallback=False)
+        return self._report(learner, passes, theta0, metrics)
 
     def _extrapolate(self, learner: RuleLearner, predictor: Predictor, theta0: list[Tensor]) -> Metrics:
         """θ² (θ¹ with one probe) becomes θ̃, in one pass; the optimizer's state as `probe_state` says."""
@@ -157,20 +156,11 @@ class GXPO(GatedLookAhead):
         learner.publish()
 
     def _report(
-        self,
-        learner: RuleLearner,
-        passes: list[BackwardResult],
-        theta0: list[Tensor],
-        extra: Metrics,
-        *,
-        fallback: bool,
+        self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor], metrics: Metrics
     ) -> StepReport:
-        metrics: Metrics = {"grad/norm_g0": passes[0].grad_norm, **extra, **policy_metrics(passes)}
         if self.settings.probes == 2 and len(passes) > 1:
             metrics["grad/norm_g1"] = passes[1].grad_norm
-        if not fallback:
+        if passes[-1].finite:
             metrics["grad/norm_slow"] = passes[-1].grad_norm
             self.gate.collect(passes[-1].grad_norm)
-        metrics["update/norm"] = distance(learner, learner.parameters(), theta0)
-        why = f"the gradient of pass {len(passes)} is not finite" if fallback else None
-        return StepReport(metrics, backward_passes=len(passes), fallback=why)
+        return finish_passes(learner, passes, theta0, metrics)

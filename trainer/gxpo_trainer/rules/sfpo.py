@@ -22,9 +22,8 @@ from gxpo_trainer.rules.contract import (
     BackwardResult,
     RuleLearner,
     Trajectory,
-    distance,
+    finish_passes,
     finish_plain_step,
-    policy_metrics,
     reposition,
     snapshot,
 )
@@ -95,24 +94,20 @@ class SFPO(GatedLookAhead):
         if not passes[-1].finite:
             return self._fall_back(learner, passes, theta0, 1 / (alpha * k) if alpha else 0.0)
         learner.optimizer_step()
-        return StepReport({**extra, **self._metrics(learner, passes, theta0)}, backward_passes=len(passes))
+        return self._report(learner, passes, theta0, extra)
 
     def _fall_back(
         self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor], share: float
     ) -> StepReport:
         reposition(learner.parameters(), theta0, share)
         learner.publish()
-        return StepReport(
-            self._metrics(learner, passes, theta0),
-            backward_passes=len(passes),
-            fallback=f"the gradient of pass {len(passes)} is not finite",
-        )
+        return self._report(learner, passes, theta0, {})
 
-    def _metrics(self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor]) -> Metrics:
-        metrics: Metrics = {"grad/norm_g0": passes[0].grad_norm, **policy_metrics(passes)}
+    def _report(
+        self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor], metrics: Metrics
+    ) -> StepReport:
         if len(passes) > 1:
             metrics["grad/norm_g1"] = passes[1].grad_norm
         if len(passes) == self.settings.k + 1 and passes[-1].finite:
             metrics["grad/norm_slow"] = passes[-1].grad_norm
-        metrics["update/norm"] = distance(learner, learner.parameters(), theta0)
-        return metrics
+        return finish_passes(learner, passes, theta0, metrics)

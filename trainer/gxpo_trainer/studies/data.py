@@ -74,10 +74,8 @@ def collect(study: Study, root: Path) -> StudyData:
     results = read_results(study, root)
     if not results:
         raise DataError(f"{root} has no complete run of {study.name}; `gxpo study run` executes them")
-    curves = {key: load_run(root / key.folder) for key in results if key.stage != "extrapolation"}
+    curves = {key: load_run(root / key.folder) for key in results}
     runs = [_run_row(key, results[key], run, root / key.folder) for key, run in curves.items()]
-    # Evaluations of extrapolated weights have these columns alone.
-    runs += [asdict(key) | asdict(result) for key, result in results.items() if key not in curves]
     return StudyData(study, _conditions(study, root, curves), runs, curves)
 
 

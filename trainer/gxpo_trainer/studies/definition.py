@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -54,17 +54,6 @@ class Ladder(Settings):
         return rates
 
 
-class Extrapolation(Settings):
-    """A look-ahead without a pass: the weights of an arm's checkpoint, moved on along the line from the initial ones.
-
-    Published work finds that weights under reinforcement learning from verifiable rewards move nearly linearly.
-    """
-
-    arm: str = Field(description="Arm whose reported runs keep the checkpoint.")
-    step: int = Field(ge=1, le=MOST_STEPS, description="Step of the checkpoint.")
-    factor: float = Field(gt=1, description="The change of the weights up to the checkpoint is multiplied by this.")
-
-
 class Study(Settings):
     """Everything that a study fixes before its first run."""
 
@@ -90,20 +79,23 @@ class Study(Settings):
         None, gt=0, lt=1, description="Accuracy, between start and plateau, that arms are timed to."
     )
     ladder: Ladder
-    extrapolation: Extrapolation | None = Field(None, description="Also evaluate extrapolated weights of an arm.")
     arms: dict[str, Arm] = Field(min_length=2, max_length=100, description="In order of execution.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_earlier_version(cls, data: Any) -> Any:
+        """Studies that 0.1.0 stored have `extrapolation`, which is gone, as null."""
+        if isinstance(data, dict) and data.get("extrapolation", ...) is None:
+            return {name: value for name, value in data.items() if name != "extrapolation"}
+        return data
 
     @model_validator(mode="after")
     def _consistent(self) -> Study:
         for name in (self.name, *self.arms):
             if not _NAME.fullmatch(name):
                 raise ValueError(f"name {name!r} must consist of lower-case letters, digits and dashes, at most 40")
-        named = {"baseline": self.baseline}
-        if self.extrapolation is not None:
-            named["extrapolation.arm"] = self.extrapolation.arm
-        for setting, value in named.items():
-            if value not in self.arms:
-                raise ValueError(f"{setting} = {value!r} is no arm; choose one of {', '.join(self.arms)}")
+        if self.baseline not in self.arms:
+            raise ValueError(f"baseline = {self.baseline!r} is no arm; choose one of {', '.join(self.arms)}")
         if shared := set(self.seeds) & set(self.ladder.seeds):
             raise ValueError(
                 f"seeds {sorted(shared)} are used for tuning and reported; choose others in ladder.seeds, for an arm "
@@ -134,7 +126,7 @@ def load_study(path: Path) -> Study:
         raise config_error(error, str(path), Study) from None
 
 
-Stage = Literal["ladder", "report", "extrapolation"]
+Stage = Literal["ladder", "report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +198,7 @@ def run_config(study: Study, key: RunKey) -> RunConfig:
 
 
 def largest_cost(study: Study) -> tuple[int, int]:
-    """(runs, backward passes) if every ladder is climbed to its end; an upper bound. Extrapolations cost no pass."""
+    """(runs, backward passes) if every ladder is climbed to its end; an upper bound."""
     tuned = sum(arm.learning_rate_of is None for arm in study.arms.values())
     rungs = tuned * len(study.ladder.learning_rates) * len(study.ladder.seeds)
     reported = len(study.arms) * len(study.seeds)
@@ -218,9 +210,6 @@ def _of_arm(study: Study, arm: str, results: Results) -> Iterator[RunKey]:
     rate = best_rate(study, arm, results)
     if rate is not None:
         yield from (RunKey("report", arm, rate, seed) for seed in study.seeds)
-        if study.extrapolation is not None and study.extrapolation.arm == arm:
-            done = [seed for seed in study.seeds if RunKey("report", arm, rate, seed) in results]
-            yield from (RunKey("extrapolation", arm, rate, seed) for seed in done)
     elif study.arms[arm].learning_rate_of is None:
         for step in study.ladder.learning_rates:
             rung = _rung(study, arm, step)

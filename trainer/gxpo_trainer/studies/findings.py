@@ -21,7 +21,7 @@ from gxpo_trainer.compare.intervals import (
 )
 from gxpo_trainer.compare.seeds import SeedGroup
 from gxpo_trainer.jsonl import Row
-from gxpo_trainer.studies.data import MEDIANS, StudyData, key_of
+from gxpo_trainer.studies.data import MEDIANS, StudyData
 
 COLLAPSED = 0.5
 """A run whose last accuracy is below this share of its peak has collapsed."""
@@ -88,33 +88,14 @@ class ArmFindings:
 
 
 @dataclass(frozen=True, slots=True)
-class Extrapolated:
-    """Accuracy of weights extrapolated from a checkpoint of an arm, against that checkpoint and the step it points at.
-
-    before, after: accuracy at `step` and at `target` = factor × step. gained: extrapolated − before; missed:
-    extrapolated − after; both paired by seed.
-    """
-
-    label: str
-    step: int
-    target: float
-    before: Interval
-    extrapolated: Interval
-    after: Interval
-    gained: Interval
-    missed: Interval
-
-
-@dataclass(frozen=True, slots=True)
 class Findings:
     """arms: those with all reported seeds, the baseline first. missing: labels of the others. sampling_share: the
-    measured share of a baseline's step that sampling and verifying take. extrapolated: None before all seeds."""
+    measured share of a baseline's step that sampling and verifying take."""
 
     baseline: ArmFindings
     arms: tuple[ArmFindings, ...]
     missing: tuple[str, ...]
     sampling_share: float
-    extrapolated: Extrapolated | None
 
     @property
     def candidates(self) -> list[ArmFindings]:
@@ -134,7 +115,7 @@ def find(data: StudyData) -> Findings | None:
     missing = tuple(study.arms[arm].label for arm in study.arms if arm not in groups)
     rows = data.reported(study.baseline)
     share = sum(row["rollout_s"] + row["verify_s"] for row in rows) / sum(row["training_s"] for row in rows)
-    return Findings(arms[0], tuple(arms), missing, float(share), _extrapolated(data))
+    return Findings(arms[0], tuple(arms), missing, float(share))
 
 
 def equal_costs(
@@ -206,28 +187,6 @@ def _match(group: SeedGroup, baseline: SeedGroup, accuracy: float) -> Match:
                 values.append(other / own)
     steps, passes = (ratio_interval(values) if values else None for values in ratios.values())
     return Match(accuracy, len(ratios["steps"]), steps, passes)
-
-
-def _extrapolated(data: StudyData) -> Extrapolated | None:
-    plan = data.study.extrapolation
-    rows = [] if plan is None else [r for r in data.runs if r["stage"] == "extrapolation" and r["arm"] == plan.arm]
-    if plan is None or len(rows) < len(data.study.seeds):
-        return None
-    target = plan.factor * plan.step
-    reached = {row["seed"]: float(row["accuracy"]) for row in rows}
-    runs = [data.curves[replace(key_of(row), stage="report")] for row in rows]
-    before, after = ([_accuracy(run, "steps", step) for run in runs] for step in (plan.step, target))
-    values = [reached[run.seed] for run in runs]
-    return Extrapolated(
-        data.study.arms[plan.arm].label,
-        plan.step,
-        target,
-        mean_interval(before),
-        mean_interval(values),
-        mean_interval(after),
-        mean_interval([value - other for value, other in zip(values, before, strict=True)]),
-        mean_interval([value - other for value, other in zip(values, after, strict=True)]),
-    )
 
 
 def _adjusted(by_arm: Sequence[tuple[EqualCost, ...]]) -> list[tuple[EqualCost, ...]]:

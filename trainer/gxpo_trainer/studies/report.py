@@ -17,14 +17,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from gxpo_trainer.compare.curves import Axis, mean_curve
 from gxpo_trainer.compare.evidence import ratio, ratio_bounds, ratio_interval, ratio_words
 from gxpo_trainer.compare.groups import SHARES
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.published import gxpo_paper
-from gxpo_trainer.compare.seeds import SeedGroup, seed_band
 from gxpo_trainer.compare.text_tables import Table
-from gxpo_trainer.reporting.figures import LineStyle, html_page, html_table, line_styles
+from gxpo_trainer.reporting.figures import LineStyle, draw_curves, html_page, html_table, line_styles
 from gxpo_trainer.studies.data import StudyData, key_of
 from gxpo_trainer.studies.definition import run_config
 from gxpo_trainer.studies.findings import COLLAPSED, ArmFindings, EqualCost, Findings, Match, find
@@ -196,7 +194,7 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     styles = dict(zip(arms, line_styles(list(rule_labels(data, arms).values())), strict=True))
     name = data.study.name
     return {
-        f"{name}-curves.png": draw_curves(groups, styles),
+        f"{name}-curves.png": draw_curves(list(groups.values()), [styles[arm] for arm in groups]),
         f"{name}-ladder.png": draw_ladder(findings, styles),
         f"{name}-payoff.png": draw_payoff(findings, styles),
     }
@@ -233,7 +231,6 @@ def compose(data: StudyData) -> list[Block]:
         "against the baseline's; asynchronous means that sampling runs during the update.",
         payoff_table(findings),
         Picture(f"{name}-payoff.png", "Speed-up in time against the share of sampling, by arm"),
-        *_weights_along_the_way(findings),
         "## Learning rates",
         f"Each arm was tuned on seeds apart from the reported ones ({', '.join(map(str, study.ladder.seeds))}), for "
         f"{study.ladder.backward_passes} backward passes a run, upwards until its accuracy fell by more than "
@@ -296,26 +293,6 @@ def _pays(arm: ArmFindings) -> str:
     if share(even) == NEVER:
         return f"{steps} and saves time at no share of sampling"
     return f"{steps}; no share of sampling is shown at which it saves time (break-even {share(even)})"
-
-
-def _weights_along_the_way(findings: Findings) -> list[Block]:
-    """The look-ahead that costs no pass; nothing for a study without it."""
-    moved = findings.extrapolated
-    if moved is None:
-        return []
-    row = (moved.label, percent(moved.before), percent(moved.extrapolated), percent(moved.after))
-    differences = (points(moved.gained), points(moved.missed))
-    header = ("arm", f"step {moved.step}", f"extrapolated to {moved.target:g}", f"step {moved.target:g}")
-    return [
-        "## Weights extrapolated along training",
-        f"The change of the weights up to step {moved.step}, times {moved.target / moved.step:g}: a look-ahead that "
-        "costs no pass.",
-        Table(
-            "Accuracy in %, and differences of the extrapolated weights in points, with 95% intervals over seeds",
-            (*header, f"to step {moved.step}", f"to step {moved.target:g}"),
-            ((*row, *differences),),
-        ),
-    ]
 
 
 def _method(data: StudyData, findings: Findings) -> list[str]:
@@ -386,28 +363,7 @@ def _html_block(block: Block) -> str:
     return f"<h{level}>{html.escape(block[level:].strip())}</h{level}>" if level else f"<p>{html.escape(block)}</p>"
 
 
-_PANELS: tuple[tuple[Axis, str, float], ...] = (
-    ("backward_passes", "Backward passes", 1.0),
-    ("steps", "Training steps (batches sampled)", 1.0),
-    ("tokens", "Sampled tokens (millions)", 1e-6),
-    ("hours", "Training time (minutes)", 60.0),
-)
 _SHARES = np.linspace(0.0, 0.95, 96)
-
-
-def draw_curves(groups: Mapping[str, SeedGroup], styles: Mapping[str, LineStyle]) -> bytes:
-    """Mean accuracy over seeds against four costs, with 95% bands over seeds."""
-    figure = _figure((12, 9))
-    for axes, (axis, label, unit) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
-        for arm, group in groups.items():
-            curve = mean_curve([run.curve for run in group.runs])
-            x = curve.cost(axis) * unit
-            low, high = seed_band(group, curve)
-            axes.plot(x, 100 * curve.accuracy, label=group.name, markersize=4, **styles[arm].options)
-            axes.fill_between(x, 100 * low, 100 * high, color=styles[arm].color, alpha=0.08, linewidth=0)
-        axes.set(xlabel=label, ylabel="Held-out accuracy (%)")
-        axes.grid(alpha=0.25)
-    return _png(figure)
 
 
 def draw_ladder(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:

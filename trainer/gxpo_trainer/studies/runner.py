@@ -1,4 +1,4 @@
-"""Executes the missing runs of a study, each as a `gxpo train` process of its own, and evaluates extrapolated weights.
+"""Executes the missing runs of a study, each as a `gxpo train` process of its own.
 
 A process a run: one that crashes or runs out of memory takes no other with it, and a killed study continues each run
 from its last checkpoint.
@@ -7,14 +7,12 @@ from its last checkpoint.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import TrainingError
@@ -67,37 +65,10 @@ class StudyRunner:
         folder = self.root / key.folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with Path(f"{folder}.log").open("ab") as log:
-            if key.stage == "extrapolation":
-                words = self._export(key, folder, log)
-            else:
-                file = Path(f"{folder}.toml")
-                file.write_text(to_toml(run_config(self.study, key)), encoding="utf-8")
-                words = ["train", str(file), "--out", str(folder), "--continue"]
+            file = Path(f"{folder}.toml")
+            file.write_text(to_toml(run_config(self.study, key)), encoding="utf-8")
+            words = ["train", str(file), "--out", str(folder), "--continue"]
             return subprocess.Popen([sys.executable, *_COMMAND, *words], stdout=log, stderr=subprocess.STDOUT)
-
-    def _export(self, key: RunKey, folder: Path, log: IO[bytes]) -> list[str]:
-        """Write the extrapolated policy. Returns the words of its evaluation, which fails without the policy."""
-        extrapolation = self.study.extrapolation
-        assert extrapolation is not None
-        run = replace(key, stage="report")
-        policy = folder / "policy"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        words = ["checkpoints", str(self.root / run.folder), "--step", str(extrapolation.step)]
-        words += ["--extrapolate", str(extrapolation.factor), "--export", str(policy)]
-        subprocess.run([sys.executable, *_COMMAND, *words], stdout=log, stderr=subprocess.STDOUT, check=False)
-        config = run_config(self.study, run)
-        settings = config.evaluation
-        options = {
-            "model": policy,
-            "benchmark": ",".join(settings.benchmarks),
-            "samples": settings.samples_per_prompt,
-            "problems": settings.num_problems,
-            "max-new-tokens": settings.max_new_tokens or config.rollout.max_new_tokens,
-            "seed": key.seed,
-            "out": folder / EVALUATIONS,
-        }
-        return ["eval", *(f"--{name}={value}" for name, value in options.items() if value is not None)]
 
     def _collect(self, running: dict[RunKey, tuple[subprocess.Popen[bytes], float]]) -> None:
         """Wait for some run to end, and record it."""
@@ -126,11 +97,9 @@ def read_results(study: Study, root: Path) -> dict[RunKey, RunResult]:
 
 
 def read_result(root: Path, key: RunKey) -> RunResult | None:
-    """The result of a run that reached its budget or diverged, or of a finished evaluation; None for any other."""
+    """The result of a run that reached its budget or diverged; None for any other."""
     folder = root / key.folder
     accuracies = [row["scores"]["pass@1"] for row in read_lines(folder / EVALUATIONS)]
-    if key.stage == "extrapolation":
-        return RunResult(float(accuracies[-1])) if accuracies else None
     try:
         outcome = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gxpo_dashboard.charts import compare
-from gxpo_dashboard.view_models.series import Points
 
 Json = dict[str, Any]
 
@@ -25,9 +24,6 @@ def curve(steps: list[int], accuracy: list[float], per_step: float = 1.0) -> Jso
         "low": [value - 0.02 for value in accuracy],
         "high": ["NaN", *[value + 0.02 for value in accuracy[1:]]],
     }
-
-
-Z = {"gxpo 0": Points([2, 3], [2.0, 3.0], [0.1, 0.7]), "gxpo 1": Points([2, 3], [2.0, 3.0], [math.nan, 0.2])}
 
 
 def run(name: str, seed: int, curve: Json, shutoff: int | None = None, tau: Any = 0.5) -> Json:
@@ -53,7 +49,6 @@ def answer() -> Json:
             },
         ],
         "settings": [{"setting": "learner.rule.k", "values": {"GRPO": None, "GXPO K=5": "5"}}],
-        "differences": [{"setting": "data.source", "values": {"GRPO": ["a"], "GXPO K=5": ["a", "b"]}}],
     }
 
 
@@ -76,14 +71,6 @@ def test_each_seed_is_drawn_when_asked_for() -> None:
     assert "seeds" not in compare.accuracy_chart(answer(), "step").datasets
 
 
-def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
-    chart = compare.gate_chart(answer(), Z)
-    assert chart.points["series"].unique().tolist() == ["GXPO K=5, seed 0", "GXPO K=5, seed 1"]
-    assert chart.points["y"].tolist()[:2] == [0.1, 0.7]
-    assert chart.datasets["rules"].to_dict("records") == [{"y": 0.5, "label": "τ = 0.5"}]
-    assert chart.summary == "Shut off: GXPO K=5, seed 0 at step 3, GXPO K=5, seed 1 not yet."
-
-
 def test_the_table_of_accuracy_has_the_bounds_of_each_band() -> None:
     table = compare.accuracy_chart(answer(), "step").table()
     bounds = ("", ", 95% low", ", 95% high")
@@ -104,15 +91,9 @@ def test_the_table_over_a_cost_has_the_step_of_each_evaluation() -> None:
     assert math.isnan(table["GRPO"][2])
 
 
-@pytest.mark.parametrize(
-    ("part", "row"),
-    [
-        ("settings", {"Name": "learner.rule.k", "GRPO": "–", "GXPO K=5": "5"}),
-        ("differences", {"Name": "data.source", "GRPO": "a", "GXPO K=5": "a, b"}),
-    ],
-)
-def test_tables_of_differences(part: str, row: Json) -> None:
-    assert compare.differences_table(answer(), part, "Name").to_dict("records") == [row]
+def test_settings_that_differ_are_rows() -> None:
+    (row,) = compare.settings_table(answer()).to_dict("records")
+    assert row == {"Setting": "learner.rule.k", "GRPO": "–", "GXPO K=5": "5"}
 
 
 def test_header_cells_that_repeat_stay_apart() -> None:
@@ -197,7 +178,6 @@ def test_labels_of_parallel_coordinates_have_a_halo_above_the_lines() -> None:
 def test_specifications_are_json() -> None:
     for chart in (
         compare.accuracy_chart(answer(), "tokens", seeds=True),
-        compare.gate_chart(answer(), Z),
         compare.heat_map_chart(heat()),
     ):
         json.dumps(chart.spec, allow_nan=False)

@@ -108,16 +108,16 @@ def test_clocks_that_overlap_leave_no_negative_rest() -> None:
 
 
 def test_means_and_shares_are_over_all_steps_and_evaluation_is_spread_over_them() -> None:
-    means = steps.means(TOTALS).set_index("series")["y"]
-    assert means[["sampling", "update", "evaluation"]].tolist() == pytest.approx([1.5, 2.5, 2.5])
-    # 10 s in all: 3 of sampling, 5 of update, 1 of sync, 1 of other.
-    words = steps.step_time_chart(SERIES, TOTALS).summary
-    assert words == "Share of step time: sampling 30%, update 50%, weight sync 10%, other 10%."
+    # 10 s in two steps: 3 of sampling, 5 of update, 1 of sync, 1 of other; 5 s of evaluation besides.
+    assert steps.step_time_chart(SERIES, TOTALS).summary == (
+        "Mean: sampling 1.5 s (30%), update 2.5 s (50%), weight sync 0.5 s (10%), other 0.5 s (10%); "
+        "outside of steps evaluation 2.5 s a step."
+    )
 
 
 def test_without_a_step_or_timeline_charts_say_so() -> None:
     assert steps.step_time_chart({}, {}).points.empty
-    assert steps.totals_chart({"time/step_s": Total(0.0, 0)}).summary == "No steps yet."
+    assert steps.step_time_chart({}, {"time/step_s": Total(0.0, 0)}).summary == "No steps yet."
     assert steps.budget_chart({}, GXPO, None, RULES).summary == "No steps yet."
     assert steps.timeline_chart([]).summary == "No timeline yet."
 
@@ -137,14 +137,12 @@ def test_five_thousand_steps_have_the_shares_and_means_of_all_of_them() -> None:
     live.take({"revision": 1, "attempt": 1, "last_step": 5000, "series": series}, None)
 
     # Of all steps, 714 have an update of 9 s and 455 a rollout of 9 s; 50 evaluations take 50 s each.
-    means = steps.means(live.totals).set_index("series")["y"]
-    assert means["update"] == pytest.approx(3 + 6 * 714 / 5000)
-    assert means["sampling"] == pytest.approx(1 + 8 * 455 / 5000)
-    assert means[steps.REST] == pytest.approx(0.1)
-    assert means["evaluation"] == pytest.approx(50 * 50 / 5000)
-    # 3.8568 + 1.728 + 0.1 = 5.6848
-    words = steps.step_time_chart(live.points, live.totals).summary
-    assert words == "Share of step time: sampling 30%, update 68%, other 2%."
+    # 3 + 6·714/5000 = 3.8568, 1 + 8·455/5000 = 1.728, and 0.1: 5.6848 in all. 50·50/5000 = 0.5.
+    means = steps.mean_seconds(live.totals, steps.STEP_PARTS)
+    assert means == {"sampling": pytest.approx(1.728), "update": pytest.approx(3.8568)}
+    assert steps.step_time_chart(live.points, live.totals).summary == (
+        "Mean: sampling 1.7 s (30%), update 3.9 s (68%), other 0.1 s (2%); outside of steps evaluation 0.5 s a step."
+    )
     wide = steps.step_parts(live.points).pivot(index="x", columns="series", values="y")
     assert len(wide) == 600
     assert not wide.isna().to_numpy().any()

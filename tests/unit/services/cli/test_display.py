@@ -41,6 +41,12 @@ def run(**changes: Any) -> Any:
     return base | changes | {"progress": progress | changes.get("progress", {})}
 
 
+def idle(state: str, phase: str | None = None, reason: str | None = None, queue_position: int | None = None) -> Any:
+    """Before its first step."""
+    progress = {"steps": 0, "backward_passes": 0, "queue_position": queue_position}
+    return run(state=state, phase=phase, reason=reason, reward=None, score=None, progress=progress)
+
+
 @pytest.mark.parametrize(
     ("view", "line"),
     [
@@ -49,32 +55,10 @@ def run(**changes: Any) -> Any:
             run(progress={"backward_passes_budget": 90, "seconds_left": None}, recoveries=1),
             "running  step 12/30  reward 0.312  passes 36/90  accuracy 31.0%  recovered 1 times",
         ),
-        (
-            run(phase="waiting for 3 GPUs", reward=None, score=None, progress={"steps": 0, "backward_passes": 0}),
-            "running (waiting for 3 GPUs)  step 0/30  left 3 min 12 s",
-        ),
         (run(reward="NaN", score=None), "running  step 12/30  reward NaN  passes 36  left 3 min 12 s"),
-        (
-            run(
-                state="queued",
-                phase=None,
-                reward=None,
-                score=None,
-                progress={"steps": 0, "backward_passes": 0, "queue_position": 2},
-            ),
-            "queued #2",
-        ),
-        (
-            run(
-                state="failed",
-                phase=None,
-                reason="disk_full",
-                reward=None,
-                score=None,
-                progress={"steps": 0, "backward_passes": 0},
-            ),
-            "failed (disk_full)",
-        ),
+        (idle("running", phase="waiting for 3 GPUs"), "running (waiting for 3 GPUs)  step 0/30  left 3 min 12 s"),
+        (idle("queued", queue_position=2), "queued #2"),
+        (idle("failed", reason="disk_full"), "failed (disk_full)"),
     ],
 )
 def test_a_run_is_one_line_of_what_is_known(view: Any, line: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from gxpo_services.compare import export
-from gxpo_services.compare.export import Columns, columns, json_lines, write_rows
+from gxpo_services.compare.export import Columns, write_rows
 
 COLUMNS: Columns = {"name": "text", "step": "whole", "value": "number"}
 PIECES: list[list[tuple[Any, ...]]] = [
@@ -19,11 +19,6 @@ PIECES: list[list[tuple[Any, ...]]] = [
     [],
     [(None, None, None), ("ü", 2**40, -math.inf)],
 ]
-
-
-def test_columns_have_the_type_under_which_they_are_named() -> None:
-    kinds = columns(text="run name", whole="step") | columns(number="value")
-    assert list(kinds.items()) == [("run", "text"), ("name", "text"), ("step", "whole"), ("value", "number")]
 
 
 def test_csv_spells_non_finite_numbers_and_leaves_missing_cells_empty() -> None:
@@ -44,18 +39,6 @@ def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
     )
 
 
-def test_json_lines_hold_one_object_a_line() -> None:
-    lines = b"".join(write_rows("jsonl", COLUMNS, PIECES)).decode().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"name": "a", "step": 1, "value": 0.5},
-        {"name": "b,c", "step": 2, "value": "NaN"},
-        {"name": None, "step": None, "value": None},
-        {"name": "ü", "step": 2**40, "value": "-Infinity"},
-    ]
-    assert "ü" in lines[3]
-    assert list(json_lines([[], [{"a": [math.inf]}]])) == [b'{"a": ["Infinity"]}\n']
-
-
 @pytest.mark.parametrize(("row_group", "sizes"), [(2, [2, 2]), (3, [4]), (9, [4])])
 def test_parquet_writes_a_row_group_as_soon_as_it_is_full(
     row_group: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
@@ -73,10 +56,3 @@ def test_parquet_writes_a_row_group_as_soon_as_it_is_full(
     assert [row["step"] for row in rows] == [1, 2, None, 2**40]
     assert math.isnan(rows[1]["value"])
     assert [rows[i]["value"] for i in (0, 2, 3)] == [0.5, None, -math.inf]
-
-
-def test_rows_must_have_every_column() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        list(write_rows("jsonl", COLUMNS, [[("a", 1)]]))
-    with pytest.raises(ValueError, match="zip"):
-        list(write_rows("parquet", COLUMNS, [[("a", 1)]]))
