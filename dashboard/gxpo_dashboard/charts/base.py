@@ -203,6 +203,11 @@ def y_encoding(title: str, form: str = NUMBER, zero: bool = False, log: bool = F
     return quantity(title=title, axis=axis, scale=scale)
 
 
+def z_encoding() -> Spec:
+    """y-axis of gate z-scores, with room above τ for its label."""
+    return {**y_encoding("z-score"), "scale": {"zero": True, "nice": False, "padding": 18}}
+
+
 def legend(names: Sequence[str], marks: bool = False) -> Spec | None:
     """A legend above the plot, in as many columns as fit; None for a single series.
 
@@ -311,6 +316,13 @@ def rule_layers(data: str, rule: Spec, words: Spec, along: Spec, place: Spec) ->
         layer(data, "rule", along, aria=False, strokeWidth=2, **rule),
         layer(data, "text", text, aria=False, color=TEXT, **place),
     ]
+
+
+def threshold_layers() -> list[Spec]:
+    """Labelled horizontal rules of the dataset `rules`."""
+    place = {"align": "right", "baseline": "bottom", "dx": -4, "dy": -3, "fontSize": 12, "fontWeight": 600}
+    rule = {"strokeDash": [6, 4], "color": ALARM}
+    return rule_layers("rules", rule, {"x": {"value": "width"}}, {"y": quantity()}, place)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Comparison charts: means with bands, and heat maps and parallel coordinates of sweeps."""
+"""Comparison charts: means with bands, gates, and heat maps and parallel coordinates of sweeps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from gxpo_client.formats import figure, known, percent
 from gxpo_dashboard.charts import base
 from gxpo_dashboard.charts.base import Chart, Spec
-from gxpo_dashboard.view_models.series import number
+from gxpo_dashboard.view_models.series import Points, number
 
 Response = Mapping[str, Any]
 LINES = ("#8fbbe3", "#1d5a9e")
@@ -68,6 +68,44 @@ def accuracy_chart(comparison: Response, x: str, seeds: bool = False) -> Chart:
         height=380,
         labels={"x": base.AXES[x], "y": metric, **{name: f"{level} {name}" for name in base.BOUNDS}},
     )
+
+
+def gate_chart(comparison: Response, z: Mapping[str, Points]) -> Chart:
+    """z-scores (run → points) of every run with a gate, with thresholds; never smoothed."""
+    rows, limits, states = [], {}, []
+    for label, run in gates(comparison):
+        gate = run["gate"]
+        points, tau = z.get(run["id"], Points()), number(gate["threshold"])
+        rows += [(label, step, value, step) for step, value in zip(points.steps, points.y, strict=True)]
+        if points and known(tau):
+            limits[tau] = f"τ = {figure(tau)}"
+            if gate["two_sided"]:
+                limits[-tau] = f"−τ = {figure(-tau)}"
+        if gate["threshold"] is not None:
+            step = gate["shutoff_step"]
+            states.append(f"{label} " + ("not yet" if step is None else f"at step {step}"))
+    frame = base.typed_frame(rows, **base.POINTS)
+    names = list(dict.fromkeys(frame["series"]))
+    return Chart(
+        "compare-gate",
+        "Gates: z-scores",
+        {"layer": [*base.line_layers(names, "step", base.z_encoding()), *base.threshold_layers()]},
+        {"points": frame, "near": base.near(frame), "rules": base.typed_frame(limits.items(), **base.LABELS)},
+        f"z-scores of all runs with a gate over {base.AXES['step']}",
+        f"Shut off: {', '.join(states)}." if states else "No run has a gate.",
+        "Not smoothed.",
+        labels={"x": base.AXES["step"]},
+        thinned=base.thinned(*z.values()),
+    )
+
+
+def gates(comparison: Response) -> list[tuple[str, Response]]:
+    """Series of the gate chart and its run, for all runs."""
+    return [
+        (group["name"] if len(group["runs"]) == 1 else f"{group['name']}, seed {run['seed']}", run)
+        for group in comparison["groups"]
+        for run in group["runs"]
+    ]
 
 
 def heat_map_chart(heat_map: Response) -> Chart:

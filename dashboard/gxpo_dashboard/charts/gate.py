@@ -58,12 +58,7 @@ def z_chart(series: Series, x: str = "step", two_sided: bool = False, colors: Ph
     limits = [tau, -tau] if two_sided else [tau]
     words = [(limit, f"{'−' if limit < 0 else ''}τ = {figure(limit)}") for limit in limits if known(limit)]
     rules = base.typed_frame(words, **base.LABELS)
-    # Room above τ for its label.
-    y = {**base.y_encoding("z-score"), "scale": {"zero": True, "nice": False, "padding": 18}}
-    place = {"align": "right", "baseline": "bottom", "dx": -4, "dy": -3, "fontSize": 12, "fontWeight": 600}
-    threshold = {"strokeDash": [6, 4], "color": base.ALARM}
-    layers = base.line_layers(["z-score"], x, y)
-    layers += base.rule_layers("rules", threshold, {"x": {"value": "width"}}, {"y": base.quantity()}, place)
+    layers = [*base.line_layers(["z-score"], x, base.z_encoding()), *base.threshold_layers()]
     return Chart(
         "gate-z",
         "Gate: z-score",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import streamlit as st
 
 from gxpo_client.errors import InvalidRequest
 from gxpo_dashboard.charts import compare as charts
-from gxpo_dashboard.charts.base import AXIS_WORDS, with_colors
+from gxpo_dashboard.charts.base import AXIS_WORDS, Chart, with_colors
 from gxpo_dashboard.labels import TERMINAL, number_of, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.visitor import keep
@@ -34,6 +36,9 @@ _MOST_MEASURED = 200
 """Runs whose metric names a session keeps."""
 _MOST_SWEPT = 1000
 """Runs of a sweep in parallel coordinates, as in the service's heat map."""
+_GATE_Z = "gate/z"
+_GATES_S = 7.0
+"""Not a multiple of the other refresh intervals, to avoid contention."""
 _OPEN_TABLES = 4
 """Result, cost to the baseline's best, accuracy at equal backward passes and at equal time; others are collapsed."""
 
@@ -61,7 +66,9 @@ def show() -> None:
             query, seeds = _controls(everything, list(runs), groups)
         going = any(run["state"] not in TERMINAL for run in everything.values())
         every = visitor.SLOW_S if going else None
-        live(lambda: _comparison(query, seeds, everything), every)
+        latest: dict[str, Json] = {}
+        live(lambda: _comparison(query, seeds, everything, latest), every)
+        live(lambda: _gates(everything, latest), _GATES_S if going else None)
         for group in groups:
             live(partial(_sweep, group, query), every)
         _metrics(everything, query["x"])
@@ -134,11 +141,11 @@ def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
     return scores or ["pass@1"], benchmarks
 
 
-def _comparison(query: Json, seeds: bool, everything: dict[str, Json]) -> None:
-    """The parts that change with evaluations."""
+def _comparison(query: Json, seeds: bool, everything: dict[str, Json], latest: dict[str, Json]) -> None:
+    """The parts that change with evaluations; stores the response in `latest`."""
     with visitor.guarded():
         try:
-            comparison = visitor.client().compare(**query)
+            comparison = latest["comparison"] = visitor.client().compare(**query)
         except InvalidRequest as error:
             if not error.left_out:
                 raise
@@ -154,9 +161,7 @@ def _comparison(query: Json, seeds: bool, everything: dict[str, Json]) -> None:
         else:
             st.info(plain(verdict), icon=":material/help:")
         first = {group["name"]: group["runs"][0] for group in comparison["groups"]}
-        rules = {name: everything[run["id"]]["rule"] for name, run in first.items() if run["id"] in everything}
-        accuracy = charts.accuracy_chart(comparison, query["x"], seeds)
-        chart(with_colors(accuracy, visitor.rules().colors(rules)), "compare")
+        _colored(charts.accuracy_chart(comparison, query["x"], seeds), first, everything)
         draw_first()
         with st.container(border=True):
             st.markdown("##### Evidence")
@@ -176,6 +181,32 @@ def _comparison(query: Json, seeds: bool, everything: dict[str, Json]) -> None:
 def _excluded(left_out: list[Json], reason: str = "Excluded") -> None:
     for run in left_out:
         st.caption(f"{reason}: {plain(run['name'])}: {plain(run['reason'])}")
+
+
+def _colored(drawing: Chart, runs: Mapping[str, charts.Response], everything: dict[str, Json]) -> None:
+    """A chart in the colours of the rules of its runs; runs: by series."""
+    rules = {series: everything[run["id"]]["rule"] for series, run in runs.items() if run["id"] in everything}
+    chart(with_colors(drawing, visitor.rules().colors(rules)), "compare")
+
+
+def _gates(everything: dict[str, Json], latest: dict[str, Json]) -> None:
+    """Gate z-scores, which change with every step; limited to the number of series that a session caches."""
+    with visitor.guarded():
+        comparison = latest.get("comparison")
+        gated = [run for run in gated_runs(comparison) if run in everything] if comparison else []
+        series = visitor.live_series_of({run: everything[run] for run in gated[:_MOST_LINES]}, "step", (_GATE_Z,))
+        z = {run: points for run, live_run in series.items() if (points := live_run.points.get(_GATE_Z))}
+        if comparison and z:
+            if len(gated) > _MOST_LINES:
+                st.caption(f"Showing the gates of {_MOST_LINES} of {len(gated)} runs.")
+            _colored(charts.gate_chart(comparison, z), dict(charts.gates(comparison)), everything)
+
+
+def gated_runs(comparison: Json) -> list[str]:
+    """Runs with a gate: the first seed of each configuration, then the second, and so on."""
+    by_seed = zip_longest(*(group["runs"] for group in comparison["groups"]))
+    members = (run for runs in by_seed for run in runs if run is not None)
+    return [run["id"] for run in members if run["gate"]["threshold"] is not None]
 
 
 def _sweep(group: str, query: Json) -> None:

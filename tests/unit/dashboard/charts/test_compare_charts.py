@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gxpo_dashboard.charts import compare
+from gxpo_dashboard.view_models.series import Points
 
 Json = dict[str, Any]
 
@@ -24,6 +25,9 @@ def curve(steps: list[int], accuracy: list[float], per_step: float = 1.0) -> Jso
         "low": [value - 0.02 for value in accuracy],
         "high": ["NaN", *[value + 0.02 for value in accuracy[1:]]],
     }
+
+
+Z = {"gxpo 0": Points([2, 3], [2.0, 3.0], [0.1, 0.7]), "gxpo 1": Points([2, 3], [2.0, 3.0], [math.nan, 0.2])}
 
 
 def run(name: str, seed: int, curve: Json, shutoff: int | None = None, tau: Any = 0.5) -> Json:
@@ -69,6 +73,14 @@ def test_each_seed_is_drawn_when_asked_for() -> None:
     chart = compare.accuracy_chart(answer(), "step", seeds=True)
     assert chart.datasets["seeds"]["seed"].tolist() == ["0", "0", "0", "0", "1", "1"]
     assert "seeds" not in compare.accuracy_chart(answer(), "step").datasets
+
+
+def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
+    chart = compare.gate_chart(answer(), Z)
+    assert chart.points["series"].unique().tolist() == ["GXPO K=5, seed 0", "GXPO K=5, seed 1"]
+    assert chart.points["y"].tolist()[:2] == [0.1, 0.7]
+    assert chart.datasets["rules"].to_dict("records") == [{"y": 0.5, "label": "τ = 0.5"}]
+    assert chart.summary == "Shut off: GXPO K=5, seed 0 at step 3, GXPO K=5, seed 1 not yet."
 
 
 def test_the_table_of_accuracy_has_the_bounds_of_each_band() -> None:
@@ -178,6 +190,7 @@ def test_labels_of_parallel_coordinates_have_a_halo_above_the_lines() -> None:
 def test_specifications_are_json() -> None:
     for chart in (
         compare.accuracy_chart(answer(), "tokens", seeds=True),
+        compare.gate_chart(answer(), Z),
         compare.heat_map_chart(heat()),
     ):
         json.dumps(chart.spec, allow_nan=False)
