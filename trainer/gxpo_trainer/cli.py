@@ -26,9 +26,7 @@ from gxpo_trainer.errors import CheckpointError, ConfigError, GxpoError
 
 if TYPE_CHECKING:
     from gxpo_trainer.config import ModelConfig, PlacementConfig, RunConfig
-    from gxpo_trainer.planner.devices import Device
     from gxpo_trainer.planner.inputs import ModelShape
-    from gxpo_trainer.planner.timing import Observation
     from gxpo_trainer.studies.definition import Study
     from gxpo_trainer.training.checkpoints import CheckpointStore
 
@@ -230,14 +228,6 @@ def register_plan(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--gpu", metavar="NAME", help="kind of GPU, such as h100-80, or cpu; docs/planner.md lists them"
     )
-    parser.add_argument(
-        "--calibrate",
-        metavar="RUN_DIR",
-        type=Path,
-        action="append",
-        default=[],
-        help="fit the assumptions to the metrics of this run, taken on the same kind of device; may be repeated",
-    )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default text")
     parser.set_defaults(run=run_plan)
 
@@ -246,19 +236,14 @@ def run_plan(args: argparse.Namespace) -> int:
     """Print the plan; exit code 0 when the run fits, else 1."""
     from gxpo_trainer.config.io import load_run
     from gxpo_trainer.planner import inputs_of, make_plan, report
-    from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, assumptions_for, device_named
-    from gxpo_trainer.planner.timing import calibrate
+    from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, device_named
 
     config = load_run(args.config, args.set)
     gpu = args.gpu or (DEFAULT_GPU if args.gpus is not None or config.placement.device == "gpu" else CPU)
     device = device_named(gpu)
     if device.kind == "cpu":
         device = dataclasses.replace(device, memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    inputs = inputs_of(config, _shape(config.model), device, args.gpus)
-    assumed = assumptions_for(device)
-    if args.calibrate:
-        assumed = calibrate(assumed, [_observed(folder, device) for folder in args.calibrate])
-    plan = make_plan(inputs, assumed)
+    plan = make_plan(inputs_of(config, _shape(config.model), device, args.gpus))
     if args.format == "json":
         print(report.view_of(plan).model_dump_json(indent=2))
     else:
@@ -286,21 +271,6 @@ def _shape(model: ModelConfig) -> ModelShape:
             "check the name and the connection, or use a local copy of the model"
         ) from error
     return read_folder(Path(file).parent, model.path)
-
-
-def _observed(folder: Path, device: Device) -> Observation:
-    """What a run on disk measured. Raises ConfigError for a folder that is no run."""
-    from gxpo_trainer.config.io import load_run
-    from gxpo_trainer.planner import inputs_of
-    from gxpo_trainer.planner.timing import observe
-    from gxpo_trainer.reporting.reading import CONFIG, METRICS, read_metrics
-
-    for name in (CONFIG, METRICS):
-        if not (folder / name).is_file():
-            raise ConfigError(f"--calibrate {folder} has no {name}; name the output folder of a run")
-    config = load_run(folder / CONFIG, [])
-    inputs = inputs_of(config, _shape(config.model), device)
-    return observe(folder.name, inputs, [row["metrics"] for row in read_metrics(folder)])
 
 
 def register_eval(subparsers: Subparsers) -> None:

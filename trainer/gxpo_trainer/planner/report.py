@@ -182,14 +182,13 @@ def assumption_lines(plan: Plan) -> list[str]:
         f"lengths: mean prompt {load.prompt:.0f} and response {load.response:.0f} tokens "
         f"({assumed.prompt_fraction:.0%} and {load.response / inputs.response_limit:.0%} of their limits)",
         *observed,
-        f"learner: {assumed.utilization:.0%} of the FLOP/s, {1e3 * assumed.micro_batch_s:.3g} ms a micro-batch; "
-        f"groups without a backward pass {assumed.zero_variance_fraction:.0%}",
+        f"learner: {assumed.utilization:.0%} of the FLOP/s, {1e3 * assumed.micro_batch_s:.3g} ms a micro-batch",
         f"sampling: {assumed.sampling_efficiency:.0%} of bandwidth and FLOP/s, "
         f"{1e3 * assumed.decode_step_s:.3g} ms a decoding step, {1e6 * assumed.token_s:.3g} µs a token",
         f"fixed: {assumed.verify_s:.2g} s scoring, {assumed.sync_s:.2g} s sync, {assumed.step_s:.2g} s other a step",
         f"memory: {size(assumed.runtime_bytes)} a process before the model, {size(assumed.engine_bytes)} of libraries, "
         f"{assumed.memory_factor:.2f} × the counted bytes",
-        f"source of these factors: {assumed.source}",
+        "lengths and factors are guesses for this kind of device; only sizes are counted",
     ]
 
 
