@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gxpo_trainer.config.messages import submodels
+from gxpo_trainer.config.messages import OTHER_NAMES, submodels
 from gxpo_trainer.config.run import RunConfig
 
 INTRODUCTION = """# Configuration
@@ -37,10 +37,23 @@ Gates: `gxpo config` states in its head at which step noise alone is expected to
 defaults (τ = 0.5, warm-up 2) that is the 5th step.
 """
 
+NAMES = """
+## Names in TRL and verl
+
+An unknown setting with one of these names is answered with the setting here.
+
+| TRL, verl | here | |
+|---|---|---|
+"""
+
 
 def render_page() -> str:
     """The whole page as Markdown."""
-    return INTRODUCTION + "".join(_sections(RunConfig, ""))
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in names.split(', '))} | `{setting}` | {remark} |"
+        for names, setting, remark in OTHER_NAMES
+    ]
+    return INTRODUCTION + "".join(_sections(RunConfig, "")) + NAMES + "\n".join(rows) + "\n"
 
 
 def undescribed(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:

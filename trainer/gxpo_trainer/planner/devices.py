@@ -125,11 +125,15 @@ def devices() -> dict[str, Device]:
 
 
 def device_named(name: str) -> Device:
-    """A device by its name. Raises ConfigError naming the known ones."""
-    known = devices()
-    if name.lower() not in known:
+    """A device by its name, or by a beginning that only one has. Raises ConfigError naming those to choose from."""
+    known, begin = devices(), name.lower()
+    models = [other for other in known if begin in (other, other.partition("-")[0])]
+    alike = [begin] if begin in known else models or [other for other in known if begin and other.startswith(begin)]
+    if len(alike) > 1:
+        raise ConfigError(f"device {name!r} is one of several in the planner's table; choose from {', '.join(alike)}")
+    if len(alike) != 1:
         raise ConfigError(f"there is no device {name!r} in the planner's table; choose from {', '.join(known)}")
-    return known[name.lower()]
+    return known[alike[0]]
 
 
 def devices_of_cluster(resource_names: Iterable[str]) -> tuple[Device, ...]:

@@ -256,6 +256,22 @@ def make_plan(inputs: Inputs, assumed: Assumptions | None = None) -> Plan:
     return Plan(inputs, assumed, load, fit, None if fit.fits else advise(inputs, assumed), costs)
 
 
+def idle_devices(inputs: Inputs) -> str | None:
+    """How many GPUs the placement leaves idle, and the settings that use them; None where it uses all."""
+    count, t, most = inputs.num_devices, inputs.tensor_parallel, inputs.prompts // inputs.mini_batches
+    if count <= inputs.devices_needed:
+        return None
+    if inputs.one_node and inputs.colocate is not False and count % t == 0 and count <= most:
+        ranks, samplers = count, count // t  # which share them
+    else:
+        ranks = min(count - inputs.sampler_devices, most)
+        samplers = (count - ranks) // t
+    return (
+        f"{count - inputs.devices_needed} of {count} GPUs stay idle; set placement.learner_ranks = {ranks} and "
+        f"placement.samplers = {samplers} to use them"
+    )
+
+
 def refusal(plan: Plan) -> str | None:
     """The sentence that refuses a run that cannot fit; None for one that can, or might within the planner's error."""
     return plan.advice if plan.fit.certain else None

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pydantic import BaseModel, Field
 
 from gxpo_trainer.planner.devices import GIB
-from gxpo_trainer.planner.plan import Plan, RulePlan, gib
+from gxpo_trainer.planner.plan import Plan, RulePlan, gib, idle_devices
 from gxpo_trainer.planner.timing import StepTime
 
 _PHASES = ("sampling", "verify", "passes", "look_ahead", "sync", "other")
@@ -110,8 +110,9 @@ def to_text(plan: Plan, name: str) -> str:
     inputs = plan.inputs
     count = f"{inputs.num_devices} × {inputs.device.name}" if inputs.on_gpu else "this host (cpu)"
     verdict = "fits" if plan.fits else "does not fit"
+    notes = [note[0].upper() + note[1:] + "." for note in (plan.advice, idle_devices(inputs)) if note]
     sections = [
-        [f"{name} on {count}: {verdict}", *([plan.advice[0].upper() + plan.advice[1:] + "."] if plan.advice else [])],
+        [f"{name} on {count}: {verdict}", *notes],
         _memory_lines(plan),
         _time_lines(plan),
         ["Assumptions", *(f"  {line}" for line in assumption_lines(plan))],

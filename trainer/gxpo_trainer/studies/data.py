@@ -98,7 +98,9 @@ def read(folder: Path) -> StudyData:
         runs = parquet.read_table(folder / RUNS).to_pylist()
         rows = parquet.read_table(folder / EVALUATIONS).to_pylist()
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"{folder} has no data of a study: {error}") from None
+        raise DataError(
+            f"{folder} has no data of a study ({error}); `gxpo study run` executes one, `gxpo study report` collects it"
+        ) from None
     study = Study.model_validate(about["study"])
     by_run: dict[RunKey, list[Row]] = {}
     for row in rows:

@@ -27,7 +27,7 @@ from gxpo_trainer.config.engines import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE,
 from gxpo_trainer.config.io import build
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import ConfigError, DataError
-from gxpo_trainer.jsonl import plain, read_lines
+from gxpo_trainer.jsonl import check_output, plain, read_lines
 from gxpo_trainer.learner.models import check_tensor_parallel, load_tokenizer, resolve_model
 from gxpo_trainer.learner.policies import base_of, is_adapter, merge_adapter
 from gxpo_trainer.reporting.identity import hash_path
@@ -181,6 +181,8 @@ def evaluate_model(args: argparse.Namespace) -> int:
             f"--temperature {args.temperature}: must be from {LOWEST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}; "
             "pass@k needs distinct samples"
         )
+    if args.out is not None:
+        check_output(args.out)
     earlier = None if args.against is None else _earlier(args.against)
     with _merged_model(args.model) as path:
         config = _config(args, path)
