@@ -22,6 +22,7 @@ from gxpo_trainer.grading.pool import die_with_parent, limit_process
 from gxpo_trainer.types import Verdict
 
 OUT_OF_MEMORY_EXIT = 3
+_LONGEST_DETAIL = 1000
 OUT_OF_MEMORY = "out of memory (verifier.memory_mb)"
 
 Score = Callable[[str, str, Verdict, dict[str, Any]], dict[str, Any]]
@@ -64,7 +65,11 @@ def _verify_one(
         fields = {"status": "error", "extracted": None, "detail": OUT_OF_MEMORY}
     except Exception as error:
         # The grader's own failure says nothing about the answer: it is reported, never scored.
-        fields = {"status": "error", "extracted": None, "detail": f"{type(error).__name__}: {str(error)[:200]}"}
+        fields = {
+            "status": "error",
+            "extracted": None,
+            "detail": f"{type(error).__name__}: {str(error)[:_LONGEST_DETAIL]}",
+        }
     return {**fields, "seconds": time.perf_counter() - start}
 
 
