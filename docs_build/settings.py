@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
@@ -101,12 +102,16 @@ def _is_choice(annotation: Any) -> bool:
 
 def _values(field: FieldInfo) -> str:
     """Possible values of a setting: kind or choices, then the bounds."""
-    bounds = []
-    for limit in field.metadata:
-        for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
-            if getattr(limit, name, None) is not None:
-                bounds.append(f"{sign} {getattr(limit, name):g}")
-    return ", ".join([_kind(field.annotation), *bounds])
+    return ", ".join([_kind(field.annotation), *_bounds(field.metadata)])
+
+
+def _bounds(limits: Iterable[Any]) -> list[str]:
+    return [
+        f"{sign} {getattr(limit, name):g}"
+        for limit in limits
+        for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+        if getattr(limit, name, None) is not None
+    ]
 
 
 def _kind(annotation: Any) -> str:
@@ -116,7 +121,8 @@ def _kind(annotation: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_kind(part) for part in arguments)
     if origin is typing.Annotated:
-        return _kind(arguments[0])
+        limits = [limit for part in arguments[1:] for limit in getattr(part, "metadata", [part])]
+        return " ".join([_kind(arguments[0]), *_bounds(limits)])
     if origin is tuple:
         inner = [_kind(part) for part in arguments if part is not Ellipsis]
         plural = inner[0] if _is_choice(arguments[0]) else f"{inner[0]}s"

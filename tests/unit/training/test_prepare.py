@@ -141,7 +141,10 @@ def test_two_benchmarks_of_one_name_are_refused(config: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"placement": {"samplers": 999}}, r"requires 750\.5 logical CPUs .*but Ray has \d+; lower these settings"),
+        (
+            {"placement": {"samplers": 999, "sampler_cpus": 0.75}},
+            r"requires 750\.5 logical CPUs .*but Ray has \d+; lower these settings",
+        ),
         (
             # The starter policy has 4 attention heads.
             {"placement": {"tensor_parallel": 3}},

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from gxpo_trainer.config.base import Fraction, Settings, TimeoutsConfig
-from gxpo_trainer.config.engines import ModelConfig, PlacementConfig, RolloutConfig
+from gxpo_trainer.config.engines import FULL_SHARES, ModelConfig, PlacementConfig, RolloutConfig
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
 from gxpo_trainer.config.tasks import DataConfig, EnvironmentConfig, EvaluationConfig, VerifierConfig
 
@@ -256,4 +256,7 @@ class RunConfig(Settings):
     def sha256(self) -> str:
         """Hash of everything that can change a result; `name` and `timeouts` are left out."""
         body = self.model_dump(mode="json", exclude={"name", "timeouts"})
+        for part, share in FULL_SHARES._asdict().items():
+            if body["placement"][f"{part}_cpus"] == "auto":
+                body["placement"][f"{part}_cpus"] = share
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

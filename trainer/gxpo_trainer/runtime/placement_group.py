@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from gxpo_trainer.config import PlacementConfig
 from gxpo_trainer.config.base import Phase
+from gxpo_trainer.config.engines import CpuShares
 from gxpo_trainer.errors import ConfigError, GxpoError, TrainingError
 from gxpo_trainer.runtime.progress import ProgressWatch
 
@@ -48,23 +49,23 @@ class Bundles:
         return max(oversized, key=_size) if workers and oversized else None
 
 
-def run_bundles(p: PlacementConfig, device: Literal["cpu", "gpu"], *, colocated: bool) -> Bundles:
+def run_bundles(p: PlacementConfig, cpus: CpuShares, device: Literal["cpu", "gpu"], *, colocated: bool) -> Bundles:
     """Separate: a bundle for each rank, then one for each engine. Colocated: one for each engine and its ranks.
 
     `strategy = "split"`: all ranks in one bundle and all engines in another, on different nodes.
     """
     ranks, samplers, t = p.learner_ranks, p.samplers, p.tensor_parallel
     if colocated:
-        shared = [_bundle(p.sampler_cpus + t * p.learner_cpus, t, device) for _ in range(samplers)]
-        shared[0]["CPU"] += p.verifier_cpus
+        shared = [_bundle(cpus.sampler + t * cpus.learner, t, device) for _ in range(samplers)]
+        shared[0]["CPU"] += cpus.verifier
         return Bundles(tuple(shared), "PACK", tuple(rank // t for rank in range(ranks)), tuple(range(samplers)))
     if p.strategy == "split":
-        learner = _bundle(ranks * p.learner_cpus, ranks, device)
-        engines = _bundle(samplers * p.sampler_cpus + p.verifier_cpus, p.sampler_devices, device)
+        learner = _bundle(ranks * cpus.learner, ranks, device)
+        engines = _bundle(samplers * cpus.sampler + cpus.verifier, p.sampler_devices, device)
         return Bundles((learner, engines), "STRICT_SPREAD", (0,) * ranks, (1,) * samplers)
-    separate = [_bundle(p.learner_cpus, 1, device) for _ in range(ranks)]
-    separate += [_bundle(p.sampler_cpus, t, device) for _ in range(samplers)]
-    separate[ranks]["CPU"] += p.verifier_cpus
+    separate = [_bundle(cpus.learner, 1, device) for _ in range(ranks)]
+    separate += [_bundle(cpus.sampler, t, device) for _ in range(samplers)]
+    separate[ranks]["CPU"] += cpus.verifier
     return Bundles(tuple(separate), "PACK", tuple(range(ranks)), tuple(range(ranks, ranks + samplers)))
 
 
