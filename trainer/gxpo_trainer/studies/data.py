@@ -166,7 +166,6 @@ def _conditions(study: Study, root: Path, curves: dict[RunKey, RunCurves]) -> di
             by_arm.setdefault(study.arms[key.arm].label, []).append(run)
     groups = [SeedGroup(label, tuple(runs)) for label, runs in by_arm.items()]
     allowed = {name.partition("=")[0] for arm in study.arms.values() for name in arm.overrides}
-    allowed.add("evaluation.every_steps")  # set per arm, so that evaluations lie at equal passes
     unequal = [d.setting for d in find_differences(groups) if d.setting not in allowed] if groups else []
     kept = ("code", "packages", "hardware", "policy_sha256", "data_sha256")
     return {**{name: identity.get(name) for name in kept}, "unequal": unequal}
