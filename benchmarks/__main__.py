@@ -13,7 +13,6 @@ ALL = (
     "learning",
     "tools_demo",
     "predictors",
-    "planner",
     "rollout_pool",
     "async_rollouts",
     "driver_load",

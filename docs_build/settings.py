@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gxpo_trainer.config import LossSettings
-from gxpo_trainer.config.messages import submodels
+from gxpo_trainer.config.messages import OTHER_NAMES, submodels
 from gxpo_trainer.config.run import RunConfig
 
 INTRODUCTION = """# Configuration
@@ -38,10 +39,23 @@ Gates: `gxpo config` states in its head at which step noise alone is expected to
 defaults (τ = 0.5, warm-up 2) that is the 5th step.
 """
 
+NAMES = """
+## Names in TRL and verl
+
+An unknown setting with one of these names is answered with the setting here.
+
+| TRL, verl | here | |
+|---|---|---|
+"""
+
 
 def render_page() -> str:
     """The whole page as Markdown."""
-    return INTRODUCTION + "".join(_sections(RunConfig, ""))
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in names.split(', '))} | `{setting}` | {remark} |"
+        for names, setting, remark in OTHER_NAMES
+    ]
+    return INTRODUCTION + "".join(_sections(RunConfig, "")) + NAMES + "\n".join(rows) + "\n"
 
 
 def undescribed(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
@@ -90,13 +104,16 @@ def _is_choice(annotation: Any) -> bool:
 
 def _values(field: FieldInfo) -> str:
     """Possible values of a setting: kind or choices, then the bounds."""
+    return ", ".join([_kind(field.annotation), *_bounds(field.metadata)])
+
+
+def _bounds(limits: Iterable[Any]) -> list[str]:
     bounds = []
-    for limit in field.metadata:
+    for limit in limits:
         for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
-            if getattr(limit, name, None) is not None:
-                bound = getattr(limit, name)
+            if (bound := getattr(limit, name, None)) is not None:
                 bounds.append(f"{sign} {bound:,}" if isinstance(bound, int) else f"{sign} {bound:g}")
-    return ", ".join([_kind(field.annotation), *bounds])
+    return bounds
 
 
 def _kind(annotation: Any) -> str:
@@ -106,7 +123,8 @@ def _kind(annotation: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_kind(part) for part in arguments)
     if origin is typing.Annotated:
-        return _kind(arguments[0])
+        limits = [limit for part in arguments[1:] for limit in getattr(part, "metadata", [part])]
+        return " ".join([_kind(arguments[0]), *_bounds(limits)])
     if origin is tuple:
         inner = [_kind(part) for part in arguments if part is not Ellipsis]
         plural = inner[0] if _is_choice(arguments[0]) else f"{inner[0]}s"

@@ -26,9 +26,7 @@ from gxpo_trainer.errors import CheckpointError, ConfigError, GxpoError
 
 if TYPE_CHECKING:
     from gxpo_trainer.config import ModelConfig, PlacementConfig, RunConfig
-    from gxpo_trainer.planner.devices import Device
     from gxpo_trainer.planner.inputs import ModelShape
-    from gxpo_trainer.planner.timing import Observation
     from gxpo_trainer.studies.definition import Study
 
 COMMAND_GROUP = "gxpo.commands"
@@ -202,7 +200,9 @@ def run_config(args: argparse.Namespace) -> int:
     elif args.check is not None:
         config = config_io.load_run(args.check, args.set, runs_here=True)
         bounds = [f"{name} {value}" for name, value in config.budget.model_dump().items() if value is not None]
+        notes = _foreseen(config)
         print(f"{args.check}: valid, rule {config.learner.rule.name}, budget {', '.join(bounds)}")
+        print("".join(f"  {note}\n" for note in notes), end="")
     else:
         config = (
             config_io.load_preset(args.preset, args.set) if args.preset else config_io.load_run(args.file, args.set)
@@ -212,6 +212,34 @@ def run_config(args: argparse.Namespace) -> int:
         else:
             print(config_io.to_toml(config, _comments(config)), end="")
     return 0
+
+
+def _foreseen(config: RunConfig) -> list[str]:
+    """What a run would download, and too few problems for a step. Asks no hub.
+
+    Raises ConfigError or DataError for a model, problems or a benchmark that are not here and cannot be downloaded.
+    """
+    from gxpo_trainer.data.benchmarks import BY_ANY_NAME, load_benchmark
+    from gxpo_trainer.data.prompts import EMBEDDED, few_problems, load_prompts
+    from gxpo_trainer.data.records import on_hub
+    from gxpo_trainer.learner.models import is_hub_name, resolve_model
+
+    notes = []
+    if is_hub_name(config.model.path):
+        notes.append(f"model.path = {config.model.path!r} is no folder here: a run downloads it from the hub")
+    else:
+        resolve_model(config.model)
+    if config.data.source != EMBEDDED and on_hub(config.data.source):
+        notes.append(f"data.source = {config.data.source!r} is no file or folder here: a run downloads it from the hub")
+    else:
+        problems = load_prompts(config.data, config.seed).prompts
+        notes += filter(None, [few_problems(len(problems), config.rollout.prompts_per_step)])
+    for name in config.evaluation.benchmarks:
+        if name in BY_ANY_NAME and config.evaluation.data_root is None:
+            notes.append(f"evaluation.benchmarks: a run downloads {name} from the hub, unless its cache has it")
+        else:
+            load_benchmark(name, config.data, config.evaluation)
+    return notes
 
 
 def _gpus(p: PlacementConfig) -> str:
@@ -247,14 +275,6 @@ def register_plan(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--gpu", metavar="NAME", help="kind of GPU, such as h100-80, or cpu; docs/planner.md lists them"
     )
-    parser.add_argument(
-        "--calibrate",
-        metavar="RUN_DIR",
-        type=Path,
-        action="append",
-        default=[],
-        help="fit the assumptions to the metrics of this run, taken on the same kind of device; may be repeated",
-    )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default text")
     parser.set_defaults(run=run_plan)
 
@@ -263,19 +283,14 @@ def run_plan(args: argparse.Namespace) -> int:
     """Print the plan; exit code 0 when the run fits, else 1."""
     from gxpo_trainer.config.io import load_run
     from gxpo_trainer.planner import inputs_of, make_plan, report
-    from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, assumptions_for, device_named
-    from gxpo_trainer.planner.timing import calibrate
+    from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, device_named
 
     config = load_run(args.config, args.set)
     gpu = args.gpu or (DEFAULT_GPU if args.gpus is not None or config.placement.device == "gpu" else CPU)
     device = device_named(gpu)
     if device.kind == "cpu":
         device = dataclasses.replace(device, memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    inputs = inputs_of(config, _shape(config.model), device, args.gpus)
-    assumed = assumptions_for(device)
-    if args.calibrate:
-        assumed = calibrate(assumed, [_observed(folder, device) for folder in args.calibrate])
-    plan = make_plan(inputs, assumed)
+    plan = make_plan(inputs_of(config, _shape(config.model), device, args.gpus))
     if args.format == "json":
         print(report.view_of(plan).model_dump_json(indent=2))
     else:
@@ -285,13 +300,13 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def _shape(model: ModelConfig) -> ModelShape:
     """The model's shape; for a hub name that is not known only its config.json is downloaded."""
-    from gxpo_trainer.learner.models import HUB_NAME
+    from gxpo_trainer.learner.models import is_hub_name
     from gxpo_trainer.planner.inputs import read_folder, read_shape
 
     try:
         return read_shape(model.path)
     except ConfigError:
-        if Path(model.path).expanduser().exists() or not HUB_NAME.fullmatch(model.path):
+        if not is_hub_name(model.path):
             raise
     from huggingface_hub import hf_hub_download
 
@@ -303,21 +318,6 @@ def _shape(model: ModelConfig) -> ModelShape:
             "check the name and the connection, or use a local copy of the model"
         ) from error
     return read_folder(Path(file).parent, model.path)
-
-
-def _observed(folder: Path, device: Device) -> Observation:
-    """What a run on disk measured. Raises ConfigError for a folder that is no run."""
-    from gxpo_trainer.config.io import load_run
-    from gxpo_trainer.planner import inputs_of
-    from gxpo_trainer.planner.timing import observe
-    from gxpo_trainer.reporting.reading import CONFIG, METRICS, read_metrics
-
-    for name in (CONFIG, METRICS):
-        if not (folder / name).is_file():
-            raise ConfigError(f"--calibrate {folder} has no {name}; name the output folder of a run")
-    config = load_run(folder / CONFIG, [])
-    inputs = inputs_of(config, _shape(config.model), device)
-    return observe(folder.name, inputs, [row["metrics"] for row in read_metrics(folder)])
 
 
 def register_eval(subparsers: Subparsers) -> None:
@@ -367,20 +367,20 @@ def register_grade(subparsers: Subparsers) -> None:
 
 def run_grade(args: argparse.Namespace) -> int:
     from gxpo_trainer.grading.files import grade_file
+    from gxpo_trainer.jsonl import check_output
 
     if args.out is None:
         counts = grade_file(args.file, sys.stdout, workers=args.workers, deadline_s=args.deadline)
     elif args.out.resolve() == args.file.resolve():
         raise ConfigError(f"--out {args.out} is the input file; choose another")
     else:
+        check_output(args.out)
         # Renamed at the end, so that bad input or an interruption does not overwrite the target.
         part = args.out.with_name(f"{args.out.name}.part")
         try:
             with part.open("w", encoding="utf-8") as stream:
                 counts = grade_file(args.file, stream, workers=args.workers, deadline_s=args.deadline)
             part.replace(args.out)
-        except OSError as error:
-            raise ConfigError(f"--out {args.out} cannot be written: {error.strerror}") from None
         finally:
             part.unlink(missing_ok=True)
     print(", ".join(f"{number} {verdict}" for verdict, number in counts.items()), file=sys.stderr)
@@ -412,6 +412,7 @@ def run_report(args: argparse.Namespace) -> int:
     """Compare runs; those whose configs differ only in name and seed are seeds of one group."""
     from rich.console import Console
 
+    from gxpo_trainer.jsonl import make_folder
     from gxpo_trainer.reporting.figures import HTML_NAME, PNG_NAME, write_report
     from gxpo_trainer.reporting.reading import group_runs
     from gxpo_trainer.reporting.tables import print_tables
@@ -420,6 +421,7 @@ def run_report(args: argparse.Namespace) -> int:
     names = [group.name for group in groups]
     if args.baseline is not None and args.baseline not in names:
         raise ConfigError(f"--baseline {args.baseline}: choose one of {', '.join(names)}")
+    make_folder(args.out)
     comparison = write_report(
         args.out,
         groups,
@@ -468,10 +470,12 @@ def register_study(subparsers: Subparsers) -> None:
 
 
 def run_study(args: argparse.Namespace) -> int:
+    from gxpo_trainer.jsonl import make_folder
     from gxpo_trainer.studies.runner import StudyRunner
 
     study, root = _study(args)
     show_status(args)
+    make_folder(root)
     # Python ends at SIGTERM without unwinding, which would leave the runs behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     StudyRunner(study, root, args.jobs, lambda line: print(line, file=sys.stderr, flush=True)).run()
@@ -497,12 +501,16 @@ def show_status(args: argparse.Namespace) -> int:
 
 def write_report(args: argparse.Namespace) -> int:
     """Collect the runs where there are any, else read the data collected before; write the page and its pictures."""
+    from gxpo_trainer.jsonl import check_output, make_folder
     from gxpo_trainer.studies import data as study_data
     from gxpo_trainer.studies import report
 
     study, root = _study(args)
     folder = args.data or args.study.with_suffix("")
+    if args.page:
+        check_output(args.page, "--page")
     if root.exists():
+        make_folder(folder, "--data")
         study_data.write(study_data.collect(study, root), folder)
     pages = [args.page] if args.page else [folder / "report.md", folder / "report.html"]
     report.write_report(study_data.read(folder), *pages)

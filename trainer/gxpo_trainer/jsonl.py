@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gxpo_trainer.errors import DataError, TrainingError
+from gxpo_trainer.errors import ConfigError, DataError, TrainingError
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 Row = dict[str, Any]
@@ -90,6 +90,31 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
     part.replace(path)
     sync_folder(path.parent)
+
+
+def make_folder(folder: Path, option: str = "--out") -> None:
+    """Create the folder that an option names, if it is missing. Raises ConfigError with the reason."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_dir() and not os.access(folder, os.W_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        verb, reason = ("write into", error.strerror) if folder.is_dir() else ("create", error.strerror)
+        reason = "a file has this name" if isinstance(error, FileExistsError) else reason
+        raise ConfigError(f"{option} {folder}: cannot {verb} the folder ({reason}); choose another one") from error
+
+
+def check_output(file: Path, option: str = "--out") -> None:
+    """Raise ConfigError now for a file that cannot be written later. An existing one keeps its content."""
+    make_folder(file.parent, option)
+    part = file.with_name(f"{file.name}.part")
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise ConfigError(f"{option} {file}: cannot write the file ({error.strerror}); choose another one") from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -20,7 +20,7 @@ TITLES = {
     "aime24": "AIME24",
     "word_problems": "Word problems (embedded)",
 }
-_INTERVAL = "Shaded: 95% interval over problems (bootstrap)."
+_INTERVAL = "Shaded: 95% interval over problems."
 
 
 def scores_frame(

@@ -58,13 +58,13 @@ def _per_step(config: RunConfig) -> tuple[int, str]:
 
 
 def resources(config: RunConfig) -> tuple[float, float]:
-    """Logical CPUs and GPUs that a run holds, the fewest that it accepts where it may share GPUs.
+    """Logical CPUs and GPUs that a run holds: CPUs with "auto" in full, GPUs the fewest where it may share them.
 
     With `placement.device = "auto"` these are the GPUs that it holds in a cluster that has some.
     """
     placement = config.placement
     gpus = 0 if placement.device == "cpu" else placement.num_gpus(colocated=placement.can_colocate)
-    return placement.num_cpus, float(gpus)
+    return placement.total_cpus(placement.cpu_shares()), float(gpus)
 
 
 def planned(config: RunConfig, server: ServiceSettings) -> tuple[PlanView | None, str | None]:

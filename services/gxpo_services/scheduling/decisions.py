@@ -25,7 +25,8 @@ _ROUNDING = 1e-9
 class Candidate:
     """A queued or executing run; `priority` and `queued_at` matter only while it is queued.
 
-    needs_gpus: whether it cannot run without `gpus`; otherwise it takes CPUs in a cluster that has none.
+    needs_gpus: whether it cannot run without `gpus`; otherwise it takes CPUs in a cluster that has none. auto_cpus:
+    whether it takes fewer than `cpus` in a cluster that has fewer.
     """
 
     number: int
@@ -35,6 +36,11 @@ class Candidate:
     priority: int = 0
     queued_at: float = 0.0
     needs_gpus: bool = True
+    auto_cpus: bool = False
+
+    def cpus_of(self, cluster: float) -> float:
+        """CPUs that it holds in a cluster with so many."""
+        return min(self.cpus, cluster) if self.auto_cpus and cluster > 0 else self.cpus
 
     def gpus_of(self, cluster: float) -> float:
         """GPUs that it holds in a cluster with so many."""
@@ -54,7 +60,7 @@ class Quotas:
 def oversize_reason(run: Candidate, quotas: Quotas) -> str | None:
     """Reason why a run could never start, even alone; None if it could."""
     gpus = run.gpus_of(quotas.gpus)
-    for resource, needed, available in (("CPUs", run.cpus, quotas.cpus), ("GPUs", gpus, quotas.gpus)):
+    for resource, needed, available in (("CPUs", run.cpus_of(quotas.cpus), quotas.cpus), ("GPUs", gpus, quotas.gpus)):
         if needed > available + _ROUNDING:
             return (
                 f"the run needs {needed:g} {resource}, but only {available:g} are available; lower placement.* "
@@ -66,7 +72,7 @@ def oversize_reason(run: Candidate, quotas: Quotas) -> str | None:
 def admit(waiting: Sequence[Candidate], executing: Sequence[Candidate], quotas: Quotas) -> list[Candidate]:
     """The runs to start now, in order; runs that can never fit are skipped."""
     num_executing = Counter(run.submitter for run in executing)
-    free_cpus = quotas.cpus - sum(run.cpus for run in executing)
+    free_cpus = quotas.cpus - sum(run.cpus_of(quotas.cpus) for run in executing)
     free_gpus = quotas.gpus - sum(run.gpus_of(quotas.gpus) for run in executing)
     remaining = [run for run in waiting if oversize_reason(run, quotas) is None]
     admitted: list[Candidate] = []
@@ -76,13 +82,13 @@ def admit(waiting: Sequence[Candidate], executing: Sequence[Candidate], quotas: 
         if not allowed:
             break
         first = min(allowed, key=lambda run: (-run.priority, num_executing[run.submitter], run.queued_at, run.number))
-        gpus = first.gpus_of(quotas.gpus)
-        if first.cpus > free_cpus + _ROUNDING or gpus > free_gpus + _ROUNDING:
+        cpus, gpus = first.cpus_of(quotas.cpus), first.gpus_of(quotas.gpus)
+        if cpus > free_cpus + _ROUNDING or gpus > free_gpus + _ROUNDING:
             break
         admitted.append(first)
         remaining.remove(first)
         num_executing[first.submitter] += 1
-        free_cpus -= first.cpus
+        free_cpus -= cpus
         free_gpus -= gpus
     return admitted
 

@@ -120,8 +120,11 @@ def lock_queue(session: Session) -> None:
 
 def candidates(session: Session, condition: ColumnElement[bool]) -> list[Candidate]:
     """Runs of every scheduler with IS_QUEUED, or IS_EXECUTING, which count against quotas."""
-    needs_gpus = RunDocument.config["placement"]["device"].as_string() == "gpu"
-    columns = (Run.number, Run.created_by_id, Run.cpus, Run.gpus, Run.priority, Run.queued_at, needs_gpus)
+    placement = RunDocument.config["placement"]
+    needs_gpus = placement["device"].as_string() == "gpu"
+    shares = (placement[name].as_string() for name in ("learner_cpus", "sampler_cpus", "verifier_cpus"))
+    auto_cpus = func.coalesce(or_(*(share == "auto" for share in shares)), False)
+    columns = (Run.number, Run.created_by_id, Run.cpus, Run.gpus, Run.priority, Run.queued_at, needs_gpus, auto_cpus)
     query = select(*columns).join(RunDocument, RunDocument.run_number == Run.number).where(condition)
     return [Candidate(*row) for row in session.execute(query)]
 

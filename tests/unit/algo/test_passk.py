@@ -1,4 +1,4 @@
-"""pass@k, maj@n and bootstrap intervals."""
+"""pass@k, maj@n and their intervals."""
 
 import itertools
 import math
@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from gxpo_trainer.algo.passk import (
-    bootstrap_interval,
     majority_at_n,
     pass_at_k,
+    proportion_interval,
 )
 
 
@@ -66,31 +67,45 @@ def test_majority_needs_one_verdict_an_answer() -> None:
         majority_at_n(["1", "2"], [True])
 
 
-def test_bootstrap_width_equals_the_normal_interval_for_many_problems() -> None:
+@pytest.mark.parametrize(("correct", "problems"), [(0, 1), (0, 16), (1, 16), (5, 16), (16, 16), (93, 256)])
+def test_an_answer_a_problem_has_wilsons_interval(correct: int, problems: int) -> None:
+    reference = binomtest(correct, problems).proportion_ci(0.95, method="wilson")
+    values = [1.0] * correct + [0.0] * (problems - correct)
+    assert proportion_interval(values) == pytest.approx((reference.low, reference.high), abs=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_equal_scores_count_each_problem_once(share: float) -> None:
+    reference = binomtest(int(16 * share), 16).proportion_ci(0.95, method="wilson")
+    assert proportion_interval([share] * 16) == pytest.approx((reference.low, reference.high), abs=1e-12)
+
+
+def test_scores_between_count_as_their_spread_says() -> None:
+    # Mean 3/8 and variance 3/64: 4 · (15/64)/(3/64) = 20 answers, of which 7.5 are correct.
+    z = 1.959963984540054
+    center, root = (7.5 + z * z / 2) / (20 + z * z), z * math.sqrt(7.5 * 12.5 / 20 + z * z / 4) / (20 + z * z)
+    assert proportion_interval([0.0, 0.5, 0.5, 0.5]) == pytest.approx((center - root, center + root), abs=1e-12)
+
+
+def test_the_width_equals_the_normal_interval_for_many_problems() -> None:
     values = np.random.default_rng(3).binomial(4, 0.4, size=2000) / 4
-    low, high = bootstrap_interval(values, num_resamples=4000)
+    low, high = proportion_interval(values)
     half = 1.96 * values.std() / math.sqrt(len(values))
-    assert (high - low) / 2 == pytest.approx(half, rel=0.06)
+    assert (high - low) / 2 == pytest.approx(half, rel=0.01)
     assert (high + low) / 2 == pytest.approx(values.mean(), abs=0.1 * half)
 
 
-def test_bootstrap_is_a_function_of_values_and_seed() -> None:
-    values = np.random.default_rng(0).random(50)
-    assert bootstrap_interval(values, seed=1) == bootstrap_interval(values, seed=1)
-    assert bootstrap_interval(values, seed=1) != bootstrap_interval(values, seed=2)
+@pytest.mark.parametrize("mean", [0.05, 0.5, 0.9])
+def test_the_interval_holds_the_truth_as_often_as_it_says(mean: float) -> None:
+    """40 problems of different difficulty, four samples each; near the edges their skew costs two points."""
+    generator = np.random.default_rng(0)
+    rates = generator.beta(2 * mean, 2 * (1 - mean), size=(2000, 40))
+    scores = generator.binomial(4, rates) / 4
+    covered = [low <= mean <= high for low, high in map(proportion_interval, scores)]
+    assert 0.915 <= np.mean(covered) <= 0.98
 
 
-def test_equal_values_have_an_interval_of_width_zero() -> None:
-    assert bootstrap_interval([1.0] * 20) == (1.0, 1.0)
-
-
-@pytest.mark.parametrize("values", [[], [float("nan")], [[1.0, 2.0]]])
-def test_bootstrap_refuses_what_is_not_a_list_of_scores(values: list) -> None:
+@pytest.mark.parametrize("values", [[], [float("nan")], [[1.0, 0.0]], [1.5], [-0.1]])
+def test_what_is_no_list_of_scores_is_refused(values: list) -> None:
     with pytest.raises(ValueError, match="values must be"):
-        bootstrap_interval(values)
-
-
-@pytest.mark.parametrize("options", [{"confidence": 1.0}, {"confidence": 0.0}, {"num_resamples": 0}])
-def test_bootstrap_refuses_impossible_options(options: dict) -> None:
-    with pytest.raises(ValueError, match=r"confidence = .*, num_resamples = "):
-        bootstrap_interval([0.0, 1.0], **options)
+        proportion_interval(values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from gxpo_trainer.config.io import load_preset, preset_names, to_toml
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.errors import ConfigError, Diverged
 from gxpo_trainer.training import evaluation
+
+RECORDED = Path(__file__).parents[2] / "browser" / "recordings" / "demo-grpo"
 
 
 def run(*argv: str | Path) -> int:
@@ -119,6 +122,45 @@ def test_a_bad_run_file_ends_with_code_2_and_one_line_a_setting(
     ]
 
 
+def test_a_check_says_what_a_run_would_download_and_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a check must ask no hub"))
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[model]\npath = "m/nope"\n[data]\nsource = "org/problems"\n[evaluation]\nbenchmarks = ["math500"]\n'
+    )
+    assert run("config", "--check", file) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  model.path = 'm/nope' is no folder here: a run downloads it from the hub",
+        "  data.source = 'org/problems' is no file or folder here: a run downloads it from the hub",
+        "  evaluation.benchmarks: a run downloads math500 from the hub, unless its cache has it",
+    ]
+    (tmp_path / "m" / "nope").mkdir(parents=True)
+    assert run("config", "--check", file) == 2
+    assert "model.path = 'm/nope'" in capsys.readouterr().err
+    file.write_text('[model]\npath = "./nope"\n')
+    assert run("config", "--check", file) == 2
+    assert "model.path = './nope': the folder does not exist" in capsys.readouterr().err
+    file.write_text('[data]\nsource = "nope.jsonl"\n')
+    assert run("config", "--check", file) == 2
+    assert "data.source = 'nope.jsonl' does not exist" in capsys.readouterr().err
+    file.write_text("[data]\nnum_problems = 1\n[rollout]\nprompts_per_step = 4\n")
+    assert run("config", "--check", file) == 0
+    assert "\n  1 problem for 4 prompts a step: a step contains copies" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [("report", "RUN"), ("eval", "--model", "starter", "--benchmark", "word_problems")])
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [str(RECORDED) if word == "RUN" else word for word in command]
+    (tmp_path / "file").touch()
+    assert run(*argv, "--out", tmp_path / "file" / "out") == 2
+    assert f"--out {tmp_path / 'file'}" in capsys.readouterr().err
+
+
 def test_a_run_file_is_printed_with_its_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.toml"
     file.write_text("seed = 5\n")
@@ -207,8 +249,8 @@ def test_grade_of_bad_input_overwrites_nothing(tmp_path: Path, capsys: pytest.Ca
     assert out.read_text() == "precious"
     assert run("grade", file, "--out", file) == 2
     assert "is the input file" in capsys.readouterr().err
-    assert run("grade", file, "--out", tmp_path / "nowhere" / "out.jsonl") == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert run("grade", file, "--out", file / "out.jsonl") == 2
+    assert "in.jsonl: cannot create the folder (a file has this name)" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == [file, out]
 
 
@@ -298,6 +340,31 @@ def test_an_unknown_gpu_names_the_known_ones(paper: Path, capsys: pytest.Capture
     message = capsys.readouterr().err
     assert "there is no device 'h1000'" in message
     assert "h100-80, h100-94, h200-141, b200-180, a100-40" in message
+    assert run("plan", paper, "--gpu", "h100") == 2
+    assert "'h100' is one of several in the planner's table; choose from h100-80, h100-94\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("short", "name"), [("h200", "h200-141"), ("L4", "l4-24"), ("a100-8", "a100-80")])
+def test_the_beginning_of_one_gpus_name_is_enough(
+    short: str, name: str, paper: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert planned(capsys, paper, "--gpu", short)[1]["device"] == name
+
+
+@pytest.mark.parametrize(
+    ("colocate", "fix"),
+    [
+        ("auto", "placement.learner_ranks = 8 and placement.samplers = 8"),  # a rank and a sampler on each
+        ("false", "placement.learner_ranks = 7 and placement.samplers = 1"),
+    ],
+)
+def test_gpus_that_stay_idle_are_named_with_the_settings_that_use_them(
+    colocate: str, fix: str, paper: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", paper, "--gpus", "8", "--set", f"placement.colocate={colocate}") == 0
+    assert f"\n4 of 8 GPUs stay idle; set {fix} to use them.\n" in capsys.readouterr().out
+    assert run("plan", paper, "--gpus", "4", "--set", f"placement.colocate={colocate}") == 0
+    assert "idle" not in capsys.readouterr().out
 
 
 def test_a_model_folder_without_a_config_is_named(
@@ -314,42 +381,3 @@ def test_an_engine_that_cannot_split_the_heads_is_refused(paper: Path, capsys: p
         "placement.tensor_parallel = 3 does not divide the 12 attention heads and 2 key/value heads of "
         "'Qwen/Qwen2.5-1.5B-Instruct'; set it to one of 1, 2, 4, 6, 12" in capsys.readouterr().err
     )
-
-
-def finished_run(folder: Path, config: RunConfig, update_s: float, steps: int = 4) -> Path:
-    """A run's folder with equal steps."""
-    folder.mkdir()
-    (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
-    metrics = {
-        "rollout/length_mean": 30.0,
-        "rollout/prompt_length_mean": 40.0,
-        "update/backward_passes": 3.0,
-        "time/rollout_s": 2.0,
-        "time/verify_s": 0.25,
-        "time/update_s": update_s,
-        "time/sync_s": 0.5,
-        "time/step_s": update_s + 3.0,
-    }
-    rows = [{"attempt": 1, "step": step, "time": 0.0, "metrics": metrics} for step in range(1, steps + 1)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return folder
-
-
-def test_a_calibrated_plan_repeats_the_runs_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = load_preset("demo", ["placement.device=cpu"])
-    file = tmp_path / "demo.toml"
-    file.write_text(to_toml(config), encoding="utf-8")
-    measured = finished_run(tmp_path / "measured", config, update_s=7.0)
-    _, plan = planned(capsys, file, "--calibrate", measured)
-    own = next(rule for rule in plan["rules"] if rule["own"])
-    assert own["seconds"]["sampling"] == pytest.approx(2.0)
-    assert own["seconds"]["passes"] + own["seconds"]["look_ahead"] == pytest.approx(7.0)
-    assert own["seconds"]["step"] == pytest.approx(10.0)
-    assert any("calibrated to measured" in line for line in plan["assumptions"])
-
-
-def test_a_folder_that_is_no_run_cannot_calibrate(
-    paper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("plan", paper, "--calibrate", tmp_path / "nothing") == 2
-    assert "nothing has no config.toml; name the output folder of a run" in capsys.readouterr().err

@@ -317,6 +317,32 @@ def test_seed_dependent_conditions_are_not_differences() -> None:
     assert len(find_differences([group("a", {0: "x"}), group("b", {5: "z"})])) == 1
 
 
+def test_schedules_in_steps_that_meet_in_backward_passes_are_no_condition() -> None:
+    def group(name: str, passes: Sequence[float], every: int) -> SeedGroup:
+        made = curve(passes, (0.0, 1.0, 2.0, 3.0), (0.1, 0.2, 0.3, 0.4), [every * number for number in range(4)])
+        return SeedGroup(name, (run(made, conditions={"evaluation.every_steps": str(every)}),))
+
+    grpo, sfpo = group("GRPO", (0, 6, 12, 18), 6), group("SFPO", (0, 6, 12, 18), 1)
+    compared = compare_groups([grpo, sfpo], "GRPO")
+    assert compared.differences == ()
+    assert compared.schedule == (
+        "evaluation.every_steps differs as the rules' steps do: all were evaluated at the same backward passes."
+    )
+    assert compared.schedule in weigh(compared).sentence.splitlines()
+    assert not any("conditions" in part for part in weigh(compared).missing)
+    # As far as both went: the baseline's evaluations after its rival's end are none of the rival's.
+    assert compare_groups([grpo, group("SFPO", (0, 6, 12, 12.5), 1)], "GRPO").differences != ()
+    assert compare_groups([group("GRPO", (0, 6, 12, 24), 6), group("SFPO", (0, 6, 12, 12), 1)], "GRPO").schedule
+
+    apart = compare_groups([grpo, group("SFPO", (0, 5, 10, 15), 1)], "GRPO")
+    assert [difference.setting for difference in apart.differences] == ["evaluation.every_steps"]
+    assert apart.schedule == (
+        "SFPO was evaluated at other backward passes than GRPO: at an equal budget the last evaluation within it "
+        "counts; nothing is interpolated."
+    )
+    assert compare_groups([grpo, group("GXPO", (0, 18, 36, 54), 6)], "GRPO").schedule == "", "the steps are the same"
+
+
 def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:
     flat = SeedGroup("GRPO", (run(curve((0, 10, 20, 30), (0, 1, 2, 3), (0.4, 0.3, 0.3, 0.2))),))
     comparison = compare_groups([flat, SeedGroup("GXPO", (run(curve(*CANDIDATE)),))], "GRPO")

@@ -77,6 +77,12 @@ def test_what_rules_out_sampling_ahead_is_refused(overrides: tuple[str, ...], li
     assert line in refusal("rollout.async_depth=1", *overrides)
 
 
+def test_automatic_cpu_shares_have_the_hash_of_the_numbers_that_were_the_defaults() -> None:
+    shares = {"learner_cpus": 1.0, "sampler_cpus": 0.75, "verifier_cpus": 0.25}
+    assert RunConfig().sha256() == RunConfig.model_validate({"placement": shares}).sha256()
+    assert RunConfig().sha256() != RunConfig.model_validate({"placement": shares | {"sampler_cpus": 0.5}}).sha256()
+
+
 def test_every_bad_setting_is_listed_at_once() -> None:
     lines = refusal("seed=-1", "learner.rule.k=0", "data.levels=[3, x]", "model.max_length=two").splitlines()
     assert len(lines) == 5

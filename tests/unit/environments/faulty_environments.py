@@ -210,3 +210,18 @@ class NeedsArguments(NoMessages):
 
 
 NOT_A_CLASS = 3
+
+
+class TextStep(Counter):
+    def step(self, action: str) -> Turn:
+        return "fine"  # type: ignore[return-value]
+
+
+class RandomReset(Counter):
+    def reset(self, problem: Problem, seed: int) -> Observation:
+        return Observation.of_text(f"{problem.text} in process {os.getpid()}")
+
+
+class RaisingStep(Counter):
+    def step(self, action: str) -> Turn:
+        raise ValueError(f"{action} is no move")

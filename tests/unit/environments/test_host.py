@@ -359,6 +359,15 @@ def test_the_check_before_a_run_refuses_what_cannot_be_used(
         check_environment(EnvironmentConfig(name="somewhere:Else"), problem, 5)
     with pytest.raises(ConfigError, match=r"begin an episode of problem p1: .*TextReset\.reset returned a value"):
         check_environment(configured("TextReset"), problem, 5)
+    with pytest.raises(
+        ConfigError, match=r"violates the contract: .*TextStep\.step returned a value of type str; it must"
+    ):
+        check_environment(configured("TextStep"), problem, 5)
+    with pytest.raises(
+        ConfigError, match=r"reset of problem p1 with the same seed gave other messages the second time"
+    ):
+        check_environment(configured("RandomReset"), problem, 5)
+    check_environment(configured("RaisingStep"), problem, 5)
     monkeypatch.setattr("gxpo_trainer.environments.host.sys.executable", "/bin/false")
     with pytest.raises(ConfigError, match=r"^environment: .* cannot be started \(3 attempts in a row\)"):
         check_environment(configured(), problem, 5)

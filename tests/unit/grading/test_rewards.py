@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,7 @@ def test_a_failing_or_hanging_component_affects_only_its_response(module: str) -
     assert [verdict.status for verdict in verdicts] == ["error", "correct", "timeout", "error", "correct"]
     assert [verdict.reward for verdict in verdicts] == [None, 0.8, None, None, 0.8]
     assert "reward Brevity: KeyError" in verdicts[0].detail
-    assert "must be a finite number" in verdicts[3].detail
+    assert "reward Brevity returned nan, which is not a finite number" in verdicts[3].detail
     assert component_means([ScoredGroup(group("a"), tuple(verdicts))]) == {"reward/Brevity": 0.8}
 
 
@@ -235,8 +236,34 @@ def test_evaluations_compute_no_components(module: str) -> None:
     assert (verdicts[0].status, verdicts[0].components) == ("correct", None)
 
 
-def test_a_non_numeric_value_is_an_error() -> None:
-    scorer = Scorer((("odd", 1.0, lambda sample: "much"),))  # type: ignore[arg-type, return-value]
-    context: dict[str, Any] = {"problem": "?", "num_tokens": 1, "truncated": False, "extra": {}}
-    with pytest.raises(RewardFailed, match="reward odd: ValueError"):
-        scorer.score("5", "5", Verdict("correct", "5", 0.0), context)
+CONTEXT: dict[str, Any] = {"problem": "?", "num_tokens": 1, "truncated": False, "extra": {}}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["much", "0.5", b"1", None, [1.0], float("nan"), float("-inf"), 10**400, np.float32("nan"), 1j],
+)
+def test_what_is_no_finite_number_is_an_error_that_names_the_component(value: Any) -> None:
+    scorer = Scorer((("odd", 1.0, lambda sample: value),))
+    with pytest.raises(RewardFailed, match=r"^reward odd returned .*, which is not a finite number$"):
+        scorer.score("5", "5", Verdict("correct", "5", 0.0), CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(True, 1.0), (0, 0.0), (np.float32(0.5), 0.5), (np.array(2), 2.0), (Fraction(1, 4), 0.25)]
+)
+def test_numbers_of_every_kind_are_rewards(value: Any, number: float) -> None:
+    scorer = Scorer((("odd", 2.0, lambda sample: value),))
+    assert scorer.score("5", "5", Verdict("correct", "5", 0.0), CONTEXT)["score"] == 2 * number
+
+
+def test_every_component_that_fails_is_named() -> None:
+    def broken(sample: RewardInput) -> float:
+        raise KeyError("x" * 1000)
+
+    parts = (("first", 1.0, broken), ("good", 1.0, lambda sample: 1.0), ("last", 1.0, lambda sample: "0.5"))
+    with pytest.raises(RewardFailed) as caught:
+        Scorer(parts).score("5", "5", Verdict("correct", "5", 0.0), CONTEXT)  # type: ignore[arg-type]
+    first, last = str(caught.value).split("; ")
+    assert first.startswith("reward first: KeyError: 'xxx")
+    assert last == "reward last returned '0.5', which is not a finite number"

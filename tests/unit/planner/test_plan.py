@@ -72,18 +72,6 @@ def test_several_settings_are_named_where_one_does_not_suffice() -> None:
     assert all(" = " in change for change in named)
 
 
-def test_two_settings_are_named_where_one_alone_makes_it_worse() -> None:
-    # Learner and sampler have 14.2 GiB of weights each while weights are sent. Divided, the learner's fit, but then the
-    # sampler's share is too small for a cache.
-    config = load_preset("paper-7b-lora")
-    device = replace(device_named("a100-40"), memory_bytes=30 * 2**30)
-    inputs = inputs_of(config, read_shape(config.model.path), device, 4)
-    plan = make_plan(inputs)
-    assert plan.advice.startswith("sync: needs 32.4 GiB per device")
-    assert plan.advice.endswith("set learner.zero_stage = 3 and rollout.gpu_memory_utilization = 0.6")
-    assert make_plan(replace(inputs, zero_stage=3, memory_utilization=0.6)).fits
-
-
 def test_settings_that_change_what_is_trained_come_last() -> None:
     # At stage 3 with small micro-batches seven ranks suffice; LoRA alone would as well.
     inputs = big(learner_ranks=7, zero_stage=0, precision="fp32", sampler_item=4)

@@ -92,7 +92,7 @@ def test_an_unknown_hub_name_is_not_asked_for() -> None:
 
 def test_an_unknown_device_names_the_known_ones() -> None:
     with pytest.raises(ConfigError) as caught:
-        device_named("h100")
+        device_named("v100")
     assert all(name in str(caught.value) for name in devices())
 
 

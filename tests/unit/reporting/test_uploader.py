@@ -103,12 +103,25 @@ def run(tmp_path: Path, server: IngestServer) -> Run:
 
 def test_rows_arrive_as_stored_on_disk(run: Run, server: IngestServer) -> None:
     run.write("metrics", 3, metrics={"a": float("nan"), "b": float("-inf"), "c": 1e-308, "d": 0.1})
-    run.write("samples", 2, response='ä "quoted"\n\u2028 \ud800')
+    run.write("samples", 2, response='ä "quoted"\n\u2028')
     run.write("events", message="x")
     run.arrives(server)
     assert server.rows["metrics"][0]["metrics"] == {"a": "NaN", "b": "-Infinity", "c": 1e-308, "d": 0.1}
     assert server.calls[0]["path"] == "/api/v1/runs/run%201/ingest"
     assert (server.calls[0]["batch"], server.calls[0]["attempt"]) == (None, 1)
+
+
+def test_characters_that_a_database_cannot_store_are_replaced(run: Run, server: IngestServer) -> None:
+    run.write("samples", response="a\0b \ud800 \U0001f600", turns=[{"text": "\0", "reward": 0.1}])
+    run.write("samples", response=r"\u0000 is written as text")
+    run.uploader.follow()
+    run.until(lambda: len(server.rows["samples"]) == 2)
+    first, second = server.rows["samples"]
+    assert first["response"] == "a\ufffdb \ufffd \U0001f600"
+    assert first["turns"] == [{"text": "\ufffd", "reward": 0.1}]
+    assert second == run.on_disk()["samples"][1]
+    assert run.on_disk()["samples"][0]["response"] == "a\0b \ud800 \U0001f600", "the file keeps what was sampled"
+    assert run.uploader.take_events() == []
 
 
 def test_batches_count_from_one_and_are_limited_in_rows_and_bytes(run: Run, server: IngestServer) -> None:

@@ -220,7 +220,7 @@ def test_all_components_are_weighed_in_the_order_of_the_run_file(server: RewardS
     assert (right.status, right.reward) == ("correct", pytest.approx(0.2 * 0.5 + 1.0 - 2.0 * 0.5))
     assert (wrong.status, wrong.reward) == ("wrong", pytest.approx(0.1 - 1.0))
     assert (broken.status, broken.reward, broken.components) == ("error", None, None)
-    assert broken.detail == "reward judge: was answered with HTTP 500"
+    assert broken.detail == "reward judge: was answered with HTTP 500; reward sandbox: was answered with HTTP 500"
     assert [verdict.http.calls for verdict in (right, wrong, broken) if verdict.http] == [2, 2, 2]
 
 

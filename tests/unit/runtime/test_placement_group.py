@@ -27,6 +27,38 @@ def test_pack_gives_each_rank_a_bundle_and_one_to_sampler_and_verifier() -> None
     assert decided.strategy == "PACK"
 
 
+@pytest.mark.parametrize(
+    ("settings", "cluster", "shares"),
+    [
+        ({}, {"CPU": 2.0}, (1.0, 0.75, 0.25)),
+        ({"samplers": 4}, {"CPU": 64.0}, (1.0, 0.75, 0.25)),
+        # 1 + 2 · 0.75 + 0.25 = 2.75 in 2: 8/11 of each.
+        ({"samplers": 2}, {"CPU": 2.0}, (0.7272, 0.5454, 0.1818)),
+        # 2 − 0.5 for 1.75 of the others: 6/7 of each.
+        ({"samplers": 2, "learner_cpus": 0.5}, {"CPU": 2.0}, (0.5, 0.6428, 0.2142)),
+        # Of two nodes with 2 CPUs half is divided: 2 of 7.25.
+        (
+            {"samplers": 4, "learner_ranks": 4},
+            {"CPU": 4.0, "node:10.0.0.1": 1.0, "node:10.0.0.2": 1.0, "node:__internal_head__": 1.0},
+            (0.2758, 0.2068, 0.0689),
+        ),
+        # Workers are still to join.
+        ({"samplers": 2}, {"CPU": 0.0}, (1.0, 0.75, 0.25)),
+        # Explicit numbers are kept, and refused where they do not fit.
+        ({"learner_cpus": 2.0, "sampler_cpus": 1.0}, {"CPU": 2.0}, (2.0, 1.0, 0.25)),
+    ],
+)
+def test_automatic_shares_fit_what_is_there(
+    settings: dict[str, Any], cluster: dict[str, float], shares: tuple[float, ...]
+) -> None:
+    settled, _ = placement(**settings).settle(cluster)
+    assert tuple(settled.cpus) == pytest.approx(shares, abs=1e-9)
+    assert settled.learner_options()["num_cpus"] == settled.cpus.learner
+    if sum(shares) < 2 and cluster["CPU"]:
+        settled.check_fits(cluster)
+        assert ("lowered to fit" in settled.cpus_in_words) is (shares != (1.0, 0.75, 0.25))
+
+
 def test_each_engine_has_a_bundle_with_its_gpus_and_the_verifier_is_with_the_first() -> None:
     decided = placement("gpu", samplers=2, tensor_parallel=2, sampler_cpus=0.5, verifier_cpus=0.25).bundles()
     assert decided.resources == ({"CPU": 1.0, "GPU": 1}, {"CPU": 0.75, "GPU": 2}, {"CPU": 0.5, "GPU": 2})

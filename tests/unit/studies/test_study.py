@@ -102,6 +102,37 @@ def test_a_study_that_the_first_version_stored_is_still_read() -> None:
     assert study(extrapolation=None) == study()
 
 
+def test_a_missing_study_and_a_run_in_its_place_are_told_apart(tmp_path: Path, capsys) -> None:
+    assert main(["study", "run", str(tmp_path / "nope.toml")]) == 2
+    assert capsys.readouterr().err.endswith(
+        "nope.toml does not exist; docs/studies.md has an example of a study file\n"
+    )
+    run, file = tmp_path / "run.toml", tmp_path / "study.toml"
+    run.write_text("[budget]\nsteps = 3\n")
+    file.write_text(tomli_w.dumps(BODY))
+    with pytest.raises(ConfigError, match=r"run\.toml is a run, not a study; `gxpo train .*run\.toml` executes it"):
+        load_study(run)
+    with pytest.raises(ConfigError, match=r"study\.toml is a study, not a run; `gxpo study run .*study\.toml`"):
+        load_run(file)
+
+
+def test_the_example_of_the_documentation_is_a_study(tmp_path: Path) -> None:
+    page = (REFERENCE.parents[1] / "docs" / "studies.md").read_text(encoding="utf-8")
+    file = tmp_path / "study.toml"
+    file.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    example = load_study(file)
+    for arm in example.arms:
+        run_config(example, RunKey("report", arm, 1e-4, 0))
+    assert f"at most {largest_cost(example)[0]} runs and {largest_cost(example)[1]} backward passes" in page
+
+
+def test_a_study_that_cannot_write_says_so_at_once(tmp_path: Path, capsys) -> None:
+    assert main(["study", "run", str(REFERENCE), "--out", "/proc/x"]) == 2
+    assert "--out /proc/x: cannot create the folder (No such file or directory)" in capsys.readouterr().err
+    assert main(["study", "report", str(REFERENCE), "--page", "/proc/x.md", "--out", str(tmp_path / "none")]) == 2
+    assert "--page /proc/x.md: cannot write the file (No such file or directory)" in capsys.readouterr().err
+
+
 def test_an_arm_climbs_its_ladder_until_its_accuracy_falls_and_then_runs_its_seeds() -> None:
     results: dict[RunKey, RunResult] = {}
     assert [key.learning_rate for key in pending(study(), results) if key.arm == "grpo"] == [1e-5]

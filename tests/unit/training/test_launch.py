@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,8 +100,13 @@ def test_the_start_of_a_process_is_read_from_the_system() -> None:
 
 def test_a_folder_that_cannot_be_made_is_a_bad_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--out"):
-        RunLock(tmp_path / "file" / "run", wait_s=0).acquire()
+    for folder, reason in (
+        (tmp_path / "file" / "run", "cannot create the folder (Not a directory); choose another one"),
+        (tmp_path / "file", "cannot create the folder (a file has this name); choose another one"),
+        (Path("/proc/x"), "cannot create the folder (No such file or directory); choose another one"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"--out {folder}: {reason}")):
+            RunLock(folder, wait_s=600).acquire()
 
 
 # ---- the outcome ---------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ def config(tmp_path: Path) -> Any:
                 "data": {"source": train, "template": "plain", **changes.pop("data", {})},
                 "evaluation": {"benchmarks": [held_out], **changes.pop("evaluation", {})},
                 "placement": {"device": "cpu"},
+                "rollout": {"prompts_per_step": 2, **changes.pop("rollout", {})},
                 **changes,
             }
         )
@@ -52,10 +53,20 @@ def test_a_training_problem_that_is_evaluated_is_excluded_and_reported(config: A
     prepared = prepare(config(), tmp_path / "run", resume=False)
     assert [prompt.id for prompt in prepared.prompts.prompts] == ["3+4", "7+8"]
     with RunReporter(tmp_path / "run") as reporter:
-        record_data(prepared.data, reporter)
+        record_data(prepared, reporter)
     (event,) = read_events(tmp_path / "run")
     assert (event["kind"], event["setting"]) == ("problems_left_out", "data.contamination")
     assert event["message"] == "data.contamination excluded 1 training problems"
+
+
+def test_fewer_problems_than_prompts_a_step_are_a_warning(config: Any, tmp_path: Path) -> None:
+    prepared = prepare(config(rollout={"prompts_per_step": 4}), tmp_path / "run", resume=False)
+    said: list[str] = []
+    with RunReporter(tmp_path / "run") as reporter:
+        record_data(prepared, reporter, said.append)
+    event = read_events(tmp_path / "run")[0]
+    assert (event["kind"], [event["message"]]) == ("few_problems", said)
+    assert said[0].startswith("2 problems for 4 prompts a step: a step contains copies of the same problems; lower")
 
 
 def test_problems_beyond_those_evaluated_in_the_run_count_too(config: Any, tmp_path: Path) -> None:
@@ -84,7 +95,7 @@ def test_training_prompts_that_are_too_long_are_counted_and_reported(
     prepared = prepare(config(**changes), tmp_path / "run", resume=False)
     assert [prompt.id for prompt in prepared.prompts.prompts] == ["3+4", "5+6"]
     with RunReporter(tmp_path / "run") as reporter:
-        record_data(prepared.data, reporter)
+        record_data(prepared, reporter)
     (event,) = read_events(tmp_path / "run")
     assert (event["kind"], event["setting"]) == ("problems_left_out", setting)
     assert event["message"] == f"{setting} excluded 1 training problems"
@@ -130,7 +141,10 @@ def test_two_benchmarks_of_one_name_are_refused(config: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"placement": {"samplers": 999}}, r"requires 750\.5 logical CPUs .*but Ray has \d+; lower these settings"),
+        (
+            {"placement": {"samplers": 999, "sampler_cpus": 0.75}},
+            r"requires 750\.5 logical CPUs .*but Ray has \d+; lower these settings",
+        ),
         (
             # The starter policy has 4 attention heads.
             {"placement": {"tensor_parallel": 3}},

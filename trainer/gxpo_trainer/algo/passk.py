@@ -1,4 +1,4 @@
-"""pass@k, maj@n and the bootstrap interval of their mean. Pure numpy.
+"""pass@k, maj@n and the interval of their mean. Pure numpy.
 
 pass@k is the unbiased estimator 1 − C(n−c, k)/C(n, k) of Chen et al. (arXiv 2107.03374): the probability that at
 least one of k samples, drawn without replacement from n of which c are correct, is correct. pass@1 is c/n.
@@ -6,6 +6,7 @@ least one of k samples, drawn without replacement from n of which c are correct,
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -56,27 +57,26 @@ def majority_at_n(answers: Sequence[str | None], correct: Sequence[bool]) -> flo
     return sum(winners) / len(winners)
 
 
-def bootstrap_interval(
-    values: npt.ArrayLike, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over problems; (low, high).
+_Z = 1.959963984540054
+"""Of the standard normal distribution, 97.5% lie below."""
 
-    values: [num_problems], one score per problem (samples of a problem are not independent, problems are). The same
-    values and seed give the same interval. Too narrow for fewer than about 30 problems, as the percentile
-    bootstrap is, and of width 0 when all values are equal.
 
-    Raises ValueError for no values, values that are not finite, or a confidence outside (0, 1).
+def proportion_interval(values: npt.ArrayLike) -> tuple[float, float]:
+    """95% interval of the mean of scores in [0, 1] over problems, (low, high): Wilson's for a proportion.
+
+    values: [num_problems], one score per problem. Problems are independent, samples of one are not, so a problem counts
+    once where each score is 0 or 1, and as often as the spread between problems says where scores lie between (the
+    effective size of Korn and Graubard, 1998): m·(1 − m)/(s²/n) of mean m and variance s². Scores that are all equal
+    tell nothing of that and count once each. So 0 of 16 problems is not 0 with certainty, but [0, 0.19].
+
+    Raises ValueError for no values or values outside [0, 1].
     """
-    if not 0 < confidence < 1 or num_resamples < 1:
-        raise ValueError(f"confidence = {confidence}, num_resamples = {num_resamples}; use (0, 1) and at least 1")
     scores = np.asarray(values, dtype=np.float64)
-    if scores.ndim != 1 or not scores.size or not np.isfinite(scores).all():
-        raise ValueError("values must be one-dimensional, finite and not empty; give one score per problem")
-    # Scores take few distinct values (c/n), so a resample is drawn as multinomial counts of them: the same
-    # distribution as drawing problems, without an array of num_resamples × num_problems indices.
-    distinct, counts = np.unique(scores, return_counts=True)
-    rng = np.random.default_rng(seed)
-    means = rng.multinomial(scores.size, counts / scores.size, size=num_resamples) @ distinct / scores.size
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(means, [tail, 100 - tail])
-    return float(low), float(high)
+    if scores.ndim != 1 or not scores.size or not ((scores >= 0) & (scores <= 1)).all():
+        raise ValueError("values must be one-dimensional, in [0, 1] and not empty; give one score per problem")
+    mean, spread = float(scores.mean()), float(scores.var())
+    size = scores.size * (mean * (1 - mean) / spread if spread > 0 else 1.0)
+    center = (mean + _Z**2 / (2 * size)) / (1 + _Z**2 / size)
+    half = _Z / (1 + _Z**2 / size) * math.sqrt(mean * (1 - mean) / size + (_Z / (2 * size)) ** 2)
+    # At the edges rounding could leave the mean outside.
+    return min(max(0.0, center - half), mean), max(min(1.0, center + half), mean)

@@ -122,6 +122,7 @@ def weigh(comparison: Comparison) -> Evidence:
         parts.append(_winners(comparison))
     parts += [text for group in candidates if (text := _equal_budgets(group, name))]
     parts += [text for group in candidates if (text := _over_seeds(comparison, group, supported[group.name]))]
+    parts.append(comparison.schedule)
     if missing:
         parts.append("Missing: " + "; ".join(missing) + ".")
     return Evidence("\n".join(part for part in parts if part), supported, tuple(missing))

@@ -35,7 +35,7 @@ from gxpo_trainer.compare.curves import (
     speed_up,
 )
 from gxpo_trainer.compare.intervals import Interval, mean_interval, ratio_interval, shared_bootstrap
-from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences
+from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences, schedule_note
 from gxpo_trainer.config.rules import rule_labels
 
 
@@ -97,7 +97,7 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of `compare_groups`."""
+    """Result of `compare_groups`. schedule: why and how groups were evaluated after different numbers of steps."""
 
     baseline: str
     target: Point
@@ -105,6 +105,7 @@ class Comparison:
     smoothing: float
     groups: tuple[GroupResult, ...]
     differences: tuple[Difference, ...]
+    schedule: str = ""
 
     def group(self, name: str) -> GroupResult:
         return next(group for group in self.groups if group.name == name)
@@ -142,7 +143,9 @@ def compare_groups(
         at_budgets = (pairing.at(axis, budget, over_problems) for axis, budget in wanted)
         row = _convergence(pairing.group, reference, target, smoothing, level)
         results.append(replace(row, budgets=tuple(budget for budget in at_budgets if budget)))
-    return Comparison(baseline, target, level, smoothing, tuple(results), tuple(find_differences(groups, baseline)))
+    differences = tuple(find_differences(groups, baseline))
+    note = schedule_note(groups, baseline)
+    return Comparison(baseline, target, level, smoothing, tuple(results), differences, note)
 
 
 def default_baseline(groups: Sequence[SeedGroup]) -> str:

@@ -23,6 +23,7 @@ from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import decode_number
 
 _RATE = "learner.optimizer.learning_rate"
+_SCHEDULE = "evaluation.every_steps"
 _LONGEST_VALUE = 40
 """Characters of a setting's value in a group's name."""
 
@@ -129,8 +130,38 @@ class Difference:
     hardware: bool
 
 
+def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
+    """Why groups were evaluated after different numbers of steps, and what that means; empty where they were not."""
+    every = {run.conditions.get(_SCHEDULE) for group in groups for run in group.runs}
+    if len(every) < 2:
+        return ""
+    other = _evaluated_elsewhere(groups, baseline)
+    if not other:
+        return "evaluation.every_steps differs as the rules' steps do: all were evaluated at the same backward passes."
+    return (
+        f"{' and '.join(other)} {'was' if len(other) == 1 else 'were'} evaluated at other backward passes than "
+        f"{baseline}: at an equal budget the last evaluation within it counts; nothing is interpolated."
+    )
+
+
+def _evaluated_elsewhere(groups: Sequence[SeedGroup], baseline: str) -> list[str]:
+    """The groups that were evaluated at other backward passes than the baseline, as far as both went."""
+    reference = next(group for group in groups if group.name == baseline)
+    other = []
+    for group in groups:
+        for run in group.runs:
+            against = reference.by_seed.get(run.seed, reference.runs[0])
+            own, its = run.curve.backward_passes, against.curve.backward_passes
+            end = min(own[-1], its[-1])
+            if not np.array_equal(own[own <= end], its[its <= end]) and group.name not in other:
+                other.append(group.name)
+    return other
+
+
 def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -> list[Difference]:
     """Conditions and hardware in which a group differs from the baseline (by default the first group).
+
+    How many steps lie between evaluations is no condition where all were evaluated at the same backward passes.
 
     Runs are compared with the baseline's run of the same seed, because some conditions depend on the seed (generated
     problems); without a shared seed the sets of values are compared. A missing setting counts as `unknown`.
@@ -143,6 +174,8 @@ def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -
             for group in groups
         }
         settings = sorted({key for runs in stated.values() for values in runs.values() for key in values})
+        if not _evaluated_elsewhere(groups, reference.name):
+            settings = [setting for setting in settings if setting != _SCHEDULE]
         for setting in settings:
             by_seed = {
                 name: {seed: values.get(setting, "unknown") for seed, values in runs.items()}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
@@ -168,6 +169,21 @@ def choose_transport(
     return requested
 
 
+class CpuShares(NamedTuple):
+    """Logical CPUs of each rank, of each engine and of the verifier."""
+
+    learner: float
+    sampler: float
+    verifier: float
+
+
+FULL_SHARES = CpuShares(1.0, 0.75, 0.25)
+"""What "auto" stands for where it fits, and in a config's hash: no share changes a result."""
+_CPU_UNITS = 10_000
+"""Ray counts CPUs in ten-thousandths."""
+Share = Annotated[FiniteFloat, Field(gt=0, le=1e6)] | Literal["auto"]
+
+
 class PlacementConfig(Settings):
     """Which processes run where. Logical Ray CPUs are fractional and their sum must fit the machine."""
 
@@ -186,9 +202,15 @@ class PlacementConfig(Settings):
         description="true: learner ranks and engines share GPUs, one rank for each device of an engine; false: each "
         "has its own; auto: shared where there are fewer than learner_ranks + samplers × tensor_parallel.",
     )
-    learner_cpus: FiniteFloat = Field(1.0, gt=0, le=1e6, description="Logical CPUs of each rank.")
-    sampler_cpus: FiniteFloat = Field(0.75, gt=0, le=1e6, description="Logical CPUs of each engine.")
-    verifier_cpus: FiniteFloat = Field(0.25, gt=0, le=1e6, description="Logical CPUs of the verifier.")
+    learner_cpus: Share = Field(
+        "auto", description="Logical CPUs of each rank; auto: 1, less where all processes would not fit."
+    )
+    sampler_cpus: Share = Field(
+        "auto", description="Logical CPUs of each engine; auto: 0.75, less where all processes would not fit."
+    )
+    verifier_cpus: Share = Field(
+        "auto", description="Logical CPUs of the verifier; auto: 0.25, less where all processes would not fit."
+    )
     learner_threads: int | None = Field(
         None, ge=1, le=MOST_PROCESSES, description="Torch threads of each rank; none: the cores divided by ranks."
     )
@@ -223,10 +245,23 @@ class PlacementConfig(Settings):
         """Whether each device of the engines has exactly one learner rank to share it with."""
         return self.colocate is not False and self.learner_ranks == self.sampler_devices and self.strategy == "pack"
 
-    @property
-    def num_cpus(self) -> float:
+    def cpu_shares(self, available: float = math.inf) -> CpuShares:
+        """The shares where there are so many CPUs: "auto" in full, or as much as explicit ones leave room for."""
+        given = (self.learner_cpus, self.sampler_cpus, self.verifier_cpus)
+
+        def shares(part: float) -> CpuShares:
+            auto = [max(1, math.floor(full * part * _CPU_UNITS)) / _CPU_UNITS for full in FULL_SHARES]
+            return CpuShares(*(a if isinstance(share, str) else share for share, a in zip(given, auto, strict=True)))
+
+        whole = self.total_cpus(shares(1.0))
+        explicit = self.total_cpus(CpuShares(*(0.0 if isinstance(share, str) else share for share in given)))
+        if not explicit < available < whole:
+            return shares(1.0)
+        return shares((available - explicit) / (whole - explicit))
+
+    def total_cpus(self, shares: CpuShares) -> float:
         """Logical CPUs of the whole run."""
-        return self.learner_ranks * self.learner_cpus + self.samplers * self.sampler_cpus + self.verifier_cpus
+        return self.learner_ranks * shares.learner + self.samplers * shares.sampler + shares.verifier
 
     def num_gpus(self, *, colocated: bool) -> int:
         """GPUs of the whole run on a GPU cluster."""

@@ -36,7 +36,10 @@ def load_run(path: Path | str, overrides: Sequence[str] = (), *, runs_here: bool
     Raises ConfigError with every invalid setting when the file cannot be read, parsed or used. runs_here: also when the
     implementation of a custom component cannot be imported.
     """
-    config = build(read_settings(Path(path)), overrides, source=str(path))
+    settings = read_settings(Path(path))
+    if "arms" in settings:
+        raise ConfigError(f"{path} is a study, not a run; `gxpo study run {path}` executes it")
+    config = build(settings, overrides, source=str(path))
     for choice in CHOICES.values() if runs_here else ():
         value = functools.reduce(getattr, choice.section.split("."), config)
         for number, part in enumerate(value if isinstance(value, tuple) else [value]):
@@ -70,12 +73,12 @@ def build(settings: dict[str, Any], overrides: Sequence[str] = (), *, source: st
         raise config_error(error, source) from None
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """The nested values of a .toml or .json file, not yet checked."""
+def read_settings(path: Path, fix: str = "`gxpo config --preset demo > {name}` creates one") -> dict[str, Any]:
+    """The nested values of a .toml or .json file, not yet checked. fix: for a file that does not exist."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; `gxpo config --preset demo > {path.name}` creates one") from None
+        raise ConfigError(f"{path} does not exist; {fix.format(name=path.name)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     try:

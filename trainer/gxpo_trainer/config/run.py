@@ -10,7 +10,7 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS, Fraction, Settings, Steps, TimeoutsConfig
 from gxpo_trainer.config.components import Choice
-from gxpo_trainer.config.engines import ModelConfig, PlacementConfig, RolloutConfig
+from gxpo_trainer.config.engines import FULL_SHARES, ModelConfig, PlacementConfig, RolloutConfig
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
 from gxpo_trainer.config.tasks import AnyEnvironment, DataConfig, EnvironmentConfig, EvaluationConfig, VerifierConfig
 
@@ -320,4 +320,7 @@ class RunConfig(Settings):
         body = self.model_dump(mode="json", exclude={"name", "timeouts"})
         if self.learner.advantage == GroupAdvantageConfig():
             del body["learner"]["advantage"]
+        for part, share in FULL_SHARES._asdict().items():
+            if body["placement"][f"{part}_cpus"] == "auto":
+                body["placement"][f"{part}_cpus"] = share
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

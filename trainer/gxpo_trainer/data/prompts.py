@@ -80,6 +80,16 @@ def load_prompts(data: DataConfig, seed: int, gold_check: GoldCheck | None = Non
     return PromptSet(prompts, {file.name: sha256_of_file(file) for file in files}, left_out)
 
 
+def few_problems(num_problems: int, prompts_per_step: int) -> str | None:
+    """What a step of fewer problems than prompts consists of, with the fix; None where a step has no problem twice."""
+    if num_problems >= prompts_per_step:
+        return None
+    return (
+        f"{num_problems} problem{'' if num_problems == 1 else 's'} for {prompts_per_step} prompts a step: a step "
+        "contains copies of the same problems; lower rollout.prompts_per_step or add problems"
+    )
+
+
 def read_prompts(
     records: Iterable[Record], read: Callable[[Record], Prompt], gold_check: GoldCheck | None
 ) -> tuple[Prompt, ...]:

@@ -42,7 +42,7 @@ def find_files(source: str, split: str, subset: str | None) -> list[Path]:
         return [path]
     if path.is_dir():
         return files_of_split(path, split, subset)
-    if path.suffix in (*SUFFIXES, ".json", ".csv") or not _HUB_NAME.fullmatch(source):
+    if not on_hub(source):
         raise DataError(f"data.source = {source!r} does not exist; set it to a .jsonl file, a folder or a hub name")
     homes = ["" if home == "." else f"{home}/" for home in _homes(subset)]
     patterns = [f"{home}{split}{rest}" for home in homes for rest in ("-*", ".*", "/*")]
@@ -53,6 +53,13 @@ def find_files(source: str, split: str, subset: str | None) -> list[Path]:
         fix="set it to a local copy, or check the name and the connection",
     )
     return files_of_split(copy, split, subset)
+
+
+def on_hub(source: str) -> bool:
+    """Whether `data.source` is looked up in the hub: nothing here has this name, and the hub's could be it."""
+    path = Path(source).expanduser()
+    named = path.suffix not in (*SUFFIXES, ".json", ".csv") and _HUB_NAME.fullmatch(source) is not None
+    return named and not path.exists()
 
 
 def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:

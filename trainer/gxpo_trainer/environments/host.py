@@ -442,6 +442,9 @@ def _free(episode: _Episode) -> None:
 def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) -> None:
     """Begin an episode of this problem, in a process of its own as in the run.
 
+    A second episode and one turn of the policy follow, because only a call shows whether `reset` gives a group the same
+    messages and what `step` returns. An exception or a time-out of `step` refuses no run: the text is not the policy's.
+
     Raises ConfigError when the class or address is not allowed, the class cannot be imported or violates the contract,
     or the episode does not begin.
     """
@@ -449,18 +452,35 @@ def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) ->
         return
     check_allowed(config.model_dump(), os.environ)
 
-    async def first_reply() -> Reply:
-        host = EnvironmentHost(config)
-        try:
-            return await host.advance(Call("check", problem, seed))
-        finally:
-            await host.close()
-
     try:
-        reply = asyncio.run(first_reply())
+        first, again, turn = asyncio.run(_first_replies(config, problem, seed))
     except TrainingError as error:
         raise ConfigError(f"environment: {error}") from error
-    if reply.answer is None:
+    if first.answer is None:
         raise ConfigError(
-            f"environment.name = {config.name!r} does not begin an episode of problem {problem.id}: {reply.detail}"
+            f"environment.name = {config.name!r} does not begin an episode of problem {problem.id}: {first.detail}"
         )
+    if again.answer != first.answer:
+        other = again.detail or "other messages"
+        raise ConfigError(
+            f"environment.name = {config.name!r}: reset of problem {problem.id} with the same seed gave {other} the "
+            "second time; the same problem and seed must give the same messages"
+        )
+    if turn.failure == "error" and f"{config.name}.step raised" not in turn.detail:
+        raise ConfigError(f"environment.name = {config.name!r} violates the contract: {turn.detail}")
+
+
+async def _first_replies(config: EnvironmentConfig, problem: Problem, seed: int) -> tuple[Reply, Reply, Reply]:
+    """To two resets, and to a turn of the policy after the second."""
+    host = EnvironmentHost(config)
+    try:
+        first = await host.advance(Call("first", problem, seed))
+        host.end("first")
+        if first.answer is None:
+            return first, first, first
+        again = await host.advance(Call("again", problem, seed))
+        if again.answer is None:
+            return first, again, again
+        return first, again, await host.advance(Call("again", problem, seed, ("1",)))
+    finally:
+        await host.close()

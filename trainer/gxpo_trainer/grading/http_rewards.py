@@ -24,7 +24,6 @@ import asyncio
 import hashlib
 import json
 import re
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -44,6 +43,7 @@ from tenacity import (
 
 from gxpo_trainer.config.tasks import HttpRewardConfig
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.grading.rewards import reward_number
 from gxpo_trainer.types import HttpUsage
 
 MAX_ANSWER_BYTES = 64 * 1024
@@ -218,9 +218,9 @@ def _reward(body: bytes) -> float:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         raise _Refused(f"was answered with {shown}, which is not JSON") from None
-    value = answer.get("reward") if isinstance(answer, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _Refused(f'was answered with {shown}, which has no number "reward"')
-    if not abs(value) <= sys.float_info.max:
-        raise _Refused(f"was answered with {shown}; the reward must be a finite number")
-    return float(value)
+    if not isinstance(answer, dict) or "reward" not in answer:
+        raise _Refused(f'was answered with {shown}, which has no "reward"')
+    try:
+        return reward_number(answer["reward"])
+    except ValueError as error:
+        raise _Refused(f"was answered with the reward {error}") from None

@@ -58,8 +58,8 @@ class RewardInput:
 class Reward(Protocol):
     """A component: maps a response to a finite number, as a pure function of its argument.
 
-    An exception or a non-finite value makes the verdict `error`, a call longer than `verifier.deadline_s` makes it
-    `timeout`; neither has a reward.
+    An exception, or what is no finite number (`reward_number`), makes the verdict `error`; a call longer than
+    `verifier.deadline_s` makes it `timeout`. Neither has a reward.
     """
 
     def __call__(self, sample: RewardInput) -> float: ...
@@ -92,8 +92,27 @@ class EnvironmentReward:
 OWN: dict[str, type[Reward]] = {"correctness": Correctness, "format": Format, "environment": EnvironmentReward}
 
 
+_LONGEST_PROBLEM = 200
+
+
 class RewardFailed(Exception):
-    """A component raised an exception or returned a non-finite number."""
+    """Components raised an exception or returned no finite number; the message names each of them."""
+
+
+def reward_number(value: object) -> float:
+    """The finite number that a component of any kind returned; True is 1 and False 0. Raises ValueError otherwise.
+
+    Text is no number, also where it could be read as one.
+    """
+    try:
+        if isinstance(value, str | bytes | bytearray):
+            raise TypeError
+        number = float(value)  # type: ignore[arg-type]  # tensors of one element have __float__
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{value!r:.80}, which is not a finite number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{number}, which is not a finite number")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +144,15 @@ class Scorer:
             extracted=verdict.extracted,
             **{**context, "turns": turns},
         )
-        values = {label: _value(label, component, sample) for label, _, component in self.parts}
+        values: dict[str, float] = {}
+        problems: list[str] = []
+        for label, _, component in self.parts:
+            try:
+                values[label] = _value(label, component, sample)
+            except RewardFailed as error:
+                problems.append(str(error)[:_LONGEST_PROBLEM])
+        if problems:
+            raise RewardFailed("; ".join(problems))
         return {"components": values, "score": sum(weight * values[label] for label, weight, _ in self.parts)}
 
 
@@ -149,14 +176,15 @@ def _build(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Rewar
 
 def _value(label: str, component: Reward, sample: RewardInput) -> float:
     try:
-        value = float(component(sample))
+        value = component(sample)
     except MemoryError:
         raise
     except Exception as error:  # third-party code may raise anything
         raise RewardFailed(f"reward {label}: {type(error).__name__}: {error}") from error
-    if not math.isfinite(value):
-        raise RewardFailed(f"reward {label} is {value}; it must be a finite number")
-    return value
+    try:
+        return reward_number(value)
+    except ValueError as error:
+        raise RewardFailed(f"reward {label} returned {error}") from None
 
 
 URLS = "GXPO_REWARD_URLS"

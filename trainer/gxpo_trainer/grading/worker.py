@@ -28,6 +28,7 @@ from gxpo_trainer.grading.verify import verify
 from gxpo_trainer.types import Verdict
 
 UNUSABLE_REWARDS_EXIT, OUT_OF_MEMORY_EXIT = 2, 3
+_LONGEST_DETAIL = 1000
 OUT_OF_MEMORY = "out of memory (verifier.memory_mb)"
 
 
@@ -59,7 +60,11 @@ def serve(memory_mb: int, parent: int, scorer: Scorer | None = None) -> int:
             fields = {"status": "error", "extracted": None, "detail": OUT_OF_MEMORY}
         except Exception as error:
             # The grader's own failure says nothing about the answer: it is reported, never scored.
-            fields = {"status": "error", "extracted": None, "detail": f"{type(error).__name__}: {str(error)[:200]}"}
+            fields = {
+                "status": "error",
+                "extracted": None,
+                "detail": f"{type(error).__name__}: {str(error)[:_LONGEST_DETAIL]}",
+            }
         send(**fields, seconds=time.perf_counter() - start, cpu=time.process_time())
         if fields["detail"] == OUT_OF_MEMORY:
             return OUT_OF_MEMORY_EXIT

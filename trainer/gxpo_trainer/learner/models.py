@@ -36,6 +36,12 @@ HUB_FILES = (
 FOLDER_FIX = "set model.path to `starter`, to a folder written by save_pretrained, or to a hub name such as org/model"
 
 
+def is_hub_name(path: str) -> bool:
+    """Whether `model.path` is looked up in the hub: nothing here has this name, and the hub's could be it."""
+    here = path in STARTER_POLICIES or Path(path).expanduser().exists()
+    return not here and HUB_NAME.fullmatch(path) is not None
+
+
 def resolve_model(config: ModelConfig) -> str:
     """The folder of `model.path`; a hub name is downloaded or taken from the hub's cache. Free of torch.
 

@@ -44,7 +44,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What cannot be read from a config. Calibration replaces these by what a run measured.
+    """What cannot be read from a config: guesses for a kind of device, not measured on it.
 
     utilization: share of the device's dense products that forward and backward passes reach. micro_batch_s: fixed
     time of one micro-batch, forward and backward. sampling_efficiency: share of the device's memory bandwidth and
@@ -52,8 +52,7 @@ class Assumptions:
     the engine's scheduler. verify_s: scoring a step that sampling does not hide. step_s, sync_s: fixed times of a step
     and of a weight sync. runtime_bytes: of a process or its CUDA context before it holds a model. engine_bytes: what a
     learner's libraries allocate whatever the model. memory_factor: measured over counted bytes of the model's part.
-    prompt_fraction, response_fraction: mean length over its limit. zero_variance_fraction: share of groups whose
-    rewards are equal; without a KL term they have no backward pass. source: where the numbers come from.
+    prompt_fraction, response_fraction: mean length over its limit.
     """
 
     utilization: float
@@ -69,8 +68,6 @@ class Assumptions:
     memory_factor: float = 1.0
     prompt_fraction: float = 0.25
     response_fraction: float = 0.5
-    zero_variance_fraction: float = 0.0
-    source: str = "defaults"
 
 
 _ASSUMED = {
@@ -104,7 +101,7 @@ _ASSUMED = {
 
 
 def assumptions_for(device: Device) -> Assumptions:
-    """Uncalibrated assumptions for a kind of device."""
+    """What is assumed of a kind of device."""
     return _ASSUMED[device.kind]
 
 
@@ -128,11 +125,15 @@ def devices() -> dict[str, Device]:
 
 
 def device_named(name: str) -> Device:
-    """A device by its name. Raises ConfigError naming the known ones."""
-    known = devices()
-    if name.lower() not in known:
+    """A device by its name, or by a beginning that only one has. Raises ConfigError naming those to choose from."""
+    known, begin = devices(), name.lower()
+    models = [other for other in known if begin in (other, other.partition("-")[0])]
+    alike = [begin] if begin in known else models or [other for other in known if begin and other.startswith(begin)]
+    if len(alike) > 1:
+        raise ConfigError(f"device {name!r} is one of several in the planner's table; choose from {', '.join(alike)}")
+    if len(alike) != 1:
         raise ConfigError(f"there is no device {name!r} in the planner's table; choose from {', '.join(known)}")
-    return known[name.lower()]
+    return known[alike[0]]
 
 
 def devices_of_cluster(resource_names: Iterable[str]) -> tuple[Device, ...]:

@@ -1,7 +1,7 @@
 """From inputs to a plan: whether every phase fits its device, what to change if not, seconds and cost of the budget.
 
-Changes are tried in order until the run fits: first settings that leave the result as it is (placement, ZeRO,
-checkpointing, token budget, the sampler's memory), then those that change what is trained (precision, LoRA).
+Advice follows from the counted memory: settings are tried in order until the run fits, first those that leave the
+result as it is (placement, ZeRO, checkpointing, token budget, the sampler's memory), then precision and LoRA.
 """
 
 from __future__ import annotations
@@ -113,29 +113,13 @@ def advise(inputs: Inputs, assumed: Assumptions) -> str:
     """One sentence: the problem, the settings and values that solve it, or that none do."""
     problem = fit_of(inputs, assumed).problem
     for find in (_neutral, _any):
-        changes = _one_or_two(inputs, assumed, find) or _several(inputs, assumed, find)
-        if changes:
+        alone = [[text] for text, changed in find(inputs) if fit_of(changed, assumed).fits]
+        if changes := alone[0] if alone else _several(inputs, assumed, find):
             return f"{problem}; set {' and '.join(changes)}"
     return (
         f"{problem}; no value of learner.zero_stage, learner.token_budget or placement.learner_ranks makes it fit: "
         "use a device with more memory, more devices or a smaller model"
     )
-
-
-def _one_or_two(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
-    """A setting that suffices, else two that fit together, though one alone may make things worse."""
-    for text, changed in find(inputs):
-        if fit_of(changed, assumed).fits:
-            return [text]
-    for first, changed in find(inputs):
-        for second, both in find(changed):
-            if _setting(first) != _setting(second) and fit_of(both, assumed).fits:
-                return [first, second]
-    return []
-
-
-def _setting(change: str) -> str:
-    return change.partition(" = ")[0]
 
 
 def _several(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
@@ -145,7 +129,7 @@ def _several(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
     for _ in range(MOST_CHANGES):
         for text, changed in find(current):
             if _excess(changed, assumed) < _excess(current, assumed):
-                chosen[_setting(text)] = text
+                chosen[text.partition(" = ")[0]] = text
                 current = changed
                 break
         else:
@@ -270,6 +254,22 @@ def make_plan(inputs: Inputs, assumed: Assumptions | None = None) -> Plan:
         rules.append(own)
     costs = tuple(_rule_plan(inputs, assumed, load, rule) for rule in rules if rule is not None)
     return Plan(inputs, assumed, load, fit, None if fit.fits else advise(inputs, assumed), costs)
+
+
+def idle_devices(inputs: Inputs) -> str | None:
+    """How many GPUs the placement leaves idle, and the settings that use them; None where it uses all."""
+    count, t, most = inputs.num_devices, inputs.tensor_parallel, inputs.prompts // inputs.mini_batches
+    if count <= inputs.devices_needed:
+        return None
+    if inputs.one_node and inputs.colocate is not False and count % t == 0 and count <= most:
+        ranks, samplers = count, count // t  # which share them
+    else:
+        ranks = min(count - inputs.sampler_devices, most)
+        samplers = (count - ranks) // t
+    return (
+        f"{count - inputs.devices_needed} of {count} GPUs stay idle; set placement.learner_ranks = {ranks} and "
+        f"placement.samplers = {samplers} to use them"
+    )
 
 
 def refusal(plan: Plan) -> str | None:

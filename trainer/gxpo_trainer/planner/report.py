@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pydantic import BaseModel, Field
 
 from gxpo_trainer.planner.devices import GIB
-from gxpo_trainer.planner.plan import Plan, RulePlan, gib
+from gxpo_trainer.planner.plan import Plan, RulePlan, gib, idle_devices
 from gxpo_trainer.planner.timing import StepTime
 
 _PHASES = ("sampling", "verify", "passes", "look_ahead", "sync", "other")
@@ -110,8 +110,9 @@ def to_text(plan: Plan, name: str) -> str:
     inputs = plan.inputs
     count = f"{inputs.num_devices} × {inputs.device.name}" if inputs.on_gpu else "this host (cpu)"
     verdict = "fits" if plan.fits else "does not fit"
+    notes = [note[0].upper() + note[1:] + "." for note in (plan.advice, idle_devices(inputs)) if note]
     sections = [
-        [f"{name} on {count}: {verdict}", *([plan.advice[0].upper() + plan.advice[1:] + "."] if plan.advice else [])],
+        [f"{name} on {count}: {verdict}", *notes],
         _memory_lines(plan),
         _time_lines(plan),
         ["Assumptions", *(f"  {line}" for line in assumption_lines(plan))],
@@ -182,14 +183,13 @@ def assumption_lines(plan: Plan) -> list[str]:
         f"lengths: mean prompt {load.prompt:.0f} and response {load.response:.0f} tokens "
         f"({assumed.prompt_fraction:.0%} and {load.response / inputs.response_limit:.0%} of their limits)",
         *observed,
-        f"learner: {assumed.utilization:.0%} of the FLOP/s, {1e3 * assumed.micro_batch_s:.3g} ms a micro-batch; "
-        f"groups without a backward pass {assumed.zero_variance_fraction:.0%}",
+        f"learner: {assumed.utilization:.0%} of the FLOP/s, {1e3 * assumed.micro_batch_s:.3g} ms a micro-batch",
         f"sampling: {assumed.sampling_efficiency:.0%} of bandwidth and FLOP/s, "
         f"{1e3 * assumed.decode_step_s:.3g} ms a decoding step, {1e6 * assumed.token_s:.3g} µs a token",
         f"fixed: {assumed.verify_s:.2g} s scoring, {assumed.sync_s:.2g} s sync, {assumed.step_s:.2g} s other a step",
         f"memory: {size(assumed.runtime_bytes)} a process before the model, {size(assumed.engine_bytes)} of libraries, "
         f"{assumed.memory_factor:.2f} × the counted bytes",
-        f"source of these factors: {assumed.source}",
+        "lengths and factors are guesses for this kind of device; only sizes are counted",
     ]
 
 

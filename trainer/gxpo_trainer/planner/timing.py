@@ -7,27 +7,16 @@
 
 On a host without GPUs all processes share one device, so that ranks and samplers do not multiply its speed, and
 asynchronous rollouts hide nothing. On devices of their own they hide the shorter of sampling and update.
-
-`calibrate` fits the assumptions to runs (`gxpo plan --calibrate`). One run fixes one factor for each of the learner's
-time, the sampler's time and the learner's memory. Several runs of different sizes separate what grows with the work
-from what does not: a non-negative least-squares fit of two terms to relative errors.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean, median
-from typing import Literal
-
-import numpy as np
+from dataclasses import dataclass
 
 from gxpo_trainer.config import RuleSettings
-from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import Assumptions
-from gxpo_trainer.planner.inputs import Inputs, Workload, workload_of
-from gxpo_trainer.planner.memory import learner_parts, sampler_memory
+from gxpo_trainer.planner.inputs import Inputs, Workload
+from gxpo_trainer.planner.memory import sampler_memory
 
 ALL_REDUCE_S = 1e-5
 """Latency of one all-reduce between the devices of a tensor-parallel sampler."""
@@ -85,15 +74,14 @@ def forward_flops(inputs: Inputs, load: Workload) -> float:
     return rows + inputs.sequences * load.response * shape.head_flops
 
 
-def pass_flops(inputs: Inputs, load: Workload, zero_variance: float = 0.0) -> float:
+def pass_flops(inputs: Inputs, load: Workload) -> float:
     """Of one forward and backward pass over a step's batch, all ranks together.
 
     A backward pass costs twice the forward pass, with an adapter once (no gradients of the frozen weights).
-    Checkpointing runs the forward pass again. zero_variance: share of groups without a backward pass.
+    Checkpointing runs the forward pass again.
     """
     backward = (1 if inputs.adapter_rank else 2) + inputs.checkpointing
-    moving = 1.0 if inputs.reference != "none" else 1.0 - zero_variance
-    return forward_flops(inputs, load) * (1 + backward * moving)
+    return forward_flops(inputs, load) * (1 + backward)
 
 
 def _compute_seconds(inputs: Inputs, assumed: Assumptions, flops: float) -> float:
@@ -104,7 +92,7 @@ def _compute_seconds(inputs: Inputs, assumed: Assumptions, flops: float) -> floa
 
 def pass_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> float:
     """One forward and backward pass over a step's batch, with the reduction of its gradient."""
-    compute = _compute_seconds(inputs, assumed, pass_flops(inputs, load, assumed.zero_variance_fraction))
+    compute = _compute_seconds(inputs, assumed, pass_flops(inputs, load))
     compute += load.micro_batches * assumed.micro_batch_s
     gathering = 2 * load.micro_batches * gather_seconds(inputs) if inputs.zero_stage == 3 else 0.0
     # On GPUs gathering for forward and backward is overlapped with computing.
@@ -189,140 +177,3 @@ def _memory_seconds(inputs: Inputs, num_bytes: float) -> float:
     # The ranks of a host share its memory.
     share = 1 if inputs.on_gpu else inputs.learner_ranks
     return num_bytes * share / inputs.device.memory_bandwidth
-
-
-WARM_UP = 2
-"""First steps of a run that are left out where there are others: caches fill and kernels are chosen."""
-REQUIRED = ("rollout/length_mean", "time/rollout_s", "time/update_s", "time/step_s", "update/backward_passes")
-Term = tuple[float, float, float]
-"""Modelled share that grows with the work, modelled fixed share, measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """Medians over a run's steps, by metric, and the inputs that the run had."""
-
-    name: str
-    inputs: Inputs
-    metrics: Mapping[str, float]
-
-    @property
-    def passes(self) -> float:
-        return self.metrics["update/backward_passes"]
-
-    @property
-    def memory_bytes(self) -> float | None:
-        """The learner's peak without what its process holds before the model: on a GPU the device's, else resident."""
-        if self.inputs.on_gpu:
-            return self.metrics.get("system/learner_device_peak_bytes")
-        peak, idle = self.metrics.get("system/learner_peak_bytes"), self.metrics.get("system/learner_idle_bytes")
-        return None if peak is None or idle is None else peak - idle
-
-
-def observe(name: str, inputs: Inputs, rows: Sequence[Mapping[str, float]]) -> Observation:
-    """Medians over the steps of a run. rows: metrics of its steps. Raises ConfigError when it has none to fit to."""
-    steps = [row for row in rows if all(key in row for key in REQUIRED)]
-    steps = steps[WARM_UP:] if len(steps) > WARM_UP else steps
-    if not steps:
-        raise ConfigError(f"--calibrate {name}: no step has {', '.join(REQUIRED)}; name the folder of a run with steps")
-    medians = {key: median(row[key] for row in steps if key in row) for key in {key for row in steps for key in row}}
-    if (peak := "system/learner_peak_bytes") in medians:
-        medians[peak] = max(row[peak] for row in steps if peak in row)
-    return Observation(name, inputs, medians)
-
-
-def calibrate(base: Assumptions, runs: Sequence[Observation]) -> Assumptions:
-    """`base` with everything that the runs measured in its place."""
-    own = [lengths_of(base, run) for run in runs]
-    pairs = list(zip(runs, own, strict=True))
-    work, fixed = fit_two([_time_term(run, mine, "update", "time/update_s") for run, mine in pairs])
-    engine, scheduler = fit_two([_time_term(run, mine, "sampling", "time/rollout_s") for run, mine in pairs])
-    factor, process = fit_two([term for run, mine in pairs if (term := _memory_term(base, run, mine))])
-    measures_memory = any(run.memory_bytes is not None for run in runs)
-    idle = [run.metrics["system/learner_idle_bytes"] for run in runs if "system/learner_idle_bytes" in run.metrics]
-    on_host = measures_memory and not runs[0].inputs.on_gpu and bool(idle)
-    return replace(
-        base,
-        utilization=base.utilization / work if work else 1.0,
-        micro_batch_s=base.micro_batch_s * fixed,
-        sampling_efficiency=base.sampling_efficiency / engine if engine else 1.0,
-        decode_step_s=base.decode_step_s * scheduler,
-        token_s=base.token_s * scheduler,
-        verify_s=fmean(run.metrics.get("time/verify_s", base.verify_s) for run in runs),
-        sync_s=fmean(_fixed_sync(base, run) for run in runs),
-        step_s=fmean(_unnamed(run) for run in runs),
-        runtime_bytes=int(fmean(idle)) if on_host else base.runtime_bytes,
-        engine_bytes=int(process * base.engine_bytes) if measures_memory else base.engine_bytes,
-        memory_factor=factor if measures_memory else base.memory_factor,
-        prompt_fraction=fmean(mine.prompt_fraction for mine in own),
-        response_fraction=fmean(mine.response_fraction for mine in own),
-        zero_variance_fraction=fmean(mine.zero_variance_fraction for mine in own),
-        source=f"calibrated to {', '.join(run.name for run in runs)}",
-    )
-
-
-def lengths_of(base: Assumptions, run: Observation) -> Assumptions:
-    """`base` with a run's own lengths and share of groups without a backward pass."""
-    inputs, metrics = run.inputs, run.metrics
-    prompt = metrics.get("rollout/prompt_length_mean")
-    return replace(
-        base,
-        prompt_fraction=base.prompt_fraction if prompt is None else prompt / inputs.prompt_limit,
-        response_fraction=metrics["rollout/length_mean"] / inputs.response_limit,
-        zero_variance_fraction=metrics.get("reward/zero_variance_fraction", base.zero_variance_fraction),
-    )
-
-
-def fit_two(terms: Sequence[Term]) -> tuple[float, float]:
-    """Factors x, y ≥ 0 that minimize Σ ((x·a + y·b)/measured − 1)² over terms (a, b, measured).
-
-    One term, or terms that are multiples of each other, leave the shares as they are: x = y.
-    """
-    from scipy.optimize import nnls
-
-    rows = np.array([(a / m, b / m) for a, b, m in terms if m > 0]).reshape(-1, 2)
-    if not rows.size:
-        return 1.0, 1.0
-    (aa, ab), (_, bb) = rows.T @ rows
-    if len(rows) > 1 and aa * bb - ab * ab > 1e-6 * aa * bb:
-        x, y = nnls(rows, np.ones(len(rows)))[0]
-        return float(x), float(y)
-    total = rows.sum(axis=1)
-    both = float(total.sum() / (total @ total))
-    return both, both
-
-
-def _time_term(run: Observation, assumed: Assumptions, phase: Literal["update", "sampling"], metric: str) -> Term:
-    """A phase of the run's median step, with its look-ahead where the step took more than one pass."""
-
-    def modelled(assumed: Assumptions) -> float:
-        load = workload_of(run.inputs, assumed)
-        time = step_time(run.inputs, assumed, load, run.inputs.rule, gate_open=run.passes > 1.0)
-        return time.update if phase == "update" else time.sampling
-
-    growing = replace(assumed, micro_batch_s=0.0, decode_step_s=0.0, token_s=0.0)
-    work = modelled(growing)
-    moved = modelled(replace(growing, utilization=math.inf, sampling_efficiency=math.inf))
-    measured = run.metrics[metric]
-    # No factor changes what is moved; at most 99% of what was measured is put down to it.
-    return work - moved, modelled(assumed) - work, max(measured - moved, measured / 100)
-
-
-def _memory_term(base: Assumptions, run: Observation, own: Assumptions) -> Term | None:
-    """The learner's counted bytes, those of its libraries, and the measured ones; None where they are not measured."""
-    if run.memory_bytes is None:
-        return None
-    counting = replace(own, memory_factor=1.0, runtime_bytes=0, engine_bytes=0)
-    counted = sum(learner_parts(run.inputs, counting, workload_of(run.inputs, counting)).values())
-    return float(counted), float(base.engine_bytes), run.memory_bytes
-
-
-def _fixed_sync(base: Assumptions, run: Observation) -> float:
-    moved = sync_seconds(run.inputs)
-    return max(0.0, run.metrics.get("time/sync_s", base.sync_s + moved) - moved)
-
-
-def _unnamed(run: Observation) -> float:
-    """Seconds of a step outside the phases that have a metric."""
-    named = ("time/rollout_s", "time/verify_s", "time/update_s", "time/sync_s")
-    return max(0.0, run.metrics["time/step_s"] - sum(run.metrics.get(name, 0.0) for name in named))

@@ -26,7 +26,7 @@ from gxpo_trainer.grading.rewards import OWN, check_urls, tokens
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks, trace_this_process
-from gxpo_trainer.types import Group, HttpUsage, Sample, Verdict
+from gxpo_trainer.types import Group, HttpUsage, Sample, Verdict, VerdictStatus
 
 
 class VerifierActor:
@@ -82,9 +82,13 @@ class VerifierActor:
         responses = await asyncio.gather(*(component.answer(body) for component in http))
         usage = sum((response.usage for response in responses), HttpUsage())
         values = dict(verdict.components or {})
+        if failed := [response for response in responses if response.value is None]:
+            detail = "; ".join(response.detail for response in failed)
+            timed_out = all(response.failure == "timeout" for response in failed)
+            status: VerdictStatus = "timeout" if timed_out else "error"
+            return Verdict(status, verdict.extracted, verdict.seconds, detail, http=usage)
         for component, response in zip(http, responses, strict=True):
-            if response.value is None:
-                return Verdict(response.failure, verdict.extracted, verdict.seconds, response.detail, http=usage)
+            assert response.value is not None
             values[component.config.label] = response.value
         components = {reward.label: values[reward.label] for reward in self._config.rewards}
         score = sum(reward.weight * values[reward.label] for reward in self._config.rewards)

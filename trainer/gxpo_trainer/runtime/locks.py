@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from gxpo_trainer.errors import ConfigError, TrainingError
+from gxpo_trainer.jsonl import make_folder
 
 LOCK = ".lock"
 WAIT_S = 60.0
@@ -110,14 +111,16 @@ class RunLock:
 
     def _taken(self) -> bool:
         folder = self.path.parent
+        self._made_folder = self._made_folder or not folder.exists()
+        make_folder(folder)
         try:
-            self._made_folder = self._made_folder or not folder.exists()
-            folder.mkdir(parents=True, exist_ok=True)
             return self._try()
         except FileNotFoundError:  # its holder has just discarded the folder
             return False
         except OSError as error:
-            raise ConfigError(f"--out {folder} cannot be used: {error.strerror}; choose another folder") from error
+            raise ConfigError(
+                f"--out {folder}: cannot write into the folder ({error.strerror}); choose another one"
+            ) from error
 
     def _try(self) -> bool:
         # Python's descriptors end at exec, so no process that a trainer starts keeps its lock.

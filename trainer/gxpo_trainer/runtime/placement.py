@@ -6,13 +6,14 @@ pending.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.engines import Transport, choose_transport
+from gxpo_trainer.config.engines import CpuShares, Transport, choose_transport
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, Bundle, Bundles, RunPlacementGroup
 from gxpo_trainer.runtime.progress import ProgressWatch
@@ -32,7 +33,7 @@ class Placement:
     not see; both share the placement group.
 
     sampler_threads: of each device of an engine. device_reason: why `device` has its value, for the log. colocated:
-    whether learner ranks and engines share devices.
+    whether learner ranks and engines share devices. available_cpus: logical CPUs for `auto` shares.
     """
 
     config: RunConfig
@@ -42,6 +43,7 @@ class Placement:
     group: RunPlacementGroup = field(default_factory=RunPlacementGroup)
     device_reason: str = "placement.device"
     colocated: bool = False
+    available_cpus: float = math.inf
 
     @classmethod
     def decide(cls, config: RunConfig, watch: ProgressWatch | None = None) -> Placement:
@@ -64,7 +66,8 @@ class Placement:
         learner_threads = requested.learner_threads or max(1, cores // max(1, requested.learner_ranks))
         sampler_threads = requested.sampler_threads or max(1, cores // requested.sampler_devices)
         group = RunPlacementGroup(watch=watch or ProgressWatch(), wait_s=max(MIN_WAIT_S, requested.wait_s))
-        placement = cls(config, device, learner_threads, sampler_threads, group, reason)
+        available = math.inf if joins else float(cores)
+        placement = cls(config, device, learner_threads, sampler_threads, group, reason, available_cpus=available)
         if joins:
             return placement
         placement, shortage = placement._share(visible)
@@ -78,18 +81,43 @@ class Placement:
         It does when the cluster has no GPU and this machine has, and where sharing for want of GPUs rules out sampling
         ahead or the transport; its bundles are those that would do. Raises ConfigError when no further GPU would help.
         """
-        gpus, settled = int(cluster.get("GPU", 0)), self
+        gpus, settled = int(cluster.get("GPU", 0)), replace(self, available_cpus=self._cpus_of(cluster))
         if self.config.placement.device == "auto":
             if not gpus and (visible := visible_gpus()):
-                settled, shortage = replace(self, device="gpu")._share(gpus)
+                settled, shortage = replace(settled, device="gpu")._share(gpus)
                 return settled, shortage or TooFewGpus(
                     f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster '
                     'has none; set placement.device to "gpu" or "cpu"'
                 )
             number = f"{gpus or 'no'} GPU{'' if gpus == 1 else 's'}"
             reason = f'placement.device = "auto" and {number} in the Ray cluster'
-            settled = replace(self, device="gpu" if gpus else "cpu", device_reason=reason)
+            settled = replace(settled, device="gpu" if gpus else "cpu", device_reason=reason)
         return settled._share(gpus)
+
+    def _cpus_of(self, cluster: Mapping[str, float]) -> float:
+        """CPUs of a cluster for `auto` shares: all, but of several nodes half where not all processes fit in full.
+
+        A process fits on one node or not at all, and with at most half in use some node has room for another.
+        """
+        nodes = sum(name.startswith("node:") and name != "node:__internal_head__" for name in cluster)
+        cpus, requested = cluster.get("CPU", 0.0), self.config.placement
+        fits = requested.total_cpus(requested.cpu_shares()) <= cpus
+        return cpus if fits or nodes < 2 else cpus / 2
+
+    @property
+    def cpus(self) -> CpuShares:
+        """Logical CPUs of each process."""
+        return self.config.placement.cpu_shares(self.available_cpus)
+
+    @property
+    def cpus_in_words(self) -> str:
+        """The logical CPUs of each process and of all, for the log."""
+        p, cpus = self.config.placement, self.cpus
+        less = "" if cpus == p.cpu_shares() else ", lowered to fit"
+        return (
+            f"{p.total_cpus(cpus):g} logical CPUs{less}: {cpus.learner:g} for each of {p.learner_ranks} learner ranks, "
+            f"{cpus.sampler:g} for each of {p.samplers} engines, {cpus.verifier:g} for the verifier"
+        )
 
     def _share(self, gpus: int) -> tuple[Placement, TooFewGpus | None]:
         """Resolve `colocated` on so many GPUs."""
@@ -137,7 +165,7 @@ class Placement:
             variables["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
         return {
             **self.group.learner_options(rank),
-            "num_cpus": self.config.placement.learner_cpus,
+            "num_cpus": self.cpus.learner,
             "num_gpus": 1 if self.device == "gpu" and not self.colocated else 0,
             "runtime_env": {"env_vars": variables},
         }
@@ -155,7 +183,7 @@ class Placement:
             self.group.devices(index)
         return {
             **self.group.sampler_options(index),
-            "num_cpus": self.config.placement.sampler_cpus,
+            "num_cpus": self.cpus.sampler,
             "num_gpus": self.config.placement.tensor_parallel if self.device == "gpu" else 0,
             "runtime_env": {"env_vars": variables},
         }
@@ -164,7 +192,7 @@ class Placement:
         """Ray options of the verifier."""
         return {
             **self.group.sampler_options(0),
-            "num_cpus": self.config.placement.verifier_cpus,
+            "num_cpus": self.cpus.verifier,
             "num_gpus": 0,
             "max_concurrency": 64,
             "runtime_env": {"env_vars": _thread_variables(1)},
@@ -177,7 +205,8 @@ class Placement:
 
     def check_fits(self, cluster: Mapping[str, float]) -> None:
         """Check this run's total request. Raises ConfigError (`no_resources`) when it exceeds Ray's resources."""
-        p, cpus, gpus = self.config.placement, self.config.placement.num_cpus, self.num_gpus
+        p, gpus = self.config.placement, self.num_gpus
+        cpus = p.total_cpus(self.cpus)
         if cpus > cluster.get("CPU", 0) + 1e-9:
             raise ConfigError(
                 f"placement requires {cpus:g} logical CPUs (learner_ranks × learner_cpus + samplers × sampler_cpus + "
@@ -203,19 +232,19 @@ class Placement:
         Separate: one for each rank, then one for each engine. Colocated: one for each engine and its ranks. `strategy =
         "split"`: all ranks in one and all engines in another, on different nodes.
         """
-        p, bundle = self.config.placement, self._bundle
+        p, cpus, bundle = self.config.placement, self.cpus, self._bundle
         ranks, samplers, t = p.learner_ranks, p.samplers, p.tensor_parallel
         if self.colocated:
-            shared = [bundle(p.sampler_cpus + t * p.learner_cpus, t) for _ in range(samplers)]
-            shared[0]["CPU"] += p.verifier_cpus
+            shared = [bundle(cpus.sampler + t * cpus.learner, t) for _ in range(samplers)]
+            shared[0]["CPU"] += cpus.verifier
             return Bundles(tuple(shared), "PACK", tuple(rank // t for rank in range(ranks)), tuple(range(samplers)))
         if p.strategy == "split":
-            learner = bundle(ranks * p.learner_cpus, ranks)
-            engines = bundle(samplers * p.sampler_cpus + p.verifier_cpus, p.sampler_devices)
+            learner = bundle(ranks * cpus.learner, ranks)
+            engines = bundle(samplers * cpus.sampler + cpus.verifier, p.sampler_devices)
             return Bundles((learner, engines), "STRICT_SPREAD", (0,) * ranks, (1,) * samplers)
-        separate = [bundle(p.learner_cpus, 1) for _ in range(ranks)]
-        separate += [bundle(p.sampler_cpus, t) for _ in range(samplers)]
-        separate[ranks]["CPU"] += p.verifier_cpus
+        separate = [bundle(cpus.learner, 1) for _ in range(ranks)]
+        separate += [bundle(cpus.sampler, t) for _ in range(samplers)]
+        separate[ranks]["CPU"] += cpus.verifier
         return Bundles(tuple(separate), "PACK", tuple(range(ranks)), tuple(range(ranks, ranks + samplers)))
 
     def _bundle(self, cpus: float, gpus: int) -> Bundle:

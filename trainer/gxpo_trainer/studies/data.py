@@ -96,7 +96,9 @@ def read(folder: Path) -> StudyData:
         runs = parquet.read_table(folder / RUNS).to_pylist()
         rows = parquet.read_table(folder / EVALUATIONS).to_pylist()
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"{folder} has no data of a study: {error}") from None
+        raise DataError(
+            f"{folder} has no data of a study ({error}); `gxpo study run` executes one, `gxpo study report` collects it"
+        ) from None
     study = Study.model_validate(about["study"])
     by_run: dict[RunKey, list[Row]] = {}
     for row in rows:
@@ -162,7 +164,6 @@ def _conditions(study: Study, root: Path, curves: dict[RunKey, RunCurves]) -> di
             by_arm.setdefault(study.arms[key.arm].label, []).append(run)
     groups = [SeedGroup(label, tuple(runs)) for label, runs in by_arm.items()]
     allowed = {name.partition("=")[0] for arm in study.arms.values() for name in arm.overrides}
-    allowed.add("evaluation.every_steps")  # set per arm, so that evaluations lie at equal passes
     unequal = [d.setting for d in find_differences(groups) if d.setting not in allowed] if groups else []
     kept = ("code", "packages", "hardware", "policy_sha256", "data_sha256")
     return {**{name: identity.get(name) for name in kept}, "unequal": unequal}

@@ -21,6 +21,7 @@ from gxpo_trainer.config import RunConfig, Settings
 from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS
 from gxpo_trainer.config.io import load_preset, read_settings
 from gxpo_trainer.config.messages import config_error
+from gxpo_trainer.errors import ConfigError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
@@ -120,8 +121,11 @@ class Study(Settings):
 
 def load_study(path: Path) -> Study:
     """The study of a .toml or .json file. Raises ConfigError with every bad setting."""
+    settings = read_settings(path, fix="docs/studies.md has an example of a study file")
+    if "arms" not in settings and {"model", "rollout", "learner", "budget"} & set(settings):
+        raise ConfigError(f"{path} is a run, not a study; `gxpo train {path}` executes it, docs/studies.md has a study")
     try:
-        return Study.model_validate(read_settings(path))
+        return Study.model_validate(settings)
     except ValidationError as error:
         raise config_error(error, str(path), Study) from None
 

@@ -72,7 +72,8 @@ def match_table(findings: Findings) -> Table:
         for match in arm.matches
     ]
     return Table(
-        "Cost relative to the baseline's run of the same seed: geometric mean over the seeds, 95% intervals",
+        "Cost relative to the baseline's run of the same seed: geometric mean over the seeds, 95% intervals. An "
+        "accuracy in % is reached on the straight line between two evaluations, the baseline's peak at an evaluation",
         header,
         tuple(rows),
     )

@@ -21,13 +21,13 @@ import numpy.typing as npt
 from rich.console import Console
 
 from gxpo_trainer import __version__
-from gxpo_trainer.algo.passk import bootstrap_interval, majority_at_n, pass_at_k
+from gxpo_trainer.algo.passk import majority_at_n, pass_at_k, proportion_interval
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, STARTER_POLICIES
 from gxpo_trainer.config.io import build
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import ConfigError, DataError
-from gxpo_trainer.jsonl import plain, read_lines
+from gxpo_trainer.jsonl import check_output, plain, read_lines
 from gxpo_trainer.learner.models import check_tensor_parallel, load_tokenizer, resolve_model
 from gxpo_trainer.learner.policies import base_of, is_adapter, merge_adapter
 from gxpo_trainer.reporting.identity import hash_path
@@ -83,7 +83,7 @@ class Evaluator:
             records.append(record)
             metrics.update({f"eval/{name}/{score}": value for score, value in record["scores"].items()})
             if len(groups) > len(tokenized.token_ids):
-                scores, _ = score_groups(groups, seed=self.config.seed)
+                scores, _ = score_groups(groups)
                 metrics.update({f"eval/{name}/full/{score}": value for score, value in scores.items()})
         if records:
             metrics["eval/average/pass@1"] = float(np.mean([record["scores"]["pass@1"] for record in records]))
@@ -117,7 +117,7 @@ class Evaluator:
 
     def _record(self, tokenized: TokenizedBenchmark, groups: Sequence[ScoredGroup], version: int) -> dict[str, Any]:
         benchmark = tokenized.benchmark
-        scores, per_problem = score_groups(groups, seed=self.config.seed)
+        scores, per_problem = score_groups(groups)
         return {
             "benchmark": benchmark.name,
             "weights_version": version,
@@ -140,7 +140,7 @@ class Evaluator:
         }
 
 
-def score_groups(groups: Sequence[ScoredGroup], *, seed: int) -> tuple[Metrics, list[float]]:
+def score_groups(groups: Sequence[ScoredGroup]) -> tuple[Metrics, list[float]]:
     """Scores over problems, and the share of correct responses of each problem.
 
     A response whose verdict is `timeout` or `error` counts as not correct here: an evaluation reports what a user
@@ -152,14 +152,14 @@ def score_groups(groups: Sequence[ScoredGroup], *, seed: int) -> tuple[Metrics, 
     scores: Metrics = {}
     for k in range(1, n + 1):
         values = np.array([pass_at_k(n, int(c), k) for c in counts])
-        _with_interval(scores, f"pass@{k}", values, seed)
+        _with_interval(scores, f"pass@{k}", values)
     majority = np.array(
         [
             majority_at_n([v.extracted for v in group.verdicts], [v.status == "correct" for v in group.verdicts])
             for group in groups
         ]
     )
-    _with_interval(scores, f"maj@{n}", majority, seed)
+    _with_interval(scores, f"maj@{n}", majority)
     samples = [sample for group in groups for sample in group.group.samples]
     scores["length_mean"] = float(np.mean([sample.num_sampled for sample in samples]))
     scores["truncated_fraction"] = float(np.mean([sample.truncated for sample in samples]))
@@ -168,8 +168,8 @@ def score_groups(groups: Sequence[ScoredGroup], *, seed: int) -> tuple[Metrics, 
     return scores, [float(x) for x in correct.mean(axis=1)]
 
 
-def _with_interval(scores: Metrics, name: str, values: npt.NDArray[np.float64], seed: int) -> None:
-    low, high = bootstrap_interval(values, seed=seed)
+def _with_interval(scores: Metrics, name: str, values: npt.NDArray[np.float64]) -> None:
+    low, high = proportion_interval(values)
     scores[name] = float(values.mean())
     scores[f"{name}/ci_low"], scores[f"{name}/ci_high"] = low, high
 
@@ -181,6 +181,8 @@ def evaluate_model(args: argparse.Namespace) -> int:
             f"--temperature {args.temperature}: must be from {LOWEST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}; "
             "pass@k needs distinct samples"
         )
+    if args.out is not None:
+        check_output(args.out)
     earlier = None if args.against is None else _earlier(args.against)
     with _merged_model(args.model) as path:
         config = _config(args, path)

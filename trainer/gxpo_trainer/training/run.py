@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ray
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
-from gxpo_trainer.data.prompts import PromptSet
+from gxpo_trainer.data.prompts import few_problems
 from gxpo_trainer.reporting.exporters import make_exporters
 from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reading import CONFIG
@@ -118,7 +118,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         _write_identity(prepared, launch, reporter)
         for problem in prepared.skipped:
             reporter.log_event("checkpoint_skipped", problem)
-        record_data(prepared.data, reporter)
+        record_data(prepared, reporter, progress.message)
         progress.message("starting sampler and learner")
         ended = controller.run(checkpoint)
         _record_end(ended, launch, reporter)
@@ -170,14 +170,20 @@ def _reserve(
         before_request=lambda placement, cluster: check_memory(placement, prepared.model_folder, cluster),
     )
     reporter.log_event("device", f"device {placement.device}: {placement.device_reason}", device=placement.device)
+    reporter.log_event("cpus", placement.cpus_in_words, **placement.cpus._asdict())
     if placement.colocated:
         shared = f"share {placement.num_gpus} GPUs" if placement.device == "gpu" else "take turns on the CPUs"
         reporter.log_event("colocated", f"learner and engines {shared}")
     return placement
 
 
-def record_data(data: PromptSet, reporter: RunReporter) -> None:
-    """Record excluded training problems, and near duplicates of evaluated ones for the user to check."""
+def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], None] = lambda line: None) -> None:
+    """Record excluded training problems, near duplicates of evaluated ones for the user to check, and too few problems
+    for a step, which are also said."""
+    data, num_problems = prepared.data, len(prepared.prompts.prompts)
+    if warning := few_problems(num_problems, prepared.config.rollout.prompts_per_step):
+        reporter.log_event("few_problems", warning)
+        say(warning)
     for setting, number in data.num_left_out.items():
         reporter.log_event("problems_left_out", f"{setting} excluded {number} training problems", setting=setting)
     if data.near_duplicates:

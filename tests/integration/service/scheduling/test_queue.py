@@ -25,6 +25,12 @@ S = RunState
 SCHEDULER = Path(__file__).parents[3] / "support" / "chaos_scheduler.py"
 
 
+EXPLICIT = RunConfig.model_validate(
+    {"placement": {"learner_cpus": 2.0, "sampler_cpus": 0.75, "verifier_cpus": 0.25}}
+).model_dump(mode="json")
+"""3 CPUs, of which none is automatic."""
+
+
 def test_the_queue_is_fair_and_keeps_to_the_quota(cluster: Cluster) -> None:
     many = [cluster.add_run(created_by_id="many", queued_at=float(n)) for n in range(4)]
     late = cluster.add_run(created_by_id="other", queued_at=100.0)
@@ -44,7 +50,7 @@ def test_the_queue_is_fair_and_keeps_to_the_quota(cluster: Cluster) -> None:
 def test_a_run_larger_than_the_cluster_fails_once_the_cluster_had_time_to_grow(cluster: Cluster) -> None:
     cluster.launcher.capacity = (2.0, 0.0)
     scheduler = cluster.scheduler()
-    too_large = cluster.add_run(cpus=3.0)
+    too_large = cluster.add_run(cpus=3.0, config=EXPLICIT)
     on_gpu = RunConfig.model_validate({"placement": {"device": "gpu"}}).model_dump(mode="json")
     grows = cluster.add_run(gpus=1.0, config=on_gpu)
     small = cluster.add_run(cpus=2.0)
@@ -62,11 +68,20 @@ def test_a_run_larger_than_the_cluster_fails_once_the_cluster_had_time_to_grow(c
     assert cluster.get(grows).state == S.QUEUED
 
 
+def test_automatic_cpu_shares_start_where_they_do_not_fit_in_full(cluster: Cluster) -> None:
+    cluster.launcher.capacity = (2.0, 0.0)
+    auto = cluster.add_run(cpus=3.0, queued_at=1.0, config=RunConfig().model_dump(mode="json"))
+    other = cluster.add_run(cpus=0.5, queued_at=2.0, config=EXPLICIT)
+    cluster.scheduler().tick()
+    assert cluster.get(auto).state == S.STARTING
+    assert cluster.get(other).state == S.QUEUED, "the first holds both CPUs"
+
+
 @pytest.mark.parametrize("blind", ["at its limit", "without launcher", "suspended"])
 def test_time_in_which_no_round_saw_the_cluster_does_not_count(cluster: Cluster, blind: str) -> None:
     cluster.launcher.capacity = (2.0, 0.0)
     scheduler = cluster.scheduler(max_concurrent_runs=1)
-    too_large = cluster.add_run(cpus=3.0)
+    too_large = cluster.add_run(cpus=3.0, config=EXPLICIT)
     scheduler.tick()
     if blind == "at its limit":
         small = cluster.add_run()

@@ -125,8 +125,8 @@ def test_the_largest_numbers_that_a_request_may_hold_are_planned_or_refused() ->
 
 
 def test_an_unknown_kind_of_gpu_is_refused_at_the_start() -> None:
-    with pytest.raises(ValidationError, match="there is no device 'h100'"):
-        ServiceSettings(gpu="h100")
+    with pytest.raises(ValidationError, match="there is no device 'h1000'"):
+        ServiceSettings(gpu="h1000")
 
 
 def config(rule: dict[str, Any] | None = None, **budget: float) -> RunConfig:
@@ -200,3 +200,4 @@ def test_logical_cpus_and_gpus_of_a_run() -> None:
     assert resources(RunConfig.model_validate(body)) == (7.75, 4.0)
     body["placement"]["colocate"] = False
     assert resources(RunConfig.model_validate(body)) == (7.75, 8.0)
+    assert resources(RunConfig.model_validate({"placement": {"samplers": 2, "device": "cpu"}})) == (2.75, 0.0)

@@ -135,6 +135,15 @@ TWO_CPUS = Quotas(runs=10, cpus=2.0, gpus=0.0)
 LARGE = Candidate(1, "a", cpus=3.0, gpus=0.0, queued_at=5.0)
 
 
+def test_a_run_whose_shares_are_automatic_takes_the_cpus_that_there_are() -> None:
+    auto = replace(LARGE, auto_cpus=True)
+    assert oversize_reason(LARGE, TWO_CPUS) is not None
+    assert oversize_reason(auto, TWO_CPUS) is None
+    assert numbers(admit([auto, queued(6)], [], TWO_CPUS)) == [1], "it takes both"
+    assert numbers(admit([queued(2)], [auto], replace(TWO_CPUS, cpus=4.0))) == [2], "it holds its three of four"
+    assert oversize_reason(auto, replace(TWO_CPUS, cpus=0.0)) is not None, "no worker has joined"
+
+
 def test_a_run_is_overdue_after_being_too_large_without_a_break() -> None:
     oversized = OversizedRuns()
     assert oversized.overdue([LARGE], TWO_CPUS, 10.0) == {}
