@@ -159,6 +159,8 @@ def _start_local(common: dict[str, Any]) -> None:
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     # Ray's default niceness of 15 starves sampler and learner on a machine that also runs other work.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray's metrics servers answer every account of the machine. With an invalid port they are not started.
+    os.environ |= {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
             ray.init(
