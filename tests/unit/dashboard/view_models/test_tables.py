@@ -37,6 +37,11 @@ def test_a_row_of_the_list() -> None:
     assert math.isnan(row["reward"])
 
 
+def test_a_run_without_heartbeats_is_marked_in_the_list() -> None:
+    (states,) = tables.runs_table([run(silent_s=34.0)])["state"]
+    assert states == ["▶ running", "! no heartbeat"]
+
+
 def test_without_a_baseline_there_is_no_difference() -> None:
     assert math.isnan(tables.runs_table([run()]).iloc[0]["difference"])
 

@@ -34,6 +34,7 @@ def run(**changes: Any) -> Any:
         "state": "running",
         "reason": None,
         "phase": "training",
+        "silent_s": None,
         "recoveries": 0,
         "reward": 0.3125,
         "score": 0.31,
@@ -52,6 +53,10 @@ def run(**changes: Any) -> Any:
         (
             run(phase="waiting for 3 GPUs", reward=None, score=None, progress={"steps": 0, "backward_passes": 0}),
             "running (waiting for 3 GPUs)  step 0/30  left 3 min 12 s",
+        ),
+        (
+            run(silent_s=34.2, reward=None, score=None, progress={"seconds_left": None}),
+            "running (no heartbeat for 34 s)  step 12/30  passes 36",
         ),
         (run(reward="NaN", score=None), "running  step 12/30  reward NaN  passes 36  left 3 min 12 s"),
         (
