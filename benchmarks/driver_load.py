@@ -20,8 +20,7 @@ from benchmarks.measure import Figure, median, save
 from gxpo_trainer.algo.batch import make_batch, shard
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.rollout.engines import Engine
-from gxpo_trainer.rollout.open_groups import Intake
-from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, SamplingSettings, StreamEnd
+from gxpo_trainer.rollout.requests import FinishedGroups, Intake, SampleRequest, SamplingSettings, StreamEnd
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.training.runtime import build_pool
 from gxpo_trainer.types import Group, Prompt, Sample, Verdict

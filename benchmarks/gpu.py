@@ -146,7 +146,7 @@ def pass_seconds(learner: Any, work: StepBatch, synchronize: Callable[[], None],
     """Seconds of `repeats` passes over a batch, after one that is not counted; each in a step of its own."""
     seconds = []
     for _ in range(repeats + 1):
-        learner.load_batch(work)
+        learner.load_batches([work])
         seconds.append(_seconds(learner.backward, synchronize))
         learner.optimizer_step()
     return seconds[1:]

@@ -183,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
         differ = judges.map(_differs, misses, chunksize=50)
     kept = [miss for miss, other in zip(misses, differ, strict=True) if other]
     with VerifierPool(arguments.workers, deadline_s=10.0) as pool:
-        verdicts = pool.verify_many([(gold, f"The answer is $\\boxed{{{changed}}}$.") for _, gold, changed in kept])
+        verdicts = pool.submit([(gold, f"The answer is $\\boxed{{{changed}}}$.") for _, gold, changed in kept]).result()
     counts = collections.Counter(kind for kind, _, _ in kept)
     accepted = [miss for miss, verdict in zip(kept, verdicts, strict=True) if verdict.status == "correct"]
     result = {

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import ray
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -86,7 +85,7 @@ def worker_killed_in_second_step(killed: list[int]) -> Iterator[None]:
 
     def submit(self: Any, finished: Any, rewards: bool) -> Any:
         if present["step"] == 2 and not killed:
-            engine = psutil.Process(ray.get(present["pool"].engines.all[1].actor.pid.remote()))
+            engine = psutil.Process(present["pool"].engines.all[1].process.pid)
             children = engine.children(recursive=True)
             workers = [child for child in children if "VLLM::Worker" in " ".join(child.cmdline())]
             killed.append(workers[0].pid)

@@ -28,8 +28,8 @@ from gxpo_trainer.planner.devices import CPU, assumptions_for, device_named
 from gxpo_trainer.planner.inputs import read_shape, workload_of
 from gxpo_trainer.planner.memory import learner_parts
 from gxpo_trainer.planner.timing import WARM_UP, Observation, calibrate, lengths_of, observe, step_time
-from gxpo_trainer.reporting.reading import METRICS, read_metrics
-from gxpo_trainer.training.run import CONFIG_COPY, train_run
+from gxpo_trainer.reporting.reading import CONFIG, METRICS, read_metrics
+from gxpo_trainer.training.run import train_run
 
 STEPS = 6
 WORK = {"prompts": 12, "group": 8, "new_tokens": 48, "token_budget": 2048, "steps": STEPS}
@@ -80,7 +80,7 @@ def measured(root: Path) -> dict[str, Path]:
 
 def observed(folder: Path) -> tuple[Observation, list[float]]:
     """A run's medians, and its counted step times."""
-    config = load_run(folder / CONFIG_COPY, [])
+    config = load_run(folder / CONFIG, [])
     rows = [row["metrics"] for row in read_metrics(folder)]
     inputs = inputs_of(config, read_shape(config.model.path), device_named(CPU))
     steps = [row["time/step_s"] for row in rows if "time/step_s" in row][WARM_UP:]

@@ -33,7 +33,7 @@ def errors_here(learner: Any, batch: StepBatch) -> dict[str, dict[int, float]]:
     """Relative errors at the present state and batch; the learner is left as it was."""
     errors: dict[str, dict[int, float]] = {name: {} for name in PREDICTORS}
     for k in DEPTHS:
-        learner.load_batch(batch)
+        learner.load_batches([batch])
         truth = take_trajectory(learner, k)
         for name, settings in PREDICTORS.items():
             state = learner.optimizer_state()
@@ -47,7 +47,7 @@ def errors_here(learner: Any, batch: StepBatch) -> dict[str, dict[int, float]]:
                 snapshot(moments[n], shards)
             state.set_step(step)
             learner.publish()
-    learner.load_batch(batch)
+    learner.load_batches([batch])
     return errors
 
 
@@ -60,7 +60,7 @@ def main() -> None:
                 learner.set_learning_rate(rate)
                 for step in range(1, CHECKS[-1] + 1):
                     batch = batches.next()
-                    learner.load_batch(batch)
+                    learner.load_batches([batch])
                     if step in CHECKS:
                         for name, by_depth in errors_here(learner, batch).items():
                             for k, error in by_depth.items():

@@ -83,7 +83,7 @@ def update_seconds(rounds: int = 6) -> dict[str, list[float]]:
                 name = list(RULES)[(number + place) % len(RULES)]
                 rule = make_rule(equal_work(STARTER_FOLDER, WORK, name, RULES[name]).learner.rule)
                 begin = time.perf_counter()
-                learner.load_batch(batch)
+                learner.load_batches([batch])
                 rule.step(learner)
                 if number >= WARM_UP:
                     seconds[name].append(time.perf_counter() - begin)

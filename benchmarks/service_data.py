@@ -12,11 +12,11 @@ from sqlalchemy import insert, text
 from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import EvaluationRow, Run, RunDocument, RunSearch, RunTag
-from gxpo_services.ingest import apply as ingest
+from gxpo_services.ingest import reports as ingest
 from gxpo_services.ingest.batches import Batch, MetricRow
 from gxpo_services.outputs import samples
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import repository
+from gxpo_services.runs import service
 from gxpo_services.runs.configs import stored
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
@@ -71,7 +71,7 @@ def add_evaluations(database: Database, run_id: str) -> None:
     """Evaluations of two benchmarks along a run."""
     chance = random.Random(run_id)
     with database.writing() as session:
-        run = repository.lock(session, run_id)
+        run = service.lock(session, run_id)
         assert run is not None
         rows = []
         for step in range(0, 200, 10):
@@ -104,6 +104,6 @@ def settle(database: Database) -> None:
 
 def add_metrics(database: Database, run_id: str, rows: Sequence[MetricRow]) -> None:
     with database.writing() as session:
-        run = repository.lock(session, run_id)
+        run = service.lock(session, run_id)
         assert run is not None
         ingest.apply_batch(session, run, Batch(run.launch, None, offsets={"metrics": 0}, metrics=rows), "bench")

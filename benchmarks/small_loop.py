@@ -13,7 +13,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 from gxpo_trainer.learner.models import STARTER_FOLDER, load_tokenizer
-from gxpo_trainer.learner.publisher import RankPublisher
+from gxpo_trainer.learner.rank import RankPublisher
 from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.rollout.sources import OnPolicyRollouts, RolloutPlanner
 from gxpo_trainer.runtime.placement import Placement

@@ -31,16 +31,16 @@ def build() -> int:
     if built.returncode:
         print(built.stdout.strip(), built.stderr.strip().rpartition("\n")[2], sep="\n", file=sys.stderr)
         return 1
-    found = [f"{path} is stale; run `make docs`" for path in generated.stale(ROOT)]
-    found += links.problems_of_navigation(project["nav"], ROOT / project["docs_dir"])
-    found += links.problems_of_site(ROOT / project["site_dir"])
+    problems = [f"{path} is stale; run `make docs`" for path in generated.stale(ROOT)]
+    problems += links.problems_of_navigation(project["nav"], ROOT / project["docs_dir"])
+    problems += links.problems_of_site(ROOT / project["site_dir"])
     for file in sorted(ROOT.glob("*.md")):
-        found += links.problems_of_markdown(file, ROOT)
-    for problem in found:
+        problems += links.problems_of_markdown(file, ROOT)
+    for problem in problems:
         print(f"docs: {problem}", file=sys.stderr)
-    if not found:
+    if not problems:
         print(f"docs: {ROOT / project['site_dir'] / 'index.html'}")
-    return 1 if found else 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ def _commands(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str,
         if not isinstance(action, argparse._SubParsersAction):
             continue
         words = {choice.dest: choice.help or "" for choice in action._choices_actions}
-        for word, found in action.choices.items():
-            nested = list(_commands(found, f"{name} {word}"))
-            yield from nested or [(f"{name} {word}", words[word], found)]
+        for word, command in action.choices.items():
+            nested = list(_commands(command, f"{name} {word}"))
+            yield from nested or [(f"{name} {word}", words[word], command)]
 
 
 def _section(name: str, words: str, parser: argparse.ArgumentParser) -> str:
@@ -50,8 +50,8 @@ def _section(name: str, words: str, parser: argparse.ArgumentParser) -> str:
 
 def _row(action: argparse.Action) -> str:
     value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
-    shown = f"{value} …" if action.nargs in ("+", "*") else str(value)
-    names = [f"{option} {shown}".strip() for option in action.option_strings] or [shown]
+    rendered = f"{value} …" if action.nargs in ("+", "*") else str(value)
+    names = [f"{option} {rendered}".strip() for option in action.option_strings] or [rendered]
     required = "required; " if action.option_strings and action.required else ""
     choices = f" ({', '.join(map(str, action.choices))})" if action.choices and action.metavar else ""
     cells = (", ".join(f"`{name}`" for name in names), f"{required}{action.help or ''}{choices}")

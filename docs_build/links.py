@@ -50,7 +50,7 @@ def read_page(path: Path) -> Page:
 def problems_of_site(site: Path, start: str = "index.html") -> list[str]:
     """One line per broken link, unreachable page, and address on another host that a page would load."""
     pages = {path: read_page(path) for path in sorted(site.rglob("*.html"))}
-    found, reached = [], {site / start, site / ERROR_PAGE}
+    problems, reached = [], {site / start, site / ERROR_PAGE}
     leads: dict[Path, set[Path]] = {path: set() for path in pages}
     for path, page in pages.items():
         where = path.relative_to(site)
@@ -58,26 +58,26 @@ def problems_of_site(site: Path, start: str = "index.html") -> list[str]:
             parts = urlsplit(address)
             if parts.scheme or parts.netloc:
                 if address in page.loaded and parts.scheme != "data":
-                    found.append(f"{where}: loads {address} from another host")
+                    problems.append(f"{where}: loads {address} from another host")
                 continue
             target = path if not parts.path else (path.parent / unquote(parts.path)).resolve()
             target = target / "index.html" if target.is_dir() else target
             if path.name == ERROR_PAGE and parts.path.startswith("/"):
                 continue
             if not target.is_file():
-                found.append(f"{where}: {address} does not exist")
+                problems.append(f"{where}: {address} does not exist")
             elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
-                found.append(f"{where}: {address} names no heading of {target.relative_to(site)}")
+                problems.append(f"{where}: {address} names no heading of {target.relative_to(site)}")
             leads[path].add(target)
     waiting = [site / start]
     while waiting:
         for target in leads.get(waiting.pop(), set()) - reached:
             reached.add(target)
             waiting.append(target)
-    found += [f"{path.relative_to(site)}: no link leads here" for path in pages if path not in reached]
+    problems += [f"{path.relative_to(site)}: no link leads here" for path in pages if path not in reached]
     styles = sorted(site.rglob("*.css"))
-    found += [f"{path.relative_to(site)}: loads from another host" for path in styles if _remote(path)]
-    return found
+    problems += [f"{path.relative_to(site)}: loads from another host" for path in styles if _remote(path)]
+    return problems
 
 
 def _remote(style: Path) -> bool:
@@ -97,18 +97,18 @@ def problems_of_navigation(navigation: Any, docs: Path) -> list[str]:
     """Pages that are missing in the navigation, or named there and do not exist."""
     named = list(pages_of_navigation(navigation))
     exist = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
-    found = [f"nav: {page} does not exist" for page in named if page not in exist]
-    found += [f"nav: {page} occurs twice" for page in sorted({page for page in named if named.count(page) > 1})]
-    return found + [f"{page} is not in nav of zensical.toml" for page in sorted(exist - set(named))]
+    problems = [f"nav: {page} does not exist" for page in named if page not in exist]
+    problems += [f"nav: {page} occurs twice" for page in sorted({page for page in named if named.count(page) > 1})]
+    return problems + [f"{page} is not in nav of zensical.toml" for page in sorted(exist - set(named))]
 
 
 def problems_of_markdown(file: Path, root: Path) -> list[str]:
     """Relative links of a Markdown file outside the site that lead to no file of the repository."""
-    found = []
+    problems = []
     for match in _MARKDOWN_LINK.finditer(file.read_text(encoding="utf-8")):
         address = urlsplit(match[1] or match[2])
         if address.scheme or address.netloc or not address.path:
             continue
         if not (file.parent / unquote(address.path)).exists():
-            found.append(f"{file.relative_to(root)}: {address.path} does not exist")
-    return found
+            problems.append(f"{file.relative_to(root)}: {address.path} does not exist")
+    return problems

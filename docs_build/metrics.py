@@ -1,12 +1,47 @@
-"""Renders docs/metrics.md from the table of metrics."""
+"""The metrics that a run can write: their one table, metrics.toml, and its page docs/metrics.md.
+
+Tests hold every name in the trainer's code and in the rows of real runs against it.
+"""
 
 from __future__ import annotations
 
-from gxpo_trainer.reporting.metric_table import SECTIONS, Section
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Metrics that a reader looks up together.
+
+    note: Markdown below the title, may be empty. metrics: names that share a meaning → the meaning in Markdown.
+    """
+
+    title: str
+    metrics: dict[tuple[str, ...], str]
+    note: str = ""
+
+
+_TABLE = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
+SECTIONS = tuple(
+    Section(**body | {"metrics": {tuple(names.split(", ")): meaning for names, meaning in body["metrics"].items()}})
+    for body in _TABLE["section"]
+)
+
+
+def undescribed(names: Iterable[str]) -> set[str]:
+    """Those of `names` that no row of the table covers."""
+    described = [name for section in SECTIONS for row in section.metrics for name in row]
+    patterns = [re.sub(r"<\w+>", "[^/]+", re.escape(name)).replace("…", ".+") for name in described]
+    known = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+    return {bare for name in names if not known.fullmatch(bare := re.sub(r"/ci_(low|high)$", "", name))}
+
 
 INTRODUCTION = """# Metrics
 
-<!-- Written by `make docs` from trainer/gxpo_trainer/reporting/metrics.toml; edit the descriptions there. -->
+<!-- Written by `make docs` from docs_build/metrics.toml; edit the descriptions there. -->
 
 For readers of curves: every metric that a run can report, by its full name. The dashboard, the API, exports and
 `metrics.jsonl` use the same names.

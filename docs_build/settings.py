@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from gxpo_trainer.config import LossSettings
 from gxpo_trainer.config.messages import submodels
 from gxpo_trainer.config.run import RunConfig
 
@@ -68,9 +69,10 @@ def _sections(model: type[BaseModel], prefix: str, *, one_of_several: bool = Fal
         for part in models:
             parts += _sections(part, f"{prefix}{name}.", one_of_several=len(models) > 1)
     title = prefix.rstrip(".") or "The run"
-    kind = model.model_fields.get("name")
+    key = "surrogate" if issubclass(model, LossSettings) else "name"
+    kind = model.model_fields.get(key)
     if one_of_several and kind is not None and _is_choice(kind.annotation):
-        title += f' with name = "{kind.default}"'
+        title += f' with {key} = "{kind.default}"'
     intro = (model.__doc__ or "").strip().splitlines()[0]
     table = ["| setting | values | default | meaning |", "|---|---|---|---|", *own]
     return [f"\n## {title}\n\n{intro}\n\n" + "\n".join(table) + "\n", *parts]

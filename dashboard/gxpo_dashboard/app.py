@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 
 import streamlit as st
 
 from gxpo_dashboard.labels import plain
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.views import VIEWS
+from gxpo_dashboard.views import benchmarks, compare, run, runs, submit
+
+# Name in the URL → title, icon and function.
+VIEWS: dict[str, tuple[str, str, Callable[[], None]]] = {
+    "runs": ("Runs", ":material/list:", runs.show),
+    "run": ("Run", ":material/monitoring:", run.show),
+    "compare": ("Compare", ":material/compare_arrows:", compare.show),
+    "benchmarks": ("Benchmarks", ":material/leaderboard:", benchmarks.show),
+    "submit": ("Submit", ":material/add_circle:", submit.show),
+}
 
 
 def _entry_point() -> None:

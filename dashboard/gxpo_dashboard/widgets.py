@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import streamlit as st
@@ -14,6 +14,8 @@ from gxpo_client.formats import count
 from gxpo_dashboard.charts.base import ZOOM, Chart
 from gxpo_dashboard.labels import plain
 from gxpo_dashboard.view_models.tables import csv_file
+
+T = TypeVar("T")
 
 
 def cursors(name: str, query: Any) -> list[str]:
@@ -131,12 +133,12 @@ def download(what: str, name: str, make: Callable[[], bytes], key: str) -> None:
     )  # fmt: skip
 
 
-def grid(charts: Sequence[Chart], scope: str) -> None:
-    """Charts in two columns; a single last one keeps its width."""
-    for start in range(0, len(charts), 2):
-        for place, item in zip(st.columns(2), charts[start : start + 2], strict=False):
+def grid(items: Sequence[T], draw: Callable[[T], None]) -> None:
+    """Draw items in two columns; a single last one keeps its width."""
+    for start in range(0, len(items), 2):
+        for place, item in zip(st.columns(2), items[start : start + 2], strict=False):
             with place:
-                chart(item, scope)
+                draw(item)
 
 
 def untrusted(label: str, text: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gxpo_services.auth.local_token import prepare_local
+from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.cli.common import translated_errors
 from gxpo_services.db.migrate import newest_revision
 from gxpo_services.settings import read_settings

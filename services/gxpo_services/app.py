@@ -19,7 +19,7 @@ from gxpo_services.compare.endpoints import router as comparisons
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.health import router as health
-from gxpo_services.ingest.endpoints import router as ingest
+from gxpo_services.ingest.reports import router as ingest
 from gxpo_services.outputs import files
 from gxpo_services.outputs.checkpoints import router as checkpoints
 from gxpo_services.outputs.events import audit_router as audit
@@ -29,10 +29,10 @@ from gxpo_services.outputs.metric_series import router as metrics
 from gxpo_services.outputs.samples import router as samples
 from gxpo_services.outputs.timeline import router as timeline
 from gxpo_services.runs.changes import router as run_changes
+from gxpo_services.runs.configs import router as configs
 from gxpo_services.runs.endpoints import router as runs
-from gxpo_services.runs.presets import router as configs
-from gxpo_services.settings import ServiceSettings
-from gxpo_services.sweeps.endpoints import router as groups
+from gxpo_services.settings import ServiceSettings, limit_plugins
+from gxpo_services.sweeps.groups import router as groups
 from gxpo_services.sweeps.studies import router as studies
 
 PREFIX = "/api/v1"
@@ -49,7 +49,9 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
 
     SQLite is migrated at start-up. PostgreSQL is migrated by a one-shot job (`gxpo migrate`) before any replica starts.
     """
-    settings = settings or ServiceSettings()
+    if settings is None:
+        settings = ServiceSettings()
+        limit_plugins(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from alembic.runtime.migration import MigrationContext
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
@@ -12,7 +13,7 @@ from sqlalchemy import func, or_, select
 from gxpo_services.api.dependencies import DatabaseDep, ProbeTurn, ReadSession, Scraper
 from gxpo_services.api.errors import Unavailable, responses
 from gxpo_services.db.database import Database
-from gxpo_services.db.migrate import is_usable, newest_revision, present_revision
+from gxpo_services.db.migrate import is_usable, newest_revision
 from gxpo_services.db.tables import Run, SchedulerRow
 from gxpo_services.run_states import EXECUTING, RunState
 
@@ -46,7 +47,7 @@ async def ready(database: DatabaseDep, _: ProbeTurn) -> dict[str, str]:
 
 def _revision(database: Database) -> str | None:
     with database.autocommit_connection() as connection:
-        return present_revision(connection)
+        return MigrationContext.configure(connection).get_current_revision()
 
 
 @router.get(

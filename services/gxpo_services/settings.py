@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from gxpo_client.connection import is_http, is_loopback, is_loopback_host
 from gxpo_trainer.config.base import STOP_WAIT_S
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import device_named
+from gxpo_trainer.plugins import ALLOWLIST, ALLOWLIST_OF_KIND
 
 AlertKind = Literal["failed", "diverged", "recovering", "no_progress", "gate_fired", "budget_reached"]
 
@@ -78,14 +80,19 @@ class ServiceSettings(BaseSettings):
     data_roots: tuple[Path, ...] = Field((), description="Folders allowed for data files; default: any.")
     allow_hub: bool = Field(True, description="Allow hub names for models and data sets.")
     allow_remote_code: bool = Field(False, description="Allow model.trust_remote_code.")
+    allowed_plugins: tuple[str, ...] = Field(
+        (),
+        description="Custom rules, losses, advantages, rewards and environments that a config may use: names of entry "
+        "points, or module:Class; `*` is every entry point.",
+    )
     allowed_rewards: tuple[str, ...] = Field(
-        (), description="Custom reward classes (module:Class) that a config may use."
+        (), description="Further custom reward classes (module:Class) that a config may use."
     )
     allowed_reward_urls: tuple[str, ...] = Field(
         (), description="Addresses that a config's rewards over HTTP may call, as the config writes them."
     )
     allowed_environments: tuple[str, ...] = Field(
-        (), description="Custom environment classes (module:Class) that a config may use."
+        (), description="Further custom environment classes (module:Class) that a config may use."
     )
     allowed_environment_urls: tuple[str, ...] = Field(
         (), description="Addresses of OpenEnv servers that a config may use, as the config writes them."
@@ -123,6 +130,15 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _absolute(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
         return tuple(path.expanduser().resolve() for path in value)
+
+    @property
+    def allowlists(self) -> dict[str, str]:
+        """Environment variables that limit which custom components are imported (gxpo_trainer/plugins.py)."""
+        return {
+            ALLOWLIST: ",".join(self.allowed_plugins),
+            ALLOWLIST_OF_KIND["rewards"]: ",".join(self.allowed_rewards),
+            ALLOWLIST_OF_KIND["environments"]: ",".join(self.allowed_environments),
+        }
 
     @property
     def url(self) -> str:
@@ -192,6 +208,11 @@ def read_settings(**given: Any) -> ServiceSettings:
     except ValidationError as error:
         lines = [f"  GXPO_{'_'.join(str(p) for p in e['loc']).upper()}: {e['msg']}" for e in error.errors()]
         raise ConfigError("\n".join(["invalid service settings:", *lines])) from None
+
+
+def limit_plugins(settings: ServiceSettings) -> None:
+    """Keep this process and its children from importing custom components that the settings do not list."""
+    os.environ.update(settings.allowlists)
 
 
 def make_home(settings: ServiceSettings) -> None:

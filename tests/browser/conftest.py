@@ -18,13 +18,13 @@ import httpx
 import pytest
 from selenium import webdriver
 from support import stand_in_trainer
-from support.browsing import Page, find_programs, open_browser
+from support.browsing import Page, find_programs, open_browser, set_mode
 from support.dashboard_process import DashboardProcess
 from support.replay import ReplayedService
 from support.service_processes import ServiceProcesses, kill_trainer, trainers, until
 from support.site import FORMULA, RECORDINGS, Site
 
-from gxpo_services.auth.local_token import prepare_local
+from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.settings import ServiceSettings
 
 MACHINE = (
@@ -121,11 +121,12 @@ def changed(file: Path) -> Iterator[list[dict[str, Any]]]:
 
 @pytest.fixture(scope="package")
 def browser(site: Site) -> Iterator[webdriver.Chrome]:
-    with open_browser() as found:
-        yield found
+    with open_browser() as driver:
+        yield driver
 
 
 @pytest.fixture
-def page(site: Site, browser: webdriver.Chrome) -> Page:
+def page(site: Site, browser: webdriver.Chrome) -> Iterator[Page]:
     """The dashboard, signed in with this machine's token; each load is a session of its own."""
-    return Page(browser, site.dashboard.url, site.dashboard.cookie)
+    yield Page(browser, site.dashboard.url, site.dashboard.cookie)
+    set_mode(browser, "light")

@@ -94,7 +94,7 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
     runs = [run for run in client.get("/runs", limit=200)["items"] if run["score"] is not None]
     if not runs:
         raise SystemExit("no run of this home has an evaluation yet; make some with `make demo`")
-    shown = next((run["id"] for run in runs if run["rule"] == "gxpo"), runs[0]["id"])
+    look_ahead = next((run["id"] for run in runs if run["rule"] == "gxpo"), runs[0]["id"])
     by_label: dict[str, list[str]] = {}
     for run in runs:
         if run["state"] == "succeeded":
@@ -107,9 +107,9 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
     return {
         **sweep,
         "runs": {"view": "runs"},
-        "run": {"view": "run", "run": shown},
-        "gate": {"view": "run", "run": shown, "part": "Gate"},
-        "samples": {"view": "run", "run": shown, "part": "Samples"},
+        "run": {"view": "run", "run": look_ahead},
+        "gate": {"view": "run", "run": look_ahead, "part": "Gate"},
+        "samples": {"view": "run", "run": look_ahead, "part": "Samples"},
         "compare": {"view": "compare", "runs": compared, "over": "step"},
         "benchmarks": {"view": "benchmarks", "runs": [of_label[0] for of_label in by_label.values()]},
         "submit": {"view": "submit", "sweep": "1"},
@@ -168,10 +168,10 @@ def replayed(home: Path, chosen: argparse.Namespace) -> tuple[ReplayedService, s
     return service, service.token("admin")
 
 
-def take(dashboard: DashboardProcess, found: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
+def take(dashboard: DashboardProcess, pictures: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
     for mode, width in itertools.product(MODES, chosen.widths):
         with open_browser(width=width, mode=mode) as driver:
-            for name, query in found.items():
+            for name, query in pictures.items():
                 if chosen.only is None or name in chosen.only:
                     wide = "-wide" if width > WIDTH else ""
                     file = chosen.out / f"{name}{wide}-{mode}.png"

@@ -1,4 +1,4 @@
-"""axe-core on every view: no serious fault that an empty page of Streamlit does not have, too."""
+"""Every view: no serious fault of axe-core's that an empty page of Streamlit lacks, and no control that is covered."""
 
 from __future__ import annotations
 
@@ -43,10 +43,16 @@ VISITS: list[tuple[str, Mode]] = [
 ]
 
 
-@pytest.mark.parametrize(("view", "mode"), VISITS)
-def test_no_view_has_a_serious_fault_of_its_own(
-    site: Site, page: Page, baseline: Counter[str], view: str, mode: Mode
-) -> None:
+def test_a_fault_is_named_where_there_is_one(page: Page) -> None:
+    body = "<main><h1>A page</h1><button></button><button>Go</button><b style='position:fixed;inset:0'>lid</b></main>"
+    page.driver.get(f"data:text/html,<html lang=en><title>A page</title>{body}")
+    assert [rule for rule, _ in faults(page)] == ["button-name"]
+    assert [top.endswith(">lid</b>") for _, top in page.covered(1280)] == [True, True]
+
+
+@pytest.fixture(scope="module", params=VISITS, ids=lambda visit: "-".join(visit).replace(" ", "-"))
+def visited(site: Site, browser: webdriver.Chrome, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A view with recorded runs."""
     both = list(site.recorded.values())
     queries: dict[str, dict[str, Any]] = {
         "run": {"run": site.recorded["demo"]},
@@ -54,20 +60,23 @@ def test_no_view_has_a_serious_fault_of_its_own(
         "benchmarks": {"runs": both},
         "submit": {"sweep": "1"},
     }
-    set_mode(page.driver, mode)
+    view, mode = request.param
     name, _, part = view.partition(" ")
-    try:
-        page.open(name, **queries.get(name, {}), **({"part": part} if part else {}))
-        found = faults(page)
-    finally:
-        set_mode(page.driver, "light")
-    own = Counter(rule for rule, _ in found) - baseline
-    assert not own, [fault for fault in found if fault[0] in own]
+    page = Page(browser, site.dashboard.url, site.dashboard.cookie)
+    set_mode(browser, mode)
+    page.open(name, **queries.get(name, {}), **({"part": part} if part else {}))
+    yield page
+    set_mode(browser, "light")
 
 
-def test_a_fault_is_found_where_there_is_one(page: Page) -> None:
-    page.driver.get("data:text/html,<html lang=en><title>A page</title><main><h1>A page</h1><button></button></main>")
-    assert [rule for rule, _ in faults(page)] == ["button-name"]
+def test_no_view_has_a_serious_fault_of_its_own(visited: Page, baseline: Counter[str]) -> None:
+    violations = faults(visited)
+    own = Counter(rule for rule, _ in violations) - baseline
+    assert not own, [fault for fault in violations if fault[0] in own]
+
+
+def test_every_control_takes_a_click_on_its_centre(visited: Page) -> None:
+    assert {width: covered for width in (1280, 1920) if (covered := visited.covered(width))} == {}
 
 
 def faults(page: Page) -> list[tuple[str, str]]:

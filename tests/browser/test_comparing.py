@@ -64,5 +64,5 @@ def test_metrics_and_evaluations_are_exported_as_csv(site: Site, page: Page, tmp
     with zipfile.ZipFile(file) as parts:
         rows = list(csv.DictReader(io.StringIO(parts.read("metrics.csv").decode())))
     for name, run in site.recorded.items():
-        found = {row["step"]: row["value"] for row in rows if row["run"] == run and row["metric"] == "reward/mean"}
-        assert len(found) == 30, f"one reward a step of {RECORDINGS / name}"
+        rewards = {row["step"]: row["value"] for row in rows if row["run"] == run and row["metric"] == "reward/mean"}
+        assert len(rewards) == 30, f"one reward a step of {RECORDINGS / name}"

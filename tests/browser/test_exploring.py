@@ -9,15 +9,20 @@ from support.browsing import TEXTS, Page
 from support.site import FORMULA, Site
 
 ROWS = "view.data('points').map(row => [row.series, row.x, row.y])"
+METRICS = "[...new Set(view.data('points').map(row => row.metric))]"
 SERIES = "[...new Set(view.data('points').map(row => row.series))].sort()"
 NORM = "update/norm"
 
 
-def test_metrics_are_smoothed_and_drawn_on_a_logarithmic_axis(site: Site, page: Page) -> None:
-    page.open("run", run=site.recorded["demo"], part="Metrics", find=NORM)
-    raw = page.wait(lambda: page.chart("explorer", ROWS), "the norm")
+def test_any_metric_is_searched_for_smoothed_and_drawn_on_a_logarithmic_axis(site: Site, page: Page) -> None:
+    page.open("run", run=site.recorded["demo"], part="Metrics", prefix="gate")
+    page.wait(lambda: page.chart("explorer", METRICS), "the metrics of the gate")
+    page.fill("Search metrics", NORM)
+    page.wait(lambda: page.chart("explorer", METRICS) == [NORM], "the metric that was searched for")
+    assert page.query["find"] == [NORM]
+    raw = page.chart("explorer", ROWS)
     page.choose("Smoothing", "average, weight 0.9")
-    smooth = page.wait(lambda: (found := page.chart("explorer", ROWS)) != raw and found, "the average")
+    smooth = page.wait(lambda: (rows := page.chart("explorer", ROWS)) != raw and rows, "the average")
     assert smooth[0] == raw[0]
     # Each value is 0.9 of the average so far and 0.1 of its own.
     assert smooth[1][2] == pytest.approx(0.9 * raw[0][2] + 0.1 * raw[1][2])
@@ -34,15 +39,14 @@ def test_the_pointer_marks_one_step_in_all_rows_and_the_legend_shows_one_run(sit
     assert len(names) == 2
     assert page.chart("explorer", "view.data('hover_store').length") == 0
     page.point_at("explorer", 300, 140)
-    found = page.wait(lambda: page.chart("explorer", "view.data('hover_store').map(row => row.values)"), "the pointer")
-    assert len({values[0] for values in found}) == 1
+    marked = page.wait(lambda: page.chart("explorer", "view.data('hover_store').map(row => row.values)"), "the pointer")
+    assert len({values[0] for values in marked}) == 1
     boxes = dict(page.chart("explorer", TEXTS))
     left, top, right, bottom = boxes[names[0]]
     page.point_at("explorer", (left + right) / 2, (top + bottom) / 2, press=True)
-    shown = page.wait(
-        lambda: page.chart("explorer", "view.data('selected_store').map(row => row.values)"), "the choice"
-    )
-    assert {name for (name,) in shown} == {names[0]}, "in each row"
+    selected = "view.data('selected_store').map(row => row.values)"
+    chosen = page.wait(lambda: page.chart("explorer", selected), "the choice")
+    assert {name for (name,) in chosen} == {names[0]}, "in each row"
     page.choose("Hidden runs", names[0])
     page.wait(lambda: page.chart("explorer", SERIES) == names[1:], "the other run alone")
     assert len(page.query["hide"]) == 1

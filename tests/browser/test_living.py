@@ -35,8 +35,8 @@ def test_a_refresh_keeps_the_chosen_rows(site: Site, page: Page, live_run: str) 
     page.open("runs", text="live run", cols=["name", "step"])
     page.tick_row(0)
     page.shows("1 selected")
-    shown = page.wait(lambda: _step_in_table(page), "the step in the table")
-    page.wait(lambda: _step_in_table(page) > shown, "a newer step in the table")
+    step = page.wait(lambda: _step_in_table(page), "the step in the table")
+    page.wait(lambda: _step_in_table(page) > step, "a newer step in the table")
     assert "1 selected" in page.text
     assert page.button("Pause") is not None
 

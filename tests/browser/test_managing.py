@@ -71,23 +71,20 @@ def test_a_sweep_has_a_heat_map_and_parallel_coordinates_of_all_its_runs(site: S
     _assert_readable(page, heat, "learner.rule.k", "0.0001", "2.5%")
     _assert_readable(page, "Parallel coordinates", "0.0002", "2.5%", "learner.rule.k")
     set_mode(page.driver, "dark")
-    try:
-        page.open("compare", groups=[group])
-        page.wait(lambda: page.chart_of(heat, "view.data('points').length"), "the heat map in dark mode")
-        page.wait(lambda: page.chart_of("Parallel coordinates", TICKS), "the axes in dark mode")
-        _assert_readable(page, heat, "learner.rule.k", "0.0001", "2.5%")
-        _assert_readable(page, "Parallel coordinates", "0.0002", "2.5%", "learner.rule.k")
-    finally:
-        set_mode(page.driver, "light")
+    page.open("compare", groups=[group])
+    page.wait(lambda: page.chart_of(heat, "view.data('points').length"), "the heat map in dark mode")
+    page.wait(lambda: page.chart_of("Parallel coordinates", TICKS), "the axes in dark mode")
+    _assert_readable(page, heat, "learner.rule.k", "0.0001", "2.5%")
+    _assert_readable(page, "Parallel coordinates", "0.0002", "2.5%", "learner.rule.k")
 
 
 def _assert_readable(page: Page, title: str, *labels: str) -> None:
     """Contrast of these texts of a chart, and that its own background is that of the page around it."""
-    found = picture(page, in_card(title))
+    chart = picture(page, in_card(title))
     boxes = dict(page.chart_of(title, TEXTS))
-    measured = {label: text_contrast(found.crop(tuple(map(round, boxes[label])))) for label in labels}
+    measured = {label: text_contrast(chart.crop(tuple(map(round, boxes[label])))) for label in labels}
     assert min(measured.values()) >= 4.5, (title, measured)
-    red, green, blue = found.getpixel((2, 2))[:3]
+    red, green, blue = chart.getpixel((2, 2))[:3]
     assert page.chart_of(title, "view.signal('background')") == color((red, green, blue))
 
 

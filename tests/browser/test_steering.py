@@ -76,14 +76,3 @@ def test_a_form_filled_in_without_waiting_is_complete_after_a_reload(page: Page)
     page.settle()
     page.shows("max_new_tokens = 24")
     assert {label: page.one(f'input[aria-label="{label}"]').get_attribute("value") for label in typed} == typed
-
-
-def test_a_sweep_shows_its_cost_before_it_is_pressed(page: Page) -> None:
-    page.open("submit", preset="demo", sweep="1")
-    page.fill("K", "3, 5")
-    page.fill("Seeds", "0, 1")
-    # Two depths with two seeds, and the control of each depth with two seeds.
-    page.wait(lambda: page.button("Submit 8 runs"), "the button with the number of runs")
-    page.shows("Plan of one run with the base settings; the sweep has 8 runs.")
-    page.shows("Planned for a host without GPUs.")
-    page.shows("Time and cost by rule")

@@ -8,14 +8,14 @@ import httpx
 import pytest
 from selenium import webdriver
 from support.browsing import Page, open_browser
-from support.site import FOREIGN_NAME, Site
+from support.site import NOT_LOOPBACK, Site
 
 
 @pytest.fixture
 def elsewhere(site: Site) -> Iterator[Page]:
     """The same dashboard under a name that is not loopback's: this machine's token is not lent to who asks for it."""
-    with open_browser(resolve=f"MAP {FOREIGN_NAME} 127.0.0.1") as driver:
-        yield Page(driver, f"http://{FOREIGN_NAME}:{site.dashboard.port}")
+    with open_browser(resolve=f"MAP {NOT_LOOPBACK} 127.0.0.1") as driver:
+        yield Page(driver, f"http://{NOT_LOOPBACK}:{site.dashboard.port}")
 
 
 def test_a_visitor_from_elsewhere_sees_the_sign_in_and_nothing_else(site: Site, elsewhere: Page, live_run: str) -> None:

@@ -133,15 +133,15 @@ def test_two_ranks_share_their_gpus_with_engines(engines: dict[str, int], sharin
 @two_gpus
 def test_deterministic_samples_do_not_depend_on_the_number_of_engines(tmp_path: Path) -> None:
     """Of the first step: later ones differ by the rounding of sums over ranks."""
-    found = []
+    sampled = []
     for number in (1, 2):
         settings = config({"name": "grpo"}, 1, colocate=True, learner_ranks=number, samplers=number)
         rollout = settings.rollout.model_copy(update={"deterministic": True})
         train(settings.model_copy(update={"rollout": rollout}), tmp_path / str(number))
         samples = read_samples(tmp_path / str(number))
-        found.append(sorted((row["prompt_id"], row["sample"], row["response"]) for row in samples))
-    assert found[0]
-    assert found[0] == found[1]
+        sampled.append(sorted((row["prompt_id"], row["sample"], row["response"]) for row in samples))
+    assert sampled[0]
+    assert sampled[0] == sampled[1]
 
 
 @two_gpus

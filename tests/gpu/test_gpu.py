@@ -7,9 +7,9 @@ import torch
 from support.toy_learner import ToyLearner, quadratic, relative_error
 
 from gxpo_trainer.config import GateConfig, GxpoRule
+from gxpo_trainer.rules.contract import AdamWRecurrence
 from gxpo_trainer.rules.gxpo import GXPO
 from gxpo_trainer.rules.predictors import Plan, extrapolate_by_gradient, extrapolate_by_replay
-from gxpo_trainer.rules.recurrence import AdamWRecurrence
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,9 +29,9 @@ def test_the_compiled_pass_equals_the_plain_one(k):
     expected = theta.clone()
     sums = extrapolate_by_gradient(plan, expected, *others)
     live = theta.cuda()
-    found = torch.compile(extrapolate_by_gradient, dynamic=True)(plan, live, *(t.cuda() for t in others))
+    compiled = torch.compile(extrapolate_by_gradient, dynamic=True)(plan, live, *(t.cuda() for t in others))
     assert torch.allclose(live.cpu(), expected, rtol=1e-5, atol=1e-6)
-    assert torch.allclose(found.cpu(), sums, rtol=1e-5)
+    assert torch.allclose(compiled.cpu(), sums, rtol=1e-5)
 
 
 def test_the_compiled_replay_equals_the_plain_one():

@@ -61,41 +61,41 @@ def learner(stage: int, rule: dict[str, Any], *, attention: str = "auto", **sett
 def test_five_steps_in_bf16_are_finite_and_move_the_weights(stage: int, rule: dict[str, Any]) -> None:
     from gxpo_trainer.rules.contract import make_rule
 
-    found = learner(stage, rule)
-    chosen = make_rule(found.config.learner.rule)
-    before = [p.clone() for p in found.parameters()]
+    made = learner(stage, rule)
+    chosen = make_rule(made.config.learner.rule)
+    before = [p.clone() for p in made.parameters()]
     for _ in range(5):
-        found.load_batch(batch())
-        report = chosen.step(found)
+        made.load_batches([batch()])
+        report = chosen.step(made)
         assert report.finite
         assert all(math.isfinite(value) for value in report.metrics.values())
-    assert any(not torch.equal(old, new) for old, new in zip(before, found.parameters(), strict=True))
-    found.close()
+    assert any(not torch.equal(old, new) for old, new in zip(before, made.parameters(), strict=True))
+    made.close()
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_parking_frees_the_device_and_returns_every_bit(stage: int) -> None:
-    found = learner(stage, {"name": "grpo"}, loss={"kl_beta": 0.05})
-    found.load_batch(batch())
-    found.backward()
-    found.optimizer_step()
-    before = [p.clone() for p in found.parameters()]
+    made = learner(stage, {"name": "grpo"}, loss={"kl_beta": 0.05})
+    made.load_batches([batch()])
+    made.backward()
+    made.optimizer_step()
+    before = [p.clone() for p in made.parameters()]
     held = torch.cuda.memory_allocated()
-    released = found.park()
+    released = made.park()
     assert torch.cuda.memory_allocated() <= held - released
-    found.parking.unpark()
-    assert all(torch.equal(old, new) for old, new in zip(before, found.parameters(), strict=True))
-    found.load_batch(batch())
-    assert math.isfinite(found.backward().loss)
-    found.close()
+    made.parking.unpark()
+    assert all(torch.equal(old, new) for old, new in zip(before, made.parameters(), strict=True))
+    made.load_batches([batch()])
+    assert math.isfinite(made.backward().loss)
+    made.close()
 
 
 def test_rows_are_packed_by_default_where_a_kernel_takes_their_boundaries() -> None:
-    found = learner(2, {"name": "grpo"})
+    made = learner(2, {"name": "grpo"})
     kernels = installed_kernels("gpu")
     expected = "flash_attention_2" if kernels.flash_attention_2 else "varlen" if kernels.varlen else None
-    assert found.attention == (f"{expected} over packed rows" if expected else "sdpa over padded rows")
-    found.close()
+    assert made.attention == (f"{expected} over packed rows" if expected else "sdpa over padded rows")
+    made.close()
 
 
 @pytest.mark.parametrize("attention", ["varlen", "flash_attention_2"])
@@ -109,13 +109,13 @@ def test_variable_length_attention_gives_the_gradient_of_padded_rows(
         pytest.skip(f"{attention} cannot run here: {kernels}")
     norms, gradients = [], []
     for chosen, rows in ((attention, layout), ("sdpa", "padded")):
-        found = learner(2, {"name": "grpo"}, attention=chosen, packing=rows, optimizer={"max_grad_norm": math.inf})
+        made = learner(2, {"name": "grpo"}, attention=chosen, packing=rows, optimizer={"max_grad_norm": math.inf})
         if checkpointing:
-            found.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        found.load_batch(batch())
-        norms.append(found.backward().grad_norm)
-        gradients.append(torch.cat([g.clone() for g in found.gradients()]))
-        found.close()
+            made.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        made.load_batches([batch()])
+        norms.append(made.backward().grad_norm)
+        gradients.append(torch.cat([g.clone() for g in made.gradients()]))
+        made.close()
     assert norms[0] == pytest.approx(norms[1], rel=0.02)
     # bf16 keeps 8 bits; two kernels round in another order.
     assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 0.03
@@ -135,14 +135,14 @@ def test_a_policy_is_loaded_onto_the_device_without_a_second_copy() -> None:
 def test_the_reference_is_on_the_device_during_its_pass_only(stage: int) -> None:
     held = []
     for beta in (0.0, 0.05):
-        found = learner(stage, {"name": "grpo"}, loss={"kl_beta": beta})
-        found.load_batch(batch())
-        found.backward()
-        found.optimizer_step()
-        found.load_batch(batch())
+        made = learner(stage, {"name": "grpo"}, loss={"kl_beta": beta})
+        made.load_batches([batch()])
+        made.backward()
+        made.optimizer_step()
+        made.load_batches([batch()])
         held.append(torch.cuda.memory_allocated())
-        found.close()
-        del found
+        made.close()
+        del made
         gc.collect()
     reference = sum(p.nbytes for p in load_policy(RunConfig().model, precision="bf16").parameters())
     assert held[1] - held[0] < 0.1 * reference

@@ -10,9 +10,8 @@ from typing import Any
 
 from gxpo_trainer.environments.contract import Call, Message, Observation, Reply, Turn
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.rollout.engine_actor import SamplerActor
-from gxpo_trainer.rollout.open_groups import Intake
-from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
 
 
@@ -83,10 +82,10 @@ class ConversationActor(SamplerActor):
         `update_at[1]` tokens since.
         """
         environments = ScriptedEnvironments()
-        self._sampler.environments = environments
+        self.environments = environments
         events: list[str] = []
         groups: list[Group] = []
-        driver = self._sampler._driver
+        driver = self._driver
         step = driver.step
         due = list(update)
 
@@ -98,7 +97,7 @@ class ConversationActor(SamplerActor):
                 new = len(response.token_ids) - (response.observed[-1][1] if response.observed else 0)
                 if due and len(response.observed) == answered and new >= since:
                     for bucket in due:
-                        self._sampler.receive(bucket)
+                        self.receive(bucket)
                     due.clear()
                     events.append("update")
             return finished
@@ -106,7 +105,7 @@ class ConversationActor(SamplerActor):
         driver.step = watched_step  # type: ignore[method-assign]
         try:
             intake = Intake(list(enumerate(requests)), closed=True)
-            for item in self._sampler.stream(intake, sampling, version):
+            for item in self.sample(intake, sampling, version):
                 for group in getattr(item, "groups", ()):
                     events.append(group.prompt.id)
                     groups.append(group)
@@ -120,8 +119,8 @@ class ConversationActor(SamplerActor):
     def close_early(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> list[int]:
         """Close a stream at its first group; how often each episode was ended."""
         environments = ScriptedEnvironments()
-        self._sampler.environments = environments
-        stream = self._sampler.stream(Intake(list(enumerate(requests)), closed=True), sampling, version)
+        self.environments = environments
+        stream = self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version)
         next(stream)
         stream.close()
         environments.let_go()

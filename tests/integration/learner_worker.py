@@ -6,11 +6,12 @@ rank 0 writes what it saw to `<out>/<case>.pt` for the tests to judge. The paren
 
 from __future__ import annotations
 
+import gc
 import json
 import math
-import shutil
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ from torch import Tensor
 
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, shard, with_scale
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.learner.publisher import adapter_weights, full_weights
+from gxpo_trainer.errors import ConfigError, Diverged
+from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights
+from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner, sum_over_ranks
+from gxpo_trainer.learner.logprobs import PolicyModule
+from gxpo_trainer.learner.models import load_policy
+from gxpo_trainer.learner.rank import LearnerRank
+from gxpo_trainer.rules.contract import make_rule
 
 TOKEN_LIMIT = 16
 VOCABULARY = 97
@@ -60,13 +67,14 @@ class Rank:
         self.job, self.rank, self.world_size = job, rank, int(job["world_size"])
         self.share = shard(make_batch(), self.world_size)[rank]
         self.case = ""
+        self.at_close = ExitStack()
 
     def learner(self, **settings: Any) -> Any:
-        from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
-
+        """A new learner with the batch; `main` closes it after the case."""
         config = make_config(settings.pop("folder", self.job["model"]), **settings)
         learner = DeepSpeedLearner(config, rank=self.rank, world_size=self.world_size, master_port=self.job["port"])
-        learner.load_batch(self.share)
+        self.at_close.callback(learner.close)
+        learner.load_batches([self.share])
         return learner
 
     def saved(self, learner: Any, name: str) -> Path:
@@ -91,14 +99,11 @@ def equal(left: list[Tensor], right: list[Tensor]) -> bool:
 
 
 def on_all_ranks(learner: Any, holds: bool) -> bool:
-    from gxpo_trainer.learner.batches import sum_over_ranks
-
     return float(sum_over_ranks(torch.tensor([0.0 if holds else 1.0]), learner.device)[0]) == 0.0
 
 
-def two_steps(run: Rank, **settings: Any) -> dict[str, Any]:
+def take_steps(learner: Any) -> dict[str, Any]:
     """Two GRPO steps on one batch; the second has ρ ≠ 1 and moments."""
-    learner = run.learner(**settings)
     out: dict[str, Any] = {"weights": [weights(learner)], "losses": [], "norms": [], "statistics": [], "clipped": []}
     held = True
     for _ in range(2):
@@ -114,6 +119,12 @@ def two_steps(run: Rank, **settings: Any) -> dict[str, Any]:
         out["clipped"].append(math.sqrt(float(learner.all_reduce(square)[0])))
     out["gradient_held"] = on_all_ranks(learner, held)
     out["gap"] = learner.logprob_gap()
+    return out
+
+
+def two_steps(run: Rank, **settings: Any) -> dict[str, Any]:
+    learner = run.learner(**settings)
+    out = take_steps(learner)
     shapes = [p.shape for p in learner.parameters()]
     moments = learner.optimizer_state().moments()
     aligned = all(p.dim() == 1 for p in learner.parameters())
@@ -124,7 +135,6 @@ def two_steps(run: Rank, **settings: Any) -> dict[str, Any]:
     out["num_parameters"] = int(learner.all_reduce(sizes)[0])
     out["optimizer_step"] = learner.optimizer_state().step
     out["adapter"] = {name: tensor.clone() for name, tensor in adapter_weights(learner.model)}
-    learner.close()
     return out
 
 
@@ -136,17 +146,15 @@ def written_parameters(run: Rank, **settings: Any) -> dict[str, Any]:
         parameter.mul_(1.5)
     unpublished = weights(learner)
     learner.publish()
-    learner.load_batch(run.share)
+    learner.load_batches([run.share])
     result = learner.backward()
-    out = {
+    return {
         "before": before,
         "after": weights(learner),
         "seen_before_publish": any(not torch.equal(before[n], unpublished[n]) for n in before),
         "gap": learner.logprob_gap(),
         "norm": result.grad_norm,
     }
-    learner.close()
-    return out
 
 
 def rollback(run: Rank, **settings: Any) -> dict[str, Any]:
@@ -172,37 +180,43 @@ def rollback(run: Rank, **settings: Any) -> dict[str, Any]:
             live.copy_(saved)
     state.set_step(step)
     learner.publish()
-    out = {"moved": not equal(first, start), "equal": on_all_ranks(learner, equal(ahead(), first)), "step": state.step}
-    learner.close()
-    return out
+    return {"moved": not equal(first, start), "equal": on_all_ranks(learner, equal(ahead(), first)), "step": state.step}
 
 
 def parked(run: Rank, **settings: Any) -> dict[str, Any]:
-    """A learner whose memory is offloaded and restored continues like one that was not."""
+    """A learner whose memory is offloaded and restored continues like one that was not, whatever copies of its shards
+    a rule and a canary keep."""
     learner = run.learner(**settings)
-    learner.backward()
-    learner.optimizer_step()
-    folder = run.saved(learner, "parked")
+    rank = LearnerRank(learner.config, run.rank, run.world_size)
+    rank.learner, rank.rule, rank.perturbation = learner, make_rule(learner.config.learner.rule), None
 
     def next_step() -> tuple[list[Tensor], dict[str, Tensor]]:
-        learner.load_batch(run.share)
-        learner.backward()
-        learner.optimizer_step()
+        learner.load_batches([run.share])
+        rank.rule.step(learner)
         return copies(learner.parameters()), weights(learner)
 
+    next_step()
+    folder = run.saved(learner, "parked")
     stayed = next_step()
     learner.load(folder)
+    rank.perturb(1e-3, 5)
+    kept = rank.perturbation.before
     # At stage 3 a parameter itself is empty; this rank's slice of it, trainable or frozen, is its `ds_tensor`.
     slices = [p.ds_tensor for p in learner.model.parameters() if hasattr(p, "ds_tensor")]
-    storages = [t.untyped_storage() for t in [*learner._shards.persistent(), *learner.model.parameters(), *slices]]
+    tensors = [*learner._shards.persistent(), *learner.model.parameters(), *slices]
+    storages = [tensor.untyped_storage() for tensor in tensors]
     moments = sum(t.nbytes for values in learner.optimizer_state().moments().values() for t in values)
-    released = learner.park()
+    buffers = rank.rule.buffers.count()
+    released = rank.park()
     # Weights mapped from a file stay: on a CPU at stage 0 the masters are such weights.
     held = sum(storage.nbytes() for storage in storages if storage.resizable())
+    held += sum(tensor.untyped_storage().nbytes() for tensor in kept) + rank.rule.buffers.count()
     again = learner.park()
-    learner.parking.unpark()
+    rank.unpark()
+    rank.restore()
     returned = next_step()
-    out = {
+    return {
+        "buffers": buffers == 4,
         "released_enough": on_all_ranks(learner, released >= moments),
         "nothing_held": on_all_ranks(learner, held == 0 and again == 0),
         "same_masters": on_all_ranks(learner, equal(stayed[0], returned[0])),
@@ -210,102 +224,36 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
             learner, all(torch.equal(tensor, returned[1][name]) for name, tensor in stayed[1].items())
         ),
     }
-    learner.close()
-    return out
-
-
-def parked_rank(run: Rank, **settings: Any) -> dict[str, Any]:
-    """Copies of shards that a rule and a canary keep leave the device too; the rule's next step is the same."""
-    from gxpo_trainer.learner.rank import LearnerRank
-    from gxpo_trainer.rules.contract import make_rule
-
-    learner = run.learner(**settings)
-    rank = LearnerRank(learner.config, run.rank, run.world_size)
-    rank.learner, rank.rule, rank.perturbation = learner, make_rule(learner.config.learner.rule), None
-
-    def next_step() -> list[Tensor]:
-        learner.load_batch(run.share)
-        rank.rule.step(learner)
-        return copies(learner.parameters())
-
-    rank.rule.step(learner)
-    folder = run.saved(learner, "parked-rank")
-    stayed = next_step()
-    learner.load(folder)
-    rank.perturb(1e-3, 5)
-    perturbation = rank.perturbation
-    assert perturbation is not None
-    held = rank.rule.buffers.count()
-    rank.park()
-    left = rank.rule.buffers.count() + sum(t.untyped_storage().nbytes() for t in perturbation.before)
-    rank.unpark()
-    rank.restore()
-    returned = next_step()
-    out = {
-        "held": held == 4,
-        "nothing_left": on_all_ranks(learner, left == 0),
-        "same_masters": on_all_ranks(learner, equal(stayed, returned)),
-    }
-    learner.close()
-    return out
 
 
 def checkpoint(run: Rank, **settings: Any) -> dict[str, Any]:
-    """A new learner that loads the state continues bit for bit; states of another kind are refused."""
-    from gxpo_trainer.errors import CheckpointError
+    """A new learner that loads the state continues bit for bit."""
+
+    def next_step(learner: Any) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
+        noise = torch.rand(3)
+        learner.load_batches([run.share])
+        learner.backward()
+        learner.optimizer_step()
+        return noise, copies(learner.parameters()), weights(learner)
 
     learner = run.learner(**settings)
     learner.set_learning_rate(7e-4)
     learner.backward()
     learner.optimizer_step()
     folder = run.saved(learner, "checkpoint")
-    noise = torch.rand(3)
-    learner.load_batch(run.share)
-    learner.backward()
-    learner.optimizer_step()
-    expected = copies(learner.parameters())
-    expected_forward = weights(learner)
-    learner.close()
-
+    noise, masters, forward = next_step(learner)
+    run.at_close.close()
     other = run.learner(**settings)
-    refused = []
-    before = copies(other.parameters())
-    first = json.loads((folder / "rank-0.json").read_text())
-    layout, shapes = first["layout"], first["shapes"]
-    name = min(shapes)
-    for wrong in (
-        {"layout": {**layout, "optimizer": "adagrad"}},
-        {"shapes": {**shapes, name: [3, 5]}},
-        {"segments": [found[:-1] for found in first["segments"]]},
-    ):
-        copy = folder.with_name(f"wrong-{run.rank}")
-        shutil.copytree(folder, copy)
-        (copy / "rank-0.json").write_text(json.dumps({**first, **wrong}))
-        try:
-            other.load(copy)
-        except CheckpointError as error:
-            refused.append(str(error))
-        shutil.rmtree(copy)
-    untouched = equal(before, other.parameters())
-    said = other.load(folder)
-    same_noise = torch.equal(torch.rand(3), noise)
-    other.load_batch(run.share)
-    other.backward()
-    other.optimizer_step()
-    same = equal(copies(other.parameters()), expected)
-    forward = weights(other)
-    same = same and all(torch.equal(forward[n], expected_forward[n]) for n in forward)
-    out = {
+    resharded = other.load(folder)
+    same_noise, same_masters, same_forward = next_step(other)
+    same = equal(same_masters, masters) and all(torch.equal(same_forward[n], forward[n]) for n in forward)
+    return {
         "equal": on_all_ranks(other, same),
-        "rng": on_all_ranks(other, same_noise),
-        "untouched": on_all_ranks(other, untouched),
-        "refused": refused,
-        "resharded": said,
+        "rng": on_all_ranks(other, torch.equal(noise, same_noise)),
+        "resharded": resharded,
         "learning_rate": other.learning_rate,
         "step": other.optimizer_state().step,
     }
-    other.close()
-    return out
 
 
 def whole_state(learner: Any) -> dict[str, Tensor]:
@@ -314,7 +262,7 @@ def whole_state(learner: Any) -> dict[str, Tensor]:
 
     named = {name: p for name, p in learner.model.named_parameters() if p.requires_grad}
     optimizer, stage = learner._optimizer, learner.config.learner.zero_stage
-    found: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     for kind in ("parameter", *learner.optimizer_state().moments()):
         if stage == 3:
             # DeepSpeed's own calls.
@@ -333,12 +281,12 @@ def whole_state(learner: Any) -> dict[str, Tensor]:
             sizes = [p.numel() for p in named.values()]
             pieces = torch.cat(parts)[: sum(sizes)].split(sizes)
             whole = {name: piece.view(p.shape) for (name, p), piece in zip(named.items(), pieces, strict=True)}
-        found |= {f"{kind}/{name}": tensor.clone() for name, tensor in whole.items()}
-    return found
+        state |= {f"{kind}/{name}": tensor.clone() for name, tensor in whole.items()}
+    return state
 
 
 def next_rule_step(run: Rank, learner: Any, rule: Any) -> dict[str, Any]:
-    learner.load_batch(run.share)
+    learner.load_batches([run.share])
     before = weights(learner)
     report = rule.step(learner)
     return {
@@ -352,115 +300,93 @@ def next_rule_step(run: Rank, learner: Any, rule: Any) -> dict[str, Any]:
 
 def save_state(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """Two steps of a rule, a checkpoint, and the step after it."""
-    from gxpo_trainer.rules.contract import make_rule
-
     learner = run.learner(rule=rule, **settings)
     learner.set_learning_rate(7e-4)
     made = make_rule(learner.config.learner.rule)
     for _ in range(2):
-        learner.load_batch(run.share)
+        learner.load_batches([run.share])
         made.step(learner)
     folder = run.saved(learner, run.case)
     if run.rank == 0:
         (folder / "rule.json").write_text(json.dumps(made.state_dict()))
-    out = {"state": whole_state(learner), "step": learner.optimizer_state().step, **next_rule_step(run, learner, made)}
-    learner.close()
-    return out
+    return {"state": whole_state(learner), "step": learner.optimizer_state().step, **next_rule_step(run, learner, made)}
 
 
 def load_state(run: Rank, *, folder: str, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """The step after a checkpoint that another number of ranks, or another stage, wrote."""
-    from gxpo_trainer.rules.contract import make_rule
-
     learner = run.learner(rule=rule, **settings)
     made = make_rule(learner.config.learner.rule)
-    said = learner.load(Path(folder))
+    resharded = learner.load(Path(folder))
     made.load_state_dict(json.loads((Path(folder) / "rule.json").read_text()))
-    out = {
-        "said": said,
+    return {
+        "resharded": resharded,
         "state": whole_state(learner),
         "step": learner.optimizer_state().step,
         "learning_rate": learner.learning_rate,
         **next_rule_step(run, learner, made),
     }
-    learner.close()
-    return out
 
 
 def loaded(run: Rank, **settings: Any) -> dict[str, Any]:
     """A learner's weights and buffers against those of the model loaded whole, and a model that lacks a weight."""
-    from gxpo_trainer.errors import ConfigError
-    from gxpo_trainer.learner.models import load_policy
-
     learner = run.learner(**settings)
     config = learner.config
     torch.manual_seed(config.seed)
     plain = load_policy(config.model, precision=config.learner.precision, lora=config.learner.lora)
     expected = dict(full_weights(plain)) | dict(plain.named_buffers())
-    found = weights(learner) | dict(learner.model.named_buffers())
+    actual = weights(learner) | dict(learner.model.named_buffers())
     adapter = {name: tensor.clone() for name, tensor in adapter_weights(learner.model)}
     for name, parameter in plain.named_parameters():
         if ".lora_" in name:
-            expected[name], found[name] = parameter, adapter[name.replace(".default.", ".")]
-    same = expected.keys() == found.keys() and all(
-        tensor.dtype == found[name].dtype and torch.equal(tensor, found[name]) for name, tensor in expected.items()
+            expected[name], actual[name] = parameter, adapter[name.replace(".default.", ".")]
+    same = expected.keys() == actual.keys() and all(
+        tensor.dtype == actual[name].dtype and torch.equal(tensor, actual[name]) for name, tensor in expected.items()
     )
     try:
         run.learner(folder=run.job["incomplete"], **settings)
         refused = ""
     except ConfigError as error:
         refused = str(error)
-    out = {
+    return {
         "equal": on_all_ranks(learner, same),
         "refused": refused,
     }
-    learner.close()
-    return out
 
 
 def reference(run: Rank, **settings: Any) -> dict[str, Any]:
     """log π_ref of the learner's reference against a whole copy of the start policy, after a step."""
-    from gxpo_trainer.learner.logprobs import PolicyModule
-    from gxpo_trainer.learner.models import load_policy
-
     learner = run.learner(**settings)
     learner.backward()
     learner.optimizer_step()
-    learner.load_batch(run.share)
+    learner.load_batches([run.share])
     learner.backward()
     plain = PolicyModule(load_policy(learner.config.model, precision=learner.config.learner.precision))
     loaded = learner._batches[0]
     with torch.no_grad():
         expected = [plain(micro, learner.config.rollout.temperature, False).logprobs for micro in loaded.counted]
     kept = sum(t.numel() for t in learner._reference.resident() if not hasattr(t, "ds_id"))
-    out = {
+    return {
         "equal": on_all_ranks(learner, equal(loaded.reference, expected)),
         "moved": on_all_ranks(learner, not equal(loaded.reference, loaded.old)),
         "resident": kept,
     }
-    learner.close()
-    return out
 
 
 def rule_step(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """One step of a rule after one plain step."""
-    from gxpo_trainer.rules.contract import make_rule
-
     learner = run.learner(rule=rule, **settings)
     learner.backward()
     learner.optimizer_step()
     before = weights(learner)
-    learner.load_batch(run.share)
+    learner.load_batches([run.share])
     report = make_rule(learner.config.learner.rule).step(learner)
-    out = {
+    return {
         "before": before,
         "after": weights(learner),
         "metrics": dict(report.metrics),
         "passes": report.backward_passes,
         "step": learner.optimizer_state().step,
     }
-    learner.close()
-    return out
 
 
 def mini_batches(run: Rank, **settings: Any) -> dict[str, Any]:
@@ -471,44 +397,31 @@ def mini_batches(run: Rank, **settings: Any) -> dict[str, Any]:
     learner.optimizer_step()
     learner.use_batch(1)
     second = learner.backward()
-    out = {
+    return {
         "ratios": [first.statistics["ratio_mean"], second.statistics["ratio_mean"]],
         "kl": [first.statistics["kl"], second.statistics["kl"]],
         "gap": learner.logprob_gap(),
     }
-    learner.close()
-    return out
 
 
 def no_grad(run: Rank, **settings: Any) -> dict[str, Any]:
-    """Two steps on a batch in which some advantages are 0: what a pass backpropagates, and what it finds."""
+    """Two steps on a batch in which some advantages are 0: what a pass backpropagates, and what it counts."""
     learner = run.learner(loss={"kl_beta": 0.0}, **settings)
-    learner.load_batch(shard(make_batch(without_gradient=True), run.world_size)[run.rank])
+    learner.load_batches([shard(make_batch(without_gradient=True), run.world_size)[run.rank]])
     loaded = learner._batches[0]
     moved = {float(a) for micro in loaded.grad for a in micro.advantages}
-    out: dict[str, Any] = {"weights": [weights(learner)], "losses": [], "norms": [], "statistics": []}
-    for _ in range(2):
-        result = learner.backward()
-        learner.optimizer_step()
-        out["weights"].append(weights(learner))
-        out["losses"].append(result.loss)
-        out["norms"].append(result.grad_norm)
-        out["statistics"].append(dict(result.statistics))
+    out = take_steps(learner)
     tokens = sum(micro.target_ids.numel() for micro in loaded.no_grad)
     # A dummy micro-batch, on a rank without sequences that have a gradient, has the advantage 0 too.
     out["only_moving"] = on_all_ranks(learner, len(moved) == 1 or 0.0 not in moved)
     out["no_grad_tokens"] = int(learner.all_reduce(torch.tensor([float(tokens)], dtype=torch.float64))[0])
     if learner._shards.replicated:
         out["no_grad_tokens"] *= run.world_size
-    out["gap"] = learner.logprob_gap()
-    learner.close()
     return out
 
 
 def not_finite(run: Rank, **settings: Any) -> dict[str, Any]:
     """A NaN on one rank is a NaN norm on all; the optimizer refuses it; the next pass is clean."""
-    from gxpo_trainer.errors import Diverged
-
     learner = run.learner(**settings)
     before = copies(learner.parameters())
     clean = learner.backward()
@@ -521,16 +434,35 @@ def not_finite(run: Rank, **settings: Any) -> dict[str, Any]:
     except Diverged:
         refused = True
     untouched = equal(before, learner.parameters())
-    learner.load_batch(run.share)
+    learner.load_batches([run.share])
     again = learner.backward()
-    out = {
+    return {
         "finite": [clean.finite, result.finite, again.finite],
         "refused": on_all_ranks(learner, refused),
         "untouched": on_all_ranks(learner, untouched),
         "norms": [clean.grad_norm, again.grad_norm],
     }
-    learner.close()
-    return out
+
+
+def alive() -> dict[int, Tensor]:
+    """Every tensor that Python can reach, and its gradient, by storage."""
+    tensors: dict[int, Tensor] = {}
+    for item in gc.get_objects():
+        if type(item) in (Tensor, torch.nn.Parameter):
+            for tensor in (item, item.grad if item.is_leaf else None):
+                if tensor is not None:
+                    tensors[tensor.untyped_storage().data_ptr()] = tensor
+    return tensors
+
+
+def held_bytes(run: Rank, **settings: Any) -> dict[str, Any]:
+    """Bytes of all distinct storages that are alive after a step of the rule."""
+    gc.collect()
+    before = set(alive())
+    learner = run.learner(**settings)
+    make_rule(learner.config.learner.rule).step(learner)
+    gc.collect()
+    return {"bytes": sum(t.untyped_storage().nbytes() for key, t in alive().items() if key not in before)}
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -541,7 +473,6 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         rollback,
         checkpoint,
         parked,
-        parked_rank,
         rule_step,
         mini_batches,
         not_finite,
@@ -550,6 +481,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         load_state,
         loaded,
         reference,
+        held_bytes,
     )
 }
 
@@ -560,7 +492,8 @@ def main() -> None:
     run = Rank(job, int(sys.argv[2]))
     for name, (function, settings) in job["cases"].items():
         run.case = name
-        result = CASES[function](run, **settings)
+        with run.at_close:
+            result = CASES[function](run, **settings)
         if run.rank == 0:
             torch.save(result, Path(job["out"]) / f"{name}.pt")
 

@@ -58,11 +58,11 @@ def measure(path: str, zero_stage: int) -> dict[str, int]:
     config = RunConfig.model_validate({"model": {"path": path}, "learner": {"zero_stage": zero_stage}})
     before, peak = settle(), Peak()
     model = load_partitioned(config, "sdpa", torch.device("cpu"))
-    found = {"peak": peak.take() - before}
+    measured = {"peak": peak.take() - before}
     peak.close()
-    found["held"] = settle() - before
+    measured["held"] = settle() - before
     del model
-    return found
+    return measured
 
 
 def main() -> None:
@@ -77,8 +77,8 @@ def main() -> None:
     # The first model of each kind brings imports along.
     for _, stage in job["cases"]:
         measure("starter", stage)
-    found = [measure(folder, stage) for folder, stage in job["cases"]]
-    path.with_suffix(f".{rank}.out").write_text(json.dumps(found))
+    measured = [measure(folder, stage) for folder, stage in job["cases"]]
+    path.with_suffix(f".{rank}.out").write_text(json.dumps(measured))
 
 
 if __name__ == "__main__":

@@ -75,28 +75,28 @@ def main() -> None:
     placement = Placement.decide(
         RunConfig.model_validate({"placement": SETTINGS | {"ray_address": cluster.address, "wait_s": 300}})
     )
-    found: dict[str, Any] = {}
+    placed: dict[str, Any] = {}
     connect_ray(placement)
     begin = time.perf_counter()
     placement = reserve(placement, owned=False)
-    found["reserve_s"] = time.perf_counter() - begin
-    found["colocated"] = placement.colocated
+    placed["reserve_s"] = time.perf_counter() - begin
+    placed["colocated"] = placement.colocated
     engines = [start(placement.sampler_options(index)) for index in range(2)]
     ranks = [start(placement.learner_options(rank)) for rank in range(4)]
-    found["engines"], found["ranks"] = devices(placement, engines), devices(placement, ranks)
+    placed["engines"], placed["ranks"] = devices(placement, engines), devices(placement, ranks)
     # A restarted rank, while the engine occupies the GPUs.
     ray.kill(ranks[3])
-    found["restarted"] = devices(placement, [start(placement.learner_options(3))])
+    placed["restarted"] = devices(placement, [start(placement.learner_options(3))])
     # A lost node: its bundle moves to another with other GPUs.
     cluster.remove_node(second)
     add(cluster, "6,7")
-    moved = next(index for index, gpus in enumerate(found["engines"]) if "4" in gpus)
-    found["moved"] = moved
+    moved = next(index for index, gpus in enumerate(placed["engines"]) if "4" in gpus)
+    placed["moved"] = moved
     engine = start(placement.sampler_options(moved))
     rank = start(placement.learner_options(2 * moved))
-    found["moved_engine"], found["moved_rank"] = devices(placement, [engine, rank])
+    placed["moved_engine"], placed["moved_rank"] = devices(placement, [engine, rank])
     placement.group.remove()
-    print(json.dumps(found))
+    print(json.dumps(placed))
     ray.shutdown()
     cluster.shutdown()
 

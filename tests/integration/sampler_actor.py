@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from gxpo_trainer.rollout.engine_actor import SamplerActor
-from gxpo_trainer.rollout.open_groups import Intake
-from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
 
 END = 1
@@ -31,45 +30,71 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=. "
 
 
 class BreakableSamplerActor(SamplerActor):
-    """`break_sync` replaces one step of the next syncs in one worker; `restore` undoes it."""
+    """`break_sync` replaces one step of the next syncs, in one worker where it is the workers'; `restore` undoes it."""
 
     def break_sync(self, fault: str, swap: tuple[str, str] = ("", ""), rank: int = 0) -> None:
+        engine, folder = self._llm.llm_engine, self.weights.folder
+
+        def scaled_twice(request: Any) -> Any:
+            result = type(engine).add_lora(engine, request)
+            self._llm.collective_rpc(double_adapter)
+            return result
+
+        def swapped(bucket: Any, buffer: Any) -> Any:
+            path = type(folder).add(folder, bucket, buffer)
+            tensors = dict(folder._tensors)
+            first, second = sorted(name for name in tensors if name.endswith("q_proj.lora_B.weight"))[:2]
+            tensors[first], tensors[second] = tensors[second], tensors[first]
+            save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
+            return path
+
         if fault == "same cache":
-            self._sampler.weights.num_syncs -= 1
+            self.weights.num_syncs -= 1
+        elif fault == "stale adapter":
+            engine.add_lora = lambda request: True
+        elif fault == "wrong scaling":
+            engine.add_lora = scaled_twice
+        elif fault == "swapped matrices":
+            folder.add = swapped
         else:
-            self._sampler._llm.collective_rpc(break_worker, args=(fault, swap, rank))
+            self._llm.collective_rpc(break_worker, args=(fault, swap, rank))
 
     def restore(self) -> None:
-        self._sampler._llm.collective_rpc(restore_worker)
+        vars(self._llm.llm_engine).pop("add_lora", None)
+        if self.weights.folder is not None:
+            vars(self.weights.folder).pop("add", None)
+        self._llm.collective_rpc(restore_worker)
 
     def verify_checkpoint(self, folder: str) -> int:
-        return sum(self._sampler.weights.call_workers("gxpo_verify_checkpoint", folder))
+        return sum(self.weights.call_workers("gxpo_verify_checkpoint", folder))
 
     def names(self) -> tuple[str, ...]:
-        return tuple(self._sampler._llm.collective_rpc(lambda worker: [*worker.gxpo_receiver.weights.slots])[0])
-
-    def worker_pids(self) -> list[int]:
-        """Process ids of the workers of a tensor-parallel engine."""
-        return list(self._sampler._llm.collective_rpc(lambda worker: os.getpid()))
+        return tuple(self._llm.collective_rpc(lambda worker: [*worker.gxpo_receiver.weights.slots])[0])
 
     def generate(
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int
     ) -> Iterator[tuple[Group, ...]]:
-        for finished in self._sampler.generate(requests, sampling, version):
-            yield finished.groups
+        for finished in self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version):
+            yield getattr(finished, "groups", ())
 
     def close_early(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> int:
-        """Take one yield, close the stream, and tell how many groups it had."""
-        stream = self._sampler.stream(Intake(list(enumerate(requests)), closed=True), sampling, version)
+        """Take one yield, close the stream; the number of its groups."""
+        stream = self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version)
         first = next(stream)
         stream.close()
         return len(first.groups)
 
 
+def double_adapter(worker: Any) -> None:
+    for module in worker.model_runner.get_model().modules():
+        for stacked in getattr(module, "lora_b_stacked", ()):
+            stacked.mul_(2)
+
+
 def break_worker(worker: Any, fault: str, swap: tuple[str, str], rank: int) -> None:
     if worker.rank != rank:
         return
-    receiver, weights = worker.gxpo_receiver, worker.gxpo_receiver.weights
+    weights = worker.gxpo_receiver.weights
     real_load = weights.load
 
     def swapped(published: Any) -> None:
@@ -83,16 +108,13 @@ def break_worker(worker: Any, fault: str, swap: tuple[str, str], rank: int) -> N
         weights.repack_heads = lambda: None
     elif fault == "swapped tensors":
         weights.load = swapped
-    elif fault == "blind":
-        receiver.verify = lambda published=(): 0
     else:
         raise ValueError(fault)
 
 
 def restore_worker(worker: Any) -> None:
-    receiver, weights = worker.gxpo_receiver, worker.gxpo_receiver.weights
-    for owner, name in ((weights, "load"), (weights, "repack_heads"), (receiver, "verify")):
-        vars(owner).pop(name, None)
+    for name in ("load", "repack_heads"):
+        vars(worker.gxpo_receiver.weights).pop(name, None)
 
 
 def save_tokenizer(folder: Path) -> dict[str, Any]:

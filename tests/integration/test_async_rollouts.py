@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-import ray
 import torch
-from support.documented import undocumented
+from support.rollouts import assert_equal_to_the_bit
 from transformers import AutoModelForCausalLM
 
+from docs_build.metrics import undescribed
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.models import resolve_model
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics
@@ -29,7 +25,6 @@ from gxpo_trainer.training.run import train_run
 from gxpo_trainer.types import Group, Sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
-CLOCK = ("time/", "system/", "rollout/tokens_per_s", "rollout/engine")
 GXPO = {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}
 STEPS = 6
 
@@ -46,31 +41,6 @@ def ahead(small_run: Any, **parts: Any) -> RunConfig:
         "placement": {"learner_threads": 1, "sampler_threads": 1},
     }
     return small_run(**{**body, **parts})
-
-
-def history(out: Path) -> list[dict[str, float]]:
-    """Metrics by step without what clock and machine decide."""
-    return [
-        {
-            name: value
-            for name, value in row["metrics"].items()
-            if not name.startswith(CLOCK) and name != "update/repeated_passes_total"
-        }
-        for row in read_metrics(out)
-    ]
-
-
-def assert_equal_to_the_bit(out: Path, whole: Path) -> None:
-    assert history(out) == history(whole)
-    scores = [[(row["step"], row["per_problem"]) for row in read_evaluations(folder)] for folder in (out, whole)]
-    assert scores[0] == scores[1]
-    final = [folder / "checkpoints" / f"step-{STEPS:08d}" / "policy" / "model.safetensors" for folder in (out, whole)]
-    assert final[0].read_bytes() == final[1].read_bytes()
-
-
-def last_step(out: Path) -> int:
-    rows = read_metrics(out)
-    return int(rows[-1]["step"]) if rows else 0
 
 
 def steps_once(out: Path) -> None:
@@ -101,7 +71,7 @@ def test_versions_are_one_step_behind_but_after_checkpoints(whole: Path) -> None
     assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows[::2])
     assert any(row.get("time/overlap_fraction", 0) > 0 for row in rows), "no batch was sampled during an update"
     assert [row["weights_version"] for row in read_evaluations(whole)] == [2, 4, 6]
-    assert not undocumented({name for row in rows for name in row})
+    assert not undescribed({name for row in rows for name in row})
 
 
 @pytest.mark.long("deaths, once more ahead of the learner")
@@ -114,66 +84,20 @@ def test_a_learner_that_dies_with_batches_in_flight_repeats_no_sample(
 
     def serve(self: AsyncRollouts, calls: Any, phase: Any) -> Any:
         if {*self._planned} == {4} and not killed:
-            killed.append(learner[-1].pid)
+            killed.append(learners[-1].processes[0].pid)
             os.kill(killed[0], signal.SIGKILL)
         return inner(self, calls, phase)
 
-    learner: list[Any] = []
+    learners: list[LearnerGroup] = []
     start = LearnerGroup.start
-
-    def started(self: LearnerGroup) -> None:
-        start(self)
-        self.pid = ray.get(self.ranks[0].pid.remote())  # type: ignore[attr-defined]
-        learner.append(self)
-
     monkeypatch.setattr(AsyncRollouts, "serve", serve)
-    monkeypatch.setattr(LearnerGroup, "start", started)
+    monkeypatch.setattr(LearnerGroup, "start", lambda self: learners.append(self) or start(self))
     out = tmp_path / "run"
     assert train_run(ahead(small_run), out) == "steps"
     assert killed
     assert [row["attempt"] for row in read_metrics(out)] == [1, 1, 2, 2, 2, 2]
     steps_once(out)
     assert_equal_to_the_bit(out, whole)
-
-
-def stopped(config: RunConfig, folder: Path, number: signal.Signals) -> int:
-    """Train in a process of its own; send `number` once it has done three steps. Returns its exit code."""
-    file = folder / "run.toml"
-    file.write_text(to_toml(config), encoding="utf-8")
-    command = [sys.executable, "-m", "gxpo_trainer.cli", "train", str(file), "--out", str(folder / "run")]
-    address = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, env={**os.environ, **address}, stdout=log, stderr=log)
-    while process.poll() is None and last_step(folder / "run") < 3:
-        time.sleep(0.02)
-    process.send_signal(number)
-    process.wait()
-    assert 3 <= last_step(folder / "run") < STEPS, (folder / "log").read_text(encoding="utf-8")
-    return process.returncode
-
-
-@pytest.mark.long("deaths, once more ahead of the learner")
-def test_a_killed_driver_resumes_as_the_uninterrupted_run(tmp_path: Path, small_run: Any, whole: Path) -> None:
-    stopped(ahead(small_run), tmp_path, signal.SIGKILL)
-    out = tmp_path / "run"
-    assert train_run(ahead(small_run), out, resume=True) == "steps"
-    steps_once(out)
-    assert_equal_to_the_bit(out, whole)
-
-
-@pytest.mark.long("deaths, once more ahead of the learner")
-def test_a_terminated_run_leaves_no_step_and_no_sample_behind(tmp_path: Path, small_run: Any) -> None:
-    """SIGTERM finds a batch under way, which the checkpoint does not contain: the resumed run samples its prompts."""
-    assert stopped(ahead(small_run), tmp_path, signal.SIGTERM) == 128 + signal.SIGTERM
-    out = tmp_path / "run"
-    done = last_step(out)
-    assert "interrupted" in [event["kind"] for event in read_events(out)]
-    assert train_run(ahead(small_run), out, resume=True) == "steps"
-    steps_once(out)
-    attempts = [row["attempt"] for row in read_metrics(out) if "update/backward_passes" in row["metrics"]]
-    assert attempts == [1] * done + [2] * (STEPS - done)
-    # The step after the checkpoint is sampled by the checkpoint's version, not by the one that had begun it.
-    assert read_metrics(out)[done]["metrics"]["rollout/staleness_max"] == 0
 
 
 @pytest.mark.long("a whole run of what test_conversations proves")
@@ -188,7 +112,7 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
     def batch(self: AsyncRollouts, step: int) -> Rollouts:
         batches.append(inner(self, step))
         if step == 3:
-            pid = ray.get(self._pool.engines.all[0].actor.pid.remote())
+            pid = self._pool.engines.all[0].process.pid
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
         return batches[-1]
@@ -224,7 +148,7 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
         for version, count in sample.versions:
             part = slice(begin, begin + count)
             by_version = {v: policies.logprobs(group, sample, v)[part] for v in range(STEPS) if policies.has(v)}
-            gaps = {v: float(np.abs(found - sample.logprobs[part]).max()) for v, found in by_version.items()}
+            gaps = {v: float(np.abs(logprobs - sample.logprobs[part]).max()) for v, logprobs in by_version.items()}
             assert gaps.pop(version) <= 1e-4
             others += gaps.values()
             begin += count

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
-from gxpo_trainer.data.benchmarks import BENCHMARKS, Benchmark, load_benchmark
-from gxpo_trainer.data.contamination import find_overlap
+from gxpo_trainer.data.benchmarks import BENCHMARKS, Benchmark, find_overlap, load_benchmark
 from gxpo_trainer.data.prompts import load_prompts
 from gxpo_trainer.grading.structure import split_top
 from gxpo_trainer.grading.verify import verify
@@ -52,8 +51,8 @@ def test_minerva_golds_in_python_convert_to_that_latex(tmp_path: Path) -> None:
     given = {row["id"]: row.pop("answer_latex") for row in rows if "answer_latex" in row}
     (tmp_path / "minerva.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     evaluation = EvaluationConfig(data_root=str(tmp_path), num_problems=None)
-    found = {prompt.id: prompt.gold for prompt in load_benchmark("minerva", DataConfig(), evaluation).prompts}
-    assert {name: found[name] for name in given} == given
+    golds = {prompt.id: prompt.gold for prompt in load_benchmark("minerva", DataConfig(), evaluation).prompts}
+    assert {name: golds[name] for name in given} == given
 
 
 def test_olympiad_rules_are_those_of_its_rows() -> None:

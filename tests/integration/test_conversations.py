@@ -21,8 +21,8 @@ from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.environments.contract import Call, Problem
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.learner.models import STARTER_FOLDER
-from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplerSettings, SamplingSettings
+from gxpo_trainer.rollout.sampler import remote_sampler
 from gxpo_trainer.types import Group, Prompt, Sample
 from gxpo_trainer.weights.buckets import BucketPacker
 from gxpo_trainer.weights.transports import SharedMemoryPublisher
@@ -100,19 +100,19 @@ class Bench:
         ids = torch.from_numpy(whole)
         with torch.no_grad():
             table = torch.log_softmax(self.model(ids[None]).logits[0, :-1] / temperature, dim=-1)
-        found: np.ndarray = table.gather(1, ids[1:, None])[len(group.prompt_token_ids) - 1 :, 0].numpy()
-        return found
+        chosen: np.ndarray = table.gather(1, ids[1:, None])[len(group.prompt_token_ids) - 1 :, 0].numpy()
+        return chosen
 
 
 def spans(sample: Sample) -> list[tuple[bool, list[int]]]:
     """Consecutive parts of a response by who wrote them."""
     assert sample.sampled is not None
-    found: list[tuple[bool, list[int]]] = []
+    parts: list[tuple[bool, list[int]]] = []
     for token, mine in zip(sample.token_ids.tolist(), sample.sampled.tolist(), strict=True):
-        if not found or found[-1][0] != mine:
-            found.append((mine, []))
-        found[-1][1].append(token)
-    return found
+        if not parts or parts[-1][0] != mine:
+            parts.append((mine, []))
+        parts[-1][1].append(token)
+    return parts
 
 
 @pytest.fixture(scope="module")
@@ -242,9 +242,9 @@ def test_a_turn_without_end_token_ends_the_episode_by_length(bench: Bench) -> No
 def test_a_long_observation_is_cut(bench: Bench) -> None:
     played = bench.play([bench.request({"observations": ["9" * 500, "ok"]}, 4)])
     kept = "9" * (MAX_OBSERVATION - 3)
-    found = [ids for _, sample in played.samples for mine, ids in spans(sample) if not mine]
-    assert found
-    for ids in found:
+    observations = [ids for _, sample in played.samples for mine, ids in spans(sample) if not mine]
+    assert observations
+    for ids in observations:
         assert len(ids) == MAX_OBSERVATION
         assert bench.tokenizer.decode(ids) == f"<|user|>{kept}<|end|><|assistant|>"
     # People see all of it.

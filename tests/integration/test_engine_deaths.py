@@ -25,7 +25,7 @@ from gxpo_trainer.rollout.pool import Collected, RolloutPool
 from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.verification import VerifierHandle
 from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.runtime.shared_devices import Devices, ResidentDevices, SharedDevices
+from gxpo_trainer.runtime.shared_devices import Devices, SharedDevices
 from gxpo_trainer.training.runtime import build_pool
 
 pytestmark = [
@@ -76,7 +76,7 @@ class Fleet:
 
     def kill(self, *indices: int) -> None:
         for index in indices:
-            os.kill(ray.get(self.pool.engines.all[index].actor.pid.remote()), signal.SIGKILL)
+            os.kill(self.pool.engines.all[index].process.pid, signal.SIGKILL)
 
     def on_actors(self, action: Callable[[Any], None]) -> None:
         ray.get(
@@ -156,30 +156,7 @@ def test_engines_that_die_in_any_phase_of_shared_gpus_come_back(fleet: Fleet, mo
     assert len(fleet.events) == 6
 
 
-def test_an_engine_that_dies_beside_a_resident_learner_starts_when_it_is_idle(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engines = fleet.pool.engines
-    fleet.share(ResidentDevices(engines))
-    fleet.sync()
-    collected = fleet.collect()
-    # During the update: it is not restarted until sampling begins.
-    fleet.learners.devices.need("updating")
-    fleet.kill(1)
-    fleet.train(collected)
-    fleet.sync()
-    assert [engine.actor is None for engine in engines.all] == [False, True]
-    fleet.collect()
-    assert all(engine.actor is not None for engine in engines.all)
-    # While they sample it starts at once, and the update waits for it.
-    dead = kill_while_sampling(fleet, monkeypatch)
-    fleet.train(fleet.collect())
-    assert dead
-    assert all(engine.ready for engine in engines.all)
-
-
 def test_scores_come_from_the_engines_that_are_left(fleet: Fleet) -> None:
-    fleet.pool.engines.await_ready(every=True)
     fleet.sync()
     fleet.collect()
     prompts = [request.prompt_token_ids for request in fleet.requests]
@@ -199,38 +176,34 @@ def shorten_timeout(actor: Any) -> None:
     broadcast.TIMEOUT_S = 15.0
 
 
-@pytest.mark.parametrize("moment", ["open_broadcast", "send"])
-def test_a_broadcast_that_lost_a_member_is_sent_to_the_others(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    """`send`: in the middle of a broadcast; `open_broadcast`: while the group forms."""
-    fleet.pool.engines.await_ready(every=True)
-    fleet.on_actors(shorten_timeout)
+def test_a_broadcast_that_lost_a_member_is_sent_to_the_others(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the group forms, and in the middle of a broadcast. A learner that starts again opens a new group."""
     monkeypatch.setattr(fleet.learners, "transport", "nccl")
     monkeypatch.setattr(fleet.learners, "_choose_transport", lambda nodes: "nccl")
-    inner, killed = getattr(fleet.learners, moment), []
 
-    def kill_one(argument: Any) -> Any:
-        opened = inner(argument) if moment == "open_broadcast" else None
-        if not killed:
-            killed.append(fleet.kill(1))
-        return opened or inner(argument)
+    def lose_a_member(moment: str) -> None:
+        inner, killed = getattr(fleet.learners, moment), []
 
-    monkeypatch.setattr(fleet.learners, moment, kill_one)
-    fleet.sync()
-    assert [engine.version for engine in fleet.pool.engines.all] == [fleet.version, None]
-    # The restarted engine joins in a group of its own, then both are in one again.
-    fleet.collect()
-    fleet.pool.engines.await_ready(every=True)
-    fleet.sync()
-    fleet.train(fleet.collect())
+        def kill_one(argument: Any) -> Any:
+            opened = inner(argument) if moment == "open_broadcast" else None
+            if not killed:
+                killed.append(fleet.kill(1))
+            return opened or inner(argument)
 
+        with monkeypatch.context() as patch:
+            patch.setattr(fleet.learners, moment, kill_one)
+            fleet.sync()
+        assert killed
 
-def test_a_learner_that_starts_again_opens_a_new_broadcast_group(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet.pool.engines.await_ready(every=True)
-    monkeypatch.setattr(fleet.learners, "transport", "nccl")
-    monkeypatch.setattr(fleet.learners, "_choose_transport", lambda nodes: "nccl")
-    fleet.sync()
+    for moment in ("open_broadcast", "send"):
+        fleet.on_actors(shorten_timeout)
+        lose_a_member(moment)
+        assert [engine.version for engine in fleet.pool.engines.all] == [fleet.version, None]
+        # The restarted engine joins in a group of its own, then both are in one again.
+        fleet.collect()
+        fleet.pool.engines.await_ready(every=True)
+        fleet.sync()
+        fleet.train(fleet.collect())
     fleet.learners.restart()
     fleet.sync()
     fleet.train(fleet.collect())

@@ -157,9 +157,9 @@ def test_a_call_that_outlives_no_actor_fails_alone(
         waiting = handle.advance(call("stop"))
         killed = None
         while not waiting.done():
-            found = ray.get(run.actor.episode_pids.remote()).get("a")
-            if found not in (None, killed):
-                killed = found
+            pid = ray.get(run.actor.episode_pids.remote()).get("a")
+            if pid not in (None, killed):
+                killed = pid
                 os.kill(ray.get(run.actor.pid.remote()), signal.SIGKILL)
             time.sleep(0.2)
         assert waiting.result() == Reply(

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from support.rollouts import tokens
 
+from docs_build.metrics import undescribed
 from gxpo_trainer.cli import main
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import load_prompts, tokenize_prompts
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.models import load_tokenizer, resolve_model
-from gxpo_trainer.reporting.metric_table import undescribed
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.rollout.sources import AsyncRollouts, RolloutPlanner
 from gxpo_trainer.runtime.placement import Placement
@@ -50,14 +49,14 @@ def assert_is_a_conversation(row: dict[str, Any]) -> int:
     assert row["sampled_length"] <= SAMPLED
     assert row["truncated"] == (row["end"] == "length")
     checked = 0
-    shown = any(turn["speaker"] == "environment" for turn in row["turns"][:-1])
-    assert (row["length"] > row["sampled_length"]) == shown
-    for asked, answer in pairwise(row["turns"]):
+    observed = any(turn["speaker"] == "environment" for turn in row["turns"][:-1])
+    assert (row["length"] > row["sampled_length"]) == observed
+    for turn, answer in pairwise(row["turns"]):
         if answer["speaker"] == "environment":
-            assert asked["speaker"] == "policy"
+            assert turn["speaker"] == "policy"
             assert answer["reward"] is None
-            last = [*CALCULATION.finditer(asked["text"])][-1:]
-            if last and asked["text"].endswith("</calc>"):
+            last = [*CALCULATION.finditer(turn["text"])][-1:]
+            if last and turn["text"].endswith("</calc>"):
                 assert answer["text"] == str(value(last[0]))
                 checked += 1
     return checked
@@ -89,7 +88,7 @@ def test_a_run_learns_from_conversations(tmp_path: Path, small_run: Any, ahead: 
     if ahead:
         spans = [row["versions"] for row in samples if "versions" in row]
         lengths = [row["length"] for row in samples if "versions" in row]
-        assert [sum(count for _, count in found) for found in spans] == lengths
+        assert [sum(count for _, count in parts) for parts in spans] == lengths
         assert all("rollout/staleness_mean" in row for row in rows)
     (record,) = read_evaluations(tmp_path / "run")
     assert record["environment"] == ENVIRONMENT
@@ -115,7 +114,7 @@ def test_a_learner_that_dies_in_the_middle_of_episodes_repeats_its_step_once(
 
     def started(self: LearnerGroup) -> None:
         start(self)
-        pids.append(ray.get(self.ranks[0].pid.remote()))
+        pids.append(self.processes[0].pid)
 
     monkeypatch.setattr(AsyncRollouts, "serve", serve_and_kill)
     monkeypatch.setattr(LearnerGroup, "start", started)
@@ -166,7 +165,7 @@ def test_seeded_conversations_do_not_depend_on_engines_and_their_deaths(small_ru
         pool.start()
         pool.engines.await_ready(every=True)
         reference = pool.collect(wanted, planner.sampling, 0)
-        pid = ray.get(pool.engines.all[1].actor.pid.remote())
+        pid = pool.engines.all[1].process.pid
         submit, killed = type(pool.verifier).submit, []
 
         def kill_first(self: Any, finished: Any, rewards: bool) -> Any:
@@ -183,8 +182,8 @@ def test_seeded_conversations_do_not_depend_on_engines_and_their_deaths(small_ru
     assert "sampler_restarted" in events
     assert tokens(survived) == tokens(reference)
     episodes = [
-        [sample.episode for scored in found.groups for sample in scored.group.samples]
-        for found in (survived, reference)
+        [sample.episode for scored in rollouts.groups for sample in scored.group.samples]
+        for rollouts in (survived, reference)
     ]
     assert episodes[0] == episodes[1]
     assert sum(len(episode.turns) > 1 for episode in episodes[0] if episode) > 12

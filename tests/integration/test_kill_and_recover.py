@@ -1,90 +1,167 @@
-"""kill -9 of each kind of process in the middle of a step of a real run: nothing is lost, nothing counted twice."""
+"""kill -9 and SIGSTOP of each kind of process in the middle of a step of a real run: nothing is lost, nothing counted
+twice.
+
+A stopped process sends nothing and closes nothing, like one that hangs in a driver or a collective.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from typing import Any
 
+import psutil
 import pytest
 import ray
 
+from gxpo_trainer.config import TimeoutsConfig
 from gxpo_trainer.learner.group import LearnerGroup
-from gxpo_trainer.reporting.reading import read_events, read_metrics
+from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics
+from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.rollout.verification import VerifierHandle
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+GXPO = {"rule": {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}, "optimizer": {"learning_rate": 1e-5}}
+
+
+class Faults:
+    """Strikes once at each of these moments, by number.
+
+    at_groups: of a collection, when its first groups are complete and the sampler works on the others. at_verdicts: of
+    a collection, while they are awaited. in_step: of the learner, while its ranks update.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at_groups: dict[int, Callable[[VerifierHandle], None]] = {}
+        self.at_verdicts: dict[int, Callable[[VerifierHandle], None]] = {}
+        self.in_step: dict[int, Callable[[LearnerGroup], None]] = {}
+        self._collections = self._steps = 0
+        self._patch = monkeypatch
+        self.before(RolloutPool, "collect", self._collect)
+        self.before(VerifierHandle, "submit", lambda handle: self._strike(self.at_groups, self._collections, handle))
+        self.before(
+            VerifierHandle, "await_verdicts", lambda handle: self._strike(self.at_verdicts, self._collections, handle)
+        )
+        self.before(LearnerGroup, "train_step", self._train_step)
+        self.before(LearnerGroup, "_get", lambda learners: self._strike(self.in_step, self._steps, learners))
+
+    def before(self, owner: type, method: str, action: Callable[[Any], object]) -> None:
+        """Call `action` with the object before each call of its method."""
+        inner = getattr(owner, method)
+
+        def call(subject: Any, *arguments: Any, **options: Any) -> Any:
+            action(subject)
+            return inner(subject, *arguments, **options)
+
+        self._patch.setattr(owner, method, call)
+
+    @property
+    def sampler(self) -> int:
+        """Process id of the first engine."""
+        return int(self._pool.engines.all[0].process.pid)
+
+    def _collect(self, pool: Any) -> None:
+        self._pool = pool
+        self._collections += 1
+
+    def _train_step(self, learners: LearnerGroup) -> None:
+        self._steps += 1
+
+    def _strike(self, moments: dict[int, Callable[[Any], None]], number: int, subject: Any) -> None:
+        if action := moments.pop(number, None):
+            action(subject)
+
+    @property
+    def done(self) -> bool:
+        return not (self.at_groups or self.at_verdicts or self.in_step)
+
+
+def verifier_of(handle: VerifierHandle) -> psutil.Process:
+    return psutil.Process(ray.get(handle._traced).pid)
+
+
+def steps_once(rows: list[dict[str, Any]], steps: int) -> None:
+    """All steps, of three passes each; one of them was repeated."""
+    assert [row["step"] for row in rows] == list(range(1, steps + 1)), "no hole, no double"
+    assert rows[-1]["metrics"]["update/backward_passes_total"] == 3 * steps
+    assert rows[-1]["metrics"]["update/repeated_passes_total"] == 3
+
+
+def trained_rows(out: Any) -> list[dict[str, Any]]:
+    return [row for row in read_metrics(out) if "update/backward_passes" in row["metrics"]]
 
 
 def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp_path, small_run, monkeypatch):
     """One run, four kills. Checkpoints at steps 2, 4 and 6; the learner dies in step 6, so step 5 is repeated."""
-    killed = []
 
-    def kill(what: str, pid: int) -> None:
-        killed.append(what)
-        os.kill(pid, signal.SIGKILL)
+    def kill_workers(handle: VerifierHandle) -> None:
+        for worker in verifier_of(handle).children():
+            worker.kill()
 
-    inner_collect, inner_submit, inner_await = RolloutPool.collect, VerifierHandle.submit, VerifierHandle.await_verdicts
-    collections = []
-
-    def collect(self, *arguments, **options):
-        collections.append(self)
-        return inner_collect(self, *arguments, **options)
-
-    def submit(self, finished, rewards):
-        """Called for the first groups of a collection, while the sampler works on the others."""
-        if len(collections) == 1 and "sampler" not in killed:
-            kill("sampler", ray.get(collections[0].engines.all[0].actor.pid.remote()))
-        if len(collections) == 3 and "verifier worker" not in killed:
-            for pid in ray.get(self.actor.worker_pids.remote()):
-                kill("verifier worker", pid)
-        return inner_submit(self, finished, rewards)
-
-    def await_verdicts(self, pending, rewards):
-        if len(collections) == 4:
-            ray.kill(self.actor)
-            killed.append("verifier")
-        return inner_await(self, pending, rewards)
-
-    trained = {"steps": 0}
-    inner_train, inner_get = LearnerGroup.train_step, LearnerGroup._get
-
-    def train_step(self, batches, learning_rate, *, diagnose):
-        trained["steps"] += 1
-        self.dies = trained["steps"] == 6
-        return inner_train(self, batches, learning_rate, diagnose=diagnose)
-
-    def get(self, calls, phase):
-        if getattr(self, "dies", False):
-            self.dies = False
-            kill("learner", self.pid)
-        return inner_get(self, calls, phase)
-
-    start = LearnerGroup.start
-
-    def started(self):
-        start(self)
-        self.pid = ray.get(self.ranks[0].pid.remote())
-
-    monkeypatch.setattr(RolloutPool, "collect", collect)
-    monkeypatch.setattr(VerifierHandle, "submit", submit)
-    monkeypatch.setattr(VerifierHandle, "await_verdicts", await_verdicts)
-    monkeypatch.setattr(LearnerGroup, "train_step", train_step)
-    monkeypatch.setattr(LearnerGroup, "_get", get)
-    monkeypatch.setattr(LearnerGroup, "start", started)
-    config = small_run(
-        budget={"steps": 8},
-        learner={"rule": {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}, "optimizer": {"learning_rate": 1e-5}},
-    )
-    assert train_run(config, tmp_path / "run") == "steps"
-    assert {"sampler", "verifier worker", "verifier", "learner"} == set(killed)
-    rows = [row for row in read_metrics(tmp_path / "run") if "update/backward_passes" in row["metrics"]]
-    assert [row["step"] for row in rows] == list(range(1, 9)), "no hole, no double"
-    assert rows[-1]["metrics"]["update/backward_passes_total"] == 3 * 8
-    assert rows[-1]["metrics"]["update/repeated_passes_total"] == 3
-    assert rows[3]["attempt"] == 1
-    assert rows[4]["attempt"] == 2
-    kinds = [event["kind"] for event in read_events(tmp_path / "run")]
+    faults = Faults(monkeypatch)
+    faults.at_groups = {1: lambda _: os.kill(faults.sampler, signal.SIGKILL), 3: kill_workers}
+    faults.at_verdicts = {4: lambda handle: ray.kill(handle.actor)}
+    faults.in_step = {6: lambda learners: os.kill(learners.processes[0].pid, signal.SIGKILL)}
+    out = tmp_path / "run"
+    assert train_run(small_run(budget={"steps": 8}, learner=GXPO), out) == "steps"
+    assert faults.done
+    rows = trained_rows(out)
+    steps_once(rows, 8)
+    assert [row["attempt"] for row in rows[3:5]] == [1, 2]
+    kinds = [event["kind"] for event in read_events(out)]
     assert {"sampler_restarted", "verifier_restarted", "learner_died"} <= set(kinds)
     assert max(row["metrics"]["rollout/logprob_gap_max"] for row in rows) <= 1e-4
+    assert [row["step"] for row in read_evaluations(out)] == [8], "at the end, also where none is due"
+
+
+@pytest.mark.long("chaos at length")
+def test_a_sampler_a_verifier_and_a_learner_rank_hang_in_mid_step(tmp_path, small_run, monkeypatch, capfd):
+    """One run of two learner ranks, three hangs. Checkpoints at steps 2 and 4; the rank hangs in step 4, so step 3 is
+    repeated. Time-outs are short from a stop until the process is replaced: no limit of this test is ever near what a
+    loaded machine needs."""
+    faults = Faults(monkeypatch)
+    processes: list[psutil.Process] = []
+    watches: list[Any] = []
+
+    def stop(stopped: list[psutil.Process], **limit: float) -> None:
+        processes.extend(stopped)
+        watches[-1].timeouts = TimeoutsConfig(**limit)
+        for process in stopped:
+            process.suspend()
+
+    def replaced(_: Any) -> None:
+        watches[-1].timeouts = TimeoutsConfig()
+
+    def stop_verifier(handle: VerifierHandle) -> None:
+        verifier = verifier_of(handle)
+        stop([verifier, *verifier.children()], verifying_s=2)
+
+    def started(learners: LearnerGroup) -> None:
+        watches.append(learners.placement.group.watch)
+        replaced(learners)
+
+    faults.before(LearnerGroup, "start", started)
+    faults.before(Engines, "restart", replaced)
+    faults.before(VerifierHandle, "_restart", replaced)
+    faults.at_groups = {1: lambda _: stop([psutil.Process(faults.sampler)], sampling_s=2), 2: stop_verifier}
+    faults.in_step = {4: lambda learners: stop([psutil.Process(learners.processes[1].pid)], updating_s=2)}
+    placement = {"learner_ranks": 2, "learner_cpus": 0.4, "learner_threads": 1}
+    out = tmp_path / "run"
+    assert train_run(small_run(budget={"steps": 5}, learner=GXPO, placement=placement), out) == "steps"
+    assert faults.done
+    steps_once(trained_rows(out), 5)
+    events = [event for event in read_events(out) if event["kind"].endswith(("restarted", "died"))]
+    assert [event["kind"] for event in events] == ["sampler_restarted", "verifier_restarted", "learner_died"]
+    for event, doing in zip(events, ("sampling", "verifying", "updating"), strict=True):
+        assert f"while {doing} (timeouts.{doing}_s = 2)" in event["message"]
+    log = capfd.readouterr().err
+    for name in ("sampler", "verifier", "learner rank 1"):
+        assert f"the stacks of the {name} follow\nit takes no signals" in log
+    waiting = log.partition("the stacks of the learner rank 0 follow\n")[2].partition("the stacks of")[0]
+    assert "learner/rank.py" in waiting, "its peer waits for it in a collective"
+    assert "in train_step" in waiting
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    assert not alive, f"stopped processes are left: {alive}"

@@ -21,36 +21,22 @@ from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.training.checkpoints import CheckpointStore
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+pytestmark = pytest.mark.engine
 
 
-@pytest.fixture
-def learners(small_run: Any) -> Iterator[LearnerGroup]:
-    """Two ranks at ZeRO stage 3 with adapters, without engines."""
+@pytest.fixture(scope="module")
+def learners(ray_on_loopback: None, small_run: Any) -> Iterator[LearnerGroup]:
+    """Two ranks at ZeRO stage 3 with adapters, without engines; the last test ends them."""
     config = small_run(
         placement={"learner_ranks": 2, "learner_cpus": 0.1, "learner_threads": 1},
         learner={"zero_stage": 3, "lora": {"rank": 2}},
     )
-    found = LearnerGroup(config, Placement.decide(config))
-    found.start()
+    made = LearnerGroup(config, Placement.decide(config))
+    made.start()
     try:
-        yield found
+        yield made
     finally:
-        found.kill()
-
-
-def test_closing_ends_a_rank_that_waits_for_one_that_failed(
-    learners: LearnerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group, "CLOSE_S", 1.0)
-    processes = [psutil.Process(pid) for pid in ray.get([rank.pid.remote() for rank in learners.ranks])]
-    ids = np.arange(1, 9, dtype=np.int32)
-    batch = with_scale([ScoredSequence(ids[:1], ids[1:], 0.0, np.zeros(7, dtype=np.float32))] * 2, 8)
-    waiting = learners.ranks[0].gap.remote(shard(batch, 2)[0])  # rank 1 does not take part
-    learners.close()
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(waiting)
-    assert not psutil.wait_procs(processes, timeout=60)[1]
+        made.kill()
 
 
 def limit_files(num_bytes: int) -> Callable[[Any], None]:
@@ -82,3 +68,17 @@ def test_a_rank_that_cannot_write_does_not_stop_the_others(learners: LearnerGrou
         ray.get(learners.ranks[rank].__ray_call__.remote(limit_files(resource.RLIM_INFINITY)))
     store.save(2, {}, learners.save)
     assert store.steps() == [1, 2]
+
+
+def test_closing_ends_a_rank_that_waits_for_one_that_failed(
+    learners: LearnerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "CLOSE_S", 1.0)
+    processes = [psutil.Process(process.pid) for process in learners.processes]
+    ids = np.arange(1, 9, dtype=np.int32)
+    batch = with_scale([ScoredSequence(ids[:1], ids[1:], 0.0, np.zeros(7, dtype=np.float32))] * 2, 8)
+    waiting = learners.ranks[0].gap.remote(shard(batch, 2)[0])  # rank 1 does not take part
+    learners.close()
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(waiting)
+    assert not psutil.wait_procs(processes, timeout=60)[1]

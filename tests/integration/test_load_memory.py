@@ -22,7 +22,7 @@ CASES = [(dtype, stage) for dtype in ("bf16", "fp32") for stage in (0, 3)]
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """What each rank found, as multiples of the policy's fp32 bytes."""
+    """What each rank measured, as multiples of the policy's fp32 bytes."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     root = tmp_path_factory.mktemp("memory")
@@ -52,9 +52,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         subprocess.Popen([sys.executable, str(worker), str(job), str(rank)], env=environment) for rank in range(RANKS)
     ]
     assert [rank.wait(timeout=300) for rank in ranks] == [0] * RANKS
-    found = [json.loads(job.with_suffix(f".{rank}.out").read_text()) for rank in range(RANKS)]
+    of_ranks = [json.loads(job.with_suffix(f".{rank}.out").read_text()) for rank in range(RANKS)]
     return {
-        case: [{what: value / size for what, value in rank[index].items()} for rank in found]
+        case: [{what: value / size for what, value in rank[index].items()} for rank in of_ranks]
         for index, case in enumerate(CASES)
     }
 

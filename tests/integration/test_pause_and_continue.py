@@ -1,4 +1,5 @@
-"""Runs that end early and resume, on real engines: by --resume, by a request between steps, by a service over HTTP."""
+"""A whole run on real engines, and runs that end early and resume: by --resume, by a request between steps, by a
+service over HTTP."""
 
 from __future__ import annotations
 
@@ -8,42 +9,31 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ray
 from support.ingest_server import KINDS, IngestServer
+from support.rollouts import assert_equal_to_the_bit, history
 
 from gxpo_trainer import cli
+from gxpo_trainer.config import CheckpointConfig
 from gxpo_trainer.config.io import to_toml
-from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics
+from gxpo_trainer.errors import CheckpointError, ConfigError
+from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
+from gxpo_trainer.training.checkpoints import CheckpointStore
 from gxpo_trainer.training.launch import Launch
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
-APART = ("time/", "system/", "rollout/tokens_per_s", "rollout/engine_idle_fraction")
 GXPO = {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}
 
 
 @pytest.fixture
-def server() -> Iterator[IngestServer]:
+def server():
     made = IngestServer().start()
     yield made
     made.stop()
-
-
-def history(out: Path) -> list[dict]:
-    """Metrics by step without what the clock and the machine decide."""
-    return [
-        {
-            name: value
-            for name, value in row["metrics"].items()
-            if not name.startswith(APART) and name != "update/repeated_passes_total"
-        }
-        for row in read_metrics(out)
-    ]
 
 
 def last_outcome(out: Path) -> dict:
@@ -53,29 +43,49 @@ def last_outcome(out: Path) -> dict:
 def deterministic(small_run, steps: int):
     return small_run(
         budget={"steps": steps},
-        rollout={
-            "prompts_per_step": 8, "samples_per_prompt": 4, "max_new_tokens": 40, "max_num_seqs": 64,
-            "deterministic": True,
-        },
-        evaluation={"every_steps": 2, "samples_per_prompt": 2, "num_problems": 16, "at_start": False},
-    )  # fmt: skip
+        rollout={"deterministic": True, "logprob_gap_max_limit": 1e-12},
+        evaluation={"every_steps": 2},
+    )
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, small_run) -> Path:
-    """A run of four steps that nothing interrupted."""
+    """A run of four steps of GXPO that nothing interrupted; for looking only."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    train_run(deterministic(small_run, 4), out)
+    assert train_run(deterministic(small_run, 4), out) == "steps"
     return out
 
 
-def assert_equal_to_the_bit(out: Path, whole: Path) -> None:
-    assert history(out) == history(whole)
-    scores = [[(row["step"], row["per_problem"]) for row in read_evaluations(folder)] for folder in (out, whole)]
-    assert scores[0] == scores[1]
-    assert [step for step, _ in scores[0]] == [2, 4]
-    final = [folder / "checkpoints" / "step-00000004" / "policy" / "model.safetensors" for folder in (out, whole)]
-    assert final[0].read_bytes() == final[1].read_bytes()
+def test_a_run_trains_and_reports_every_step(whole):
+    rows = [row["metrics"] for row in read_metrics(whole)]
+    assert [row["step"] for row in read_metrics(whole)] == [1, 2, 3, 4]
+    # Three passes a step until the gate ends the look-ahead, then one.
+    fired = [event["step"] for event in read_events(whole) if event["kind"] == "gate_fired"]
+    last = fired[0] if fired else 4
+    assert [row["update/backward_passes"] for row in rows] == [3] * last + [1] * (4 - last)
+    assert rows[-1]["update/backward_passes_total"] == 3 * last + 4 - last
+    assert all(row["update/weights_changed_fraction"] > 0.5 for row in rows[1:])
+    assert [row["step"] for row in read_evaluations(whole)] == [2, 4]
+    assert {"prompt", "response", "extracted", "gold", "verdict"} <= set(read_samples(whole)[0])
+    # The limit of the gap is below rounding: each step exceeds it.
+    assert [row["rollout/logprob_gap_max_exceeded"] for row in rows] == [1] * 4
+    events = [event for event in read_events(whole) if event["kind"] == "logprob_gap_outlier"]
+    assert [event["step"] for event in events] == [1, 2, 3, 4]
+
+
+def test_another_run_or_a_damaged_checkpoint_is_refused_before_anything_starts(tmp_path, small_run, whole):
+    config, out = deterministic(small_run, 4), tmp_path / "run"
+    shutil.copytree(whole, out)
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in out.iterdir())
+    other = config.model_copy(update={"learner": small_run(learner={"rule": {"name": "gxpo", "k": 7}}).learner})
+    with pytest.raises(CheckpointError, match=r"learner\.rule"):
+        train_run(other, out, resume=True)
+    store = CheckpointStore(out / "checkpoints", CheckpointConfig())
+    file = store.path(4) / "learner" / "rank-0.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="truncated or altered"):
+        train_run(deterministic(small_run, 5), out, resume=True)
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in out.iterdir()) == before
 
 
 def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, whole):
@@ -127,7 +137,7 @@ def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, sma
     out = tmp_path / "parts"
     file = tmp_path / "run.toml"
     file.write_text(to_toml(deterministic(small_run, 4)), encoding="utf-8")
-    arguments = cli_arguments(file, out)
+    arguments = cli.build_parser().parse_args(["train", str(file), "--out", str(out), "--continue"])
 
     def request_pause(launch):
         rows = read_metrics(launch.out_dir)
@@ -144,12 +154,6 @@ def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, sma
     assert_equal_to_the_bit(out, whole)
     elapsed = [row["metrics"]["time/elapsed_s"] for row in read_metrics(out)]
     assert elapsed == sorted(elapsed), "the clock of a run continues where it was paused"
-
-
-def cli_arguments(file: Path, out: Path):
-    from gxpo_trainer.cli import build_parser
-
-    return build_parser().parse_args(["train", str(file), "--out", str(out), "--continue"])
 
 
 class Job:
@@ -232,9 +236,5 @@ def test_a_service_pauses_kills_and_continues_a_run(tmp_path, small_run, server)
     assert {row["attempt"] for row in rows} == {1, 2, 3}
     assert server.identity["config"] == config.model_dump(mode="json")
     assert [attempt["attempt"] for attempt in server.identity["attempts"]] == [1, 2, 3]
-    ends = [event["kind"] for event in read_events(tmp_path)]
-    assert [kind for kind in ends if kind in ("paused", "interrupted", "finished")] == [
-        "paused",
-        "interrupted",
-        "finished",
-    ]
+    expected = ["paused", "interrupted", "finished"]
+    assert [event["kind"] for event in read_events(tmp_path) if event["kind"] in expected] == expected

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from test_learner_stages import run_ranks
 
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.planner import inputs_of
 from gxpo_trainer.planner.devices import assumptions_for, device_named
 from gxpo_trainer.planner.inputs import read_shape, workload_of
@@ -50,21 +49,11 @@ def planned_bytes(settings: dict[str, Any]) -> int:
 
 
 def test_a_plan_counts_the_tensors_that_a_rank_holds(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    job = tmp_path / "job.json"
-    job.write_text(json.dumps({"world_size": WORLD, "port": port, "cases": CASES}))
-    worker = Path(__file__).with_name("planned_memory_worker.py")
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([sys.executable, str(worker), str(job), str(rank)], env=environment) for rank in range(WORLD)
-    ]
-    assert [rank.wait(timeout=500) for rank in ranks] == [0] * WORLD
-    found = json.loads(job.with_suffix(".out").read_text())
-    wrong = {
-        json.dumps(case): (planned, held)
-        for case, held in zip(CASES, found, strict=True)
-        if abs((planned := planned_bytes(case)) / held - 1) > 0.04
-    }
+    cases = {f"case-{n}": ("held_bytes", {"loss": {}, "optimizer": {}, **case}) for n, case in enumerate(CASES)}
+    run_ranks(WORLD, str(STARTER_FOLDER), tmp_path, cases)
+    wrong = {}
+    for name, case in zip(cases, CASES, strict=True):
+        planned, held = planned_bytes(case), torch.load(tmp_path / f"{name}.pt", weights_only=True)["bytes"]
+        if abs(planned / held - 1) > 0.04:
+            wrong[json.dumps(case)] = planned, held
     assert not wrong

@@ -112,7 +112,7 @@ def test_masters_and_moments_are_those_that_were_saved_to_the_bit(
     assert resumed["step"] == expected["step"] > 0
     assert resumed["learning_rate"] == 7e-4
     (_, (old_stage, old_ranks), (stage, ranks)), words = pair, {1: "1 rank", 2: "2 ranks"}
-    assert resumed["said"] == (
+    assert resumed["resharded"] == (
         f"parameters and optimizer state of {words[old_ranks]} at ZeRO stage {old_stage} loaded on {words[ranks]} at "
         f"ZeRO stage {stage}"
     )

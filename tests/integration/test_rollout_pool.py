@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import ray
 import torch
 from support.rollouts import requests, tokens
 
@@ -52,7 +51,7 @@ def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: 
         reference = pool.collect(wanted, SAMPLING, 0)
         assert reference.engines_alive == 2
         assert 0 <= reference.idle_fraction < 1
-        pid = ray.get(pool.engines.all[1].actor.pid.remote())
+        pid = pool.engines.all[1].process.pid
         folders = [engine.folder for engine in pool.engines.all]
         assert all(any(folder.glob("vllm_dist_*")) for folder in folders), "vLLM's own temporary files are in it"
         submit, killed = type(pool.verifier).submit, []
@@ -69,7 +68,9 @@ def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: 
         assert killed
         assert any(event.startswith("sampler_restarted: the sampler 1 died") for event in events)
         assert tokens(survived) == tokens(reference), "no prompt is lost, doubled or moved"
-        verdicts = [[[v.status for v in group.verdicts] for group in found.groups] for found in (survived, reference)]
+        verdicts = [
+            [[v.status for v in group.verdicts] for group in collected.groups] for collected in (survived, reference)
+        ]
         assert verdicts[0] == verdicts[1]
         # The restarted engine joins the pool again.
         pool.engines.await_ready(every=True)
@@ -100,7 +101,7 @@ def test_a_tensor_parallel_engine_agrees_with_transformers_and_dies_with_its_wor
                 expected = table.gather(1, ids[1:, None])[len(prompt) - 1 :, 0].numpy()
                 assert np.abs(expected - sample.logprobs).max() < 1e-4
         # kill -9 of one worker process ends the engine, which is then restarted.
-        parent = ray.get(pool.engines.all[0].actor.pid.remote())
+        parent = pool.engines.all[0].process.pid
         os.kill(worker_processes(parent)[0], signal.SIGKILL)
         assert tokens(pool.collect(wanted, SAMPLING, 0)) == tokens(split)
         assert any(event.startswith("sampler_restarted") for event in events)
@@ -132,12 +133,12 @@ def test_an_engine_killed_in_its_start_is_restarted_and_one_that_cannot_start_en
 
 def engine_processes() -> list[psutil.Process]:
     """Engines in this test's Ray, those that are starting among them."""
-    found = []
+    engines = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # one that ended meanwhile
             if "ray::SamplerActor" in " ".join(process.cmdline()):
-                found.append(process)
-    return found
+                engines.append(process)
+    return engines
 
 
 def worker_processes(parent: int) -> list[int]:

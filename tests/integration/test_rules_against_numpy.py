@@ -15,7 +15,7 @@ import torch
 
 from gxpo_trainer.algo.batch import ScoredSequence, with_scale
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.data.prompts import render
+from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 from gxpo_trainer.learner.models import load_policy, load_tokenizer
@@ -74,7 +74,7 @@ def sequences():
     rng = np.random.default_rng(3)
     made = []
     for problem in generate("train", 12, 7):
-        prompt = render(problem.prompt, tokenizer, "{problem}")
+        prompt = render_messages([{"role": "user", "content": problem.prompt.text}], tokenizer)
         for answer in (problem.solution, f"\\boxed{{{int(problem.prompt.gold) + 3}}}"):
             response = tokenizer(answer + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
             made.append((prompt, np.array(response, dtype=np.int32), float(rng.normal())))
@@ -104,7 +104,7 @@ class Reference:
             offset += p.numel()
         data = sequences()
         tokens = sum(len(r) for _, r, _ in data)
-        total, found = torch.zeros((), dtype=torch.float64), []
+        total, gathered = torch.zeros((), dtype=torch.float64), []
         whole = [torch.from_numpy(np.concatenate([prompt, response])).long() for prompt, response, _ in data]
         # Padded behind the end, where a causal model's earlier tokens do not look.
         logits = self.model(torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)).logits
@@ -112,12 +112,12 @@ class Reference:
             logprobs = torch.log_softmax(logits[i, len(prompt) - 1 : len(whole[i]) - 1], -1)
             picked = logprobs.gather(1, whole[i][len(prompt) :, None])[:, 0]
             old = picked.detach() if self.old is None else self.old[i]
-            found.append(picked.detach())
+            gathered.append(picked.detach())
             ratio = torch.exp(picked - old)
             total = total - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum() / tokens
         total.backward()
         if self.old is None:
-            self.old = found
+            self.old = gathered
         g = torch.cat([p.grad.reshape(-1) for p in self.parameters]).double().numpy()
         norm = np.linalg.norm(g)
         return g * min(1.0, CLIP / norm)
@@ -198,7 +198,7 @@ def test_update_agrees_with_a_straight_line_reference(name):
     )
     for _ in range(2):  # the second step starts from warm moments
         start = reference.theta.copy()
-        learner.load_batch(batch)
+        learner.load_batches([batch])
         rule.step(learner)
         reference.step(name)
         mine = torch.cat([t.reshape(-1) for t in learner.parameters()]).double().numpy()

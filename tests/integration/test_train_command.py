@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from support.reward_server import RewardServer, reply
 
-from gxpo_trainer.grading.rewards import ALLOWLIST, URLS
+from gxpo_trainer.grading.rewards import URLS
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
 
 pytestmark = pytest.mark.engine
 
+ALLOWLIST = "GXPO_REWARD_ALLOWLIST"
 OWN = '''
 class Brevity:
     """1 for an empty response, less by a fortieth for each token."""
@@ -68,7 +69,7 @@ backward_passes = 7
 
 
 def train(folder: Path, allowed: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """What a user types in `folder`, with the lists that an administrator gives it."""
+    """What a user types in `folder`, with the lists of an administrator."""
     environment = {name: value for name, value in os.environ.items() if name not in (ALLOWLIST, URLS)}
     environment |= {"PYTHONPATH": str(folder), **allowed}
     command = [sys.executable, "-m", "gxpo_trainer.cli", "train", "run.toml", "--out", "out"]
@@ -108,7 +109,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, judge: RewardServer) -> Pat
 @pytest.fixture(scope="module")
 def out(folder: Path, judge: RewardServer) -> Path:
     """The run, trained to its end."""
-    ended = train(folder, {ALLOWLIST: "own_rewards:Brevity", URLS: judge.url})
+    ended = train(folder, {URLS: judge.url})
     assert ended.returncode == 0, ended.stderr
     assert "ended by budget.backward_passes" in ended.stderr
     return folder / "out"
@@ -119,7 +120,7 @@ def test_what_is_not_on_a_list_is_refused_before_anything_starts(
 ) -> None:
     for file in folder.glob("*.*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    for allowed, named in (({URLS: judge.url}, "own_rewards:Brevity"), ({ALLOWLIST: "own_rewards:Brevity"}, judge.url)):
+    for allowed, named in (({URLS: judge.url, ALLOWLIST: ""}, "own_rewards:Brevity"), ({}, judge.url)):
         ended = train(tmp_path, allowed)
         assert ended.returncode == 2
         assert named in ended.stderr
@@ -146,10 +147,10 @@ def test_a_run_trains_on_the_weighted_sum_of_its_rewards(out: Path) -> None:
     samples = read_samples(out)
     assert samples
     for sample in samples:
-        found = sample["components"]
-        assert found["correctness"] == float(sample["verdict"] == "correct")
-        assert found["judge"] == 1 - len(sample["response"]) % 2
-        expected = found["correctness"] + 0.5 * found["format"] + 0.25 * found["Brevity"] + 0.125 * found["judge"]
+        parts = sample["components"]
+        assert parts["correctness"] == float(sample["verdict"] == "correct")
+        assert parts["judge"] == 1 - len(sample["response"]) % 2
+        expected = parts["correctness"] + 0.5 * parts["format"] + 0.25 * parts["Brevity"] + 0.125 * parts["judge"]
         assert math.isclose(sample["reward"], expected, abs_tol=1e-9)
 
 

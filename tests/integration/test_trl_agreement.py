@@ -148,6 +148,24 @@ def ours(
     return finish_statistics(sums), gradient_vector(policy)
 
 
+def compared(
+    trainer: Any, aggregation: Aggregation, loss_type: str, settings: LossConfig, seed: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Our metrics and those that TRL logs of one batch; loss, gradient and KL are equal."""
+    batch = random_batch(num_prompts=5, num_samples=4, seed=seed)
+    old, reference = shifted(batch, 0.3, 1), shifted(batch, 0.4, 2)
+    metrics, gradient = ours(batch, old, reference, aggregation, settings)
+    apply_settings(trainer, loss_type, settings)
+    loss = trainer.compute_loss(trainer.model, trl_inputs(batch, old, reference, settings))
+    loss.backward()
+    logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert relative_difference(gradient, gradient_vector(trainer.model)) < 1e-5
+    if settings.kl_beta > 0:
+        assert metrics["kl"] == pytest.approx(logged["kl"], rel=1e-5)
+    return metrics, logged
+
+
 @pytest.mark.parametrize(("aggregation", "loss_type"), PAIRS)
 @pytest.mark.parametrize(
     "settings",
@@ -164,38 +182,19 @@ def ours(
 def test_loss_gradient_and_metrics_agree(
     trainer: Any, aggregation: Aggregation, loss_type: str, settings: LossConfig
 ) -> None:
-    batch = random_batch(num_prompts=5, num_samples=4, seed=11)
-    old, reference = shifted(batch, 0.3, 1), shifted(batch, 0.4, 2)
-    metrics, gradient = ours(batch, old, reference, aggregation, settings)
-
-    apply_settings(trainer, loss_type, settings)
-    loss = trainer.compute_loss(trainer.model, trl_inputs(batch, old, reference, settings))
-    loss.backward()
-    logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-
-    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert relative_difference(gradient, gradient_vector(trainer.model)) < 1e-5
+    metrics, logged = compared(trainer, aggregation, loss_type, settings, 11)
     if settings.surrogate != "gspo":  # TRL counts clipped responses then, not tokens
         assert metrics["clip_fraction"] == pytest.approx(logged["clip_ratio/region_mean"], abs=1e-6)
         assert metrics["clip_low_fraction"] == pytest.approx(logged["clip_ratio/low_mean"], abs=1e-6)
         assert metrics["clip_high_fraction"] == pytest.approx(logged["clip_ratio/high_mean"], abs=1e-6)
     assert metrics["entropy"] == pytest.approx(logged["entropy"], rel=1e-5)
     assert 0.05 < metrics["clip_fraction"] < 0.9, "the batch clips too little or too much to compare"
-    if settings.kl_beta > 0:
-        assert metrics["kl"] == pytest.approx(logged["kl"], rel=1e-5)
 
 
 def test_cispo_agrees(trainer: Any) -> None:
     settings = LossConfig(surrogate="cispo", clip_low=1.0, clip_high=0.2, kl_beta=0.1)
-    batch = random_batch(num_prompts=5, num_samples=4, seed=12)
-    old, reference = shifted(batch, 0.3, 3), shifted(batch, 0.4, 4)
-    metrics, gradient = ours(batch, old, reference, "token_mean", settings)
-    apply_settings(trainer, "cispo", settings)
-    loss = trainer.compute_loss(trainer.model, trl_inputs(batch, old, reference, settings))
-    loss.backward()
-    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert relative_difference(gradient, gradient_vector(trainer.model)) < 1e-5
-    clipped = trainer._metrics["train"]["cispo_clip_ratio"][-1]
+    metrics, logged = compared(trainer, "token_mean", "cispo", settings, 12)
+    clipped = logged["cispo_clip_ratio"]
     assert metrics["clip_high_fraction"] == pytest.approx(clipped, abs=1e-6)
     assert clipped > 0.05, "the batch clips too little to compare"
 

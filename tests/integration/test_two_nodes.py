@@ -56,12 +56,12 @@ def test_what_is_fetched_is_what_was_published(ray_on_loopback: None) -> None:
 
     first = publish(1, 7.0)
     whole = fetch(first)
-    found = {entry.name: tensor for entry, tensor in tensors_of(first, whole)}
-    assert torch.equal(found["a"], torch.arange(5.0))
-    assert torch.equal(found["b"], torch.full((2, 3), 7.0))
+    tensors = {entry.name: tensor for entry, tensor in tensors_of(first, whole)}
+    assert torch.equal(tensors["a"], torch.arange(5.0))
+    assert torch.equal(tensors["b"], torch.full((2, 3), 7.0))
     publish(2, 8.0)
     # What was fetched before stays what it was.
-    assert torch.equal(found["b"], torch.full((2, 3), 7.0))
+    assert torch.equal(tensors["b"], torch.full((2, 3), 7.0))
     local.close()
 
 

@@ -55,9 +55,9 @@ def hung() -> None:
     learner = ray.remote(Learner).options(num_cpus=1).remote()
     process = ray.get(learner.trace.remote())
     learner.wait_for_a_peer.remote()
-    while "in wait_for_a_peer" not in (found := stacks_of(process)):
-        print(found)
-    print(found)
+    while "in wait_for_a_peer" not in (stacks := stacks_of(process)):
+        print(stacks)
+    print(stacks)
     ray.kill(learner)
 
 

@@ -28,14 +28,13 @@ TARGETS = (
     "services/gxpo_services/api/fields.py",
     "services/gxpo_services/compare/export.py",
     "services/gxpo_services/compare/schemas.py",
-    "services/gxpo_services/configs/c*.py",  # checks, cost
     "services/gxpo_services/runs/configs.py",
     "services/gxpo_services/sweeps/grid.py",
     "services/gxpo_services/ingest/batches.py",
-    "services/gxpo_services/metrics/[bd]*.py",  # blocks, downsample
+    "services/gxpo_services/outputs/metric_series.py",
     "services/gxpo_services/scheduling/decisions.py",
 )
-IMPURE = ("verify/pool.py", "verify/process.py", "verify/worker.py")
+IMPURE = tuple(f"grading/{name}.py" for name in ("files", "http_rewards", "pool", "worker"))
 # Replacements within a set of operators.
 FAMILIES = (
     {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow"},
@@ -78,34 +77,34 @@ class Mutant:
 
     def _place(self) -> tuple[str | None, bool]:
         node: ast.AST = ast.parse((ROOT / self.path).read_text())
-        prefix, found, in_body = "", None, False
+        prefix, function, in_body = "", None, False
         while True:
             inner = [n for n in ast.walk(node) if isinstance(n, ast.FunctionDef | ast.ClassDef) and n is not node]
             inner = [n for n in inner if n.lineno <= self.line <= (n.end_lineno or 0)]
             if not inner:
-                return found, in_body
+                return function, in_body
             node, name = inner[0], inner[0].name  # breadth first: the outermost
             if isinstance(node, ast.FunctionDef):
                 in_body = in_body or self.line >= node.body[0].lineno
-                found, prefix = prefix + name, f"{prefix}{name}.<locals>."
+                function, prefix = prefix + name, f"{prefix}{name}.<locals>."
             else:
                 prefix += f"{name}."
 
 
 def target_files() -> list[Path]:
-    found = []
+    files = []
     for pattern in TARGETS:
         paths = sorted(path for path in ROOT.glob(pattern) if not str(path).endswith(IMPURE))
         if not paths:
             raise SystemExit(f"{pattern} matches no file; bring TARGETS up to date")
-        found += paths
-    return found
+        files += paths
+    return files
 
 
 def all_mutants() -> list[Mutant]:
     """Every mutant of the target files."""
     operators = [(name, plugins.get_operator(name)()) for name in sorted(filter(_is_used, plugins.operator_names()))]
-    found: list[Mutant] = []
+    mutants: list[Mutant] = []
     for path in target_files():
         name, text = str(path.relative_to(ROOT)), path.read_text()
         nodes, lines = list(ast_nodes(get_ast(text))), text.splitlines()
@@ -117,8 +116,8 @@ def all_mutants() -> list[Mutant]:
                     continue  # the star before keyword-only parameters is no product
                 key = f"{name} {operator_name} {lines[line - 1].strip()}"
                 seen[key] += 1
-                found.append(Mutant(name, operator_name, occurrence, line, f"{key} {seen[key]}"))
-    return found
+                mutants.append(Mutant(name, operator_name, occurrence, line, f"{key} {seen[key]}"))
+    return mutants
 
 
 def sample(mutants: list[Mutant], seed: int, size: int) -> list[tuple[Mutant, str]]:
@@ -132,7 +131,7 @@ def sample(mutants: list[Mutant], seed: int, size: int) -> list[tuple[Mutant, st
         if len(chosen) < size and (source := mutant.source()):
             chosen.append((mutant, source))
     # The grader's tests take longest: last.
-    return sorted(chosen, key=lambda item: ("verify" in item[0].path, item[0].path, item[0].line, item[0].key))
+    return sorted(chosen, key=lambda item: ("grading" in item[0].path, item[0].path, item[0].line, item[0].key))
 
 
 def _is_used(operator: str) -> bool:

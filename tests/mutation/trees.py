@@ -33,7 +33,7 @@ from mutation.mutants import ROOT, target_files
 
 SOURCES = ("client", "trainer", "services", "dashboard")
 # No mutant of a pure module is noticed by these alone, and they take minutes.
-SLOW_TESTS = ("test_verifier_pool.py", "test_registered_rule.py")
+SLOW_TESTS = ("test_verifier_pool.py", "test_installed_rule.py", "test_plugins.py")
 WARM = ("torch._dynamo", "torch.utils._python_dispatch", "scipy.stats", "sympy", "latex2sympy2_extended", "fastapi")
 WARM += ("sqlalchemy", "pydantic_settings", "pandas", "httpx", "rich.table", "structlog", "deepspeed")
 PYTEST = [
@@ -47,7 +47,7 @@ PYTEST = [
     "--hypothesis-seed=0",
     "--hypothesis-profile=mutants",
 ]
-PYTEST += ["-p", "_hypothesis_pytestplugin", "-p", "pytest_timeout"]
+PYTEST += ["-p", "_hypothesis_pytestplugin", "-p", "pytest_timeout", "-p", "xdist.plugin"]
 
 
 def test_files(path: str) -> list[str]:
@@ -57,9 +57,9 @@ def test_files(path: str) -> list[str]:
     folder = ROOT.joinpath("tests/unit", *source.parts[:1] if source.parts[0] == "services" else (), *package[1:])
     name = ".".join(package)
     every = [p for p in ROOT.glob("tests/unit/**/test_*.py") if p.name not in SLOW_TESTS]
-    found = [p for p in every if p.is_relative_to(folder) or name in p.read_text()]
-    found.sort(key=lambda p: (not p.is_relative_to(folder), source.stem not in p.stem, p))
-    return [str(p.relative_to(ROOT)) for p in found]
+    files = [p for p in every if p.is_relative_to(folder) or name in p.read_text()]
+    files.sort(key=lambda p: (not p.is_relative_to(folder), source.stem not in p.stem, p))
+    return [str(p.relative_to(ROOT)) for p in files]
 
 
 @dataclass
@@ -231,11 +231,11 @@ def limited_fork(run: Callable[[], object], cpu_s: float, log: Path) -> int:
     child = os.fork()
     if child:
         end = time.monotonic() + 60 + 30 * cpu_s
-        while not (found := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+        while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
             time.sleep(0.005)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(found[1] if found[0] else os.waitpid(child, 0)[1])
+        return os.waitstatus_to_exitcode(ended[1] if ended[0] else os.waitpid(child, 0)[1])
     try:
         os.setsid()
         seconds = int(cpu_s + time.process_time()) + 1
@@ -260,12 +260,12 @@ def _outcome(code: int) -> str:
 
 def _functions(code: CodeType) -> dict[tuple[str, str, int], CodeType]:
     """The functions and methods of a module's code; those inside a function are part of it."""
-    found = {}
+    functions = {}
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             is_function = inner.co_flags & 1  # CO_OPTIMIZED: the body of a class is not
-            found |= {_identity(inner): inner} if is_function else _functions(inner)
-    return found
+            functions |= {_identity(inner): inner} if is_function else _functions(inner)
+    return functions
 
 
 def _identity(code: CodeType) -> tuple[str, str, int]:

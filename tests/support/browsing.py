@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
@@ -40,17 +40,35 @@ for (let fiber = chart[name], depth = 0; fiber && depth < 40 && !view; fiber = f
 if (!view) return null;
 """
 
+# What takes a click on the centre of an element, when it is neither the element nor a part of its control.
+_COVER = """
+const cover = element => {
+  element.scrollIntoView({block: 'center', behavior: 'instant'});
+  const control = element.closest('label, [data-baseweb=select]') || element;
+  const box = (element.matches('label *') ? control : element).getBoundingClientRect();
+  const top = document.elementFromPoint((box.left + box.right) / 2, (box.top + box.bottom) / 2);
+  return control.contains(top) ? null : top ? top.outerHTML.slice(0, 200) : 'nothing';
+};
+"""
+_COVERED = f"""{_COVER}
+const boxes = 'summary, input:enabled, textarea:enabled, [data-testid=stDataFrame]';
+return [...document.querySelectorAll(`a[href]:not([href^="#"]), button:enabled, ${{boxes}}`)]
+  .filter(item => (item.closest('label') || item).checkVisibility({{opacityProperty: true, visibilityProperty: true}}))
+  .map(item => [item.innerText || item.ariaLabel || item.outerHTML.slice(0, 200), cover(item)])
+  .filter(([, top]) => top !== null);
+"""
+
 TEXTS = """(() => {
-  const found = [];
+  const texts = [];
   const walk = (mark, x, y) => (mark.items || []).forEach(item => {
     if (mark.marktype === 'group') (item.items || []).forEach(part => walk(part, x + (item.x || 0), y + (item.y || 0)));
     else if (mark.marktype === 'text' && item.text) {
       const box = item.bounds;
-      found.push([String(item.text), [x + box.x1, y + box.y1, x + box.x2, y + box.y2]]);
+      texts.push([String(item.text), [x + box.x1, y + box.y1, x + box.x2, y + box.y2]]);
     }
   });
   walk(view.scenegraph().root, ...view.origin());
-  return found;
+  return texts;
 })()"""
 """Every text of a chart and its box in pixels from the chart's corner."""
 
@@ -79,12 +97,12 @@ def open_browser(
         options.add_argument(argument)
     if resolve:
         options.add_argument(f"--host-resolver-rules={resolve}")
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(programs[1]))
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(programs[1]))
     try:
-        set_mode(found, mode)
-        yield found
+        set_mode(driver, mode)
+        yield driver
     finally:
-        found.quit()
+        driver.quit()
 
 
 def set_mode(driver: webdriver.Chrome, mode: Mode) -> None:
@@ -114,8 +132,8 @@ class Page:
         deadline = time.monotonic() + WAIT_S
         while True:
             try:
-                if found := what():
-                    return found
+                if value := what():
+                    return value
             except StaleElementReferenceException:
                 pass
             if time.monotonic() > deadline:
@@ -151,25 +169,33 @@ class Page:
 
     def button(self, label: str) -> WebElement | None:
         """A button with these words, None while there is none that can be pressed."""
-        found = self.driver.find_elements(By.XPATH, f"//button[contains(normalize-space(.), {label!r})]")
-        return next((item for item in found if item.is_displayed() and item.is_enabled()), None)
+        buttons = self.driver.find_elements(By.XPATH, f"//button[contains(normalize-space(.), {label!r})]")
+        return next((item for item in buttons if item.is_displayed() and item.is_enabled()), None)
 
     def press(self, label: str) -> None:
         def pressed() -> bool:
-            found = self.button(label)
-            if found is None:
-                return False
-            try:
-                found.click()
-            except StaleElementReferenceException:
-                return False
-            except WebDriverException as error:
-                if "intercepted" not in str(error):
-                    raise
-                return False
-            return True
+            button = self.button(label)
+            if button is not None:
+                button.click()
+            return button is not None
 
         self.wait(pressed, f"the button {label!r}")
+
+    def click(self, element: WebElement) -> None:
+        """Click the centre of a control; fails where something else takes the click."""
+        top = self.script(f"{_COVER} return cover(arguments[0]);", element)
+        assert top is None, f"the click is intercepted by {top}"
+        self._keys().click(element).perform()
+
+    def covered(self, width: int) -> list[tuple[str, str]]:
+        """Controls of the page, in a window of this width, whose centre is covered, each with what covers it."""
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        try:
+            self.settle()
+            return [(control, top) for control, top in self.script(_COVERED)]
+        finally:
+            self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
     def script(self, source: str, *arguments: Any) -> Any:
         return self.driver.execute_script(source, *arguments)
@@ -199,9 +225,8 @@ class Page:
         named = f'input[aria-label="{label}"]'
 
         def has_focus() -> bool:
-            # A redraw may move the box before the press.
-            self._to_the_middle(self.one(named))
-            self._keys().click(self.one(named)).perform()
+            # A redraw may take the focus away.
+            self.click(self.one(named))
             return self.driver.switch_to.active_element == self.one(named)
 
         self.wait(has_focus, f"the box {label!r} to take the keys")
@@ -215,13 +240,12 @@ class Page:
 
         def offered() -> WebElement | None:
             if self.one(named).get_attribute("aria-expanded") != "true":
-                self._to_the_middle(self.one(named))
-                self._keys().click(self.one(named)).perform()
+                self.click(self.one(named))
             return next((item for item in self.all("[role=option]") if item.text == option), None)
 
-        found = self.wait(offered, f"the option {option!r}")
-        assert found is not None
-        found.click()
+        item = self.wait(offered, f"the option {option!r}")
+        assert item is not None
+        item.click()
         self._keys().send_keys(Keys.ESCAPE).perform()
         self.settle()
 
@@ -247,9 +271,9 @@ class Page:
     def point_at_help(self, label: str) -> None:
         """Move the pointer to the help of the box with this label."""
         icon = f"//label[normalize-space(.)={label!r}]/..//*[@data-testid='stTooltipHoverTarget']"
-        found = self.driver.find_element(By.XPATH, icon)
-        self._to_the_middle(found)
-        self._keys().move_to_element(found).perform()
+        target = self.driver.find_element(By.XPATH, icon)
+        self._to_the_middle(target)
+        self._keys().move_to_element(target).perform()
 
     def _drawing(self, key: str) -> WebElement:
         chart = self.one(f'[class*="{key}"] [data-testid=stVegaLiteChart] canvas, [class*="{key}"] .marks')
@@ -282,10 +306,10 @@ class Page:
 
     def card(self, title: str) -> str:
         """The words of the card with this title."""
-        found = self.driver.find_elements(
+        cards = self.driver.find_elements(
             By.XPATH, f"//h5[contains(., {title!r})]/ancestor::*[@data-testid='stVerticalBlock'][1]"
         )
-        return found[0].text if found else ""
+        return cards[0].text if cards else ""
 
     def _to_the_middle(self, element: WebElement) -> None:
         self.script("arguments[0].scrollIntoView({block: 'center'})", element)

@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 
 import gxpo_dashboard
-from support.service_processes import free_port, until
+from gxpo_services.local.ray_head import free_port
+from support.service_processes import until
 
 APP = Path(gxpo_dashboard.__file__).with_name("app.py")
 

@@ -15,11 +15,12 @@ _LONG_S = 60
 class HttpServer:
     """Entering starts it; the address is what `with` gives."""
 
-    def __init__(self, app: FastAPI, http: Literal["auto", "h11", "httptools"] = "auto") -> None:
-        config = uvicorn.Config(
-            app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=1, http=http
+    def __init__(
+        self, app: FastAPI, http: Literal["auto", "h11", "httptools"] = "auto", *, port: int = 0, grace_s: int = 1
+    ) -> None:
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=grace_s, http=http)
         )
-        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     def __enter__(self) -> str:

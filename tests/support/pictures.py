@@ -18,7 +18,7 @@ def keyed(key: str) -> str:
 
 
 def in_card(title: str) -> str:
-    """Selector of a chart that `Page.chart_of` has found."""
+    """Selector of a chart that `Page.chart_of` has marked."""
     return f'[data-card="{title}"] {CHART}'
 
 

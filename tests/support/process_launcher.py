@@ -39,7 +39,7 @@ class ProcessLauncher:
         self._kill_after_s = kill_after_s
         self._clock = clock
         self._children: list[subprocess.Popen[bytes]] = []
-        self._asked: dict[str, float] = {}
+        self._stopped_at: dict[str, float] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def submit(self, job: Job) -> None:
@@ -66,7 +66,7 @@ class ProcessLauncher:
             return JobStatus("unknown")
         if self._is_alive(job_id):
             return JobStatus("running")
-        self._asked.pop(job_id, None)
+        self._stopped_at.pop(job_id, None)
         code = self._number(job_id, "exit")
         if code is not None:
             return JobStatus("succeeded" if code == 0 else "failed", f"exit code {code}")
@@ -77,8 +77,8 @@ class ProcessLauncher:
         session = self._number(job_id, "pid")
         if session is None or not self._is_alive(job_id):
             return
-        asked = self._asked.setdefault(job_id, self._clock())
-        late = self._clock() - asked >= self._kill_after_s
+        since = self._stopped_at.setdefault(job_id, self._clock())
+        late = self._clock() - since >= self._kill_after_s
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.killpg(session, signal.SIGKILL if late else signal.SIGTERM)
 

@@ -7,16 +7,16 @@ import psutil
 
 def processes_with(**variables: str | None) -> set[int]:
     """Ids of the processes, without zombies, that were started with these variables. None: with any value."""
-    found = set()
+    ids = set()
     for process in psutil.process_iter():
         try:
             environment = process.environ()
             fits = all(name in environment and value in (None, environment[name]) for name, value in variables.items())
             if fits and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process.pid)
+                ids.add(process.pid)
         except psutil.Error:  # of another user, or ended meanwhile
             continue
-    return found
+    return ids
 
 
 def is_alive(pid: int) -> bool:

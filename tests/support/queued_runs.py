@@ -10,6 +10,7 @@ from sqlalchemy import inspect, select
 from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Event, Run
+from gxpo_services.outputs import metrics
 from gxpo_services.run_states import Action, RunState, requested_state
 from gxpo_services.runs import lifecycle
 from gxpo_trainer.config import RunConfig
@@ -88,6 +89,15 @@ def messages(database: Database, run_id: str) -> list[tuple[str, str]]:
     with database.reading() as session:
         query = select(Event).join(Run, Run.number == Event.run_number).where(Run.id == run_id).order_by(Event.number)
         return [(event.kind, event.message) for event in session.scalars(query)]
+
+
+def curve(database: Database, run_id: str, name: str) -> list[tuple[int, float]]:
+    """Steps and values of a metric in the history that counts."""
+    number = get(database, run_id).number
+    with database.reading() as session:
+        names = metrics.find_numbers(session, [name])
+        stored = metrics.histories(session, list(names.values()), metrics.first_steps(session, [number]))
+    return [pair for records in stored.values() for pair in records.tolist()]
 
 
 def count(database: Database) -> int:

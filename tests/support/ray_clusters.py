@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,11 @@ def running_head(num_cpus: float, num_gpus: int = 0, autoscaling: dict[str, Any]
     nodes as processes of this machine.
     """
     with tempfile.TemporaryDirectory(prefix="gxpo-ray-", ignore_cleanup_errors=True) as folder:
-        head, address = _started(Path(folder), num_cpus, num_gpus, autoscaling)
+        head, address = _start(Path(folder), num_cpus, num_gpus, autoscaling)
         try:
             yield address
         finally:
-            _end(head)
+            end_tree(head)
 
 
 def await_nodes(address: str, number: int) -> None:
@@ -57,7 +57,7 @@ def await_nodes(address: str, number: int) -> None:
     subprocess.run([sys.executable, "-c", ask], env=os.environ | LOOPBACK, check=True)
 
 
-def _started(
+def _start(
     folder: Path, num_cpus: float, num_gpus: int, autoscaling: dict[str, Any] | None
 ) -> tuple[subprocess.Popen[bytes], str]:
     """Ray gives a node 30 s to come up, which a busy machine can miss: try again."""
@@ -130,10 +130,16 @@ def _autoscaling(address: str, workers: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _end(head: subprocess.Popen[bytes]) -> None:
-    tree = psutil.Process(head.pid).children(recursive=True) if head.poll() is None else []
-    head.send_signal(signal.SIGTERM)
-    psutil.wait_procs(tree, timeout=30)
+def end_tree(
+    head: subprocess.Popen[bytes], started: Iterable[psutil.Process] = (), number: int = signal.SIGTERM
+) -> None:
+    """End a head node with its processes. started: those known before, which it has left behind if it is dead."""
+    tree = set(started)
+    if head.poll() is None:
+        tree |= set(psutil.Process(head.pid).children(recursive=True))
+    head.send_signal(number)
+    if number == signal.SIGTERM:
+        psutil.wait_procs(tree, timeout=30)
     head.kill()
     head.wait()
     for process in tree:

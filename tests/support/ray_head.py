@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from gxpo_services.local.ray_head import RayHead as ProductHead
+from support.ray_clusters import end_tree
 
 
 class RayHead:
@@ -54,8 +55,8 @@ class RayHead:
             time.sleep(0.5)
         assert self._process is not None
         tree = psutil.Process(self._process.pid).children(recursive=True)
-        connections = (one for process in tree for one in process.net_connections("tcp"))
-        return sorted({one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN})
+        sockets = (connection for process in tree for connection in process.net_connections("tcp"))
+        return sorted({socket.laddr.port for socket in sockets if socket.status == psutil.CONN_LISTEN})
 
     def kill(self) -> None:
         """kill -9 of everything that belongs to the head, as a power cut would."""
@@ -68,16 +69,5 @@ class RayHead:
     def _end(self, number: signal.Signals) -> None:
         if self._process is None:
             return
-        tree = set(self._tree)
-        if self._process.poll() is None:
-            tree |= set(psutil.Process(self._process.pid).children(recursive=True))
-        self._process.send_signal(number)
-        if number == signal.SIGTERM:
-            psutil.wait_procs(tree, timeout=30)
-        self._process.kill()
-        self._process.wait()
-        for process in tree:
-            if process.is_running():  # psutil knows a process by its start time too
-                process.kill()
-        psutil.wait_procs(tree, timeout=20)
+        end_tree(self._process, self._tree, number)
         self._process, self._tree = None, []

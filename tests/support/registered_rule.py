@@ -1,30 +1,23 @@
-"""A rule registered at run time, as if its line stood in the registry when the config classes were built."""
+"""A rule of a test module, as if an installed package registered it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+from unittest import mock
 
-from gxpo_services.runs import presets
-from gxpo_trainer.config import LearnerConfig, RuleSettings, RunConfig, messages
-from gxpo_trainer.config.rules import RULES
+from gxpo_trainer import plugins
+from gxpo_trainer.config import RuleSettings
+from gxpo_trainer.config.rules import rule_name
 
 
 @contextmanager
 def registered(settings: type[RuleSettings]) -> Iterator[None]:
     """Register a settings class within the block."""
-    RULES.append(settings)
-    try:
-        _rebuild()
+    name = rule_name(settings)
+    entry = EntryPoint(name, f"{settings.__module__}:{settings.__name__}", "gxpo.rules")
+    known = plugins._registered()
+    extended = {**known, "rules": {**known["rules"], name: (entry,)}}
+    with mock.patch.object(plugins, "_registered", return_value=extended):
         yield
-    finally:
-        RULES.remove(settings)
-        _rebuild()
-
-
-def _rebuild() -> None:
-    """What an import does: the classes that contain the union, and what is computed from them once."""
-    for model in (LearnerConfig, RunConfig):
-        model.model_rebuild(force=True)
-    messages.setting_paths.cache_clear()
-    presets.config_schema.cache_clear()

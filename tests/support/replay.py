@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 
 from gxpo_services.app import create_app
 from gxpo_services.auth import tokens
 from gxpo_services.auth.tokens import RoleWord, TokenRequest
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
+from gxpo_services.local.ray_head import free_port
 from gxpo_services.settings import ServiceSettings
 from support import reporting
 from support.finished_runs import finish
-from support.service_processes import free_port, until
+from support.http_server import HttpServer
 
 Json = dict[str, Any]
 _ROWS = 150
@@ -52,8 +51,8 @@ class Recording:
 class LiveRun:
     """A run that is being reported, up to the last call of `report`."""
 
-    def __init__(self, service: ReplayedService, run: str, recording: Recording, secret: str) -> None:
-        self.id, self._service, self._recording, self._secret = run, service, recording, secret
+    def __init__(self, service: ReplayedService, recording: Recording, launched: str) -> None:
+        self.id, self._service, self._recording, self._launched = launched.split()[0], service, recording, launched
         self._batch, self._step, self._sent = 0, -1, dict.fromkeys(reporting.KINDS, 0)
 
     def report(self, upto: int | None = None) -> None:
@@ -61,11 +60,11 @@ class LiveRun:
         upto = self._recording.last_step if upto is None else upto
         rows = {kind: self._recording.between(kind, self._step, upto) for kind in reporting.KINDS}
         while any(rows.values()) or self._batch == 0:
-            part = {kind: found[:_ROWS] for kind, found in rows.items()}
+            part = {kind: remaining[:_ROWS] for kind, remaining in rows.items()}
             identity = self._recording.identity if self._batch == 0 else None
             self._send(offsets=dict(self._sent), identity=identity, **part)
-            for kind, found in part.items():
-                self._sent[kind] += len(found)
+            for kind, sent in part.items():
+                self._sent[kind] += len(sent)
                 rows[kind] = rows[kind][_ROWS:]
         self._step = upto
 
@@ -76,11 +75,7 @@ class LiveRun:
 
     def _send(self, **parts: Any) -> None:
         self._batch += 1
-        headers = {"Authorization": f"Bearer {self._secret}"}
-        answer = self._service.http.post(
-            f"/runs/{self.id}/ingest", json=reporting.body(self._batch, **parts), headers=headers
-        )
-        answer.raise_for_status()
+        self._service.ingest(self._launched, reporting.body(self._batch, **parts))
 
 
 class ServedHome:
@@ -93,17 +88,11 @@ class ServedHome:
 
     def start(self) -> None:
         # Not the minute that a dashboard's connection to the stream of events outlasts its last page.
-        config = uvicorn.Config(
-            create_app(self.settings), port=self.settings.port, log_level="warning", timeout_graceful_shutdown=5
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        until(lambda: self._server.started, "the API to answer")
+        self._server = HttpServer(create_app(self.settings), port=self.settings.port, grace_s=5)
+        self._server.__enter__()
 
     def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
+        self._server.__exit__()
 
 
 class ReplayedService(ServedHome):
@@ -137,8 +126,7 @@ class ReplayedService(ServedHome):
         """A run with the config of a recording (or an existing one), launched and silent so far."""
         recording = Recording(folder)
         run = run or self.submit(recording.identity["config"], **fields)
-        secret = reporting.launch(self._database, run).split()[1]
-        return LiveRun(self, run, recording, secret)
+        return LiveRun(self, recording, reporting.launch(self._database, run))
 
     def finish(self, run: str, accuracies: list[float]) -> None:
         """Bring a submitted run to its end, with evaluations of these accuracies."""
@@ -146,9 +134,13 @@ class ReplayedService(ServedHome):
 
     def report(self, run: str, **rows: list[Json]) -> None:
         """Launch a run and report rows of these kinds, once."""
-        secret = reporting.launch(self._database, run).split()[1]
+        self.ingest(reporting.launch(self._database, run), reporting.body(1, **rows))
+
+    def ingest(self, launched: str, content: Json) -> None:
+        """A call of the trainer of a launched run."""
+        run, secret = launched.split()
         headers = {"Authorization": f"Bearer {secret}"}
-        self.http.post(f"/runs/{run}/ingest", json=reporting.body(1, **rows), headers=headers).raise_for_status()
+        self.http.post(f"/runs/{run}/ingest", json=content, headers=headers).raise_for_status()
 
     def replay(self, folder: Path, **fields: Any) -> str:
         """A recorded run, reported whole and ended; its id."""

@@ -25,10 +25,10 @@ def config(rule: Mapping[str, Any], seed: int = 0, name: str = "run", **settings
 
 
 def add_group(database: Database, name: str = "sweep") -> str:
-    found = new_id("g")
+    group = new_id("g")
     with database.writing() as session:
-        session.add(Group(id=found, name=name, kind="sweep", spec={}, created_at=1.0, created_by="tests"))
-    return found
+        session.add(Group(id=group, name=name, kind="sweep", spec={}, created_at=1.0, created_by="tests"))
+    return group
 
 
 def add_run(

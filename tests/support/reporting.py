@@ -11,8 +11,7 @@ from httpx import Response
 
 from gxpo_services.api.principals import hash_token, new_token
 from gxpo_services.db.database import Database
-from gxpo_services.ingest.apply import IngestAnswer
-from gxpo_services.ingest.endpoints import read_batch, receive
+from gxpo_services.ingest.reports import IngestAnswer, receive
 from gxpo_services.run_states import RunState
 from gxpo_trainer.jsonl import plain
 from support import queued_runs
@@ -61,9 +60,8 @@ def post(client: TestClient, launched: str, content: dict[str, Any] | bytes) -> 
 def send(database: Database, launched: str, content: dict[str, Any]) -> IngestAnswer:
     """The same without HTTP, in a transaction of its own."""
     run_id, secret = launched.split()
-    batch = read_batch(json.dumps(content).encode())
     with database.writing() as session:
-        return receive(session, run_id, secret, batch)
+        return receive(session, run_id, secret, json.dumps(content).encode())
 
 
 def metric_row(step: int, attempt: int = 1, **values: float) -> dict[str, Any]:

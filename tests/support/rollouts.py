@@ -1,10 +1,13 @@
-"""Sampling requests of the embedded task and the tokens that engines return for them."""
+"""Sampling requests of the embedded task, the tokens that engines return for them, and runs that must be equal."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.learner.models import load_tokenizer
+from gxpo_trainer.reporting.reading import read_evaluations, read_metrics
 from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.requests import SampleRequest
 from gxpo_trainer.rollout.sources import request_seed
@@ -23,3 +26,28 @@ def requests(config: RunConfig, count: int, num_samples: int = 4) -> list[Sample
 def tokens(collected: Collected) -> list[list[list[int]]]:
     """Token ids by request and sample."""
     return [[sample.token_ids.tolist() for sample in group.group.samples] for group in collected.groups]
+
+
+BY_THE_CLOCK = ("time/", "system/", "rollout/tokens_per_s", "rollout/engine_idle_fraction")
+
+
+def history(out: Path) -> list[dict[str, float]]:
+    """Metrics by step without what the clock and the machine decide."""
+    return [
+        {
+            name: value
+            for name, value in row["metrics"].items()
+            if not name.startswith(BY_THE_CLOCK) and name != "update/repeated_passes_total"
+        }
+        for row in read_metrics(out)
+    ]
+
+
+def assert_equal_to_the_bit(out: Path, whole: Path) -> None:
+    """Metrics, evaluations and the last policy of two runs."""
+    assert history(out) == history(whole)
+    scores = [[(row["step"], row["per_problem"]) for row in read_evaluations(folder)] for folder in (out, whole)]
+    assert scores[0] == scores[1]
+    last = max(path.name for path in (whole / "checkpoints").iterdir())
+    final = [folder / "checkpoints" / last / "policy" / "model.safetensors" for folder in (out, whole)]
+    assert final[0].read_bytes() == final[1].read_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,16 +13,11 @@ from typing import Any
 
 import httpx
 
+from gxpo_services.local.ray_head import free_port
 from gxpo_trainer.runtime.locks import process_start
 
 WAIT_S = 300.0
 """A hang is a failure; nothing here should take a tenth of this."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(what: Callable[[], object], description: str, each: Callable[[], object] = lambda: None) -> None:
@@ -92,25 +86,25 @@ class PatientClient:
     def ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         answers: list[httpx.Response] = []
 
-        def answered() -> bool:
+        def responds() -> bool:
             try:
                 answers.append(self._client.request(method, path, **arguments))
             except httpx.HTTPError:
                 return False
             return answers[-1].status_code < 500
 
-        until(answered, f"{method} {path}")
+        until(responds, f"{method} {path}")
         return answers[-1]
 
 
 def trainers(artifacts: Path) -> list[int]:
     """Pids of the trainers that live, by the locks of their folders."""
-    found = []
+    pids = []
     for lock in sorted(artifacts.glob("*/.lock")):
         words = lock.read_text(encoding="utf-8").split()
         if len(words) == 2 and process_start(int(words[0])) == int(words[1]):
-            found.append(int(words[0]))
-    return found
+            pids.append(int(words[0]))
+    return pids
 
 
 def kill_trainer(pid: int) -> None:

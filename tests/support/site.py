@@ -13,7 +13,7 @@ from support.service_processes import ServiceProcesses, until
 RECORDINGS = Path(__file__).resolve().parents[1] / "browser" / "recordings"
 """Two trainings of `gxpo demo`: run folders, their samples cut down to those of three steps; and the first steps of
 `tools-demo`, with two groups of samples and an odd one that was added by hand."""
-FOREIGN_NAME = "gxpo.test"
+NOT_LOOPBACK = "gxpo.test"
 """A name of this machine other than those of loopback: its clients may be on other machines."""
 FORMULA = r"Half of it: \( \frac{1}{2} \) <img src=x onerror=alert(1)>"
 """A response of the run `fired`."""

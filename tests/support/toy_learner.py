@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from gxpo_trainer.config import GateConfig, GxpoRule
-from gxpo_trainer.rules.contract import BackwardResult
+from gxpo_trainer.rules.contract import AdamWRecurrence, BackwardResult, SGDRecurrence
 from gxpo_trainer.rules.gxpo import GXPO
-from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
 
 
 class ToyOptimizerState:

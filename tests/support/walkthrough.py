@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -48,9 +49,9 @@ class Reader:
     def follow(self, page: str, needs: frozenset[str | None] = frozenset({None})) -> None:
         """Write the files of the page and run its commands, except those that need something else than `needs`.
 
-        Each line of a block `Output` must be printed by the command before it.
+        Each line of a block `Output` must be printed by the command before it. A page without a command to run fails.
         """
-        printed = ""
+        printed, commands = "", 0
         for block in blocks(page):
             if block.title == "Output":
                 missing = [line for line in block.text.splitlines() if line not in printed.splitlines()]
@@ -58,7 +59,8 @@ class Reader:
             elif block.title:
                 self.write(block.title, block.text)
             elif block.needs in needs and block.language in ("bash", "python"):
-                printed = self.run(block.language, block.text)
+                printed, commands = self.run(block.language, block.text), commands + 1
+        assert commands, f"nothing to run on {page}"
 
     def write(self, name: str, text: str) -> None:
         path = self.folder / name
@@ -81,18 +83,19 @@ class Reader:
         return ended.stdout
 
 
-def tree_with_the_rule(folder: Path) -> None:
-    """Do what tutorials/write-a-rule.md says to a copy of the trainer: `folder` is a clone with the rule in it."""
-    page = titled("tutorials/write-a-rule.md")
-    package = folder / "gxpo_trainer"
-    (folder / "trainer").symlink_to(".")
-    subprocess.run(["cp", "-r", os.fspath(ROOT / "trainer" / "gxpo_trainer"), os.fspath(package)], check=True)
-    rule = "gxpo_trainer/rules/lookahead.py"
-    (folder / rule).write_text(page[f"trainer/{rule}"], encoding="utf-8")
-    rules = package / "config" / "rules.py"
-    head, registry, rest = rules.read_text(encoding="utf-8").partition("RULES: list[type[RuleSettings]] = [\n")
-    entries, end, rest = rest.partition("]\n")
-    rules.write_text(
-        head + page["settings"] + "\n\n" + registry + entries + page["registry"].removeprefix("+") + end + rest,
-        encoding="utf-8",
-    )
+def install(project: Path, site: Path) -> None:
+    """Install a project into a folder, without a network; its entry points count where `site` is on PYTHONPATH."""
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *offline, "--target", os.fspath(site)]
+    # A copy: the build leaves files next to the sources.
+    copy = shutil.copytree(project, site.with_name(f"{site.name}-build"))
+    subprocess.run([*command, os.fspath(copy)], check=True)
+
+
+def install_the_rule(folder: Path) -> Path:
+    """Write the project of tutorials/write-a-rule.md to `folder` and install it; the folder for PYTHONPATH."""
+    for name, text in titled("tutorials/write-a-rule.md").items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    install(folder / "my-rules", folder / "site")
+    return folder / "site"

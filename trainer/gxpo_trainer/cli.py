@@ -21,8 +21,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gxpo_trainer import __version__
-from gxpo_trainer.errors import GxpoError
+from gxpo_trainer import __version__, plugins
+from gxpo_trainer.errors import CheckpointError, ConfigError, GxpoError
 
 if TYPE_CHECKING:
     from gxpo_trainer.config import ModelConfig, PlacementConfig, RunConfig
@@ -100,7 +100,6 @@ def _number(accepts: Callable[[float], bool], words: str) -> Callable[[str], flo
 
 share = _number(lambda value: 0 <= value < 1, "a number from 0 up to, not including, 1")
 positive_seconds = _number(lambda value: value > 0, "a number of seconds above 0")
-LOGGERS = ("tensorboard", "wandb")
 
 
 def register_train(subparsers: Subparsers) -> None:
@@ -120,7 +119,18 @@ def register_train(subparsers: Subparsers) -> None:
         "--service", metavar="FILE", type=Path, help="service.json of the launch: report to that service"
     )
     parser.add_argument(
-        "--log", metavar="NAMES", type=_loggers, default=(), help="also export to tensorboard,wandb (offline)"
+        "--log",
+        metavar="NAMES",
+        type=_loggers,
+        default=(),
+        help="also export to tensorboard,wandb (offline), or a logger of your own: an installed one or module:Class",
+    )
+    parser.add_argument(
+        "--log-set",
+        metavar="NAME.A=B",
+        action="append",
+        default=[],
+        help="setting of a logger of your own; may be repeated",
     )
     parser.set_defaults(run=run_train)
 
@@ -128,7 +138,6 @@ def register_train(subparsers: Subparsers) -> None:
 def run_train(args: argparse.Namespace) -> int:
     """Train; exit code 0 when a budget was reached or a pause or cancel request was fulfilled."""
     from gxpo_trainer.config.io import load_run
-    from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.reporting.uploader import take_service
     from gxpo_trainer.training.launch import Launch
     from gxpo_trainer.training.run import describe_end, train_in_launch
@@ -137,10 +146,17 @@ def run_train(args: argparse.Namespace) -> int:
         raise ConfigError("--service requires --out, the folder that the service created for the run")
     service = take_service(args.service) if args.service else None
     # The service must be told about an invalid config; without a service nothing is created for one.
-    config = load_run(args.config, args.set) if service is None else None
+    config = load_run(args.config, args.set, runs_here=True) if service is None else None
     with Launch(args.out or Path("runs") / safe_name(config.name if config else ""), service) as launch:
-        config = config or load_run(args.config, args.set)
-        ended = train_in_launch(config, launch, resume=args.resume, continue_run=args.continue_run, loggers=args.log)
+        config = config or load_run(args.config, args.set, runs_here=True)
+        ended = train_in_launch(
+            config,
+            launch,
+            resume=args.resume,
+            continue_run=args.continue_run,
+            loggers=args.log,
+            logger_options=args.log_set,
+        )
     print(f"{config.name}: {describe_end(ended, launch)}; results in {launch.out_dir}", file=sys.stderr)
     return launch.exit_code
 
@@ -153,9 +169,10 @@ def safe_name(name: str) -> str:
 
 def _loggers(text: str) -> tuple[str, ...]:
     chosen = names(text)
-    unknown = [name for name in chosen if name not in LOGGERS]
+    known = ("tensorboard", "wandb", *plugins.registered_names("loggers"))
+    unknown = [name for name in chosen if name not in known and not plugins.is_class_path(name)]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be among {', '.join(LOGGERS)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be among {', '.join(known)}, or module:Class")
     return chosen
 
 
@@ -184,7 +201,7 @@ def run_config(args: argparse.Namespace) -> int:
 
         print(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
     elif args.check is not None:
-        config = config_io.load_run(args.check, args.set)
+        config = config_io.load_run(args.check, args.set, runs_here=True)
         bounds = [f"{name} {value}" for name, value in config.budget.model_dump().items() if value is not None]
         print(f"{args.check}: valid, rule {config.learner.rule.name}, budget {', '.join(bounds)}")
     else:
@@ -221,9 +238,6 @@ def _comments(config: RunConfig) -> list[str]:
         return [f"{cost}.", *needs]
     closed = rule.passes_per_step(gate_open=False)
     return [f"{cost} while the look-ahead is on, {closed} after it.", describe(gate), *needs]
-
-
-RUN_CONFIG = "config.toml"
 
 
 def register_plan(subparsers: Subparsers) -> None:
@@ -272,7 +286,6 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def _shape(model: ModelConfig) -> ModelShape:
     """The model's shape; for a hub name that is not known only its config.json is downloaded."""
-    from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.learner.models import HUB_NAME
     from gxpo_trainer.planner.inputs import read_folder, read_shape
 
@@ -296,15 +309,14 @@ def _shape(model: ModelConfig) -> ModelShape:
 def _observed(folder: Path, device: Device) -> Observation:
     """What a run on disk measured. Raises ConfigError for a folder that is no run."""
     from gxpo_trainer.config.io import load_run
-    from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.planner import inputs_of
     from gxpo_trainer.planner.timing import observe
-    from gxpo_trainer.reporting.reading import METRICS, read_metrics
+    from gxpo_trainer.reporting.reading import CONFIG, METRICS, read_metrics
 
-    for name in (RUN_CONFIG, METRICS):
+    for name in (CONFIG, METRICS):
         if not (folder / name).is_file():
             raise ConfigError(f"--calibrate {folder} has no {name}; name the output folder of a run")
-    config = load_run(folder / RUN_CONFIG, [])
+    config = load_run(folder / CONFIG, [])
     inputs = inputs_of(config, _shape(config.model), device)
     return observe(folder.name, inputs, [row["metrics"] for row in read_metrics(folder)])
 
@@ -355,7 +367,6 @@ def register_grade(subparsers: Subparsers) -> None:
 
 
 def run_grade(args: argparse.Namespace) -> int:
-    from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.grading.files import grade_file
 
     if args.out is None:
@@ -402,7 +413,6 @@ def run_report(args: argparse.Namespace) -> int:
     """Compare runs; those whose configs differ only in name and seed are seeds of one group."""
     from rich.console import Console
 
-    from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.reporting.figures import HTML_NAME, PNG_NAME, write_report
     from gxpo_trainer.reporting.reading import group_runs
     from gxpo_trainer.reporting.tables import print_tables
@@ -544,10 +554,9 @@ def register_checkpoints(subparsers: Subparsers) -> None:
 
 def run_checkpoints(args: argparse.Namespace) -> int:
     from gxpo_trainer.config import CheckpointConfig
-    from gxpo_trainer.errors import CheckpointError, ConfigError
-    from gxpo_trainer.training.checkpoints import CheckpointStore
+    from gxpo_trainer.training.checkpoints import CHECKPOINTS, CheckpointStore
 
-    store = CheckpointStore(args.folder / "checkpoints", CheckpointConfig())
+    store = CheckpointStore(args.folder / CHECKPOINTS, CheckpointConfig())
     steps = store.steps()
     if not steps:
         raise CheckpointError(f"{args.folder} has no checkpoint; give the output folder of a run that has saved one")
@@ -572,7 +581,6 @@ def _export(args: argparse.Namespace, store: CheckpointStore, steps: list[int]) 
     Raises CheckpointError.
     """
     from gxpo_trainer.config.io import build
-    from gxpo_trainer.errors import CheckpointError
     from gxpo_trainer.learner.models import resolve_model
     from gxpo_trainer.learner.policies import combine, line_weights
     from gxpo_trainer.reporting.reading import read_identity

@@ -36,7 +36,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One turn of a conversation: what the policy wrote, or what the environment answered.
+    """One turn of a conversation: what the policy wrote, or how the environment responded.
 
     reward: what the environment gave for it, None where it gave none; always None for the policy's turns.
     """
@@ -50,7 +50,7 @@ class Utterance:
 class Episode:
     """Course of a response in an environment.
 
-    end: why it ended: "done" (the environment said so, or the policy's last turn), "max_turns", "length" (no room for
+    end: why it ended: "done" (the environment ended it, or the policy's last turn), "max_turns", "length" (no room for
     another token), "timeout" or "error" (the environment failed; `detail` says how).
     """
 

@@ -344,11 +344,6 @@ class Plot:
     note: str = ""
 
 
-def metric_names(plots: Iterable[Plot]) -> tuple[str, ...]:
-    """The metrics of plots."""
-    return tuple(name for plot in plots for name in plot.metrics)
-
-
 def metric_chart(plot: Plot, series: Series, x: str = "step") -> Chart:
     """The chart of a plot. Metrics without points are omitted."""
     present = {name: label for name, label in plot.metrics.items() if series.get(name)}

@@ -9,28 +9,8 @@ from typing import Any
 import pandas as pd
 
 from gxpo_client.formats import figure, known, percent
-from gxpo_dashboard.charts.base import (
-    AXES,
-    BOUNDS,
-    INTERVALS,
-    LABELS,
-    MUTED,
-    POINTS,
-    TEXT,
-    Chart,
-    Spec,
-    interval_layers,
-    layer,
-    line_layers,
-    line_styles,
-    near,
-    quantity,
-    thinned,
-    threshold_layers,
-    typed_frame,
-    x_encoding,
-    z_encoding,
-)
+from gxpo_dashboard.charts import base
+from gxpo_dashboard.charts.base import Chart, Spec
 from gxpo_dashboard.view_models.series import Points, number
 
 Response = Mapping[str, Any]
@@ -45,7 +25,7 @@ COST_OF = {"step": "steps", "backward_passes": "backward_passes", "time": "hours
 def curves_frame(comparison: Response, x: str) -> pd.DataFrame:
     """Rows (series, x, y, low, high, step): the smoothed mean of each configuration."""
     rows = [row for group in comparison["groups"] for row in _curve_rows(group["name"], group["mean"], x)]
-    return typed_frame(rows, **INTERVALS)
+    return base.typed_frame(rows, **base.INTERVALS)
 
 
 def seeds_frame(comparison: Response, x: str) -> pd.DataFrame:
@@ -56,7 +36,7 @@ def seeds_frame(comparison: Response, x: str) -> pd.DataFrame:
         for run in group["runs"]
         for row in _curve_rows(group["name"], run["curve"], x)
     ]
-    return typed_frame(rows, **INTERVALS, seed="str")
+    return base.typed_frame(rows, **base.INTERVALS, seed="str")
 
 
 def _curve_rows(name: str, curve: Mapping[str, Any], x: str) -> list[tuple[Any, ...]]:
@@ -69,12 +49,12 @@ def accuracy_chart(comparison: Response, x: str, seeds: bool = False) -> Chart:
     names = [group["name"] for group in comparison["groups"]]
     metric, level = comparison["metric"], percent(comparison["level"], 0)
     datasets = {"points": curves_frame(comparison, x)}
-    layers = interval_layers(names, metric, x)
+    layers = base.interval_layers(names, metric, x)
     if seeds:
         datasets["seeds"] = seeds_frame(comparison, x)
-        place = {"x": x_encoding(x), "y": quantity(), "color": line_styles(names, marks=True)["color"]}
+        place = {"x": base.x_encoding(x), "y": base.quantity(), "color": base.line_styles(names, marks=True)["color"]}
         place["detail"] = {"field": "seed"}
-        layers.insert(1, layer("seeds", "line", place, aria=False, strokeWidth=1, opacity=0.55))
+        layers.insert(1, base.layer("seeds", "line", place, aria=False, strokeWidth=1, opacity=0.55))
     parts = [f"{group['name']} {percent(number(group['final']['accuracy']))}" for group in comparison["groups"]]
     smoothing = f" Exponential average, weight {comparison['smoothing']:g}." if comparison["smoothing"] else ""
     return Chart(
@@ -82,11 +62,11 @@ def accuracy_chart(comparison: Response, x: str, seeds: bool = False) -> Chart:
         f"{metric} on {', '.join(comparison['benchmarks'])}",
         {"layer": layers},
         datasets,
-        f"Mean {metric} of each configuration over {AXES[x]} with {level} bands",
+        f"Mean {metric} of each configuration over {base.AXES[x]} with {level} bands",
         f"Last evaluations: {', '.join(parts)}.",
         f"Band: {level} over seeds; over problems where there is one seed.{smoothing}",
         height=380,
-        labels={"x": AXES[x], "y": metric, **{name: f"{level} {name}" for name in BOUNDS}},
+        labels={"x": base.AXES[x], "y": metric, **{name: f"{level} {name}" for name in base.BOUNDS}},
     )
 
 
@@ -104,18 +84,18 @@ def gate_chart(comparison: Response, z: Mapping[str, Points]) -> Chart:
         if gate["threshold"] is not None:
             step = gate["shutoff_step"]
             states.append(f"{label} " + ("not yet" if step is None else f"at step {step}"))
-    frame = typed_frame(rows, **POINTS)
+    frame = base.typed_frame(rows, **base.POINTS)
     names = list(dict.fromkeys(frame["series"]))
     return Chart(
         "compare-gate",
         "Gates: z-scores",
-        {"layer": [*line_layers(names, "step", z_encoding()), *threshold_layers()]},
-        {"points": frame, "near": near(frame), "rules": typed_frame(limits.items(), **LABELS)},
-        f"z-scores of all runs with a gate over {AXES['step']}",
+        {"layer": [*base.line_layers(names, "step", base.z_encoding()), *base.threshold_layers()]},
+        {"points": frame, "near": base.near(frame), "rules": base.typed_frame(limits.items(), **base.LABELS)},
+        f"z-scores of all runs with a gate over {base.AXES['step']}",
         f"Shut off: {', '.join(states)}." if states else "No run has a gate.",
         "Not smoothed.",
-        labels={"x": AXES["step"]},
-        thinned=thinned(*z.values()),
+        labels={"x": base.AXES["step"]},
+        thinned=base.thinned(*z.values()),
     )
 
 
@@ -142,7 +122,7 @@ def heat_map_chart(heat_map: Response) -> Chart:
         rows.append((x_names[cell["x"]], y_names[cell["y"]], mean, text, bounds, len(cell["runs"])))
     frame = pd.DataFrame(rows, columns=["x", "y", "value", "text", "interval", "runs"])
     # Light cells in both colour schemes, so that dark text is readable.
-    fill = quantity(
+    fill = base.quantity(
         "value",
         condition={"test": "!isValid(datum.value)", "value": NO_VALUE},
         legend=None,
@@ -163,8 +143,8 @@ def heat_map_chart(heat_map: Response) -> Chart:
         f"{heat_map['y']} × {heat_map['x']}",
         {
             "layer": [
-                layer("points", "rect", cell_place, invalid=None, stroke=MUTED, strokeWidth=0.5),
-                layer("points", "text", words, fontSize=15, fontWeight=600, color=CELL_TEXT),
+                base.layer("points", "rect", cell_place, invalid=None, stroke=base.MUTED, strokeWidth=0.5),
+                base.layer("points", "text", words, fontSize=15, fontWeight=600, color=CELL_TEXT),
             ]
         },
         {"points": frame},
@@ -198,21 +178,21 @@ def parallel_chart(runs: Sequence[Response], settings: Sequence[str], measure: s
     x |= {"axis": {"labelAngle": 0, "labelLimit": 300}, "scale": {"padding": 0.3}}
     place = {
         "x": x,
-        "y": quantity(axis=None, scale={"padding": 14}),
-        "color": quantity("accuracy", legend=None, scale={"zero": False, "range": list(LINES)}),
+        "y": base.quantity(axis=None, scale={"padding": 14}),
+        "color": base.quantity("accuracy", legend=None, scale={"zero": False, "range": list(LINES)}),
         "detail": {"field": "series"},
     }
     line = {**place, "size": {"condition": {"param": "hover", "empty": False, "value": 4}, "value": 1.6}}
     dots = {**place, "tooltip": [{"field": name} for name in ("series", "axis", "value")]}
     select = {"type": "point", "fields": ["series"], "on": "pointerover", "nearest": True, "clear": "pointerout"}
     # Lines cross the labels, so that each has a halo below it.
-    words = {"x": x, "y": quantity(), "text": {"field": "value"}}
+    words = {"x": x, "y": base.quantity(), "text": {"field": "value"}}
     font: Spec = {"aria": False, "align": "left", "dx": 8, "fontSize": 12}
     layers = [
-        layer("points", "line", line, aria=False, opacity=0.8),
-        layer("points", "point", dots, params=[{"name": "hover", "select": select}], filled=True, size=40),
-        layer("ticks", "text", words, **font, stroke=_BACKGROUND, strokeWidth=5, strokeJoin="round"),
-        layer("ticks", "text", words, **font, color=TEXT),
+        base.layer("points", "line", line, aria=False, opacity=0.8),
+        base.layer("points", "point", dots, params=[{"name": "hover", "select": select}], filled=True, size=40),
+        base.layer("ticks", "text", words, **font, stroke=_BACKGROUND, strokeWidth=5, strokeJoin="round"),
+        base.layer("ticks", "text", words, **font, color=base.TEXT),
     ]
     best, highest = max(scores, key=lambda scored: scored[1], default=({}, 0.0))
     return Chart(
@@ -220,8 +200,8 @@ def parallel_chart(runs: Sequence[Response], settings: Sequence[str], measure: s
         "Parallel coordinates",
         {"layer": layers},
         {
-            "points": typed_frame(rows, series="str", axis="str", y="float64", value="str", accuracy="float64"),
-            "ticks": typed_frame(ticks, axis="str", y="float64", value="str"),
+            "points": base.typed_frame(rows, series="str", axis="str", y="float64", value="str", accuracy="float64"),
+            "ticks": base.typed_frame(ticks, axis="str", y="float64", value="str"),
         },
         f"A line per run over {', '.join(axes)}",
         f"Highest: {percent(highest)} in {best['name']}." if best else "No evaluations yet.",

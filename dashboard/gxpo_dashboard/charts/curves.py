@@ -6,26 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from gxpo_client.formats import percent, significant, size
-from gxpo_dashboard.charts.base import (
-    AXES,
-    NUMBER,
-    POINTS,
-    Chart,
-    Plot,
-    Spec,
-    axis_value,
-    hover_params,
-    layer,
-    line_styles,
-    near,
-    quantity,
-    thinned,
-    tooltip,
-    typed_frame,
-    x_encoding,
-    y_encoding,
-    zoom_params,
-)
+from gxpo_dashboard.charts import base
+from gxpo_dashboard.charts.base import Chart, Plot, Spec
 from gxpo_dashboard.view_models.series import Points
 
 REWARD = Plot(
@@ -137,19 +119,19 @@ def explorer_chart(metrics: Metrics, runs: Sequence[str], x: str, smoothing: flo
     axes, without non-positive values.
     """
     rows = [
-        (name, label, axis_value(at, x), math.nan if log and value <= 0 else value, step)
+        (name, label, base.axis_value(at, x), math.nan if log and value <= 0 else value, step)
         for name, series in metrics.items()
         for label, points in series.items()
         for step, at, value in zip(points.steps, points.x, points.y, strict=True)
     ]
-    frame = typed_frame(rows, metric="str", **POINTS)
+    frame = base.typed_frame(rows, metric="str", **base.POINTS)
     lines, dots = [f"lines{i}" for i in range(len(metrics))], [f"points{i}" for i in range(len(metrics))]
-    nearest = {**hover_params()[0]["select"], "encodings": ["x"]}
+    nearest = {**base.hover_params()[0]["select"], "encodings": ["x"]}
     spec: Spec = {
         "vconcat": [_row(name, number, runs, x, log, len(metrics)) for number, name in enumerate(metrics)],
         # One layer of each row: a parameter of two layers of a row is defined twice.
         "params": [
-            {**zoom_params()[0], "views": lines},
+            {**base.zoom_params()[0], "views": lines},
             {"name": "hover", "select": nearest, "views": dots},
             {"name": _LEGEND, "select": {"type": "point", "fields": ["series"]}, "bind": "legend", "views": lines},
         ],
@@ -166,19 +148,19 @@ def explorer_chart(metrics: Metrics, runs: Sequence[str], x: str, smoothing: flo
         "explorer",
         "Metrics",
         spec,
-        {"points": frame, "near": near(frame, 600)},
-        f"{', '.join(metrics)} over {AXES[x]}",
+        {"points": frame, "near": base.near(frame, 600)},
+        f"{', '.join(metrics)} over {base.AXES[x]}",
         words if metrics else "No data yet.",
         "Select a run in the legend to show it alone." + (average if smoothing else ""),
         height=70 + (_HEIGHT + 34) * len(metrics),
-        labels={"x": AXES[x], "y": "value", "series": "run"},
-        thinned=thinned(*(points for series in metrics.values() for points in series.values())),
+        labels={"x": base.AXES[x], "y": "value", "series": "run"},
+        thinned=base.thinned(*(points for series in metrics.values() for points in series.values())),
     )
 
 
 def _row(name: str, number: int, runs: Sequence[str], x: str, log: bool, num_rows: int) -> Spec:
     """A metric's lines, the points under the pointer, and a rule at its x. Only the last row has labels of x."""
-    place_x, y, styles = x_encoding(x), y_encoding(name, log=log), line_styles(runs)
+    place_x, y, styles = base.x_encoding(x), base.y_encoding(name, log=log), base.line_styles(runs)
     place_x["axis"]["labelFlush"] = True
     if number < num_rows - 1:
         place_x["title"] = None
@@ -189,18 +171,17 @@ def _row(name: str, number: int, runs: Sequence[str], x: str, log: bool, num_row
     y["axis"]["tickCount"] = 3
     chosen: Spec = {"condition": {"param": _LEGEND, "value": 1}, "value": 0.08}
     place = {"x": place_x, "y": y, "color": styles["color"]}
-    hovered = {"param": "hover", "empty": False}
     of_metric = {"filter": {"field": "metric", "equal": name}}
     line = {**place, "strokeDash": styles["strokeDash"], "opacity": chosen}
-    dots = {**place, "opacity": {"condition": {**hovered, "value": 1}, "value": 0}, "tooltip": tooltip(x, NUMBER)}
-    lines = layer("points", "line", line, aria=False, strokeWidth=2)
-    points = layer("near", "point", dots, aria=False, filled=True, size=50)
-    rule = layer("near", "rule", {"x": quantity("x")}, aria=False, strokeWidth=1, color="#7b8794")
+    dots = {**place, "opacity": base.on_hover(0), "tooltip": base.tooltip(x, base.NUMBER)}
+    lines = base.layer("points", "line", line, aria=False, strokeWidth=2)
+    points = base.layer("near", "point", dots, aria=False, filled=True, size=50)
+    rule = base.layer("near", "rule", {"x": base.quantity("x")}, aria=False, strokeWidth=1, color=base.MUTED)
     return {
         "height": _HEIGHT,
         "layer": [
             {**lines, "name": f"lines{number}", "transform": [of_metric]},
             {**points, "name": f"points{number}", "transform": [of_metric]},
-            {**rule, "transform": [of_metric, {"filter": hovered}]},
+            {**rule, "transform": [of_metric, {"filter": {"param": "hover", "empty": False}}]},
         ],
     }

@@ -10,26 +10,8 @@ import math
 import pandas as pd
 
 from gxpo_client.formats import figure, known
-from gxpo_dashboard.charts.base import (
-    AXES,
-    LABELS,
-    MUTED,
-    Chart,
-    Spec,
-    layer,
-    line_layers,
-    long_frame,
-    near,
-    quantity,
-    rule_layers,
-    thinned,
-    threshold_layers,
-    typed_frame,
-    value_at,
-    x_encoding,
-    y_encoding,
-    z_encoding,
-)
+from gxpo_dashboard.charts import base
+from gxpo_dashboard.charts.base import Chart, Spec
 from gxpo_dashboard.view_models.rules import HUES
 from gxpo_dashboard.view_models.series import Series
 
@@ -64,29 +46,30 @@ def phases(series: Series, x: str = "step") -> pd.DataFrame:
         for step, value in changes:
             if value != state:
                 phase = LOOK_AHEAD if state else FALLBACK
-                rows.append((value_at(active, start, x), value_at(active, step, x), phase))
+                rows.append((base.value_at(active, start, x), base.value_at(active, step, x), phase))
                 start, state = step, bool(value)
-    return typed_frame(rows, x="float64", x2="float64", phase="str")
+    return base.typed_frame(rows, x="float64", x2="float64", phase="str")
 
 
 def z_chart(series: Series, x: str = "step", two_sided: bool = False, colors: PhaseColors = PHASE_COLORS) -> Chart:
     """z-score with τ, shut-off and phases, in units of the window's standard deviation."""
-    frame = long_frame(series, {"gate/z": "z-score"}, x)
+    frame = base.long_frame(series, {"gate/z": "z-score"}, x)
     tau = series["gate/threshold"].last if series.get("gate/threshold") else math.nan
     limits = [tau, -tau] if two_sided else [tau]
-    rules = [(limit, f"{'−' if limit < 0 else ''}τ = {figure(limit)}") for limit in limits if known(limit)]
-    layers = [*line_layers(["z-score"], x, z_encoding()), *threshold_layers()]
+    words = [(limit, f"{'−' if limit < 0 else ''}τ = {figure(limit)}") for limit in limits if known(limit)]
+    rules = base.typed_frame(words, **base.LABELS)
+    layers = [*base.line_layers(["z-score"], x, base.z_encoding()), *base.threshold_layers()]
     return Chart(
         "gate-z",
         "Gate: z-score",
         {"layer": _marked(layers, x, colors)},
-        {"points": frame, "near": near(frame), "rules": typed_frame(rules, **LABELS), **_marks(series, x)},
-        f"z-score of the gate against its threshold over {AXES[x]}, phases shaded, shut-off marked",
+        {"points": frame, "near": base.near(frame), "rules": rules, **_marks(series, x)},
+        f"z-score of the gate against its threshold over {base.AXES[x]}, phases shaded, shut-off marked",
         _z_words(series, tau, two_sided),
         "Not smoothed. 0 is the window mean, 1 its standard deviation; at τ the look-ahead is switched off."
         + (" Two-sided: also at −τ." if two_sided else ""),
-        labels={"x": AXES[x], "y": "z-score"},
-        thinned=thinned(series.get("gate/z")),
+        labels={"x": base.AXES[x], "y": "z-score"},
+        thinned=base.thinned(series.get("gate/z")),
     )
 
 
@@ -96,10 +79,10 @@ def value_chart(
     """The monitored value, called `watched`, and the window's mean ± one standard deviation as a band."""
     names = {"gate/value": watched, "gate/mean": "window mean"}
     present = {name: label for name, label in names.items() if series.get(name)}
-    frame = long_frame(series, present, x)
-    bounds = {"x": x_encoding(x), "y": quantity("low", title=watched), "y2": {"field": "high"}}
-    band = layer("band", "area", bounds, aria=False, opacity=0.22, color=MUTED)
-    layers = [band, *line_layers(list(present.values()), x, y_encoding(watched))]
+    frame = base.long_frame(series, present, x)
+    bounds = {"x": base.x_encoding(x), "y": base.quantity("low", title=watched), "y2": {"field": "high"}}
+    band = base.layer("band", "area", bounds, aria=False, opacity=0.22, color=base.MUTED)
+    layers = [band, *base.line_layers(list(present.values()), x, base.y_encoding(watched))]
     last = {name: series[name].last for name in ("gate/value", *WINDOW) if series.get(name)}
     words = (
         f"Latest value {figure(last.get('gate/value'))}; window mean {figure(last.get('gate/mean'))} "
@@ -109,12 +92,12 @@ def value_chart(
         "gate-value",
         "Gate: monitored value",
         {"layer": _marked(layers, x, colors)},
-        {"points": frame, "near": near(frame), "band": _band(series, x), **_marks(series, x)},
-        f"{watched} with the gate window's mean and spread over {AXES[x]}",
+        {"points": frame, "near": base.near(frame), "band": _band(series, x), **_marks(series, x)},
+        f"{watched} with the gate window's mean and spread over {base.AXES[x]}",
         words if last else "No data yet.",
         "Band: window mean ± one standard deviation.",
-        labels={"x": AXES[x]},
-        thinned=thinned(*(series[name] for name in present)),
+        labels={"x": base.AXES[x]},
+        thinned=base.thinned(*(series[name] for name in present)),
     )
 
 
@@ -122,19 +105,19 @@ def _band(series: Series, x: str) -> pd.DataFrame:
     mean, std = series.get("gate/mean"), series.get("gate/std")
     spread = dict(zip(std.steps, std.y, strict=True)) if std else {}
     rows = [
-        (value_at(mean, step, x), value - spread[step], value + spread[step])
+        (base.value_at(mean, step, x), value - spread[step], value + spread[step])
         for step, value in (zip(mean.steps, mean.y, strict=True) if mean else ())
         if known(value) and known(spread.get(step))
     ]
-    return typed_frame(rows, x="float64", low="float64", high="float64")
+    return base.typed_frame(rows, x="float64", low="float64", high="float64")
 
 
 def _marks(series: Series, x: str) -> dict[str, pd.DataFrame]:
     """Datasets of the shaded phases and of the marked shut-off."""
     step = shutoff_step(series)
     points = series.get("gate/value") or series.get("gate/active")
-    rows = [] if step is None else [(value_at(points, step, x), f"shut off at step {step}")]
-    return {"phases": phases(series, x), "shutoff": typed_frame(rows, x="float64", label="str")}
+    rows = [] if step is None else [(base.value_at(points, step, x), f"shut off at step {step}")]
+    return {"phases": phases(series, x), "shutoff": base.typed_frame(rows, x="float64", label="str")}
 
 
 def _marked(layers: list[Spec], x: str, colors: PhaseColors) -> list[Spec]:
@@ -147,13 +130,13 @@ def _marked(layers: list[Spec], x: str, colors: PhaseColors) -> list[Spec]:
             "orient": "top", "title": None, "symbolType": "square", "symbolOpacity": PHASE_OPACITY, "columns": 2,
         },
     }  # fmt: skip
-    place = {"x": x_encoding(x), "x2": {"field": "x2"}, "fill": fill}
+    place = {"x": base.x_encoding(x), "x2": {"field": "x2"}, "fill": fill}
     words = {"align": "right", "baseline": "top", "dx": -5, "dy": 4}
-    rule = {"strokeDash": [2, 3], "color": MUTED}
+    rule = {"strokeDash": [2, 3], "color": base.MUTED}
     return [
-        layer("phases", "rect", place, aria=False, opacity=PHASE_OPACITY),
+        base.layer("phases", "rect", place, aria=False, opacity=PHASE_OPACITY),
         *layers,
-        *rule_layers("shutoff", rule, {"y": {"value": 0}}, {"x": x_encoding(x)}, words),
+        *base.rule_layers("shutoff", rule, {"y": {"value": 0}}, {"x": base.x_encoding(x)}, words),
     ]
 
 

@@ -8,29 +8,8 @@ from typing import Any
 import pandas as pd
 
 from gxpo_client.formats import count, duration, known
-from gxpo_dashboard.charts.base import (
-    AXES,
-    DASHES,
-    LABELS,
-    MUTED,
-    NUMBER,
-    PARTS,
-    SQUARES,
-    TEXT,
-    Chart,
-    Spec,
-    by_series,
-    hover_params,
-    layer,
-    legend,
-    on_hover,
-    quantity,
-    rule_layers,
-    thinned,
-    typed_frame,
-    x_encoding,
-    zoom_params,
-)
+from gxpo_dashboard.charts import base
+from gxpo_dashboard.charts.base import Chart, Spec
 from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
 from gxpo_dashboard.view_models.rules import Rule, Rules
 from gxpo_dashboard.view_models.series import Series, Totals
@@ -58,7 +37,7 @@ def passes_by_phase(series: Series, rule: Rule) -> pd.DataFrame:
             rows.append((step, _phases(rule)[0], value))
         else:
             rows += [(step, phase, passes) for phase, passes in spent.items()]
-    return typed_frame(rows, **PARTS)
+    return base.typed_frame(rows, **base.PARTS)
 
 
 def others(steps: list[int], settings: Mapping[str, Any], rules: Rules) -> pd.DataFrame:
@@ -71,7 +50,7 @@ def others(steps: list[int], settings: Mapping[str, Any], rules: Rules) -> pd.Da
         for rule in _other_rules(settings, rules)
         for step in steps
     ]
-    return typed_frame(rows, **PARTS)
+    return base.typed_frame(rows, **base.PARTS)
 
 
 def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | None, rules: Rules) -> Chart:
@@ -85,35 +64,35 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     hypothetical = others([0, *steps] if steps else [], settings, rules)
     lines = {other.label_with_cost(settings): other for other in _other_rules(settings, rules)} if steps else {}
     styles = _styles(_phases(rule), (rule.color, rules.baseline.color), lines)
-    x, axis = x_encoding("step"), {"format": "~s", "tickCount": 5, "titlePadding": 8, "labelFlush": False}
-    y = quantity(title="backward passes", axis=axis, scale={"padding": 18, "nice": False})
+    x, axis = base.x_encoding("step"), {"format": "~s", "tickCount": 5, "titlePadding": 8, "labelFlush": False}
+    y = base.quantity(title="backward passes", axis=axis, scale={"padding": 18, "nice": False})
     order = {"condition": [{"test": f"datum.series === '{FALLBACK}'", "value": 1}], "value": 0}
     area = {"x": x, "y": {**y, "stack": "zero"}, "order": order, "color": styles["color"]}
     tips: list[Spec] = [
         {"field": "series"},
         {"field": "x", "title": "step"},
-        {"field": "y", "title": "backward passes", "format": NUMBER},
+        {"field": "y", "title": "backward passes", "format": base.NUMBER},
     ]
-    dots = {"x": x, "y": y, "opacity": on_hover(0), "tooltip": tips}
+    dots = {"x": x, "y": y, "opacity": base.on_hover(0), "tooltip": tips}
     layers = [
-        layer("own", "area", area, params=zoom_params(), opacity=0.6),
-        layer("others", "line", {"x": x, "y": y, **styles}, strokeWidth=2),
-        layer("points", "point", dots, params=hover_params(), filled=True, size=45, color=MUTED),
+        base.layer("own", "area", area, params=base.zoom_params(), opacity=0.6),
+        base.layer("others", "line", {"x": x, "y": y, **styles}, strokeWidth=2),
+        base.layer("points", "point", dots, params=base.hover_params(), filled=True, size=45, color=base.MUTED),
     ]
     place = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -2}
-    layers += rule_layers("limit", {"color": MUTED}, {"x": {"value": 0}}, {"y": quantity()}, place)
+    layers += base.rule_layers("limit", {"color": base.MUTED}, {"x": {"value": 0}}, {"y": base.quantity()}, place)
     limit = [(budget, f"budget {count(budget)}")] if budget else []
     points = pd.concat([own, hypothetical[hypothetical["x"] > 0]], ignore_index=True)
     return Chart(
         "budget",
         "Backward passes",
         {"layer": layers},
-        {"points": points, "own": own, "others": hypothetical, "limit": typed_frame(limit, **LABELS)},
-        f"Backward passes over {AXES['step']} by phase, compared with other rules",
+        {"points": points, "own": own, "others": hypothetical, "limit": base.typed_frame(limit, **base.LABELS)},
+        f"Backward passes over {base.AXES['step']} by phase, compared with other rules",
         _spent(own, hypothetical, budget),
         "Areas: this run. Lines: other rules on the same steps with open gates.",
-        labels={"x": AXES["step"]},
-        thinned=thinned(series.get("update/backward_passes_total")),
+        labels={"x": base.AXES["step"]},
+        thinned=base.thinned(series.get("update/backward_passes_total")),
     )
 
 
@@ -129,10 +108,10 @@ def _styles(areas: list[str], area_colors: tuple[str, str], lines: Mapping[str, 
     """One colour and dash per name, areas and lines in one legend; those of a rule are the same for every run."""
     names = [*areas, *lines]
     colors = [*area_colors[: len(areas)], *(rule.color for rule in lines.values())]
-    dashed = DASHES[1:]
+    dashed = base.DASHES[1:]
     dashes = [[1, 0]] * len(areas) + [list(dashed[rule.position % len(dashed)]) for rule in lines.values()]
-    key = legend(names)
-    return {"color": by_series(key, names, range=colors), "strokeDash": by_series(key, names, range=dashes)}
+    key = base.legend(names)
+    return {"color": base.by_series(key, names, range=colors), "strokeDash": base.by_series(key, names, range=dashes)}
 
 
 def _spent(own: pd.DataFrame, hypothetical: pd.DataFrame, budget: float | None) -> str:
@@ -178,7 +157,7 @@ def step_parts(series: Series) -> pd.DataFrame:
         seconds = {label: at[step] for label, at in parts.items() if known(at.get(step))}
         rows += [(step, label, value) for label, value in seconds.items()]
         rows.append((step, REST, max(0.0, total - sum(seconds.values()))))
-    return typed_frame(rows, **PARTS)
+    return base.typed_frame(rows, **base.PARTS)
 
 
 def mean_parts(totals: Totals) -> dict[str, float]:
@@ -198,10 +177,12 @@ def step_time_chart(series: Series, totals: Totals) -> Chart:
     order = {label: position for position, label in enumerate(names)}
     frame = frame.assign(order=frame["series"].map(order).astype("float64"))
     encoding: Spec = {
-        "x": x_encoding("step"),
-        "y": quantity(stack="zero", title="seconds", axis={"format": NUMBER, "tickCount": 5, "labelFlush": False}),
-        "order": quantity("order"),
-        "fill": by_series(SQUARES, names),
+        "x": base.x_encoding("step"),
+        "y": base.quantity(
+            stack="zero", title="seconds", axis={"format": base.NUMBER, "tickCount": 5, "labelFlush": False}
+        ),
+        "order": base.quantity("order"),
+        "fill": base.by_series(base.SQUARES, names),
     }
     area: Spec = {"interpolate": "step", "opacity": 0.85, "line": False, "tooltip": True}
     parts = mean_parts(totals)
@@ -210,13 +191,13 @@ def step_time_chart(series: Series, totals: Totals) -> Chart:
     return Chart(
         "step-time",
         "Step time",
-        {"layer": [layer("points", "area", encoding, params=zoom_params(), **area)]},
+        {"layer": [base.layer("points", "area", encoding, params=base.zoom_params(), **area)]},
         {"points": frame[["x", "series", "y", "order"]]},
-        f"Seconds of sampling, verifying, update, weight sync and other, stacked over {AXES['step']}",
+        f"Seconds of sampling, verifying, update, weight sync and other, stacked over {base.AXES['step']}",
         f"Share of step time: {shares}." if whole else "No steps yet.",
         "Stacked in legend order, from the bottom. Evaluation and checkpoints are not part of a step.",
-        labels={"x": AXES["step"]},
-        thinned=thinned(series.get(WHOLE)),
+        labels={"x": base.AXES["step"]},
+        thinned=base.thinned(series.get(WHOLE)),
     )
 
 
@@ -226,7 +207,7 @@ def means(totals: Totals) -> pd.DataFrame:
     if rows:
         outside = {label: totals[name] for name, label in OUTSIDE_STEP.items() if name in totals}
         rows |= {label: total.sum / totals[WHOLE].count for label, total in outside.items() if total.count}
-    frame = typed_frame(rows.items(), series="str", y="float64")
+    frame = base.typed_frame(rows.items(), series="str", y="float64")
     return frame.assign(label=[duration(value) for value in frame["y"]])
 
 
@@ -235,14 +216,14 @@ def totals_chart(totals: Totals) -> Chart:
     frame = means(totals)
     names = [*STEP_PARTS.values(), REST, *OUTSIDE_STEP.values()]
     y: Spec = {"field": "series", "type": "nominal", "sort": names, "title": None, "axis": {"labelLimit": 160}}
-    axis, scale = {"tickCount": 5, "format": NUMBER}, {"padding": 40, "nice": False, "zero": True}
-    place = {"x": quantity(title="mean seconds per step", axis=axis, scale=scale), "y": y}
-    values = layer("points", "text", {**place, "text": {"field": "label"}}, align="left", dx=4, color=TEXT)
+    axis, scale = {"tickCount": 5, "format": base.NUMBER}, {"padding": 40, "nice": False, "zero": True}
+    place = {"x": base.quantity(title="mean seconds per step", axis=axis, scale=scale), "y": y}
+    values = base.layer("points", "text", {**place, "text": {"field": "label"}}, align="left", dx=4, color=base.TEXT)
     words = ", ".join(f"{row.series} {row.label}" for row in frame.itertuples())
     return Chart(
         "time-totals",
         "Mean step time",
-        {"layer": [layer("points", "bar", place), values]},
+        {"layer": [base.layer("points", "bar", place), values]},
         {"points": frame},
         "Mean seconds per step of each part, including evaluation and checkpoints",
         f"{words[:1].upper()}{words[1:]}." if words else "No steps yet.",
@@ -265,7 +246,7 @@ def spans_frame(steps: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         for shift in [step["begin"] - steps[0]["begin"]]
         for span in step["spans"]
     ]
-    return typed_frame(rows, process="str", series="str", x="float64", x2="float64", step="int64")
+    return base.typed_frame(rows, process="str", series="str", x="float64", x2="float64", step="int64")
 
 
 def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
@@ -273,10 +254,10 @@ def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
     frame = spans_frame(steps)
     processes = sorted(set(frame["process"]), key=lambda name: (not name.startswith("learner"), len(name), name))
     encoding: Spec = {
-        "x": quantity("x", title="seconds", axis={"grid": False, "tickCount": 8}, scale={"nice": False}),
+        "x": base.quantity("x", title="seconds", axis={"grid": False, "tickCount": 8}, scale={"nice": False}),
         "x2": {"field": "x2"},
         "y": {"field": "process", "type": "nominal", "sort": processes, "title": None},
-        "fill": by_series(SQUARES, ACTIVITIES),
+        "fill": base.by_series(base.SQUARES, ACTIVITIES),
         "tooltip": [{"field": name} for name in ("process", "series", "step", "x", "x2")],
     }
     length = frame["x2"].max() - frame["x"].min()
@@ -285,7 +266,7 @@ def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
     return Chart(
         "timeline",
         "Timeline",
-        {"layer": [layer("points", "bar", encoding, params=zoom_params(), height={"band": 0.8})]},
+        {"layer": [base.layer("points", "bar", encoding, params=base.zoom_params(), height={"band": 0.8})]},
         {"points": frame},
         "Sampling, verifying, updating and syncing of each process over the last steps",
         f"Busy over the last {frame['step'].nunique()} steps: {shares}." if shares else "No timeline yet.",

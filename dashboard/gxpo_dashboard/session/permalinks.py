@@ -16,6 +16,9 @@ from typing import Any, Literal
 
 import streamlit as st
 
+Options = Sequence[str] | Mapping[str, str]
+"""What can be selected; a mapping has the label of each option."""
+
 
 def adopt(
     address: Sequence[str], written: Sequence[str] | None, current: Sequence[str] | None, default: Sequence[str]
@@ -84,7 +87,7 @@ def check(label: str, name: str, default: bool = False, **widget: Any) -> bool:
 def select(
     label: str,
     name: str,
-    options: Sequence[str],
+    options: Options,
     default: str | None = None,
     *,
     box: Callable[..., Any] = st.selectbox,
@@ -92,25 +95,31 @@ def select(
 ) -> str | None:
     """One of the options; an unknown option in the URL falls back to the default. box: the kind of widget."""
     selected(name, options, default)
-    value: str | None = box(label, options, key=f"in_{name}", **widget)
-    _publish(name, value, [default] if default is not None else [])
+    value: str | None = box(label, list(options), key=f"in_{name}", **_labels(options), **widget)
+    # As in `text`: an empty option that is not the default stays in the URL.
+    _publish(name, [value] if default and value is not None else value, [default] if default is not None else [])
     return value
 
 
-def choice(label: str, name: str, options: Sequence[str], default: str, **widget: Any) -> str:
+def choice(label: str, name: str, options: Options, default: str, **widget: Any) -> str:
     """The same as a segmented control; one is always selected."""
     widget = {"label_visibility": "collapsed", "required": True} | widget
-    return select(label, name, options, default, box=st.segmented_control, **widget) or default
+    value = select(label, name, options, default, box=st.segmented_control, **widget)
+    return default if value is None else value
 
 
-def multi(label: str, name: str, options: Sequence[str], default: Sequence[str] = (), **widget: Any) -> list[str]:
+def multi(label: str, name: str, options: Options, default: Sequence[str] = (), **widget: Any) -> list[str]:
     key = _start(name, list(default), lambda values: [value for value in values if value in options])
-    value = [str(item) for item in st.multiselect(label, options, key=key, **widget)]
+    value = [str(item) for item in st.multiselect(label, list(options), key=key, **_labels(options), **widget)]
     _publish(name, value, list(default))
     return value
 
 
-def selected(name: str, options: Sequence[str], default: str | None = None) -> str | None:
+def _labels(options: Options) -> dict[str, Any]:
+    return {"format_func": options.__getitem__} if isinstance(options, Mapping) else {}
+
+
+def selected(name: str, options: Options, default: str | None = None) -> str | None:
     """The value that `select` or `choice` shows next, for what is drawn before the widget."""
     words = [default] if default is not None else []
     key = _start(name, words, lambda values: values[0] if values and values[0] in options else default)

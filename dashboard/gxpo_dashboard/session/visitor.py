@@ -28,7 +28,7 @@ from gxpo_client.shared_responses import RunChanges, SharedResponses
 from gxpo_dashboard.labels import TERMINAL, plain
 from gxpo_dashboard.view_models.forms import settings_of
 from gxpo_dashboard.view_models.rules import Rules, rules_of
-from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh_many
+from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh
 
 Json = dict[str, Any]
 K = TypeVar("K")
@@ -236,7 +236,8 @@ def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = Fals
     series = _stored((run, x, names, joined), LiveSeries(joined=joined))
     service = client()
     try:
-        series.refresh(lambda after: service.metrics(run, names, x, after, series.max_points, joined=joined))
+        most = series.max_points
+        refresh({run: series}, lambda _, after: {run: service.metrics(run, names, x, after, most, joined=joined)})
     except ServiceUnavailable:
         if series.revision is None:
             raise
@@ -262,7 +263,7 @@ def live_series_of(
         or runs[run]["progress"]["steps"] > live.last_step
     }
     with suppress(ServiceUnavailable):
-        refresh_many(due, lambda ids, after: service.metrics_of(ids, names, x, after, most, smoothing=smoothing))
+        refresh(due, lambda ids, after: service.metrics_of(ids, names, x, after, most, smoothing=smoothing))
     return series
 
 

@@ -50,8 +50,8 @@ def settings_of(
 ) -> Iterator[Setting]:
     """Every setting of the schema with its current value, in schema order.
 
-    For a part with variants (the update rule), the settings are those of the selected variant. part: of the schema, at
-    the dotted path `prefix`.
+    For a part with variants (such as the update rule), the settings are those of the selected variant. part: of the
+    schema, at the dotted path `prefix`.
     """
     config = config if isinstance(config, Mapping) else {}
     part = schema if part is None else part
@@ -64,7 +64,7 @@ def settings_of(
             yield from settings_of(schema, value, shape, f"{path}.")
         elif "properties" in shape:
             yield Setting(path, "json", words, value, optional=True)
-        elif "const" in shape and name == "name" and (names := _variants(schema, part)):
+        elif ("const" in shape or "enum" in shape) and (names := _variants(schema, part, name)):
             yield Setting(path, "choice", "Variant.", value, names)
         else:
             kind, options = _kind(shape)
@@ -91,9 +91,10 @@ def _resolve(schema: Mapping[str, Any], entry: Mapping[str, Any], value: Any) ->
     if "$ref" in entry:
         return _resolve(schema, follow(schema, entry), value)
     if "oneOf" in entry and "discriminator" in entry:
-        mapping = entry["discriminator"]["mapping"]
-        name = value.get(entry["discriminator"]["propertyName"]) if isinstance(value, Mapping) else None
-        reference = mapping.get(name) or mapping.get((entry.get("default") or {}).get("name")) or next(iter(mapping))
+        mapping, key = entry["discriminator"]["mapping"], entry["discriminator"]["propertyName"]
+        name = value.get(key) if isinstance(value, Mapping) else None
+        default = (entry.get("default") or {}).get(key)
+        reference = mapping.get(name) or mapping.get(default) or next(iter(mapping.values()))
         return follow(schema, {"$ref": reference}), False
     if "anyOf" in entry:
         kinds = [kind for kind in entry["anyOf"] if kind.get("type") != "null"]
@@ -102,11 +103,12 @@ def _resolve(schema: Mapping[str, Any], entry: Mapping[str, Any], value: Any) ->
     return entry, False
 
 
-def _variants(schema: Mapping[str, Any], part: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of all variants that a part belongs to; empty if it is not a variant."""
+def _variants(schema: Mapping[str, Any], part: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Names of all variants that a part belongs to; empty if it is not a variant, or if another setting selects it."""
     for definition in schema["$defs"].values():
         for entry in definition.get("properties", {}).values():
-            mapping = entry.get("discriminator", {}).get("mapping", {})
+            chosen = entry.get("discriminator", {})
+            mapping = chosen.get("mapping", {}) if chosen.get("propertyName") == name else {}
             if any(follow(schema, {"$ref": reference}) is part for reference in mapping.values()):
                 return tuple(mapping)
     return ()

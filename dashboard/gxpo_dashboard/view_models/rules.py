@@ -37,12 +37,6 @@ def shade(color: str, variant: int) -> str:
     return _hex(hue, low, saturation)
 
 
-def variants(bases: Mapping[str, str]) -> dict[str, str]:
-    """Series → colour of its rule, to series → shade: equal colours are told apart by order."""
-    colors = list(bases.values())
-    return {series: shade(base, colors[:i].count(base)) for i, (series, base) in enumerate(bases.items())}
-
-
 def _hex(hue: float, lightness: float, saturation: float) -> str:
     return "#" + "".join(f"{round(255 * c):02x}" for c in colorsys.hls_to_rgb(hue, lightness, saturation))
 
@@ -107,8 +101,9 @@ class Rules:
         return next((rule for rule in self.known if rule.family == "baseline"), Rule("", "baseline", 0))
 
     def colors(self, rule_of: Mapping[str, str]) -> dict[str, str]:
-        """Series → name of its rule, to series → colour: the rule's hue in a shade of its own."""
-        return variants({series: self.of({"name": name}).color for series, name in rule_of.items()})
+        """Series → name of its rule, to series → colour: the rule's hue, in shades by order."""
+        hues = [self.of({"name": name}).color for name in rule_of.values()]
+        return {series: shade(hues[i], hues[:i].count(hues[i])) for i, series in enumerate(rule_of)}
 
     def of(self, settings: Settings) -> Rule:
         """The rule of a run's `learner.rule`; the fall-back for an unknown one."""

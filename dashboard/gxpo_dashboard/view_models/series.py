@@ -17,8 +17,8 @@ MAX_POINTS = 600
 EXTREMES, EVEN = "minima and maxima", "evenly spaced steps"
 """Which points of a long series are left."""
 
-Fetch = Callable[[int | None], Mapping[str, Any]]
-FetchMany = Callable[[list[str], int | None], Mapping[str, Mapping[str, Any]]]
+Fetch = Callable[[list[str], int | None], Mapping[str, Mapping[str, Any]]]
+"""The responses of runs, by run, with the points after a step, or all for None."""
 
 
 def number(value: Any) -> float:
@@ -79,7 +79,7 @@ Totals = Mapping[str, Total]
 
 
 class LiveSeries:
-    """The series of one run on one axis; `refresh` brings them up to date.
+    """The series of one run on one axis; `refresh` below brings them up to date.
 
     joined: whether the service thins them to the same steps, and sends their totals.
     """
@@ -92,10 +92,6 @@ class LiveSeries:
         self.last_step = -1
         self.points: dict[str, Points] = {}
         self.totals: dict[str, Total] = {}
-
-    def refresh(self, fetch: Fetch) -> None:
-        """Refresh with `fetch(after)`, which returns points after a step, or all for None."""
-        refresh_many({"": self}, lambda _, after: {"": fetch(after)})
 
     @property
     def overlap(self) -> int | None:
@@ -127,8 +123,8 @@ class LiveSeries:
         return after is None or all(len(points) <= 2 * self.max_points for points in self.points.values())
 
 
-def refresh_many(series: Mapping[str, LiveSeries], fetch: FetchMany) -> None:
-    """Refresh several runs with few requests: `fetch(runs, after)` returns responses by run."""
+def refresh(series: Mapping[str, LiveSeries], fetch: Fetch) -> None:
+    """Refresh runs with few requests."""
     fresh = [run for run, live in series.items() if live.overlap is None]
     known = {run: live.overlap for run, live in series.items() if live.overlap is not None}
     requests: list[tuple[list[str], int | None]] = [(fresh, None)] if fresh else []

@@ -11,19 +11,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from gxpo_client.formats import (
-    NONE,
-    count,
-    duration,
-    figure,
-    known,
-    literal,
-    moment,
-    percent,
-    signed,
-    significant,
-    size,
-)
+from gxpo_client import formats
 from gxpo_dashboard.labels import NO_HEARTBEAT, STATES
 from gxpo_dashboard.view_models.series import number
 
@@ -72,16 +60,11 @@ def further(columns: Iterable[str], prefix: str) -> list[str]:
     return [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
 
 
-def run_link(run: Json) -> str:
-    """Address of a run's view; its name follows as fragment, for the cell's text."""
-    return f"?view=run&run={run['id']}#{quote(str(run['name']), safe=';/?:@&=+$,# ')}"
-
-
 def filled(frame: pd.DataFrame, columns: Sequence[str]) -> list[str]:
     """The columns that have a value in any row; name and state always."""
 
     def is_missing(value: Any) -> bool:
-        return not value if isinstance(value, list) else value is None or value in ("", NONE) or value != value
+        return not value if isinstance(value, list) else value is None or value in ("", formats.NONE) or value != value
 
     return [name for name in columns if name in ("name", "state") or not frame[name].map(is_missing).all()]
 
@@ -109,7 +92,7 @@ def ordered(groups: Sequence[list[dict[str, Any]]], sort: str, *, descending: bo
         return number(values.get(sort))
 
     def place(group: Sequence[Json]) -> tuple[bool, float]:
-        values = [mean for run in group if _is_averaged(run, group) and known(mean := value(run))]
+        values = [mean for run in group if _is_averaged(run, group) and formats.known(mean := value(run))]
         return (False, (-1 if descending else 1) * fmean(values)) if values else (True, 0.0)
 
     numeric = sort in ("score", "score_best", "backward_passes", "step") or sort.startswith(METRIC)
@@ -148,7 +131,7 @@ def means(frame: pd.DataFrame, runs: Sequence[Json], groups: Sequence[Sequence[i
 def _mean_progress(runs: Sequence[Json]) -> dict[str, float]:
     """The mean of what is known of each cost."""
     values = {name: [number((run.get("progress") or {}).get(name)) for run in runs] for name in _COSTS}
-    known_values = {name: list(filter(known, numbers)) for name, numbers in values.items()}
+    known_values = {name: list(filter(formats.known, numbers)) for name, numbers in values.items()}
     return {name: fmean(numbers) for name, numbers in known_values.items() if numbers}
 
 
@@ -156,9 +139,9 @@ def _costs(progress: Json) -> dict[str, str]:
     """The columns that write out costs."""
     return {
         "passes": passes_used(progress),
-        "left": duration(progress.get("seconds_left")),
-        "training": duration(progress.get("training_s")),
-        "tokens": count(number(progress.get("tokens"))),
+        "left": formats.duration(progress.get("seconds_left")),
+        "training": formats.duration(progress.get("training_s")),
+        "tokens": formats.count(number(progress.get("tokens"))),
     }
 
 
@@ -200,8 +183,8 @@ def _setting(value: Any) -> Any:
 
 def passes_used(progress: Json) -> str:
     """`37 of 90`, or `37` without a budget in backward passes."""
-    used, budget = count(number(progress.get("backward_passes"))), progress.get("backward_passes_budget")
-    return f"{used} of {count(number(budget))}" if known(budget) else used
+    used, budget = formats.count(number(progress.get("backward_passes"))), progress.get("backward_passes_budget")
+    return f"{used} of {formats.count(number(budget))}" if formats.known(budget) else used
 
 
 def time_left(run: Json) -> str:
@@ -209,17 +192,20 @@ def time_left(run: Json) -> str:
     progress = run.get("progress") or {}
     if (place := progress.get("queue_position")) is not None:
         return f"queue: {place}"
-    return duration(progress.get("seconds_left"))
+    return formats.duration(progress.get("seconds_left"))
 
 
 def _row(run: Json, reference: float) -> dict[str, Any]:
-    """Column → cell, but for the trend. reference: accuracy of the baseline."""
+    """Column → cell, but for the trend. reference: accuracy of the baseline.
+
+    The name is the address of the run's view, with the name as fragment for the cell's text.
+    """
     progress = run.get("progress") or {}
     score = number(run.get("score"))
     return {
         **{name: run.get(name) for name in ("model", "seed", "group", "reason", "id")},
         **_costs(progress),
-        "name": run_link(run),
+        "name": f"?view=run&run={run['id']}#{quote(str(run['name']), safe=';/?:@&=+$,# ')}",
         "state": [STATES.get(run["state"], run["state"]), *([NO_HEARTBEAT] if run.get("silent_s") else [])],
         "rule": run.get("rule_label") or run["rule"],
         "progress": 100 * number(progress.get("fraction") or 0.0),
@@ -230,7 +216,7 @@ def _row(run: Json, reference: float) -> dict[str, Any]:
         "tags": list(run.get("tags") or []),
         "best": 100 * number(run.get("score_best")),
         "step": progress.get("steps"),
-        "created": moment(run.get("created_at")),
+        "created": formats.moment(run.get("created_at")),
         "by": run.get("created_by"),
     }
 
@@ -238,20 +224,20 @@ def _row(run: Json, reference: float) -> dict[str, Any]:
 def written(frame: pd.DataFrame) -> dict[str, Callable[[float], str]]:
     """Column of numbers → text of a value, with a true minus. Sorting still compares the numbers."""
     forms: dict[str, Callable[[float], str]] = {
-        "score": lambda value: percent(value / 100),
-        "best": lambda value: percent(value / 100),
-        "difference": lambda value: signed(value, 1),
-        "reward": significant,
-        "step": lambda value: count(round(value, 1)),
+        "score": lambda value: formats.percent(value / 100),
+        "best": lambda value: formats.percent(value / 100),
+        "difference": lambda value: formats.signed(value, 1),
+        "reward": formats.significant,
+        "step": lambda value: formats.count(round(value, 1)),
         "seed": lambda value: f"{value:.0f}",
     }
     numeric = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name])]
-    return {name: forms.get(name, figure) for name in numeric}
+    return {name: forms.get(name, formats.figure) for name in numeric}
 
 
 def csv_file(frame: pd.DataFrame) -> bytes:
     """The table as CSV without formulas: names of runs are cells or column names."""
-    escaped = frame.map(literal).rename(columns=literal)
+    escaped = frame.map(formats.literal).rename(columns=formats.literal)
     # Both characters in the line end: the writer quotes a text that contains one of its characters, and no other.
     text: str = escaped.to_csv(index=False, lineterminator="\r\n")
     return text.encode()
@@ -265,7 +251,7 @@ def verdict(plan: Json) -> str:
     if plan["device"] == "cpu":
         return "Planned for a host without GPUs."
     shared = "" if not plan["shared_devices"] else ", shared by learner and sampler"
-    return f"Fits on {count(plan['devices_needed'])} × {plan['device']}{shared}."
+    return f"Fits on {formats.count(plan['devices_needed'])} × {plan['device']}{shared}."
 
 
 def time_table(plan: Json) -> pd.DataFrame:
@@ -273,12 +259,12 @@ def time_table(plan: Json) -> pd.DataFrame:
     rows = [
         {
             "Rule": rule["label"] + (" (this run)" if rule["own"] else ""),
-            "Sampling": duration(rule["seconds"]["sampling"]),
-            "Update": duration(rule["seconds"]["passes"] + rule["seconds"]["look_ahead"]),
-            "Step": duration(rule["seconds"]["step"]),
-            "Backward passes": count(rule["backward_passes"]),
-            "Total": NONE if rule["hours"] is None else duration(3600 * rule["hours"]),
-            "GPU hours": figure(rule["gpu_hours"]),
+            "Sampling": formats.duration(rule["seconds"]["sampling"]),
+            "Update": formats.duration(rule["seconds"]["passes"] + rule["seconds"]["look_ahead"]),
+            "Step": formats.duration(rule["seconds"]["step"]),
+            "Backward passes": formats.count(rule["backward_passes"]),
+            "Total": formats.NONE if rule["hours"] is None else formats.duration(3600 * rule["hours"]),
+            "GPU hours": formats.figure(rule["gpu_hours"]),
         }
         for rule in plan["rules"]
     ]
@@ -290,9 +276,9 @@ def memory_table(plan: Json) -> pd.DataFrame:
     rows: list[tuple[str, ...]] = []
     for phase in plan["memory"]:
         limit = phase["limit_bytes"]
-        total = size(phase["needed_bytes"]) + (f" of {size(limit)}" if limit else "")
+        total = formats.size(phase["needed_bytes"]) + (f" of {formats.size(limit)}" if limit else "")
         parts = sorted(phase["parts"], key=lambda part: -part["bytes"])
-        rows += [(phase["phase"], "total", total), *(("", part["name"], size(part["bytes"])) for part in parts)]
+        rows += [(phase["phase"], "total", total), *(("", part["name"], formats.size(part["bytes"])) for part in parts)]
     return pd.DataFrame(rows, columns=["Phase", "Part", "Memory"], dtype="str")
 
 
@@ -323,7 +309,7 @@ def turn_rows(item: Mapping[str, Any]) -> list[TurnRow]:
     for turn in item.get("turns") or []:
         exchange += turn["speaker"] == "policy"
         reward = turn.get("reward")
-        words = "" if reward is None else f", reward {signed(reward)}"
+        words = "" if reward is None else f", reward {formats.signed(reward)}"
         text = turn["text"]
         cut = f"{text[:LONG_TURN]}…" if len(text) > LONG_TURN else None
         rows.append(TurnRow(f"{SPEAKERS.get(turn['speaker'], 'Unknown')}, turn {exchange}{words}", text, cut))

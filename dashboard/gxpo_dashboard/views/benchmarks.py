@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -14,7 +15,7 @@ from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.tables import csv_file
 from gxpo_dashboard.views import explorer
 from gxpo_dashboard.views.run import evaluated_at
-from gxpo_dashboard.widgets import charts_ahead, download, empty, grid, live
+from gxpo_dashboard.widgets import chart, charts_ahead, download, empty, grid, live
 
 Json = dict[str, Any]
 MOST_RUNS = 8
@@ -47,14 +48,12 @@ def show() -> None:
 
 def _controls(metrics: list[str]) -> tuple[str, str, pd.DataFrame]:
     """The x-axis, the score, and the published results to show."""
-    x = permalinks.choice("X-axis", "over", list(AXIS_WORDS), "step", format_func=AXIS_WORDS.__getitem__)
+    x = permalinks.choice("X-axis", "over", AXIS_WORDS, "step")
     published = charts.published_scores(visitor.client().get("/published"))
     with st.popover("Settings", icon=":material/tune:"):
         metric = permalinks.select("Score", "score", metrics, metrics[0]) or metrics[0]
-        models = list(dict.fromkeys(published["model"]))
-        model = permalinks.select(
-            "Published results", "published", ["", *models], "", format_func=lambda m: m or "none"
-        )
+        models = {"": "none"} | {model: model for model in published["model"]}
+        model = permalinks.select("Published results", "published", models, "")
     return x, metric, published[published["model"] == model]
 
 
@@ -75,7 +74,7 @@ def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -
             with_colors(charts.benchmark_chart(name, frame, metric, names, published, x), colors)
             for name in dict.fromkeys(frame["benchmark"])
         ]
-        grid(drawn, "-".join(runs)[:80])
+        grid(drawn, partial(chart, scope="-".join(runs)[:80]))
         table = charts.score_table(frame, published)
         st.markdown(f"#### {plain(metric)} summary")
         percent = st.column_config.NumberColumn(format="%.1f%%")

@@ -21,7 +21,7 @@ from gxpo_dashboard.widgets import chart, charts_ahead, download, draw_first, em
 
 Json = dict[str, Any]
 
-SHARES = ("", "0.25", "0.5", "0.7", "0.8", "0.9", "0.95")
+SHARES = {"": "measured", "0.25": "25%", "0.5": "50%", "0.7": "70%", "0.8": "80%", "0.9": "90%", "0.95": "95%"}
 CELL_VALUES = {
     "final": "last accuracy",
     "best": "best accuracy",
@@ -63,15 +63,15 @@ def show() -> None:
             run["id"]: run for group in groups for run in visitor.client().get("/groups", group)["runs"]
         }
         with header:
-            query, x, seeds = _controls(everything, list(runs), groups)
+            query, seeds = _controls(everything, list(runs), groups)
         going = any(run["state"] not in TERMINAL for run in everything.values())
         every = visitor.SLOW_S if going else None
         latest: dict[str, Json] = {}
-        live(lambda: _comparison(query, x, seeds, everything, latest), every)
+        live(lambda: _comparison(query, seeds, everything, latest), every)
         live(lambda: _gates(everything, latest), _GATES_S if going else None)
         for group in groups:
             live(partial(_sweep, group, query), every)
-        _metrics(everything, x)
+        _metrics(everything, query["x"])
         _export(list(everything))
 
 
@@ -82,31 +82,25 @@ def _groups() -> list[str]:
     }
     if not names and not st.query_params.get_all("groups"):
         return []
-    return permalinks.multi("Groups", "groups", list(names), format_func=names.__getitem__, placeholder="sweeps")
+    return permalinks.multi("Groups", "groups", names, placeholder="sweeps")
 
 
-def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> tuple[Json, str, bool]:
-    """The query, the chart's x-axis, and whether to draw individual seeds."""
+def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> tuple[Json, bool]:
+    """The query, and whether to draw individual seeds."""
     scores, benchmarks = _measured(with_own_evaluations(everything))
-    labels, first = unique_labels(everything), f"first {visitor.rules().baseline.label}"
-    x = permalinks.choice("X-axis", "over", list(AXIS_WORDS), "step", format_func=AXIS_WORDS.__getitem__)
+    baselines = {"": f"first {visitor.rules().baseline.label}"} | unique_labels(everything)
+    averaged = {"": "average of all"} | {name: name for name in benchmarks}
+    x = permalinks.choice("X-axis", "over", AXIS_WORDS, "step")
     with st.popover("Settings", icon=":material/tune:"):
-        baseline = permalinks.select(
-            "Baseline", "baseline", ["", *everything], "", format_func=lambda run: labels.get(run, first)
-        )
+        baseline = permalinks.select("Baseline", "baseline", baselines, "")
         metric = permalinks.select("Score", "score", scores, scores[0])
-        benchmark = permalinks.select(
-            "Benchmark", "benchmark", ["", *benchmarks], "", format_func=lambda name: name or "average of all"
-        )
-        smoothing = permalinks.select(
-            "Smoothing", "smooth", explorer.SMOOTHING, "0", format_func=explorer.smoothing_word
-        )
+        benchmark = permalinks.select("Benchmark", "benchmark", averaged, "")
+        smoothing = permalinks.select("Smoothing", "smooth", explorer.SMOOTHING, "0")
         share = permalinks.select(
             "Sampling share",
             "share",
             SHARES,
             "",
-            format_func=lambda share: f"{100 * float(share):.0f}%" if share else "measured",
             help="Share of a baseline step that sampling takes: decides where a look-ahead pays (table below).",
         )
         seeds = permalinks.check("Individual seeds", "seeds")
@@ -121,7 +115,7 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
         "sampling_share": float(share) if share else None,
         "gates": False,
     }
-    return query, x, seeds
+    return query, seeds
 
 
 def with_own_evaluations(runs: dict[str, Json]) -> list[str]:
@@ -147,7 +141,7 @@ def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
     return scores or ["pass@1"], benchmarks
 
 
-def _comparison(query: Json, x: str, seeds: bool, everything: dict[str, Json], latest: dict[str, Json]) -> None:
+def _comparison(query: Json, seeds: bool, everything: dict[str, Json], latest: dict[str, Json]) -> None:
     """The parts that change with evaluations; stores the response in `latest`."""
     with visitor.guarded():
         try:
@@ -167,7 +161,7 @@ def _comparison(query: Json, x: str, seeds: bool, everything: dict[str, Json], l
         else:
             st.info(plain(verdict), icon=":material/help:")
         first = {group["name"]: group["runs"][0] for group in comparison["groups"]}
-        _colored(charts.accuracy_chart(comparison, x, seeds), first, everything)
+        _colored(charts.accuracy_chart(comparison, query["x"], seeds), first, everything)
         draw_first()
         with st.container(border=True):
             st.markdown("##### Evidence")
@@ -239,9 +233,7 @@ def _heat_map(group: str, score: Json) -> None:
         with st.container(horizontal=True, vertical_alignment="bottom"):
             x = permalinks.select("Columns", f"hx-{group}", settings, heat_map["x"])
             y = permalinks.select("Rows", f"hy-{group}", settings, heat_map["y"])
-            show = permalinks.select(
-                "Show", f"hs-{group}", list(CELL_VALUES), "final", format_func=CELL_VALUES.__getitem__
-            )
+            show = permalinks.select("Show", f"hs-{group}", CELL_VALUES, "final")
         if x == y:
             st.caption("Select two different settings.")
             return

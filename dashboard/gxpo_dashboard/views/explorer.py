@@ -18,11 +18,7 @@ from gxpo_dashboard.widgets import chart, empty
 
 Json = dict[str, Any]
 
-SMOOTHING = ("0", "0.3", "0.6", "0.9")
-
-
-def smoothing_word(weight: str) -> str:
-    return "none" if weight == "0" else f"average, weight {weight}"
+SMOOTHING = {"0": "none"} | {weight: f"average, weight {weight}" for weight in ("0.3", "0.6", "0.9")}
 
 
 def show(runs: Mapping[str, Json], x: str) -> None:
@@ -35,16 +31,19 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     groups = sorted({name.partition("/")[0] for name in names})
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = permalinks.text("Search metrics", "find", placeholder="reward, norm, …", icon=":material/search:")
-        smoothing = permalinks.select("Smoothing", "msmooth", SMOOTHING, "0", format_func=smoothing_word, width=200)
+        smoothing = permalinks.select("Smoothing", "msmooth", SMOOTHING, "0", width=200)
         log = permalinks.check("Logarithmic", "log")
     default = "reward" if "reward" in groups else groups[0]
-    prefix = permalinks.choice("Group", "prefix", ["", *groups], default, format_func=lambda name: name or "all")
+    prefix = permalinks.choice("Group", "prefix", {"": "all"} | {group: group for group in groups}, default)
     # Words of a search are looked for in every group.
     matches = matching(names, "" if text else prefix, text)
     if not matches:
         st.caption("No matching metrics. Change the search.")
         return
-    visible = _visible(labels)
+    hidden: list[str] = []
+    if len(labels) > 1:
+        hidden = permalinks.multi("Hidden runs", "hide", labels, placeholder="none")
+    visible = [run for run in labels if run not in hidden] or list(labels)
     most = most_rows(len(visible))
     drawn = tuple(matches[:most])
     weight = float(smoothing or 0)
@@ -59,14 +58,6 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     spec = explorer_chart(series, [labels[run] for run in visible], x, weight, log)
     # A chart of other metrics is another chart; the key keeps zoom and pointer apart.
     chart(with_colors(spec, colors), f"explorer-{crc32(' '.join(drawn).encode()):x}")
-
-
-def _visible(labels: Mapping[str, str]) -> list[str]:
-    """Ids of the runs that are not hidden, all by default."""
-    if len(labels) < 2:
-        return list(labels)
-    hidden = permalinks.multi("Hidden runs", "hide", list(labels), format_func=labels.__getitem__, placeholder="none")
-    return [run for run in labels if run not in hidden] or list(labels)
 
 
 _RECENT = 100
@@ -89,10 +80,7 @@ def runs(label: str, name: str, *, most: int) -> dict[str, Json]:
                 st.caption("A run in the URL no longer exists.")
     names = unique_labels(offered)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        chosen = permalinks.multi(
-            label, name, list(offered), format_func=names.__getitem__, max_selections=most,
-            placeholder="by name",
-        )  # fmt: skip
+        chosen = permalinks.multi(label, name, names, max_selections=most, placeholder="by name")
         st.text_input(
             "Search runs", key=f"search-{name}", placeholder="name, tag, id", width=220, icon=":material/search:"
         )

@@ -35,11 +35,9 @@ def samples(run: str, x: str) -> None:
         _none(run, "No samples yet", "Samples appear after the first step.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        offered = ["", "all", *reversed(steps)]
-        step = permalinks.select("Step", "step", offered, "", format_func=lambda s: s or "newest", width=160)
-        verdict = permalinks.select(
-            "Verdict", "verdict", ["", *VERDICTS], "", format_func=lambda v: VERDICTS.get(v, "any"), width=220
-        )
+        offered = {"": "newest"} | {step: step for step in ("all", *reversed(steps))}
+        step = permalinks.select("Step", "step", offered, "", width=160)
+        verdict = permalinks.select("Verdict", "verdict", {"": "any"} | VERDICTS, "", width=220)
     visited = cursors("samples", (run, step, verdict))
     query = {"step": {"": steps[-1], "all": None}.get(step or "", step), "verdict": verdict, "limit": _PAGE}
     page = visitor.client().get("/runs", run, "samples", **query, cursor=visited[-1] if visited else None)

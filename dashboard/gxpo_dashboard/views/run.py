@@ -9,22 +9,12 @@ from typing import Any
 import streamlit as st
 
 from gxpo_client.formats import NONE, count, duration, known, moment, percent, significant
-from gxpo_dashboard.charts import curves, gate, steps
-from gxpo_dashboard.charts.base import (
-    AXIS_WORDS,
-    MUTED,
-    Chart,
-    Plot,
-    axis_value,
-    metric_chart,
-    metric_charts,
-    metric_names,
-    with_colors,
-)
+from gxpo_dashboard.charts import base, curves, gate, steps
+from gxpo_dashboard.charts.base import Chart, Plot
 from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
 from gxpo_dashboard.labels import STATES, TERMINAL, plain, state_chip, why
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.view_models.rules import Rule, variants
+from gxpo_dashboard.view_models.rules import Rule
 from gxpo_dashboard.view_models.series import Series, number
 from gxpo_dashboard.view_models.tables import time_left
 from gxpo_dashboard.views import actions, explorer, records
@@ -48,7 +38,7 @@ def show() -> None:
         part = permalinks.choice("Part", "part", list(PARTS), "Overview")
         x = "step"
         if part in CHARTED:
-            x = permalinks.choice("X-axis", "x", list(AXIS_WORDS), "step", format_func=AXIS_WORDS.__getitem__)
+            x = permalinks.choice("X-axis", "x", base.AXIS_WORDS, "step")
     every = None if ended else PARTS[part][1]
 
     def body() -> None:
@@ -155,7 +145,7 @@ def _overview(run_id: str, x: str) -> None:
         empty("No data yet", "The first step takes longest, because engines start and compile.")
         return
     scores = accuracy_chart(evaluations, "pass@1", x, evaluated_at(run_id, x))
-    charts = [metric_chart(curves.REWARD, series, x), scores]
+    charts = [base.metric_chart(curves.REWARD, series, x), scores]
     if visitor.rules().of(settings).watched is not None:
         charts.append(gate.z_chart(series, x, *_gate_style(settings)))
     _grid([*charts, _budget(run, series, x)], run)
@@ -166,13 +156,14 @@ def evaluated_at(run_id: str, x: str) -> dict[int, float] | None:
     if x == "step":
         return None
     points = visitor.live_series(run_id, x, (EVALUATED,)).points.get(EVALUATED)
-    return {step: axis_value(at, x) for step, at in zip(points.steps, points.x, strict=True)} if points else {}
+    return {step: base.axis_value(at, x) for step, at in zip(points.steps, points.x, strict=True)} if points else {}
 
 
 def _grid(charts: list[Chart], run: Json) -> None:
     """Charts in shades of the colour of the run's rule."""
-    color = visitor.rules().of(rule_settings(run)).color
-    grid([with_colors(item, variants(dict.fromkeys(item.series, color))) for item in charts], run["id"])
+    rules, rule = visitor.rules(), str(run["rule"])
+    tinted = [base.with_colors(item, rules.colors(dict.fromkeys(item.series, rule))) for item in charts]
+    grid(tinted, partial(chart, scope=run["id"]))
 
 
 def _gate(run_id: str, x: str) -> None:
@@ -184,10 +175,10 @@ def _gate(run_id: str, x: str) -> None:
         empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")
     else:
         two_sided, colors = _gate_style(settings)
-        tints = dict.fromkeys(("z-score", rule.watched), rule.color) | {"window mean": MUTED}
-        chart(with_colors(gate.z_chart(series, x, two_sided, colors), tints), run_id)
+        tints = dict.fromkeys(("z-score", rule.watched), rule.color) | {"window mean": base.MUTED}
+        chart(base.with_colors(gate.z_chart(series, x, two_sided, colors), tints), run_id)
         window = visitor.live_series(run_id, x, gate.WINDOW, joined=True).points
-        chart(with_colors(gate.value_chart({**series, **window}, x, rule.watched, colors), tints), run_id)
+        chart(base.with_colors(gate.value_chart({**series, **window}, x, rule.watched, colors), tints), run_id)
     chart(_budget(run, series, x), run_id)
 
 
@@ -200,7 +191,8 @@ def _budget(run: Json, series: Series, x: str) -> Chart:
 
 
 def _plots(plots: Iterable[Plot], run_id: str, x: str) -> None:
-    charts = metric_charts(plots, visitor.live_series(run_id, x, metric_names(plots)).points, x)
+    names = tuple(name for plot in plots for name in plot.metrics)
+    charts = base.metric_charts(plots, visitor.live_series(run_id, x, names).points, x)
     if charts:
         _grid(charts, visitor.client().run(run_id))
     else:
@@ -212,7 +204,8 @@ def _system(run_id: str, x: str) -> None:
     timeline = visitor.client().get("/runs", run_id, "timeline", steps=4)["items"]
     if timeline:
         chart(steps.timeline_chart(timeline), run_id)
-    grid([steps.step_time_chart(times.points, times.totals), steps.totals_chart(times.totals)], run_id)
+    parts = [steps.step_time_chart(times.points, times.totals), steps.totals_chart(times.totals)]
+    grid(parts, partial(chart, scope=run_id))
     _plots(curves.SYSTEM, run_id, x)
 
 

@@ -25,23 +25,8 @@ from gxpo_dashboard.labels import (
 )
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
+from gxpo_dashboard.view_models import tables
 from gxpo_dashboard.view_models.series import number
-from gxpo_dashboard.view_models.tables import (
-    COLUMNS,
-    DEFAULTS,
-    METRIC,
-    RUNS,
-    SETTING,
-    RowSelection,
-    column_label,
-    configurations,
-    filled,
-    further,
-    means,
-    ordered,
-    runs_table,
-    written,
-)
 from gxpo_dashboard.views import actions
 from gxpo_dashboard.widgets import cursors, empty, live, pager
 
@@ -89,10 +74,10 @@ def show() -> None:
                 if st.button(label, type="tertiary", key=f"saved-{label}"):
                     go("runs", **view)
             st.caption("Filters, columns and order are in the address: bookmark it to save a view of your own.")
-        seeds = permalinks.choice("Rows", "rows", list(_ROWS), "runs", format_func=_ROWS.__getitem__) == "seeds"
+        seeds = permalinks.choice("Rows", "rows", _ROWS, "runs") == "seeds"
     query, columns, baseline = _filters()
-    query["with_metric"] = further(columns, METRIC)
-    query["with_setting"] = further(columns, SETTING)
+    query["with_metric"] = tables.further(columns, tables.METRIC)
+    query["with_setting"] = tables.further(columns, tables.SETTING)
     live(lambda: (_configurations if seeds else _list)(query, columns, baseline), visitor.LIVE_S + 1)
 
 
@@ -100,15 +85,14 @@ def _filters() -> tuple[Json, list[str], str]:
     """Filters, order and columns, all in the URL."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = permalinks.text("Search", "text", placeholder="name, notes, tag, model, id", icon=":material/search:")
-        states = permalinks.multi("State", "state", list(STATES), format_func=STATES.__getitem__, placeholder="any")
+        states = permalinks.multi("State", "state", STATES, placeholder="any")
         rules = visitor.rules()
         # The rule in the URL is kept while the service does not answer.
-        names = ["", *(rules.names or st.query_params.get_all("rule"))]
-        rule = permalinks.select(
-            "Rule", "rule", names, "", format_func=lambda name: rules.of({"name": name}).label if name else "any"
-        )
-        sort = permalinks.select("Sort by", "sort", list(SORTS), "created_at", format_func=SORTS.__getitem__)
-        order = permalinks.select("Order", "order", ["desc", "asc"], "desc", format_func=_ORDER.__getitem__)
+        names = rules.names or st.query_params.get_all("rule")
+        labels = {"": "any"} | {name: rules.of({"name": name}).label for name in names}
+        rule = permalinks.select("Rule", "rule", labels, "")
+        sort = permalinks.select("Sort by", "sort", SORTS, "created_at")
+        order = permalinks.select("Order", "order", _ORDER, "desc")
     with st.expander("More filters and columns", icon=":material/tune:"):
         with st.container(horizontal=True, vertical_alignment="bottom"):
             model = permalinks.text("Model", "model", placeholder="exact model.path")
@@ -116,7 +100,7 @@ def _filters() -> tuple[Json, list[str], str]:
             group = permalinks.text("Group", "group", placeholder="group id")
             baseline = permalinks.text("Baseline run", "base", placeholder="run id, or pin one below")
             size = permalinks.select("Page size", "size", PAGE_SIZES, "50") or "50"
-        columns = permalinks.multi("Columns", "cols", _offered(), DEFAULTS, format_func=column_label)
+        columns = permalinks.multi("Columns", "cols", _offered(), tables.DEFAULTS)
         archived = permalinks.check("Include archived", "archived")
     query = {
         "text": text,
@@ -130,16 +114,17 @@ def _filters() -> tuple[Json, list[str], str]:
         "limit": int(size),
         "archived": "any" if archived else "false",
     }
-    return query, columns or list(DEFAULTS), baseline
+    return query, columns or list(tables.DEFAULTS), baseline
 
 
-def _offered() -> list[str]:
-    """All columns: those of every run, settings, metrics of recent runs, and those in the URL."""
+def _offered() -> dict[str, str]:
+    """All columns with their labels: those of every run, settings, metrics of recent runs, and those in the URL."""
     metrics: list[str] = []
     with suppress(ServiceError):
         metrics = _metric_columns(visitor.service_url(), visitor.client())
-    settings = [SETTING + path for path in visitor.rules().settings]
-    return list(dict.fromkeys([*COLUMNS, *settings, *metrics, *st.query_params.get_all("cols")]))
+    settings = [tables.SETTING + path for path in visitor.rules().settings]
+    columns = (*tables.COLUMNS, *settings, *metrics, *st.query_params.get_all("cols"))
+    return {name: tables.column_label(name) for name in columns}
 
 
 @st.cache_data(ttl=_METRIC_COLUMNS_S, max_entries=4, show_spinner=False)
@@ -147,7 +132,7 @@ def _metric_columns(url: str, _service: Client) -> list[str]:
     """Metrics of the newest run of each rule, among the newest runs that have metrics."""
     recent = _service.get("/runs", limit=_METRIC_RUNS, state=["running", "succeeded"])["items"]
     newest = {run["rule"]: run["id"] for run in reversed(recent)}
-    return list(dict.fromkeys(METRIC + name for run in newest.values() for name in _service.metric_names(run)))
+    return list(dict.fromkeys(tables.METRIC + name for run in newest.values() for name in _service.metric_names(run)))
 
 
 def _configurations(query: Json, columns: Sequence[str], baseline_id: str) -> None:
@@ -168,12 +153,12 @@ def _configurations(query: Json, columns: Sequence[str], baseline_id: str) -> No
             st.warning(f"Means over the first {len(runs)} runs only. Narrow the filters to include all runs.")
         baseline = _baseline(baseline_id, runs)
         _summary(runs, None)
-        groups = ordered(configurations(runs, shared), query["sort"], descending=query["order"] == "desc")
+        groups = tables.ordered(tables.configurations(runs, shared), query["sort"], descending=query["order"] == "desc")
         position = {run["id"]: number for number, run in enumerate(runs)}
         rows = [[position[run["id"]] for run in members] for members in groups]
-        frame = means(runs_table(runs, baseline=baseline), runs, rows)
+        frame = tables.means(tables.runs_table(runs, baseline=baseline), runs, rows)
         first, *others = columns
-        _bar(_table(frame, groups, [first, RUNS, *others], "configurations", means=True), baseline)
+        _bar(_table(frame, groups, [first, tables.RUNS, *others], "configurations", means=True), baseline)
 
 
 def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
@@ -190,7 +175,7 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
         else:
             baseline = _baseline(baseline_id, runs)
             _summary(runs, total)
-            frame = runs_table(runs, baseline=baseline, trends=_trends(runs) if "trend" in columns else {})
+            frame = tables.runs_table(runs, baseline=baseline, trends=_trends(runs) if "trend" in columns else {})
             _bar(_table(frame, [[run] for run in runs], columns, f"runs-{len(visited)}"), baseline)
         if visited or page["next_cursor"]:
             of = f" of {count(total)}" if total is not None else ""
@@ -211,9 +196,9 @@ def _table(
     """Show a row for each group of runs; returns the runs of the selected rows."""
     _place_selection(key, [min(run["id"] for run in members) for members in rows])
     event = st.dataframe(
-        frame.style.format(written(frame), na_rep=NONE),
+        frame.style.format(tables.written(frame), na_rep=NONE),
         key=key,
-        column_order=filled(frame, columns),
+        column_order=tables.filled(frame, columns),
         column_config=_column_config(columns, means),
         hide_index=True,
         row_height=36,
@@ -232,7 +217,7 @@ def _place_selection(key: str, ids: list[str]) -> None:
     A key that depends on the order would select nothing wrong either, but each reordering would make a new grid, which
     loses its scroll position and the widths of its columns.
     """
-    selection: RowSelection = st.session_state.setdefault(f"selection-{key}", RowSelection())
+    selection: tables.RowSelection = st.session_state.setdefault(f"selection-{key}", tables.RowSelection())
     reported: list[int] = []
     if key in st.session_state:
         # By item: what a script sets stays a plain dict until the table is drawn, which a click may prevent.
@@ -245,8 +230,8 @@ def _place_selection(key: str, ids: list[str]) -> None:
 
 def _column_config(columns: Sequence[str], means: bool) -> dict[str, Any]:
     column = st.column_config
-    labels: dict[str, Any] = {name: column.Column(label) for name, label in COLUMNS.items()}
-    labels |= {name: column.Column(column_label(name)) for name in columns if name not in COLUMNS}
+    labels: dict[str, Any] = {name: column.Column(label) for name, label in tables.COLUMNS.items()}
+    labels |= {name: column.Column(tables.column_label(name)) for name in columns if name not in tables.COLUMNS}
     return {
         **labels,
         "name": column.TextColumn("Name", width="medium")
@@ -259,7 +244,7 @@ def _column_config(columns: Sequence[str], means: bool) -> dict[str, Any]:
             width="small",
         ),
         "progress": column.ProgressColumn("Progress", min_value=0, max_value=100, format="%.0f%%", width="small"),
-        RUNS: column.TextColumn("Runs", help="Those that succeeded: means are over these.", width="small"),
+        tables.RUNS: column.TextColumn("Runs", help="Those that succeeded: means are over these.", width="small"),
         "score": column.NumberColumn("Accuracy", help="Latest macro average of pass@1.", width="small"),
         "best": column.NumberColumn("Best", width="small"),
         "reward": column.NumberColumn("Reward", help="Latest mean reward.", width="small"),

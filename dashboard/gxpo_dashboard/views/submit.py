@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -16,7 +16,7 @@ from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.view_models.tables import memory_table, time_table, verdict
 from gxpo_dashboard.views import actions
-from gxpo_dashboard.widgets import text_table
+from gxpo_dashboard.widgets import grid, text_table
 
 Json = dict[str, Any]
 
@@ -53,10 +53,10 @@ def show() -> None:
         form, outcome = st.columns([3, 2], gap="large")
         with form:
             config, problems = _form(schema, chosen)
-            grid = _sweep_form(config) if sweep else None
+            request = _sweep_form(config) if sweep else None
         with outcome:
             if visitor.may_change():
-                _outcome(config, problems, grid)
+                _outcome(config, problems, request)
             else:
                 st.info(NO_RIGHT, icon=":material/lock:")
 
@@ -94,7 +94,7 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
 
     main = [path for path in forms.main_paths(rule) if path in settings]
     with st.container(border=True):
-        _pairs(main, ask)
+        grid(main, ask)
     for section in dict.fromkeys(setting.section for setting in settings.values()):
         rest = [path for path, setting in settings.items() if setting.section == section and path not in main]
         if rest:
@@ -105,7 +105,7 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
             )
             if drawer.open:
                 with drawer:
-                    _pairs(rest, ask)
+                    grid(rest, ask)
     changed = {path: changes[key] for path, key in keys.items() if key in changes}
     permalinks.send(_LINK, forms.in_link(changed))
     return forms.changed(config, changed), problems
@@ -126,13 +126,6 @@ def _adopt_link(settings: dict[str, forms.Setting], keys: dict[str, str], change
         st.warning(f"The link has settings that this form does not have: {plain(', '.join(others))}")
 
 
-def _pairs(paths: list[str], ask: Callable[[str], None]) -> None:
-    for start in range(0, len(paths), 2):
-        for place, path in zip(st.columns(2), paths[start : start + 2], strict=False):
-            with place:
-                ask(path)
-
-
 def _widget(setting: forms.Setting, value: Any, key: str, label: str, words: str) -> Any:
     """The input of a setting; returns what is entered."""
     if key not in st.session_state:
@@ -151,17 +144,17 @@ def _sweep_form(config: Json) -> Json:
     """Grid, seeds and the learning-rate control of a sweep."""
     with st.container(border=True):
         st.markdown("#### Sweep")
-        preset = permalinks.choice("Sweep", "grid", list(SWEEPS), "", format_func=lambda name: SWEEPS[name][0])
+        preset = permalinks.choice("Sweep", "grid", {name: title for name, (title, _) in SWEEPS.items()}, "")
         st.caption(SWEEPS[preset][1])
-        grid: Json = {}
+        values: Json = {}
         rule = visitor.rules().of(forms.get(config, "learner.rule") or {})
         offered = {**forms.rule_symbols(rule), "learner.optimizer.learning_rate": "learning rate"}
         paths = [path for path in offered if not preset]
         for place, path in zip(st.columns(max(1, len(paths))), paths, strict=False):
             with place:
                 typed = permalinks.text(offered[path], f"sweep-{path}", help=path, placeholder="comma-separated")
-                if values := forms.values(typed):
-                    grid[path] = values
+                if entered := forms.values(typed):
+                    values[path] = entered
         seeds = forms.values(permalinks.text("Seeds", "sweep-seeds", "0, 1, 2"))
         control = permalinks.check(
             "Learning-rate control",
@@ -170,7 +163,7 @@ def _sweep_form(config: Json) -> Json:
             help=f"Adds {visitor.rules().baseline.label} at learning rate × (αK + 1). In a flat region, a look-ahead "
             "equals this longer step.",
         )
-    return {"grid": grid, "seeds": seeds, "control": control, "preset": preset or None}
+    return {"grid": values, "seeds": seeds, "control": control, "preset": preset or None}
 
 
 def _outcome(config: Json, problems: list[str], sweep: Json | None) -> None:

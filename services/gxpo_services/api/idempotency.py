@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import Settings, Submitter, WriteSession
 from gxpo_services.api.errors import Conflict, PreconditionFailed, responses
-from gxpo_services.api.principals import Principal
+from gxpo_services.api.fields import new_id
 from gxpo_services.db.tables import IdempotencyKey
 
 IdempotencyHeader = Annotated[
@@ -35,30 +35,6 @@ IdempotencyHeader = Annotated[
         description="Makes a request safe to repeat: the same key and body get the same answer, another body 409.",
     ),
 ]
-
-
-def claim(session: Session, principal: Principal, key: str | None, action: str, body: BaseModel, new: str) -> str:
-    """Id of the resource to create (`new`), or of the one that an identical request with this key created.
-
-    action: part of what the key stands for. Keys are scoped to a token. A failed request releases its key with its
-    transaction. Keys expire after GXPO_IDEMPOTENCY_S (scheduling/scheduler.py). Raises Conflict when the key was used
-    for a different request.
-    """
-    if key is None:
-        return new
-    content = json.dumps([action, body.model_dump()], sort_keys=True, default=str)
-    sha256 = hashlib.sha256(content.encode("utf-8", "backslashreplace")).hexdigest()
-    mine = IdempotencyKey(
-        token_id=principal.token_id, key=key, body_sha256=sha256, resource_id=new, created_at=time.time()
-    )
-    owner = None
-    while owner is None:
-        # The scheduler may delete an expired key between the two statements of _claim_key.
-        with suppress(NoResultFound):
-            owner = _claim_key(session, mine)
-    if owner.body_sha256 != sha256:
-        raise Conflict(f"Idempotency-Key {key!r} was used for a different request; use a new key")
-    return owner.resource_id
 
 
 def _claim_key(session: Session, key: IdempotencyKey) -> IdempotencyKey:
@@ -129,7 +105,7 @@ def plain_answer(body: Mapping[str, Any]) -> Response:
 
 
 @dataclass(frozen=True, slots=True)
-class _Submission:
+class Creation:
     """Who creates what: principal, settings, session and idempotency key of a request."""
 
     principal: Submitter
@@ -138,13 +114,38 @@ class _Submission:
     request: Request
     key: IdempotencyHeader = None
 
+    def claim(self, action: str, body: BaseModel, kind: str) -> tuple[str, bool]:
+        """Id of the resource to create, or of the one that an identical request with this key created; and whether it
+        is new.
+
+        action: part of what the key stands for. kind: the letter of the id. Keys are scoped to a token. A failed
+        request releases its key with its transaction. Keys expire after GXPO_IDEMPOTENCY_S (scheduling/scheduler.py).
+        Raises Conflict when the key was used for a different request.
+        """
+        new = new_id(kind)
+        if self.key is None:
+            return new, True
+        content = json.dumps([action, body.model_dump()], sort_keys=True, default=str)
+        sha256 = hashlib.sha256(content.encode("utf-8", "backslashreplace")).hexdigest()
+        mine = IdempotencyKey(
+            token_id=self.principal.token_id, key=self.key, body_sha256=sha256, resource_id=new, created_at=time.time()
+        )
+        owner = None
+        while owner is None:
+            # The scheduler may delete an expired key between the two statements of _claim_key.
+            with suppress(NoResultFound):
+                owner = _claim_key(self.session, mine)
+        if owner.body_sha256 != sha256:
+            raise Conflict(f"Idempotency-Key {self.key!r} was used for a different request; use a new key")
+        return owner.resource_id, owner.resource_id == new
+
     def created(self, body: BaseModel, is_new: bool, route: str, **path: str) -> Response:
         """201 for a new resource, 200 for one created before with this key, with its location."""
         location = self.request.url_for(route, **path).path
         return answer(body, 201 if is_new else 200, Location=location)
 
 
-Submission = Annotated[_Submission, Depends(_Submission, scope="function")]
+Submission = Annotated[Creation, Depends(Creation, scope="function")]
 
 
 def creation_responses(model: type[BaseModel], what: str, created: str, repeated: str) -> dict[int | str, Any]:

@@ -1,3 +1,1 @@
-"""Authentication and authorization: roles, secrets and principals."""
-
-from __future__ import annotations
+"""Access tokens: created, listed and revoked."""

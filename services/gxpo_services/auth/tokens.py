@@ -1,8 +1,10 @@
-"""`/tokens`: create, list and revoke access tokens."""
+"""`/tokens`: create, list and revoke access tokens; and the local admin token of the first start on one machine."""
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
@@ -13,9 +15,12 @@ from sqlalchemy.orm import Session
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
 from gxpo_services.api.errors import Conflict, NotFound, responses
 from gxpo_services.api.fields import Position, Text, decode_cursor, encode_cursor, new_id
-from gxpo_services.api.principals import Role, hash_token, new_token
+from gxpo_services.api.principals import Role, find_by_secret, hash_token, new_token
+from gxpo_services.db.database import Database
+from gxpo_services.db.migrate import upgrade
 from gxpo_services.db.tables import AccessToken
 from gxpo_services.outputs import events
+from gxpo_services.settings import ServiceSettings, make_home
 
 RoleWord = Literal["metrics", "viewer", "submitter", "admin"]
 
@@ -101,21 +106,6 @@ def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenVi
     return NewTokenView(token=secret, **TokenView.model_validate(row).model_dump())
 
 
-def revoke(session: Session, token_id: str, *, actor: str) -> TokenView:
-    """Revoke a token. Raises NotFound; Conflict for the last valid admin token."""
-    row = session.get(AccessToken, token_id)
-    if row is None:
-        raise NotFound(f"there is no token {token_id}")
-    if row.revoked_at is None:
-        now = time.time()
-        expired = row.expires_at is not None and row.expires_at <= now
-        if row.role == Role.ADMIN.word and not expired and session.scalar(_COUNT_ADMINS, {"now": now}) == 1:
-            raise Conflict("this is the last admin token; create another one first")
-        row.revoked_at = now
-        events.record(session, None, actor, "token_revoked", f"token {row.name!r} was revoked", token=row.id)
-    return TokenView.model_validate(row)
-
-
 router = APIRouter(route_class=ServiceRoute, prefix="/tokens", tags=["tokens"], responses=responses(401, 403, 422, 503))
 
 
@@ -151,4 +141,50 @@ def create_token(request: TokenRequest, principal: Admin, session: WriteSession)
 @router.delete("/{token_id}", summary="Revoke a token", responses=responses(404, 409))
 def revoke_token(token_id: str, principal: Admin, session: WriteSession) -> TokenView:
     """The token is invalid immediately; its record is kept."""
-    return revoke(session, token_id, actor=principal.actor)
+    row = session.get(AccessToken, token_id)
+    if row is None:
+        raise NotFound(f"there is no token {token_id}")
+    if row.revoked_at is None:
+        now = time.time()
+        expired = row.expires_at is not None and row.expires_at <= now
+        if row.role == Role.ADMIN.word and not expired and session.scalar(_COUNT_ADMINS, {"now": now}) == 1:
+            raise Conflict("this is the last admin token; create another one first")
+        row.revoked_at = now
+        events.record(session, None, principal.actor, "token_revoked", f"token {row.name!r} was revoked", token=row.id)
+    return TokenView.model_validate(row)
+
+
+def prepare_local(settings: ServiceSettings) -> None:
+    """Migrate the database and create the local token if it is missing. Idempotent."""
+    make_home(settings)
+    upgrade(settings.url)
+    database = Database(settings.url)
+    try:
+        with database.writing() as session:
+            ensure_local_token(session, settings.local_token_file)
+    finally:
+        database.close()
+
+
+def ensure_local_token(session: Session, file: Path) -> str:
+    """The local admin token: read from its file, or created at the first start (mode 0600)."""
+    if file.exists():
+        secret = file.read_text(encoding="utf-8").strip()
+        if find_by_secret(session, secret) is not None:
+            return secret
+    made = create(session, TokenRequest(name="local", role="admin"), actor="first start")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, made.token + "\n")
+    return made.token
+
+
+def replace_file(file: Path, content: str, mode: int = 0o600) -> None:
+    """Replace a file, atomically; by default with one that only its owner can read."""
+    partial = file.with_name(file.name + ".part")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)

@@ -1,3 +1,1 @@
 """Comparison of runs at equal cost, heat map and export."""
-
-from __future__ import annotations

@@ -16,7 +16,7 @@ from gxpo_services.compare.schemas import MOST_RUNS, LeftOutView
 from gxpo_services.db.tables import Group, Run
 from gxpo_services.outputs import metrics, samples
 from gxpo_trainer.compare.curves import RunCurves
-from gxpo_trainer.compare.rows import GATE_Z, Series, benchmark_names, decode_evaluation, run_curves, series_needed
+from gxpo_trainer.compare.rows import GATE_Z, Series, decode_evaluation, run_curves, series_needed
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
 
@@ -173,5 +173,5 @@ def identity_of(run: Run) -> dict[str, Any]:
 
 
 def _common(evaluations: Sequence[Sequence[Row]]) -> list[str]:
-    names = [benchmark_names(rows) for rows in evaluations]
+    names = [list(dict.fromkeys(row["benchmark"] for row in rows)) for rows in evaluations]
     return [name for name in names[0] if all(name in other for other in names)] if names else []

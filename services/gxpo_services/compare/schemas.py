@@ -14,7 +14,7 @@ from gxpo_services.db.tables import Run
 from gxpo_services.outputs.metric_series import thin
 from gxpo_services.run_states import RunState
 from gxpo_trainer.compare.curves import AXES, Axis, EvaluationCurve, GateTrace, RunCurves, mean_curve, smooth
-from gxpo_trainer.compare.groups import Comparison, GroupResult, SeedResult
+from gxpo_trainer.compare.groups import Comparison, GroupResult
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
 
 AxisWord = Literal["step", "backward_passes", "hours", "tokens", "time"]
@@ -299,16 +299,29 @@ def compared_group(
     gates = sum(len(run.gate.z) > 0 for run in rows)
     points = min(_MOST_OF_ONE, max(_FEWEST_OF_ONE, _GATE_POINTS // max(1, gates)))
     own = {name: getattr(result, name) for name in ComparedGroup.model_fields if hasattr(result, name)}
+    runs = []
+    for curves, seed in zip(group.runs, result.by_seed, strict=True):
+        run = rows[curves]
+        runs.append(
+            {
+                "id": run.id,
+                "name": run.name,
+                "state": run.state,
+                "seed": curves.seed,
+                "group": run.group.id if run.group else None,
+                "group_values": run.group_values,
+                "curve": curve_view(curves.curve, comparison.smoothing, (curves.curve.ci_low, curves.curve.ci_high)),
+                "gate": gate_view(curves.gate, points),
+                **{name: getattr(seed, name) for name in ("peak", "target", "match", "speed_ups")},
+            }
+        )
     return ComparedGroup.model_validate(
         own
         | {
             "rule": group.runs[0].rule,
             "is_baseline": group.name == comparison.baseline,
             "mean": curve_view(curve, comparison.smoothing, band),
-            "runs": [
-                _compared_run(run, seed, rows[run], comparison.smoothing, points)
-                for run, seed in zip(group.runs, result.by_seed, strict=True)
-            ],
+            "runs": runs,
         }
     )
 
@@ -335,20 +348,4 @@ def gate_view(gate: GateTrace, most: int) -> GateView:
         shutoff_step=gate.shutoff_step,
         two_sided=gate.two_sided,
         downsampled=len(kept) < len(gate.z),
-    )
-
-
-def _compared_run(curves: RunCurves, result: SeedResult, run: Run, smoothing: float, gate_points: int) -> ComparedRun:
-    return ComparedRun.model_validate(
-        {
-            "id": run.id,
-            "name": run.name,
-            "state": run.state,
-            "seed": curves.seed,
-            "group": run.group.id if run.group else None,
-            "group_values": run.group_values,
-            "curve": curve_view(curves.curve, smoothing, (curves.curve.ci_low, curves.curve.ci_high)),
-            "gate": gate_view(curves.gate, gate_points),
-            **{name: getattr(result, name) for name in ("peak", "target", "match", "speed_ups")},
-        }
     )

@@ -29,9 +29,15 @@ from gxpo_services.db.tables import Group, Run
 from gxpo_trainer.compare.curves import Axis, RunCurves, mean_curve, peak
 from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline, spread_budgets
-from gxpo_trainer.compare.heat_map import heat_map, varied_settings
 from gxpo_trainer.compare.rows import STEP_TIMES, flatten, sampling_share
-from gxpo_trainer.compare.seeds import SeedGroup, config_key, differing_settings, group_by_config
+from gxpo_trainer.compare.seeds import (
+    SeedGroup,
+    config_key,
+    differing_settings,
+    group_by_config,
+    heat_map,
+    varied_settings,
+)
 from gxpo_trainer.compare.text_tables import Table, all_tables, equal_cost_table
 
 _NUM_RESAMPLES = 2_000

@@ -13,7 +13,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, make_url
+from sqlalchemy import make_url
 
 from gxpo_services.db.database import make_engine
 from gxpo_trainer.errors import ConfigError, DataError
@@ -51,17 +51,12 @@ def newest_revision() -> str:
     return head
 
 
-def present_revision(connection: Connection) -> str | None:
-    """The schema revision of a database; None when it is empty."""
-    return MigrationContext.configure(connection).get_current_revision()
-
-
 def revision_at(url: str) -> str | None:
     """The schema revision of the database at `url`, read over a connection of its own; None when it is empty."""
     engine = make_engine(url)
     try:
         with engine.connect() as connection:
-            return present_revision(connection)
+            return MigrationContext.configure(connection).get_current_revision()
     finally:
         engine.dispose()
 

@@ -144,7 +144,7 @@ class Run(Base):
     parent_kind: Mapped[str | None] = mapped_column(String(10))
 
     config_sha256: Mapped[str] = mapped_column(String(64), index=True)
-    rule: Mapped[str] = mapped_column(String(20))
+    rule: Mapped[str] = mapped_column(String(200))
     rule_label: Mapped[str] = mapped_column(String(100))
     model: Mapped[str] = mapped_column(String(400), index=True)
     seed: Mapped[int] = mapped_column(BigInteger)
@@ -242,7 +242,7 @@ class RunSearch(Base):
 
     run_number: Mapped[int] = mapped_column(ForeignKey("runs.number", ondelete="CASCADE"), primary_key=True)
     text: Mapped[str] = mapped_column(Text)
-    """repository.search_text"""
+    """runs.service.search_text"""
 
 
 class RunTag(Base):

@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
-from gxpo_services.ingest.apply import apply_batch
 from gxpo_services.ingest.batches import (
     BadRow,
     Batch,
@@ -27,9 +26,10 @@ from gxpo_services.ingest.batches import (
     read_json,
     replace_odd_characters,
 )
+from gxpo_services.ingest.reports import apply_batch
 from gxpo_services.outputs import events
 from gxpo_services.outputs.files import RunFiles
-from gxpo_services.runs import repository
+from gxpo_services.runs import service
 from gxpo_services.runs.lifecycle import Outcome, StateChanged
 
 FILES: dict[Kind, str] = {
@@ -123,7 +123,7 @@ class _Leased:
             events.record(session, run.number, ACTOR, "lines_lost", message)
 
     def _locked(self, session: Session) -> Run:
-        run = repository.lock(session, self.run_id)
+        run = service.lock(session, self.run_id)
         if run is None or run.lease_token != self.lease_token or run.launch != self.launch:
             raise StateChanged(f"run {self.run_id} is no longer under lease {self.lease_token}, launch {self.launch}")
         return run

@@ -6,10 +6,10 @@ import argparse
 import sys
 
 from gxpo_client import formats
-from gxpo_services.auth.local_token import prepare_local
+from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.cli.common import confirmed, say
 from gxpo_services.db.migrate import need_current
-from gxpo_services.settings import need_roots, read_settings
+from gxpo_services.settings import limit_plugins, need_roots, read_settings
 
 _SWITCH_S = 0.001
 
@@ -24,6 +24,7 @@ def serve(args: argparse.Namespace) -> int:
     from gxpo_services.app import create_app
 
     settings = read_settings(host=args.host, port=args.port)
+    limit_plugins(settings)
     need_roots(settings)
     if settings.is_loopback:
         prepare_local(settings)

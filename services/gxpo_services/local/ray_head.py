@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from gxpo_services.auth.local_token import replace_file
+from gxpo_services.auth.tokens import replace_file
 from gxpo_services.local.supervisor import Child
 from gxpo_trainer.config.base import STOP_WAIT_S
 from gxpo_trainer.errors import ConfigError

@@ -16,7 +16,7 @@ from typing import Self
 
 import httpx
 
-from gxpo_services.auth.local_token import prepare_local, replace_file
+from gxpo_services.auth.tokens import prepare_local, replace_file
 from gxpo_services.cli.common import STATE_FILE, say
 from gxpo_services.local.ray_head import RayHead, free_port
 from gxpo_services.local.supervisor import Child, Supervisor, stop_orphans

@@ -1,3 +1,1 @@
-"""Runs' folders on disk: safe access and removal."""
-
-from __future__ import annotations
+"""What runs leave: metrics, samples, events, logs, timeline, checkpoints and files."""

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Header, Path
@@ -50,22 +49,8 @@ _NAME = re.compile(r"step-(\d{8,10})")
 _LARGEST_JSON = 16 * 1024 * 1024
 
 
-class TooManyFiles(Exception):
-    """A policy of more files than can be open at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointOnDisk:
-    """step, its score if it was evaluated, bytes of all its files, time at which it was finished."""
-
-    step: int
-    score: float | None
-    size_bytes: int
-    created_at: float
-
-
-def stored_checkpoints(run: RunFiles) -> list[CheckpointOnDisk]:
-    """Checkpoints in order of steps."""
+def stored_checkpoints(run: RunFiles) -> list[CheckpointView]:
+    """Checkpoints in order of steps; the best and the newest one are marked."""
     try:
         names = run.names(CHECKPOINTS)
     except FileNotFoundError:
@@ -79,19 +64,19 @@ def stored_checkpoints(run: RunFiles) -> list[CheckpointOnDisk]:
             checkpoints.append(_inspect(run, name, int(match[1])))
         except (OSError, ValueError):
             continue  # deleted since it was listed, or not loadable
-    return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
-
-
-def best(checkpoints: list[CheckpointOnDisk]) -> CheckpointOnDisk | None:
-    """The checkpoint with the highest score, the earliest of equals; None when none was evaluated."""
-    scored = [checkpoint for checkpoint in checkpoints if checkpoint.score is not None]
-    return max(scored, key=lambda checkpoint: (checkpoint.score or 0.0, -checkpoint.step), default=None)
+    checkpoints.sort(key=lambda checkpoint: checkpoint.step)
+    scored = [checkpoint for checkpoint in checkpoints if isinstance(checkpoint.score, float)]  # else null or "NaN"
+    if scored:
+        max(scored, key=lambda checkpoint: (checkpoint.score, -checkpoint.step)).best = True
+    if checkpoints:
+        checkpoints[-1].newest = True
+    return checkpoints
 
 
 def open_policy(run: RunFiles, step: int) -> list[tuple[str, BinaryIO]]:
     """Names and open files of a checkpoint's policy. Open files outlive the checkpoint's end.
 
-    Raises FileNotFoundError, TooManyFiles.
+    Raises FileNotFoundError; Conflict for more files than can be open at once.
     """
     name = f"step-{step:08d}"
     run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)  # a checkpoint without it is incomplete
@@ -99,7 +84,7 @@ def open_policy(run: RunFiles, step: int) -> list[tuple[str, BinaryIO]]:
     if not paths:
         raise FileNotFoundError(f"{name} has no policy")
     if len(paths) > MOST_FILES:
-        raise TooManyFiles(f"{name} has {len(paths)} files in {POLICY}/, more than {MOST_FILES}")
+        raise Conflict(f"{name} has {len(paths)} files in {POLICY}/, more than {MOST_FILES}")
     with ExitStack() as opened:
         files = [("/".join(path), opened.enter_context(run.open(CHECKPOINTS, name, POLICY, *path))) for path in paths]
         opened.pop_all()
@@ -145,7 +130,7 @@ class PolicyArchive:
             file.close()
 
 
-def _inspect(run: RunFiles, name: str, step: int) -> CheckpointOnDisk:
+def _inspect(run: RunFiles, name: str, step: int) -> CheckpointView:
     run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)
     created_at = run.status(CHECKPOINTS, name, MANIFEST).st_mtime
     state: Any = json.loads(run.read(CHECKPOINTS, name, STATE, most_bytes=_LARGEST_JSON))
@@ -153,7 +138,7 @@ def _inspect(run: RunFiles, name: str, step: int) -> CheckpointOnDisk:
     size = sum(run.status(CHECKPOINTS, name, *path).st_size for path in run.files(CHECKPOINTS, name))
     if isinstance(score, bool) or not isinstance(score, int | float):
         score = None
-    return CheckpointOnDisk(step, score, size, created_at)
+    return CheckpointView(step=step, score=score, size_bytes=size, created_at=created_at, best=False, newest=False)
 
 
 router = APIRouter(
@@ -166,10 +151,7 @@ _ZIP: dict[str, Any] = {"content": {"application/zip": {"schema": {"type": "stri
 @router.get("/checkpoints", summary="Checkpoints")
 def checkpoints(run_id: ExistingRun, settings: Settings) -> CheckpointsView:
     """Checkpoints on disk; the trainer keeps the latest and the best."""
-    stored = stored_checkpoints(RunFiles(settings.artifacts, run_id))
-    chosen = best(stored)
-    items = [CheckpointView(**asdict(each), best=each is chosen, newest=each is stored[-1]) for each in stored]
-    return CheckpointsView(items=items)
+    return CheckpointsView(items=stored_checkpoints(RunFiles(settings.artifacts, run_id)))
 
 
 @router.get(
@@ -191,8 +173,6 @@ def download_checkpoint(
         opened = open_policy(RunFiles(settings.artifacts, run_id), step)
     except FileNotFoundError:
         raise NotFound(f"run {run_id} has no checkpoint at step {step}") from None
-    except TooManyFiles as error:
-        raise Conflict(str(error)) from None
     archive = PolicyArchive(opened)
     try:
         part = requested_range(range_, archive.size) if if_range in (None, archive.etag) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Annotated
 
 import anyio
@@ -49,28 +48,16 @@ _CONTINUATION = bytes(range(0x80, 0xC0))
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class LogPiece:
-    """Text from byte `offset` to `next_offset` of a log of `size` bytes. was_cut: the log is shorter than
-    `offset`, so it was restarted."""
+def read_log(run: RunFiles, offset: int, limit: int) -> tuple[LogView, bool]:
+    """At most `limit` bytes from `offset`, and whether the log is shorter than that, so that it was restarted.
 
-    text: str
-    offset: int
-    next_offset: int
-    size: int
-    was_cut: bool = False
-
-
-def read_log(run: RunFiles, offset: int, limit: int) -> LogPiece:
-    """At most `limit` bytes from `offset`; a negative offset counts from the end.
-
-    An incomplete UTF-8 character is left for the next call. A missing log is empty; a log shorter than `offset` is read
-    from its beginning.
+    A negative offset counts from the end. An incomplete UTF-8 character is left for the next call. A missing log is
+    empty; a log shorter than `offset` is read from its beginning.
     """
     try:
         file = run.open(LOG)
     except FileNotFoundError:
-        return LogPiece("", 0, 0, 0, was_cut=offset > 0)
+        return LogView(text="", offset=0, next_offset=0, size=0), offset > 0
     with file:
         size = os.fstat(file.fileno()).st_size
         was_cut = offset > size
@@ -82,7 +69,8 @@ def read_log(run: RunFiles, offset: int, limit: int) -> LogPiece:
     decoder = _Decoder("replace")
     text = decoder.decode(data)
     incomplete, _ = decoder.getstate()
-    return LogPiece(text, begin, begin + len(data) - len(incomplete), size, was_cut)
+    end = begin + len(data) - len(incomplete)
+    return LogView(text=text, offset=begin, next_offset=end, size=size), was_cut
 
 
 async def follow(
@@ -112,8 +100,8 @@ async def follow(
         if not await run_sync(may_read):
             yield streams.event("revoked", {"next_offset": offset})
             return
-        piece = await run_sync(read_log, run, offset, LARGEST_PIECE)
-        if piece.was_cut:
+        piece, was_cut = await run_sync(read_log, run, offset, LARGEST_PIECE)
+        if was_cut:
             yield streams.event("truncated", {"offset": 0})
         offset = piece.next_offset
         if piece.text:
@@ -146,8 +134,7 @@ def logs(
     limit: Annotated[int, Query(ge=4, le=LARGEST_PIECE, description="Maximum number of bytes.")] = 65_536,
 ) -> LogView:
     """Output of the run's jobs, from a byte offset."""
-    piece = read_log(RunFiles(settings.artifacts, run_id), offset, limit)
-    return LogView.model_validate(piece, from_attributes=True)
+    return read_log(RunFiles(settings.artifacts, run_id), offset, limit)[0]
 
 
 @router.get(

@@ -11,13 +11,15 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field, StringConstraints
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, run_number
 from gxpo_services.api.errors import Invalid, NotFound, responses
 from gxpo_services.api.fields import Id, JsonNumber, RunId, Text
 from gxpo_services.api.idempotency import plain_answer
-from gxpo_services.outputs import metrics as repository
+from gxpo_services.db.tables import Run
+from gxpo_services.outputs import metrics as stored
 from gxpo_services.outputs.metrics import BACKWARD_PASSES, NEVER_SMOOTHED, RECORD, TOKENS, TRAINING_S, Records
 
 
@@ -61,24 +63,6 @@ Steps = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How series are smoothed and thinned.
-
-    after: only later steps. joined: the same steps for all series, and sums. smoothing: weight in [0, 1), 0 for none.
-    """
-
-    max_points: int
-    after: int | None = None
-    joined: bool = False
-    smoothing: float = 0.0
-
-    @property
-    def needs_all_steps(self) -> bool:
-        """Whether points after `after` depend on earlier ones."""
-        return self.joined or self.smoothing > 0
-
-
-@dataclass(frozen=True, slots=True)
 class _Line:
     """Points before thinning; arrays of equal lengths."""
 
@@ -96,32 +80,30 @@ class _Line:
         }
 
 
-def series_of(
-    histories: Mapping[str, Records], shape: Shape, costs: Records | None, *, over_costs: bool
-) -> dict[str, Json]:
+def series_of(histories: Mapping[str, Records], query: SeriesQuery, costs: Records | None) -> dict[str, Json]:
     """SeriesView of each metric, in the same order; NaN and the infinities are floats yet.
 
-    costs: the history of the axis with `over_costs`; without it the axis is the step.
+    costs: the history of the axis, unless it is the step.
     """
-    lines = {name: _line(name, records, shape, costs, over_costs) for name, records in histories.items()}
-    if not shape.joined:
-        return {name: line.at(thin(line.values, shape.max_points)) for name, line in lines.items()}
+    lines = {name: _line(name, records, query, costs) for name, records in histories.items()}
+    if not query.joined:
+        return {name: line.at(thin(line.values, query.max_points)) for name, line in lines.items()}
     steps = np.unique(np.concatenate([line.steps for line in lines.values()]))
-    steps = steps[spread(len(steps), shape.max_points)]
+    steps = steps[spread(len(steps), query.max_points)]
     return {
         name: line.at(np.flatnonzero(np.isin(line.steps, steps, assume_unique=True))) | _sum(histories[name])
         for name, line in lines.items()
     }
 
 
-def _line(name: str, records: Records, shape: Shape, costs: Records | None, over_costs: bool) -> _Line:
+def _line(name: str, records: Records, query: SeriesQuery, costs: Records | None) -> _Line:
     steps, values = records["step"], records["value"]
-    if shape.smoothing > 0 and not name.startswith(NEVER_SMOOTHED):
-        values = smooth(values, shape.smoothing)
-    places: npt.NDArray[Any] = costs_at(steps, costs) if over_costs else steps
+    if query.smoothing > 0 and not name.startswith(NEVER_SMOOTHED):
+        values = smooth(values, query.smoothing)
+    places: npt.NDArray[Any] = costs_at(steps, costs) if query.x != "step" else steps
     chosen = np.isfinite(places)
-    if shape.after is not None:
-        chosen &= steps > shape.after
+    if query.after is not None:
+        chosen &= steps > query.after
     return _Line(steps[chosen], places[chosen], values[chosen])
 
 
@@ -190,53 +172,60 @@ class ManyMetricsView(BaseModel):
     runs: dict[str, MetricsView] = Field(description="By id of the run.")
 
 
+MOST_POINTS = 2_000_000
+"""Points that one response may have: as JSON about 60 MB, and several times as much while it is made."""
 MOST_CURVES = 2_000
 """Curves in one answer: runs × metrics."""
 _AXES: dict[Axis, str] = {"backward_passes": BACKWARD_PASSES, "time": TRAINING_S, "tokens": TOKENS}
 _NO_RECORDS = np.empty(0, dtype=RECORD)
 
 
-def curves(session: Session, run_ids: Sequence[str], metrics: Sequence[str], x: Axis, shape: Shape) -> dict[str, Json]:
-    """MetricsView of each run; NaN and the infinities are floats yet. Raises NotFound, Invalid for too many curves."""
-    run_ids, metrics = list(dict.fromkeys(run_ids)), list(dict.fromkeys(metrics))
+def curves(session: Session, run_ids: Sequence[str], query: SeriesQuery) -> dict[str, Json]:
+    """MetricsView of each run; NaN and the infinities are floats yet. Raises NotFound, Invalid for too many points."""
+    run_ids = list(dict.fromkeys(run_ids))
+    metrics = list(dict.fromkeys(name for part in query.names for name in part.split(",") if name))
+    if not metrics:
+        raise Invalid.of("names", "is empty; name at least one metric")
+    if len(run_ids) * len(metrics) * query.max_points > MOST_POINTS:
+        raise Invalid(
+            f"runs ({len(run_ids)}) × names ({len(metrics)}) × max_points ({query.max_points}) exceed {MOST_POINTS} "
+            "points; lower max_points, or request fewer runs or names"
+        )
     if len(run_ids) * len(metrics) > MOST_CURVES:
         raise Invalid(f"{len(run_ids)} runs × {len(metrics)} metrics exceed {MOST_CURVES} series; request fewer")
-    heads = _heads(session, run_ids)
-    firsts = repository.first_steps(session, [head[0] for head in heads.values()])
-    numbers = repository.find_numbers(session, metrics)
-    axis = repository.find_numbers(session, [_AXES[x]]) if x != "step" else {}
-    all_steps = shape.after is None or shape.needs_all_steps
+    heads = {
+        row.id: row
+        for row in session.execute(select(Run.id, Run.number, Run.step, Run.attempt).where(Run.id.in_(run_ids)))
+    }
+    missing = [run_id for run_id in run_ids if run_id not in heads]
+    if missing:
+        raise NotFound(f"there is no run {missing[0]}")
+    firsts = stored.first_steps(session, [head.number for head in heads.values()])
+    numbers = stored.find_numbers(session, metrics)
+    axis = stored.find_numbers(session, [_AXES[query.x]]) if query.x != "step" else {}
+    all_steps = query.after is None or query.needs_all_steps
     # The whole axis: the last cost at or before a point may precede `after`.
     whole = {*numbers.values(), *axis.values()} if all_steps else set(axis.values())
-    read = repository.histories(session, whole, firsts) if whole else {}
-    values = read if all_steps else repository.histories(session, list(numbers.values()), firsts, after=shape.after)
+    read = stored.histories(session, whole, firsts) if whole else {}
+    values = read if all_steps else stored.histories(session, list(numbers.values()), firsts, after=query.after)
     costs = {run: records for (run, name), records in read.items() if name in axis.values()}
     answer: dict[str, Json] = {}
     for run_id in run_ids:
-        number, last_step, attempt = heads[run_id]
+        head = heads[run_id]
+        number = head.number
         histories = {name: values.get((number, numbers.get(name, -1)), _NO_RECORDS) for name in metrics}
         answer[run_id] = {
-            "x": x,
+            "x": query.x,
             "run": run_id,
-            "last_step": last_step,
-            "attempt": attempt,
+            "last_step": head.step,
+            "attempt": head.attempt,
             # Every attempt but the first one replaces some history.
             "revision": len(firsts[number]),
-            "series": series_of(histories, shape, costs.get(number), over_costs=x != "step"),
+            "series": series_of(histories, query, costs.get(number)),
         }
     return answer
 
 
-def _heads(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[int, int, int]]:
-    heads = repository.heads(session, run_ids)
-    missing = [run_id for run_id in run_ids if run_id not in heads]
-    if missing:
-        raise NotFound(f"there is no run {missing[0]}")
-    return heads
-
-
-MOST_POINTS = 2_000_000
-"""Points that one response may have: as JSON about 60 MB, and several times as much while it is made."""
 router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=responses(401, 422, 503))
 
 
@@ -271,6 +260,11 @@ class SeriesQuery(BaseModel):
         "are never smoothed.",
     )
 
+    @property
+    def needs_all_steps(self) -> bool:
+        """Whether points after `after` depend on earlier ones."""
+        return self.joined or self.smoothing > 0
+
 
 class ManySeriesQuery(SeriesQuery):
     runs: list[Id] = Field(min_length=1, max_length=200, description="Ids of runs, as repeated parameters.")
@@ -279,31 +273,17 @@ class ManySeriesQuery(SeriesQuery):
 @router.get("/runs/{run_id}/metrics/names", summary="Metric names of a run", responses=responses(404))
 def metric_names(run_id: RunId, _: Viewer, session: ReadSession) -> list[str]:
     """Sorted names of the metrics of a run."""
-    return repository.names_of(session, run_number(session, run_id))
+    return stored.names_of(session, run_number(session, run_id))
 
 
 @router.get("/runs/{run_id}/metrics", summary="Metrics of a run", response_model=MetricsView, responses=responses(404))
 def run_metrics(run_id: RunId, query: Annotated[SeriesQuery, Query()], _: Viewer, session: ReadSession) -> Response:
     """Values over steps or costs, one per step, of the effective history. For a live chart pass as `after` one step
     before the latest one received, and request everything when `revision` has changed."""
-    return plain_answer(_curves(session, [run_id], query)[run_id])
+    return plain_answer(curves(session, [run_id], query)[run_id])
 
 
 @router.get("/metrics", summary="Metrics of several runs", response_model=ManyMetricsView, responses=responses(404))
 def many_metrics(query: Annotated[ManySeriesQuery, Query()], _: Viewer, session: ReadSession) -> Response:
     """The metrics of several runs in one response."""
-    return plain_answer({"runs": _curves(session, query.runs, query)})
-
-
-def _curves(session: Session, runs: list[str], query: SeriesQuery) -> dict[str, dict[str, Any]]:
-    names = [name for part in query.names for name in part.split(",") if name]
-    if not names:
-        raise Invalid.of("names", "is empty; name at least one metric")
-    num_runs, num_names = len(set(runs)), len(set(names))
-    if num_runs * num_names * query.max_points > MOST_POINTS:
-        raise Invalid(
-            f"runs ({num_runs}) × names ({num_names}) × max_points ({query.max_points}) exceed {MOST_POINTS} points; "
-            "lower max_points, or request fewer runs or names"
-        )
-    shape = Shape(query.max_points, query.after, query.joined, query.smoothing)
-    return curves(session, runs, names, query.x, shape)
+    return plain_answer({"runs": curves(session, query.runs, query)})

@@ -7,7 +7,7 @@ extreme values have a table of their own, for lists."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
 from gxpo_services.db.database import BINARY_ROWS
-from gxpo_services.db.tables import Attempt, MetricBlock, MetricLast, MetricName, Run
+from gxpo_services.db.tables import Attempt, MetricBlock, MetricLast, MetricName
 
 BLOCK_STEPS = 128
 RECORD = np.dtype([("step", "<i4"), ("value", "<f8")])
@@ -93,12 +93,6 @@ class Summary:
         self.last = value
         self.lowest = value if self.lowest is None else min(self.lowest, value)
         self.highest = value if self.highest is None else max(self.highest, value)
-
-
-def heads(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[int, int, int]]:
-    """Number, newest step and attempt of runs by id; unknown ones are left out."""
-    rows = session.execute(select(Run.id, Run.number, Run.step, Run.attempt).where(Run.id.in_(run_ids)))
-    return {row.id: (row.number, row.step, row.attempt) for row in rows}
 
 
 def find_numbers(session: Session, names: Collection[str]) -> dict[str, int]:

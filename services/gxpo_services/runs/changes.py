@@ -54,25 +54,20 @@ class Changes:
     is_over: bool = False
     """Whether all runs to follow have ended."""
 
-    _unsent: list[int] = field(default_factory=list)
-    """Runs that changed and have not been sent."""
+    unsent: list[int] = field(default_factory=list)
+    """Runs that changed and have not been sent: the next call of `read` returns more of them."""
 
     def read(self, session: Session) -> list[bytes]:
         """What has changed since the last call: deleted runs, a page of runs, and events after the last page."""
-        messages = [] if self._unsent else self._compare(session)
-        page, self._unsent = self._unsent[:_RUNS_AT_ONCE], self._unsent[_RUNS_AT_ONCE:]
+        messages = [] if self.unsent else self._compare(session)
+        page, self.unsent = self.unsent[:_RUNS_AT_ONCE], self.unsent[_RUNS_AT_ONCE:]
         messages += [streams.event("run", view) for view in self._views(session, page)]
-        if self._unsent:
+        if self.unsent:
             return messages
         events = self._events(session)
         if len(events) < _EVENTS_AT_ONCE:
             self._end()
         return messages + events
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the next call has more to send at once."""
-        return bool(self._unsent)
 
     def _compare(self, session: Session) -> list[bytes]:
         """Note which runs changed; the messages for those that were deleted."""
@@ -88,7 +83,7 @@ class Changes:
         silences = {row.number: silent_s(row.state, row.heartbeat_at, now) or 0.0 for row in rows}
         # A silence is told when it becomes one, and at each further multiple.
         marks = {row.number: (*row[2:-1], silences[row.number] // SILENCE_S) for row in rows}
-        self._unsent = sorted(number for number, mark in marks.items() if self._seen.get(number) != mark)
+        self.unsent = sorted(number for number, mark in marks.items() if self._seen.get(number) != mark)
         deleted = [{"id": self._ids[number]} for number in sorted(self._seen.keys() - marks.keys())]
         self._ids = {row[0]: row[1] for row in rows}
         self._seen = marks
@@ -162,7 +157,7 @@ async def follow(
         if changes.is_over:
             yield streams.event("end", {"after": changes.after})
             return
-        if changes.is_behind:
+        if changes.unsent:
             continue
         await anyio.sleep(pause_s)
         quiet_s += pause_s

@@ -1,4 +1,5 @@
-"""Submitted configs: validation by trainer and server, which reports every invalid setting at once.
+"""Submitted configs: validation by trainer and server, which reports every invalid setting at once; and `/schema`,
+`/presets` and `/published`: what a config can be, presets to start from, and the paper's results.
 
 The server's policy restricts folders, hub names, code and addresses. It works on plain nested values, so that
 violations are reported together with validation errors. Paths are checked after resolving `~`, `..` and symbolic links.
@@ -6,25 +7,33 @@ Nothing is URL-decoded, as in the file system."""
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gxpo_services.api.errors import FieldError, Invalid
+from gxpo_services.api.dependencies import Viewer
+from gxpo_services.api.errors import FieldError, Invalid, responses
 from gxpo_services.api.fields import MAX_INTEGER, Text, faults
 from gxpo_services.runs.plan import cannot_fit, cannot_split, resources
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer import plugins
+from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.components import CHOICES, known_classes
 from gxpo_trainer.config.engines import STARTER_POLICIES
-from gxpo_trainer.config.io import apply_overrides, build, load_preset, preset_names
+from gxpo_trainer.config.io import apply_overrides, build, load_preset, preset_names, to_toml
 from gxpo_trainer.config.messages import BadSettings
-from gxpo_trainer.config.tasks import OWN_ENVIRONMENTS, OWN_REWARDS
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
 
@@ -69,86 +78,68 @@ _EMBEDDED_TASK = "word_problems"
 Refusals = list[tuple[str, str]]
 
 
-def refusals(values: Mapping[str, Any], settings: ServiceSettings) -> Refusals:
+def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
     """(dotted path, reason and fix) of every setting that this server does not allow. values: nested settings, possibly
     incomplete; wrong types are left to the config's validation."""
-    return [
-        *_model(values, settings),
-        *_data(values, settings),
-        *_evaluation(values, settings),
-        *_rewards(values, settings),
-        *_environment(values, settings),
-        *_placement(values),
-    ]
+    refused: Refusals = []
 
+    def check_place(path: str, embedded: Collection[str], roots: tuple[Path, ...], *, hub: bool | None) -> None:
+        name = setting(values, path)
+        fault = _place_fault(name, roots, hub=hub) if isinstance(name, str) and name not in embedded else None
+        if fault is not None:
+            refused.append((path, fault))
 
-def _model(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    yield from _place(values, "model.path", STARTER_POLICIES, settings.model_roots, hub=settings.allow_hub)
-    if setting(values, "model.trust_remote_code") not in (None, False) and not settings.allow_remote_code:
-        yield "model.trust_remote_code", "is not allowed on this server; set it to false"
+    def check_address(path: str, url: Any, known: Sequence[str]) -> None:
+        if isinstance(url, str) and url not in known:
+            fault = f"is not an allowed address on this server; choose from {', '.join(known) or 'none'}"
+            refused.append((path, fault))
 
-
-def _data(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    yield from _place(values, "data.source", (_EMBEDDED_TASK,), settings.data_roots, hub=settings.allow_hub)
+    check_place("model.path", STARTER_POLICIES, server.model_roots, hub=server.allow_hub)
+    if setting(values, "model.trust_remote_code") not in (None, False) and not server.allow_remote_code:
+        refused.append(("model.trust_remote_code", "is not allowed on this server; set it to false"))
+    check_place("data.source", (_EMBEDDED_TASK,), server.data_roots, hub=server.allow_hub)
     for name in ("split", "subset"):
         # Both become parts of file names below data.source.
         part = setting(values, f"data.{name}")
         if isinstance(part, str) and not _is_inner_name(part):
-            yield f"data.{name}", "must be a relative path inside the data set, without .."
-
-
-def _evaluation(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    yield from _place(values, "evaluation.data_root", ("none",), settings.data_roots, hub=None)
-    root = setting(values, "evaluation.data_root")
-    names = setting(values, "evaluation.benchmarks")
-    for number, name in enumerate(names if isinstance(names, list | tuple) else ()):
-        if not isinstance(name, str) or name == _EMBEDDED_TASK:
-            continue
+            refused.append((f"data.{name}", "must be a relative path inside the data set, without .."))
+    check_place("evaluation.data_root", ("none",), server.data_roots, hub=None)
+    from_hub = setting(values, "evaluation.data_root") in (None, "none")
+    for number, name in enumerate(_items(values, "evaluation.benchmarks")):
         fault = None
-        if name.endswith(".jsonl"):
-            fault = _place_fault(name, settings.data_roots, hub=None)
-        elif root in (None, "none") and not settings.allow_hub:
+        if isinstance(name, str) and name.endswith(".jsonl"):
+            fault = _place_fault(name, server.data_roots, hub=None)
+        elif isinstance(name, str) and name != _EMBEDDED_TASK and from_hub and not server.allow_hub:
             fault = "is a hub data set, which this server does not allow; set evaluation.data_root"
         if fault is not None:
-            yield f"evaluation.benchmarks[{number}]", fault
-
-
-def _rewards(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    rewards = setting(values, "verifier.rewards")
-    for number, reward in enumerate(rewards if isinstance(rewards, list | tuple) else ()):
-        name = reward.get("name") if isinstance(reward, Mapping) else None
-        if isinstance(name, str) and name not in OWN_REWARDS and name not in settings.allowed_rewards:
-            allowed = ", ".join((*OWN_REWARDS, *settings.allowed_rewards))
-            yield f"verifier.rewards[{number}].name", f"is not allowed on this server; choose from {allowed}"
-        url = reward.get("url") if isinstance(reward, Mapping) else None
-        if isinstance(url, str) and url not in settings.allowed_reward_urls:
-            known = ", ".join(settings.allowed_reward_urls) or "none"
-            yield f"verifier.rewards[{number}].url", f"is not an allowed address on this server; choose from {known}"
-
-
-def _environment(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    name, url = setting(values, "environment.name"), setting(values, "environment.url")
-    if isinstance(name, str) and name not in (*OWN_ENVIRONMENTS, *settings.allowed_environments):
-        allowed = ", ".join((*OWN_ENVIRONMENTS, *settings.allowed_environments))
-        yield "environment.name", f"is not allowed on this server; choose from {allowed}"
-    if isinstance(url, str) and url not in settings.allowed_environment_urls:
-        known = ", ".join(settings.allowed_environment_urls) or "none"
-        yield "environment.url", f"is not an allowed address on this server; choose from {known}"
-
-
-def _placement(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+            refused.append((f"evaluation.benchmarks[{number}]", fault))
+    refused += _unlisted(values, server)
+    urls = server.allowed_reward_urls
+    for number, reward in enumerate(_items(values, "verifier.rewards")):
+        if isinstance(reward, Mapping):
+            check_address(f"verifier.rewards[{number}].url", reward.get("url"), urls)
+    check_address("environment.url", setting(values, "environment.url"), server.allowed_environment_urls)
     if setting(values, "placement.ray_address") not in (None, "none"):
-        yield "placement.ray_address", "is set by the service; remove it"
+        refused.append(("placement.ray_address", "is set by the service; remove it"))
+    return refused
 
 
-def _place(
-    values: Mapping[str, Any], path: str, embedded: Collection[str], roots: tuple[Path, ...], *, hub: bool | None
-) -> Iterable[tuple[str, str]]:
-    """The refusal of a setting that names a place, unless its value is one of `embedded`."""
-    name = setting(values, path)
-    fault = _place_fault(name, roots, hub=hub) if isinstance(name, str) and name not in embedded else None
-    if fault is not None:
-        yield path, fault
+def _unlisted(values: Mapping[str, Any], server: ServiceSettings) -> Iterable[tuple[str, str]]:
+    """Refusals of custom components that the administrator has not listed; none of them is imported for that."""
+    for choice in CHOICES.values():
+        section = setting(values, choice.section)
+        listed = isinstance(section, list | tuple)
+        for number, part in enumerate(section if listed else [section]):
+            name = part.get(choice.key) if isinstance(part, Mapping) else None
+            if not isinstance(name, str) or name in choice.built_in or not plugins.exists(choice.kind, name):
+                continue
+            if not plugins.is_allowed(choice.kind, name, server.allowlists):
+                names = (*choice.built_in, *sorted(plugins.allowed(choice.kind, server.allowlists) or ()))
+                yield (
+                    f"{choice.section}{f'[{number}]' if listed else ''}.{choice.key}",
+                    f"is not allowed on this server; choose from {', '.join(names)}, which its administrator can "
+                    "extend by GXPO_ALLOWED_PLUGINS",
+                )
 
 
 def _place_fault(name: str, roots: tuple[Path, ...], *, hub: bool | None) -> str | None:
@@ -177,6 +168,12 @@ def _place_fault(name: str, roots: tuple[Path, ...], *, hub: bool | None) -> str
 def _is_inner_name(name: str) -> bool:
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and not name.startswith("~") and "\\" not in name
+
+
+def _items(config: Mapping[str, Any], path: str) -> Sequence[Any]:
+    """The list at a dotted path; empty where there is none."""
+    value = setting(config, path)
+    return value if isinstance(value, list | tuple) else ()
 
 
 def setting(config: Mapping[str, Any], path: str) -> Any:
@@ -235,10 +232,12 @@ def overridden(values: Settings, overrides: Sequence[str], field: str) -> Settin
 def checked(values: Settings, server: ServiceSettings) -> RunConfig:
     """The config, if both the trainer and this server accept it. Raises Invalid with every invalid setting."""
     refused = refusals(values, server)
+    places = {place for place, _ in refused}
     try:
         config = build(values)
     except BadSettings as error:
-        raise invalid(_fields([*error.settings, *refused])) from None
+        others = [(place, reason) for place, reason in error.settings if place not in places]
+        raise invalid(_fields([*others, *refused])) from None
     refused += _unstorable(config) + _above_quotas(config, server)
     # These read the model's folder, which is allowed only where nothing has been refused.
     refused = refused or cannot_split(config) or cannot_fit(config, server)
@@ -299,3 +298,74 @@ def stored(config: RunConfig) -> Settings:
     """The complete config as JSON values; `RunConfig.model_validate` restores it."""
     body: Settings = plain(config.model_dump(mode="json"))
     return body
+
+
+class PresetView(BaseModel):
+    """A config preset."""
+
+    name: str = Field(examples=["demo"])
+    summary: str = Field(description="Purpose.")
+    toml: str = Field(description="The complete run file.")
+    config: dict[str, Any] = Field(description="The config as nested settings.")
+
+
+class PublishedTableView(BaseModel):
+    """A table of the paper."""
+
+    number: int
+    name: str = Field(examples=["sampled_pass@1"])
+    model: str | None = Field(description="Model of all rows; null where each row names its own.")
+    rows: list[dict[str, Any]] = Field(description="As printed; scores in percent.")
+
+
+class PublishedView(BaseModel):
+    """The paper's results."""
+
+    source: str
+    units: str
+    notes: list[str] = Field(description="Remarks that do not follow from the tables.")
+    tables: list[PublishedTableView]
+
+
+router = APIRouter(tags=["groups"], responses=responses(401, 403, 422, 503))
+
+
+@router.get("/schema", summary="The config's JSON schema")
+def get_schema(_: Viewer) -> dict[str, Any]:
+    """Every setting with its type, default and description."""
+    return config_schema()
+
+
+@router.get("/presets", summary="Config presets")
+def list_presets(_: Viewer) -> list[PresetView]:
+    """Presets to submit unchanged or to start from."""
+    return presets()
+
+
+@router.get("/published", summary="The paper's results")
+def get_published(_: Viewer) -> PublishedView:
+    """Tables of the GXPO paper, with the paper's own grader, templates and problem sets."""
+    return PublishedView.model_validate(asdict(gxpo_paper()))
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON schema of a config, with the custom settings classes that this server allows."""
+    return _schema_of(known_classes())
+
+
+@functools.lru_cache(maxsize=4)
+def _schema_of(_known: tuple[type[BaseModel], ...]) -> dict[str, Any]:
+    return RunConfig.model_json_schema()
+
+
+@functools.cache
+def presets() -> list[PresetView]:
+    """Every preset; the leading comment of its file is the summary."""
+    views = []
+    for name in preset_names():
+        config = load_preset(name)
+        text = (files("gxpo_trainer.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+        comment = takewhile(lambda line: line.startswith("#"), text.splitlines())
+        summary = " ".join(line.removeprefix("#").strip() for line in comment)
+        views.append(PresetView(name=name, summary=summary, toml=to_toml(config, [summary]), config=stored(config)))
+    return views

@@ -1,10 +1,12 @@
-"""`/runs`: submit, list and control runs."""
+"""`/runs`: submit, list, change and control runs."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, BackgroundTasks, Query, Response
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import (
     DatabaseDep,
@@ -14,15 +16,20 @@ from gxpo_services.api.dependencies import (
     Submitter,
     Viewer,
     WriteSession,
+    find_run,
 )
-from gxpo_services.api.errors import responses
+from gxpo_services.api.errors import Conflict, FieldError, Gone, Invalid, Problem, ProblemDetails, responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.api.idempotency import ETAG_HEADER, IfMatch, Submission, answer, creation_responses, plain_answer
-from gxpo_services.outputs import files
-from gxpo_services.run_states import Action
-from gxpo_services.runs import schemas, service
+from gxpo_services.db.tables import STUDY, Group, Run
+from gxpo_services.outputs import events, files
+from gxpo_services.run_states import TERMINAL, Action
+from gxpo_services.runs import listing, schemas, service
+from gxpo_services.runs.configs import checked, invalid, overridden, settings_of, stored
+from gxpo_services.runs.plan import expected_cost, planned
 from gxpo_services.runs.schemas import (
     BulkAnswer,
+    BulkItem,
     BulkRequest,
     CloneRequest,
     ListQuery,
@@ -32,17 +39,28 @@ from gxpo_services.runs.schemas import (
     RunRequest,
     RunValidation,
 )
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import to_toml
 
 router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
 
 _WITH_ETAG: dict[int | str, Any] = {200: {"headers": ETAG_HEADER}}
 _MADE = creation_responses(RunDetail, "run", "The run is queued.", "The run that this key created before.")
+_MOST_EQUAL_RUNS = 10
 
 
 @router.post("", status_code=201, summary="Submit a run", response_model=RunDetail, responses=_MADE)
 def submit_run(body: RunRequest, by: Submission) -> Response:
     """Queue a run. A retry with the same `Idempotency-Key` returns the run created before (200)."""
-    return _created(by, service.submit(by.session, by.settings, by.principal, body, by.key))
+    run_id, is_new = by.claim("submit", body, "r")
+    if not is_new:
+        return _repeated(by, run_id)
+    config, group = _prepared(by.session, by.settings, body)
+    service.check_priority(by.principal, body.priority)
+    service.check_queue(by.session, by.settings, by.principal)
+    run = service.new_run(config, by.principal, run_id=run_id, notes=body.notes, priority=body.priority, group=group)
+    return _add(by, run, body.tags, "submitted")
 
 
 @router.post(
@@ -53,13 +71,76 @@ def submit_run(body: RunRequest, by: Submission) -> Response:
 )
 def validate_run(body: RunRequest, _: Submitter, settings: Settings, session: ReadSession) -> Response:
     """All invalid settings, the cost in backward passes, the complete config, and earlier runs with the same config."""
-    return answer(service.validate(session, settings, body))
+    try:
+        config, _group = _prepared(session, settings, body)
+    except Invalid as error:
+        return answer(RunValidation(valid=False, errors=error.errors, cost=None, config=None, toml=None, equal_runs=[]))
+    same = select(Run.number).where(Run.config_sha256 == config.sha256())
+    equal_runs = session.scalars(same.order_by(Run.number.desc()).limit(_MOST_EQUAL_RUNS)).all()
+    plan, problem = planned(config, settings)
+    return answer(
+        RunValidation(
+            valid=True,
+            errors=[],
+            cost=expected_cost(config),
+            config=stored(config),
+            toml=to_toml(config),
+            equal_runs=service.views(session, equal_runs),
+            plan=plan,
+            plan_problem=problem,
+        )
+    )
+
+
+def _prepared(session: Session, server: ServiceSettings, request: RunRequest) -> tuple[RunConfig, Group | None]:
+    """Config and group of a request. Raises Invalid with every invalid member."""
+    errors: list[FieldError] = []
+    config = group = None
+    try:
+        config = checked(settings_of(request), server)
+    except Invalid as error:
+        errors += error.errors
+    try:
+        group = _group(session, request.group)
+    except Invalid as error:
+        errors += error.errors
+    if config is None or errors:
+        raise invalid(errors)
+    return (config if request.name is None else config.model_copy(update={"name": request.name})), group
+
+
+def _group(session: Session, group_id: str | None) -> Group | None:
+    if group_id is None:
+        return None
+    group = session.scalar(select(Group).where(Group.id == group_id))
+    if group is None:
+        raise Invalid.of("group", f"there is no group {group_id}; omit it or create one first")
+    if group.kind == STUDY:
+        raise Invalid.of("group", f"{group_id} is a study, which queues its own runs; omit it or name another group")
+    return group
+
+
+def _add(by: Submission, run: Run, tags: list[str], kind: str) -> Response:
+    """Queue a run. kind: of the event."""
+    service.set_tags(run, tags)
+    service.add(by.session, [run])
+    source = f" from {run.parent_id}" if run.parent_id else ""
+    events.record(by.session, run.number, by.principal.actor, kind, f"{kind}{source}", parent=run.parent_id)
+    return by.created(service.detail(by.session, run), True, "get_run", run_id=run.id)
+
+
+def _repeated(by: Submission, run_id: str) -> Response:
+    """The run that an earlier request with the same idempotency key created."""
+    run = by.session.scalar(select(Run).where(Run.id == run_id))
+    if run is None:
+        raise Gone(f"run {run_id}, created with this Idempotency-Key, was deleted; use a new key")
+    return by.created(service.detail(by.session, run), False, "get_run", run_id=run_id)
 
 
 @router.get("", summary="List runs", response_model=RunPage)
 def list_runs(query: Annotated[ListQuery, Query()], _: Viewer, session: ReadSession) -> Response:
     """Filtered, sorted by a column or a metric, with keyset pages: new runs do not shift them."""
-    return plain_answer(service.list_runs(session, query))
+    return plain_answer(listing.list_runs(session, query))
 
 
 @router.get("/{run_id}", summary="A run", response_model=RunDetail, responses=_WITH_ETAG | responses(404))
@@ -109,9 +190,24 @@ def act_on_runs(
 ) -> Response:
     """Cancel, pause, resume, archive, unarchive or delete runs. The answer says of each run what became of it: one that
     refuses the action does not stop the others."""
-    done = service.act_on_all(session, settings.artifacts, principal, body)
+    items = []
+    for run_id in dict.fromkeys(body.runs):
+        state, problem = None, None
+        try:
+            if body.action == "delete":
+                service.delete(session, settings.artifacts, principal, run_id)
+            elif body.action == "archive" or body.action == "unarchive":
+                archived = RunPatch(archived=body.action == "archive")
+                state = service.patch(session, run_id, archived, None, principal).state
+            else:
+                state = service.act(session, run_id, body.action, actor=principal.actor).state
+        except Problem as error:
+            row = find_run(session, run_id)
+            state = None if row is None else row[1]
+            problem = ProblemDetails(type=error.type, title=error.title, status=error.status, detail=error.detail)
+        items.append(BulkItem(run=run_id, state=state, problem=problem))
     background.add_task(files.empty_trash, settings.artifacts, database)
-    return answer(done)
+    return answer(BulkAnswer(items=items))
 
 
 def _add_action(action: Action, summary: str, words: str) -> None:
@@ -149,8 +245,27 @@ _add_action("resume", "Resume a paused run", "The run is queued again and resume
 )
 def clone_run(run_id: RunId, by: Submission, body: CloneRequest | None = None) -> Response:
     """A new run with the same config plus overrides; `parent_id` names the original."""
-    made = service.clone(by.session, by.settings, by.principal, run_id, body or CloneRequest(), by.key)
-    return _created(by, made)
+    request = body or CloneRequest()
+    new, is_new = by.claim(f"clone {run_id}", request, "r")
+    if not is_new:
+        return _repeated(by, new)
+    original = service.find(by.session, run_id)
+    config = checked(overridden(original.config, request.overrides, "overrides"), by.settings)
+    if request.priority is not None:
+        service.check_priority(by.principal, request.priority)
+    service.check_queue(by.session, by.settings, by.principal)
+    copied = service.allowed_priority(by.principal, original.priority)
+    name = request.name or (config.name if config.name != original.config["name"] else original.name)
+    run = service.new_run(
+        config.model_copy(update={"name": name}),
+        by.principal,
+        run_id=new,
+        notes=original.notes if request.notes is None else request.notes,
+        priority=copied if request.priority is None else request.priority,
+        group=_group(by.session, request.group),
+        parent=(original, "clone"),
+    )
+    return _add(by, run, [tag.tag for tag in original.tags] if request.tags is None else request.tags, "cloned")
 
 
 @router.post(
@@ -162,9 +277,23 @@ def clone_run(run_id: RunId, by: Submission, body: CloneRequest | None = None) -
 )
 def retry_run(run_id: RunId, by: Submission) -> Response:
     """A new run with the same config, in the same group; `parent_id` names the original."""
-    return _created(by, service.retry(by.session, by.settings, by.principal, run_id, by.key))
-
-
-def _created(by: Submission, made: tuple[RunDetail, bool]) -> Response:
-    run, is_new = made
-    return by.created(run, is_new, "get_run", run_id=run.id)
+    new, is_new = by.claim(f"retry {run_id}", CloneRequest(), "r")
+    if not is_new:
+        return _repeated(by, new)
+    original = service.find(by.session, run_id)
+    if original.state not in schemas.RETRIED:
+        fix = "clone it" if original.state in TERMINAL else "cancel it first, or clone it"
+        raise Conflict(f"run {run_id} is {original.state}; retry is for failed and cancelled runs: {fix}")
+    config = checked(original.config, by.settings).model_copy(update={"name": original.name})
+    service.check_queue(by.session, by.settings, by.principal)
+    run = service.new_run(
+        config,
+        by.principal,
+        run_id=new,
+        notes=original.notes,
+        priority=service.allowed_priority(by.principal, original.priority),
+        group=original.group,
+        group_values=original.group_values,
+        parent=(original, "retry"),
+    )
+    return _add(by, run, [tag.tag for tag in original.tags], "retried")

@@ -6,12 +6,12 @@ import time
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from gxpo_services.db.tables import Run
 from gxpo_services.outputs import events
 from gxpo_services.run_states import TERMINAL, RunState, check_transition
-from gxpo_services.runs import repository
 from gxpo_trainer.errors import REASONS
 
 
@@ -42,9 +42,10 @@ def move(
     lease_token: int | None = None,
     **values: Any,
 ) -> None:
-    """Change a run's state and other columns, and record the event.
+    """Change a run's state and other columns, record the event, and refresh `run`.
 
-    Raises IllegalTransition when `new` may not follow, StateChanged after a concurrent change.
+    lease_token: that of the calling scheduler. Raises IllegalTransition when `new` may not follow; StateChanged after a
+    concurrent change of the state, or when the lease is another one.
     """
     old = RunState(run.state)
     check_transition(old, new)
@@ -60,7 +61,12 @@ def move(
         values |= {"lease_owner": None, "lease_expires_at": None, "run_token_sha256": None, "phase": None}
     if new in TERMINAL:
         values["ended_at"] = now
-    if not repository.set_where(session, run, values, state=old, lease_token=lease_token):
+    query = update(Run).where(Run.number == run.number, Run.state == old)
+    if lease_token is not None:
+        query = query.where(Run.lease_token == lease_token)
+    moved = session.execute(query.values(**values).execution_options(synchronize_session=False))
+    session.refresh(run)
+    if moved.rowcount != 1:  # type: ignore[attr-defined]
         raise StateChanged(f"run {run.id} is {run.state} now, it was {old}")
     events.record(
         session, run.number, actor, "state", message, old=old.value, new=new.value, reason=values.get("reason")

@@ -31,11 +31,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.fields import Kind, Position, Value
-from gxpo_services.db.tables import Group, MetricLast, Run, RunSearch, RunTag
+from gxpo_services.api.errors import Invalid
+from gxpo_services.api.fields import Kind, Position, Value, decode_cursor, encode_cursor
+from gxpo_services.db.tables import Group, MetricLast, Run, RunDocument, RunSearch, RunTag
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
-from gxpo_services.runs.schemas import ListQuery
+from gxpo_services.runs.configs import setting
+from gxpo_services.runs.schemas import ListQuery, listed
 
 # Table columns instead of ORM attributes: their statements compile and run in half the time.
 _run, _group, _tag, _search, _last = (table.__table__.c for table in (Run, Group, RunTag, RunSearch, MetricLast))
@@ -315,3 +317,43 @@ def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
     for row in rows.values():
         row["tags"] = sorted(row["tags"] or [])
     return [rows[number] for number in numbers if number in rows]
+
+
+def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
+    """A page of the list, as RunPage in JSON. Raises Invalid for an unknown order or a cursor of another order."""
+    order = _order(query)
+    after = decode_cursor(query.cursor, order.word, order.kind) if query.cursor is not None else None
+    rows, total = page(session, query, order, after, query.limit + 1)
+    sort_values = dict(rows[: query.limit])
+    numbers = list(sort_values)
+    values = metrics.last_values(session, numbers, query.with_metric) if query.with_metric else {}
+    configs: dict[int, dict[str, Any]] = {}
+    if query.with_setting:
+        documents = select(RunDocument.run_number, RunDocument.config).where(RunDocument.run_number.in_(numbers))
+        configs = dict(session.execute(documents).all())
+    items = []
+    for row in list_rows(session, numbers):
+        number = row["number"]
+        last = {name: values.get(number, {}).get(name) for name in query.with_metric}
+        if order.metric is not None:
+            value = sort_values[number]
+            assert not isinstance(value, str)
+            last[order.metric] = value
+        settings = {path: setting(configs.get(number, {}), path) for path in query.with_setting}
+        items.append(listed(row, last, settings))
+    next_cursor = None
+    if len(rows) > query.limit:
+        number, value = rows[query.limit - 1]
+        next_cursor = encode_cursor(order.word, Position(value, number))
+    return {"items": items, "next_cursor": next_cursor, "total": total}
+
+
+def _order(query: ListQuery) -> Order:
+    descending = query.order == "desc"
+    if query.sort.startswith("metric:") and len(query.sort) > len("metric:"):
+        word = {"best": "highest"}.get(query.metric_at, query.metric_at)
+        at: Any = int(word) if word.isdigit() else word
+        return Order(None, query.sort.removeprefix("metric:"), at, descending)
+    if query.sort not in COLUMNS:
+        raise Invalid.of("sort", f"must be metric:<name> or one of {', '.join(COLUMNS)}")
+    return Order(query.sort, None, "last", descending)

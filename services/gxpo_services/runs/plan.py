@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import BaseModel, Field
 
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
@@ -13,24 +13,19 @@ from gxpo_trainer.planner.inputs import read_shape
 from gxpo_trainer.planner.report import PlanView, view_of
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedCost:
-    """An upper bound in full-batch gradients; a gate that fires makes a run cheaper.
+class ExpectedCostView(BaseModel):
+    """Maximum cost of a run."""
 
-    steps: maximum training steps; None when only hours or tokens limit them. backward_passes: maximum backward passes,
-    without repeated steps and diagnostics. per_step: passes per step with the look-ahead on. words: an explanation.
-    """
-
-    steps: int | None
-    backward_passes: int | None
-    per_step: int
-    words: str
+    steps: int | None = Field(description="Null when only hours or tokens limit the run.")
+    backward_passes: int | None = Field(description="Full-batch gradients, an upper bound; null when unknown.")
+    per_step_words: str = Field(examples=["GXPO: 3 backward passes per step (probes + 1)"])
 
 
-def expected_cost(config: RunConfig) -> ExpectedCost:
-    """The passes of a step that the rule declares, as long as the gate keeps the look-ahead on.
+def expected_cost(config: RunConfig) -> ExpectedCostView:
+    """The passes of a step that the rule declares, as long as the gate keeps the look-ahead on: one that fires makes a
+    run cheaper.
 
-    `learner.mini_batches` changes nothing: passes are counted in full batches.
+    Without repeated steps and diagnostics. `learner.mini_batches` changes nothing: passes are counted in full batches.
     """
     rule, budget = config.learner.rule, config.budget
     per_step, words = _per_step(config)
@@ -46,7 +41,7 @@ def expected_cost(config: RunConfig) -> ExpectedCost:
     if not bounds:
         names = " or ".join(f"budget.{name}" for name in ("hours", "tokens") if getattr(budget, name) is not None)
         words += f"; {names} ends the run, so the number of steps is unknown"
-    return ExpectedCost(steps, min(bounds, default=None), per_step, words)
+    return ExpectedCostView(steps=steps, backward_passes=min(bounds, default=None), per_step_words=words)
 
 
 def _per_step(config: RunConfig) -> tuple[int, str]:

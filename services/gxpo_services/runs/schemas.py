@@ -15,9 +15,9 @@ from gxpo_services.api.idempotency import etag
 from gxpo_services.db.tables import RunDocument
 from gxpo_services.run_states import EXECUTING, TERMINAL, Action, IllegalTransition, RunState, requested_state
 from gxpo_services.runs.configs import Override, RunSource
-from gxpo_services.runs.plan import expected_cost
+from gxpo_services.runs.plan import ExpectedCostView, expected_cost
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.rules import in_words, rule_names
+from gxpo_trainer.config.rules import RULE_CHOICE
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.planner.report import PlanView
 
@@ -156,14 +156,6 @@ class RunView(BaseModel):
     possible_actions: list[PossibleAction]
 
 
-class ExpectedCostView(BaseModel):
-    """Maximum cost of a run."""
-
-    steps: int | None = Field(description="Null when only hours or tokens limit the run.")
-    backward_passes: int | None = Field(description="Full-batch gradients, an upper bound; null when unknown.")
-    per_step_words: str = Field(examples=["GXPO: 3 backward passes per step (probes + 1)"])
-
-
 class RunCost(BaseModel):
     """Maximum cost of a run in backward passes."""
 
@@ -204,7 +196,7 @@ class ListQuery(BaseModel):
     """Filters, order and page of the list of runs."""
 
     state: list[RunState] = Field([], max_length=20, description="Any of these.")
-    rule: Text | None = Field(None, max_length=20, description=f"{in_words(rule_names())}.")
+    rule: Text | None = Field(None, max_length=200, description=f"{', '.join(RULE_CHOICE.built_in)}, or a custom rule.")
     model: Text | None = Field(None, max_length=400, description="model.path, exact.")
     tag: list[Tag] = Field([], max_length=20, description="All of these.")
     group: Id | None = Field(None, description="Id of a group.")
@@ -276,7 +268,7 @@ def detail(run: RunRow, document: RunDocument) -> RunDetail:
     more = {
         "config": document.config,
         "identity": document.identity,
-        "cost": RunCost(backward_passes=cost.backward_passes, formula=cost.words),
+        "cost": RunCost(backward_passes=cost.backward_passes, formula=cost.per_step_words),
     }
     return RunDetail.model_validate(with_progress(run) | more)
 

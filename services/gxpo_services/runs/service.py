@@ -1,4 +1,4 @@
-"""Operations on runs: submit, list, edit, control, clone, retry, delete; and one action on many runs."""
+"""Operations on runs that several endpoints, groups, ingest and schedulers share; and what a token may queue."""
 
 from __future__ import annotations
 
@@ -7,120 +7,29 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+import sqlalchemy as sql
+from sqlalchemy import func, select
 from sqlalchemy.exc import InvalidRequestError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, lazyload
 
-from gxpo_services.api import idempotency
-from gxpo_services.api.errors import (
-    Conflict,
-    FieldError,
-    Forbidden,
-    Gone,
-    Invalid,
-    NotFound,
-    Problem,
-    ProblemDetails,
-    Unavailable,
-)
-from gxpo_services.api.fields import Position, decode_cursor, encode_cursor, new_id
+from gxpo_services.api.errors import Conflict, Forbidden, LimitReached, NotFound, Unavailable
+from gxpo_services.api.fields import new_id
 from gxpo_services.api.idempotency import check_match
 from gxpo_services.api.principals import Principal, Role
-from gxpo_services.db.tables import STUDY, Group, Run, RunDocument, RunTag
+from gxpo_services.db.tables import Group, Run, RunDocument, RunTag
 from gxpo_services.outputs import events, files
-from gxpo_services.outputs.metrics import last_values
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
-from gxpo_services.runs import listing, repository, schemas
-from gxpo_services.runs.configs import checked, invalid, overridden, setting, settings_of, stored
+from gxpo_services.runs import listing, schemas
+from gxpo_services.runs.configs import stored
 from gxpo_services.runs.lifecycle import StateChanged, move
-from gxpo_services.runs.plan import expected_cost, planned, resources
-from gxpo_services.runs.schemas import (
-    BulkAction,
-    BulkAnswer,
-    BulkItem,
-    BulkRequest,
-    CloneRequest,
-    ExpectedCostView,
-    ListQuery,
-    RunDetail,
-    RunPatch,
-    RunRequest,
-    RunValidation,
-    RunView,
-)
+from gxpo_services.runs.plan import resources
+from gxpo_services.runs.schemas import RunDetail, RunPatch, RunView
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.compare.rows import rule_label
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.io import to_toml
+from gxpo_trainer.config.rules import run_label
 
-_MOST_EQUAL_RUNS = 10
 _ATTEMPTS = 10
 """Attempts of a compare-and-set under concurrent changes; each failure means that another change succeeded."""
-
-
-def submit(
-    session: Session, server: ServiceSettings, principal: Principal, request: RunRequest, key: str | None
-) -> tuple[RunDetail, bool]:
-    """Submit a run; returns it and whether it is new. Raises Invalid, Conflict (key), Gone (its run was deleted)."""
-    run_id = new_id("r")
-    owner = idempotency.claim(session, principal, key, "submit", request, run_id)
-    if owner != run_id:
-        return _repeated(session, owner), False
-    config, group = _prepared(session, server, request)
-    repository.check_priority(principal, request.priority)
-    repository.check_queue(session, server, principal)
-    run = new_run(config, principal, run_id=run_id, notes=request.notes, priority=request.priority, group=group)
-    return _add(session, run, request.tags, principal, "submitted"), True
-
-
-def validate(session: Session, server: ServiceSettings, request: RunRequest) -> RunValidation:
-    """Validate a request without submitting it."""
-    try:
-        config, _ = _prepared(session, server, request)
-    except Invalid as error:
-        return RunValidation(valid=False, errors=error.errors, cost=None, config=None, toml=None, equal_runs=[])
-    cost = expected_cost(config)
-    same = select(Run.number).where(Run.config_sha256 == config.sha256())
-    equal_runs = session.scalars(same.order_by(Run.number.desc()).limit(_MOST_EQUAL_RUNS)).all()
-    plan, problem = planned(config, server)
-    return RunValidation(
-        valid=True,
-        errors=[],
-        cost=ExpectedCostView(steps=cost.steps, backward_passes=cost.backward_passes, per_step_words=cost.words),
-        config=stored(config),
-        toml=to_toml(config),
-        equal_runs=views(session, equal_runs),
-        plan=plan,
-        plan_problem=problem,
-    )
-
-
-def _prepared(session: Session, server: ServiceSettings, request: RunRequest) -> tuple[RunConfig, Group | None]:
-    """Config and group of a request. Raises Invalid with every invalid member."""
-    errors: list[FieldError] = []
-    config = group = None
-    try:
-        config = checked(settings_of(request), server)
-    except Invalid as error:
-        errors += error.errors
-    try:
-        group = _group(session, request.group)
-    except Invalid as error:
-        errors += error.errors
-    if config is None or errors:
-        raise invalid(errors)
-    return (config if request.name is None else config.model_copy(update={"name": request.name})), group
-
-
-def _group(session: Session, group_id: str | None) -> Group | None:
-    if group_id is None:
-        return None
-    group = session.scalar(select(Group).where(Group.id == group_id))
-    if group is None:
-        raise Invalid.of("group", f"there is no group {group_id}; omit it or create one first")
-    if group.kind == STUDY:
-        raise Invalid.of("group", f"{group_id} is a study, which queues its own runs; omit it or name another group")
-    return group
 
 
 def new_run(
@@ -150,7 +59,7 @@ def new_run(
         document=RunDocument(config=body),
         config_sha256=config.sha256(),
         rule=config.learner.rule.name,
-        rule_label=rule_label(body),
+        rule_label=run_label(body["learner"]["rule"]),
         step_budget=budget.steps,
         backward_passes_budget=budget.backward_passes,
         tokens_budget=budget.tokens,
@@ -176,27 +85,39 @@ def set_tags(run: Run, tags: Iterable[str]) -> None:
     run.tags += [RunTag(tag=tag) for tag in sorted(wanted - present)]
 
 
-def _add(session: Session, run: Run, tags: Iterable[str], principal: Principal, kind: str) -> RunDetail:
-    set_tags(run, tags)
-    repository.add(session, [run])
-    source = f" from {run.parent_id}" if run.parent_id else ""
-    events.record(session, run.number, principal.actor, kind, f"{kind}{source}", parent=run.parent_id)
-    return detail(session, run)
-
-
-def _repeated(session: Session, run_id: str) -> RunDetail:
-    run = repository.find(session, run_id)
-    if run is None:
-        raise Gone(f"run {run_id}, created with this Idempotency-Key, was deleted; use a new key")
-    return detail(session, run)
-
-
 def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
-    """Raises NotFound."""
-    run = repository.find(session, run_id, lock=lock)
+    """A run by its public id. lock: SELECT … FOR UPDATE. Raises NotFound."""
+    query = select(Run).where(Run.id == run_id)
+    if lock:
+        query = query.with_for_update(of=Run).execution_options(populate_existing=True)
+    run = session.scalar(query)
     if run is None:
         raise NotFound(f"there is no run {run_id}")
     return run
+
+
+def lock(session: Session, run_id: str) -> Run | None:
+    """The run, locked until the transaction ends, without its related rows."""
+    query = (
+        select(Run)
+        .where(Run.id == run_id)
+        .options(lazyload(Run.tags), lazyload(Run.group), lazyload(Run.document))
+        .with_for_update(of=Run)
+    )
+    return session.scalar(query)
+
+
+def add(session: Session, runs: Sequence[Run]) -> None:
+    """Insert runs and assign their numbers."""
+    for run in runs:
+        run.search_text = search_text(run)
+    session.add_all(runs)
+    session.flush()
+
+
+def search_text(run: Run) -> str:
+    """Searchable text of a run (name, notes, id, model and tags) in Unicode folded case, the same on both databases."""
+    return "\n".join([run.name, run.notes or "", run.id, run.model, *(tag.tag for tag in run.tags)]).casefold()
 
 
 def views(session: Session, numbers: Sequence[int]) -> list[RunView]:
@@ -213,46 +134,6 @@ def detail(session: Session, run: Run) -> RunDetail:
     return schemas.detail(rows[0], run.document)
 
 
-def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
-    """A page of the list, as RunPage in JSON. Raises Invalid for an unknown order or a cursor of another order."""
-    order = _order(query)
-    after = decode_cursor(query.cursor, order.word, order.kind) if query.cursor is not None else None
-    page, total = listing.page(session, query, order, after, query.limit + 1)
-    sort_values = dict(page[: query.limit])
-    numbers = list(sort_values)
-    values = last_values(session, numbers, query.with_metric) if query.with_metric else {}
-    configs: dict[int, dict[str, Any]] = {}
-    if query.with_setting:
-        documents = select(RunDocument.run_number, RunDocument.config).where(RunDocument.run_number.in_(numbers))
-        configs = dict(session.execute(documents).all())
-    items = []
-    for row in listing.list_rows(session, numbers):
-        number = row["number"]
-        metrics = {name: values.get(number, {}).get(name) for name in query.with_metric}
-        if order.metric is not None:
-            value = sort_values[number]
-            assert not isinstance(value, str)
-            metrics[order.metric] = value
-        settings = {path: setting(configs.get(number, {}), path) for path in query.with_setting}
-        items.append(schemas.listed(row, metrics, settings))
-    next_cursor = None
-    if len(page) > query.limit:
-        number, value = page[query.limit - 1]
-        next_cursor = encode_cursor(order.word, Position(value, number))
-    return {"items": items, "next_cursor": next_cursor, "total": total}
-
-
-def _order(query: ListQuery) -> listing.Order:
-    descending = query.order == "desc"
-    if query.sort.startswith("metric:") and len(query.sort) > len("metric:"):
-        word = {"best": "highest"}.get(query.metric_at, query.metric_at)
-        at: Any = int(word) if word.isdigit() else word
-        return listing.Order(None, query.sort.removeprefix("metric:"), at, descending)
-    if query.sort not in listing.COLUMNS:
-        raise Invalid.of("sort", f"must be metric:<name> or one of {', '.join(listing.COLUMNS)}")
-    return listing.Order(query.sort, None, "last", descending)
-
-
 def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None, principal: Principal) -> RunDetail:
     """Edit name, tags, notes, priority or archived. Raises NotFound, PreconditionFailed; Forbidden for a priority."""
     run = find(session, run_id, lock=True)
@@ -262,14 +143,14 @@ def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None
     named = request.model_dump(exclude_unset=True)
     changes = {name: defaults[name] if value is None else value for name, value in named.items()}
     if changes.get("priority", run.priority) != run.priority:
-        repository.check_priority(principal, changes["priority"])
+        check_priority(principal, changes["priority"])
     for name, value in changes.items():
         if name == "tags":
             set_tags(run, value)
         else:
             setattr(run, name, value)
     if changes:
-        run.search_text = repository.search_text(run)
+        run.search_text = search_text(run)
         run.updated_at = time.time()
         events.record(session, run.number, principal.actor, "edited", f"changed {', '.join(changes)}", **changes)
     session.flush()
@@ -302,66 +183,6 @@ def act(session: Session, run_id: str, action: Action, *, actor: str) -> RunDeta
     raise Conflict(f"run {run_id} keeps changing its state; retry", state=run.state)
 
 
-def clone(
-    session: Session,
-    server: ServiceSettings,
-    principal: Principal,
-    run_id: str,
-    request: CloneRequest,
-    key: str | None,
-) -> tuple[RunDetail, bool]:
-    """Clone a run with overrides; returns the clone and whether it is new."""
-    new = new_id("r")
-    owner = idempotency.claim(session, principal, key, f"clone {run_id}", request, new)
-    if owner != new:
-        return _repeated(session, owner), False
-    original = find(session, run_id)
-    config = checked(overridden(original.config, request.overrides, "overrides"), server)
-    if request.priority is not None:
-        repository.check_priority(principal, request.priority)
-    repository.check_queue(session, server, principal)
-    copied = repository.allowed_priority(principal, original.priority)
-    name = request.name or (config.name if config.name != original.config["name"] else original.name)
-    run = new_run(
-        config.model_copy(update={"name": name}),
-        principal,
-        run_id=new,
-        notes=original.notes if request.notes is None else request.notes,
-        priority=copied if request.priority is None else request.priority,
-        group=_group(session, request.group),
-        parent=(original, "clone"),
-    )
-    tags = [tag.tag for tag in original.tags] if request.tags is None else request.tags
-    return _add(session, run, tags, principal, "cloned"), True
-
-
-def retry(
-    session: Session, server: ServiceSettings, principal: Principal, run_id: str, key: str | None
-) -> tuple[RunDetail, bool]:
-    """Retry a failed or cancelled run as a new run in its group. Raises Conflict for other states."""
-    new = new_id("r")
-    owner = idempotency.claim(session, principal, key, f"retry {run_id}", CloneRequest(), new)
-    if owner != new:
-        return _repeated(session, owner), False
-    original = find(session, run_id)
-    if original.state not in schemas.RETRIED:
-        fix = "clone it" if original.state in TERMINAL else "cancel it first, or clone it"
-        raise Conflict(f"run {run_id} is {original.state}; retry is for failed and cancelled runs: {fix}")
-    config = checked(original.config, server).model_copy(update={"name": original.name})
-    repository.check_queue(session, server, principal)
-    run = new_run(
-        config,
-        principal,
-        run_id=new,
-        notes=original.notes,
-        priority=repository.allowed_priority(principal, original.priority),
-        group=original.group,
-        group_values=original.group_values,
-        parent=(original, "retry"),
-    )
-    return _add(session, run, [tag.tag for tag in original.tags], principal, "retried"), True
-
-
 def delete(session: Session, root: Path, principal: Principal, run_id: str) -> None:
     """Delete an ended run: its rows and, after the commit, its folder.
 
@@ -379,30 +200,40 @@ def delete(session: Session, root: Path, principal: Principal, run_id: str) -> N
         raise Unavailable(f"cannot remove the folder of run {run_id}: {error.strerror}") from error
     # Before the run's own events are gone: SQLite reuses the numbers above the largest one that is left.
     events.record(session, None, principal.actor, "run_deleted", f"run {run.name!r} was deleted", run=run_id)
-    if not repository.remove_ended(session, run):
+    query = sql.delete(Run).where(Run.number == run.number, Run.state.in_(sorted(TERMINAL)))
+    if session.execute(query.execution_options(synchronize_session=False)).rowcount != 1:  # type: ignore[attr-defined]
+        session.refresh(run)
         raise Conflict(f"run {run_id} is {run.state} now; retry")
+    session.expunge(run)
 
 
-def act_on_all(session: Session, root: Path, principal: Principal, request: BulkRequest) -> BulkAnswer:
-    """Apply an action to each run; a run that refuses it does not stop the others."""
-    items = []
-    for run_id in dict.fromkeys(request.runs):
-        problem = None
-        try:
-            state = _act(session, root, principal, run_id, request.action)
-        except Problem as error:
-            run = repository.find(session, run_id)
-            state = None if run is None else RunState(run.state)
-            problem = ProblemDetails(type=error.type, title=error.title, status=error.status, detail=error.detail)
-        items.append(BulkItem(run=run_id, state=state, problem=problem))
-    return BulkAnswer(items=items)
+_LOCK = 0x67787562  # "gxub"
+NORMAL_PRIORITY = 0
 
 
-def _act(session: Session, root: Path, principal: Principal, run_id: str, action: BulkAction) -> RunState | None:
-    """State of the run afterwards; None for a deleted one. Raises Problem."""
-    if action == "delete":
-        delete(session, root, principal, run_id)
-        return None
-    if action == "archive" or action == "unarchive":
-        return patch(session, run_id, RunPatch(archived=action == "archive"), None, principal).state
-    return act(session, run_id, action, actor=principal.actor).state
+def check_priority(principal: Principal, priority: int) -> None:
+    """Raise Forbidden for a priority above normal, unless the principal is an admin."""
+    if priority > NORMAL_PRIORITY and principal.role < Role.ADMIN:
+        raise Forbidden(f"priority {priority} is above {NORMAL_PRIORITY}, which only an admin may set")
+
+
+def allowed_priority(principal: Principal, priority: int) -> int:
+    """The priority of a copied run, at most normal unless the principal is an admin."""
+    return priority if principal.role >= Role.ADMIN else min(priority, NORMAL_PRIORITY)
+
+
+def check_queue(session: Session, server: ServiceSettings, principal: Principal, more: int = 1) -> None:
+    """Raise LimitReached unless the token may have `more` further queued runs.
+
+    On PostgreSQL, submissions of one token are serialized until their transactions end; SQLite has one writer anyway.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(_LOCK, func.hashtext(principal.token_id))))
+    mine = (Run.state == RunState.QUEUED, Run.created_by_id == principal.token_id)
+    queued = session.scalar(select(func.count()).where(*mine)) or 0
+    most = server.max_queued_per_user
+    if queued + more > most:
+        raise LimitReached(
+            f"token {principal.name!r} has {queued} queued runs; with {more} more it would exceed "
+            f"GXPO_MAX_QUEUED_PER_USER = {most}; wait until some have started, or cancel them"
+        )

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import httpx
 
 from gxpo_client.connection import is_loopback
-from gxpo_services.auth.local_token import replace_file
+from gxpo_services.auth.tokens import replace_file
 from gxpo_services.db.tables import Run
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml

@@ -184,9 +184,8 @@ class RunSupervisor:
             self._fail(run, hold, f"this version does not support the run's config: {error}")
             return
         env = {
-            "GXPO_REWARD_ALLOWLIST": ",".join(settings.allowed_rewards),
+            **settings.allowlists,
             "GXPO_REWARD_URLS": ",".join(settings.allowed_reward_urls),
-            "GXPO_ENVIRONMENT_ALLOWLIST": ",".join(settings.allowed_environments),
             "GXPO_ENVIRONMENT_URLS": ",".join(settings.allowed_environment_urls),
             # The trainer's own limit, and Ray's from SIGTERM to SIGKILL, by default 3 s.
             "GXPO_STOP_WAIT_S": str(settings.stop_wait_s),

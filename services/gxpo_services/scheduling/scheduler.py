@@ -35,7 +35,7 @@ from gxpo_services.scheduling import decisions, leases
 from gxpo_services.scheduling.alerts import Alerts
 from gxpo_services.scheduling.launcher import LOG, Launcher, LauncherUnavailable, RayLauncher, trainer_command
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
-from gxpo_services.settings import ServiceSettings, make_home, need_roots, read_settings
+from gxpo_services.settings import ServiceSettings, limit_plugins, make_home, need_roots, read_settings
 from gxpo_services.sweeps import studies
 from gxpo_trainer.errors import ConfigError
 
@@ -350,6 +350,7 @@ def main() -> int:
     """
     try:
         settings = read_settings()
+        limit_plugins(settings)
         logging.configure(as_json=settings.log_json)
         need_roots(settings)
         make_home(settings)

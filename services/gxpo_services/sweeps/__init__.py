@@ -1,3 +1,1 @@
 """Groups of runs and sweeps."""
-
-from __future__ import annotations

@@ -6,19 +6,70 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gxpo_services.api.errors import FieldError, Invalid
-from gxpo_services.runs.configs import Settings, checked, invalid, overridden, settings_of
+from gxpo_services.api.fields import MAX_INTEGER, Text, Word
+from gxpo_services.runs.configs import RunSource, Settings, checked, invalid, overridden, settings_of
+from gxpo_services.runs.schemas import Notes, Priority, Tags
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.sweeps.schemas import MAX_RUNS, SweepPreset, SweepPresetView, SweepRequest
 from gxpo_trainer.config import RuleSettings, RunConfig
 from gxpo_trainer.config.io import learning_rate_control
 from gxpo_trainer.config.messages import config_error
-from gxpo_trainer.config.rules import RULES, compared_rules, in_words, rule_labels, rule_name
+from gxpo_trainer.config.rules import COMPARED_LABELS, compared_rules, in_words, known_rules, rule_name
+
+SweepPreset = Literal["alpha", "k", "tau", "rules"]
+Scalar = bool | int | float | Text
+GridValue = Scalar | Annotated[list[Scalar], Field(max_length=20)] | None
+Path = Annotated[Text, Field(min_length=1, max_length=200)]
+MAX_RUNS = 500
+"""Runs of one sweep."""
+
+
+class SweepRequest(BaseModel):
+    """One base config × a grid of settings × seeds."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Word = Field(description="Display name; a prefix of the runs' names.", examples=["alpha ablation"])
+    base: RunSource = Field(description="The base config of all runs.", examples=[{"preset": "demo"}])
+    grid: dict[Path, Annotated[list[GridValue], Field(min_length=1, max_length=100)]] = Field(
+        {},
+        max_length=8,
+        description="Dotted path → values; every combination is a run.",
+        examples=[{"learner.rule.k": [3, 5, 10]}],
+    )
+    seeds: list[Annotated[int, Field(ge=0, le=MAX_INTEGER)]] = Field(
+        [],
+        max_length=100,
+        description="Seeds of each combination; default: the seed of the base.",
+        examples=[[0, 1, 2]],
+    )
+    preset: SweepPreset | None = Field(
+        None,
+        description="A preset grid: the paper's `alpha` (α × K), `k` and `tau`, or "
+        f"`rules`: {in_words(COMPARED_LABELS, 'and')}.",
+    )
+    control: bool = Field(
+        False,
+        description="Add GRPO at learning rate × (αK + 1) for every look-ahead, as a control for the longer step.",
+    )
+    tags: Tags = Field([], description="Tags of every run.")
+    notes: Notes = Field("", description="Notes of every run.")
+    priority: Priority = Field(0, description="Higher ones start first.")
+
+
+class SweepPresetView(BaseModel):
+    """A sweep preset."""
+
+    name: SweepPreset
+    summary: str
+    grid: dict[str, list[Any]] = Field(description="Empty for `rules`, which replaces the whole rule.")
+    control: bool = Field(description="Whether it includes the learning-rate control.")
+
 
 _PRESETS = (
     SweepPresetView(
@@ -41,7 +92,7 @@ _PRESETS = (
     ),
     SweepPresetView(
         name="rules",
-        summary=f"{in_words(rule_labels(), 'and')} with the base's K and α, and GRPO at learning rate × (αK + 1), to "
+        summary=f"{in_words(COMPARED_LABELS, 'and')} with the base's K and α, and GRPO at learning rate × (αK + 1), to "
         "rule out that a gain comes from the longer step alone.",
         grid={},
         control=True,
@@ -54,7 +105,7 @@ def rule_variants(base: RunConfig) -> list[tuple[RunConfig, dict[str, Any]]]:
     """The base with each rule, and its distinguishing settings. Raises Invalid for a base without a look-ahead."""
     rule = base.learner.rule
     if not rule.sweep_base:
-        bases = in_words([f'"{rule_name(other)}"' for other in RULES if other.sweep_base])
+        bases = in_words([f'"{rule_name(other)}"' for other in known_rules() if other.sweep_base])
         message = f'is "{rule.name}"; preset rules takes K, α and the gate from a base with rule {bases}'
         raise Invalid.of("config.learner.rule.name", message)
     return [

@@ -15,21 +15,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.api import idempotency
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import Conflict, Invalid, NotFound, responses
-from gxpo_services.api.fields import GroupId, JsonNumber, Text, new_id
+from gxpo_services.api.fields import GroupId, JsonNumber, Text
 from gxpo_services.api.idempotency import Submission, answer, creation_responses
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.run_states import TERMINAL, RunState
-from gxpo_services.runs import repository
+from gxpo_services.runs import service as runs
 from gxpo_services.runs.configs import checked
 from gxpo_services.runs.schemas import Notes, Priority, Tags
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.sweeps import service as groups
+from gxpo_services.sweeps import groups
 from gxpo_services.sweeps.grid import Planned
-from gxpo_services.sweeps.schemas import GroupView
+from gxpo_services.sweeps.groups import GroupView
 from gxpo_trainer.config.messages import BadSettings, config_error
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.studies.definition import RunKey, RunResult, Study, best_rate, largest_cost, pending, run_config
@@ -86,24 +85,6 @@ def ended_runs(session: Session, kind: str) -> dict[int, int]:
         .group_by(Group.number)
     )
     return dict(session.execute(query).all())
-
-
-def submit(
-    session: Session, server: ServiceSettings, principal: Principal, request: StudyRequest, key: str | None
-) -> tuple[StudyView, bool]:
-    """Queue the first runs of a study; returns it and whether it is new. Raises Invalid, Conflict, Gone."""
-    study = _checked(request.toml, server)
-    group_id = new_id("g")
-    owner = idempotency.claim(session, principal, key, STUDY, request, group_id)
-    if owner != group_id:
-        return _view(session, groups.repeated(session, owner, "study")), False
-    repository.check_priority(principal, request.priority)
-    repository.check_queue(session, server, principal, len(pending(study, {})))
-    spec = request.model_dump(exclude={"toml"}) | {"study": study.model_dump(mode="json")}
-    spec["created_by_id"] = principal.token_id
-    group = groups.new_group(session, principal, group_id, study.name, STUDY, spec)
-    queue_missing(session, group)
-    return _view(session, group), True
 
 
 def queue_missing(session: Session, group: Group) -> int:
@@ -227,8 +208,18 @@ def submit_study(body: StudyRequest, by: Submission) -> Response:
 
     The answer states the cost as an upper bound. Compare the runs with `/compare?groups=`.
     """
-    made, is_new = submit(by.session, by.settings, by.principal, body, by.key)
-    return by.created(made, is_new, "get_study", group_id=made.group.id)
+    study = _checked(body.toml, by.settings)
+    group_id, is_new = by.claim(STUDY, body, "g")
+    if is_new:
+        runs.check_priority(by.principal, body.priority)
+        runs.check_queue(by.session, by.settings, by.principal, len(pending(study, {})))
+        spec = body.model_dump(exclude={"toml"}) | {"study": study.model_dump(mode="json")}
+        spec["created_by_id"] = by.principal.token_id
+        group = groups.new_group(by.session, by.principal, group_id, study.name, STUDY, spec)
+        queue_missing(by.session, group)
+    else:
+        group = groups.repeated(by.session, group_id, "study")
+    return by.created(_view(by.session, group), is_new, "get_study", group_id=group_id)
 
 
 @router.get("/studies/{group_id}", summary="A study", response_model=StudyView, responses=responses(404, 409))

@@ -7,7 +7,7 @@ from support.reporting import sample_row
 
 
 def test_counts_of_a_prompt_are_of_all_its_responses(pages: Pages) -> None:
-    """Seven prompts of eight responses: the page of 50 ends in the middle of the last one."""
+    """Seven prompts of eight responses: the page of 50 ends in the middle of the last one. Older steps are hidden."""
     run = pages.submit("samples")
     rows = [
         sample_row(1, group=group, sample=sample, prompt_id=f"p{group}", verdict="wrong")
@@ -16,7 +16,7 @@ def test_counts_of_a_prompt_are_of_all_its_responses(pages: Pages) -> None:
     ]
     for row in rows[6 * 8 : 6 * 8 + 7]:
         row["verdict"] = "correct"
-    pages.service.report(run, samples=rows)
+    pages.service.report(run, samples=[sample_row(0), *rows])
     table = pages.open("run", run=run, part="Samples").dataframe[0].value
     assert table[["Correct", "Responses"]].values.tolist() == [*[[0, 8]] * 6, [7, 8]]
     page = pages.open("run", run=run, part="Samples", verdict="correct")

@@ -40,12 +40,12 @@ def test_rule_and_sweep_are_kept_in_another_view_and_by_a_reload(pages: Pages) -
     labelled(page.checkbox, "Learning-rate control").uncheck().run()
     labelled(page.button, "Runs").click().run()
     labelled(page.button, "Submit").click().run()
-    for shown in (page, pages.reload(page)):
-        assert labelled(shown.selectbox, "Rule name").value == "sfpo"
-        assert labelled(shown.text_input, "Seeds").value == "0, 1, 2, 3, 4"
-        assert labelled(shown.text_input, "K").value == "3, 5"
-        assert labelled(shown.checkbox, "Learning-rate control").value is False
-        assert [metric.value for metric in shown.metric if metric.label == "Runs"] == ["10"]
+    for same in (page, pages.reload(page)):
+        assert labelled(same.selectbox, "Rule name").value == "sfpo"
+        assert labelled(same.text_input, "Seeds").value == "0, 1, 2, 3, 4"
+        assert labelled(same.text_input, "K").value == "3, 5"
+        assert labelled(same.checkbox, "Learning-rate control").value is False
+        assert [metric.value for metric in same.metric if metric.label == "Runs"] == ["10"]
 
 
 def test_an_emptied_list_of_seeds_stays_empty_after_a_reload(pages: Pages) -> None:
@@ -60,14 +60,14 @@ def test_what_was_typed_stays_after_a_reload(pages: Pages) -> None:
     labelled(page.text_input, "Name").set_value("a = b").run()
     labelled(page.text_input, "Tags").set_value("one, two").run()
     labelled(page.number_input, "Priority").set_value(5).run()
-    shown = pages.reload(page)
-    typed = [labelled(shown.text_input, label).value for label in ("Rule K", "Name", "Tags")]
+    page = pages.reload(page)
+    typed = [labelled(page.text_input, label).value for label in ("Rule K", "Name", "Tags")]
     assert typed == ["7", "a = b", "one, two"]
-    assert labelled(shown.number_input, "Priority").value == 5
-    [toml] = [code.value for code in shown.code if "[learner.rule]" in code.value]
+    assert labelled(page.number_input, "Priority").value == 5
+    [toml] = [code.value for code in page.code if "[learner.rule]" in code.value]
     assert "k = 7" in toml
-    labelled(shown.text_input, "Rule K").set_value("5").run()
-    assert shown.query_params["set"] == 'name="a = b"'
+    labelled(page.text_input, "Rule K").set_value("5").run()
+    assert page.query_params["set"] == 'name="a = b"'
 
 
 def test_a_link_changes_settings_of_collapsed_sections_and_names_what_it_cannot(pages: Pages) -> None:
@@ -95,6 +95,9 @@ def test_the_command_of_a_sweep_plans_the_same_runs(
     page = pages.open("submit", preset="demo", sweep="1")
     labelled(page.text_input, "K").set_value("3, 5").run()
     labelled(page.text_input, "τ").set_value("inf").run()
+    # Two depths with three seeds, and the control of each depth with three seeds.
+    assert labelled(page.button, "Submit 12 runs")
+    assert "Plan of one run with the base settings; the sweep has 12 runs." in [words.value for words in page.caption]
     planned = next(table.value for table in page.table if "Run" in table.value)
     [command] = [code.value for code in page.code if code.value.startswith("gxpo sweep")]
     [toml] = [code.value for code in page.code if "[learner.rule]" in code.value]

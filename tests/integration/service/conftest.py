@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from support.http_server import HttpServer
 from support.postgres import PostgresServer, find_programs
 
 from gxpo_services import logging
@@ -60,9 +61,9 @@ def settings(database_url: str, tmp_path: Path) -> ServiceSettings:
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    found = Database(database_url)
-    yield found
-    found.close()
+    database = Database(database_url)
+    yield database
+    database.close()
 
 
 @pytest.fixture
@@ -78,8 +79,8 @@ def token_for(database: Database) -> Callable[[RoleWord], str]:
 
 @pytest.fixture(params=["nobody", "viewer", "submitter", "admin"])
 def role(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+    role: str = request.param
+    return role
 
 
 @pytest.fixture
@@ -105,6 +106,13 @@ def app(routes: FastAPI, settings: ServiceSettings) -> FastAPI:
     for counter in (routes.state.http_metrics.requests, routes.state.http_metrics.seconds):
         counter.clear()
     return routes
+
+
+@pytest.fixture
+def url(app: FastAPI) -> Iterator[str]:
+    """The address of the application behind a socket."""
+    with HttpServer(app) as address:
+        yield address
 
 
 @pytest.fixture

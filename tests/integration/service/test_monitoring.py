@@ -18,9 +18,10 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from support import queued_runs as runs
 from support.http_server import HttpServer
-from support.service_processes import free_port, until
+from support.service_processes import until
 
 from gxpo_services.db.database import Database
+from gxpo_services.local.ray_head import free_port
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling.leases import Counters
 

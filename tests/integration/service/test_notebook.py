@@ -6,31 +6,20 @@ A thread reports for the runs of the notebook what a trainer would.
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import pytest
-from fastapi import FastAPI
-from sqlalchemy import select
-from support.finished_runs import finish
-from support.http_server import HttpServer
+from support.finished_runs import trainer
 from support.walkthrough import blocks
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import Run
 
 NOTEBOOK = Path(__file__).parents[3] / "docs" / "tutorials" / "compare_runs.ipynb"
 RUNS = 4
 ACCURACIES = {"grpo": [0.25, 0.25, 0.5], "gxpo": [0.25, 0.5, 0.75]}
-
-
-@pytest.fixture
-def url(app: FastAPI) -> Iterator[str]:
-    with HttpServer(app) as found:
-        yield found
 
 
 def execute(notebook: dict[str, Any]) -> dict[str, Any]:
@@ -54,25 +43,9 @@ def test_the_notebook_submits_waits_compares_and_plots(
     monkeypatch.setenv("GXPO_TOKEN", token_for("submitter"))
     monkeypatch.chdir(tmp_path)
     matplotlib.use("Agg")
-    stop = threading.Event()
-
-    def report() -> None:
-        """End each run once it is submitted."""
-        done: set[str] = set()
-        while len(done) < RUNS and not stop.wait(0.05):
-            with database.reading() as session:
-                queued = [(run.id, run.rule) for run in session.scalars(select(Run)) if run.id not in done]
-            for run_id, rule in queued:
-                finish(url, database, run_id, ACCURACIES[rule])
-                done.add(run_id)
-
-    thread = threading.Thread(target=report)
-    thread.start()
-    try:
-        names = execute(json.loads(NOTEBOOK.read_text(encoding="utf-8")))
-    finally:
-        stop.set()
-        thread.join()
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    with trainer(url, database, lambda run: ACCURACIES[run.rule]):
+        names = execute(notebook)
     assert len(names["runs"]) == RUNS
     assert names["checked"]["cost"]["backward_passes"] == names["PASSES"] == 30
     assert {group["name"] for group in names["comparison"]["groups"]} == {
@@ -85,13 +58,8 @@ def test_the_notebook_submits_waits_compares_and_plots(
     assert drawn == [([0.0, 1.0, 2.0], ACCURACIES[rule]) for rule in ("grpo", "gxpo", "grpo", "gxpo")]
     assert len({line.get_color() for line in names["axes"].lines}) == 2
     points = [answer["series"]["reward/mean"] for answer in names["rewards"].values()]
-    assert [(found["x"], found["y"]) for found in points] == [([1.0, 2.0], [0.25, 0.25])] * RUNS
+    assert [(series["x"], series["y"]) for series in points] == [([1.0, 2.0], [0.25, 0.25])] * RUNS
     assert (tmp_path / "runs.zip").stat().st_size > 0
-
-
-def test_the_notebook_is_stored_without_outputs() -> None:
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells if cell["cell_type"] == "code")
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

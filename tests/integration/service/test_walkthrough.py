@@ -8,30 +8,19 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import select
-from support.finished_runs import finish
-from support.http_server import HttpServer
-from support.registered_rule import registered
-from support.walkthrough import Reader, blocks, titled
+from support.finished_runs import finish, trainer
+from support.walkthrough import Reader, blocks, install_the_rule
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import Run
-from gxpo_trainer.config import rules
+from gxpo_trainer import plugins
 
 PAGE = Path(__file__).parents[3] / "docs" / "service.md"
-
-
-@pytest.fixture
-def url(app: FastAPI) -> Iterator[str]:
-    with HttpServer(app) as found:
-        yield found
 
 
 def test_the_curl_lines_of_the_page_work(
@@ -81,39 +70,29 @@ def test_the_commands_for_administrators_work(url: str, token_for: Callable[[str
 def test_the_quick_start_submits_a_run_and_follows_it_to_its_end(
     url: str, database: Database, token_for: Callable[[str], str], tmp_path: Path
 ) -> None:
-    stop = threading.Event()
-
-    def report() -> None:
-        """End the run once it is submitted."""
-        while not stop.wait(0.05):
-            with database.reading() as session:
-                run = session.scalar(select(Run.id))
-            if run is not None:
-                finish(url, database, run, [0.25, 0.5])
-                return
-
-    thread = threading.Thread(target=report)
-    thread.start()
-    try:
+    with trainer(url, database, lambda _: [0.25, 0.5]):
         reader = Reader(tmp_path, GXPO_URL=url, GXPO_TOKEN=token_for("submitter"), no_proxy="127.0.0.1")
         reader.follow("quickstart.md", needs=frozenset({"service"}))
-    finally:
-        stop.set()
-        thread.join()
     assert "succeeded" in reader.run("bash", ".venv/bin/gxpo runs")
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_service_with_the_rule_of_the_tutorial_states_the_cost_of_its_sweep(
-    url: str, token_for: Callable[[str], str], tmp_path: Path
+def test_a_service_that_lists_the_rule_of_the_tutorial_states_the_cost_of_its_sweep(
+    app: FastAPI, url: str, token_for: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = "tutorials/write-a-rule.md"
-    names = dict(vars(rules))
-    exec(titled(page)["settings"], names)  # noqa: S102
+    # Another test may have started a service in this process, which limits its imports.
+    monkeypatch.delenv(plugins.ALLOWLIST, raising=False)
+    monkeypatch.syspath_prepend(str(install_the_rule(tmp_path)))
+    plugins._registered.cache_clear()
     reader = Reader(tmp_path, GXPO_URL=url, GXPO_TOKEN=token_for("submitter"), no_proxy="127.0.0.1")
-    (sweep,) = [block.text for block in blocks(page) if block.needs == "service"]
-    with registered(names["LookaheadRule"]):
+    (sweep,) = [block.text for block in blocks("tutorials/write-a-rule.md") if block.needs == "service"]
+    try:
+        refused = reader.run("bash", f"! {sweep.partition(chr(10))[2]}")
+        assert "config.learner.rule.name: is not allowed on this server; choose from grpo, " in refused
+        app.state.settings = app.state.settings.model_copy(update={"allowed_plugins": ("lookahead",)})
         printed = reader.run("bash", sweep)
+    finally:
+        plugins._registered.cache_clear()
     assert "9 runs" in printed, printed
     assert "270 backward passes" in printed, printed
     assert reader.run("bash", ".venv/bin/gxpo runs").startswith("no matching runs"), "nothing was submitted"

@@ -31,14 +31,14 @@ def test_prometheus_counts_requests_by_route_and_runs_by_state(client: TestClien
     for run_id in ids[:2]:
         assert client.get(f"{API}/runs/{run_id}").status_code == 200
     assert client.get(f"{API}/runs/no-such-run").status_code in (404, 422)
-    found = series(client)
-    assert found["gxpo_runs", ("queued",)] == 2
-    assert found["gxpo_runs", ("cancelled",)] == 1
-    assert found["gxpo_runs", ("running",)] == 0
+    values = series(client)
+    assert values["gxpo_runs", ("queued",)] == 2
+    assert values["gxpo_runs", ("cancelled",)] == 1
+    assert values["gxpo_runs", ("running",)] == 0
     # By the route and not by the address: a series a run would never end.
-    assert found["gxpo_http_requests_total", ("GET", f"{API}/runs/{{run_id}}", "200")] == 2
-    assert found["gxpo_http_requests_total", ("POST", f"{API}/runs", "201")] == 3
-    assert found["gxpo_http_request_seconds_count", ("POST", f"{API}/runs")] == 3
+    assert values["gxpo_http_requests_total", ("GET", f"{API}/runs/{{run_id}}", "200")] == 2
+    assert values["gxpo_http_requests_total", ("POST", f"{API}/runs", "201")] == 3
+    assert values["gxpo_http_request_seconds_count", ("POST", f"{API}/runs")] == 3
 
 
 def test_a_log_line_is_json_with_the_id_that_the_answer_carries(

@@ -1,4 +1,13 @@
-"""Batches: weights, layouts, shards, and that no way of cutting a batch changes its loss or gradient."""
+"""Batches: advantages, rates, weights, layouts, shards; no way of cutting a batch changes its loss or gradient.
+
+Of a response that an environment wrote parts of, only sampled tokens are in loss, statistics and denominators.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,63 +29,102 @@ from gxpo_trainer.algo.batch import (
     LossScale,
     ScoredSequence,
     StepBatch,
+    group_advantages,
+    learning_rate,
     make_batch,
     mini_batches,
     prompt_groups,
+    reward_metrics,
     shard,
     with_scale,
+    zero_variance,
 )
-from gxpo_trainer.algo.losses import policy_loss
+from gxpo_trainer.algo.losses import combine_statistics, finish_statistics, policy_loss
 from gxpo_trainer.algo.packing import Layout, MicroBatch, dummy_micro_batch, pack
-from gxpo_trainer.config import LossConfig
+from gxpo_trainer.config import LossConfig, OptimizerConfig
 from gxpo_trainer.learner.logprobs import PolicyModule
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict, VerdictStatus
 
 AGGREGATIONS: tuple[Aggregation, ...] = ("token_mean", "sequence_mean", "sequence_sum")
 LAYOUTS: tuple[Layout, ...] = ("padded", "shared", "packed")
-OPTIONS = LossConfig(kl_beta=0.3, correction="token_truncate", importance_high=1.5)
+TOKEN_LEVEL = LossConfig(kl_beta=0.3, correction="token_truncate", importance_high=1.5)
+SEQUENCE_LEVEL = LossConfig(surrogate="gspo", correction="sequence_mask", importance_low=1e-6, importance_high=1e6)
+
+OFFSET = 0.3
+"""Of old and reference log-probabilities, by their token, so that both sides agree on them without sharing code."""
 
 
-def loss_and_gradient(policy: PolicyModule, micros: list[MicroBatch]) -> tuple[float, Tensor]:
+def is_sampled(sequence: ScoredSequence, token: int) -> bool:
+    return sequence.sampled is None or bool(sequence.sampled[token])
+
+
+def run_micro_batches(
+    policy: PolicyModule, micros: list[MicroBatch], options: LossConfig = TOKEN_LEVEL
+) -> tuple[float, Tensor, dict[str, Tensor]]:
     """Accumulated over micro-batches; old and reference log-probabilities are made up from the token ids."""
     policy.zero_grad()
-    total = 0.0
+    total, sums = 0.0, None
     for micro in micros:
         outputs = policy(micro, 1.0, False)
-        old = outputs.logprobs.detach() + 0.3 * torch.sin(micro.target_ids.double())
-        reference = outputs.logprobs.detach() + 0.3 * torch.cos(micro.target_ids.double())
-        loss, _ = policy_loss(outputs, micro, old, reference, OPTIONS)
+        old = outputs.logprobs.detach() + OFFSET * torch.sin(micro.target_ids.double())
+        reference = outputs.logprobs.detach() + OFFSET * torch.cos(micro.target_ids.double())
+        loss, statistics = policy_loss(outputs, micro, old, reference if options.kl_beta else None, options)
         loss.backward()
         total += loss.item()
-    return total, gradient_vector(policy)
+        sums = combine_statistics(sums, statistics)
+    assert sums is not None
+    return total, gradient_vector(policy), sums
 
 
-def reference_loss(policy: PolicyModule, batch: StepBatch, aggregation: Aggregation) -> tuple[float, Tensor]:
-    """The same loss written sequence by sequence, unpadded, from the formulas."""
+def loop_over_tokens(
+    policy: PolicyModule, batch: StepBatch, aggregation: Aggregation, options: LossConfig
+) -> tuple[float, Tensor, dict[str, float]]:
+    """The loss token by token: each sequence alone, without packing, masks or vectors."""
     policy.zero_grad()
-    sums, means = [], []
+    sequence_sums: list[Any] = []
+    counts: list[int] = []
+    gaps: list[float] = []
     for sequence in batch.sequences:
         if not sequence.in_loss:
             continue
         logprobs, _ = plain_logprobs(policy.model, sequence)
-        ids = torch.from_numpy(sequence.response_ids).double()
-        old = logprobs.detach() + 0.3 * ids.sin()
-        q = logprobs.detach() + 0.3 * ids.cos() - logprobs
-        ratio, advantage = (logprobs - old).exp(), sequence.advantage
-        surrogate = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-        cap = (old - torch.from_numpy(sequence.sampler_logprobs)).exp().clamp(max=1.5)
-        token = -cap * surrogate + 0.3 * (q.exp() - q - 1)
-        sums.append(token.sum())
-        means.append(token.mean())
-    lengths = sum(len(s.response_ids) for s in batch.sequences if s.in_loss)
-    loss = {
-        "token_mean": sum(sums) / lengths,
-        "sequence_mean": sum(means) / len(means),
-        "sequence_sum": sum(sums) / (len(sums) * TOKEN_LIMIT),
-    }[aggregation]
-    assert isinstance(loss, Tensor)
+        tokens = [t for t in range(len(sequence.response_ids)) if is_sampled(sequence, t)]
+        old = {t: logprobs[t].item() + OFFSET * np.sin(float(sequence.response_ids[t])) for t in tokens}
+        log_ratios = {t: logprobs[t] - old[t] for t in tokens}
+        log_weights = {t: old[t] - float(sequence.sampler_logprobs[t]) for t in tokens}
+        a = sequence.advantage
+        terms = []
+        for t in tokens:
+            if options.surrogate == "gspo":
+                ratio = torch.exp(sum(log_ratios.values()) / torch.tensor(len(tokens), dtype=torch.float64))
+            else:
+                ratio = torch.exp(log_ratios[t])
+            clipped = min(max(ratio.item(), 0.8), 1.2)
+            # min(ρA, clip(ρ)A): the gradient vanishes where the clipped one is smaller.
+            surrogate = ratio * a if ratio.item() * a <= clipped * a else torch.tensor(clipped * a).double()
+            if options.correction == "sequence_mask":
+                whole = np.exp(sum(log_weights.values()))
+                weight = whole if 1e-6 <= whole <= 1e6 else 0.0
+            else:
+                weight = min(np.exp(log_weights[t]), 1.5)
+            term = -weight * surrogate
+            if options.kl_beta:
+                reference = logprobs[t].item() + OFFSET * np.cos(float(sequence.response_ids[t]))
+                q = reference - logprobs[t]
+                term = term + options.kl_beta * (torch.exp(q) - q - 1)
+            terms.append(term)
+            gaps.append(abs(logprobs[t].item() - float(sequence.sampler_logprobs[t])))
+        sequence_sums.append(sum(terms))
+        counts.append(len(tokens))
+    if aggregation == "token_mean":
+        loss = sum(sequence_sums) / sum(counts)
+    elif aggregation == "sequence_mean":
+        loss = sum(s / n for s, n in zip(sequence_sums, counts, strict=True)) / len(counts)
+    else:
+        loss = sum(sequence_sums) / (len(counts) * TOKEN_LIMIT)
     loss.backward()
-    return loss.item(), gradient_vector(policy)
+    expected = {"tokens": float(sum(counts)), "logprob_gap": sum(gaps), "logprob_gap_max": max(gaps)}
+    return loss.item(), gradient_vector(policy), expected
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +139,9 @@ def test_accumulated_gradient_equals_that_of_the_formula(
     policy: PolicyModule, aggregation: Aggregation, layout: Layout, token_budget: int
 ) -> None:
     batch = random_batch(left_out=0.2)
-    expected_loss, expected = reference_loss(policy, batch, aggregation)
+    expected_loss, expected, _ = loop_over_tokens(policy, batch, aggregation, TOKEN_LEVEL)
     micros = pack(batch, token_budget=token_budget, layout=layout, aggregation=aggregation, pad_id=0)
-    loss, gradient = loss_and_gradient(policy, micros)
+    loss, gradient, _ = run_micro_batches(policy, micros)
     # The per-token weights are float32, so one part in 10⁷ is the limit.
     assert loss == pytest.approx(expected_loss, rel=1e-6)
     assert relative_difference(gradient, expected) < 1e-6
@@ -106,7 +154,7 @@ def test_accumulated_gradient_equals_one_big_batch(policy: PolicyModule, layout:
     many = pack(batch, token_budget=40, layout=layout, aggregation="token_mean", pad_id=0)
     assert len(big) == 1
     assert len(many) > 3
-    (loss_big, gradient_big), (loss, gradient) = loss_and_gradient(policy, big), loss_and_gradient(policy, many)
+    (loss_big, gradient_big, _), (loss, gradient, _) = (run_micro_batches(policy, micros) for micros in (big, many))
     assert loss == pytest.approx(loss_big, rel=1e-12)
     assert relative_difference(gradient, gradient_big) < 1e-12
 
@@ -117,8 +165,8 @@ def test_layouts_agree_in_fp32(layout: Layout, attention: str) -> None:
     policy = PolicyModule(tiny_policy(seed=2))
     policy.model.set_attn_implementation(attention)
     batch = random_batch(seed=2, num_prompts=6)
-    loss, gradient = loss_and_gradient(policy, pack_all(batch, "padded"))
-    other_loss, other_gradient = loss_and_gradient(policy, pack_all(batch, layout))
+    loss, gradient, _ = run_micro_batches(policy, pack_all(batch, "padded"))
+    other_loss, other_gradient, _ = run_micro_batches(policy, pack_all(batch, layout))
     assert other_loss == pytest.approx(loss, rel=1e-5)
     assert relative_difference(other_gradient, gradient) < 1e-5
 
@@ -136,13 +184,6 @@ def test_short_responses_share_their_prompt() -> None:
     assert micro.attention_mask.shape == (1, 1, 190, 190)
 
 
-def test_long_responses_do_not_share_and_need_no_mask() -> None:
-    # Joining 500 tokens to a row of 530 would cost 500 + (1030² − 530²)/1024 = 1262, alone they cost 530 + 274.
-    (micro,) = pack(same_prompt([500] * 2, 30), token_budget=4096, layout="shared", aggregation="token_mean", pad_id=0)
-    assert micro.input_ids.shape == (2, 530)
-    assert micro.attention_mask is None
-
-
 @pytest.mark.parametrize("token_budget", [70, 89])
 def test_shared_rows_fill_the_budget_and_stay_within_it(token_budget: int) -> None:
     batch = same_prompt([20] * 8, 30)
@@ -156,7 +197,9 @@ def test_a_response_joins_a_row_only_where_that_costs_less(prompt: int, response
     # is 2m² < n² + 1024n. n = 38: 40,356, between 2·142² = 40,328 and 2·143². n = m = 1024: equal, so not joined.
     batch = same_prompt([response] * 2, prompt)
     (micro,) = pack(batch, token_budget=4096, layout="shared", aggregation="token_mean", pad_id=0)
-    assert micro.input_ids.shape[1] == width
+    alone = width == prompt + response
+    assert micro.input_ids.shape == (2 if alone else 1, width)
+    assert (micro.attention_mask is None) == alone
 
 
 @pytest.mark.parametrize(("layout", "shape"), [("padded", (2, 10)), ("packed", (1, 20))])
@@ -186,7 +229,7 @@ def pack_all(batch: StepBatch, layout: Layout) -> list[MicroBatch]:
 def test_padding_token_is_irrelevant(policy: PolicyModule) -> None:
     batch = random_batch(seed=3)
     runs = [
-        loss_and_gradient(policy, pack(batch, token_budget=200, layout="padded", aggregation="token_mean", pad_id=pad))
+        run_micro_batches(policy, pack(batch, token_budget=200, layout="padded", aggregation="token_mean", pad_id=pad))
         for pad in (0, 36)
     ]
     assert runs[0][0] == runs[1][0]
@@ -200,7 +243,7 @@ def test_shards_sum_to_the_whole(policy: PolicyModule, aggregation: Aggregation,
 
     def run(part: StepBatch) -> tuple[float, Tensor]:
         micros = pack(part, token_budget=64, layout="padded", aggregation=aggregation, pad_id=0)
-        return loss_and_gradient(policy, micros)
+        return run_micro_batches(policy, micros)[:2]
 
     loss, gradient = run(batch)
     parts = [run(part) for part in shard(batch, num_ranks)]
@@ -330,7 +373,7 @@ def test_batch_without_a_sequence_in_the_loss_packs_to_one_idle_pass(policy: Pol
     batch = random_batch(left_out=1.0)
     micros = pack(batch, token_budget=64, layout="packed", aggregation="sequence_mean", pad_id=3)
     assert len(micros) == 1
-    loss, gradient = loss_and_gradient(policy, micros)
+    loss, gradient, _ = run_micro_batches(policy, micros)
     assert loss == 0
     assert gradient.abs().max() == 0
     assert torch.equal(micros[0].input_ids, dummy_micro_batch(3).input_ids)
@@ -424,3 +467,251 @@ def test_masked_truncated_response_still_counts_in_its_groups_mean() -> None:
 def test_step_without_groups_is_refused() -> None:
     with pytest.raises(ValueError, match="no scored group"):
         make_batch([], LossConfig(), token_limit=9)
+
+
+def conversations(seed: int, *, num_prompts: int = 4, num_samples: int = 3, left_out: float = 0.2) -> StepBatch:
+    """Random sequences; of most, random parts were written by an environment. At least one token is sampled."""
+    rng = np.random.default_rng(seed)
+    sequences: list[ScoredSequence] = []
+    batch = random_batch(seed=seed, num_prompts=num_prompts, num_samples=num_samples, left_out=left_out)
+    for sequence in batch.sequences:
+        sampled = rng.random(len(sequence.response_ids)) < rng.choice([0.2, 0.5, 0.9])
+        sampled[rng.integers(len(sampled))] = True
+        sequences.append(replace(sequence, sampled=sampled if rng.random() < 0.8 else None))
+    return with_scale(sequences, TOKEN_LIMIT)
+
+
+def assert_same(
+    actual: tuple[float, Tensor, dict[str, Tensor]], expected: tuple[float, Tensor, dict[str, float]]
+) -> None:
+    # Weights and sampler log-probabilities are float32: one part in 10⁶ of terms of order 1, which may cancel in a sum.
+    assert actual[0] == pytest.approx(expected[0], rel=1e-5, abs=1e-6)
+    assert relative_difference(actual[1], expected[1]) < 1e-5
+    for name, value in expected[2].items():
+        assert float(actual[2][name]) == pytest.approx(value, rel=1e-5), name
+
+
+@pytest.mark.parametrize("options", [TOKEN_LEVEL, SEQUENCE_LEVEL], ids=["token_level", "sequence_level"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6), token_budget=st.sampled_from([1, 50, 100_000]), num_ranks=st.integers(1, 3))
+def test_gradient_equals_a_loop_over_the_sampled_tokens(
+    policy: PolicyModule,
+    layout: Layout,
+    aggregation: Aggregation,
+    options: LossConfig,
+    seed: int,
+    token_budget: int,
+    num_ranks: int,
+) -> None:
+    batch = conversations(seed)
+    if not batch.in_loss():
+        return
+    micros = [
+        micro
+        for part in shard(batch, num_ranks)
+        for micro in pack(part, token_budget=token_budget, layout=layout, aggregation=aggregation, pad_id=0)
+    ]
+    assert_same(run_micro_batches(policy, micros, options), loop_over_tokens(policy, batch, aggregation, options))
+
+
+def test_mini_batches_have_the_denominators_of_their_sampled_tokens(policy: PolicyModule) -> None:
+    for part in mini_batches(conversations(3, num_prompts=6, left_out=0.0), 3):
+        micros = pack(part, token_budget=60, layout="shared", aggregation="token_mean", pad_id=0)
+        assert_same(
+            run_micro_batches(policy, micros, TOKEN_LEVEL), loop_over_tokens(policy, part, "token_mean", TOKEN_LEVEL)
+        )
+
+
+@pytest.mark.parametrize("options", [TOKEN_LEVEL, SEQUENCE_LEVEL], ids=["token_level", "sequence_level"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_log_probabilities_of_observation_tokens_have_no_influence(
+    policy: PolicyModule, layout: Layout, options: LossConfig
+) -> None:
+    batch = conversations(5)
+    rng = np.random.default_rng(1)
+
+    def changed(sequence: ScoredSequence) -> ScoredSequence:
+        if sequence.sampled is None:
+            return sequence
+        noise = rng.normal(-20.0, 10.0, len(sequence.response_ids)).astype(np.float32)
+        return replace(sequence, sampler_logprobs=np.where(sequence.sampled, sequence.sampler_logprobs, noise))
+
+    other = with_scale([changed(sequence) for sequence in batch.sequences], TOKEN_LIMIT)
+    changes = [
+        np.any(a.sampler_logprobs != b.sampler_logprobs)
+        for a, b in zip(batch.sequences, other.sequences, strict=True)
+        if a.in_loss
+    ]
+    assert sum(changes) > 3
+    one, two = (
+        run_micro_batches(
+            policy, pack(b, token_budget=90, layout=layout, aggregation="sequence_mean", pad_id=0), options
+        )
+        for b in (batch, other)
+    )
+    assert one[0] == two[0]
+    assert torch.equal(one[1], two[1])
+    assert finish_statistics(one[2]) == finish_statistics(two[2])
+
+
+def test_observation_tokens_are_context_of_later_sampled_tokens(policy: PolicyModule) -> None:
+    """The other direction: another observation changes what follows it, and nothing before it."""
+    prompt, response = np.array([1, 2], dtype=np.int32), np.array([3, 4, 5, 6, 7, 8], dtype=np.int32)
+    sampled = np.array([True, True, False, False, True, True])
+    other = response.copy()
+    other[2:4] = 30
+    logprobs = []
+    for ids in (response, other):
+        batch = with_scale([ScoredSequence(prompt, ids, 1.0, np.zeros(6, np.float32), sampled=sampled)], TOKEN_LIMIT)
+        (micro,) = pack(batch, token_budget=99, layout="packed", aggregation="token_mean", pad_id=0)
+        assert micro.target_ids.tolist() == [3, 4, 7, 8]
+        logprobs.append(policy(micro, 1.0, False).logprobs.detach())
+    assert torch.equal(logprobs[0][:2], logprobs[1][:2])
+    assert (logprobs[0][2:] - logprobs[1][2:]).abs().min() > 1e-3
+
+
+def test_targets_of_a_conversation_by_hand() -> None:
+    """Prompt 1 2; turn 3 4; observation 5 6 7; turn 8 9."""
+    sampled = np.array([1, 1, 0, 0, 0, 1, 1], dtype=np.bool_)
+    ids = np.array([3, 4, 5, 6, 7, 8, 9], dtype=np.int32)
+    logprobs = np.array([-1, -2, 0, 0, 0, -3, -4], dtype=np.float32)
+    batch = with_scale([ScoredSequence(ids[:2], ids, 0.5, logprobs, sampled=sampled)], TOKEN_LIMIT)
+    assert batch.scale == LossScale(num_tokens=4, num_sequences=1, token_limit=TOKEN_LIMIT)
+    (micro,) = pack(batch, token_budget=99, layout="padded", aggregation="sequence_mean", pad_id=0)
+    assert micro.input_ids.tolist() == [[3, 4, *ids.tolist()]]
+    # Position 1 is the prompt's last, 2 the first of the response: 8 is predicted by the last observation token.
+    assert micro.target_index.tolist() == [1, 2, 6, 7]
+    assert micro.target_ids.tolist() == [3, 4, 8, 9]
+    assert micro.sampler_logprobs.tolist() == [-1, -2, -3, -4]
+    assert micro.token_weights.tolist() == [0.25] * 4
+    assert micro.advantages.tolist() == [0.5] * 4
+    assert micro.sequence_index.tolist() == [0] * 4
+
+
+def test_make_batch_takes_over_who_wrote_each_token() -> None:
+    ids, logprobs = np.array([4, 5, 6], dtype=np.int32), np.array([-1, 0, -1], dtype=np.float32)
+    masks = [np.array([True, False, True]), np.array([False, False, False]), None]
+    samples = tuple(Sample("", ids, logprobs, "stop", sampled=mask) for mask in masks)
+    group = Group(Prompt("a", "a", "1"), np.array([1, 2], dtype=np.int32), samples, weights_version=1)
+    verdicts = tuple(Verdict(status, None, 0.0) for status in ("correct", "wrong", "wrong"))
+    batch, _ = make_batch([ScoredGroup(group, verdicts)], LossConfig(), token_limit=9)  # type: ignore[arg-type]
+    assert [s.in_loss for s in batch.sequences] == [True, False, True]
+    assert batch.scale == LossScale(num_tokens=2 + 3, num_sequences=2, token_limit=9)
+    for sequence, mask in zip(batch.sequences, masks, strict=True):
+        assert sequence.sampled is mask
+
+
+def test_a_mask_that_does_not_fit_its_response_is_refused() -> None:
+    ids, logprobs = np.array([1, 2], dtype=np.int32), np.array([-1.0, -1.0], dtype=np.float32)
+    with pytest.raises(ValueError, match=r"2 response_ids but sampled is bool\[3\]"):
+        ScoredSequence(ids, ids, 0.0, logprobs, sampled=np.array([True, False, True]))
+    # An array of 0 and 1 would select tokens by their index.
+    with pytest.raises(ValueError, match=r"2 response_ids but sampled is int64\[2\]"):
+        ScoredSequence(ids, ids, 0.0, logprobs, sampled=np.array([0, 1]))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="has 0 sampled tokens"):
+        ScoredSequence(ids, ids, 0.0, logprobs, sampled=np.array([False, False]))
+    assert not ScoredSequence(ids, ids, 0.0, logprobs, in_loss=False, sampled=np.array([False, False])).num_sampled
+
+
+REWARDS = st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.1, 0.5, 1.0])), min_size=1, max_size=12)
+
+
+def test_advantages_by_hand() -> None:
+    # mean 1/4; squared deviations 9/16 + 3/16 = 3/4; n − 1 = 3; std = 1/2, to which epsilon is added.
+    assert group_advantages([1, 0, 0, 0], epsilon=1e-12) == pytest.approx([1.5, -0.5, -0.5, -0.5])
+    assert group_advantages([1, 0, 0, 0], epsilon=0.5) == pytest.approx([0.75, -0.25, -0.25, -0.25])
+    assert group_advantages([1, 0, 0, 0], use_std=False) == pytest.approx([0.75, -0.25, -0.25, -0.25])
+
+
+def test_samples_without_evidence_enter_neither_mean_nor_std() -> None:
+    with_gap = group_advantages([1, None, 0, 0, None, 0])
+    assert np.isnan(with_gap[[1, 4]]).all()
+    assert with_gap[[0, 2, 3, 5]] == pytest.approx(group_advantages([1, 0, 0, 0]), abs=0)
+
+
+@given(REWARDS)
+def test_advantages_of_a_group_sum_to_zero_and_have_unit_std(rewards: list[float | None]) -> None:
+    advantages = group_advantages(rewards, epsilon=1e-12)
+    known = advantages[~np.isnan(advantages)]
+    assert np.isnan(advantages).tolist() == [reward is None for reward in rewards]
+    assert known.sum() == pytest.approx(0, abs=1e-9)
+    if not zero_variance(rewards):
+        assert known.std(ddof=1) == pytest.approx(1, abs=1e-9)
+
+
+@given(REWARDS, st.booleans())
+def test_equal_rewards_give_exactly_zero(rewards: list[float | None], use_std: bool) -> None:
+    if zero_variance(rewards):
+        known = [a for a in group_advantages(rewards, use_std=use_std) if not math.isnan(a)]
+        assert all(a == 0.0 for a in known)
+
+
+def test_rounding_of_the_mean_is_no_signal() -> None:
+    # The float mean of seven times 0.1 is not 0.1.
+    assert (group_advantages([0.1] * 7, epsilon=1e-20) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [([1, 1, 1], True), ([1, 0], False), ([1, None, 1], True), ([1, None], True), ([None, None], True), ([0], True)],
+)
+def test_zero_variance_means_nothing_to_compare(rewards: list[float | None], expected: bool) -> None:
+    assert zero_variance(rewards) is expected
+
+
+def test_reward_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        group_advantages([1.0, float("nan")])
+
+
+def test_reward_metrics_by_hand() -> None:
+    metrics = reward_metrics([[1, 0, None], [1, 1, 1], [None, None, None], [0, 0, 1]])
+    # Evidence: 1 0 | 1 1 1 | 0 0 1 = 5 of 8; one of three groups with evidence has no variance.
+    assert metrics["reward/mean"] == pytest.approx(5 / 8)
+    assert metrics["reward/std"] == pytest.approx(math.sqrt((5 * (3 / 8) ** 2 + 3 * (5 / 8) ** 2) / 7))
+    assert metrics["reward/zero_variance_fraction"] == pytest.approx(1 / 3)
+
+
+def test_two_rewards_have_a_standard_deviation() -> None:
+    # Deviations ±1/2 from the mean 1/2: √(2 · 1/4 / 1).
+    assert reward_metrics([[1, 0]])["reward/std"] == pytest.approx(math.sqrt(0.5))
+
+
+def test_metrics_without_data_are_left_out() -> None:
+    assert reward_metrics([[None, None]]) == {}
+    assert "reward/std" not in reward_metrics([[1.0, None]])
+
+
+def rates(steps: list[int], total: int | None = None, **settings: Any) -> list[float]:
+    chosen = OptimizerConfig(learning_rate=0.8, **settings)
+    return [learning_rate(chosen, step, total) for step in steps]
+
+
+def test_warm_up_rises_evenly_and_reaches_the_rate_at_its_last_step() -> None:
+    assert rates([1, 2, 3, 4, 5, 900], warmup_steps=4) == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
+    assert rates([1], warmup_steps=0) == [0.8]
+
+
+def test_linear_decay_starts_after_the_warm_up_and_ends_after_the_last_step() -> None:
+    # Four steps of decay: 0, 1/4, 1/2, 3/4 of it are done at steps 3 to 6.
+    decayed = rates([1, 2, 3, 4, 5, 6, 7, 8], total=6, schedule="linear", warmup_steps=2)
+    assert decayed == pytest.approx([0.4, 0.8, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
+
+
+def test_cosine_decay_by_hand() -> None:
+    # (1 + cos(π/4))/2 = 0.853553 after a quarter, 1/2 after half, (1 − cos(π/4))/2 = 0.146447 after three quarters.
+    decayed = rates([1, 2, 3, 4, 5, 6], total=4, schedule="cosine")
+    assert decayed == pytest.approx([0.8, 0.6828427, 0.4, 0.1171573, 0.0, 0.0], abs=1e-7)
+
+
+def test_a_warm_up_as_long_as_the_run_never_decays_within_it() -> None:
+    assert rates([4, 5, 6], total=4, schedule="linear", warmup_steps=4) == pytest.approx([0.8, 0.8, 0.0])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_decay_needs_the_number_of_steps_once_the_warm_up_is_over(schedule: str) -> None:
+    assert rates([2], schedule=schedule, warmup_steps=2) == [0.8]
+    with pytest.raises(ValueError, match=rf'schedule = "{schedule}" needs budget.steps'):
+        rates([3], schedule=schedule, warmup_steps=2)

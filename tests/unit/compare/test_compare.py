@@ -71,7 +71,8 @@ def test_reaching_the_peak_takes_the_first_evaluation_at_or_above_it() -> None:
 def test_no_speed_up_follows_from_a_peak_at_the_start_or_an_unknown_time() -> None:
     start = Point(0.5, 0, 0, 0.0, 0)
     assert speed_up(start, start, "steps") is None
-    assert speed_up(Point(0.5, 1, 1, float("nan"), 1), Point(0.5, 1, 1, 1.0, 1), "hours") is None
+    for unknown in (math.nan, math.inf):
+        assert speed_up(Point(0.5, 1, 1, unknown, 1), Point(0.5, 1, 1, 1.0, 1), "hours") is None
 
 
 def test_the_exponential_average_by_hand() -> None:
@@ -85,8 +86,8 @@ def test_the_exponential_average_by_hand() -> None:
 
 
 def test_a_budget_selects_the_last_evaluation_within_it() -> None:
-    found = at_budget(curve(*CANDIDATE), "backward_passes", 65)
-    assert (found.index, found.accuracy, found.spent, found.reached) == (2, 0.45, 60, True)
+    point = at_budget(curve(*CANDIDATE), "backward_passes", 65)
+    assert (point.index, point.accuracy, point.spent, point.reached) == (2, 0.45, 60, True)
     exact = at_budget(curve(*CANDIDATE), "hours", 3.6)
     assert exact.accuracy == 0.6
     after = at_budget(curve(*CANDIDATE), "steps", 100)
@@ -102,17 +103,17 @@ def test_speed_ups_are_those_of_the_published_table_2() -> None:
     points = [Point(r["peak_accuracy"], r["steps"], r["backward_passes"], r["hours"], 0) for r in rows]
     for row, point in zip(rows, points, strict=True):
         for axis, name in (("steps", "step"), ("backward_passes", "bp"), ("hours", "time")):
-            found = speed_up(points[0], point, axis)  # type: ignore[arg-type]
-            assert found == pytest.approx(row[f"{name}_speedup"], abs=0.0051)
+            ratio = speed_up(points[0], point, axis)  # type: ignore[arg-type]
+            assert ratio == pytest.approx(row[f"{name}_speedup"], abs=0.0051)
 
 
 def test_mean_curve_takes_the_steps_that_all_seeds_share() -> None:
     first = curve((0, 10, 20), (0, 1, 2), (0.2, 0.4, 0.6), (0, 10, 20))
     second = curve((0, 30), (0, 3), (0.4, 0.6), (0, 20))
-    found = mean_curve([first, second])
-    np.testing.assert_array_equal(found.steps, [0, 20])
-    np.testing.assert_allclose(found.accuracy, [0.3, 0.6])
-    np.testing.assert_allclose(found.backward_passes, [0, 25])
+    mean = mean_curve([first, second])
+    np.testing.assert_array_equal(mean.steps, [0, 20])
+    np.testing.assert_allclose(mean.accuracy, [0.3, 0.6])
+    np.testing.assert_allclose(mean.backward_passes, [0, 25])
     with pytest.raises(ValueError, match="no evaluation step"):
         mean_curve([curve((0,), (0,), (0.1,), (0,)), curve((5,), (1,), (0.2,), (5,))])
 
@@ -137,9 +138,9 @@ def test_a_comparison_of_two_runs_by_hand() -> None:
         SeedGroup("GRPO", (run(curve(*BASELINE)),)),
         SeedGroup("GXPO K=5", (run(curve(*CANDIDATE), gate=gate),)),
     ]
-    found = compare_groups(groups, "GRPO")
-    assert found.target == Point(0.5, 20, 20, 2.0, 2000)
-    row = found.group("GXPO K=5")
+    comparison = compare_groups(groups, "GRPO")
+    assert comparison.target == Point(0.5, 20, 20, 2.0, 2000)
+    row = comparison.group("GXPO K=5")
     assert row.shutoff_steps == (20,)
     assert row.match == Point(0.5, 10, 30, 1.5, 1000)
     assert row.speed_ups == {
@@ -153,8 +154,8 @@ def test_a_comparison_of_two_runs_by_hand() -> None:
     assert gaps["steps"] == pytest.approx(0.1)
     assert gaps["backward_passes"] == pytest.approx(0.0)
     assert gaps["hours"] == pytest.approx(-0.05)
-    assert found.group("GRPO").speed_ups["hours"] == 1.0
-    assert json.loads(json.dumps(asdict(found)))["groups"][1]["match"]["steps"] == 10
+    assert comparison.group("GRPO").speed_ups["hours"] == 1.0
+    assert json.loads(json.dumps(asdict(comparison)))["groups"][1]["match"]["steps"] == 10
 
 
 def test_differences_over_problems_are_paired_by_problem() -> None:
@@ -183,9 +184,9 @@ def test_problems_are_smoothed_up_to_the_evaluation_that_counts() -> None:
 
     plain = [0.0, 0.0, 1.0, 1.0]
     groups = [with_problems(plain, plain, plain), with_problems([0.5, 0.5, 1.0, 1.0], plain, [1.0, 1.0, 1.0, 1.0])]
-    found = compare_groups(groups, "0.0", budgets={"steps": (0, 10, 20)}, smoothing=0.5).group("0.5").budgets
+    budgets = compare_groups(groups, "0.0", budgets={"steps": (0, 10, 20)}, smoothing=0.5).group("0.5").budgets
     # Means of the problems' differences 0.25, 0 and 0.5; half of the earlier one stays each time.
-    means = [budget.over_problems.mean for budget in found if budget.over_problems]
+    means = [budget.over_problems.mean for budget in budgets if budget.over_problems]
     assert means == [0.25, 0.125, 0.3125]
 
 
@@ -234,17 +235,25 @@ def three_seeds(name: str, arrivals: Sequence[int], **fields: object) -> SeedGro
 
 
 def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() -> None:
-    found = compare_groups([three_seeds("GRPO", (10, 10, 10)), three_seeds("GXPO", (5, 5, 4))], "GRPO")
+    comparison = compare_groups([three_seeds("GRPO", (10, 10, 10)), three_seeds("GXPO", (5, 5, 4))], "GRPO")
     # Speed-ups 2, 2, 2.5: geometric mean 10^(1/3); logs .6931, .6931, .9163: s = .1288, half = .3200.
-    interval = found.group("GXPO").seed_speed_ups["steps"]
+    interval = comparison.group("GXPO").seed_speed_ups["steps"]
     assert interval.mean == pytest.approx(10 ** (1 / 3))
     assert interval.low == pytest.approx(np.exp(0.7675 - 0.3200), abs=2e-3)
-    evidence = weigh(found)
+    evidence = weigh(comparison)
     assert evidence.supported == {"GXPO": ("steps", "backward_passes", "hours")}
     assert evidence.missing == ()
     assert "3 of 3 seeds reached" in evidence.sentence
     claim = "GXPO needs 2.2× fewer steps and 2.2× fewer backward passes and 2.2× less time (3 seeds)"
     assert evidence.sentence.splitlines()[0] == f"To reach the best accuracy of GRPO, {claim}."
+
+
+@pytest.mark.parametrize(("count", "others"), [(1, "other configuration"), (2, "2 other configurations")])
+def test_configurations_without_an_advantage_are_counted(count: int, others: str) -> None:
+    equal = [three_seeds(f"SFPO {number}", (10, 10, 10)) for number in range(count)]
+    comparison = compare_groups([three_seeds("GRPO", (10, 10, 10)), three_seeds("GXPO", (5, 5, 4)), *equal], "GRPO")
+    verdict = weigh(comparison).sentence.splitlines()[0]
+    assert verdict.endswith(f"(3 seeds). No advantage is supported for the {others}.")
 
 
 def test_a_time_that_no_run_knows_is_neither_shown_nor_supported() -> None:
@@ -301,16 +310,16 @@ def test_seed_dependent_conditions_are_not_differences() -> None:
 
     assert find_differences([group("a", {0: "x", 1: "y"}), group("b", {0: "x", 1: "y"})]) == []
     assert find_differences([group("a", {0: "x", 1: "y"}), group("b", {1: "y"})]) == []
-    found = find_differences([group("a", {0: "x", 1: "y"}), group("b", {0: "x", 1: "x"})])
-    assert [difference.values for difference in found] == [{"a": ("x", "y"), "b": ("x",)}]
+    differences = find_differences([group("a", {0: "x", 1: "y"}), group("b", {0: "x", 1: "x"})])
+    assert [difference.values for difference in differences] == [{"a": ("x", "y"), "b": ("x",)}]
     assert len(find_differences([group("a", {0: "x"}), group("b", {5: "z"})])) == 1
 
 
 def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:
     flat = SeedGroup("GRPO", (run(curve((0, 10, 20, 30), (0, 1, 2, 3), (0.4, 0.3, 0.3, 0.2))),))
-    found = compare_groups([flat, SeedGroup("GXPO", (run(curve(*CANDIDATE)),))], "GRPO")
-    assert found.group("GXPO").speed_ups["steps"] is None
-    assert "never exceeds its initial policy" in weigh(found).sentence
+    comparison = compare_groups([flat, SeedGroup("GXPO", (run(curve(*CANDIDATE)),))], "GRPO")
+    assert comparison.group("GXPO").speed_ups["steps"] is None
+    assert "never exceeds its initial policy" in weigh(comparison).sentence
 
 
 def test_a_run_that_misses_the_target_with_its_best() -> None:
@@ -320,11 +329,11 @@ def test_a_run_that_misses_the_target_with_its_best() -> None:
 
 
 def test_groups_without_a_shared_seed_are_not_compared_by_seed() -> None:
-    found = compare_groups(
+    comparison = compare_groups(
         [SeedGroup("GRPO", (linear_run(0, 10), linear_run(1, 10))), SeedGroup("GXPO", (linear_run(2, 5),))], "GRPO"
     )
-    assert found.group("GXPO").num_paired == 0
-    assert "no run shares a seed with the baseline" in weigh(found).sentence
+    assert comparison.group("GXPO").num_paired == 0
+    assert "no run shares a seed with the baseline" in weigh(comparison).sentence
 
 
 def test_an_unknown_baseline_an_empty_group_and_a_seed_twice_are_rejected() -> None:

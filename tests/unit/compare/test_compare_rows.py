@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.compare.groups import Payoff, compare_groups, default_baseline, payoff_of, spread_budgets
-from gxpo_trainer.compare.heat_map import heat_map, varied_settings
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.rows import (
     SERIES_NAMES,
@@ -29,10 +29,14 @@ from gxpo_trainer.compare.seeds import (
     differing_settings,
     group_by_config,
     group_labels,
+    heat_map,
+    incomparable,
     seed_band,
+    varied_settings,
 )
 from gxpo_trainer.compare.text_tables import all_tables, budget_table, curve_table, equal_cost_table
 from gxpo_trainer.errors import DataError
+from gxpo_trainer.reporting.tables import difference_table
 
 PAPER = Path(__file__).resolve().parents[3] / "../shared/data/paper_tables.json"
 
@@ -80,13 +84,13 @@ def test_an_evaluation_states_its_costs_and_the_steps_metrics_fill_the_gaps() ->
         gate__threshold={2: 0.5},
         gate__shutoff_step={3: 3},
     )
-    found = run_curves({"config": config()}, rows, metrics)
-    np.testing.assert_array_equal(found.curve.steps, [0, 4, 6])
-    np.testing.assert_array_equal(found.curve.backward_passes, [0, 12, 18])
-    np.testing.assert_array_equal(found.curve.hours, [0, 0.5, 1])
-    np.testing.assert_array_equal(found.curve.tokens, [0, 400, np.nan])
-    assert (found.gate.threshold, found.gate.shutoff_step) == (0.5, 3)
-    np.testing.assert_array_equal(found.gate.z, [0.1, 0.7])
+    run = run_curves({"config": config()}, rows, metrics)
+    np.testing.assert_array_equal(run.curve.steps, [0, 4, 6])
+    np.testing.assert_array_equal(run.curve.backward_passes, [0, 12, 18])
+    np.testing.assert_array_equal(run.curve.hours, [0, 0.5, 1])
+    np.testing.assert_array_equal(run.curve.tokens, [0, 400, np.nan])
+    assert (run.gate.threshold, run.gate.shutoff_step) == (0.5, 3)
+    np.testing.assert_array_equal(run.gate.z, [0.1, 0.7])
 
 
 def test_metrics_are_asked_for_where_an_evaluation_leaves_a_cost_out() -> None:
@@ -109,17 +113,17 @@ def test_settings_are_told_apart_by_their_json() -> None:
 
 def test_conditions_and_gate_are_those_of_the_last_record() -> None:
     rows = [evaluation(0, 0.2, samples_per_prompt=1), evaluation(5, 0.3, samples_per_prompt=16)]
-    found = run_curves({"config": config()}, rows, series(gate__threshold={1: 0.5, 5: 0.25}))
-    assert found.conditions["eval.easy.samples_per_prompt"] == "16"
-    assert found.gate.threshold == 0.25
+    run = run_curves({"config": config()}, rows, series(gate__threshold={1: 0.5, 5: 0.25}))
+    assert run.conditions["eval.easy.samples_per_prompt"] == "16"
+    assert run.gate.threshold == 0.25
 
 
 def test_a_value_that_is_not_finite_is_no_evaluation_and_no_cost() -> None:
     rows = [evaluation(0, 0.2), evaluation(5, math.nan), evaluation(9, 0.3, training_s=math.inf)]
-    found = run_curves({"config": config()}, rows, series(gate__shutoff_step={9: math.nan}))
-    np.testing.assert_array_equal(found.curve.steps, [0, 9])
-    assert math.isnan(found.curve.hours[1])
-    assert found.gate.shutoff_step is None
+    run = run_curves({"config": config()}, rows, series(gate__shutoff_step={9: math.nan}))
+    np.testing.assert_array_equal(run.curve.steps, [0, 9])
+    assert math.isnan(run.curve.hours[1])
+    assert run.gate.shutoff_step is None
 
 
 def test_named_benchmarks_are_averaged_at_the_steps_that_have_them_all() -> None:
@@ -133,12 +137,20 @@ def test_named_benchmarks_are_averaged_at_the_steps_that_have_them_all() -> None
         run_curves({"config": config()}, rows, {}, metric="maj@4")
 
 
+def test_scores_per_problem_are_kept_for_pass_at_1_unless_left_out() -> None:
+    scores = {"pass@1": 0.5, "maj@4": 1.0}
+    rows = [{"step": 0, "benchmark": "a", "scores": scores, "per_problem": [0.25, 0.75], "problem_ids": ["p", "q"]}]
+    assert run_curves({"config": config()}, rows, {}).curve.per_problem.tolist() == [[0.25, 0.75]]
+    assert run_curves({"config": config()}, rows, {}, with_problems=False).curve.per_problem is None
+    assert run_curves({"config": config()}, rows, {}, metric="maj@4").curve.per_problem is None
+
+
 def test_an_identity_that_states_little_still_gives_a_run() -> None:
-    found = run_curves({"config": config(), "code": None, "packages": None}, [evaluation(0, 0.5)], {})
-    assert found.conditions["policy_sha256"] == "None"
-    assert (found.gate.steps.size, found.gate.z.size, found.gate.threshold) == (0, 0, None)
-    assert "rollout.max_num_seqs" in found.hardware
-    assert not any(name.startswith(("learner.rule", "seed", "name")) for name in found.conditions)
+    run = run_curves({"config": config(), "code": None, "packages": None}, [evaluation(0, 0.5)], {})
+    assert run.conditions["policy_sha256"] == "None"
+    assert (run.gate.steps.size, run.gate.z.size, run.gate.threshold) == (0, 0, None)
+    assert "rollout.max_num_seqs" in run.hardware
+    assert not any(name.startswith(("learner.rule", "seed", "name")) for name in run.conditions)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +171,9 @@ def test_a_row_that_is_no_evaluation_is_rejected(row: dict[str, Any]) -> None:
 
 
 def test_strings_for_non_finite_values_are_decoded() -> None:
-    found = decode_evaluation({"step": 1, "benchmark": "a", "scores": {"pass@1": "NaN"}, "training_s": "Infinity"})
-    assert math.isnan(found["scores"]["pass@1"])
-    assert found["training_s"] == math.inf
+    row = decode_evaluation({"step": 1, "benchmark": "a", "scores": {"pass@1": "NaN"}, "training_s": "Infinity"})
+    assert math.isnan(row["scores"]["pass@1"])
+    assert row["training_s"] == math.inf
 
 
 def test_runs_are_grouped_by_config_apart_from_name_and_seed() -> None:
@@ -182,9 +194,9 @@ def test_group_names_become_unique() -> None:
         return list(group_labels(dict.fromkeys(flat, "GXPO K=5"), flat).values())
 
     grid = [config(alpha=a, tau=t, window=w) for a in (0.1, 0.5) for t in (1, 2) for w in (30, 40)]
-    found = labels(*grid)
-    assert found[0] == "GXPO K=5 alpha=0.1 tau=1 window=30"
-    assert len(set(found)) == 8
+    names = labels(*grid)
+    assert names[0] == "GXPO K=5 alpha=0.1 tau=1 window=30"
+    assert len(set(names)) == 8
     assert labels(config(alpha=0.1), config(alpha=0.5)) == ["GXPO K=5 alpha=0.1", "GXPO K=5 alpha=0.5"]
     assert labels(config(rate=1e-5), config(rate=2e-5)) == ["GXPO K=5 lr 1e-05", "GXPO K=5 lr 2e-05"]
     # Settings of the rule come first, wherever the config has them.
@@ -202,8 +214,8 @@ def test_group_names_become_unique() -> None:
 def test_odd_characters_in_settings_stay_text() -> None:
     nasty = 'line\nbreak, "quote" = 🦆'
     flat = {"a": flatten(config(note=nasty)), "b": flatten(config(note="plain"))}
-    found = group_labels({"a": "GXPO", "b": "GXPO"}, flat)
-    assert found["a"] == f"GXPO note={json.dumps(nasty, ensure_ascii=False)}"
+    names = group_labels({"a": "GXPO", "b": "GXPO"}, flat)
+    assert names["a"] == f"GXPO note={json.dumps(nasty, ensure_ascii=False)}"
     assert differing_settings(flat) == {
         "learner.rule.note": {"a": json.dumps(nasty, ensure_ascii=False), "b": '"plain"'}
     }
@@ -217,7 +229,9 @@ def test_the_band_is_the_t_interval_over_seeds() -> None:
     three = SeedGroup("g", (flat_run(0.49, 0), flat_run(0.5, 1), flat_run(0.51, 2)))
     low, high = seed_band(three, three.runs[0].curve)
     assert high[0] - 0.5 == pytest.approx(4.3027 * 0.01 / math.sqrt(3), abs=1e-5)
-    assert np.isnan(seed_band(SeedGroup("g", (flat_run(0.4),)), flat_run(0.4).curve)[0]).all()
+    # Of a single seed it is the interval over problems.
+    single = replace(flat_run(0.4).curve, ci_low=np.array([0.3, 0.2]), ci_high=np.array([0.5, 0.6]))
+    assert np.array_equal(seed_band(SeedGroup("g", (flat_run(0.4),)), single), [[0.3, 0.2], [0.5, 0.6]])
 
 
 def test_each_seed_is_compared_with_the_baselines_run_of_that_seed() -> None:
@@ -240,8 +254,8 @@ def test_budgets_are_spread_up_to_the_largest_common_one() -> None:
         SeedGroup("a", (flat_run(0.5, last=300, hours=9.0),)),
         SeedGroup("b", (flat_run(0.5, last=400, hours=12.0),)),
     ]
-    found = spread_budgets(groups, {"backward_passes": 3, "hours": 3, "steps": 1})
-    assert found == {"steps": (300.0,), "backward_passes": (100.0, 200.0, 300.0), "hours": (3.0, 6.0, 9.0)}
+    spread = spread_budgets(groups, {"backward_passes": 3, "hours": 3, "steps": 1})
+    assert spread == {"steps": (300.0,), "backward_passes": (100.0, 200.0, 300.0), "hours": (3.0, 6.0, 9.0)}
     tiny = [SeedGroup("a", (flat_run(0.5, last=1),))]
     assert spread_budgets(tiny, {"steps": 3}) == {"steps": (1.0,)}
     unknown = [SeedGroup("a", (flat_run(0.5, hours=math.nan),))]
@@ -276,6 +290,8 @@ def test_a_group_without_an_evaluation_in_the_budget_has_no_average() -> None:
     table = equal_cost_table({"easy": [late]}, "steps", [0, 300], ["late"])
     assert table.rows == (("late", "–", "50.0%", "–"),)
     assert table.header == ("run", "0 steps", "300 steps", "average")
+    for axis, head in (("backward_passes", "300 backward passes"), ("hours", "12 d 12 h"), ("tokens", "300 tokens")):
+        assert equal_cost_table({"easy": [late]}, axis, [300], ["late"]).header[1] == head  # type: ignore[arg-type]
 
 
 def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_ones_filled() -> None:
@@ -312,22 +328,22 @@ def test_intervals_stand_beside_the_means_in_percentage_points() -> None:
 def test_the_most_accurate_grpo_is_the_baseline() -> None:
     def groups(**accuracies: tuple[float, ...]) -> list[SeedGroup]:
         return [
-            SeedGroup(name, tuple(flat_run(value, seed) for seed, value in enumerate(found)))
-            for name, found in accuracies.items()
+            SeedGroup(name, tuple(flat_run(value, seed) for seed, value in enumerate(values)))
+            for name, values in accuracies.items()
         ]
 
     # Means 0.5 and 0.55; the seeds' best does not count.
-    found = groups(GXPO=(0.9,), GRPO_1=(0.2, 0.8), GRPO_2=(0.5, 0.6), GRPO_3=(0.55, 0.55))
-    assert default_baseline(found) == "GRPO_2"
+    tuned = groups(GXPO=(0.9,), GRPO_1=(0.2, 0.8), GRPO_2=(0.5, 0.6), GRPO_3=(0.55, 0.55))
+    assert default_baseline(tuned) == "GRPO_2"
     assert default_baseline(groups(GXPO=(0.1,), SFPO=(0.9,))) == "GXPO"
 
 
 def test_a_heat_map_by_hand() -> None:
     settings = [{"k": k, "alpha": a} for k in (10, 3) for a in (0.5, 0.1) for _ in range(2)]
     values = [0.1, 0.3, 0.5, None, 0.7, 0.9, None, math.nan]
-    found = heat_map(settings, values, "alpha", "k")
-    assert (found.x_values, found.y_values, found.mixed) == ((0.1, 0.5), (3, 10), ())
-    cells = {(found.x_values[cell.x], found.y_values[cell.y]): cell for cell in found.cells}
+    grid = heat_map(settings, values, "alpha", "k")
+    assert (grid.x_values, grid.y_values, grid.mixed) == ((0.1, 0.5), (3, 10), ())
+    cells = {(grid.x_values[cell.x], grid.y_values[cell.y]): cell for cell in grid.cells}
     assert cells[0.5, 10].interval == Interval(
         pytest.approx(0.2),  # type: ignore[arg-type]
         pytest.approx(0.2 - 12.7062 * 0.1, abs=1e-4),
@@ -373,8 +389,8 @@ def test_speed_up_at_a_share(share, synchronous, asynchronous) -> None:
 
 
 def test_the_interval_scales_with_the_estimate() -> None:
-    found = GXPO.speed_up(0.5)
-    assert (found.low, found.high, found.num) == (pytest.approx(0.75), pytest.approx(1.25), 5)
+    interval = GXPO.speed_up(0.5)
+    assert (interval.low, interval.high, interval.num) == (pytest.approx(0.75), pytest.approx(1.25), 5)
 
 
 def test_break_even_is_where_the_speed_up_is_one() -> None:
@@ -397,8 +413,8 @@ def test_a_share_outside_of_0_to_1_is_refused(share: float) -> None:
 
 
 def test_one_seed_has_no_bounds() -> None:
-    found = Payoff(Interval(2.0, None, None, 1), 3.0)
-    assert (found.speed_up(0.5).low, found.break_even.high) == (None, None)
+    payoff = Payoff(Interval(2.0, None, None, 1), 3.0)
+    assert (payoff.speed_up(0.5).low, payoff.break_even.high) == (None, None)
 
 
 def test_the_measured_share_is_the_time_of_sampling_and_verifying_over_that_of_all_steps() -> None:
@@ -426,7 +442,69 @@ def test_a_payoff_by_hand() -> None:
     comparison = compare_groups(groups, "GRPO")
     payoff = payoff_of(comparison.group("Epochs"), comparison.group("GRPO"))
     assert (payoff.steps.mean, payoff.passes) == (pytest.approx(2.0), 3.0)
+    # The same the other way round; the baseline has none against itself.
+    reverse = compare_groups(groups, "Epochs")
+    assert payoff_of(reverse.group("GRPO"), reverse.group("Epochs")).passes == pytest.approx(1 / 3)
+    assert payoff_of(comparison.group("GRPO"), comparison.group("GRPO")) is None
     table = next(table for table in all_tables(groups, comparison) if "pays" in table.title)
     assert table.title == "When it pays: sampling takes 80% of a step of GRPO (measured)"
     # In time 2/(0.8 + 0.6), asynchronously 2 · 0.8/max(0.8, 0.6).
     assert table.rows == (("Epochs", "2.0× fewer", "1.4× less", "2.0× less", "3.00", "50%"),)
+
+
+RECORD: dict[str, Any] = {
+    "benchmark": "math500", "data_sha256": "ab12", "problem_ids": ["a", "b", "c"], "template": "{problem}",
+    "sampling": {"temperature": 1.0, "max_new_tokens": 100, "seeded": False}, "versions": {"gxpo": "1"},
+    "scores": {"pass@1": 0.5}, "per_problem": [0.5, 0.0, 1.0], "samples_per_prompt": 4,
+}  # fmt: skip
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**RECORD, **changes}
+
+
+def test_the_same_conditions_are_comparable_whatever_the_scores_and_seeds() -> None:
+    sampling = {**RECORD["sampling"], "seeded": True}
+    assert incomparable(RECORD, changed(scores={}, per_problem=[], samples_per_prompt=16, sampling=sampling)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"benchmark": "gsm8k"}, "the benchmarks differ (benchmark: math500 and gsm8k)"),
+        ({"data_sha256": "cd34"}, "the problems, golds or rules differ (data_sha256: ab12 and cd34)"),
+        ({"problem_ids": ["a"]}, "not the same problems in the same order (problem_ids: 3 entries and 1 entries)"),
+        ({"template": "Q: {problem}"}, "the prompt templates differ (template: {problem} and Q: {problem})"),
+        (
+            {"sampling": {"temperature": 0.6, "max_new_tokens": 100}},
+            "the temperatures differ (sampling.temperature: 1.0 and 0.6)",
+        ),
+        ({"versions": {"gxpo": "2"}}, "the graders differ (versions: {'gxpo': '1'} and {'gxpo': '2'})"),
+        (
+            {"environment": {"name": "calculator"}},
+            "the environments differ (single_turn and {'name': 'calculator'})",
+        ),
+        ({"versions": None}, "versions is not recorded on both sides"),
+        (
+            {"template": "x" * 60},
+            f"the prompt templates differ (template: {{problem}} and {'x' * 60})",
+        ),
+        (
+            {"template": "x" * 57 + "yyyy"},
+            f"the prompt templates differ (template: {{problem}} and {'x' * 57}…)",
+        ),
+    ],
+)
+def test_each_condition_is_a_reason_by_itself(changes: dict[str, Any], reason: str) -> None:
+    assert incomparable(RECORD, changed(**changes)) == [reason]
+
+
+def test_differences_are_paired_and_the_rest_says_why_not() -> None:
+    now = [changed(per_problem=[0.75, 0.25, 1.25], scores={"pass@1": 0.75}), changed(benchmark="gsm8k")]
+    table = difference_table(now, [changed(data_sha256="old"), RECORD])
+    columns = {column.header: list(column.cells) for column in table.columns}
+    # Every problem gained 0.25, so the paired interval has no width.
+    assert columns["difference"] == ["+25.0% [+25.0%, +25.0%]", "not in the earlier file"]
+    assert columns["earlier"] == ["50.0%", "–"]
+    other = difference_table(now[:1], [changed(template="x")])
+    assert next(iter(other.columns[3].cells)).startswith("not comparable: the prompt templates differ")

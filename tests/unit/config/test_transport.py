@@ -13,21 +13,27 @@ from gxpo_trainer.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("device", "colocated", "one_node", "transport"),
+    ("requested", "device", "colocated", "one_node", "transport"),
     [
-        ("gpu", True, True, "cuda_ipc"),
-        ("gpu", True, False, "cuda_ipc"),
-        ("gpu", False, True, "nccl"),
-        ("gpu", False, False, "nccl"),
-        ("cpu", False, True, "shared_memory"),
-        ("cpu", True, True, "shared_memory"),
-        ("cpu", False, False, "object_store"),
+        # The fastest that the placement allows.
+        ("auto", "gpu", True, True, "cuda_ipc"),
+        ("auto", "gpu", True, False, "cuda_ipc"),
+        ("auto", "gpu", False, True, "nccl"),
+        ("auto", "gpu", False, False, "nccl"),
+        ("auto", "cpu", False, True, "shared_memory"),
+        ("auto", "cpu", True, True, "shared_memory"),
+        ("auto", "cpu", False, False, "object_store"),
+        ("nccl", "gpu", False, False, "nccl"),
+        ("cuda_ipc", "gpu", True, True, "cuda_ipc"),
+        ("shared_memory", "gpu", True, True, "shared_memory"),
+        ("object_store", "cpu", False, True, "object_store"),
+        ("object_store", "gpu", False, False, "object_store"),
     ],
 )
-def test_auto_takes_the_fastest_that_the_placement_allows(
-    device: Any, colocated: bool, one_node: bool, transport: str
+def test_a_transport_that_works_is_taken(
+    requested: Any, device: Any, colocated: bool, one_node: bool, transport: str
 ) -> None:
-    assert choose_transport("auto", device, colocated, one_node) == transport
+    assert choose_transport(requested, device, colocated, one_node) == transport
 
 
 @pytest.mark.parametrize(
@@ -46,20 +52,6 @@ def test_a_transport_that_cannot_work_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f'weight_transport = "{requested}" .*{why}.*set weight_transport = "auto"'):
         choose_transport(requested, device, colocated, one_node)
-
-
-@pytest.mark.parametrize(
-    ("requested", "device", "colocated", "one_node"),
-    [
-        ("nccl", "gpu", False, False),
-        ("cuda_ipc", "gpu", True, True),
-        ("shared_memory", "gpu", True, True),
-        ("object_store", "cpu", False, True),
-        ("object_store", "gpu", False, False),
-    ],
-)
-def test_a_transport_that_works_is_taken(requested: Any, device: Any, colocated: bool, one_node: bool) -> None:
-    assert choose_transport(requested, device, colocated, one_node) == requested
 
 
 @pytest.mark.parametrize(
@@ -94,8 +86,8 @@ def test_a_transport_that_gpus_of_the_cluster_may_allow_is_left_to_them() -> Non
 
 def test_the_fewest_gpus_of_a_run_are_shared_ones() -> None:
     def gpus(**settings: Any) -> tuple[int, int]:
-        found = RunConfig.model_validate({"placement": settings}).placement
-        return found.num_gpus(colocated=found.can_colocate), found.num_gpus(colocated=False)
+        placement = RunConfig.model_validate({"placement": settings}).placement
+        return placement.num_gpus(colocated=placement.can_colocate), placement.num_gpus(colocated=False)
 
     assert gpus(learner_ranks=4, samplers=2, tensor_parallel=2) == (4, 8)
     assert gpus(learner_ranks=4, samplers=2, tensor_parallel=2, colocate=False) == (8, 8)

@@ -1,19 +1,29 @@
-"""Benchmarks by name: sources, rows, golds and rules of each, templates, hashes."""
+"""Benchmarks by name: sources, rows, golds and rules of each, templates, hashes; training problems that repeat them."""
 
 from __future__ import annotations
 
-import json
+import fnmatch
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
+from support.data_files import write
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
-from gxpo_trainer.data.benchmarks import BENCHMARKS, BY_ANY_NAME, Benchmark, load_benchmark
+from gxpo_trainer.data.benchmarks import (
+    BENCHMARKS,
+    BY_ANY_NAME,
+    NEAR,
+    SHINGLE,
+    Benchmark,
+    find_overlap,
+    load_benchmark,
+    without_contamination,
+)
+from gxpo_trainer.data.prompts import PromptSet
 from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.grading.options import VerifyOptions
+from gxpo_trainer.types import Prompt
 
 HUB_ROWS: dict[str, dict[str, Any]] = {
     "math500": {"problem": "p", "solution": "so \\boxed{1}", "answer": "\\frac{1}{2}", "unique_id": "test/1.json"},
@@ -37,43 +47,25 @@ FILES = {
 }  # fmt: skip
 
 
-def write(path: Path, *rows: dict[str, Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def load(name: str, root: Path | None = None, data: DataConfig | None = None, **settings: Any) -> Benchmark:
     evaluation = EvaluationConfig(data_root=None if root is None else str(root), **settings)
     return load_benchmark(name, data or DataConfig(), evaluation)
-
-
-def test_the_benchmarks_of_the_paper_and_aime24_have_names() -> None:
-    assert list(BENCHMARKS) == ["math500", "amc23", "gsm8k", "minerva", "olympiadbench", "aime24"]
-    assert set(BENCHMARKS) == set(HUB_ROWS)
 
 
 @pytest.mark.parametrize("name", list(BENCHMARKS))
 def test_a_local_copy_in_hub_layout_is_read_with_its_quirks(name: str, tmp_path: Path) -> None:
     write(tmp_path / name / FILES[name], HUB_ROWS[name])
     (tmp_path / name / "README.md").write_text("# a data set")
-    found = load(name, tmp_path)
-    assert [(prompt.text, prompt.gold) for prompt in found.prompts] == [("p", GOLDS[name])]
-    assert list(found.files_sha256) == [Path(FILES[name]).name]
-    assert "\\boxed{}" in found.template
+    benchmark = load(name, tmp_path)
+    assert [(prompt.text, prompt.gold) for prompt in benchmark.prompts] == [("p", GOLDS[name])]
+    assert list(benchmark.files_sha256) == [Path(FILES[name]).name]
+    assert "\\boxed{}" in benchmark.template
 
 
 @pytest.mark.parametrize("name", list(BENCHMARKS))
 def test_without_a_data_root_the_hub_is_asked_for_the_split_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fnmatch
-
-    import huggingface_hub
-
     write(tmp_path / FILES[name], HUB_ROWS[name])
     asked: list[Any] = []
 
@@ -81,7 +73,7 @@ def test_without_a_data_root_the_hub_is_asked_for_the_split_alone(
         asked.append((repository, settings))
         return str(tmp_path)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     assert load(name).prompts[0].gold == GOLDS[name]
     ((repository, settings),) = asked
     assert repository == BENCHMARKS[name].hub
@@ -123,15 +115,12 @@ def test_a_row_without_an_answer_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "gold"),
     [
-        ({"answer": "2.7778e-6"}, "2.7778 \\times 10^{-6}"),
-        ({"answer": "4E+07"}, "4 \\times 10^{7}"),
-        ({"answer": "np.arcsin(10/13)"}, "\\arcsin(10/13)"),
-        ({"answer": "-1./3"}, "-\\frac{1}{3}"),
+        ({"answer": "2.7778e-6"}, "2.7778 \\times 10^{-6}"), ({"answer": "4E+07"}, "4 \\times 10^{7}"),
+        ({"answer": "np.arcsin(10/13)"}, "\\arcsin(10/13)"), ({"answer": "-1./3"}, "-\\frac{1}{3}"),
         ({"answer": "4.5e33", "answer_latex": "4.5 \\times 10^{33}"}, "4.5 \\times 10^{33}"),
-        ({"answer": "x^2 e^3"}, "x^2 e^3"),
-        ({"solution": "so \\boxed{7e37}"}, "7 \\times 10^{37}"),
+        ({"answer": "x^2 e^3"}, "x^2 e^3"), ({"solution": "so \\boxed{7e37}"}, "7 \\times 10^{37}"),
     ],
-)
+)  # fmt: skip
 def test_minerva_golds_in_python_become_latex(fields: dict[str, str], gold: str, tmp_path: Path) -> None:
     write(tmp_path / "minerva_math.jsonl", {"problem": "p", **fields})
     assert load("minerva", tmp_path).prompts[0].gold == gold
@@ -171,9 +160,9 @@ def test_an_olympiad_error_that_is_no_number_is_rejected(tmp_path: Path) -> None
 
 def test_the_first_problems_are_evaluated_and_the_rest_is_known(tmp_path: Path) -> None:
     write(tmp_path / "aime24.jsonl", *({"problem": str(n), "answer": str(n)} for n in range(5)))
-    found = load("aime24", tmp_path, num_problems=2)
-    assert [prompt.text for prompt in found.prompts] == ["0", "1"]
-    assert [prompt.text for prompt in found.left_out] == ["2", "3", "4"]
+    benchmark = load("aime24", tmp_path, num_problems=2)
+    assert [prompt.text for prompt in benchmark.prompts] == ["0", "1"]
+    assert [prompt.text for prompt in benchmark.left_out] == ["2", "3", "4"]
 
 
 def test_the_hash_sees_problems_golds_and_rules(tmp_path: Path) -> None:
@@ -229,3 +218,105 @@ def test_the_run_files_of_the_evaluation_page_are_valid() -> None:
     assert [reward.label for reward in rewards.verifier.rewards] == ["correctness", "format", "Brevity"]
     # Every benchmark has its row in the table.
     assert all(f"| `{name}` | {spec.title}" in page for name, spec in BENCHMARKS.items() if name != "aime24")
+
+
+# ---- contamination --------------------------------------------------------------------------------------------
+
+
+HELD_OUT = {"mine": [Prompt("e0", r"Compute $\dfrac{1}{2} + x^{2}$, for $x \leq 3$.", "?")]}
+LONG = [f"w{first}{second}" for first in "abcde" for second in "abcdefgh"]
+
+
+def prompts(*texts: str) -> list[Prompt]:
+    return [Prompt(f"t{i}", text, "?") for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"Compute $\dfrac{1}{2} + x^{2}$, for $x \leq 3$.",
+        r"compute \( \frac{1}{2}+x^2 \) for \(x\le3\)",
+        "COMPUTE\n\n\\[\\tfrac{1}{2}\\,+\\,x^{2}\\]\tfor $x\\leq 3$!".replace("!", "."),
+        r"Compute $\left.\frac{1}{2}\right. + x^{2}$; for $x \leq 3$:",
+    ],
+)
+def test_layout_case_and_punctuation_do_not_hide_a_copy(text: str) -> None:
+    (duplicate,) = find_overlap(prompts(text), HELD_OUT).exact
+    assert (duplicate.train_id, duplicate.benchmark, duplicate.problem_id) == ("t0", "mine", "e0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"Compute $\dfrac{1}{2} - x^{2}$, for $x \leq 3$.",
+        r"Compute $\dfrac{1}{2} + x^{2}$, for $x \geq 3$.",
+        r"Compute $\dfrac{1}{2} + x^{2}$, for $x \leq 30$.",
+        r"Compute $\dfrac{1}{2} + x^{2}$, for $x \leq 3.5$.",
+        r"Compute $\dfrac{1}{2} + x^{2}$",
+    ],
+)
+def test_another_sign_or_number_is_another_problem(text: str) -> None:
+    assert find_overlap(prompts(text), HELD_OUT).exact == ()
+
+
+def test_similarity_is_the_share_of_common_shingles() -> None:
+    # 40 words have 33 runs of 8. One changed word in the middle touches 8 of them: 25 common of 41 in all.
+    changed = [*LONG[:20], "other", *LONG[21:]]
+    held_out = {"mine": prompts(" ".join(LONG))}
+    overlap = find_overlap(prompts(" ".join(changed)), held_out)
+    assert SHINGLE == 8
+    assert overlap.exact == ()
+    assert overlap.near[0].similarity == pytest.approx(25 / 41)
+    assert NEAR < 25 / 41
+
+
+def test_two_changed_words_far_apart_are_not_near() -> None:
+    # 16 of 33 runs are touched: 17 common of 49.
+    changed = [*LONG[:12], "other", *LONG[13:27], "another", *LONG[28:]]
+    assert find_overlap(prompts(" ".join(changed)), {"mine": prompts(" ".join(LONG))}).near == ()
+
+
+@pytest.mark.parametrize("cut", [0, 10, 19, 20, 25])
+def test_a_near_text_is_found_wherever_the_change_is(cut: int) -> None:
+    # The first shingles may be exactly those that differ: the lookup must try enough of them.
+    changed = [*LONG[:cut], "other", *LONG[cut + 1 :]]
+    overlap = find_overlap(prompts("nothing in common at all with any of those", " ".join(changed)), {
+        "other": prompts("x y z"), "mine": prompts(" ".join(LONG)),
+    })  # fmt: skip
+    assert [(item.train_id, item.benchmark) for item in overlap.near] == [("t1", "mine")]
+
+
+def data() -> PromptSet:
+    problem = HELD_OUT["mine"][0].text
+    return PromptSet(tuple(prompts("1 + 1?", problem.lower(), "2 + 2?")), {"f": "hash"}, {"data.levels": 7})
+
+
+def test_exact_copies_are_dropped_and_counted() -> None:
+    kept = without_contamination(data(), HELD_OUT, "drop")
+    assert [prompt.id for prompt in kept.prompts] == ["t0", "t2"]
+    assert kept.num_left_out == {"data.levels": 7, "data.contamination": 1}
+    assert kept.sha256 == data().sha256
+
+
+def test_copies_are_rejected_or_kept_as_configured() -> None:
+    with pytest.raises(DataError, match=r"data\.contamination = 'refuse': 1 of 3 .*such as t1 is e0 of mine"):
+        without_contamination(data(), HELD_OUT, "refuse")
+    assert without_contamination(data(), HELD_OUT, "ignore") == data()
+
+
+def test_clean_data_is_left_as_it_is() -> None:
+    assert without_contamination(data(), {"mine": prompts("3 + 3?")}, "refuse") == data()
+
+
+def test_training_on_the_benchmark_alone_is_rejected() -> None:
+    same = PromptSet(tuple(HELD_OUT["mine"]), {})
+    with pytest.raises(DataError, match="train and evaluate on different problems"):
+        without_contamination(same, HELD_OUT, "drop")
+
+
+def test_near_duplicates_are_kept_and_reported() -> None:
+    near = PromptSet(tuple(prompts(" ".join([*LONG[:39], "other"]))), {})
+    kept = without_contamination(near, {"mine": [Prompt("e7", " ".join(LONG), "?")]}, "refuse")
+    assert len(kept.prompts) == 1
+    # 33 runs each, the last one differs: 32 of 34.
+    assert kept.near_duplicates == ("t0 is 94% the text of e7 in mine",)

@@ -35,9 +35,9 @@ TWO_MESSAGES = "{% if messages|length > 2 %}{{ raise_exception('one question onl
 
 def tokenizer(template: str | None = STARTER) -> Any:
     """The starter policy's, with its own chat template or another one."""
-    found = AutoTokenizer.from_pretrained(STARTER_FOLDER)
-    found.chat_template = template
-    return found
+    made = AutoTokenizer.from_pretrained(STARTER_FOLDER)
+    made.chat_template = template
+    return made
 
 
 def ids_of(text: str) -> list[int]:
@@ -83,9 +83,9 @@ def test_a_long_observation_is_cut_inside_its_message(template: str | None) -> N
         whole = ObservationEncoder(mine, max_tokens=5000).encode(text)
         assert limit - 1 <= len(ids) <= limit
         ending = {STARTER: "<|end|><|assistant|>", LINES: "<|end|>\n<|assistant|>\n", None: "\n"}[template]
-        shown = mine.decode(ids)
-        assert shown.endswith(ending)
-        kept = shown.removesuffix(ending)
+        decoded = mine.decode(ids)
+        assert decoded.endswith(ending)
+        kept = decoded.removesuffix(ending)
         assert mine.decode(whole).startswith(kept)
         assert len(kept) > limit // 2
 
@@ -103,8 +103,8 @@ def test_a_limit_below_the_role_tokens_is_refused() -> None:
 
 def test_first_messages_of_several_roles() -> None:
     messages = [{"role": "system", "content": "Calculate."}, {"role": "user", "content": "12 * 7?"}]
-    found = render_messages(messages, tokenizer())
-    assert found.tolist() == ids_of("<|bos|><|system|>Calculate.<|end|><|user|>12 * 7?<|end|><|assistant|>")
+    ids = render_messages(messages, tokenizer())
+    assert ids.tolist() == ids_of("<|bos|><|system|>Calculate.<|end|><|user|>12 * 7?<|end|><|assistant|>")
     assert render_messages(messages, tokenizer(None)).tolist() == ids_of("Calculate.\n12 * 7?")
 
 
@@ -123,6 +123,6 @@ def test_templates_that_only_append_can_be_used(template: str | None) -> None:
     ],
 )
 def test_templates_that_cannot_be_continued_are_refused(template: str, problem: str) -> None:
-    found = chat_template_problem(tokenizer(template))
-    assert found is not None
-    assert found.startswith(problem)
+    reason = chat_template_problem(tokenizer(template))
+    assert reason is not None
+    assert reason.startswith(problem)

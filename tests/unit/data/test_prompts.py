@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.data_files import write
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -22,7 +21,6 @@ from gxpo_trainer.data.prompts import (
     final_answer,
     load_prompts,
     read_level,
-    render,
     resolve_template,
     tokenize_prompts,
 )
@@ -37,18 +35,6 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def write_jsonl(path: Path, rows: list[Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return path
-
-
-def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    return path
-
-
 def load(source: Path | str, **settings: Any):
     return load_prompts(DataConfig(source=str(source), **settings), seed=0)
 
@@ -57,59 +43,54 @@ def load(source: Path | str, **settings: Any):
 
 
 def test_a_jsonl_file_gives_its_problems_in_order(tmp_path: Path) -> None:
-    file = write_jsonl(tmp_path / "mine.jsonl", [ROWS[0], "", *ROWS[1:]])
-    found = load(file)
-    assert [(prompt.id, prompt.text, prompt.gold) for prompt in found.prompts] == [
+    file = write(tmp_path / "mine.jsonl", ROWS[0], "", *ROWS[1:])
+    loaded = load(file)
+    assert [(prompt.id, prompt.text, prompt.gold) for prompt in loaded.prompts] == [
         ("a", "1 + 1?", "2"),
         ("b", "2 * 3?", "6"),
         ("mine/4", "Roots of x^2 = 4?", "2, -2"),
     ]
-    assert found.prompts[0].extra == {"level": "Level 1", "subject": "Sums"}
-    assert found.sha256 == {"mine.jsonl": hashlib.sha256(file.read_bytes()).hexdigest()}
-    assert found.num_left_out == {}
+    assert loaded.prompts[0].extra == {"level": "Level 1", "subject": "Sums"}
+    assert loaded.sha256 == {"mine.jsonl": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert loaded.num_left_out == {}
 
 
 @pytest.mark.parametrize(
     ("layout", "settings"),
     [
-        ("data/train-00000-of-00001.parquet", {}),
-        ("train-00000-of-00001.parquet", {}),
-        ("main/train-00000-of-00001.parquet", {"subset": "main"}),
-        ("data/main/train.parquet", {"subset": "main"}),
-        ("train/part.parquet", {}),
-        ("train.parquet", {}),
+        ("data/train-00000-of-00001.parquet", {}), ("train-00000-of-00001.parquet", {}),
+        ("main/train-00000-of-00001.parquet", {"subset": "main"}), ("data/main/train.parquet", {"subset": "main"}),
+        ("train/part.parquet", {}), ("train.parquet", {}),
     ],
-)
+)  # fmt: skip
 def test_a_folder_in_hub_layout_gives_its_split(layout: str, settings: dict[str, str], tmp_path: Path) -> None:
     rows = [{"problem": f"{n}?", "answer": str(n)} for n in range(3)]
-    write_parquet(tmp_path / layout, rows)
+    write(tmp_path / layout, *rows)
     other = layout.replace("/train", "/test") if "/train" in layout else layout.replace("train", "test")
-    write_parquet(tmp_path / other, [{"problem": "no", "answer": "0"}])
+    write(tmp_path / other, {"problem": "no", "answer": "0"})
     (tmp_path / "README.md").write_text("# a data set")
     assert [prompt.gold for prompt in load(tmp_path, **settings).prompts] == ["0", "1", "2"]
 
 
 def test_the_shards_of_a_split_are_read_in_order_and_hashed_each(tmp_path: Path) -> None:
     for shard in (1, 0):
-        write_jsonl(tmp_path / f"data/train-{shard:05}-of-00002.jsonl", [{"problem": str(shard), "answer": "1"}])
-    found = load(tmp_path)
-    assert [prompt.text for prompt in found.prompts] == ["0", "1"]
-    assert sorted(found.sha256) == ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"]
+        write(tmp_path / f"data/train-{shard:05}-of-00002.jsonl", {"problem": str(shard), "answer": "1"})
+    loaded = load(tmp_path)
+    assert [prompt.text for prompt in loaded.prompts] == ["0", "1"]
+    assert sorted(loaded.sha256) == ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"]
 
 
 def test_a_hub_name_downloads_only_the_files_of_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    write_parquet(tmp_path / "main/train-00000-of-00001.parquet", [{"question": "1?", "answer": "so\n#### 1"}])
+    write(tmp_path / "main/train-00000-of-00001.parquet", {"question": "1?", "answer": "so\n#### 1"})
     asked: list[Any] = []
 
     def snapshot(name: str, **settings: Any) -> str:
         asked.append((name, settings))
         return str(tmp_path)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    found = load("someone/sums", subset="main", prompt_field="question")
-    assert [prompt.gold for prompt in found.prompts] == ["1"]
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    loaded = load("someone/sums", subset="main", prompt_field="question")
+    assert [prompt.gold for prompt in loaded.prompts] == ["1"]
     ((name, settings),) = asked
     assert (name, settings["repo_type"]) == ("someone/sums", "dataset")
     assert "main/train-*" in settings["allow_patterns"]
@@ -134,9 +115,9 @@ def test_the_embedded_task_is_generated_and_its_hash_depends_on_the_seed() -> No
 
 @pytest.mark.skipif(not MATH.exists(), reason="math_train.jsonl is absent: Hendrycks MATH")
 def test_math_levels_three_to_five_are_5584_problems() -> None:
-    found = load(MATH, levels=(3, 4, 5))
-    assert len(found.prompts) == 5584
-    assert found.num_left_out == {"data.levels": 7498 - 5584}
+    loaded = load(MATH, levels=(3, 4, 5))
+    assert len(loaded.prompts) == 5584
+    assert loaded.num_left_out == {"data.levels": 7498 - 5584}
 
 
 @pytest.mark.skipif(not MATH.exists(), reason="math_train.jsonl is absent: Hendrycks MATH")
@@ -167,20 +148,14 @@ def test_golds_read_from_worked_solutions_are_the_given_answers() -> None:
     ],
 )
 def test_a_bad_row_is_rejected_with_file_and_line(bad: Any, words: str, tmp_path: Path) -> None:
-    file = write_jsonl(tmp_path / "mine.jsonl", [ROWS[0], "", bad])
+    file = write(tmp_path / "mine.jsonl", ROWS[0], "", bad)
     with pytest.raises(DataError, match=rf"mine\.jsonl:3: .*{words}") as caught:
         load(file)
     assert caught.value.exit_code == 2
 
 
-def test_bytes_that_are_no_text_are_rejected_with_their_line(tmp_path: Path) -> None:
-    (tmp_path / "mine.jsonl").write_bytes(b'{"problem": "\xff", "answer": "1"}\n')
-    with pytest.raises(DataError, match=r"mine\.jsonl:1: is not valid JSON"):
-        load(tmp_path / "mine.jsonl")
-
-
 def test_golds_that_cannot_be_parsed_are_listed_with_their_lines(tmp_path: Path) -> None:
-    file = write_jsonl(tmp_path / "mine.jsonl", [{"problem": "?", "answer": word} for word in ("1", "??", "2", "!!")])
+    file = write(tmp_path / "mine.jsonl", *({"problem": "?", "answer": word} for word in ("1", "??", "2", "!!")))
 
     def check(gold: str) -> str | None:
         return None if gold.isdecimal() else "no number"
@@ -197,60 +172,46 @@ def test_golds_that_cannot_be_parsed_are_listed_with_their_lines(tmp_path: Path)
 def test_a_bad_parquet_row_is_rejected_with_its_number(tmp_path: Path) -> None:
     rows = [{"problem": "1?", "answer": "1"}, {"problem": "", "answer": "2"}]
     with pytest.raises(DataError, match=r"t\.parquet, row 2: field 'problem' is empty"):
-        load(write_parquet(tmp_path / "t.parquet", rows))
+        load(write(tmp_path / "t.parquet", *rows))
 
 
-def test_a_damaged_parquet_file_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"t\.parquet: cannot be read as parquet"):
-        load(tmp_path / "t.parquet")
-
-
-def test_empty_sources_are_rejected(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("\n\n")
-    with pytest.raises(DataError, match=r"empty\.jsonl: contains no problems"):
-        load(tmp_path / "empty.jsonl")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match=r"folder contains no \.jsonl or \.parquet file"):
-        load(tmp_path / "folder")
-    with pytest.raises(DataError, match=r"missing\.jsonl' does not exist"):
-        load(tmp_path / "missing.jsonl")
-    (tmp_path / "data.csv").write_text("a,b")
-    with pytest.raises(DataError, match=r"ends in '\.csv'"):
-        load(tmp_path / "data.csv")
-
-
-def test_a_missing_split_is_rejected_with_the_files_that_are_there(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "main/test.jsonl", ROWS)
-    with pytest.raises(DataError, match=r"no files of data.split = 'train'.*: main/test\.jsonl"):
-        load(tmp_path)
-
-
-def test_a_level_filter_that_leaves_nothing_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data.levels = \[2\] excludes all 3 problems"):
-        load(write_jsonl(tmp_path / "mine.jsonl", ROWS), levels=(2,))
+@pytest.mark.parametrize(
+    ("file", "content", "source", "settings", "complaint"),
+    [
+        ("mine.jsonl", b'{"problem": "\xff", "answer": "1"}\n', None, {}, r"mine\.jsonl:1: is not valid JSON"),
+        ("t.parquet", b"PAR1 and no more", None, {}, r"t\.parquet: cannot be read as parquet"),
+        ("empty.jsonl", b"\n\n", None, {}, r"empty\.jsonl: contains no problems"),
+        ("data.csv", b"a,b", None, {}, r"ends in '\.csv'"),
+        ("mine.jsonl", b"", "missing.jsonl", {}, r"missing\.jsonl' does not exist"),
+        ("folder/data.csv", b"a,b", "folder", {}, r"folder contains no \.jsonl or \.parquet file"),
+        ("main/test.jsonl", b"{}", ".", {}, r"no files of data.split = 'train'.*: main/test\.jsonl"),
+        ("mine.jsonl", b'{"problem": "1?", "answer": "1", "level": 3}', None, {"levels": (2,)},
+         r"data.levels = \[2\] excludes all 1 problems"),
+    ],
+)  # fmt: skip
+def test_a_source_without_usable_problems_is_rejected(
+    file: str, content: bytes, source: str | None, settings: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(DataError, match=complaint):
+        load(tmp_path / (source or file), **settings)
 
 
 def test_a_level_filter_keeps_levels_however_they_are_written(tmp_path: Path) -> None:
-    found = load(write_jsonl(tmp_path / "mine.jsonl", ROWS), levels=(1, 3))
-    assert [prompt.id for prompt in found.prompts] == ["a", "b"]
-    assert [read_level(value) for value in (5, "5", "Level 4", "Level ?", None, True, 3.0)] == [
-        *(5, 5, 4),
-        *(None, None, None, None),
-    ]
+    loaded = load(write(tmp_path / "mine.jsonl", *ROWS), levels=(1, 3))
+    assert [prompt.id for prompt in loaded.prompts] == ["a", "b"]
+    assert [read_level(value) for value in (5, "5", "Level 4")] == [5, 5, 4]
+    assert {read_level(value) for value in ("Level ?", None, True, 3.0)} == {None}
 
 
 @pytest.mark.parametrize(
     ("answer", "alone"),
     [
-        ("42", "42"),
-        ("48/2 = 24 clips.\n#### 24", "24"),
-        ("So $x = \\boxed{\\frac{1}{2}}$.", "\\frac{1}{2}"),
-        ("First \\boxed{1}, then \\boxed{2}.", "2"),
-        ("\\boxed{(1, 2)} and \\boxed{3}", "3"),
-        ("x = 3 #1", "x = 3 #1"),
+        ("42", "42"), ("48/2 = 24 clips.\n#### 24", "24"), ("So $x = \\boxed{\\frac{1}{2}}$.", "\\frac{1}{2}"),
+        ("First \\boxed{1}, then \\boxed{2}.", "2"), ("\\boxed{(1, 2)} and \\boxed{3}", "3"), ("x = 3 #1", "x = 3 #1"),
     ],
-)
+)  # fmt: skip
 def test_the_final_answer_of_a_worked_solution(answer: str, alone: str) -> None:
     assert final_answer(answer) == alone
 
@@ -271,23 +232,21 @@ def tokenizer(chat: bool) -> PreTrainedTokenizerFast:
     return made
 
 
-def as_text(ids: np.ndarray) -> str:
-    return "".join(chr(10 + token) for token in ids)
-
-
-def test_a_chat_template_wraps_the_problem_and_opens_the_answer() -> None:
-    ids = render(Prompt("a", "1 + 1?", "2"), tokenizer(chat=True), "Q: {problem}")
+@pytest.mark.parametrize(
+    ("chat", "problem", "template", "expected"),
+    [
+        (True, "1 + 1?", "Q: {problem}", "<user>Q: 1 + 1?<assistant>"),
+        (False, "1 + 1?", "{problem} =", "1 + 1? ="),
+        # Braces of LaTeX are left alone.
+        (False, "\\frac{1}{2} {problem}?", "\\boxed{} {problem}", "\\boxed{} \\frac{1}{2} {problem}?"),
+    ],
+)
+def test_a_chat_template_wraps_the_problem_and_opens_the_answer(
+    chat: bool, problem: str, template: str, expected: str
+) -> None:
+    (ids,) = tokenize_prompts([Prompt("a", problem, "2")], tokenizer(chat), template, max_prompt_tokens=99).token_ids
     assert ids.dtype == np.int32
-    assert as_text(ids) == "<user>Q: 1 + 1?<assistant>"
-
-
-def test_without_a_chat_template_the_text_is_tokenized_alone() -> None:
-    assert as_text(render(Prompt("a", "1 + 1?", "2"), tokenizer(chat=False), "{problem} =")) == "1 + 1? ="
-
-
-def test_braces_of_latex_in_problem_and_template_are_left_alone() -> None:
-    prompt = Prompt("a", "\\frac{1}{2} {problem}?", "2")
-    assert as_text(render(prompt, tokenizer(chat=False), "\\boxed{} {problem}")) == "\\boxed{} \\frac{1}{2} {problem}?"
+    assert "".join(chr(10 + token) for token in ids) == expected
 
 
 def test_templates_by_name() -> None:
@@ -301,10 +260,10 @@ def test_templates_by_name() -> None:
 
 def test_prompts_that_are_too_long_are_skipped_and_counted() -> None:
     prompts = [Prompt(str(n), "x" * n, "1") for n in (1, 5, 3, 9)]
-    found = tokenize_prompts(prompts, tokenizer(chat=False), "{problem}", max_prompt_tokens=4)
-    assert [prompt.id for prompt in found.prompts] == ["1", "3"]
-    assert [len(ids) for ids in found.token_ids] == [1, 3]
-    assert found.num_too_long == 2
+    tokenized = tokenize_prompts(prompts, tokenizer(chat=False), "{problem}", max_prompt_tokens=4)
+    assert [prompt.id for prompt in tokenized.prompts] == ["1", "3"]
+    assert [len(ids) for ids in tokenized.token_ids] == [1, 3]
+    assert tokenized.num_too_long == 2
     with pytest.raises(DataError, match=r"max_prompt_tokens = 2 excludes all prompts \(the shortest has 5 tokens\)"):
         tokenize_prompts(prompts[1:2], tokenizer(chat=False), "{problem}", max_prompt_tokens=2)
 
@@ -324,9 +283,9 @@ def test_every_epoch_draws_every_prompt_once(num: int, count: int, seed: int, sh
 def test_a_resumed_cursor_draws_what_the_uninterrupted_one_would(num: int, draws: list[int], cut: int) -> None:
     whole, first, second = (PromptCursor(num, 3) for _ in range(3))
     expected = [list(whole.next(count)) for count in draws]
-    found = [list(first.next(count)) for count in draws[:cut]]
+    drawn = [list(first.next(count)) for count in draws[:cut]]
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert found + [list(second.next(count)) for count in draws[cut:]] == expected
+    assert drawn + [list(second.next(count)) for count in draws[cut:]] == expected
 
 
 def test_the_order_changes_with_the_epoch_and_the_seed() -> None:

@@ -7,16 +7,12 @@ import re
 from pathlib import Path
 
 from docs_build import commands, generated, metrics, rest
+from docs_build.metrics import SECTIONS, undescribed
 from gxpo_trainer.cli import build_parser
-from gxpo_trainer.reporting.metric_table import SECTIONS, undescribed
 
 ROOT = Path(__file__).parents[3]
 TRAINER = ROOT / "trainer" / "gxpo_trainer"
 GROUPS = "update|gate|grad|gxpo|diagnostics|policy|importance|reward|verify|rollout|time|system|eval"
-
-
-def test_every_generated_page_is_up_to_date() -> None:
-    assert generated.stale(ROOT) == [], "run `make docs`"
 
 
 def test_a_page_that_differs_is_stale(tmp_path: Path) -> None:

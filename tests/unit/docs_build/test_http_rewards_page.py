@@ -1,4 +1,4 @@
-"""The servers of docs/http-rewards.md, asked by the component that they are written for."""
+"""The servers of docs/http-rewards.md, called by the component that they are written for."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def rewards(url: str, *responses: str, **settings: Any) -> list[HttpAnswer]:
 
 def test_the_judge_asks_its_model_and_its_mark_is_the_reward(tmp_path: Path) -> None:
     with served(tmp_path, "model.py") as model, served(tmp_path, "judge.py", model.rstrip("/") + "/v1") as judge:
-        found = rewards(judge, "4, because 2 and 2 make it", "4")
-    assert [answer.value for answer in found] == [0.9, 0.2]
+        answers = rewards(judge, "4, because 2 and 2 make it", "4")
+    assert [answer.value for answer in answers] == [0.9, 0.2]
 
 
 def test_a_judge_whose_model_is_away_gives_no_reward(tmp_path: Path) -> None:

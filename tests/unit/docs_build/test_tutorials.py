@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from support.walkthrough import ROOT, Reader, blocks, titled, tree_with_the_rule
+import torch
+from support.walkthrough import ROOT, Reader, install_the_rule, titled
 
-from gxpo_dashboard.charts import curves
-from gxpo_dashboard.charts.base import metric_names
-from gxpo_dashboard.views.run import OVERVIEW, PARTS
+from gxpo_dashboard.views.run import PARTS
+from gxpo_trainer.algo.batch import step_advantages
+from gxpo_trainer.config.io import build
+from gxpo_trainer.plugins import implementation
 
 CHARTS = ROOT / "dashboard" / "gxpo_dashboard" / "charts"
 
@@ -21,26 +25,28 @@ def test_the_commands_of_the_page_print_what_it_says(page: str, tmp_path: Path) 
 
 
 def test_the_rule_of_the_tutorial_passes_its_own_test_and_is_known_to_the_commands(tmp_path: Path) -> None:
-    tree_with_the_rule(tmp_path)
-    reader = Reader(tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT / 'tests'}")
+    reader = Reader(tmp_path, PYTHONPATH=str(install_the_rule(tmp_path)))
     reader.follow("tutorials/write-a-rule.md")
     planned = reader.run("bash", ".venv/bin/gxpo plan lookahead.toml --gpu cpu")
     assert re.search(r"Lookahead K=5 \*.* 40 +200 ", planned), planned
 
 
-def test_the_pages_with_commands_state_what_those_need() -> None:
-    """A block without a note is executed above, so each page must have one that is."""
-    assert {"problems.jsonl", "answers.jsonl", "mine.toml"} < titled("tutorials/train-your-model.md").keys()
-    assert {"my_rewards.py", "brief.toml"} == titled("tutorials/write-a-reward.md").keys()
-    assert {"my_environments.py"} == titled("environments.md").keys()
-
-
-@pytest.mark.parametrize("page", ["quickstart", "tutorials/run-for-a-team"])
-def test_every_command_of_the_page_states_what_it_needs(page: str) -> None:
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    found = list(blocks(f"{page}.md"))
-    assert 2 * len(found) == len(re.findall(r"^```", text, re.MULTILINE)), "a fence without a language"
-    assert [block.text for block in found if block.needs is None] == []
+def test_the_examples_of_the_contracts_give_the_numbers_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in titled("contracts.md").items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loss, advantage = {"surrogate": "my_losses:SigmoidLoss"}, {"name": "my_advantages:LeaveOneOutAdvantage"}
+    learner = build({"learner": {"loss": loss, "advantage": advantage}}).learner
+    log_ratio = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    micro = SimpleNamespace(advantages=torch.ones(1, dtype=torch.float64))
+    ratio, first_term = implementation(learner.loss)(learner.loss)(log_ratio, log_ratio, micro)
+    first_term.sum().backward()
+    assert log_ratio.grad is not None
+    assert [each.item() for each in (ratio, first_term, log_ratio.grad)] == pytest.approx([1, -1, -1], rel=1e-12)
+    (values,) = step_advantages([[1.0, None, 0.0, 0.0]], learner.loss, learner.advantage)
+    assert values.tolist() == pytest.approx([1.0, math.nan, -0.5, -0.5], nan_ok=True)
 
 
 def test_the_dashboard_has_every_part_and_chart_that_the_pages_name() -> None:
@@ -55,22 +61,3 @@ def test_the_dashboard_has_every_part_and_chart_that_the_pages_name() -> None:
         assert part is not None, f"no part of the view: {mention[:40]}"
         if (chart := mention.removeprefix(part)).startswith(" › "):
             assert any(chart.removeprefix(" › ").startswith(title) for title in titles), f"no chart: {mention[:60]}"
-
-
-TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
-
-
-def test_every_symptom_says_where_to_look_in_the_dashboard() -> None:
-    symptoms = TROUBLESHOOTING.read_text(encoding="utf-8").split("\n## ")[1:]
-    assert len(symptoms) > 5
-    assert [symptom.split("\n")[0] for symptom in symptoms if "Run › " not in symptom] == []
-
-
-def test_the_metrics_in_brackets_after_a_chart_are_drawn_in_its_part() -> None:
-    plots = {"Look-ahead": curves.LOOK_AHEAD, "Policy": curves.POLICY, "System": curves.SYSTEM}
-    drawn = {"Overview": OVERVIEW} | {part: metric_names(charts) for part, charts in plots.items()}
-    text = TROUBLESHOOTING.read_text(encoding="utf-8")
-    found = re.findall(r"Run › ([\w-]+) › [^|(\n]*\(([^)]*)\)", text)
-    named = [(part, metric) for part, words in found for metric in re.findall(r"`(\w+/\w+)`", words)]
-    assert len(named) > 1
-    assert [(part, metric) for part, metric in named if metric not in drawn[part]] == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,16 @@ CLASSES = (
 
 
 @pytest.fixture
-def configured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EnvironmentConfig]:
-    """The settings for one of the faulty classes, which are allowed and importable."""
+def anyio_backend() -> str:
+    """Tests that are coroutines run on asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture
+def configured(
+    monkeypatch: pytest.MonkeyPatch, descendants: Callable[[], set[int]]
+) -> Iterator[Callable[..., EnvironmentConfig]]:
+    """The settings for one of the faulty classes, which are allowed and importable. No process is left at the end."""
     monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", ",".join(f"{MODULE}:{name}" for name in CLASSES))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.syspath_prepend(Path(__file__).parent)
@@ -28,7 +36,8 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EnvironmentConf
     def config(name: str = "Counter", **settings: object) -> EnvironmentConfig:
         return EnvironmentConfig.model_validate({"name": f"{MODULE}:{name}", "deadline_s": 60.0, **settings})
 
-    return config
+    yield config
+    assert descendants() == set()
 
 
 @pytest.fixture
@@ -37,7 +46,4 @@ def descendants(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[int]]:
     mark = uuid.uuid4().hex
     monkeypatch.setenv("TEST_OF_ENVIRONMENTS", mark)
 
-    def found() -> set[int]:
-        return processes_with(TEST_OF_ENVIRONMENTS=mark)
-
-    return found
+    return lambda: processes_with(TEST_OF_ENVIRONMENTS=mark)

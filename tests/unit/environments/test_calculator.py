@@ -9,23 +9,11 @@ from gxpo_trainer.environments.calculator import ERROR, MAX_DEPTH, MAX_LENGTH, C
 @pytest.mark.parametrize(
     ("expression", "value"),
     [
-        ("12*7", "84"),
-        ("2+3*4", "14"),
-        ("(2+3)*4", "20"),
-        ("10-3-2", "5"),
-        ("24/4/2", "3"),
-        ("7/2", "7/2"),
-        ("1/3+1/6", "1/2"),
-        ("10/4*2", "5"),
-        ("-3+5", "2"),
-        ("2*-3", "-6"),
-        ("-(2+3)", "-5"),
-        (" 12 *\t7 ", "84"),
-        ("007", "7"),
-        ("0-0", "0"),
-        ("9" * 50 + "+1", "1" + "0" * 50),
+        ("12*7", "84"), ("2+3*4", "14"), ("(2+3)*4", "20"), ("10-3-2", "5"), ("24/4/2", "3"), ("7/2", "7/2"),
+        ("1/3+1/6", "1/2"), ("10/4*2", "5"), ("-3+5", "2"), ("2*-3", "-6"), ("-(2+3)", "-5"), (" 12 *\t7 ", "84"),
+        ("007", "7"), ("0-0", "0"), ("9" * 50 + "+1", "1" + "0" * 50),
     ],
-)
+)  # fmt: skip
 def test_values_are_exact(expression: str, value: str) -> None:
     assert calculate(expression) == value
 
@@ -33,33 +21,12 @@ def test_values_are_exact(expression: str, value: str) -> None:
 @pytest.mark.parametrize(
     "expression",
     [
-        "9**9**9",
-        "2^10",
-        "10**100",
-        "1/0",
-        "1/(2-2)",
-        "__import__('os')",
-        "abs(3)",
-        "x",
-        "1e9",
-        "1.5",
-        "1,000",
-        "0x10",
-        "1_000",
+        "9**9**9", "2^10", "10**100", "1/0", "1/(2-2)", "__import__('os')", "abs(3)", "x", "1e9", "1.5", "1,000",
+        "0x10", "1_000",
         "٣",  # a digit in another script
-        "2 3",
-        "2+",
-        "+2",
-        "*2",
-        "(2",
-        "2)",
-        "()",
-        "",
-        "  ",
-        "1;2",
-        "1\x002",
+        "2 3", "2+", "+2", "*2", "(2", "2)", "()", "", "  ", "1;2", "1\x002",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_calculation_is_an_error(expression: str) -> None:
     assert calculate(expression) == ERROR
 
@@ -80,27 +47,21 @@ def test_the_largest_product_has_no_more_digits_than_the_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
-        ("so <calc>1+1</calc>", "1+1"),
-        ("<calc>1</calc> then <calc>2</calc> and", "2"),
-        ("<calc>1</calc> then <calc>2", "1"),
-        ("<calc>1 <calc>2</calc>", "2"),
-        ("no tool", None),
-        ("<calc>1+1", None),
-        ("1+1</calc>", None),
-        ("</calc><calc>", None),
-        ("<calc></calc>", ""),
+        ("so <calc>1+1</calc>", "1+1"), ("<calc>1</calc> then <calc>2</calc> and", "2"),
+        ("<calc>1</calc> then <calc>2", "1"), ("<calc>1 <calc>2</calc>", "2"), ("no tool", None), ("<calc>1+1", None),
+        ("1+1</calc>", None), ("</calc><calc>", None), ("<calc></calc>", ""),
     ],
-)
-def test_only_the_last_complete_calculation_counts(text: str, found: str | None) -> None:
-    assert last_calculation(text) == found
+)  # fmt: skip
+def test_only_the_last_complete_calculation_counts(text: str, expected: str | None) -> None:
+    assert last_calculation(text) == expected
 
 
 def test_an_episode() -> None:
     calculator = Calculator()
-    shown = calculator.reset(Problem("p", "How much is 12 times 7?", "84", {}), seed=3)
-    assert shown.messages == ({"role": "user", "content": "How much is 12 times 7?"},)
+    first = calculator.reset(Problem("p", "How much is 12 times 7?", "84", {}), seed=3)
+    assert first.messages == ({"role": "user", "content": "How much is 12 times 7?"},)
     assert calculator.step("I ask: <calc>12*7</calc>") == Turn("84")
     assert calculator.step("<calc>84/0</calc>") == Turn("error")
     assert calculator.step("The answer is 84.") == Turn("", None, True)

@@ -19,6 +19,7 @@ from gxpo_trainer.environments.contract import MAX_TEXT, Call, Reply
 from gxpo_trainer.environments.host import EnvironmentHost, check_environment
 from gxpo_trainer.errors import ConfigError, TrainingError
 
+pytestmark = pytest.mark.anyio
 Configured = Callable[..., EnvironmentConfig]
 Descendants = Callable[[], set[int]]
 
@@ -36,14 +37,10 @@ async def running(config: EnvironmentConfig) -> AsyncIterator[EnvironmentHost]:
         await host.close()
 
 
-def reply_to(config: EnvironmentConfig, *actions: str, **extra: object) -> Reply:
+async def reply_to(config: EnvironmentConfig, *actions: str, **extra: object) -> Reply:
     """Reply to the last of these actions, as the only episode."""
-
-    async def play() -> Reply:
-        async with running(config) as host:
-            return await host.advance(call(*actions, **extra))
-
-    return asyncio.run(play())
+    async with running(config) as host:
+        return await host.advance(call(*actions, **extra))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -54,83 +51,70 @@ async def until(condition: Callable[[], bool]) -> None:
 FIRST = Observation.of_text("Count with seed 5")
 
 
-def test_an_episode_is_a_process_with_its_own_state(configured: Configured, descendants: Descendants) -> None:
-    async def play() -> None:
-        async with running(configured()) as host:
-            assert await host.advance(call()) == Reply(FIRST)
-            assert await host.advance(call(episode="b")) == Reply(FIRST)
-            pids = dict(host.pids)
-            assert await host.advance(call("x")) == Reply(Turn("turn 1: x"))
-            assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
-            assert await host.advance(call("z", episode="b")) == Reply(Turn("turn 1: z"))
-            assert host.pids == pids
-            assert len(set(pids.values())) == 2
-            host.end("a")
-            host.end("a")
-            host.end("unknown")
-            await until(lambda: not psutil.pid_exists(pids["a"]))
-            assert await host.advance(call("z", "done", episode="b")) == Reply(Turn("over", 0.5, True))
-            await until(lambda: not psutil.pid_exists(pids["b"]))
-            assert host.pids == {}
-
-    asyncio.run(play())
-    assert descendants() == set()
+async def test_an_episode_is_a_process_with_its_own_state(configured: Configured) -> None:
+    async with running(configured()) as host:
+        assert await host.advance(call()) == Reply(FIRST)
+        assert await host.advance(call(episode="b")) == Reply(FIRST)
+        pids = dict(host.pids)
+        assert await host.advance(call("x")) == Reply(Turn("turn 1: x"))
+        assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
+        assert await host.advance(call("z", episode="b")) == Reply(Turn("turn 1: z"))
+        assert host.pids == pids
+        assert len(set(pids.values())) == 2
+        host.end("a")
+        host.end("a")
+        host.end("unknown")
+        await until(lambda: not psutil.pid_exists(pids["a"]))
+        assert await host.advance(call("z", "done", episode="b")) == Reply(Turn("over", 0.5, True))
+        await until(lambda: not psutil.pid_exists(pids["b"]))
+        assert host.pids == {}
 
 
-def test_a_repeated_call_gets_the_same_answer_without_another_step(configured: Configured) -> None:
-    async def play() -> None:
-        async with running(configured()) as host:
-            first = await host.advance(call("x"))
-            assert await host.advance(call("x")) == first == Reply(Turn("turn 1: x"))
-            assert await host.advance(call("other")) == Reply(
-                None,
-                "error",
-                "faulty_environments:Counter.step gave another answer when the episode was played again after its "
-                "process was lost; the same problem, seed and actions must give the same answers",
-            )
-
-    asyncio.run(play())
+async def test_a_repeated_call_gets_the_same_answer_without_another_step(configured: Configured) -> None:
+    async with running(configured()) as host:
+        first = await host.advance(call("x"))
+        assert await host.advance(call("x")) == first == Reply(Turn("turn 1: x"))
+        assert await host.advance(call("other")) == Reply(
+            None,
+            "error",
+            "faulty_environments:Counter.step gave another answer when the episode was played again after its "
+            "process was lost; the same problem, seed and actions must give the same answers",
+        )
 
 
-def replies_to(config: EnvironmentConfig, actions: Sequence[str]) -> list[Reply]:
+async def replies_to(config: EnvironmentConfig, actions: Sequence[str]) -> list[Reply]:
     """Reply to each action, given in episodes of its own at the same time, next to an episode that none disturbs."""
-
-    async def play() -> list[Reply]:
-        async with running(config) as host:
-            await host.advance(call(episode="undisturbed"))
-            pid = host.pids["undisturbed"]
-            replies = await asyncio.gather(*(host.advance(call("x", name, episode=name)) for name in actions))
-            assert await host.advance(call("x", episode="undisturbed")) == Reply(Turn("turn 1: x"))
-            assert host.pids == {"undisturbed": pid} | {
-                name: host.pids[name] for name, reply in zip(actions, replies, strict=True) if reply.answer is not None
-            }
-            return replies
-
-    return asyncio.run(play())
+    async with running(config) as host:
+        await host.advance(call(episode="undisturbed"))
+        pid = host.pids["undisturbed"]
+        replies = await asyncio.gather(*(host.advance(call("x", name, episode=name)) for name in actions))
+        assert await host.advance(call("x", episode="undisturbed")) == Reply(Turn("turn 1: x"))
+        assert host.pids == {"undisturbed": pid} | {
+            name: host.pids[name] for name, reply in zip(actions, replies, strict=True) if reply.answer is not None
+        }
+        return replies
 
 
-def test_calls_that_hang_are_killed_at_their_deadline(configured: Configured, descendants: Descendants) -> None:
-    replies = replies_to(configured(deadline_s=5.0), ["sleep", "spin", "stop"])
+async def test_calls_that_hang_are_killed_at_their_deadline(configured: Configured) -> None:
+    replies = await replies_to(configured(deadline_s=5.0), ["sleep", "spin", "stop"])
     limit = "faulty_environments:Counter.step did not return within environment.deadline_s = 5 s"
     assert replies == [Reply(None, "timeout", limit)] * 3
-    assert descendants() == set()
 
 
-def test_calls_that_end_their_process_twice_are_errors(configured: Configured, descendants: Descendants) -> None:
+async def test_calls_that_end_their_process_twice_are_errors(configured: Configured) -> None:
     causes = {
         "exit": "ended with exit code 7",
         "kill_itself": "was killed by signal 9",
         "segfault": "was killed by signal 11",
         "leave_children_and_exit": "ended with exit code 0",
     }
-    for reply, cause in zip(replies_to(configured(), list(causes)), causes.values(), strict=True):
+    for reply, cause in zip(await replies_to(configured(), list(causes)), causes.values(), strict=True):
         assert (reply.answer, reply.failure) == (None, "error")
         assert reply.detail.startswith(f"faulty_environments:Counter.step: the process {cause}")
         assert reply.detail.endswith(", 2 times in this call")
-    assert descendants() == set()
 
 
-def test_answers_that_the_contract_does_not_allow_are_errors(configured: Configured, descendants: Descendants) -> None:
+async def test_answers_that_the_contract_does_not_allow_are_errors(configured: Configured) -> None:
     method = "faulty_environments:Counter.step"
     details = {
         "none": f"{method} returned None; it must return a Turn",
@@ -142,20 +126,19 @@ def test_answers_that_the_contract_does_not_allow_are_errors(configured: Configu
         "write_to_all_descriptors": "something else than the answer was written to the socket",
         "flood_all_descriptors": "an answer has more than 1,600,000 bytes",
     }
-    replies = replies_to(configured(memory_mb=256), list(details))
+    replies = await replies_to(configured(memory_mb=256), list(details))
     assert replies == [Reply(None, "error", detail) for detail in details.values()]
-    assert descendants() == set()
 
 
-def test_exceptions_are_errors_with_their_place(configured: Configured) -> None:
+async def test_exceptions_are_errors_with_their_place(configured: Configured) -> None:
     errors = {"raise": "ValueError: no such tool", "quit": "SystemExit: bye"}
-    for reply, error in zip(replies_to(configured(), list(errors)), errors.values(), strict=True):
+    for reply, error in zip(await replies_to(configured(), list(errors)), errors.values(), strict=True):
         assert (reply.answer, reply.failure) == (None, "error")
         assert reply.detail.startswith(f"faulty_environments:Counter.step raised {error} (faulty_environments.py:")
 
 
-def test_long_answers_are_cut_and_printed_ones_ignored(configured: Configured) -> None:
-    assert replies_to(configured(), ["long", "print"]) == [
+async def test_long_answers_are_cut_and_printed_ones_ignored(configured: Configured) -> None:
+    assert await replies_to(configured(), ["long", "print"]) == [
         Reply(Turn("x" * MAX_TEXT)),
         Reply(Turn("printed to /dev/null")),
     ]
@@ -170,198 +153,160 @@ def test_long_answers_are_cut_and_printed_ones_ignored(configured: Configured) -
         ("ManyMessages", "an answer has more than 1,600,000 bytes"),
     ],
 )
-def test_first_messages_are_checked(configured: Configured, name: str, detail: str) -> None:
-    reply = reply_to(configured(name))
+async def test_first_messages_are_checked(configured: Configured, name: str, detail: str) -> None:
+    reply = await reply_to(configured(name))
     assert (reply.answer, reply.failure) == (None, "error")
     assert reply.detail.removeprefix("faulty_environments:") == detail
 
 
-def test_a_failing_constructor_is_an_error(configured: Configured) -> None:
-    reply = reply_to(configured("FailingConstructor"))
+async def test_a_failing_constructor_is_an_error(configured: Configured) -> None:
+    reply = await reply_to(configured("FailingConstructor"))
     assert reply.detail.startswith("faulty_environments:FailingConstructor.__init__ raised RuntimeError: no display")
 
 
-def test_children_of_an_episode_end_with_it(configured: Configured, descendants: Descendants) -> None:
-    async def play() -> None:
-        async with running(configured()) as host:
-            await host.advance(call(episode="other"))
-            kept = descendants()
-            assert len(kept) == 2  # the worker and the other episode
-            assert await host.advance(call("leave_children")) == Reply(Turn("left"))
-            await until(lambda: len(descendants() - kept) == 5)  # the episode and its four children
-            with_children = descendants()
-            assert (await host.advance(call("done", episode="short"))).failure is None
-            await until(lambda: descendants() <= with_children)
-            assert descendants() == with_children  # the end of another episode costs it nothing
-            host.end("a")
-            await until(lambda: descendants() == kept)
-            assert await host.advance(call("x", episode="other")) == Reply(Turn("turn 1: x"))
-
-    asyncio.run(play())
-    assert descendants() == set()
+async def test_children_of_an_episode_end_with_it(configured: Configured, descendants: Descendants) -> None:
+    async with running(configured()) as host:
+        await host.advance(call(episode="other"))
+        kept = descendants()
+        assert len(kept) == 2  # the worker and the other episode
+        assert await host.advance(call("leave_children")) == Reply(Turn("left"))
+        await until(lambda: len(descendants() - kept) == 5)  # the episode and its four children
+        with_children = descendants()
+        assert (await host.advance(call("done", episode="short"))).failure is None
+        await until(lambda: descendants() <= with_children)
+        assert descendants() == with_children  # the end of another episode costs it nothing
+        host.end("a")
+        await until(lambda: descendants() == kept)
+        assert await host.advance(call("x", episode="other")) == Reply(Turn("turn 1: x"))
 
 
-def test_an_episode_whose_process_was_killed_from_outside_is_played_again(configured: Configured) -> None:
-    async def play() -> None:
-        async with running(configured(deadline_s=60.0)) as host:
-            await host.advance(call("x"))
-            for _ in range(3):  # between two calls a death does not count
-                lost = host.pids["a"]
-                os.kill(lost, signal.SIGKILL)
-                await until(lambda: not host.pids)
-                assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
-                assert host.pids["a"] != lost
+async def test_an_episode_whose_process_was_killed_from_outside_is_played_again(configured: Configured) -> None:
+    async with running(configured(deadline_s=60.0)) as host:
+        await host.advance(call("x"))
+        for _ in range(3):  # between two calls a death does not count
+            lost = host.pids["a"]
+            os.kill(lost, signal.SIGKILL)
+            await until(lambda: not host.pids)
+            assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
+            assert host.pids["a"] != lost
 
-            waiting = asyncio.create_task(host.advance(call("x", "y", "stop")))
-            await until(lambda: psutil.Process(host.pids["a"]).status() == psutil.STATUS_STOPPED)
-            first = host.pids["a"]
-            os.kill(first, signal.SIGKILL)
-            await until(lambda: host.pids.get("a", first) != first)
-            await until(lambda: psutil.Process(host.pids["a"]).status() == psutil.STATUS_STOPPED)
-            os.kill(host.pids["a"], signal.SIGCONT)
-            assert await waiting == Reply(Turn("continued"))
-
-    asyncio.run(play())
+        waiting = asyncio.create_task(host.advance(call("x", "y", "stop")))
+        await until(lambda: psutil.Process(host.pids["a"]).status() == psutil.STATUS_STOPPED)
+        first = host.pids["a"]
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: host.pids.get("a", first) != first)
+        await until(lambda: psutil.Process(host.pids["a"]).status() == psutil.STATUS_STOPPED)
+        os.kill(host.pids["a"], signal.SIGCONT)
+        assert await waiting == Reply(Turn("continued"))
 
 
-def test_a_call_survives_one_death(configured: Configured, tmp_path: Path) -> None:
-    reply = reply_to(configured(), "x", "exit_once", notes=str(tmp_path / "died"))
+async def test_a_call_survives_one_death(configured: Configured, tmp_path: Path) -> None:
+    reply = await reply_to(configured(), "x", "exit_once", notes=str(tmp_path / "died"))
     assert reply == Reply(Turn("turn 2 survived"))
 
 
-def test_episodes_survive_the_death_of_the_worker(configured: Configured, descendants: Descendants) -> None:
-    async def play() -> None:
-        async with running(configured()) as host:
-            for episode in ("a", "b"):
-                await host.advance(call("x", episode=episode))
-            waiting = asyncio.create_task(host.advance(call("x", "stop", episode="b")))
-            await until(lambda: psutil.Process(host.pids["b"]).status() == psutil.STATUS_STOPPED)
-            worker, first = host.worker_pid, host.pids["b"]
-            assert worker is not None
-            os.kill(worker, signal.SIGKILL)
-            await until(lambda: host.pids.get("b", first) != first)
-            await until(lambda: psutil.Process(host.pids["b"]).status() == psutil.STATUS_STOPPED)
-            os.kill(host.pids["b"], signal.SIGCONT)
-            assert await waiting == Reply(Turn("continued"))
-            assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
-            assert host.worker_pid not in (None, worker)
-
-    asyncio.run(play())
-    assert descendants() == set()
+async def test_episodes_survive_the_death_of_the_worker(configured: Configured) -> None:
+    async with running(configured()) as host:
+        for episode in ("a", "b"):
+            await host.advance(call("x", episode=episode))
+        waiting = asyncio.create_task(host.advance(call("x", "stop", episode="b")))
+        await until(lambda: psutil.Process(host.pids["b"]).status() == psutil.STATUS_STOPPED)
+        worker, first = host.worker_pid, host.pids["b"]
+        assert worker is not None
+        os.kill(worker, signal.SIGKILL)
+        await until(lambda: host.pids.get("b", first) != first)
+        await until(lambda: psutil.Process(host.pids["b"]).status() == psutil.STATUS_STOPPED)
+        os.kill(host.pids["b"], signal.SIGCONT)
+        assert await waiting == Reply(Turn("continued"))
+        assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
+        assert host.worker_pid not in (None, worker)
 
 
-def test_an_episode_that_kills_the_worker_fails_alone(configured: Configured, descendants: Descendants) -> None:
-    async def play() -> None:
-        async with running(configured()) as host:
-            others = [f"other {number}" for number in range(3)]
-            for episode in (*others, "killer"):
-                await host.advance(call("x", episode=episode))
-            stopped = [asyncio.create_task(host.advance(call("x", "stop", episode=name))) for name in others]
-            await until(
-                lambda: all(psutil.Process(host.pids[name]).status() == psutil.STATUS_STOPPED for name in others)
-            )
-            before = [host.pids[name] for name in others]
-            killed = await host.advance(call("x", "kill_parent", episode="killer"))
-            assert killed.failure == "error"
-            await until(lambda: not set(before) & set(host.pids.values()) and set(others) <= set(host.pids))
-            for name in others:
-                process = psutil.Process(host.pids[name])
-                await until(lambda process=process: process.status() == psutil.STATUS_STOPPED)
-                process.resume()
-            assert await asyncio.gather(*stopped) == [Reply(Turn("continued"))] * 3
-
-    asyncio.run(play())
-    assert descendants() == set()
+async def test_an_episode_that_kills_the_worker_fails_alone(configured: Configured) -> None:
+    async with running(configured()) as host:
+        others = [f"other {number}" for number in range(3)]
+        for episode in (*others, "killer"):
+            await host.advance(call("x", episode=episode))
+        stopped = [asyncio.create_task(host.advance(call("x", "stop", episode=name))) for name in others]
+        await until(lambda: all(psutil.Process(host.pids[name]).status() == psutil.STATUS_STOPPED for name in others))
+        before = [host.pids[name] for name in others]
+        killed = await host.advance(call("x", "kill_parent", episode="killer"))
+        assert killed.failure == "error"
+        await until(lambda: not set(before) & set(host.pids.values()) and set(others) <= set(host.pids))
+        for name in others:
+            process = psutil.Process(host.pids[name])
+            await until(lambda process=process: process.status() == psutil.STATUS_STOPPED)
+            process.resume()
+        assert await asyncio.gather(*stopped) == [Reply(Turn("continued"))] * 3
 
 
-def test_children_of_an_episode_end_with_a_killed_worker(configured: Configured, descendants: Descendants) -> None:
-    async def play() -> None:
-        async with running(configured()) as host:
-            await host.advance(call("leave_children"))
-            await until(lambda: len(descendants()) == 6)
-            assert host.worker_pid is not None
-            os.kill(host.worker_pid, signal.SIGKILL)
-            await until(lambda: descendants() == set())
-
-    asyncio.run(play())
-
-
-def test_a_worker_that_was_stopped_is_replaced(
-    configured: Configured, descendants: Descendants, monkeypatch: pytest.MonkeyPatch
+async def test_children_of_an_episode_end_with_a_killed_worker(
+    configured: Configured, descendants: Descendants
 ) -> None:
+    async with running(configured()) as host:
+        await host.advance(call("leave_children"))
+        await until(lambda: len(descendants()) == 6)
+        assert host.worker_pid is not None
+        os.kill(host.worker_pid, signal.SIGKILL)
+        await until(lambda: descendants() == set())
+
+
+async def test_a_worker_that_was_stopped_is_replaced(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gxpo_trainer.environments.host.FORK_LIMIT_S", 5.0)
 
-    async def play() -> None:
-        async with running(configured()) as host:
-            assert await host.advance(call("stop_parent")) == Reply(Turn("stopped it"))
-            assert await host.advance(call("x", episode="b")) == Reply(Turn("turn 1: x"))
-
-    asyncio.run(play())
-    assert descendants() == set()
+    async with running(configured()) as host:
+        assert await host.advance(call("stop_parent")) == Reply(Turn("stopped it"))
+        assert await host.advance(call("x", episode="b")) == Reply(Turn("turn 1: x"))
 
 
 @pytest.mark.parametrize(("name", "method"), [("Forgetful", "reset"), ("Drifting", "step")])
-def test_another_answer_after_a_lost_process_is_an_error(configured: Configured, name: str, method: str) -> None:
-    async def play() -> Reply:
-        async with running(configured(name)) as host:
-            await host.advance(call("x"))
-            os.kill(host.pids["a"], signal.SIGKILL)
-            await until(lambda: not host.pids)
-            return await host.advance(call("x", "y"))
-
-    reply = asyncio.run(play())
+async def test_another_answer_after_a_lost_process_is_an_error(configured: Configured, name: str, method: str) -> None:
+    async with running(configured(name)) as host:
+        await host.advance(call("x"))
+        os.kill(host.pids["a"], signal.SIGKILL)
+        await until(lambda: not host.pids)
+        reply = await host.advance(call("x", "y"))
     assert (reply.answer, reply.failure) == (None, "error")
     assert reply.detail.startswith(f"faulty_environments:{name}.{method} gave another answer when the episode was ")
 
 
-def test_a_call_of_an_ended_episode_fails_at_once(configured: Configured, descendants: Descendants) -> None:
-    async def play() -> None:
-        async with running(configured(workers=1)) as host:
-            await host.advance(call())
-            running_call = asyncio.create_task(host.advance(call("sleep")))
-            queued = asyncio.create_task(host.advance(call(episode="b")))
-            await until(lambda: host._episodes["a"].lock.locked())
-            host.end("a")
-            assert await running_call == Reply(None, "error", "the episode was ended during this call")
-            assert await queued == Reply(FIRST)
-
-    asyncio.run(play())
-    assert descendants() == set()
+async def test_a_call_of_an_ended_episode_fails_at_once(configured: Configured) -> None:
+    async with running(configured(workers=1)) as host:
+        await host.advance(call())
+        running_call = asyncio.create_task(host.advance(call("sleep")))
+        queued = asyncio.create_task(host.advance(call(episode="b")))
+        await until(lambda: host._episodes["a"].lock.locked())
+        host.end("a")
+        assert await running_call == Reply(None, "error", "the episode was ended during this call")
+        assert await queued == Reply(FIRST)
 
 
-def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
+async def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
     def stopped(host: EnvironmentHost) -> list[str]:
         return [name for name, pid in host.pids.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
 
-    async def play() -> None:
-        async with running(configured(workers=2)) as host:
-            names = ["a", "b", "c"]
-            calls = [asyncio.create_task(host.advance(call("stop", episode=name))) for name in names]
-            await until(lambda: stopped(host) == ["a", "b"])
-            assert set(host.pids) == {"a", "b"}  # "c" waits for one of them
-            psutil.Process(host.pids["a"]).resume()
-            assert await calls[0] == Reply(Turn("continued"))
-            await until(lambda: stopped(host) == ["b", "c"])
-            for name in ("b", "c"):
-                psutil.Process(host.pids[name]).resume()
-            assert await asyncio.gather(*calls) == [Reply(Turn("continued"))] * 3
-
-    asyncio.run(play())
+    async with running(configured(workers=2)) as host:
+        names = ["a", "b", "c"]
+        calls = [asyncio.create_task(host.advance(call("stop", episode=name))) for name in names]
+        await until(lambda: stopped(host) == ["a", "b"])
+        assert set(host.pids) == {"a", "b"}  # "c" waits for one of them
+        psutil.Process(host.pids["a"]).resume()
+        assert await calls[0] == Reply(Turn("continued"))
+        await until(lambda: stopped(host) == ["b", "c"])
+        for name in ("b", "c"):
+            psutil.Process(host.pids[name]).resume()
+        assert await asyncio.gather(*calls) == [Reply(Turn("continued"))] * 3
 
 
-def test_the_processes_of_abandoned_episodes_end(configured: Configured, descendants: Descendants) -> None:
-    async def play() -> None:
-        async with running(configured()) as host:
-            await host.advance(call("x"))
-            process = psutil.Process(host.pids["a"])
-            host.free_idle(3600.0)
-            assert process.is_running()
-            host.free_idle(0.0)
-            await until(lambda: not process.is_running())
-            assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
-
-    asyncio.run(play())
-    assert descendants() == set()
+async def test_the_processes_of_abandoned_episodes_end(configured: Configured) -> None:
+    async with running(configured()) as host:
+        await host.advance(call("x"))
+        process = psutil.Process(host.pids["a"])
+        host.free_idle(3600.0)
+        assert process.is_running()
+        host.free_idle(0.0)
+        await until(lambda: not process.is_running())
+        assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
 
 
 @pytest.mark.parametrize(
@@ -375,38 +320,35 @@ def test_the_processes_of_abandoned_episodes_end(configured: Configured, descend
         ("NeedsArguments", "its constructor does not take these arguments (missing a required argument: 'address')"),
     ],
 )
-def test_a_class_that_violates_the_contract_is_refused(configured: Configured, name: str, problem: str) -> None:
+async def test_a_class_that_violates_the_contract_is_refused(configured: Configured, name: str, problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        reply_to(configured(name))
+        await reply_to(configured(name))
     assert str(raised.value).startswith(f"environment.name: 'faulty_environments:{name}' is no environment: {problem}")
 
 
-def test_a_class_that_cannot_be_imported_is_refused(configured: Configured) -> None:
-    with pytest.raises(ConfigError, match=r"cannot import 'faulty_environments:Missing' \(AttributeError: "):
-        reply_to(configured("Missing"))
+async def test_a_class_that_cannot_be_imported_is_refused(configured: Configured) -> None:
+    with pytest.raises(ConfigError, match="Missing' does not exist: module faulty_environments has no Missing"):
+        await reply_to(configured("Missing"))
 
 
-def test_a_class_that_is_not_listed_is_refused(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_class_that_is_not_listed_is_refused(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured()
     monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", "faulty_environments:NoStep")
     with pytest.raises(ConfigError, match=r"is not allowed on this machine.*\(now faulty_environments:NoStep\)"):
-        reply_to(config)
+        await reply_to(config)
 
 
-def test_a_worker_that_cannot_start_ends_the_run(
-    configured: Configured, descendants: Descendants, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_cannot_start_ends_the_run(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured()
     monkeypatch.setattr("gxpo_trainer.environments.host.sys.executable", "/bin/false")
     with pytest.raises(TrainingError, match=r"cannot be started \(3 attempts in a row\)") as raised:
-        reply_to(config)
+        await reply_to(config)
     assert raised.value.reason == "setup_failed"
     assert host_module.MAX_FAILED_STARTS == 3
-    assert descendants() == set()
 
 
 def test_the_check_before_a_run_refuses_what_cannot_be_used(
-    configured: Configured, descendants: Descendants, monkeypatch: pytest.MonkeyPatch
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = Problem("p1", "Count", "3", {})
     check_environment(EnvironmentConfig(), problem, 5)
@@ -420,8 +362,7 @@ def test_the_check_before_a_run_refuses_what_cannot_be_used(
     monkeypatch.setattr("gxpo_trainer.environments.host.sys.executable", "/bin/false")
     with pytest.raises(ConfigError, match=r"^environment: .* cannot be started \(3 attempts in a row\)"):
         check_environment(configured(), problem, 5)
-    assert descendants() == set()
 
 
-def test_the_calculator_is_built_in() -> None:
-    assert reply_to(EnvironmentConfig(name="calculator"), "<calc>12*7</calc>") == Reply(Turn("84"))
+async def test_the_calculator_is_built_in() -> None:
+    assert await reply_to(EnvironmentConfig(name="calculator"), "<calc>12*7</calc>") == Reply(Turn("84"))

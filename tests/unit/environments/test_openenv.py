@@ -76,6 +76,16 @@ def call(*actions: str, episode: str = "a") -> Call:
     return Call(episode, Problem("p1", "Guess a number.", "7", {"level": "easy"}), 7, actions)
 
 
+CALLS = call(), call(episode="b"), call("3"), call("7", episode="b"), call("3", "7")
+REPLIES = [
+    *[Reply(Observation.of_text("Guess a number.\n\nguess"))] * 2,
+    Reply(Turn("wrong after 1", 0.0)),
+    Reply(Turn("right after 1", 1.0, True)),
+    Reply(Turn("right after 2", 1.0, True)),
+]
+"""Two episodes with the seed 7, and what a server of `guessing` makes of them."""
+
+
 @pytest.fixture
 def configured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EnvironmentConfig]:
     def config(url: str, **settings: Any) -> EnvironmentConfig:
@@ -100,32 +110,17 @@ def replies_to(config: EnvironmentConfig, *calls: Call) -> list[Reply]:
 def test_an_episode_is_a_session_of_the_server(configured: Callable[..., EnvironmentConfig]) -> None:
     sessions: list[dict[str, Any]] = []
     with server(guessing, sessions) as url:
-        found = replies_to(
-            configured(url),
-            call(),
-            call(episode="b"),
-            call("3"),
-            call("3", "7"),
-            call("7", episode="b"),
-        )
+        assert replies_to(configured(url), *CALLS) == REPLIES
         while not all("closed" in session for session in sessions):
             time.sleep(0.01)
-    first = Reply(Observation.of_text("Guess a number.\n\nguess"))
-    assert found == [
-        first,
-        first,
-        Reply(Turn("wrong after 1", 0.0)),
-        Reply(Turn("right after 2", 1.0, True)),
-        Reply(Turn("right after 1", 1.0, True)),
-    ]
     assert [session["path"] for session in sessions] == ["/ws", "/ws"]
     assert sessions[0]["given"] == {"level": "easy", "problem": "Guess a number.", "gold": "7", "seed": 7}
 
 
 def test_without_a_field_the_whole_observation_is_shown(configured: Callable[..., EnvironmentConfig]) -> None:
     with server(guessing) as url:
-        found = replies_to(configured(url, observation_field=None), call("3"))
-    assert found == [Reply(Turn('{"text": "wrong after 1", "left": 2}', 0.0))]
+        replies = replies_to(configured(url, observation_field=None), call("3"))
+    assert replies == [Reply(Turn('{"text": "wrong after 1", "left": 2}', 0.0))]
 
 
 FAULTS: dict[str, tuple[Handler, str]] = {
@@ -274,16 +269,7 @@ def test_a_real_server_of_openenv(configured: Callable[..., EnvironmentConfig], 
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.1)
-        calls = call(), call(episode="b"), call("3"), call("7", episode="b"), call("3", "7")
-        found = replies_to(configured(f"http://127.0.0.1:{port}"), *calls)
+        assert replies_to(configured(f"http://127.0.0.1:{port}"), *CALLS) == REPLIES
     finally:
         process.kill()
         process.wait()
-    first = Reply(Observation.of_text("Guess a number.\n\nguess"))
-    assert found == [
-        first,
-        first,
-        Reply(Turn("wrong after 1", 0.0)),
-        Reply(Turn("right after 1", 1.0, True)),
-        Reply(Turn("right after 2", 1.0, True)),
-    ]

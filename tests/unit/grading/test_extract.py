@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gxpo_trainer.grading.boxes import TAIL_CHARS, count_boxes, every_box, find_boxes, matching_braces
-from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS, extract_answer, extract_choice
+from gxpo_trainer.grading.extract import (
+    MAX_ANSWER_CHARS,
+    TAIL_CHARS,
+    every_box,
+    extract_answer,
+    extract_choice,
+    find_boxes,
+    matching_braces,
+)
 
 
 def text_of(response: str) -> str | None:
@@ -15,80 +22,80 @@ def text_of(response: str) -> str | None:
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
-        (r"So \boxed{1} is wrong. It is \boxed{2}.", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed {7} apples", "7"),
-        (r"\fbox{7}", "7"),
-        (r"\boxed 7 ", "7"),
-        (r"\boxed{\boxed{3}}", "3"),
-        (r"we get \boxed{5} and then \boxed{6", "5"),
-        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
-    ],
-)
-def test_the_last_balanced_box_is_the_answer(response: str, answer: str) -> None:
-    assert text_of(response) == answer
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        (r"\boxed{1} and \boxed{2}", "1, 2"),
-        (r"\(\boxed{1}\), \(\boxed{2}\)", "1, 2"),
+        # The last balanced box.
+        (r"So \boxed{1} is wrong. It is \boxed{2}.", "2"), (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed {7} apples", "7"), (r"\fbox{7}", "7"), (r"\boxed 7 ", "7"), (r"\boxed{\boxed{3}}", "3"),
+        (r"we get \boxed{5} and then \boxed{6", "5"), (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        # Boxes joined in one sentence are one list.
+        (r"\boxed{1} and \boxed{2}", "1, 2"), (r"\(\boxed{1}\), \(\boxed{2}\)", "1, 2"),
         (r"\boxed{(3, 3)} \text{ for part (a) and } \boxed{(1, 1)}", "(3, 3), (1, 1)"),
         (r"First \boxed{1}. Now we know more. Hence \boxed{2}", "2"),
-    ],
-)
-def test_boxes_joined_in_one_sentence_are_one_list(response: str, answer: str) -> None:
-    assert text_of(response) == answer
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
+        # A final-answer sentence counts when it comes last and has an answer.
         ("Final Answer: The final answer is $12$. I hope it is correct.", "12"),
         (r"\boxed{255} is earned. Final Answer: The final answer is $10,455$. I hope it is correct.", "10,455"),
         ("Final Answer: The largest $n$ is 34.", "34"),
         ("Final Answer: The volume of $ABCDEFGH$ is 120. I hope it is correct.", "120"),
-        ("**Final Answer:** **16**", "16"),
-        (r"\boxed{7}. So the final answer is correct.", "7"),
-    ],
-)
-def test_final_answer_sentence_counts_when_it_comes_last_and_says_something(response: str, answer: str) -> None:
-    assert text_of(response) == answer
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("6 * 12 = 72 <<6*12=72>>\n#### 72", "72"),
-        ("The answer is not 5. The answer is 6.", "6"),
-        ("Answer: C", "C"),
-        ("The correct answer is (C).", "(C)"),
-        ("<answer>7</answer>", "7"),
+        ("**Final Answer:** **16**", "16"), (r"\boxed{7}. So the final answer is correct.", "7"),
+        # Hashes and answer sentences.
+        ("6 * 12 = 72 <<6*12=72>>\n#### 72", "72"), ("The answer is not 5. The answer is 6.", "6"), ("Answer: C", "C"),
+        ("The correct answer is (C).", "(C)"), ("<answer>7</answer>", "7"),
         ("Therefore the answer is: 3 apples", "3 apples"),
+        # Without a marker: the last formula or number.
+        ("We add them and find that there are 12 sequences in all.", "12"),
+        (r"We find that $x \geq 5$ is the solution.", r"x \geq 5"),
+        ("the number is not 10 which is 1,000.99€", "1,000.99"), ("the error increases by 100%.", "100%"),
+        ("We get $a=1$.\n\nSo the roots are $2$ and $3$.", "2, 3"),
+        # Prose between the dollar signs of two prices is no formula.
+        ("We pay $3 for the red apples and $5", "$5"),
+        # What a sentence calls the answer.
+        ("The answer is 5 km/h.", "5 km/h"), ("The answer is 3 + 4 = 7.", "3 + 4 = 7"),
+        ("The answer is 3 * 4 = 12, because we add them all up.", "12"),
+        ("The answers are 3 or 4 of the ones above.", "3, 4"),
+        ("The answers are 3, 4, and 5 of the ones above.", "3, 4, 5"),
+        ("The answer is 3 for the first of the 4 questions.", "3"), ("The answer is either 3 or 4.", "3, 4"),
+        ("The answer is $3$ or $4$.", "3, 4"), ("The answer is $3$ percent.", "3 percent"),
+        ("The answer is $red apples$.", "red apples"), ("The answer is $3$. It is not $4$.", "3"),
+        ("The answer is: the number of apples is 12. So 13 is wrong.", "12"),
+        ("The answer is blue whale.", "blue whale"), ("The answer is 7.5", "7.5"),
+        ("The answer is 7; Bob was right.", "7"), ("The answers are $3$ and $4$.", "3, 4"),
+        ("Die Antworten sind $3$ und $4$.", "3, 4"), ("the answer is\n\n", "the answer is"),
+        ("The answer is 5. The answer is not 6.", "5"),
+        ("Answer: 1. Answer: 2. Answer: not 3. Answer: not 4. Answer: not 5. Answer: not 6.", "2"),
+        ("La respuesta es 5.", "5"), ("答案是 5。", "5"), ("Final answer is 5. Final answer is 6.", "6"),
+        ("Final answer is not known.\nThe answer is 5.", "5"), (r"The final answer is $5$, so \boxed{6}", "6"),
+        (r"\boxed{6}. The final answer is 5", "5"), (r"\boxed{6}. The final answer is six", "6"),
+        ("#### 5\n#### 6", "6"), ("#### one two three", "one two three"),
+        ("the sum is 7\n#### a heading with several words", "7"), ("## 5 is the result\nwe get 6", "6"),
+        # The last line, when nothing is called the answer.
+        ("We count the apples and there are 12 km left.", "12 km"),
+        ("We count the apples and there are 12 of them, not 13.", "12"),
+        ("We count them. There are 12, which is 3 more than 9.", "9"),
+        ("We count them. There are 12, because it is 3 more than 9.", "12"),
+        ("We count them. There are 12 (twice 6 as above).", "12"),
+        ("Because of the 3 sides we get the sum $x = 4$ and then 5.", "5"),
+        ("Because of the 3 sides we get 5 and then $x = 4$", "x = 4"),
+        ("We sum it all up and find 1,234.5 here", "1,234.5"), ("We sum it all up and find -3/4 here", "-3/4"),
+        ("We sum it all up and find (1, 2) here", "(1, 2)"),
+        (r"We sum it all up and find \frac{1}{2} here", r"\frac{1}{2}"), (r"We sum it all up and find 3√2 here", "3√2"),
+        (r"We sum it all up and find -3\sqrt{2} here", r"-3\sqrt{2}"),
+        (r"We sum it all up and find 2\frac{1}{3} here", r"2\frac{1}{3}"),
+        (r"We sum it all up and find 2.5e-3 here", "2.5e-3"), ("We sum it all up and find 25 % here", "25 %"),
+        ("We find that the animal that did it is the tiger", "the tiger"),
+        ("We find that the animal that did it is **tiger**.", "tiger"),
+        ("We find that the animal that did it is the big red tiger", "the big red tiger"),
+        ("We find that what did it is the very big red tiger", "We find that what did it is the very big red tiger"),
+        ("Some words without anything like one here", "Some words without anything like one here"),
+        ("word " * 40 + "w", None), (("word " * 40)[:-1] + "w", ("word " * 40)[:-1] + "w"),
+        ("Evelyn: yes", "Evelyn: yes"), ("two words", "two words"), ("$x$ wins", "x"),
     ],
-)
-def test_hashes_and_answer_sentences_are_read(response: str, answer: str) -> None:
+)  # fmt: skip
+def test_the_final_answer_is_extracted(response: str, answer: str | None) -> None:
     assert text_of(response) == answer
 
 
 @pytest.mark.parametrize("answer", ["42", "x^2+2x+1", "1,000.5", "-\\frac{1}{2}", "28 percent", "Evelyn", "$[0,1)$"])
 def test_a_bare_answer_is_taken_whole(answer: str) -> None:
     assert text_of(answer) == answer
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("We add them and find that there are 12 sequences in all.", "12"),
-        (r"We find that $x \geq 5$ is the solution.", r"x \geq 5"),
-        ("the number is not 10 which is 1,000.99€", "1,000.99"),
-        ("the error increases by 100%.", "100%"),
-        ("We get $a=1$.\n\nSo the roots are $2$ and $3$.", "2, 3"),
-    ],
-)
-def test_without_a_marker_the_last_formula_or_number_is_taken(response: str, answer: str) -> None:
-    assert text_of(response) == answer
 
 
 def test_what_was_thought_before_the_closing_tag_is_not_the_answer() -> None:
@@ -108,8 +115,8 @@ def test_an_empty_response_has_no_answer(response: str) -> None:
 def test_only_the_tail_of_a_long_response_is_read() -> None:
     assert text_of(r"\boxed{1}" + " blah" * TAIL_CHARS + r" \boxed{2}") == "2"
     long_line = "word " * (TAIL_CHARS // 2)
-    found = text_of(long_line)
-    assert found is None or len(found) <= MAX_ANSWER_CHARS
+    answer = text_of(long_line)
+    assert answer is None or len(answer) <= MAX_ANSWER_CHARS
 
 
 def test_a_sentence_is_read_for_at_most_4000_characters() -> None:
@@ -124,26 +131,12 @@ def test_braces_are_matched_and_escaped_ones_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("between", "joined"),
     [
-        (", ", True),
-        (" and ", True),
-        (" or ", True),
-        (r" \text{ or } ", True),
-        (r"\quad\text{and}\quad ", True),
-        (", y = ", True),
-        (" und ", True),
-        (" 和 ", True),
-        (" for the other case and ", True),
-        ("\n", True),
-        ("\n\n", False),
-        (". ", False),
-        ("! ", False),
-        (", no, ", False),
-        (" is wrong, so ", False),
-        (", which gives ", False),
-        (", " + " " * 58, True),
-        (", " + " " * 59, False),
+        (", ", True), (" and ", True), (" or ", True), (r" \text{ or } ", True), (r"\quad\text{and}\quad ", True),
+        (", y = ", True), (" und ", True), (" 和 ", True), (" for the other case and ", True), ("\n", True),
+        ("\n\n", False), (". ", False), ("! ", False), (", no, ", False), (" is wrong, so ", False),
+        (", which gives ", False), (", " + " " * 58, True), (", " + " " * 59, False),
     ],
-)
+)  # fmt: skip
 def test_two_boxes_are_joined_by_a_conjunction_or_a_comma(between: str, joined: bool) -> None:
     assert text_of(rf"\boxed{{1}}{between}\boxed{{2}}") == ("1, 2" if joined else "2")
 
@@ -161,10 +154,9 @@ def test_boxes_are_found_with_their_places() -> None:
     assert text_of(nested) == "6"
 
 
-def test_boxes_are_counted_behind_the_thinking() -> None:
-    assert count_boxes(r"\boxed{1}</think>\boxed{2}, \boxed{3}") == 2
-    assert count_boxes(r"\boxed{1}</think> ") == 1
-    assert count_boxes("1") == 0
+def test_all_different_boxes_make_one_list() -> None:
+    assert every_box(r"\boxed{1}</think>\boxed{2}, \boxed{3}") == "2, 3"
+    assert every_box(r"\boxed{1}\boxed{2}</think> ") == "1, 2"
     assert every_box(r"First \boxed{1}. Then \boxed{2}. Again \boxed{1}.") == "1, 2"
     assert every_box(r"\boxed{ 1 } is \boxed{1}") is None
     assert every_box(r"\boxed{1}") is None
@@ -172,111 +164,19 @@ def test_boxes_are_counted_behind_the_thinking() -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("The answer is 5 km/h.", "5 km/h"),
-        ("The answer is 3 + 4 = 7.", "3 + 4 = 7"),
-        ("The answer is 3 * 4 = 12, because we add them all up.", "12"),
-        ("The answers are 3 or 4 of the ones above.", "3, 4"),
-        ("The answers are 3, 4, and 5 of the ones above.", "3, 4, 5"),
-        ("The answer is 3 for the first of the 4 questions.", "3"),
-        ("The answer is either 3 or 4.", "3, 4"),
-        ("The answer is $3$ or $4$.", "3, 4"),
-        ("The answer is $3$ percent.", "3 percent"),
-        ("The answer is $red apples$.", "red apples"),
-        ("The answer is $3$. It is not $4$.", "3"),
-        ("The answer is: the number of apples is 12. So 13 is wrong.", "12"),
-        ("The answer is blue whale.", "blue whale"),
-        ("The answer is 7.5", "7.5"),
-        ("The answer is 7; Bob was right.", "7"),
-        ("The answers are $3$ and $4$.", "3, 4"),
-        ("Die Antworten sind $3$ und $4$.", "3, 4"),
-        ("the answer is\n\n", "the answer is"),
-        ("The answer is 5. The answer is not 6.", "5"),
-        ("Answer: 1. Answer: 2. Answer: not 3. Answer: not 4. Answer: not 5. Answer: not 6.", "2"),
-        ("La respuesta es 5.", "5"),
-        ("答案是 5。", "5"),
-        ("Final answer is 5. Final answer is 6.", "6"),
-        ("Final answer is not known.\nThe answer is 5.", "5"),
-        (r"The final answer is $5$, so \boxed{6}", "6"),
-        (r"\boxed{6}. The final answer is 5", "5"),
-        (r"\boxed{6}. The final answer is six", "6"),
-        ("#### 5\n#### 6", "6"),
-        ("#### one two three", "one two three"),
-        ("the sum is 7\n#### a heading with several words", "7"),
-        ("## 5 is the result\nwe get 6", "6"),
-    ],
-)
-def test_what_a_sentence_calls_the_answer(response: str, answer: str | None) -> None:
-    assert text_of(response) == answer
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("We count the apples and there are 12 km left.", "12 km"),
-        ("We count the apples and there are 12 of them, not 13.", "12"),
-        ("We count them. There are 12, which is 3 more than 9.", "9"),
-        ("We count them. There are 12, because it is 3 more than 9.", "12"),
-        ("We count them. There are 12 (twice 6 as above).", "12"),
-        ("Because of the 3 sides we get the sum $x = 4$ and then 5.", "5"),
-        ("Because of the 3 sides we get 5 and then $x = 4$", "x = 4"),
-        ("We sum it all up and find 1,234.5 here", "1,234.5"),
-        ("We sum it all up and find -3/4 here", "-3/4"),
-        ("We sum it all up and find (1, 2) here", "(1, 2)"),
-        (r"We sum it all up and find \frac{1}{2} here", r"\frac{1}{2}"),
-        (r"We sum it all up and find 3√2 here", "3√2"),
-        (r"We sum it all up and find -3\sqrt{2} here", r"-3\sqrt{2}"),
-        (r"We sum it all up and find 2\frac{1}{3} here", r"2\frac{1}{3}"),
-        (r"We sum it all up and find 2.5e-3 here", "2.5e-3"),
-        ("We sum it all up and find 25 % here", "25 %"),
-        ("We find that the animal that did it is the tiger", "the tiger"),
-        ("We find that the animal that did it is **tiger**.", "tiger"),
-        ("We find that the animal that did it is the big red tiger", "the big red tiger"),
-        ("We find that what did it is the very big red tiger", "We find that what did it is the very big red tiger"),
-        ("Some words without anything like one here", "Some words without anything like one here"),
-        ("word " * 40 + "w", None),
-        (("word " * 40)[:-1] + "w", ("word " * 40)[:-1] + "w"),
-        ("Evelyn: yes", "Evelyn: yes"),
-        ("two words", "two words"),
-        ("$x$ wins", "x"),
-    ],
-)
-def test_the_last_line_says_the_answer_when_nothing_is_called_one(response: str, answer: str | None) -> None:
-    assert text_of(response) == answer
-
-
-@pytest.mark.parametrize(
     ("response", "letters"),
     [
-        ("The answer is B.", "B"),
-        ("The answer is B because it fits.", "B"),
-        ("The answer" + " " * 199 + "B" + "." * 300, "B"),
-        ("The answer" + " " * 200 + "B" + "." * 300, ""),
-        ("The answer is (B).", "B"),
-        ("The answer is not A but B.", "B"),
-        ("The answers are A and C.", "A, C"),
-        ("The answers are (A), (C), and D.", "A, C, D"),
-        ("The answer is A or B.", "A, B"),
-        ("Therefore, A cat is B.", "B"),
-        ("Therefore I think it is C.", "C"),
-        ("The answer is A. So it's B.", "B"),
-        ("B", "B"),
-        ("(B) 12", "B"),
-        ("B. 12", "B"),
-        ("B's are good", ""),
-        ("A cat", ""),
-        ("A cat, then B", "B"),
-        ("In the end\nwe take D", "D"),
-        ("In the end\nwe take D and E", "D, E"),
-        ("In the end\nwe take D, then E", ""),
-        ("x" * 399 + "\nwe take D", ""),
-        (r"The answer is B. \boxed{C}", ""),
-        ("no letter at all", ""),
-        ("", ""),
+        ("The answer is B.", "B"), ("The answer is B because it fits.", "B"),
+        ("The answer" + " " * 199 + "B" + "." * 300, "B"), ("The answer" + " " * 200 + "B" + "." * 300, ""),
+        ("The answer is (B).", "B"), ("The answer is not A but B.", "B"), ("The answers are A and C.", "A, C"),
+        ("The answers are (A), (C), and D.", "A, C, D"), ("The answer is A or B.", "A, B"),
+        ("Therefore, A cat is B.", "B"), ("Therefore I think it is C.", "C"), ("The answer is A. So it's B.", "B"),
+        ("B", "B"), ("(B) 12", "B"), ("B. 12", "B"), ("B's are good", ""), ("A cat", ""), ("A cat, then B", "B"),
+        ("In the end\nwe take D", "D"), ("In the end\nwe take D and E", "D, E"), ("In the end\nwe take D, then E", ""),
+        ("x" * 399 + "\nwe take D", ""), (r"The answer is B. \boxed{C}", ""), ("no letter at all", ""), ("", ""),
         ("The answer is $B$.", ""),
     ],
-)
+)  # fmt: skip
 def test_choice_letters_are_read_from_prose(response: str, letters: str) -> None:
     assert extract_choice(response) == letters
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,24 +23,15 @@ SHORT_S = 0.5
 """A deadline that a test waits for; nothing is expected to be done by then."""
 
 
-def ask(url: str, *bodies: Any, token: str | None = None, **settings: Any) -> list[HttpAnswer]:
-    """Answers to bodies that are posted at the same time."""
+def ask(url: str, *bodies: Any, token: str | None = None, together: bool = True, **settings: Any) -> list[HttpAnswer]:
+    """Answers to bodies that are posted at the same time, or one after another."""
 
     async def scenario() -> list[HttpAnswer]:
         config = HttpRewardConfig.model_validate({"label": "judge", "url": url, "deadline_s": PATIENCE_S, **settings})
         component = HttpReward(config, token)
         try:
-            return await asyncio.gather(*(component.answer(body) for body in bodies))
-        finally:
-            await component.close()
-
-    return asyncio.run(scenario())
-
-
-def one_after_another(url: str, bodies: Sequence[Any]) -> list[HttpAnswer]:
-    async def scenario() -> list[HttpAnswer]:
-        component = HttpReward(HttpRewardConfig(url=url, deadline_s=PATIENCE_S))
-        try:
+            if together:
+                return await asyncio.gather(*(component.answer(body) for body in bodies))
             return [await component.answer(body) for body in bodies]
         finally:
             await component.close()
@@ -60,12 +51,27 @@ def sends(data: bytes) -> Behaviour:
     return lambda number, received, connection: connection.sendall(data)
 
 
+def endless(_: int, body: Any, connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:  # until the client closes
+        connection.sendall(b" " * 65536)
+
+
+def in_turn(*behaviours: Behaviour) -> Behaviour:
+    """Each of them for one request, the last one for the rest."""
+    return lambda number, body, connection: behaviours[min(number, len(behaviours) - 1)](number, body, connection)
+
+
+def silent(_: int, body: Any, connection: socket.socket) -> None:
+    wait_for_close(connection)
+
+
 def test_the_servers_number_is_the_reward() -> None:
     with RewardServer(fine) as server:
-        found = ask(server.url, {"worth": 0.5}, {"worth": -2}, {"worth": 1e300}, token="t0k3n")
-    assert [answer.value for answer in found] == [0.5, -2.0, 1e300]
-    assert [(answer.usage.calls, answer.usage.cache_hits, answer.detail) for answer in found] == [(1, 0, "")] * 3
-    assert all(answer.usage.seconds > 0 for answer in found)
+        answers = ask(server.url, {"worth": 0.5}, {"worth": -2}, {"worth": 1e300}, token="t0k3n")
+    assert [answer.value for answer in answers] == [0.5, -2.0, 1e300]
+    assert [(answer.usage.calls, answer.usage.cache_hits, answer.detail) for answer in answers] == [(1, 0, "")] * 3
+    assert all(answer.usage.seconds > 0 for answer in answers)
     headers = server.headers.splitlines()
     assert headers[0] == "POST /score HTTP/1.1"
     assert {"Authorization: Bearer t0k3n", "Connection: close", "Accept-Encoding: identity"} <= {*headers}
@@ -80,42 +86,31 @@ def test_the_servers_number_is_the_reward() -> None:
         (says("", "500 Internal Server Error"), "was answered with HTTP 500"),
         (says('{"reward": 1}', "201 Created"), "was answered with HTTP 201"),
         (says("", "404 Not Found"), "was answered with HTTP 404"),
-        (says("yes"), "was answered with 'yes', which is not JSON"),
-        (says(b"\xff\xfe\x00"), "which is not JSON"),
-        (says(""), "was answered with '', which is not JSON"),
-        (says("[" * 50_000), "which is not JSON"),
+        (says("yes"), "was answered with 'yes', which is not JSON"), (says(b"\xff\xfe\x00"), "which is not JSON"),
+        (says(""), "was answered with '', which is not JSON"), (says("[" * 50_000), "which is not JSON"),
         (says('{"reward": NaN}'), "the reward must be a finite number"),
         (says('{"reward": -Infinity}'), "the reward must be a finite number"),
         (says(f'{{"reward": 1{"0" * 400}}}'), "the reward must be a finite number"),
         (says('{"reward": "1"}'), 'which has no number "reward"'),
         (says('{"reward": true}'), 'which has no number "reward"'),
-        (says('{"score": 1}'), 'which has no number "reward"'),
-        (says("[1]"), 'which has no number "reward"'),
+        (says('{"score": 1}'), 'which has no number "reward"'), (says("[1]"), 'which has no number "reward"'),
         # A length that is too small ends the answer early.
         (says('{"reward": 0.75}', length=13), "was answered with '{\"reward\": 0.', which is not JSON"),
         # Compressed answers are not decoded, whatever was asked for.
         (says(zlib.compress(b'{"reward": 1}'), more="Content-Encoding: deflate\r\n"), "which is not JSON"),
         (says(b" " * (MAX_ANSWER_BYTES + 1)), "was answered with more than 64 KiB"),
+        (endless, "was answered with more than 64 KiB"),
+        # A redirect to what is no address.
+        (says("", "302 Found", more="Location: http:p/\r\n"),
+         "was redirected to http:p/ (HTTP 302); redirects are not followed"),
     ],
-)
+)  # fmt: skip
 def test_an_unusable_answer_is_an_error_and_not_asked_for_again(behaviour: Behaviour, reason: str) -> None:
     with RewardServer(behaviour) as server:
         (answer,) = ask(server.url, {})
     assert (answer.value, answer.failure, answer.usage.calls) == (None, "error", 1)
     assert answer.detail.startswith("reward judge: ")
     assert reason in answer.detail
-
-
-def test_an_answer_without_end_is_not_read_to_its_end() -> None:
-    def endless(_: int, body: Any, connection: socket.socket) -> None:
-        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        while True:  # until the client closes
-            connection.sendall(b" " * 65536)
-
-    with RewardServer(endless) as server:
-        (answer,) = ask(server.url, {})
-    assert (answer.failure, answer.usage.calls) == ("error", 1)
-    assert "more than 64 KiB" in answer.detail
 
 
 def test_a_redirect_is_an_error_that_names_its_target_and_is_not_followed() -> None:
@@ -127,15 +122,9 @@ def test_a_redirect_is_an_error_that_names_its_target_and_is_not_followed() -> N
     assert f"was redirected to {other.url} (HTTP 307); redirects are not followed" in answer.detail
 
 
-def test_a_redirect_to_what_is_no_address_is_an_error_too() -> None:
-    with RewardServer(says("", "302 Found", more="Location: http:p/\r\n")) as server:
-        (answer,) = ask(server.url, {})
-    assert answer.detail == "reward judge: was redirected to http:p/ (HTTP 302); redirects are not followed"
-
-
 def test_cookies_are_not_kept() -> None:
     with RewardServer(says('{"reward": 1}', more="Set-Cookie: run=1\r\n")) as server:
-        one_after_another(server.url, [{"n": 1}, {"n": 2}])
+        ask(server.url, {"n": 1}, {"n": 2}, together=False)
     assert "cookie" not in server.headers.lower()
 
 
@@ -168,10 +157,7 @@ def test_a_failure_that_may_pass_is_retried_and_then_an_error_with_its_reason(
 
 @pytest.mark.parametrize("first", [says("", "503 Service Unavailable"), lambda number, body, connection: None])
 def test_a_retry_that_succeeds_is_a_reward(first: Behaviour) -> None:
-    def second(number: int, body: Any, connection: socket.socket) -> None:
-        (first if number == 0 else fine)(number, body, connection)
-
-    with RewardServer(second) as server:
+    with RewardServer(in_turn(first, fine)) as server:
         (answer,) = ask(server.url, {"worth": 0.25})
     assert (answer.value, answer.usage.calls, answer.detail) == (0.25, 2, "")
 
@@ -185,13 +171,8 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
 
 
 def test_the_next_attempt_comes_no_earlier_than_retry_after() -> None:
-    def busy(number: int, body: Any, connection: socket.socket) -> None:
-        if number == 0:
-            reply(connection, "", "429 Too Many Requests", more="Retry-After: 1\r\n")
-        else:
-            fine(number, body, connection)
-
-    with RewardServer(busy) as server:
+    busy = says("", "429 Too Many Requests", more="Retry-After: 1\r\n")
+    with RewardServer(in_turn(busy, fine)) as server:
         (answer,) = ask(server.url, {"worth": 3})
     assert answer.value == 3.0
     assert server.times[1] - server.times[0] >= 0.99
@@ -240,13 +221,7 @@ def test_a_server_that_never_accepts_is_a_timeout() -> None:
 
 
 def test_the_deadline_counts_all_attempts_and_says_why_the_one_before_failed() -> None:
-    def unavailable_then_silent(number: int, body: Any, connection: socket.socket) -> None:
-        if number == 0:
-            reply(connection, "", "503 Service Unavailable")
-        else:
-            wait_for_close(connection)
-
-    with RewardServer(unavailable_then_silent) as server:
+    with RewardServer(in_turn(says("", "503 Service Unavailable"), silent)) as server:
         (answer,) = ask(server.url, {}, deadline_s=3.0, retries=9)
     assert (answer.failure, answer.usage.calls) == ("timeout", 2)
     assert answer.detail.endswith("; the attempt before was answered with HTTP 503")
@@ -263,22 +238,16 @@ def test_no_more_requests_are_made_at_once_than_allowed() -> None:
         fine(0, body, connection)
 
     with RewardServer(waits_for_three_others) as server:
-        found = ask(server.url, *({"worth": n} for n in range(20)), concurrency=4)
-    assert [answer.value for answer in found] == [float(n) for n in range(20)]
+        answers = ask(server.url, *({"worth": n} for n in range(20)), concurrency=4)
+    assert [answer.value for answer in answers] == [float(n) for n in range(20)]
     assert server.most_at_once == 4
 
 
 def test_waiting_for_a_place_does_not_count_against_the_deadline() -> None:
-    def first_is_silent(number: int, body: Any, connection: socket.socket) -> None:
-        if number == 0:
-            wait_for_close(connection)
-        else:
-            fine(number, body, connection)
-
-    with RewardServer(first_is_silent) as server:
-        found = ask(server.url, {"worth": 1}, {"worth": 2}, concurrency=1, deadline_s=2.0, retries=0)
+    with RewardServer(in_turn(silent, fine)) as server:
+        answers = ask(server.url, {"worth": 1}, {"worth": 2}, concurrency=1, deadline_s=2.0, retries=0)
     # The second waited for the first one's whole deadline.
-    assert [answer.value for answer in found] == [None, 2.0]
+    assert [answer.value for answer in answers] == [None, 2.0]
 
 
 def test_bytes_after_an_answer_are_never_taken_for_the_next_one() -> None:
@@ -289,8 +258,8 @@ def test_bytes_after_an_answer_are_never_taken_for_the_next_one() -> None:
         wait_for_close(connection)
 
     with RewardServer(answers_twice) as server:
-        found = one_after_another(server.url, [{"n": 1}, {"n": 2}])
-    assert [answer.value for answer in found] == [1.0, 1.0]
+        answers = ask(server.url, {"n": 1}, {"n": 2}, together=False)
+    assert [answer.value for answer in answers] == [1.0, 1.0]
     assert len(server.requests) == 2
 
 
@@ -299,11 +268,11 @@ def test_bytes_after_an_answer_are_never_taken_for_the_next_one() -> None:
 
 def test_equal_bodies_share_one_call_while_it_is_under_way_and_later() -> None:
     with RewardServer(fine) as server:
-        found = ask(server.url, *[{"worth": 1, "text": "a"}, {"text": "a", "worth": 1}] * 5, {"worth": 2})
+        answers = ask(server.url, *[{"worth": 1, "text": "a"}, {"text": "a", "worth": 1}] * 5, {"worth": 2})
         assert len(server.requests) == 2
-        later = one_after_another(server.url, [{"worth": 5}] * 3)
-    assert [answer.value for answer in found] == [1.0] * 10 + [2.0]
-    assert sum((answer.usage for answer in found), HttpUsage()).cache_hits == 9
+        later = ask(server.url, *[{"worth": 5}] * 3, together=False)
+    assert [answer.value for answer in answers] == [1.0] * 10 + [2.0]
+    assert sum((answer.usage for answer in answers), HttpUsage()).cache_hits == 9
     assert [(answer.value, answer.usage.calls, answer.usage.cache_hits) for answer in later] == [
         (5.0, 1, 0),
         (5.0, 0, 1),
@@ -313,15 +282,9 @@ def test_equal_bodies_share_one_call_while_it_is_under_way_and_later() -> None:
 
 
 def test_failures_are_shared_but_not_cached() -> None:
-    def fails_once(number: int, body: Any, connection: socket.socket) -> None:
-        if number == 0:
-            reply(connection, "", "500 Internal Server Error")
-        else:
-            fine(number, body, connection)
-
-    with RewardServer(fails_once) as server:
-        found = one_after_another(server.url, [{"worth": 1}, {"worth": 1}, {"worth": 1}])
-    assert [(answer.value, answer.usage.calls) for answer in found] == [(None, 1), (1.0, 1), (1.0, 0)]
+    with RewardServer(in_turn(says("", "500 Internal Server Error"), fine)) as server:
+        answers = ask(server.url, {"worth": 1}, {"worth": 1}, {"worth": 1}, together=False)
+    assert [(answer.value, answer.usage.calls) for answer in answers] == [(None, 1), (1.0, 1), (1.0, 0)]
     with RewardServer(says("", "500 Internal Server Error")) as server:
         both = ask(server.url, {}, {})
     assert [answer.failure for answer in both] == ["error", "error"]
@@ -331,7 +294,7 @@ def test_failures_are_shared_but_not_cached() -> None:
 def test_the_cache_forgets_what_was_not_used_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_rewards, "CACHED_VALUES", 2)
     with RewardServer(fine) as server:
-        one_after_another(server.url, [{"worth": n} for n in (1, 2, 1, 3, 1, 2)])
+        ask(server.url, *({"worth": n} for n in (1, 2, 1, 3, 1, 2)), together=False)
     # 2 made room for 3, because 1 had been used since.
     assert [body["worth"] for body in server.requests] == [1, 2, 3, 2]
 

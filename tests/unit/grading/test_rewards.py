@@ -14,23 +14,16 @@ from gxpo_trainer.config import RewardConfig, VerifierConfig
 from gxpo_trainer.config.io import build, load_run, to_toml
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading.options import VerifyOptions
-from gxpo_trainer.grading.rewards import (
-    ALLOWLIST,
-    Correctness,
-    Format,
-    RewardFailed,
-    RewardInput,
-    Scorer,
-    allowed_classes,
-    check_allowed,
-)
+from gxpo_trainer.grading.rewards import Correctness, Format, RewardFailed, RewardInput, Scorer
+from gxpo_trainer.plugins import allowed
 from gxpo_trainer.reporting.reading import read_samples
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.rollout.verification import VerifierActor, check_rewards
-from gxpo_trainer.training.step_metrics import component_means
+from gxpo_trainer.training.controller import component_means
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
 
+ALLOWLIST = "GXPO_REWARD_ALLOWLIST"
 OWN_MODULE = '''
 class Brevity:
     """1 minus a tenth of the tokens; misbehaves when the response asks for it."""
@@ -81,15 +74,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("response", "truncated", "value"),
     [
-        (r"so $\boxed{5}$.", False, 1.0),
-        (r"so \boxed{\frac{1}{2}} it is", False, 1.0),
-        ("so 5", False, 0.0),
-        (r"\boxed{5}, or \boxed{5}", False, 0.0),
-        (r"so \boxed{5", False, 0.0),
-        (r"so \boxed{5}", True, 0.0),
+        (r"so $\boxed{5}$.", False, 1.0), (r"so \boxed{\frac{1}{2}} it is", False, 1.0), ("so 5", False, 0.0),
+        (r"\boxed{5}, or \boxed{5}", False, 0.0), (r"so \boxed{5", False, 0.0), (r"so \boxed{5}", True, 0.0),
         (r"<think>\boxed{4}? \boxed{5}!</think> It is \boxed{5}.", False, 1.0),
     ],
-)
+)  # fmt: skip
 def test_format_requires_one_box_and_no_truncation(response: str, truncated: bool, value: float) -> None:
     assert Format()(sample_input(response, truncated=truncated)) == value
 
@@ -99,7 +88,7 @@ def test_correctness_follows_the_verdict() -> None:
 
 
 def test_the_score_is_the_weighted_sum() -> None:
-    scorer = Scorer.load([("correctness", 2.0), ("format", -0.5)], {})
+    scorer = Scorer.load([{"name": "correctness", "weight": 2.0}, {"name": "format", "weight": -0.5}], {})
     context: dict[str, Any] = {"problem": "?", "num_tokens": 1, "truncated": False, "extra": {}}
     verdict = Verdict("correct", "5", 0.0)
     assert scorer.score("5", r"\boxed{5}", verdict, context) == {
@@ -120,30 +109,32 @@ def test_correctness_alone_is_the_default_and_needs_no_components() -> None:
 # ---- settings and permission ----------------------------------------------------------------------------------
 
 
-def test_rewards_survive_a_run_file(tmp_path: Path) -> None:
-    names = [{"name": "correctness"}, {"name": "format", "weight": 0.1}, {"name": "a.b:Class", "weight": -2.0}]
+def test_rewards_survive_a_run_file(module: str, tmp_path: Path) -> None:
+    names = [
+        {"name": "correctness"},
+        {"name": "format", "weight": 0.1},
+        {"name": "own_rewards:Brevity", "weight": -2.0},
+    ]
     config = build({"verifier": {"rewards": names}})
     file = tmp_path / "run.toml"
     file.write_text(to_toml(config))
     assert load_run(file) == config
-    assert [reward.label for reward in config.verifier.rewards] == ["correctness", "format", "Class"]
+    assert [reward.label for reward in config.verifier.rewards] == ["correctness", "format", "Brevity"]
 
 
 @pytest.mark.parametrize(
     ("rewards", "complaint"),
     [
         ([], "verifier.rewards = []: is empty; name at least one reward"),
-        (
-            [{"name": "os.system"}],
-            'rewards[0].name = "os.system": must be one of correctness, format, environment, http, or a class as',
-        ),
-        ([{"name": "a:b:c"}], "must be one of correctness, format, environment, http, or a class as"),
+        ([{"name": "os.system"}],
+         'rewards[0].name = "os.system": must be one of "correctness", "format", "environment", "http", or a class'),
+        ([{"name": "a:b:c"}], 'must be one of "correctness", "format", "environment", "http", or a class as'),
         ([{"name": "format", "weight": 0}], "rewards[0].weight = 0: must be a finite number other than 0"),
         ([{"name": "format", "weight": float("inf")}], "must be a finite number other than 0"),
         ([{"name": "a:X"}, {"name": "b:X"}], "two rewards are called X"),
         ([{"name": "http", "url": "http://h:1/", "label": "mean"}], "reward/mean is another metric"),
     ],
-)
+)  # fmt: skip
 def test_rewards_that_mean_nothing_are_rejected(rewards: list[dict[str, Any]], complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build({"verifier": {"rewards": rewards}})
@@ -151,26 +142,20 @@ def test_rewards_that_mean_nothing_are_rejected(rewards: list[dict[str, Any]], c
 
 
 def test_a_class_not_on_the_allowlist_is_rejected_without_import() -> None:
-    assert allowed_classes({ALLOWLIST: "a:B, c.d:E ,"}) == {"a:B", "c.d:E"}
-    check_allowed(["correctness", "a:B"], {ALLOWLIST: "a:B"})
+    assert allowed("rewards", {ALLOWLIST: "a:B, c.d:E ,"}) == {"a:B", "c.d:E"}
+    Scorer.load([{"name": "correctness", "weight": 1.0}], {ALLOWLIST: "a:B"})
     for name in ("a:C", "os:getcwd"):
         with pytest.raises(ConfigError, match=rf"'{name}' is not allowed on this machine; .*{ALLOWLIST} \(now a:B\)"):
-            Scorer.load([(name, 1.0)], {ALLOWLIST: "a:B"})
+            Scorer.load([{"name": name, "weight": 1.0}], {ALLOWLIST: "a:B"})
 
 
 def test_a_run_with_a_class_that_is_not_allowed_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ALLOWLIST, raising=False)
-    with pytest.raises(ConfigError, match=r"'my\.pkg:Mine' is not allowed on this machine.*\(now empty\)"):
+    monkeypatch.setenv(ALLOWLIST, "")
+    refused = (
+        r"workers fail to start with these classes: .*'my\.pkg:Mine' is not allowed on this machine.*\(now empty\)"
+    )
+    with pytest.raises(ConfigError, match=refused):
         check_rewards(VerifierConfig(rewards=(RewardConfig(name="my.pkg:Mine"),)))
-
-
-def test_a_worker_rejects_classes_missing_from_its_allowlist(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The check before the start passes here; the worker's is the one that holds.
-    monkeypatch.setattr("gxpo_trainer.rollout.verification.check_allowed", lambda names, environment: None)
-    with pytest.raises(
-        ConfigError, match=r"workers fail to start with these classes: .*'own_rewards:Unlisted' is not allowed"
-    ):
-        check_rewards(VerifierConfig(rewards=(RewardConfig(name=f"{module}:Unlisted"),)))
 
 
 @pytest.mark.parametrize(
@@ -178,13 +163,13 @@ def test_a_worker_rejects_classes_missing_from_its_allowlist(module: str, monkey
     [
         ("Broken", "(OSError: no model here)"),
         ("NotCallable", "is not callable; define __call__(sample) -> float"),
-        ("Missing", "(AttributeError"),
+        ("Missing", "module own_rewards has no Missing"),
         ("number", "(TypeError"),
     ],
 )
 def test_a_class_that_cannot_be_created_is_rejected(module: str, name: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Scorer.load([(f"{module}:{name}", 1.0)], {ALLOWLIST: f"{module}:{name}"})
+        Scorer.load([{"name": f"{module}:{name}", "weight": 1.0}], {ALLOWLIST: f"{module}:{name}"})
     assert complaint in str(caught.value)
     assert f"{module}:{name}" in str(caught.value)
 

@@ -25,12 +25,11 @@ from gxpo_trainer.types import Group, Prompt, Sample, Verdict
 FAULTY_WORKER = """
 import os, sys, time
 FOLDER = os.path.dirname(__file__)
-import gxpo_trainer.grading.verify as grader
-from gxpo_trainer.grading import engine, worker
+from gxpo_trainer.grading import worker
 
-plain = grader.verify
+plain = worker.verify
 
-def verify(gold, response):
+def verify(gold, response, options):
     if response == "sleep":
         time.sleep(3600)
     if response == "hang":
@@ -53,7 +52,7 @@ def verify(gold, response):
         raise KeyError("a fault of the grader")
     return plain(gold, response)
 
-grader.verify, engine.warm_up = verify, lambda: None
+worker.verify, worker.warm_up = verify, lambda: None
 sys.exit(worker.serve(int(sys.argv[3]), int(sys.argv[4])))
 """
 """The real worker with five answers that make its grader misbehave in a known way. "wait once" hangs when it is
@@ -113,7 +112,7 @@ def statuses(verdicts: list[Verdict]) -> list[str]:
 
 def test_verdicts_come_in_the_order_of_the_answers(pool: VerifierPool) -> None:
     pairs = [(str(i), rf"so \boxed{{{i if i % 3 else i + 1}}}") for i in range(200)]
-    verdicts = pool.verify_many(pairs)
+    verdicts = pool.submit(pairs).result()
     assert statuses(verdicts) == ["correct" if i % 3 else "wrong" for i in range(200)]
     assert [verdict.extracted for verdict in verdicts] == [str(i if i % 3 else i + 1) for i in range(200)]
     assert all(verdict.seconds >= 0 for verdict in verdicts)
@@ -121,7 +120,7 @@ def test_verdicts_come_in_the_order_of_the_answers(pool: VerifierPool) -> None:
 
 def test_several_submissions_are_in_flight_at_once_and_none_is_empty_handed(pool: VerifierPool) -> None:
     futures = [pool.submit([(str(i), str(i)), (str(i), "x")]) for i in range(50)]
-    assert pool.verify_many([]) == []
+    assert pool.submit([]).result() == []
     assert all(statuses(future.result()) == ["correct", "wrong"] for future in futures)
 
 
@@ -136,7 +135,7 @@ def test_a_hostile_answer_to_a_symbolic_gold_leaves_the_rest_of_its_batch_alone(
     with VerifierPool(workers=1, deadline_s=SHORT_S) as small:
         pairs = [(r"\frac{x}{2}", answer) for answer in HOSTILE.values()]
         mixed = [pair for hostile in pairs for pair in (hostile, ("7", r"\boxed{7}"))]
-        verdicts = small.verify_many(mixed)
+        verdicts = small.submit(mixed).result()
     assert statuses(verdicts)[1::2] == ["correct"] * len(HOSTILE)
     assert "correct" not in statuses(verdicts)[0::2]
 
@@ -149,9 +148,9 @@ def test_a_passed_deadline_is_a_timeout_unless_the_answer_computed_for_most_of_i
     # A busy machine may give the worker less than half of a core.
     monkeypatch.setattr("gxpo_trainer.grading.pool.EVASION_CPU_SHARE", 0.1)
     with VerifierPool(workers=1, deadline_s=SHORT_S) as pool:
-        pool.verify_many([("1", "1")])
+        pool.submit([("1", "1")]).result()
         first = pool.worker_pids()
-        verdicts = pool.verify_many([("1", "1"), ("2", answer), ("3", "3"), ("4", "4")])
+        verdicts = pool.submit([("1", "1"), ("2", answer), ("3", "3"), ("4", "4")]).result()
         assert statuses(verdicts) == ["correct", status, "correct", "correct"]
         assert verdicts[1].reward == reward
         assert verdicts[1].evades == (status == "wrong")
@@ -159,29 +158,16 @@ def test_a_passed_deadline_is_a_timeout_unless_the_answer_computed_for_most_of_i
         assert not psutil.pid_exists(first[0])
 
 
+@pytest.mark.parametrize(
+    ("answer", "reason"), [("die", "crashed its worker process 2 times"), ("grow", "memory_mb"), ("raise", "KeyError")]
+)
 @pytest.mark.usefixtures("faulty")
-def test_an_answer_that_ends_its_worker_twice_is_an_error_and_the_rest_is_unharmed() -> None:
-    with VerifierPool(workers=2, deadline_s=60.0) as pool:
-        pairs = [(str(i), "die" if i == 5 else str(i)) for i in range(40)]
-        verdicts = pool.verify_many(pairs)
+def test_an_answer_that_breaks_its_worker_is_an_error_and_the_rest_is_unharmed(answer: str, reason: str) -> None:
+    with VerifierPool(workers=2, deadline_s=60.0, memory_mb=1024) as pool:
+        verdicts = pool.submit([(str(i), answer if i == 5 else str(i)) for i in range(40)]).result()
     assert statuses(verdicts) == ["error" if i == 5 else "correct" for i in range(40)]
     assert verdicts[5].reward is None
-
-
-@pytest.mark.usefixtures("faulty")
-def test_memory_is_capped_and_the_next_answer_is_right() -> None:
-    with VerifierPool(workers=1, deadline_s=60.0, memory_mb=1024) as pool:
-        verdicts = pool.verify_many([("1", "1"), ("2", "grow"), ("3", "3")])
-    assert statuses(verdicts) == ["correct", "error", "correct"]
-    assert "memory_mb" in verdicts[1].detail
-
-
-@pytest.mark.usefixtures("faulty")
-def test_a_fault_of_the_grader_is_an_error_that_says_what_happened() -> None:
-    with VerifierPool(workers=1, deadline_s=60.0) as pool:
-        verdicts = pool.verify_many([("1", "raise"), ("2", "2")])
-    assert statuses(verdicts) == ["error", "correct"]
-    assert "KeyError" in verdicts[0].detail
+    assert reason in verdicts[5].detail
 
 
 def test_a_worker_killed_from_outside_in_mid_answer_is_replaced_and_its_answers_are_asked_again(faulty: Path) -> None:
@@ -196,21 +182,21 @@ def test_a_worker_killed_from_outside_in_mid_answer_is_replaced_and_its_answers_
 
 def test_a_worker_that_is_stopped_in_mid_answer_runs_into_the_deadline() -> None:
     with VerifierPool(workers=1, deadline_s=SHORT_S) as stopped:
-        assert stopped.verify_many([("1", "1")])[0].status == "correct"
+        assert stopped.submit([("1", "1")]).result()[0].status == "correct"
         os.kill(stopped.worker_pids()[0], signal.SIGSTOP)
-        assert statuses(stopped.verify_many([("1", "1"), ("2", "2")])) == ["timeout", "correct"]
+        assert statuses(stopped.submit([("1", "1"), ("2", "2")]).result()) == ["timeout", "correct"]
 
 
 def test_workers_that_cannot_start_raise_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with VerifierPool(workers=1) as broken, pytest.raises(VerifierFailed, match="memory_mb"):
-        broken.verify_many([("1", "1")])
+        broken.submit([("1", "1")]).result()
 
 
 @pytest.mark.usefixtures("faulty")
 def test_closing_fails_open_answers_and_kills_the_workers() -> None:
     closing = VerifierPool(workers=1, deadline_s=60.0)
-    closing.verify_many([("1", "1")])
+    closing.submit([("1", "1")]).result()
     pids = closing.worker_pids()
     future = closing.submit([("1", "hang"), ("2", "2")])
     closing.close()
@@ -223,14 +209,9 @@ def test_closing_fails_open_answers_and_kills_the_workers() -> None:
 
 
 def test_workers_die_with_their_parent() -> None:
-    code = "\n".join(
-        (
-            "from gxpo_trainer.grading.pool import VerifierPool",
-            "pool = VerifierPool(workers=2)",
-            "pool.verify_many([('1', '1')])",
-            "print(*pool.worker_pids(), flush=True)",
-            "input()",
-        )
+    code = (
+        "from gxpo_trainer.grading.pool import VerifierPool; pool = VerifierPool(workers=2); "
+        "pool.submit([('1', '1')]).result(); print(*pool.worker_pids(), flush=True); input()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -285,38 +266,54 @@ def test_the_actor_and_its_workers_import_no_engine(module: str, absent: set[str
 
 def test_grade_writes_one_verdict_a_line_in_order(tmp_path: Path) -> None:
     rows = [{"gold": str(i), "prediction": rf"\boxed{{{i + (i % 2)}}}", "id": i} for i in range(150)]
+    rows.append({"gold": "5", "prediction": ""})
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = io.StringIO()
     counts = grade_file(source, out, workers=2)
     written = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [row["verdict"] for row in written] == ["wrong" if i % 2 else "correct" for i in range(150)]
-    assert [row["extracted"] for row in written] == [str(i + i % 2) for i in range(150)]
+    assert [row["verdict"] for row in written] == ["wrong" if i % 2 else "correct" for i in range(150)] + ["unparsed"]
+    assert [row["extracted"] for row in written] == [*(str(i + i % 2) for i in range(150)), None]
     assert set(written[0]) == {"verdict", "extracted", "seconds"}
-    assert counts == {"correct": 75, "wrong": 75, "unparsed": 0, "timeout": 0, "error": 0}
+    assert written[-1]["detail"] == "no final answer found"
+    assert counts == {"correct": 75, "wrong": 75, "unparsed": 1, "timeout": 0, "error": 0}
 
 
 @pytest.mark.parametrize(
-    ("second_line", "complaint"),
+    ("lines", "complaint"),
     [
-        ("{", "line 2: not JSON"),
-        ("[1]", "line 2: list instead of an object"),
-        ('{"gold": "5"}', "line 2: 'prediction' is None"),
-        ('{"gold": 5, "prediction": "5"}', "line 2: 'gold' is 5"),
+        (None, "cannot be read"),
+        ([], "is empty"),
+        (["{"], "line 2: not JSON"),
+        (["[1]"], "line 2: list instead of an object"),
+        (['{"gold": "5"}'], "line 2: 'prediction' is None"),
+        (['{"gold": 5, "prediction": "5"}'], "line 2: 'gold' is 5"),
+        (['{"gold": "5", "prediction": "5", "verify": {"units": 1}}'], "line 2: 'verify': has the unknown key 'units'"),
     ],
-)
-def test_a_malformed_line_is_named_before_anything_is_graded(tmp_path: Path, second_line: str, complaint: str) -> None:
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_is_refused_before_anything_is_graded(
+    tmp_path: Path, lines: list[str] | None, complaint: str
+) -> None:
     source = tmp_path / "in.jsonl"
-    source.write_text('{"gold": "5", "prediction": "5"}\n' + second_line + "\n")
+    if lines is not None:
+        source.write_text("\n".join(['{"gold": "5", "prediction": "5"}', *lines] if lines else []))
     out = io.StringIO()
-    with pytest.raises(DataError, match=complaint):
+    with pytest.raises(DataError, match=rf"in\.jsonl.* {complaint}|in\.jsonl: {complaint}"):
         grade_file(source, out, workers=1)
     assert out.getvalue() == ""
 
 
-def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
-    empty = tmp_path / "empty.jsonl"
-    empty.touch()
-    for path, complaint in ((tmp_path / "none.jsonl", "cannot be read"), (empty, "is empty")):
-        with pytest.raises(DataError, match=complaint):
-            grade_file(path, io.StringIO(), workers=1)
+def test_options_reach_the_worker_and_only_their_own_answer() -> None:
+    plain = ("4.2", r"\boxed{4.25}")
+    with VerifierPool(workers=1, deadline_s=60.0) as pool:
+        verdicts = pool.submit([plain, (*plain, {"options": {"tolerance": [0.1]}}), plain]).result()
+    assert statuses(verdicts) == ["wrong", "correct", "wrong"]
+
+
+def test_grade_takes_the_rules_of_each_line(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    row = {"gold": "45", "prediction": r"\boxed{0.75\text{ h}}", "options": {"anything": "of another suite"}}
+    source.write_text(json.dumps(row) + "\n" + json.dumps({**row, "verify": {"unit": "min"}}) + "\n")
+    out = io.StringIO()
+    grade_file(source, out, workers=1, deadline_s=60.0)
+    assert [json.loads(line)["verdict"] for line in out.getvalue().splitlines()] == ["wrong", "correct"]

@@ -52,6 +52,9 @@ def test_a_named_attention_is_taken_where_it_can_run() -> None:
     assert chosen(config("flash_attention_2"), "gpu", BOTH) == ("flash_attention_2", "packed")
     assert chosen(config("sdpa"), "gpu", BOTH) == ("sdpa", "padded")
     assert chosen(config("eager"), "cpu", NONE) == ("eager", "shared")
+    assert chosen(config(packing="shared"), "gpu", BOTH) == ("sdpa", "shared")
+    assert chosen(config("eager", packing="shared"), "gpu", BOTH) == ("eager", "shared")
+    assert choose_layout(config(), "cpu", "sdpa", FULL, can_share_prompts=False) == "padded"
 
 
 @pytest.mark.parametrize(
@@ -73,26 +76,18 @@ def test_an_attention_that_cannot_run_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "auto"])
-def test_a_dense_mask_over_a_packed_row_is_refused_on_a_gpu(attention: str) -> None:
+def test_a_dense_mask_over_a_packed_row_is_refused_but_over_short_ones_on_a_cpu(attention: str) -> None:
     fix = r'= "packed" .*dense mask of 16384 × 16384.*model.attention = "auto".*learner.packing = "padded"'
     with pytest.raises(ConfigError, match=fix):
         chosen(config(attention, packing="packed"), "gpu", NONE)
-
-
-def test_a_cpu_packs_short_rows_alone() -> None:
-    assert chosen(config(packing="packed", token_budget=4096), "cpu", NONE) == ("sdpa", "packed")
     with pytest.raises(ConfigError, match=r"dense mask of 16384 × 16384.*learner.token_budget to at most 4096"):
-        chosen(config(packing="packed"), "cpu", NONE)
+        chosen(config(attention, packing="packed"), "cpu", NONE)
+    assert chosen(config(attention, packing="packed", token_budget=4096), "cpu", NONE)[1] == "packed"
 
 
 def test_rows_are_not_packed_where_layers_would_mix_their_sequences() -> None:
     with pytest.raises(ConfigError, match=r'"packed" but the model has linear_attention layers.*"padded"'):
         chosen(config(packing="packed"), "gpu", FLASH, LINEAR)
-
-
-def test_attention_that_is_chosen_for_shared_prompts_can_share_them() -> None:
-    assert chosen(config(packing="shared"), "gpu", BOTH) == ("sdpa", "shared")
-    assert chosen(config("eager", packing="shared"), "gpu", BOTH) == ("eager", "shared")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +105,3 @@ def test_sharing_prompts_is_refused_before_anything_starts(
     monkeypatch.setattr("gxpo_trainer.learner.setup.layer_types", lambda _: layers)
     with pytest.raises(ConfigError, match=f'"shared" needs full attention .*, but {problem}; set learner.packing'):
         check_attention(config(attention, packing="shared"), "gpu")
-
-
-def test_prompts_are_not_shared_where_the_model_cannot() -> None:
-    assert choose_layout(config(), "cpu", "sdpa", FULL, can_share_prompts=False) == "padded"

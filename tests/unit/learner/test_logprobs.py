@@ -1,6 +1,12 @@
-"""PolicyModule: log-probabilities and gradients of plain log_softmax, in bounded memory."""
+"""PolicyModule: log-probabilities and gradients of plain log_softmax, in bounded memory; and variable-length attention.
+
+The kernel of the latter runs on GPUs only (tests/gpu/test_learner.py); here it is computed sequence by sequence.
+"""
+
+from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import peft
@@ -16,11 +22,13 @@ from support.tiny_policy import (
 )
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2ForCausalLM
 
-from gxpo_trainer.algo.packing import pack
-from gxpo_trainer.learner.logprobs import PolicyModule, TokenScorer
+from gxpo_trainer.algo.packing import Layout, pack
+from gxpo_trainer.learner import logprobs as varlen
+from gxpo_trainer.learner.logprobs import PolicyModule, TokenScorer, sequence_boundaries, varlen_attention
 
 CHUNKS = [1, 7 * VOCABULARY, 2**25]
 """One token at a time, seven, everything at once (kept for the backward pass)."""
@@ -30,10 +38,12 @@ def weights_for(targets: Tensor) -> Tensor:
     return torch.sin(targets.double() + 1)
 
 
-def module_results(policy: PolicyModule, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+def module_results(
+    policy: PolicyModule, temperature: float = 1.0, layout: Layout = "padded"
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities and entropies in the order of the batch, and the gradient of a weighted sum of them."""
     batch = random_batch(seed=3)
-    micros = pack(batch, token_budget=70, layout="padded", aggregation="token_mean", pad_id=0)
+    micros = pack(batch, token_budget=70, layout=layout, aggregation="token_mean", pad_id=0)
     policy.zero_grad()
     logprobs: list[list[float]] = [[] for _ in batch.sequences]
     entropies: list[list[float]] = [[] for _ in batch.sequences]
@@ -89,9 +99,12 @@ def test_bf16_is_as_close_as_bf16_allows(chunk_elements: int) -> None:
     assert relative_difference(gradient, expected[2]) < 0.03
 
 
+def one_micro_batch() -> Any:
+    return pack(random_batch(), token_budget=500, layout="padded", aggregation="token_mean", pad_id=0)[0]
+
+
 def test_log_probabilities_are_fp32_under_bf16() -> None:
-    policy = PolicyModule(tiny_policy(dtype=torch.bfloat16))
-    micro = pack(random_batch(), token_budget=500, layout="padded", aggregation="token_mean", pad_id=0)[0]
+    policy, micro = PolicyModule(tiny_policy(dtype=torch.bfloat16)), one_micro_batch()
     outputs = policy(micro, 1.0, True)
     assert outputs.logprobs.dtype == torch.float32
     assert outputs.entropy.dtype == torch.float32
@@ -118,8 +131,7 @@ def test_lora_gets_the_adapters_gradient_only(chunk_elements: int) -> None:
 
 
 def test_disabled_adapter_is_the_base_model() -> None:
-    policy = PolicyModule(lora(tiny_policy()))
-    micro = pack(random_batch(), token_budget=500, layout="padded", aggregation="token_mean", pad_id=0)[0]
+    policy, micro = PolicyModule(lora(tiny_policy())), one_micro_batch()
     base = PolicyModule(tiny_policy())(micro, 1.0, False).logprobs
     with policy.model.disable_adapter():
         assert torch.equal(policy(micro, 1.0, False).logprobs, base)
@@ -144,8 +156,7 @@ def test_the_head_stays_shared_when_the_precision_changes() -> None:
 
 
 def test_a_head_that_was_replaced_is_noticed() -> None:
-    policy = PolicyModule(tiny_policy())
-    micro = pack(random_batch(), token_budget=500, layout="padded", aggregation="token_mean", pad_id=0)[0]
+    policy, micro = PolicyModule(tiny_policy()), one_micro_batch()
     policy.model.lm_head.weight = nn.Parameter(policy.model.lm_head.weight.detach().clone())
     with pytest.raises(RuntimeError, match="replaced"):
         policy(micro, 1.0, False)
@@ -200,19 +211,13 @@ def test_large_vocabulary_never_has_all_logits_at_once(with_entropy: bool) -> No
     # Logits, softmax and one temporary of a chunk; the weight's gradient and one summand of it.
     assert memory.peak <= 3 * chunk + 2 * weight + 1e6
     assert memory.peak < num_tokens * vocabulary * 4 / 3
-
-
-def test_memory_counter_sees_what_the_plain_way_needs() -> None:
-    hidden = torch.randn(64, 8, requires_grad=True)
-    weight = torch.randn(10_000, 8, requires_grad=True)
-    with LiveMemory() as memory:
-        torch.log_softmax(hidden @ weight.T, dim=-1)[:, 0].sum().backward()
-    assert memory.peak > 2 * 64 * 10_000 * 4
+    with LiveMemory() as plain:  # the counter counts what the plain way needs
+        torch.log_softmax(hidden[:64] @ head.weight[:10_000].T, dim=-1)[:, 0].sum().backward()
+    assert plain.peak > 2 * 64 * 10_000 * 4
 
 
 def test_no_gradient_pass_keeps_nothing() -> None:
-    policy = PolicyModule(tiny_policy())
-    micro = pack(random_batch(), token_budget=500, layout="padded", aggregation="token_mean", pad_id=0)[0]
+    policy, micro = PolicyModule(tiny_policy()), one_micro_batch()
     with torch.no_grad():
         outputs = policy(micro, 1.0, True)
     assert not outputs.logprobs.requires_grad
@@ -233,3 +238,99 @@ def test_bf16_weight_gradient_of_many_chunks_is_summed_in_fp32() -> None:
     TokenScorer(head, chunk_elements=11)(hidden, targets, 1.0, False)[0].sum().backward()
     # One rounding of the result is 2⁻⁹; 3,000 roundings of a bf16 sum would be far more.
     assert relative_difference(gradient(head.weight), gradient(exact)) < 0.005
+
+
+# ---- variable-length attention --------------------------------------------------------------------------------------
+
+
+def by_sequence(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    _: Tensor,
+    longest: int,
+    __: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """What torch documents of varlen_attn, one sequence at a time. Tokens first: [tokens, heads, size]."""
+    parts, bounds = [], starts.tolist()
+    assert bounds[0] == 0
+    assert bounds[-1] == len(query)
+    assert longest == max(end - start for start, end in pairwise(bounds))
+    for start, end in pairwise(bounds):
+        q, k, v = (tensor[start:end].transpose(0, 1) for tensor in (query, key, value))
+        near = torch.ones(end - start, end - start, dtype=torch.bool).tril(window_size[1])
+        if window_size[0] >= 0:
+            near = near.triu(-window_size[0])
+        attended = functional.scaled_dot_product_attention(q, k, v, near, scale=scale, enable_gqa=enable_gqa)
+        parts.append(attended.transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", by_sequence)
+    varlen.register()
+
+
+def outcome(attention: str, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    model: Any = tiny_policy(dtype=torch.float64)
+    model.set_attn_implementation(attention)
+    return module_results(PolicyModule(model), 0.8, layout)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_rows_of_several_sequences_give_what_single_rows_give(layout: Layout) -> None:
+    expected = outcome("sdpa", "padded")
+    for value, reference in zip(outcome("varlen", layout), expected, strict=True):
+        assert relative_difference(value, reference) < 1e-12
+
+
+@pytest.mark.usefixtures("kernel")
+def test_no_mask_is_built_for_a_packed_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[Tensor | None] = []
+
+    def watched(module: Any, query: Any, key: Any, value: Any, mask: Any, **others: Any) -> Any:
+        masks.append(mask)
+        return varlen_attention(module, query, key, value, mask, **others)
+
+    monkeypatch.setattr(varlen, "varlen_attention", watched)
+    varlen.register()
+    outcome("varlen", "packed")
+    assert masks
+    assert all(mask is None for mask in masks)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_sliding_window_of_w_tokens_includes_the_token_itself() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 7, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    arguments = {"cu_seq_lens_q": torch.tensor([0, 7], dtype=torch.int32), "max_length_q": 7, "scaling": 0.3}
+    output, _ = varlen_attention(None, query, key, value, None, sliding_window=3, **arguments)
+    # By hand: token t attends to t − 2, t − 1 and t; a key head serves two query heads.
+    for t in range(7):
+        keys, values = (x[0, :, max(0, t - 2) : t + 1].repeat_interleave(2, 0) for x in (key, value))
+        weights = (0.3 * torch.einsum("hd,htd->ht", query[0, :, t], keys)).softmax(-1)
+        torch.testing.assert_close(output[0, t], torch.einsum("ht,htd->hd", weights, values))
+
+
+def test_boundaries_are_where_positions_start_over() -> None:
+    row = sequence_boundaries(torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3]]))
+    assert row["cu_seq_lens_q"].tolist() == [0, 3, 5, 9]
+    assert row["cu_seq_lens_q"].dtype == torch.int32
+    assert row["max_length_q"] == 4
+    rows = sequence_boundaries(torch.arange(4).repeat(2, 1))
+    assert rows["cu_seq_lens_k"].tolist() == [0, 4, 8]
+
+
+@pytest.mark.parametrize("unsupported", [{"softcap": 30.0}, {"s_aux": torch.zeros(2)}, {"cu_seq_lens_q": None}])
+def test_what_the_kernel_cannot_compute_is_refused(unsupported: dict[str, Any]) -> None:
+    tensor = torch.zeros(1, 2, 3, 8)
+    arguments: dict[str, Any] = {"cu_seq_lens_q": torch.tensor([0, 3]), "max_length_q": 3, **unsupported}
+    with pytest.raises(ValueError, match=r'"varlen" does not support .* set model.attention = "sdpa"'):
+        varlen_attention(None, tensor, tensor, tensor, None, **arguments)

@@ -13,7 +13,7 @@ from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule, RuleSettings, 
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.config.rules import Family, PassCount
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.planner import fits_resident, inputs_of, make_plan, refusal
+from gxpo_trainer.planner import inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import assumptions_for, device_named
 from gxpo_trainer.planner.inputs import read_shape
 from gxpo_trainer.planner.plan import fit_of
@@ -134,17 +134,16 @@ def test_shared_devices_are_resident_where_both_fit_and_alternate_where_not() ->
     roomy = make_plan(replace(shared, device=replace(GPU, memory_bytes=8 * gib)), EXACT)
     # Learner 3 GiB and sampler 3 + 4: 10 of 10.2 GiB, but the learner may take 15% more than planned.
     close = replace(shared, device=replace(GPU, memory_bytes=int(10.2 * gib)), kv_bytes=4 * gib)
-    assert not fits_resident(make_plan(close, replace(EXACT, runtime_bytes=3 * gib)))
-    assert fits_resident(
-        make_plan(replace(close, device=replace(GPU, memory_bytes=11 * gib)), replace(EXACT, runtime_bytes=3 * gib))
-    )
+    three = replace(EXACT, runtime_bytes=3 * gib)
+    assert not make_plan(close, three).fit.resident
+    assert make_plan(replace(close, device=replace(GPU, memory_bytes=11 * gib)), three).fit.resident
     assert roomy.inputs.devices_needed == 1
-    assert fits_resident(roomy)
+    assert roomy.fit.resident
     assert [phase.name for phase in roomy.fit.phases] == ["learner and sampler"]
     # 0.6 of 8 GiB for the sampler and 4 GiB of the learner's process do not fit together.
     heavy = replace(EXACT, runtime_bytes=4 * gib)
     tight = make_plan(replace(shared, device=replace(GPU, memory_bytes=8 * gib), memory_utilization=0.4), heavy)
-    assert not fits_resident(tight)
+    assert not tight.fit.resident
     sampling, update, sync = tight.fit.phases
     assert [phase.name for phase in (sampling, update, sync)] == ["sampling", "update", "sync"]
     # Two buckets of 1448 values in bf16 stay with the learner's runtime; everything else of it is on the host.
@@ -162,7 +161,7 @@ def test_auto_shares_devices_where_there_are_too_few_and_the_counts_match() -> N
     assert small(**even, num_devices=3).devices_needed == 2
     assert not small(**even, num_devices=3, one_node=False).shared
     assert not small(colocate="auto", num_devices=2).shared, "two ranks cannot share one sampler's device"
-    assert fits_resident(make_plan(small(**even, num_devices=4), EXACT)), "nothing is shared, nothing parked"
+    assert make_plan(small(**even, num_devices=4), EXACT).fit.resident, "nothing is shared, nothing parked"
 
 
 @pytest.mark.parametrize(

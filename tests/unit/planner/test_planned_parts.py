@@ -43,9 +43,9 @@ def parts(**changes: Any) -> dict[str, int]:
     ],
 )
 def test_shards_of_each_zero_stage(stage: int, precision: str, expected: dict[str, int]) -> None:
-    found = parts(zero_stage=stage, precision=precision)
+    counted = parts(zero_stage=stage, precision=precision)
     names = ("weights", "fp32 masters", "gradients", "optimizer")
-    assert {name: found[name] for name in names if name in found} == expected
+    assert {name: counted[name] for name in names if name in counted} == expected
 
 
 def test_reduction_buckets_and_gathered_parameters() -> None:
@@ -103,9 +103,9 @@ def test_lora_shards_are_those_of_the_adapter() -> None:
     # Rank 3 on q (8 → 8) and v (8 → 4) of two layers: 3·(16 + 12)·2 = 168 parameters.
     count = SHAPE.adapter_parameters(3, ("q_proj", "v_proj"))
     assert count == 168
-    found = parts(adapter_rank=3, trainable=count, rule=GxpoRule())
-    assert found["weights"] == 2 * (1448 + 168)
-    assert (found["fp32 masters"], found["optimizer"], found["rule buffers"]) == (4 * 84, 8 * 84, 8 * 84)
+    counted = parts(adapter_rank=3, trainable=count, rule=GxpoRule())
+    assert counted["weights"] == 2 * (1448 + 168)
+    assert (counted["fp32 masters"], counted["optimizer"], counted["rule buffers"]) == (4 * 84, 8 * 84, 8 * 84)
 
 
 def test_activations_of_a_token() -> None:
@@ -159,8 +159,8 @@ def test_logits_are_counted_by_chunk() -> None:
     # 60 tokens × 32 words, three fp32 copies, and the head's gradient.
     assert parts()["logits"] == 12 * 60 * 32 + 4 * 256
     wide = replace(SHAPE, vocabulary=2**25)
-    found = parts(shape=wide, trainable=wide.parameters)
-    assert found["logits"] == 12 * 2**25 + 4 * 8 * 2**25
+    counted = parts(shape=wide, trainable=wide.parameters)
+    assert counted["logits"] == 12 * 2**25 + 4 * 8 * 2**25
 
 
 def test_a_host_holds_two_published_versions_on_rank_0() -> None:
@@ -182,10 +182,10 @@ def test_a_gpu_holds_two_buckets_of_what_is_sent() -> None:
 def test_the_kv_cache_is_what_the_sampler_leaves_and_holds_sequences_of_mean_length() -> None:
     # A token takes 2 layers × (key + value) × 4 × 2 bytes = 32. A sequence has 20 tokens and a quarter of 10 others.
     inputs = small(device=replace(GPU, memory_bytes=GIB))
-    found = sampler_memory(inputs, workload_of(inputs, EXACT))
-    assert found.weights == 2 * 1448
-    assert found.kv == GIB // 2 - found.weights - found.working
-    assert found.sequences == int(found.kv // 32 / 22.5)
+    memory = sampler_memory(inputs, workload_of(inputs, EXACT))
+    assert memory.weights == 2 * 1448
+    assert memory.kv == GIB // 2 - memory.weights - memory.working
+    assert memory.sequences == int(memory.kv // 32 / 22.5)
     fixed = sampler_memory(small(kv_bytes=32 * 60), workload_of(inputs, EXACT))
     assert fixed.longest_fits
     assert not sampler_memory(small(kv_bytes=32 * 59), workload_of(inputs, EXACT)).longest_fits

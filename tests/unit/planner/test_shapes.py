@@ -97,17 +97,17 @@ def test_an_unknown_device_names_the_known_ones() -> None:
 
 
 def test_devices_are_found_by_the_names_of_ray() -> None:
-    def found(*names: str) -> list[str]:
+    def names_of(*names: str) -> list[str]:
         cluster = ["CPU", "GPU", *(f"accelerator_type:{name}" for name in names)]
         return [device.name for device in devices_of_cluster(cluster)]
 
-    assert found("H200") == ["h200-141"]
-    assert found("H100") == ["h100-80", "h100-94"], "the name tells nothing of the memory"
-    assert found("A100") == ["a100-40", "a100-80"]
-    assert found("A100", "A100-80G") == ["a100-80"], "labelled by the operator"
-    assert found() == []
-    assert found("TPU-V4") == []
-    assert found("H100", "L4") == found("H100", "TPU-V4") == [], "a cluster of two kinds has no one device"
+    assert names_of("H200") == ["h200-141"]
+    assert names_of("H100") == ["h100-80", "h100-94"], "the name tells nothing of the memory"
+    assert names_of("A100") == ["a100-40", "a100-80"]
+    assert names_of("A100", "A100-80G") == ["a100-80"], "labelled by the operator"
+    assert names_of() == []
+    assert names_of("TPU-V4") == []
+    assert names_of("H100", "L4") == names_of("H100", "TPU-V4") == [], "a cluster of two kinds has no one device"
 
 
 @pytest.mark.parametrize(

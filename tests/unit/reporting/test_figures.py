@@ -17,6 +17,7 @@ from matplotlib.colors import to_rgb
 from rich.console import Console
 
 from gxpo_dashboard.view_models import rules
+from gxpo_trainer import cli
 from gxpo_trainer.compare.groups import compare_groups
 from gxpo_trainer.compare.seeds import SeedGroup
 from gxpo_trainer.compare.text_tables import all_tables, curve_table
@@ -153,8 +154,8 @@ def test_runs_that_differ_only_in_name_and_seed_are_one_group(tmp_path: Path) ->
 def test_different_data_is_listed_as_a_difference(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", config(GRPO), RISING)
     second = write_run(tmp_path / "b", config(GXPO), FASTER, data_sha256="other")
-    found = compare_groups(group_runs([first, second]), "GRPO").differences
-    assert [difference.setting for difference in found] == ["eval.word_problems.data_sha256"]
+    differences = compare_groups(group_runs([first, second]), "GRPO").differences
+    assert [difference.setting for difference in differences] == ["eval.word_problems.data_sha256"]
 
 
 def test_the_report_is_self_contained_and_escaped(two_runs: list[Path], tmp_path: Path) -> None:
@@ -177,6 +178,31 @@ def test_the_report_is_self_contained_and_escaped(two_runs: list[Path], tmp_path
     assert "Inconclusive: only one shared seed" in page
     assert comparison.baseline == "GRPO"
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_prints_tables_and_the_sentence_and_writes_a_picture_and_a_page(
+    two_runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["report", *map(str, two_runs), "--out", str(out), "--title", "two <rules>"]) == 0
+    printed = capsys.readouterr().out
+    assert "62.5%" in printed
+    assert "87.5%" in printed
+    assert "Inconclusive: only one shared seed" in printed
+    assert printed.endswith(f"Report: {out / 'report.html'}\nCurves: {out / 'curves.png'}\n")
+    assert "<title>two &lt;rules&gt;</title>" in (out / "report.html").read_text()
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_refuses_an_unknown_baseline_and_a_folder_without_a_run(
+    two_runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    assert cli.main(["report", *map(str, two_runs), *out, "--baseline", "SFPO"]) == 2
+    assert "--baseline SFPO: choose one of GRPO, GXPO K=5" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert cli.main(["report", str(tmp_path), *out]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
 
 
 def png_size(data: bytes) -> tuple[int, int]:
@@ -219,8 +245,8 @@ def test_groups_of_one_rule_share_their_hue(tmp_path: Path) -> None:
     made = [config(GRPO), config(GRPO, rate=3.5e-5), config(GXPO)]
     groups = group_runs([write_run(tmp_path / str(number), one, RISING) for number, one in enumerate(made)])
     figure = compose(groups, compare_groups(groups, groups[0].name), title="Title")
-    shown = [line.get_color() for line in figure.legends[0].get_lines()][:3]
-    assert shown == [style.color for style in line_styles(["GRPO", "GRPO", "GXPO K=5"])]
+    colors = [line.get_color() for line in figure.legends[0].get_lines()][:3]
+    assert colors == [style.color for style in line_styles(["GRPO", "GRPO", "GXPO K=5"])]
 
 
 def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) -> None:
@@ -228,7 +254,7 @@ def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) 
     comparison = compare_groups(groups, "GRPO")
     text = io.StringIO()
     print_tables(groups, comparison, Console(file=text, width=100))
-    shown = text.getvalue()
+    printed = text.getvalue()
     result, convergence, best, budgets, by_step = all_tables(groups, comparison)
     # GRPO ends at (.5 + .75)/2 = 62.5% after 20 steps, 20 passes, 2 min; GXPO gets there at step 10, 30 BP, 1 min.
     assert result.rows == (
@@ -244,8 +270,8 @@ def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) 
     at_passes = next(row for row in budgets.rows if row[1] == "GXPO K=5" and row[2] == "25.0%")
     assert at_passes[3] == "−37.5"
     assert by_step.rows[1] == ("10", "37.5 (10, 1.0)", "62.5 (30, 1.0)")
-    assert "Inconclusive: only one shared seed" in shown
-    assert max(len(line) for line in shown.splitlines()) <= 100
+    assert "Inconclusive: only one shared seed" in printed
+    assert max(len(line) for line in printed.splitlines()) <= 100
 
 
 def test_a_long_curve_is_shown_in_twelve_rows_with_both_ends(tmp_path: Path) -> None:

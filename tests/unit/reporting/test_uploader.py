@@ -19,8 +19,16 @@ from support.ingest_server import KINDS, IngestServer
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import JsonLines, write_json
-from gxpo_trainer.reporting.uploader import ServiceAddress, ServiceUnavailable, Timing, Uploader, take_service
-from gxpo_trainer.reporting.uploader_batches import FILES, MAX_EVENTS, LineTail
+from gxpo_trainer.reporting.uploader import (
+    FILES,
+    MAX_EVENTS,
+    LineTail,
+    ServiceAddress,
+    ServiceUnavailable,
+    Timing,
+    Uploader,
+    take_service,
+)
 
 QUICK = Timing(poll=0.01, heartbeat=0.05, first_retry=0.005, last_retry=0.02, give_up=20.0)
 OUTCOME = {"attempt": 1, "outcome": "succeeded"}
@@ -178,22 +186,6 @@ def test_a_launch_continues_from_the_offsets_of_the_service(tmp_path: Path, serv
     assert sum(len(call["metrics"]) for call in server.calls[before:]) == 5
     assert {call["attempt"] for call in server.calls[before:]} == {2}
     assert server.calls[before]["batch"] is None, "it asks first"
-
-
-def test_rows_lost_by_the_service_are_sent_again(run: Run, server: IngestServer) -> None:
-    run.write("metrics", 10)
-    run.write("samples", 10)
-    run.arrives(server)
-    server.forget("metrics", 7)
-    server.forget("samples", 1)
-    run.write("metrics", 2)
-    run.arrives(server)
-    assert 409 in server.statuses
-    server.stop()
-    server.reset()
-    server.start()
-    run.write("events")
-    run.arrives(server)
 
 
 def test_a_heartbeat_detects_lost_rows(tmp_path: Path, server: IngestServer) -> None:
@@ -456,8 +448,8 @@ def test_line_tail_seeks_to_any_line(lines: list[int], moves: list[int]) -> None
         for move in moves:
             tail.seek(move)
             assert tail.line == min(move, len(lines))
-            found = tail.peek(2, 1 << 30, at_least_one=True)
-            assert [int(line.split()[0]) for line in found] == list(range(len(lines)))[move : move + 2]
+            peeked = tail.peek(2, 1 << 30, at_least_one=True)
+            assert [int(line.split()[0]) for line in peeked] == list(range(len(lines)))[move : move + 2]
 
 
 GOOD = {"url": "http://127.0.0.1:8000", "run": "r1", "attempt": 2, "token": "t"}
@@ -466,9 +458,9 @@ GOOD = {"url": "http://127.0.0.1:8000", "run": "r1", "attempt": 2, "token": "t"}
 def test_service_json_is_read_once_and_its_token_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "service.json"
     path.write_text(json.dumps({**GOOD, "token": "hush"}))
-    found = take_service(path)
-    assert (found.url, found.run, found.attempt, found.token) == ("http://127.0.0.1:8000", "r1", 2, "hush")
-    assert "hush" not in repr(found)
+    address = take_service(path)
+    assert (address.url, address.run, address.attempt, address.token) == ("http://127.0.0.1:8000", "r1", 2, "hush")
+    assert "hush" not in repr(address)
     assert not path.exists(), "other runs of the account could read it"
 
 

@@ -90,10 +90,10 @@ def test_every_reduction_works_on_chunks(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(contract, "DEVICE_CHUNK", CHUNK)
     learner = make_learner()
     with Sizes() as sizes:
-        found = CASES[name](learner)
+        metrics = CASES[name](learner)
     assert sizes.largest
     assert {op: size for op, size in sizes.largest.items() if size > CHUNK} == {}
-    assert found == pytest.approx(expected, rel=1e-9)  # only the order of summation differs
+    assert metrics == pytest.approx(expected, rel=1e-9)  # only the order of summation differs
 
 
 def test_slices_are_cache_sized_on_a_cpu_and_bounded_on_a_gpu() -> None:

@@ -63,10 +63,10 @@ def test_every_rule_that_looks_ahead_is_diagnosed(settings: Any, passes: int) ->
     rank = LearnerRank(RunConfig.model_validate({"diagnostics": {"noise_floor": True}}), 0, 1)
     rank.learner = RankLearner(START, quadratic(CURVATURE), lr=0.1)  # type: ignore[assignment]
     rank.rule = make_rule(settings)
-    found = rank.train_step([None], 0.1, diagnose=True)  # type: ignore[list-item]
-    assert found.diagnostic_passes == passes
+    result = rank.train_step([None], 0.1, diagnose=True)  # type: ignore[list-item]
+    assert result.diagnostic_passes == passes
     names = {"gxpo/theta_k_error", "gxpo/theta_tilde_error", "diagnostics/ratio_noise"}
-    assert names & found.metrics.keys() == (names if passes else set())
+    assert names & result.metrics.keys() == (names if passes else set())
 
 
 def test_a_rule_whose_gate_has_fired_is_not_diagnosed() -> None:
@@ -91,12 +91,12 @@ def test_prediction_errors_by_hand() -> None:
     # From (1, 1, 1): predicted (3, 0, 4), true (4, 0, 3): distances 1, 0, 1, median 1; relative √(2/25); cos 24/25.
     learner = ToyLearner(torch.ones(3), lambda theta, _: theta)
     start = [torch.ones(3)]
-    found = prediction_error(
+    errors = prediction_error(
         learner, Trajectory([torch.tensor([5.0, 1.0, 4.0])], 3), [torch.tensor([4.0, 1.0, 5.0])], start
     )
-    assert found["gxpo/theta_k_error"] == pytest.approx(1.0)
-    assert found["gxpo/theta_k_relative_error"] == pytest.approx((2 / 25) ** 0.5)
-    assert found["gxpo/displacement_cosine_error"] == pytest.approx(1 / 25)
+    assert errors["gxpo/theta_k_error"] == pytest.approx(1.0)
+    assert errors["gxpo/theta_k_relative_error"] == pytest.approx((2 / 25) ** 0.5)
+    assert errors["gxpo/displacement_cosine_error"] == pytest.approx(1 / 25)
     # Distances 3, 2, 0.5.
     apart = prediction_error(
         learner, Trajectory([torch.tensor([5.0, 1.0, 4.0])], 3), [torch.tensor([8.0, 3.0, 4.5])], start
@@ -117,8 +117,9 @@ def test_cosine_by_hand() -> None:
 def test_root_mean_squares_by_hand() -> None:
     learner = ToyLearner(torch.ones(2), lambda theta, _: theta)
     values, origin = [torch.tensor([3.0, 4.0])], [torch.tensor([2.0, 6.0])]
-    # √((9 + 16)/2), and of (3 − 1, 4 − 3): √((4 + 1)/2).
+    # √((9 + 16)/2), of (3 − 2, 4 − 6): √((1 + 4)/2), and of (3 − 1, 4 − 3) the same.
     assert rms(learner, values) == pytest.approx(12.5**0.5)
+    assert rms(learner, values, origin) == pytest.approx(2.5**0.5)
     assert rms(learner, values, origin, kept=0.5) == pytest.approx(2.5**0.5)
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support.toy_learner import ToyLearner
 
 from gxpo_trainer.config import GxpoRule
+from gxpo_trainer.rules.contract import AdamWRecurrence, SGDRecurrence
 from gxpo_trainer.rules.diagnostics import distributed_median
 from gxpo_trainer.rules.gxpo import GXPO
 from gxpo_trainer.rules.predictors import geometric_scale
-from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
 
 
 @settings(max_examples=200, deadline=None)
@@ -79,38 +79,46 @@ def test_recurrence_repeats_torch_optim(kind, decay):
 @given(st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=40))
 def test_median_by_bisection_is_the_lower_median(values):
     learner = ToyLearner(torch.zeros(1), lambda theta, taken: theta)
-    found = distributed_median(learner, torch.abs, [torch.tensor(values, dtype=torch.float32)])
+    median = distributed_median(learner, torch.abs, [torch.tensor(values, dtype=torch.float32)])
     expected = np.sort(np.asarray(values, dtype=np.float32))[(len(values) - 1) // 2]
-    assert found == pytest.approx(float(expected), rel=1e-6, abs=1e-12)
+    assert median == pytest.approx(float(expected), rel=1e-6, abs=1e-12)
 
 
-def metrics_of(gradients, lr=0.1, weight_decay=0.0, **rule):
+def metrics_of(gradients, lr=0.1, weight_decay=0.0, has_recurrence=True, **rule):
     """Metrics of one GXPO step on gradients that are the same wherever θ is."""
     table = [torch.tensor(row, dtype=torch.float64) for row in gradients]
     start = torch.ones(len(table[0]), dtype=torch.float64)
     toy = ToyLearner(start, lambda theta, taken: [table[taken]], lr=lr, weight_decay=weight_decay)
+    if not has_recurrence:
+        toy.recurrence = lambda: None
     return GXPO(GxpoRule(gate={"mode": "never"}, **rule)).step(toy).metrics
 
 
 @pytest.mark.parametrize("predictor", ["gradient", "displacement", "replay"])
 def test_retention_is_described_by_its_mean_and_population_std_over_active_coordinates(predictor):
     # r = 0.2, 0.8 and one inactive coordinate: mean 0.5, spread 0.3. K = 4: scale 1 + r² = 1.04 and 1.64, mean 1.34.
-    found = metrics_of([[1.0, 1.0, 0.0], [0.2, 0.8, 0.7], [1.0] * 3], k=4, delta=1e-3, predictor=predictor)
-    assert found["gxpo/retention_mean"] == pytest.approx(0.5)
-    assert found["gxpo/retention_std"] == pytest.approx(0.3)
-    assert found["gxpo/inactive_fraction"] == pytest.approx(1 / 3)
-    assert found["gxpo/ratio_clipped_fraction"] == 0.0
+    metrics = metrics_of([[1.0, 1.0, 0.0], [0.2, 0.8, 0.7], [1.0] * 3], k=4, delta=1e-3, predictor=predictor)
+    assert metrics["gxpo/retention_mean"] == pytest.approx(0.5)
+    assert metrics["gxpo/retention_std"] == pytest.approx(0.3)
+    assert metrics["gxpo/inactive_fraction"] == pytest.approx(1 / 3)
+    assert metrics["gxpo/ratio_clipped_fraction"] == 0.0
     if predictor == "replay":
-        assert "gxpo/scale_mean" not in found
+        assert "gxpo/scale_mean" not in metrics
     else:
-        assert found["gxpo/scale_mean"] == pytest.approx(1.34)
+        assert metrics["gxpo/scale_mean"] == pytest.approx(1.34)
+
+
+def test_displacement_without_a_recurrence_takes_the_steps_as_they_are():
+    # d⁰ = −0.1 and d¹ = −0.05.
+    metrics = metrics_of([[1.0], [0.5], [1.0]], k=4, predictor="displacement", has_recurrence=False)
+    assert metrics["gxpo/retention_mean"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_displacement_takes_the_weight_decay_out_of_the_ratio(decay):
     # SGD adds λθ to the gradient: θ¹ − (1 − ηλ)θ⁰ = −ηg⁰, so r = g¹/g⁰ whatever λ is.
-    found = metrics_of([[1.0], [0.5], [1.0]], k=4, weight_decay=decay, predictor="displacement")
-    assert found["gxpo/retention_mean"] == pytest.approx(0.5)
+    metrics = metrics_of([[1.0], [0.5], [1.0]], k=4, weight_decay=decay, predictor="displacement")
+    assert metrics["gxpo/retention_mean"] == pytest.approx(0.5)
 
 
 def test_a_coordinate_is_active_where_its_displacement_exceeds_the_rate_times_delta():
@@ -125,19 +133,19 @@ def test_the_clipped_fraction_counts_active_ratios_that_a_bound_changed(predicto
     # r = −0.5, 0.5, 3 and an inactive coordinate of ratio 9; bounds [−1, 1], replay [0, 1].
     gradients = [[1.0, 1.0, 1.0, 1e-9], [-0.5, 0.5, 3.0, 9e-9], [1.0] * 4]
     rule = {} if predictor == "replay" else {"ratio_clip": (-1.0, 1.0)}
-    found = metrics_of(gradients, k=4, delta=1e-3, predictor=predictor, **rule)
-    assert found["gxpo/ratio_clipped_fraction"] == pytest.approx(clipped)
+    metrics = metrics_of(gradients, k=4, delta=1e-3, predictor=predictor, **rule)
+    assert metrics["gxpo/ratio_clipped_fraction"] == pytest.approx(clipped)
 
 
 def test_one_probe_counts_inactive_coordinates_and_reports_no_ratio():
     gradients = [[0.1, 0.3, 0.5, 0.7], [1.0] * 4]
-    found = metrics_of(gradients, k=4, delta=0.2, predictor="replay", probes=1)
-    assert found["gxpo/inactive_fraction"] == 0.25
-    assert not {"gxpo/displacement_ratio", "gxpo/retention_mean", "gxpo/scale_mean"} & found.keys()
+    metrics = metrics_of(gradients, k=4, delta=0.2, predictor="replay", probes=1)
+    assert metrics["gxpo/inactive_fraction"] == 0.25
+    assert not {"gxpo/displacement_ratio", "gxpo/retention_mean", "gxpo/scale_mean"} & metrics.keys()
 
 
 @pytest.mark.parametrize("predictor", ["gradient", "displacement", "replay"])
 def test_the_displacement_ratio_is_that_of_lengths(predictor):
     # K = 4, r = (0, 1): scales 1 and 2. Probed (0.1·1, 0.1·2), ahead (0.1, 0.4): √(0.01 + 0.16)/√(0.01 + 0.04).
-    found = metrics_of([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]], k=4, predictor=predictor)
-    assert found["gxpo/displacement_ratio"] == pytest.approx((0.17 / 0.05) ** 0.5)
+    metrics = metrics_of([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]], k=4, predictor=predictor)
+    assert metrics["gxpo/displacement_ratio"] == pytest.approx((0.17 / 0.05) ** 0.5)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +17,15 @@ from gxpo_trainer.rules.grpo import GRPO
 from gxpo_trainer.rules.gxpo import GXPO
 from gxpo_trainer.rules.sfpo import SFPO
 
-pytestmark = pytest.mark.usefixtures("float64")
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    """Tensors are float64 by default, so that identities hold to rounding."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 BARE = {"ratio_clip": "none", "scale_clip": "none"}
 
 
@@ -176,24 +187,13 @@ def test_rollback_shows_the_optimizer_one_step_not_three():
     assert torch.allclose(toy.optimizer_state().moments()["exp_avg"][0], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("rule", "buffers"),
-    [
-        ({"predictor": "gradient"}, 2),
-        ({"predictor": "replay"}, 2),
-        ({"predictor": "displacement"}, 2),
-        ({"predictor": "replay", "probes": 1}, 1),
-        ({"predictor": "gradient", "probe_state": "rollback"}, 4),
-    ],
-)
-def test_buffers_are_those_of_the_specification(rule, buffers):
+def test_buffers_are_kept_from_step_to_step():
     toy = ToyLearner(torch.ones(3), quadratic(torch.tensor([0.1, 0.5, 0.9])), optimizer="adamw", lr=0.01)
-    subject = gxpo(k=5, **rule)
+    subject = gxpo(k=5)
     subject.step(toy)
     first = subject.buffers.theta0[0].data_ptr()
     subject.step(toy)
-    assert subject.buffers.count() == buffers
-    assert subject.buffers.theta0[0].data_ptr() == first, "buffers are kept, not allocated again each step"
+    assert subject.buffers.theta0[0].data_ptr() == first
 
 
 @pytest.mark.parametrize("k", [3, 4, 5, 10])
@@ -294,3 +294,128 @@ def test_random_quadratics_stay_within_the_error_bound(size, k, coupling, seed):
     # The diagonal surrogate itself, by its definition.
     diagonal = sum((1 - eta * h.diagonal()) ** n for n in range(k)) * g0
     assert (start - eta * diagonal - true).norm() <= surrogate + 1e-12
+
+
+HALVING = {"betas": (0.5, 0.5), "optimizer": "adamw", "lr": 0.1}
+
+
+def inject(toy, at):
+    """Make the gradient of pass `at` (from 0) NaN."""
+    inner = toy._gradient
+    toy._gradient = lambda theta, taken: (
+        [g * math.nan for g in inner(theta, taken)] if taken == at else inner(theta, taken)
+    )
+
+
+@pytest.mark.parametrize("predictor", ["gradient", "displacement", "replay"])
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize(("optimizer", "state"), [("sgd", "keep"), ("adamw", "rollback")])
+def test_a_gradient_that_is_not_finite_falls_back_to_the_first_probe(predictor, at, optimizer, state):
+    gradient = quadratic(torch.tensor([0.2, 0.9]))
+    start = torch.tensor([1.0, -2.0])
+    toy = ToyLearner(start, gradient, optimizer=optimizer, lr=0.1)
+    inject(toy, at)
+    rule = gxpo(k=5, predictor=predictor, probe_state=state)
+    report = rule.step(toy)
+    theta1 = plain_steps(start, gradient, 1, optimizer=optimizer, lr=0.1).flat()
+    assert relative_error(toy.flat(), theta1, start) < 1e-9
+    assert report.fallback is not None
+    assert report.finite
+    assert report.backward_passes == at + 1
+    assert "gate/value" not in report.metrics
+    assert rule.gate.state.window == []
+
+
+def test_a_first_gradient_that_is_not_finite_skips_the_step():
+    toy = ToyLearner(torch.tensor([1.0]), quadratic(torch.tensor([1.0])))
+    inject(toy, 0)
+    report = gxpo(k=5).step(toy)
+    assert not report.finite
+    assert report.backward_passes == 1
+    assert toy.flat().item() == 1.0
+
+
+def constant_then_nan(values, at):
+    """Gradient number n is values[n], that of pass `at` NaN."""
+    return lambda theta, taken: [torch.full_like(theta[0], math.nan if taken == at else values[taken])]
+
+
+def test_a_corrective_gradient_that_is_not_finite_steps_from_theta0_with_the_moments_after_both_probes():
+    # g⁰ = 1, g¹ = 0.5, β = 0.5: m = 0.5·(0.5·1) + 0.5·0.5 = 0.5, v = 0.5·(0.5·1) + 0.5·0.25 = 0.375; both divided by
+    # 1 − 0.5² = 0.75: m̂ = 2/3, v̂ = 1/2. θ = 1 − 0.1·(2/3)/√(1/2) − 0.1·0.5·1 = 0.8557191.
+    toy = ToyLearner(torch.tensor([1.0]), constant_then_nan([1.0, 0.5], at=2), weight_decay=0.5, **HALVING)
+    report = gxpo(k=5).step(toy)
+    assert toy.flat().item() == pytest.approx(0.8557191, abs=1e-7)
+    assert toy.optimizer_state().step == 2
+    assert report.fallback == "the gradient of pass 3 is not finite"
+    assert report.metrics["update/norm"] == pytest.approx(1 - 0.8557191, abs=1e-7)
+    assert "grad/norm_slow" not in report.metrics
+    assert report.metrics["grad/norm_g1"] == 0.5
+
+
+def test_the_point_after_a_fallback_is_published():
+    for rule in ({}, {"predictor": "displacement"}, {"probe_state": "rollback"}):
+        toy = ToyLearner(torch.tensor([1.0]), quadratic(torch.tensor([0.5])), **HALVING)
+        inject(toy, 2)
+        gxpo(k=5, **rule).step(toy)
+        assert toy.published == 2, "θ̃ for the corrective pass, then the point returned to"
+
+
+def test_a_rolled_back_fallback_leaves_the_state_of_one_step():
+    toy = ToyLearner(torch.tensor([1.0]), constant_then_nan([1.0, 0.5], at=2), **HALVING)
+    gxpo(k=5, probe_state="rollback").step(toy)
+    assert toy.optimizer_state().step == 1
+    assert toy.optimizer_state().moments()["exp_avg"][0].item() == 0.5  # (1 − β1)·g⁰
+    assert toy.flat().item() == pytest.approx(0.9, abs=1e-7)  # Adam's first step is η long
+
+
+@pytest.mark.parametrize(
+    ("learner", "state", "expected"),
+    [
+        (HALVING, "keep", 0.9),  # the moments after one step are those of θ¹
+        ({"lr": 0.1, "momentum": 0.9}, "keep", 0.9),
+        ({"lr": 0.1}, "keep", 1.0),  # plain descent keeps no gradient, and one probe keeps none either
+        (HALVING, "rollback", 1.0),  # the moments are rolled back with nothing to take the step from
+    ],
+)
+def test_one_probe_returns_to_theta1_where_the_moments_still_tell_it(learner, state, expected):
+    toy = ToyLearner(torch.tensor([1.0]), constant_then_nan([1.0], at=1), **learner)
+    report = gxpo(k=5, predictor="replay", probes=1, probe_state=state).step(toy)
+    assert toy.flat().item() == pytest.approx(expected, abs=1e-7)
+    assert report.fallback == "the gradient of pass 2 is not finite"
+    assert report.backward_passes == 2
+    assert toy.optimizer_state().step == (0 if state == "rollback" else 1)
+    assert "grad/norm_g1" not in report.metrics
+
+
+START = torch.tensor([2.0, 0.02, 0.002], dtype=torch.float64)
+"""g⁰ = (1, 0.01, 0.001): root mean square 0.5774, 1e-2 of which lies between the second and the third."""
+
+
+def active_step(**rule):
+    """Which coordinates are extrapolated: |g⁰| > δ, or a share of the root mean square."""
+    toy = ToyLearner(START, quadratic(torch.full((3,), 0.5)), lr=0.5)
+    return toy, gxpo(k=4, alpha=1.0, activity_rms=1e-2, **rule).step(toy).metrics
+
+
+@pytest.mark.parametrize("predictor", ["gradient", "displacement"])
+def test_a_share_of_the_root_mean_square_decides(predictor):
+    toy, metrics = active_step(activity="rms", predictor=predictor)
+    assert metrics["gxpo/inactive_fraction"] == pytest.approx(1 / 3)
+    # r = 1 − ηh = 0.75. Active: θᴷ = θ⁰ r⁴ and one corrective step more. Inactive: θ² and the corrective step.
+    expected = START * torch.tensor([0.75**5, 0.75**5, 0.75**3], dtype=torch.float64)
+    assert torch.allclose(toy.flat(), expected, rtol=1e-12)
+
+
+def test_replay_uses_it_too():
+    toy, metrics = active_step(activity="rms", predictor="replay")
+    assert metrics["gxpo/inactive_fraction"] == pytest.approx(1 / 3)
+    # Inactive in `replay` means a constant virtual gradient: θ² − 2η g¹, then the corrective step.
+    third = 0.002 * (0.75**2 - 2 * 0.25 * 0.75) * 0.75
+    assert toy.flat().tolist() == pytest.approx([2 * 0.75**5, 0.02 * 0.75**5, third], rel=1e-12)
+
+
+def test_delta_is_the_default():
+    toy, metrics = active_step()
+    assert metrics["gxpo/inactive_fraction"] == 0.0
+    assert torch.allclose(toy.flat(), START * 0.75**5, rtol=1e-12)

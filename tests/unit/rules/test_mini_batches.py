@@ -51,12 +51,12 @@ def test_the_gate_judges_the_mean_norm_of_a_step_once() -> None:
 
 def test_metrics_are_means_over_mini_batches_and_passes_sums() -> None:
     rank = rank_with(GXPO(GxpoRule(gate={"mode": "never"})), MiniBatchLearner([1.0, 5.0]))
-    found = train(rank, 2)
-    assert found.metrics["grad/norm_g0"] == 3.0
-    assert found.metrics["policy/pass2/loss"] == 0.0
+    result = train(rank, 2)
+    assert result.metrics["grad/norm_g0"] == 3.0
+    assert result.metrics["policy/pass2/loss"] == 0.0
     # Three steps of 0.01 · g each; a constant gradient extrapolates two of them to five, α = 0.5: 2.5 + 1 steps.
-    assert found.metrics["update/norm"] == pytest.approx((0.035 + 0.175) / 2)
-    assert found.backward_passes == 3  # six passes over halves of the batch
+    assert result.metrics["update/norm"] == pytest.approx((0.035 + 0.175) / 2)
+    assert result.backward_passes == 3  # six passes over halves of the batch
     assert rank.rule.num_steps == 1  # type: ignore[attr-defined]
 
 

@@ -19,10 +19,10 @@ import threading
 import gxpo_trainer.runtime.ray_session as stacks
 
 stacks.this_node = lambda: "node"
-found = stacks.trace_this_process()
+traced = stacks.trace_this_process()
 
 def wait_for_a_peer():
-    print(found.pid, found.descriptor, flush=True)
+    print(traced.pid, traced.descriptor, flush=True)
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
@@ -42,8 +42,8 @@ def hung() -> Iterator[SimpleNamespace]:
 
 def test_they_name_the_function_that_does_not_return_each_time_they_are_asked_for(hung: SimpleNamespace) -> None:
     for _ in range(2):
-        found = stacks(hung.pid, hung.descriptor)
-        assert found.count("in wait_for_a_peer") == 1
+        text = stacks(hung.pid, hung.descriptor)
+        assert text.count("in wait_for_a_peer") == 1
     assert hung.process.poll() is None, "it goes on"
 
 
@@ -66,7 +66,7 @@ def test_they_are_printed_for_the_log(
     monkeypatch.setattr(module, "this_node", lambda: "node")
     print_stacks("verifier", TracedProcess("node", hung.pid, hung.descriptor))
     print_stacks("sampler 1", None)
-    shown = capsys.readouterr().err
-    assert shown.startswith("the stacks of the verifier follow\n")
-    assert "in wait_for_a_peer" in shown
-    assert shown.endswith("the stacks of the sampler 1 follow\nit hangs before it could be traced\n")
+    log = capsys.readouterr().err
+    assert log.startswith("the stacks of the verifier follow\n")
+    assert "in wait_for_a_peer" in log
+    assert log.endswith("the stacks of the sampler 1 follow\nit hangs before it could be traced\n")

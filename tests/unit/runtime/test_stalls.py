@@ -40,7 +40,7 @@ def test_a_phase_stalls_after_its_own_limit_and_the_message_names_it() -> None:
         watched.check()
 
 
-def test_every_answer_is_progress_and_a_wait_for_a_lost_node_is_excused() -> None:
+def test_every_answer_is_progress_and_a_wait_for_a_lost_node_is_not_counted() -> None:
     clock = Clock()
     watched = watch(clock, sampling_s=60.0)
     watched.begin("sampling")
@@ -50,7 +50,7 @@ def test_every_answer_is_progress_and_a_wait_for_a_lost_node_is_excused() -> Non
         watched.progressed()
     clock.now += 500.0
     begin = watched.working_s
-    watched.excuse(450.0)
+    watched.exclude(450.0)
     assert watched.idle_s == 50.0
     assert watched.working_s == begin - 450.0, "nor is it training time"
     watched.check()
@@ -80,7 +80,7 @@ def test_the_watchdog_reports_a_main_thread_that_hangs_once_and_shows_it_before(
     clock = Clock()
     watched = watch(clock, setup_s=100.0)
     stalls: list[Stalled] = []
-    shown: list[int] = []
+    reported: list[int] = []
     stalled, noticed, back = threading.Event(), threading.Event(), threading.Event()
 
     def on_stall(error: Stalled) -> None:
@@ -89,7 +89,7 @@ def test_the_watchdog_reports_a_main_thread_that_hangs_once_and_shows_it_before(
 
     def show_idle(minutes: int, limit_s: float) -> None:
         assert limit_s == 100.0
-        shown.append(minutes)
+        reported.append(minutes)
         (noticed if minutes else back).set()
 
     with Watchdog(watched, on_stall, show_idle, grace_s=30.0, poll_s=0.005):
@@ -100,7 +100,7 @@ def test_the_watchdog_reports_a_main_thread_that_hangs_once_and_shows_it_before(
         assert not stalls, "waits for actors have the grace time to notice a stall themselves"
         clock.now += 131.0
         assert stalled.wait(30)
-    assert shown[:2] == [2, 0]
+    assert reported[:2] == [2, 0]
     assert [str(error) for error in stalls] == ["no progress for 131 s while setting up (timeouts.setup_s = 100)"]
 
 
@@ -124,11 +124,11 @@ def test_a_wait_for_a_process_to_start_is_no_working_time() -> None:
     assert watched.running_s - running == 50.0  # a start that stalled is in neither
 
 
-def test_excused_blocks_exclude_their_work_once() -> None:
+def test_excluded_blocks_exclude_their_work_once() -> None:
     clock = Clock()
     watched = watch(clock)
     begin = watched.working_s
-    with watched.excused():
+    with watched.excluded():
         clock.now += 4.0
         watched.begin("setup")
         clock.now += 20.0

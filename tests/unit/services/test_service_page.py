@@ -20,13 +20,13 @@ PAGE = (Path(__file__).parents[3] / "docs" / "service.md").read_text(encoding="u
 def rows(header: str) -> dict[str, list[str]]:
     """First cell without its ticks → the other cells of the table below a header row."""
     lines = PAGE[PAGE.index(header) :].splitlines()[2:]
-    found = {}
+    cells = {}
     for line in lines:
         if not line.startswith("|"):
             break
         first, *rest = (cell.strip() for cell in line.strip("|").split(" | "))
-        found[first.strip("`")] = rest
-    return found
+        cells[first.strip("`")] = rest
+    return cells
 
 
 def shown(default: Any) -> str:

@@ -61,16 +61,20 @@ def rung(rate: float, accuracy: float, arm: str = "grpo", seed: int = 7, *, dive
 
 
 def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> None:
-    found = load_study(REFERENCE)
-    for arm in found.arms:
-        config = run_config(found, RunKey("report", arm, 1e-4, 3))
+    reference = load_study(REFERENCE)
+    for arm in reference.arms:
+        config = run_config(reference, RunKey("report", arm, 1e-4, 3))
         per_step = config.learner.rule.passes_per_step(gate_open=True)
         assert config.budget.backward_passes % per_step == 0
-        assert config.evaluation.every_steps * per_step == found.evaluate_every
+        assert config.evaluation.every_steps * per_step == reference.evaluate_every
         assert config.learner.rule.gate_config is None or not config.learner.rule.gate_config.can_fire
         assert (config.seed, config.learner.optimizer.learning_rate, config.budget.steps) == (3, 1e-4, None)
-        tuning = run_config(found, RunKey("ladder", arm, 1e-4, 100))
-        assert tuning.evaluation.every_steps * per_step == tuning.budget.backward_passes == found.ladder.backward_passes
+        tuning = run_config(reference, RunKey("ladder", arm, 1e-4, 100))
+        assert (
+            tuning.evaluation.every_steps * per_step
+            == tuning.budget.backward_passes
+            == reference.ladder.backward_passes
+        )
 
 
 @pytest.mark.parametrize(
@@ -114,14 +118,10 @@ def test_an_arm_climbs_its_ladder_until_its_accuracy_falls_and_then_runs_its_see
     assert pending(study(), results)[0].stage == "report", "an arm is completed before the next one starts"
 
 
-def test_a_rate_that_diverges_ends_the_ladder_and_is_never_the_best() -> None:
-    results = rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)
-    assert best_rate(study(), "grpo", results) == 1e-5
-
-
-def test_of_equally_good_rates_the_lowest_is_taken() -> None:
-    results = rung(1e-5, 0.2) | rung(2e-5, 0.3) | rung(4e-5, 0.3)
-    assert best_rate(study(), "grpo", results) == 2e-5
+def test_the_best_rate_is_the_lowest_of_equally_good_ones_and_never_one_that_diverged() -> None:
+    assert best_rate(study(), "grpo", rung(1e-5, 0.2) | rung(2e-5, 0.3) | rung(4e-5, 0.3)) == 2e-5
+    # A rate that diverges ends the ladder.
+    assert best_rate(study(), "grpo", rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)) == 1e-5
 
 
 def test_a_rate_may_follow_another_arms_best() -> None:

@@ -1,10 +1,11 @@
-"""A study's data and report on invented runs whose figures are known by hand."""
+"""A study's data and report on invented runs with figures known by hand; docs/evidence.md is the shipped data's."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.studies import data as study_data
 from gxpo_trainer.studies.data import MEDIANS, StudyData
-from gxpo_trainer.studies.definition import Extrapolation, RunKey, Study
+from gxpo_trainer.studies.definition import Extrapolation, RunKey, Study, load_study, run_config
 from gxpo_trainer.studies.findings import find
-from gxpo_trainer.studies.report import as_html, as_markdown, compose, write_report
+from gxpo_trainer.studies.report import as_markdown, compose, write_report
 
 STUDY = Study.model_validate(
     {
@@ -53,7 +54,8 @@ def curve(per_step: int, accuracies: tuple[float, float], seed: int) -> Evaluati
     )
 
 
-def invented(arms: tuple[str, ...] = ("grpo", "gxpo")) -> StudyData:
+def invented(arms: tuple[str, ...] = ("grpo", "gxpo"), **study: object) -> StudyData:
+    """study: changed fields of STUDY."""
     curves, rows = {}, []
     for arm, per_step, table in (("grpo", 1, GRPO), ("gxpo", 3, GXPO)):
         if arm not in arms:
@@ -70,15 +72,15 @@ def invented(arms: tuple[str, ...] = ("grpo", "gxpo")) -> StudyData:
             if arm == "gxpo":
                 row["gxpo/retention_mean"] = 0.5 + seed / 100
             rows.append(row)
-    return StudyData(STUDY, {"packages": {"torch": "2"}, "unequal": []}, rows, curves)
+    return StudyData(STUDY.model_copy(update=study), {"packages": {"torch": "2"}, "unequal": []}, rows, curves)
 
 
 def test_findings_by_hand() -> None:
-    found = find(invented())
-    assert found.missing == ("Late",)
+    findings = find(invented())
+    assert findings.missing == ("Late",)
     # (2 + 1)/6 of a GRPO step is sampling and verifying.
-    assert found.sampling_share == pytest.approx(0.5)
-    (gxpo,) = found.candidates
+    assert findings.sampling_share == pytest.approx(0.5)
+    (gxpo,) = findings.candidates
     # Differences at 6 passes: 0.10, 0.08, 0.05.
     (end,) = gxpo.passes
     assert end.cost == 6
@@ -99,8 +101,7 @@ def test_findings_by_hand() -> None:
 
 
 def test_arms_are_compared_at_the_requested_costs_too_and_corrected_together() -> None:
-    data = invented()
-    data = replace(data, study=STUDY.model_copy(update={"compare_at": (3,)}))
+    data = invented(compare_at=(3,))
     (gxpo,) = find(data).candidates
     half, end = gxpo.passes
     # Differences at 3 passes: 0.05, 0.13, 0.12: mean 0.1, s = 0.04359, t = 3.974, p = 0.0579. Holm: the smaller p
@@ -113,8 +114,7 @@ def test_arms_are_compared_at_the_requested_costs_too_and_corrected_together() -
 
 
 def test_arms_are_timed_to_the_target_between_evaluations() -> None:
-    data = invented()
-    data = replace(data, study=STUDY.model_copy(update={"target": 0.45}))
+    data = invented(target=0.45)
     (gxpo,) = find(data).candidates
     target = gxpo.matches[1]
     # Steps of GRPO: 3 + 3·5/10, 3 + 3·3/10, 3 + 3·7/16; of GXPO: 1, 0.15/0.25 and 0.15/0.2.
@@ -124,19 +124,19 @@ def test_arms_are_timed_to_the_target_between_evaluations() -> None:
     assert target.passes.mean == pytest.approx(target.steps.mean / 3)
     assert gxpo.payoff.steps == target.steps
     # A seed that stays below leaves no payoff, whatever the peak says.
-    data = replace(data, study=STUDY.model_copy(update={"target": 0.595}))
+    data = invented(target=0.595)
     (gxpo,) = find(data).candidates
     assert (gxpo.matches[0].reached, gxpo.matches[1].reached, gxpo.payoff) == (3, 0, None)
     assert "has no speed-up stated: 0 of 3 seeds reached 59.5%" in as_markdown(compose(data))
 
 
 def test_an_arm_that_needs_more_steps_and_more_passes_never_pays() -> None:
-    data = invented()
+    data = invented(target=0.45)
     slow = {
         key: replace(run, curve=replace(run.curve, steps=10 * run.curve.steps)) if key.arm == "gxpo" else run
         for key, run in data.curves.items()
     }
-    data = replace(data, study=STUDY.model_copy(update={"target": 0.45}), curves=slow)
+    data = replace(data, curves=slow)
     page = as_markdown(compose(data))
     # Ratios 0.45, 0.65 and 0.575 with three passes a step: the break-even is above (3 - 1)/2 = 100%.
     assert "1.8× more steps to 45% (1.1 to 2.9) and saves time at no share of sampling" in page
@@ -144,19 +144,17 @@ def test_an_arm_that_needs_more_steps_and_more_passes_never_pays() -> None:
 
 
 def test_extrapolated_weights_are_held_against_both_ends() -> None:
-    data = invented()
-    plan = Extrapolation(arm="grpo", step=3, factor=2.0)
-    data = replace(data, study=STUDY.model_copy(update={"extrapolation": plan}))
+    data = invented(extrapolation=Extrapolation(arm="grpo", step=3, factor=2.0))
     for seed, accuracy in ((0, 0.45), (1, 0.50), (2, 0.49)):
         row = {"stage": "extrapolation", "arm": "grpo", "learning_rate": 2e-5, "seed": seed}
         assert find(data).extrapolated is None
         data.runs.append({**row, "accuracy": accuracy, "diverged": False})
-    found = find(data).extrapolated
+    extrapolated = find(data).extrapolated
     # GRPO has 0.40, 0.42, 0.38 at step 3 and 0.50, 0.52, 0.54 at step 6.
-    assert (found.label, found.step, found.target) == ("GRPO", 3, 6)
-    assert found.extrapolated.mean == pytest.approx(0.48)
-    assert found.gained.mean == pytest.approx(0.08)
-    assert found.missed.mean == pytest.approx(-0.04)
+    assert (extrapolated.label, extrapolated.step, extrapolated.target) == ("GRPO", 3, 6)
+    assert extrapolated.extrapolated.mean == pytest.approx(0.48)
+    assert extrapolated.gained.mean == pytest.approx(0.08)
+    assert extrapolated.missed.mean == pytest.approx(-0.04)
     assert "| GRPO | 40.0% [35.0, 45.0] | 48.0% [41.4, 54.6] |" in as_markdown(compose(data))
 
 
@@ -218,9 +216,51 @@ def test_the_report_has_its_pictures_and_escapes_text(tmp_path) -> None:
     page = (tmp_path / "evidence.html").read_text()
     assert "Small &lt;study&gt;" in page
     assert "<study>" not in page
-    assert as_html("t", ["## a", ["b"]]).count("<li>") == 1
+    assert "<ul><li>After 6 backward passes GRPO, " in page
 
 
 def test_a_folder_without_data_is_an_error(tmp_path) -> None:
     with pytest.raises(DataError, match="has no data of a study"):
         study_data.read(tmp_path)
+
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "evidence.md"
+
+
+@pytest.fixture(scope="module")
+def data() -> study_data.StudyData:
+    return study_data.read(ROOT / "studies" / "reference")
+
+
+def test_the_page_is_what_the_report_command_writes_from_the_data(data: study_data.StudyData) -> None:
+    assert PAGE.read_text(encoding="utf-8") == as_markdown(compose(data))
+    pictures = re.findall(r"\]\((images/[^)]*)\)", PAGE.read_text(encoding="utf-8"))
+    assert pictures
+    assert all((PAGE.parent / picture).is_file() for picture in pictures)
+
+
+def test_the_readme_quotes_the_page() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    quoted = re.findall(r"^> (- .*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(quoted) >= 2
+    assert [line for line in quoted if line not in page.splitlines()] == []
+
+
+@pytest.mark.parametrize("name", ["reference", "asynchronous-grpo", "asynchronous-gxpo"])
+def test_the_data_is_of_the_study_that_is_in_the_repository(name: str) -> None:
+    assert study_data.read(ROOT / "studies" / name).study == load_study(ROOT / "studies" / f"{name}.toml")
+
+
+def test_every_run_of_a_reported_arm_is_there_and_its_accuracy_is_the_mean_over_problems(
+    data: study_data.StudyData,
+) -> None:
+    baseline = data.reported(data.study.baseline)
+    assert [row["seed"] for row in baseline] == list(data.study.seeds)
+    for row in data.runs:
+        if row["stage"] != "extrapolation":
+            rule = run_config(data.study, study_data.key_of(row)).learner.rule
+            assert row["backward_passes"] == row["steps"] * rule.passes_per_step(gate_open=True)
+    for key, run in data.curves.items():
+        for accuracy, scores in zip(run.curve.accuracy, run.curve.per_problem, strict=True):
+            assert accuracy == pytest.approx(scores.mean()), key.folder

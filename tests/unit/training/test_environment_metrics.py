@@ -7,15 +7,15 @@ import pytest
 
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.sources import Rollouts, num_sampled
+from gxpo_trainer.training.controller import environment_metrics, rollout_metrics, staleness_metrics
 from gxpo_trainer.training.evaluation import score_groups
-from gxpo_trainer.training.step_metrics import environment_metrics, rollout_metrics, staleness_metrics
 from gxpo_trainer.types import Episode, EpisodeEnd, Group, Prompt, Sample, ScoredGroup, Utterance, Verdict
 
 ASK, GIVEN = Utterance("policy", "<calc>1+1</calc>"), Utterance("environment", "2")
 
 
 def sample(sampled: list[int], end: EpisodeEnd, turns: int, versions: tuple[tuple[int, int], ...]) -> Sample:
-    """turns: of the policy, each but the last answered."""
+    """turns: of the policy, each but the last with a response."""
     mask = np.array(sampled, dtype=np.bool_)
     ids = np.arange(len(mask), dtype=np.int32)
     episode = Episode((*[ASK, GIVEN] * (turns - 1), *[ASK] * min(turns, 1)), end)

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from gxpo_trainer.reporting.metric_table import undescribed
-from gxpo_trainer.runtime import load as gpu_load
-from gxpo_trainer.runtime.load import HostLoad, Reading, rates
+from docs_build.metrics import undescribed
+from gxpo_trainer.runtime import processes as gpu_load
+from gxpo_trainer.runtime.processes import HostLoad, Reading, rates
 
 RATES = (
     "system/disk_written_bytes_per_s",
@@ -25,11 +25,11 @@ RATES = (
 def test_a_step_reports_the_load_of_this_host(tmp_path: Path) -> None:
     load = HostLoad(tmp_path)
     load.begin_step()
-    found = load.metrics()
-    assert {"system/cpu_percent", "system/memory_bytes", "system/disk_free_bytes"} <= set(found)
-    assert undescribed([*found, *RATES]) == set()
-    assert all(value >= 0 for value in found.values())
-    assert found["system/disk_free_bytes"] <= psutil.disk_usage(str(tmp_path)).total
+    metrics = load.metrics()
+    assert {"system/cpu_percent", "system/memory_bytes", "system/disk_free_bytes"} <= set(metrics)
+    assert undescribed([*metrics, *RATES]) == set()
+    assert all(value >= 0 for value in metrics.values())
+    assert metrics["system/disk_free_bytes"] <= psutil.disk_usage(str(tmp_path)).total
 
 
 def test_rates_are_of_the_time_between_two_readings() -> None:
@@ -97,10 +97,10 @@ def test_gpus_report_the_mean_utilization_and_the_largest_memory_of_a_step(monke
     load.begin_step()
     load.sample()
     load.sample()
-    found = load.metrics()
+    metrics = load.metrics()
     expected = {"system/gpu0/utilization_percent": 40.0, "system/gpu0/memory_bytes": 7.0}
-    assert found == {**expected, "system/gpu1/memory_bytes": 2.0**30}
-    assert undescribed(found) == set()
+    assert metrics == {**expected, "system/gpu1/memory_bytes": 2.0**30}
+    assert undescribed(metrics) == set()
 
 
 def test_gpus_are_sampled_during_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -20,18 +19,10 @@ from support.ingest_server import IngestServer
 from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import (
-    REASONS,
-    CheckpointError,
     ConfigError,
-    DataError,
     Diverged,
-    GxpoError,
-    Stalled,
     TrainingError,
-    VerifierFailed,
-    WeightSyncMismatch,
 )
-from gxpo_trainer.reporting.outcome import is_recoverable, reason_of
 from gxpo_trainer.reporting.reading import read_events, read_metrics
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import ServiceAddress
@@ -132,31 +123,36 @@ def test_the_outcome_records_how_a_run_ended(
             launch.begin(reporter)
             reporter.log_metrics(1, {"a": 1.0})
         launch.end(ended)
-    found = outcome(tmp_path)
-    assert {name: found[name] for name in ("attempt", "outcome", "ended_by", "reason")} == {
+    written = outcome(tmp_path)
+    assert {name: written[name] for name in ("attempt", "outcome", "ended_by", "reason")} == {
         "attempt": 3,
         "outcome": word,
         "ended_by": ended_by,
         "reason": None,
     }
-    assert server.outcome == found
+    assert server.outcome == written
     assert [row["step"] for row in server.rows["metrics"]] == [1]
     assert launch.exit_code == 0
 
 
-def test_a_failure_is_recorded_on_disk_and_reported(tmp_path: Path, server: IngestServer) -> None:
-    with pytest.raises(Diverged):
-        run_until(Launch(tmp_path, service(server)), Diverged("loss is NaN"))
-    found = outcome(tmp_path)
-    assert (found["outcome"], found["reason"], found["message"]) == ("failed", "diverged", "loss is NaN")
-    assert server.outcome == found
-
-
-def test_what_fails_while_setting_up_is_a_failed_setup(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError):
-        run_until(Launch(tmp_path), RuntimeError("no such device"), setting_up=True)
-    assert outcome(tmp_path)["reason"] == "setup_failed"
-    assert outcome(tmp_path)["message"] == "RuntimeError: no such device"
+@pytest.mark.parametrize(
+    ("error", "setting_up", "reason", "message"),
+    [
+        (Diverged("loss is NaN"), False, "diverged", "loss is NaN"),
+        (RuntimeError("no such device"), True, "setup_failed", "RuntimeError: no such device"),
+        # Databases cannot store NUL and lone surrogates.
+        (ValueError("token a\0b\udc80c"), False, "training_error", r"ValueError: token a\x00b\udc80c"),
+    ],
+    ids=["of the run", "setting up", "not storable"],
+)
+def test_a_failure_is_recorded_on_disk_and_reported(
+    error: Exception, setting_up: bool, reason: str, message: str, tmp_path: Path, server: IngestServer
+) -> None:
+    with pytest.raises(type(error)):
+        run_until(Launch(tmp_path, service(server)), error, setting_up=setting_up)
+    written = outcome(tmp_path)
+    assert (written["outcome"], written["reason"], written["message"]) == ("failed", reason, message)
+    assert server.outcome == written
 
 
 def test_an_earlier_outcome_does_not_outlive_the_next_start(tmp_path: Path) -> None:
@@ -178,13 +174,6 @@ def test_what_cannot_be_written_is_still_sent(tmp_path: Path, server: IngestServ
     with pytest.raises(OSError, match="No space"), Launch(tmp_path, service(server)):
         raise error
     assert (outcome(tmp_path), server.outcome["reason"]) == (None, "disk_full")
-
-
-def test_the_message_of_a_failure_can_be_stored(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="token"):
-        run_until(Launch(tmp_path), ValueError("token a\0b\udc80c"))
-    found = outcome(tmp_path)
-    assert (found["outcome"], found["message"]) == ("failed", r"ValueError: token a\x00b\udc80c")
 
 
 def test_sigterm_pauses_without_an_outcome(tmp_path: Path) -> None:
@@ -269,73 +258,7 @@ def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, capsys: Any) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
-def test_resume_and_continue_exclude_each_other(capsys: Any) -> None:
-    with pytest.raises(SystemExit) as ended:
-        train("x.toml", "--resume", "--continue")
-    assert ended.value.code == 2
-    assert "not allowed with" in capsys.readouterr().err
-
-
-# ---- reasons, attempts, addresses ----------------------------------------------------------------------------
-
-
-def raised_from(error: Exception, cause: BaseException) -> Exception:
-    with contextlib.suppress(Exception):
-        raise error from cause
-    return error
-
-
-def ray_errors() -> Iterator[tuple[Exception, str]]:
-    from ray.exceptions import ActorDiedError, ActorUnschedulableError, OutOfMemoryError, RayTaskError
-
-    def task(cause: Exception) -> Any:
-        return RayTaskError("train_step", f"{type(cause).__name__}: {cause}", cause)
-
-    import torch
-
-    yield OutOfMemoryError("node is low on memory"), "out_of_memory"
-    yield ActorUnschedulableError("no node has 8 GPUs"), "no_resources"
-    yield task(torch.OutOfMemoryError("CUDA out of memory")).as_instanceof_cause(), "out_of_memory"
-    yield task(WeightSyncMismatch("gap")).as_instanceof_cause(), "weight_sync_mismatch"
-    yield task(TrainingError("full", reason="disk_full")).as_instanceof_cause(), "disk_full"
-    yield ActorDiedError(task(torch.OutOfMemoryError("CUDA out of memory"))), "out_of_memory"
-    yield ActorDiedError(task(ValueError("x"))), "training_error"
-    died = raised_from(RuntimeError("a learner died"), OutOfMemoryError("node is low on memory"))
-    yield raised_from(TrainingError("the learner died 3 times"), died), "out_of_memory"
-
-
-def test_errors_of_ray_and_torch_name_what_was_lacking() -> None:
-    for error, reason in ray_errors():
-        assert reason_of(error) == reason, repr(error)
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (ConfigError("x"), "invalid_config"),
-        (DataError("x"), "invalid_config"),
-        (CheckpointError("x"), "invalid_config"),
-        (MemoryError(), "out_of_memory"),
-        (OSError(errno.ENOSPC, "full"), "disk_full"),
-        (OSError(errno.EDQUOT, "quota"), "disk_full"),
-        (OSError(errno.EIO, "bad block"), "training_error"),
-        (TrainingError("x", reason="no_resources"), "no_resources"),
-        (Diverged("x"), "diverged"),
-        (VerifierFailed("x"), "verifier_failed"),
-        (WeightSyncMismatch("x"), "weight_sync_mismatch"),
-        (TrainingError("x"), "training_error"),
-        (Stalled("x"), "stalled"),
-        (raised_from(TrainingError("the sampler stalled 6 times"), Stalled("y")), "stalled"),
-        (ZeroDivisionError(), "training_error"),
-        (raised_from(TrainingError("x"), OSError(errno.ENOSPC, "full")), "disk_full"),
-        (raised_from(TrainingError("x"), Diverged("y")), "diverged"),
-    ],
-)
-def test_every_error_has_a_reason(error: Exception, reason: str) -> None:
-    assert reason_of(error) == reason
-    assert reason in REASONS
-    general = reason == GxpoError.reason
-    assert reason_of(error, setting_up=True) == ("setup_failed" if general else reason)
+# ---- attempts, addresses -------------------------------------------------------------------------------------
 
 
 STALLS = """
@@ -374,21 +297,6 @@ def test_a_trainer_whose_main_thread_hangs_logs_its_stacks_and_ends_with_a_recov
     assert "while checkpointing (timeouts.checkpointing_s = 0.2)" in written["message"]
     assert [row["metrics"] for row in server.rows["metrics"]] == [{"x": 1.0}], "rows of a hanging trainer still arrive"
     assert server.outcome == written
-
-
-@pytest.mark.parametrize(
-    ("error", "recovered"),
-    [
-        (raised_from(TrainingError("x"), Stalled("y")), True),
-        (raised_from(TrainingError("x"), OSError(errno.ENOSPC, "full")), True),
-        (OSError(errno.EDQUOT, "quota"), True),
-        (OSError(errno.EIO, "bad block"), False),
-        (MemoryError(), False),
-        (Diverged("x"), False),
-    ],
-)
-def test_a_stall_and_a_full_disk_are_worth_another_launch(error: Exception, recovered: bool) -> None:
-    assert is_recoverable(error) == recovered
 
 
 def checkpoint(folder: Path, attempt: int, passes: float) -> Checkpoint:

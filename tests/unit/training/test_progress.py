@@ -89,10 +89,10 @@ def test_on_a_terminal_one_bar_is_redrawn_and_messages_stay_above(monkeypatch: p
         progress.update(40, ROW)
     reader.join()
     os.close(leader)
-    shown = b"".join(parts).decode()
-    assert "\x1b[2K" in shown
-    assert "step 40/40" in shown
-    assert "saved [bold]x[/bold]" in shown
+    rendered = b"".join(parts).decode()
+    assert "\x1b[2K" in rendered
+    assert "step 40/40" in rendered
+    assert "saved [bold]x[/bold]" in rendered
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,8 @@ class World:
 
     def gap(self, batch: Any) -> tuple[float, float]:
         held = [sequence for share in shard(batch, self.ranks) for sequence in share.sequences]
-        found = [abs(self.learner - float(s.sampler_logprobs[0])) + self.noise for s in held]
-        return sum(found) / len(found), max(found)
+        gaps = [abs(self.learner - float(s.sampler_logprobs[0])) + self.noise for s in held]
+        return sum(gaps) / len(gaps), max(gaps)
 
     # RolloutPool of two engines, of which the second may stay behind.
     def sync(self, version: int) -> None:
@@ -54,10 +54,10 @@ def run_canary(world: Any, **learner: Any) -> dict[str, float]:
 def test_the_perturbation_grows_until_it_shows() -> None:
     # An adapter's effect is the product of two perturbed factors, and bf16 rounds small ones away.
     world = World(lambda scale: scale**2 if scale > 0.05 else 0.0, noise=0.01)
-    found = run_canary(world, **BF16)
+    gaps = run_canary(world, **BF16)
     assert world.scales == [0.01 * 2**n for n in range(8)]
-    assert found["moved"] == pytest.approx(0.01 + 1.28**2)
-    assert found["sampler_moved"] == pytest.approx(1.28**2)
+    assert gaps["moved"] == pytest.approx(0.01 + 1.28**2)
+    assert gaps["sampler_moved"] == pytest.approx(1.28**2)
 
 
 def test_one_perturbation_is_enough_where_it_shows_at_once() -> None:

@@ -86,16 +86,16 @@ def load_rows(slot: Slot, rows: torch.Tensor, first_row: int) -> None:
 @pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=lambda heads: f"{heads} KV heads")
 def test_a_workers_part_from_buckets_with_split_rows_is_what_vllm_loads(kv_heads: int, rows: int) -> None:
     tensors = checkpoint(kv_heads)
-    expected, found = layers(kv_heads), layers(kv_heads)
-    for parameter in found.parameters():
+    expected, loaded = layers(kv_heads), layers(kv_heads)
+    for parameter in loaded.parameters():
         parameter.data.fill_(torch.nan)
     load_by_vllm(expected, tensors)
-    slots = layout_of(found).slots
+    slots = layout_of(loaded).slots
     assert slots.keys() == tensors.keys()
     for name, tensor in tensors.items():
         for first_row in range(0, len(tensor), rows):
             load_rows(slots[name], tensor[first_row : first_row + rows], first_row)
-    for (name, left), (_, right) in zip(found.named_parameters(), expected.named_parameters(), strict=True):
+    for (name, left), (_, right) in zip(loaded.named_parameters(), expected.named_parameters(), strict=True):
         # vLLM pads the vocabulary to 128 rows, of which this worker has the upper 64.
         used = 36 if name == "embed_tokens.weight" else len(right)
         assert torch.equal(left[:used], right[:used]), name

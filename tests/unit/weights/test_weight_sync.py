@@ -1,8 +1,9 @@
-"""The weight publishers and the checksum, without an engine."""
+"""The weight publishers and the checksum, without an engine; a GPU and the call that maps its memory are doubles."""
 
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing import reductions
 
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.runtime.locks import remove_abandoned
@@ -29,8 +31,16 @@ from gxpo_trainer.weights.transports import (
     TIMEOUT_S,
     BroadcastGroup,
     SharedMemoryPublisher,
+    open_handle,
 )
 from gxpo_trainer.weights.worker import WeightReceiver
+
+
+@pytest.fixture
+def publisher() -> Iterator[SharedMemoryPublisher]:
+    made = SharedMemoryPublisher()
+    yield made
+    made.close()
 
 
 def packer(*named: tuple[str, torch.Tensor], **options: Any) -> BucketPacker:
@@ -43,8 +53,7 @@ def contents(bucket: WeightBucket) -> dict[tuple[str, int], torch.Tensor]:
     return {(entry.name, entry.first_row): tensor.clone() for entry, tensor in tensors_of(bucket, buffer)}
 
 
-def test_published_buffer_is_private_and_removed_on_close() -> None:
-    publisher = SharedMemoryPublisher()
+def test_published_buffer_is_private_and_removed_on_close(publisher: SharedMemoryPublisher) -> None:
     bucket = publisher.publish(packer(("weight", torch.ones(3, 5))), 1, 0)
     assert publisher.directory.stat().st_mode & 0o777 == 0o700
     assert Path(bucket.location).stat().st_mode & 0o777 == 0o600
@@ -71,17 +80,14 @@ def test_next_publisher_removes_the_buffers_of_a_killed_one() -> None:
     assert not left.exists()
 
 
-def test_a_bucket_stays_readable_while_the_next_is_written() -> None:
-    publisher = SharedMemoryPublisher()
+def test_a_bucket_stays_readable_while_the_next_is_written(publisher: SharedMemoryPublisher) -> None:
     first = publisher.publish(packer(("weight", torch.full((7,), 1.0))), 1, 0)
     content = Path(first.location).read_bytes()
     publisher.publish(packer(("weight", torch.full((7,), 2.0))), 2, 0)
     assert Path(first.location).read_bytes() == content
-    publisher.close()
 
 
-def test_published_tensors_may_share_one_storage() -> None:
-    publisher = SharedMemoryPublisher()
+def test_published_tensors_may_share_one_storage(publisher: SharedMemoryPublisher) -> None:
 
     def stream() -> Iterator[tuple[str, torch.Tensor]]:
         scratch = torch.empty(1000)
@@ -91,14 +97,12 @@ def test_published_tensors_may_share_one_storage() -> None:
     bucket = publisher.publish(BucketPacker(stream()), 1, 0)
     for (name, _), tensor in contents(bucket).items():
         assert (tensor == int(name.split()[1])).all()
-    publisher.close()
 
 
-def test_buckets_hold_at_most_their_capacity_and_every_row_once() -> None:
+def test_buckets_hold_at_most_their_capacity_and_every_row_once(publisher: SharedMemoryPublisher) -> None:
     """Capacity of 256 bytes: 64 floats. 40 rows of 8 floats must be split, small tensors share a bucket."""
     torch.manual_seed(0)
     tensors = {"a": torch.randn(5), "big": torch.randn(40, 8), "b": torch.randn(3, 3), "scalar": torch.tensor(2.5)}
-    publisher = SharedMemoryPublisher()
     stream = packer(*tensors.items(), capacity=256)
     rows: dict[str, list[tuple[int, torch.Tensor]]] = {}
     index = 0
@@ -116,7 +120,6 @@ def test_buckets_hold_at_most_their_capacity_and_every_row_once() -> None:
         assert torch.equal(
             torch.cat([part.reshape(-1) for _, part in sorted(rows[name], key=lambda r: r[0])]), tensor.reshape(-1)
         )
-    publisher.close()
 
 
 def test_a_row_larger_than_a_bucket_gets_one_of_its_own() -> None:
@@ -149,17 +152,14 @@ def test_ranks_that_do_not_publish_advance_in_step() -> None:
     assert first == list(range(len(sizes)))
 
 
-def test_published_values_have_the_wanted_dtype_and_no_negative_zero() -> None:
-    publisher = SharedMemoryPublisher()
+def test_published_values_have_the_wanted_dtype_and_no_negative_zero(publisher: SharedMemoryPublisher) -> None:
     bucket = publisher.publish(packer(("w", torch.tensor([-0.0, 1.0, 1e-9])), dtype=torch.bfloat16), 1, 0)
-    ((_, found),) = contents(bucket).items()
-    assert found.dtype == torch.bfloat16
-    assert found.view(torch.int16)[0] == 0
-    publisher.close()
+    ((_, published),) = contents(bucket).items()
+    assert published.dtype == torch.bfloat16
+    assert published.view(torch.int16)[0] == 0
 
 
-def test_changed_fraction_counts_changed_elements() -> None:
-    publisher = SharedMemoryPublisher()
+def test_changed_fraction_counts_changed_elements(publisher: SharedMemoryPublisher) -> None:
     meter = ChangeMeter(num_elements=12)
     weights = torch.zeros(3, 4)
 
@@ -171,12 +171,10 @@ def test_changed_fraction_counts_changed_elements() -> None:
     weights[0, :3] = 1.0
     assert fraction(2) == 3 / 12
     assert fraction(3) == 0.0
-    publisher.close()
 
 
-def test_a_version_that_is_published_again_is_compared_with_the_one_before_it() -> None:
+def test_a_version_that_is_published_again_is_compared_with_the_one_before_it(publisher: SharedMemoryPublisher) -> None:
     """Two tensors in two buckets: the second attempt begins after the first bucket, the third after both."""
-    publisher = SharedMemoryPublisher()
     meter = ChangeMeter(num_elements=16)
     weights = {"a": torch.zeros(8), "b": torch.zeros(8)}
 
@@ -193,21 +191,20 @@ def test_a_version_that_is_published_again_is_compared_with_the_one_before_it() 
     assert publish(2) == 2 / 16
     assert publish(2) == 2 / 16
     assert publish(3) == 0.0
-    publisher.close()
 
 
-def test_changed_fraction_of_a_large_model_is_estimated_from_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_fraction_of_a_large_model_is_estimated_from_a_sample(
+    publisher: SharedMemoryPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gxpo_trainer.weights.buckets.MOST_SAMPLED", 25)
-    publisher = SharedMemoryPublisher()
     meter = ChangeMeter(num_elements=100)
     weights = torch.zeros(100)
     publish = lambda version: publisher.publish(packer(("w", weights)), version, 0)  # noqa: E731
-    bucket = publish(1)
-    assert meter.add(bucket, publisher.buffer(bucket)) is None
+    first = publish(1)
+    assert meter.add(first, publisher.buffer(first)) is None
     weights[:40] = 1.0
-    bucket = publish(2)
-    assert meter.add(bucket, publisher.buffer(bucket)) == 0.4  # every fourth of 100: 10 of 25
-    publisher.close()
+    second = publish(2)
+    assert meter.add(second, publisher.buffer(second)) == 0.4  # every fourth of 100: 10 of 25
 
 
 @pytest.mark.parametrize("before", [None, "0"])
@@ -307,13 +304,31 @@ def test_checksum_detects_exchanges_and_last_bits_but_not_memory_layout() -> Non
     assert checksum(nudged) != checksum(tensor)
 
 
-def test_shared_memory_that_is_full_names_what_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_that_is_full_names_what_to_raise(
+    publisher: SharedMemoryPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    publisher = SharedMemoryPublisher()
     fix = r"Cannot allocate a weight bucket of 1 GiB in /dev/shm .*shm_size"
     with pytest.raises(TrainingError, match=fix):
         publisher._buffer(2**30)
-    publisher.close()
+
+
+def test_a_worker_maps_the_learners_buffer_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1's only GPU is device 0 in its process and device 1 in the worker's of tensor parallelism."""
+    names = list(inspect.signature(reductions.rebuild_cuda_tensor).parameters)
+    exported = tuple(0 if name == "storage_device" else name for name in names)
+    opened: dict[str, Any] = {}
+
+    def rebuild(*arguments: Any) -> torch.Tensor:
+        opened.update(zip(names, arguments, strict=True))
+        return torch.zeros(3, dtype=torch.uint8)
+
+    monkeypatch.setattr(reductions, "rebuild_cuda_tensor", rebuild)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"gpu-{device.index}"))
+    bucket = WeightBucket(1, 0, True, (), 3, "cuda_ipc", {"gpu-0": ("another rank's",), "gpu-1": exported})
+    assert open_handle(bucket, torch.device("cuda:1")).numel() == 3
+    assert opened.pop("storage_device") == 1
+    assert opened == {name: name for name in names if name != "storage_device"}

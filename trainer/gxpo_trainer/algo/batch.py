@@ -6,7 +6,8 @@ Advantages are relative to the group: A = (R − mean(R_group)) / (std(R_group) 
 2402.03300, eq. 4). Without the division it is Dr. GRPO's advantage (arXiv 2503.20783), which does not favour groups
 that are nearly all correct or nearly all wrong. The standard deviation is the sample one (n − 1), as in common
 implementations. A reward of None (the verifier timed out or failed) is no evidence about the policy: such a sample is
-excluded from the mean and the spread of its group and gets no advantage.
+excluded from the mean and the spread of its group and gets no advantage. `learner.advantage` may name another
+`Advantage`.
 
 Only tokens that the policy sampled are targets. What an environment wrote in between (`ScoredSequence.sampled`) is
 input that later tokens attend to, and appears in no loss, ratio, statistic or denominator.
@@ -22,12 +23,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.config import LossConfig, OptimizerConfig
+from gxpo_trainer.config import AdvantageSettings, GroupAdvantageConfig, LossSettings, OptimizerConfig
+from gxpo_trainer.plugins import implementation
 from gxpo_trainer.types import Metrics, ScoredGroup
 
 Rewards = Sequence[float | None]
@@ -71,6 +73,55 @@ def group_advantages(rewards: Rewards, *, use_std: bool = True, epsilon: float =
         centred = centred / (values[evidence].std(ddof=1) + epsilon)
     advantages[evidence] = centred
     return advantages
+
+
+class Advantage(Protocol):
+    """Advantages of a step: what `implementation` of a settings class names.
+
+    The class takes its settings and those of `learner.loss`, and is made anew for each step.
+    """
+
+    def __call__(self, groups: Sequence[FloatArray]) -> Sequence[FloatArray]:
+        """Advantages of the same shapes. groups: float64[n] of each prompt's n rewards, NaN where there is no evidence.
+
+        What is returned there is not used; elsewhere it must be finite.
+        """
+
+
+class GroupAdvantage:
+    """`group_advantages` of each group."""
+
+    def __init__(self, settings: AdvantageSettings, loss: LossSettings) -> None:
+        self._loss = loss
+
+    def __call__(self, groups: Sequence[FloatArray]) -> Sequence[FloatArray]:
+        """See Advantage."""
+        return [
+            group_advantages(
+                [None if math.isnan(reward) else float(reward) for reward in rewards],
+                use_std=self._loss.advantage_std,
+                epsilon=self._loss.advantage_epsilon,
+            )
+            for rewards in groups
+        ]
+
+
+def step_advantages(rewards: Sequence[Rewards], loss: LossSettings, settings: AdvantageSettings) -> list[FloatArray]:
+    """Advantages of each group of a step, float64[n], NaN where the reward is None.
+
+    Raises ValueError for a custom advantage that breaks its contract.
+    """
+    groups = [rewards_array(group) for group in rewards]
+    advantage: Advantage = implementation(settings)(settings, loss)
+    made = [np.asarray(values, dtype=np.float64) for values in advantage([group.copy() for group in groups])]
+    shapes, wanted = [values.shape for values in made], [group.shape for group in groups]
+    if shapes != wanted:
+        problem = f"arrays of the shapes {shapes} for groups of the shapes {wanted}; return one array of each shape"
+    elif not all(np.isfinite(values[~np.isnan(group)]).all() for group, values in zip(groups, made, strict=True)):
+        problem = "an advantage that is not finite for a sample with a reward; return a finite number"
+    else:
+        return [np.where(np.isnan(group), np.nan, values) for group, values in zip(groups, made, strict=True)]
+    raise ValueError(f'learner.advantage.name = "{settings.name}" returned {problem}')
 
 
 def reward_metrics(groups: Sequence[Rewards]) -> Metrics:
@@ -184,8 +235,15 @@ class StepBatch:
         return [index for index, sequence in enumerate(self.sequences) if sequence.in_loss]
 
 
-def make_batch(scored: Sequence[ScoredGroup], loss: LossConfig, token_limit: int) -> tuple[StepBatch, Metrics]:
+def make_batch(
+    scored: Sequence[ScoredGroup],
+    loss: LossSettings,
+    token_limit: int,
+    relative: AdvantageSettings | None = None,
+) -> tuple[StepBatch, Metrics]:
     """StepBatch of one step and the metrics `reward/*` and `policy/advantage_abs_mean`.
+
+    relative: `learner.advantage`; None: to the group.
 
     Left out of the loss: samples without evidence (reward None) or without a sampled token, groups of equal rewards
     unless `zero_variance = "keep"` (the caller resamples them), truncated responses with `mask_truncated` (their
@@ -197,8 +255,8 @@ def make_batch(scored: Sequence[ScoredGroup], loss: LossConfig, token_limit: int
         raise ValueError("no scored group in the step; sample at least one prompt")
     sequences: list[ScoredSequence] = []
     rewards = [[verdict.reward for verdict in item.verdicts] for item in scored]
-    for number, (item, group_rewards) in enumerate(zip(scored, rewards, strict=True)):
-        advantages = group_advantages(group_rewards, use_std=loss.advantage_std, epsilon=loss.advantage_epsilon)
+    by_group = step_advantages(rewards, loss, relative or GroupAdvantageConfig())
+    for number, (item, group_rewards, advantages) in enumerate(zip(scored, rewards, by_group, strict=True)):
         dropped = loss.zero_variance != "keep" and zero_variance(group_rewards)
         for sample, advantage in zip(item.group.samples, advantages, strict=True):
             evidence = not np.isnan(advantage)

@@ -27,19 +27,22 @@ With `learner`, π_target = π_old and c_t = v_t: the decoupled objective, arXiv
 clipped is −v_t A ∇log π_θ at the target policy. No gradient flows through c_t.
 
 The weights w_t hold the aggregation (batch.py), so the loss of a batch is the plain sum over micro-batches and ranks.
+
+A custom loss replaces S_t (`Surrogate`); w_t, c_t and the KL term stay what `learner.loss` says.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from gxpo_trainer.algo.packing import MicroBatch
-from gxpo_trainer.config import LossConfig
+from gxpo_trainer.config import LossConfig, LossSettings
+from gxpo_trainer.plugins import implementation
 from gxpo_trainer.types import Metrics
 
 MAXIMA = frozenset({"logprob_gap_max", "importance_max"})
@@ -62,7 +65,7 @@ def policy_loss(
     micro: MicroBatch,
     old_logprobs: Tensor | None,
     reference_logprobs: Tensor | None,
-    settings: LossConfig,
+    settings: LossSettings,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of one micro-batch (scalar) and its statistics (float64 scalars; `combine_statistics`).
 
@@ -82,8 +85,8 @@ def policy_loss(
     target = old
     if settings.proximal == "sampler":
         old, target = micro.sampler_logprobs, logprobs.detach()
-    ratio = _ratio(logprobs - old, micro, settings)
-    token_loss = _surrogate(ratio, logprobs, micro.advantages, settings)
+    surrogate: Surrogate = implementation(settings)(settings)
+    ratio, token_loss = surrogate(logprobs - old, logprobs, micro)
     importance = None
     if settings.measures_importance:
         importance = _importance(target - micro.sampler_logprobs, micro, settings)
@@ -96,20 +99,35 @@ def policy_loss(
     return loss, _statistics(loss, ratio, kl, outputs, micro, settings, importance)
 
 
-def _ratio(log_ratio: Tensor, micro: MicroBatch, settings: LossConfig) -> Tensor:
-    """ρ_t, or with `gspo` the ratio of the response at each of its tokens."""
-    if settings.surrogate != "gspo":
-        return torch.exp(log_ratio)
-    lengths = _sequence_sums(torch.ones_like(log_ratio), micro)
-    return torch.exp(_sequence_sums(log_ratio, micro) / lengths)
+class Surrogate(Protocol):
+    """The surrogate of a loss: what `implementation` of its settings class names; the class takes the settings.
+
+    A function of its arguments alone: it is made anew for each micro-batch.
+    """
+
+    def __call__(self, log_ratio: Tensor, logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """The ratios ρ_t, which metrics describe, and S_t, which is differentiated; float32[T] each.
+
+        log_ratio: float32[T], log π_θ − log π_old. logprobs: float32[T], log π_θ. Both have gradients. micro:
+        advantages, sequence_index and sampler_logprobs of the T tokens; `sequence_sums` adds over responses.
+        """
 
 
-def _surrogate(ratio: Tensor, logprobs: Tensor, advantages: Tensor, settings: LossConfig) -> Tensor:
-    """S_t of the chosen surrogate, float32[T]."""
-    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    if settings.surrogate == "cispo":
-        return -clipped.detach() * advantages * logprobs
-    return -torch.minimum(ratio * advantages, clipped * advantages)
+class ClippedSurrogate:
+    """ppo, gspo and cispo."""
+
+    def __init__(self, settings: LossConfig) -> None:
+        self._settings = settings
+
+    def __call__(self, log_ratio: Tensor, logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """See Surrogate. With `gspo` ρ_t is the ratio of the response at each of its tokens."""
+        if self._settings.surrogate == "gspo":
+            log_ratio = sequence_sums(log_ratio, micro) / sequence_sums(torch.ones_like(log_ratio), micro)
+        ratio = torch.exp(log_ratio)
+        clipped = ratio.clamp(1 - self._settings.clip_low, 1 + self._settings.clip_high)
+        if self._settings.surrogate == "cispo":
+            return ratio, -clipped.detach() * micro.advantages * logprobs
+        return ratio, -torch.minimum(ratio * micro.advantages, clipped * micro.advantages)
 
 
 class _Importance(NamedTuple):
@@ -121,7 +139,7 @@ class _Importance(NamedTuple):
 
 
 @torch.no_grad()
-def _importance(log_weights: Tensor, micro: MicroBatch, settings: LossConfig) -> _Importance:
+def _importance(log_weights: Tensor, micro: MicroBatch, settings: LossSettings) -> _Importance:
     """log_weights: float32[T], log u_t."""
     low, high = settings.importance_low, settings.importance_high
     raw, log_used = torch.exp(log_weights), log_weights
@@ -130,14 +148,14 @@ def _importance(log_weights: Tensor, micro: MicroBatch, settings: LossConfig) ->
     elif settings.correction == "token_mask":
         log_used = torch.where((raw >= low) & (raw <= high), log_weights, -torch.inf)
     elif settings.correction == "sequence_mask":
-        log_whole = _sequence_sums(log_weights, micro)
+        log_whole = sequence_sums(log_weights, micro)
         whole = torch.exp(log_whole)
         log_used = torch.where((whole >= low) & (whole <= high), log_whole, -torch.inf)
     used = torch.exp(log_used)
     return _Importance(raw, used, torch.exp(log_used - log_weights) if settings.proximal == "sampler" else used)
 
 
-def _sequence_sums(values: Tensor, micro: MicroBatch) -> Tensor:
+def sequence_sums(values: Tensor, micro: MicroBatch) -> Tensor:
     """At each token the sum over the response that it belongs to, float32[T]."""
     # Consecutive tokens of one index are a response; its position counts from 0.
     position = torch.diff(micro.sequence_index, prepend=micro.sequence_index[:1]).ne(0).cumsum(0)
@@ -158,7 +176,7 @@ def _statistics(
     kl: Tensor | None,
     outputs: TokenOutputs,
     micro: MicroBatch,
-    settings: LossConfig,
+    settings: LossSettings,
     importance: _Importance | None,
 ) -> dict[str, Tensor]:
     counted = micro.token_weights > 0

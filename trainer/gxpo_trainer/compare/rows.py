@@ -69,7 +69,7 @@ def run_curves(
     with_problems: keep per-problem scores, which exist for pass@1 only. Raises DataError when the run has no such
     evaluation.
     """
-    present = benchmark_names(evaluations)
+    present = list(dict.fromkeys(row["benchmark"] for row in evaluations))
     chosen = list(dict.fromkeys(benchmarks)) if benchmarks is not None else present
     absent = [name for name in chosen if name not in present]
     if absent:
@@ -85,7 +85,7 @@ def run_curves(
     settings = flatten(config)
     return RunCurves(
         name=str(config["name"]),
-        rule=rule_label(config),
+        rule=run_label(config["learner"]["rule"]),
         seed=int(config["seed"]),
         curve=_curve([[rows[name] for name in chosen] for rows in complete], series, metric, with_problems),
         gate=_gate(series, config),
@@ -107,11 +107,6 @@ def series_needed(evaluations: Iterable[Row]) -> tuple[str, ...]:
     return (*(name for axis, name in COST_METRICS.items() if axis in lacking), GATE_Z, _THRESHOLD, _SHUTOFF)
 
 
-def benchmark_names(evaluations: Iterable[Row]) -> list[str]:
-    """Benchmarks in order of appearance."""
-    return list(dict.fromkeys(row["benchmark"] for row in evaluations))
-
-
 def decode_evaluation(row: Mapping[str, Any]) -> Row:
     """Decode the numbers of a JSON row. Raises DataError for a row that is not an evaluation."""
     try:
@@ -130,11 +125,6 @@ def decode_evaluation(row: Mapping[str, Any]) -> Row:
         }
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"a row is not an evaluation ({type(error).__name__}: {error})") from None
-
-
-def rule_label(config: Mapping[str, Any]) -> str:
-    """Label of a run's rule with its main settings: GRPO, SFPO K=3, GXPO K=10 replay 1 probe."""
-    return run_label(config["learner"]["rule"])
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -23,12 +23,16 @@ from gxpo_trainer.config.rules import (
     SfpoRule,
 )
 from gxpo_trainer.config.run import (
+    AdvantageSettings,
     BudgetConfig,
     CheckpointConfig,
     DiagnosticsConfig,
+    GroupAdvantageConfig,
     LearnerConfig,
+    LoggerSettings,
     LoraConfig,
     LossConfig,
+    LossSettings,
     OptimizerConfig,
     RunConfig,
 )
@@ -42,6 +46,7 @@ from gxpo_trainer.config.tasks import (
 )
 
 __all__ = [
+    "AdvantageSettings",
     "BudgetConfig",
     "CheckpointConfig",
     "DataConfig",
@@ -51,12 +56,15 @@ __all__ = [
     "EvaluationConfig",
     "ExtragradientRule",
     "GateConfig",
+    "GroupAdvantageConfig",
     "GrpoRule",
     "GxpoRule",
     "HttpRewardConfig",
     "LearnerConfig",
+    "LoggerSettings",
     "LoraConfig",
     "LossConfig",
+    "LossSettings",
     "ModelConfig",
     "OptimizerConfig",
     "PlacementConfig",

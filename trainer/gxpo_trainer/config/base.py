@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,16 +16,6 @@ class Settings(BaseModel):
 
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-
-_CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-
-
-def known_or_class(name: str, known: Collection[str]) -> str:
-    """The name of a built-in component or a class as `package.module:Class`. Raises ValueError for anything else."""
-    if name not in known and not _CLASS_PATH.fullmatch(name):
-        raise ValueError(f"must be one of {', '.join(known)}, or a class as package.module:Class")
-    return name
-
 
 Phase = Literal["setup", "sampling", "verifying", "updating", "syncing", "evaluating", "checkpointing"]
 """Phases of a run as the time-outs distinguish them."""

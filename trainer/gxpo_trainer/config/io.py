@@ -9,9 +9,11 @@ that each is complete.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import tomllib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,19 +21,33 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from gxpo_trainer import plugins
+from gxpo_trainer.config.components import CHOICES
 from gxpo_trainer.config.messages import config_error, is_optional, nearest_setting, setting_paths, submodels
-from gxpo_trainer.config.rules import RULES, baseline_rule, in_words, rule_name
+from gxpo_trainer.config.rules import baseline_rule, in_words, known_rules, rule_name
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
 
 
-def load_run(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+def load_run(path: Path | str, overrides: Sequence[str] = (), *, runs_here: bool = False) -> RunConfig:
     """The config of a .toml or .json file with `a.b=c` overrides applied.
 
-    Raises ConfigError with every invalid setting when the file cannot be read, parsed or used.
+    Raises ConfigError with every invalid setting when the file cannot be read, parsed or used. runs_here: also when the
+    implementation of a custom component cannot be imported.
     """
-    return build(read_settings(Path(path)), overrides, source=str(path))
+    config = build(read_settings(Path(path)), overrides, source=str(path))
+    for choice in CHOICES.values() if runs_here else ():
+        value = functools.reduce(getattr, choice.section.split("."), config)
+        for number, part in enumerate(value if isinstance(value, tuple) else [value]):
+            if (name := getattr(part, choice.key)) not in choice.built_in:
+                place = f"{choice.section}[{number}]" if isinstance(value, tuple) else choice.section
+                try:
+                    plugins.implementation(part) if hasattr(part, "implementation") else plugins.load(choice.kind, name)
+                except ConfigError as error:
+                    message = f'{path} cannot be used:\n  {place}.{choice.key} = "{name}": {error}'
+                    raise ConfigError(message) from None
+    return config
 
 
 def load_preset(name: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -80,35 +96,64 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
     """A copy of `settings` with each `a.b=c` applied; a missing section starts from its defaults.
 
     Naming another rule (`learner.rule.name=sfpo`) starts from that rule's defaults, whatever the order, because
-    the settings of one rule do not apply to another.
+    the settings of one rule do not apply to another. The same holds for losses, advantages and environments, but for
+    the settings that all of them have.
     """
     result = copy.deepcopy(settings)
-    parsed = [_parse_override(text) for text in overrides]
-    parsed.sort(key=lambda item: item[0] != "learner.rule.name")
-    for path, value in parsed:
-        keys = path.split(".")
-        section = result
-        default: Any = RunConfig().model_dump()
-        for key in keys[:-1]:
-            default = default.get(key) if isinstance(default, dict) else None
-            if not isinstance(section.get(key), dict):
-                section[key] = copy.deepcopy(default) if isinstance(default, dict) else {}
-            section = section[key]
-        if path == "learner.rule.name" and section.get("name") != value:
-            section.clear()
-        section[keys[-1]] = value
+    parsed = [(text, *parse_override(text)) for text in overrides]
+    choices = {f"{choice.section}.{choice.key}": choice for choice in CHOICES.values()}
+    for _, path, value in parsed:
+        if choice := choices.get(path):
+            section = _section(result, path)
+            if section.get(choice.key) != value:
+                for name in section.keys() - choice.base.model_fields.keys():
+                    del section[name]
+            section[choice.key] = value
+    _load_named(result)
+    for text, path, value in parsed:
+        if path not in setting_paths():
+            near = nearest_setting(path)
+            fix = f"did you mean {near}?" if near else "`gxpo config --schema` lists all settings"
+            raise ConfigError(f"--set {text}: {path} is not a setting; {fix}")
+        if path not in choices:
+            _section(result, path)[path.rpartition(".")[2]] = value
     return result
 
 
-def _parse_override(text: str) -> tuple[str, Any]:
+def _section(settings: dict[str, Any], path: str) -> dict[str, Any]:
+    """The section of `settings` that holds the setting at `path`; one that is missing is added with its defaults."""
+    section: dict[str, Any] = settings
+    default: Any = RunConfig().model_dump()
+    for key in path.split(".")[:-1]:
+        default = default.get(key) if isinstance(default, dict) else None
+        if not isinstance(section.get(key), dict):
+            section[key] = copy.deepcopy(default) if isinstance(default, dict) else {}
+        section = section[key]
+    return section
+
+
+def _load_named(settings: dict[str, Any]) -> None:
+    """Load the settings classes that `settings` name as `module:Class`, so that their settings are known.
+
+    Errors are left to the validation of the config.
+    """
+    for choice in CHOICES.values():
+        value: Any = settings
+        for key in choice.section.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        for part in value if isinstance(value, list | tuple) else [value]:
+            name = part.get(choice.key) if isinstance(part, dict) else None
+            if isinstance(name, str) and plugins.is_class_path(name):
+                with suppress(ConfigError):
+                    choice.settings_class(name)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Dotted path and value of `a.b=c`. Raises ConfigError."""
     path, equals, word = text.partition("=")
     path, word = path.strip(), word.strip()
     if not equals or not path:
         raise ConfigError(f"--set {text}: must look like learner.rule.k=5")
-    if path not in setting_paths():
-        near = nearest_setting(path)
-        fix = f"did you mean {near}?" if near else "`gxpo config --schema` lists all settings"
-        raise ConfigError(f"--set {text}: {path} is not a setting; {fix}")
     try:
         parsed = tomllib.loads(f"value = {word}")
     except tomllib.TOMLDecodeError:
@@ -169,7 +214,7 @@ def learning_rate_control(config: RunConfig) -> RunConfig:
     rule = config.learner.rule
     factor = rule.learning_rate_factor
     if factor is None:
-        others = in_words([rule_name(other) for other in RULES if other.family == "look-ahead"])
+        others = in_words([rule_name(other) for other in known_rules() if other.family == "look-ahead"])
         raise ConfigError(f'learner.rule.name = "{rule.name}" has no look-ahead to control for; start from {others}')
     optimizer = config.learner.optimizer
     rate = optimizer.learning_rate * factor

@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gxpo_trainer.config.rules import RULES, RuleSettings, in_words, rule_names
+from gxpo_trainer.config.components import CHOICE_ERROR, CHOICES, known_classes
+from gxpo_trainer.config.rules import RULE_CHOICE, in_words
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
 
@@ -22,11 +23,9 @@ _LEAST_SIMILARITY, _LONGEST_TYPO = 0.7, 200
 
 
 def submodels(annotation: Any) -> list[type[BaseModel]]:
-    """The settings classes that a field of this annotation may contain: none, one, or one per rule."""
-    if annotation is RuleSettings:
-        return [*RULES]
+    """The settings classes that a field of this annotation may contain: none, one, or all that can be chosen."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
+        return [*CHOICES[annotation].known()] if annotation in CHOICES else [annotation]
     return [model for part in typing.get_args(annotation) for model in submodels(part)]
 
 
@@ -41,9 +40,13 @@ def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from _walk(part, f"{prefix}{name}.")
 
 
-@functools.cache
 def setting_paths() -> tuple[str, ...]:
     """Every dotted path once, sections before their contents, in the order of the classes."""
+    return _setting_paths(known_classes())
+
+
+@functools.lru_cache(maxsize=8)
+def _setting_paths(_known: tuple[type[BaseModel], ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_walk(RunConfig)))
 
 
@@ -152,10 +155,12 @@ def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     path = error_path(error["loc"], keep_last=kind == "extra_forbidden", root=root)
     if kind == "union_tag_not_found":
-        return f"{path}.name", "", f"is missing; set it to {in_words([show(name) for name in rule_names()])}"
-    if kind == "union_tag_invalid":
+        return f"{path}.name", "", f"is missing; set it to {in_words([show(name) for name in RULE_CHOICE.names()])}"
+    if kind == "union_tag_invalid":  # no text
         wanted = context["expected_tags"].replace("'", '"')
         return f"{path}.name", f" = {show(context['tag'])}", f"must be one of {wanted}"
+    if kind == CHOICE_ERROR:
+        return f"{path}.{context['key']}", f" = {show(value[context['key']])}", context["reason"]
     if kind == "extra_forbidden":
         return path, f" = {show(value)}", unknown_setting(path, root)
     if kind == "value_error":

@@ -6,17 +6,16 @@ their code contains no rule's name. Free of torch: `implementation` is a referen
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, GetCoreSchemaHandler, model_validator
-from pydantic_core import CoreSchema
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 from gxpo_trainer.config.base import Settings
+from gxpo_trainer.config.components import Choice
+from gxpo_trainer.plugins import is_class_path
 
 Family = Literal["baseline", "look-ahead", "control"]
 SCHEMA_KEY = "x-rule"
@@ -361,26 +360,32 @@ RULES: list[type[RuleSettings]] = [
     EpochsRule,
     ExtragradientRule,
 ]
-"""Every rule, in the order of lists and charts. A new rule adds one line here."""
-
-
-def compared_rules() -> list[type[RuleSettings]]:
-    """The rules that sweeps and plans put side by side: all but the controls."""
-    return [rule for rule in RULES if rule.family != "control"]
-
-
-def rule_names() -> list[str]:
-    """Values of `learner.rule.name`."""
-    return [rule_name(rule) for rule in RULES]
+"""The built-in rules, in the order of lists and charts; custom ones follow (`known_rules`)."""
+COMPARED_LABELS = [rule.label for rule in RULES if rule.family != "control"]
+"""Of the built-in rules, for texts that are made before plug-ins may be loaded."""
 
 
 def rule_name(rule: type[RuleSettings]) -> str:
     return str(rule.model_fields["name"].default)
 
 
-def rule_labels(family: Family | None = None) -> list[str]:
-    """Labels of the compared rules, or of one family."""
-    return [rule.label for rule in compared_rules() if family in (None, rule.family)]
+RULE_CHOICE = Choice("rules", "learner.rule", RuleSettings, classes=RULES)
+RuleConfig = Annotated[RuleSettings, RULE_CHOICE]
+
+
+def known_rules() -> list[type[RuleSettings]]:
+    """The built-in rules, then the custom ones that can be loaded."""
+    return cast(list[type[RuleSettings]], RULE_CHOICE.known())
+
+
+def compared_rules() -> list[type[RuleSettings]]:
+    """The rules that sweeps and plans put side by side: all but the controls."""
+    return [rule for rule in known_rules() if rule.family != "control"]
+
+
+def rule_labels(family: Family) -> list[str]:
+    """Labels of all rules of a family."""
+    return [rule.label for rule in known_rules() if rule.family == family]
 
 
 def baseline_rule() -> RuleSettings:
@@ -391,23 +396,14 @@ def baseline_rule() -> RuleSettings:
 
 def run_label(rule: Mapping[str, Any]) -> str:
     """Label of a run from its `learner.rule`, such as `GXPO K=5`; of an unknown rule the name and K."""
-    settings = next((known for known in RULES if rule_name(known) == rule["name"]), None)
+    name = str(rule["name"])
+    settings = next((known for known in known_rules() if rule_name(known) == name), None)
     if settings is not None:
         return settings.label_of(rule)
-    return str(rule["name"]).upper() + (f" K={rule['k']}" if rule.get("k") is not None else "")
+    label = name.rpartition(":")[2] if is_class_path(name) else name.upper()
+    return label + (f" K={rule['k']}" if rule.get("k") is not None else "")
 
 
 def in_words(names: list[str], conjunction: str = "or") -> str:
     """`a, b or c`."""
     return f" {conjunction} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
-
-
-class _Registered:
-    """The settings class that `name` selects among those registered when the config classes are built."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        union = functools.reduce(operator.or_, RULES)
-        return handler.generate_schema(Annotated[union, Field(discriminator="name")])
-
-
-RuleConfig = Annotated[RuleSettings, _Registered()]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from gxpo_trainer.config.base import Fraction, Settings, TimeoutsConfig
+from gxpo_trainer.config.components import Choice
 from gxpo_trainer.config.engines import ModelConfig, PlacementConfig, RolloutConfig
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
-from gxpo_trainer.config.tasks import DataConfig, EnvironmentConfig, EvaluationConfig, VerifierConfig
+from gxpo_trainer.config.tasks import AnyEnvironment, DataConfig, EnvironmentConfig, EvaluationConfig, VerifierConfig
 
 
 class LoraConfig(Settings):
@@ -32,15 +33,13 @@ class LoraConfig(Settings):
         return value
 
 
-class LossConfig(Settings):
-    """The surrogate of the GRPO family and its options; formulas in algo/losses.py."""
+class LossSettings(Settings):
+    """Base of the losses' settings classes. A subclass narrows `surrogate` to its Literal."""
 
-    surrogate: Literal["ppo", "gspo", "cispo"] = Field(
-        "ppo",
-        description="ppo: GRPO's clipped ratio of each token; gspo: one clipped ratio a response; cispo: the clipped "
-        "ratio as a weight of the token's gradient.",
-    )
+    implementation: ClassVar[str]
+    """`module:Class` of the surrogate on the contract of algo/losses.py; the class takes these settings."""
 
+    surrogate: str
     clip_low: float = Field(0.2, ge=0, description="ε_low.")
     clip_high: float = Field(0.2, ge=0, description="ε_high; above ε_low it is clip-higher.")
     kl_beta: FiniteFloat = Field(0.0, ge=0, description="β of the KL term to the frozen start policy.")
@@ -79,7 +78,7 @@ class LossConfig(Settings):
         return kept if cap in (None, "none") else {"correction": "token_truncate", "importance_high": cap} | kept
 
     @model_validator(mode="after")
-    def _bounds_in_order(self) -> LossConfig:
+    def _bounds_in_order(self) -> Self:
         if self.importance_low > self.importance_high:
             raise ValueError(
                 f"importance_low = {self.importance_low} exceeds importance_high = {self.importance_high}; "
@@ -97,10 +96,58 @@ class LossConfig(Settings):
         """Whether the metrics `importance/…` are reported."""
         return self.corrects or self.proximal == "sampler"
 
-    def resolved(self, async_depth: int) -> LossConfig:
+    def resolved(self, async_depth: int) -> Self:
         """The same with automatic values replaced by those that this depth implies."""
         implied = {"proximal": "learner", "correction": "token_truncate" if async_depth else "none"}
         return self.model_copy(update={name: value for name, value in implied.items() if getattr(self, name) == "auto"})
+
+
+class LossConfig(LossSettings):
+    """The surrogate of the GRPO family and its options; formulas in algo/losses.py."""
+
+    implementation: ClassVar[str] = "gxpo_trainer.algo.losses:ClippedSurrogate"
+
+    surrogate: Literal["ppo", "gspo", "cispo"] = Field(
+        "ppo",
+        description="ppo: GRPO's clipped ratio of each token; gspo: one clipped ratio a response; cispo: the clipped "
+        "ratio as a weight of the token's gradient.",
+    )
+
+
+class AdvantageSettings(Settings):
+    """Base of the advantages' settings classes. A subclass narrows `name` to its Literal."""
+
+    implementation: ClassVar[str]
+    """`module:Class` of the advantage on the contract of algo/batch.py; the class takes these settings and those of
+    `learner.loss`."""
+
+    name: str
+
+
+class GroupAdvantageConfig(AdvantageSettings):
+    """Relative to the group, by learner.loss.advantage_std and learner.loss.advantage_epsilon."""
+
+    implementation: ClassVar[str] = "gxpo_trainer.algo.batch:GroupAdvantage"
+
+    name: Literal["group"] = "group"
+
+
+AnyLoss = Annotated[LossSettings, Choice("losses", "learner.loss", LossSettings, classes=[LossConfig], key="surrogate")]
+AnyAdvantage = Annotated[
+    AdvantageSettings, Choice("advantages", "learner.advantage", AdvantageSettings, classes=[GroupAdvantageConfig])
+]
+
+
+class LoggerSettings(Settings):
+    """Base of the loggers' settings classes: `gxpo train --log NAME --log-set NAME.SETTING=VALUE`."""
+
+    implementation: ClassVar[str]
+    """`module:Class` of the logger on the contract of reporting/exporters.py; the class takes these settings."""
+
+    name: str
+
+
+LOGGER_CHOICE = Choice("loggers", None, LoggerSettings, built_in=("tensorboard", "wandb"), plain=True)
 
 
 class OptimizerConfig(Settings):
@@ -121,7 +168,8 @@ class LearnerConfig(Settings):
     """The DeepSpeed learner."""
 
     rule: RuleConfig = GxpoRule()
-    loss: LossConfig = LossConfig()
+    loss: AnyLoss = LossConfig()
+    advantage: AnyAdvantage = GroupAdvantageConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Of the forward and backward pass.")
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage.")
@@ -189,7 +237,7 @@ class RunConfig(Settings):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
-    environment: EnvironmentConfig = EnvironmentConfig()
+    environment: AnyEnvironment = EnvironmentConfig()
     verifier: VerifierConfig = VerifierConfig()
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -254,6 +302,11 @@ class RunConfig(Settings):
         return self.rollout.logprob_gap_mean_limit or mean, self.rollout.logprob_gap_max_limit or largest
 
     def sha256(self) -> str:
-        """Hash of everything that can change a result; `name` and `timeouts` are left out."""
+        """Hash of everything that can change a result; `name` and `timeouts` are left out.
+
+        A setting that runs of earlier versions lack is left out at its default.
+        """
         body = self.model_dump(mode="json", exclude={"name", "timeouts"})
+        if self.learner.advantage == GroupAdvantageConfig():
+            del body["learner"]["advantage"]
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from gxpo_trainer.config.base import Fraction, Settings, known_or_class
+from gxpo_trainer.config.base import Fraction, Settings
+from gxpo_trainer.config.components import Choice
 
 
 class DataConfig(Settings):
@@ -49,8 +50,13 @@ OWN_ENVIRONMENTS = (SINGLE_TURN, "calculator", OPENENV)
 class EnvironmentConfig(Settings):
     """What answers the policy between its turns, in killable processes (docs/environments.md)."""
 
+    implementation: ClassVar[str]
+    """Of a subclass: `module:Class` of the environment; the class takes these settings."""
+
     name: str = Field(
-        SINGLE_TURN, description="`single_turn`, `calculator`, `openenv`, or a class as `package.module:Class`."
+        SINGLE_TURN,
+        description="`single_turn`, `calculator`, `openenv`, the name of an installed one, or a class as "
+        "`package.module:Class`.",
     )
     url: str | None = Field(None, description="Address of an OpenEnv server, as http://host:port.")
     action_field: str = Field("message", description="Field of an OpenEnv action that gets the policy's text.")
@@ -64,11 +70,6 @@ class EnvironmentConfig(Settings):
     deadline_s: float = Field(5.0, gt=0, description="Time limit of one call, after which its process is killed.")
     workers: int = Field(4, ge=1, description="Calls that run at the same time.")
     memory_mb: int = Field(1024, ge=64, description="Address-space limit of an episode's process.")
-
-    @field_validator("name")
-    @classmethod
-    def _known_or_a_class(cls, value: str) -> str:
-        return known_or_class(value, OWN_ENVIRONMENTS)
 
     @field_validator("url")
     @classmethod
@@ -100,6 +101,11 @@ class EnvironmentConfig(Settings):
         return (self.max_turns - 1) * self.max_observation_tokens if self.multi_turn else 0
 
 
+AnyEnvironment = Annotated[
+    EnvironmentConfig, Choice("environments", "environment", EnvironmentConfig, built_in=OWN_ENVIRONMENTS, plain=True)
+]
+
+
 HTTP: Final = "http"
 OWN_REWARDS = ("correctness", "format", "environment", HTTP)
 _OTHER_METRICS = ("mean", "std", "zero_variance_fraction", "http_calls", "http_s", "http_cache_hits")
@@ -115,17 +121,15 @@ def _usable_weight(value: float) -> float:
 class RewardConfig(Settings):
     """A list: one `[[verifier.rewards]]` a component; the reward is their weighted sum (docs/evaluation.md)."""
 
+    implementation: ClassVar[str]
+    """Of a subclass: `module:Class` of the component; the class takes these settings."""
+
     name: str = Field(
         "correctness",
-        description="`correctness`, `format`, `environment` (what the environment gave), or a class as "
-        "`package.module:Class`.",
+        description="`correctness`, `format`, `environment` (what the environment gave), the name of an installed "
+        "component, or a class as `package.module:Class`.",
     )
     weight: float = Field(1.0, description="Factor of the component in the sum.")
-
-    @field_validator("name")
-    @classmethod
-    def _known_or_a_class(cls, value: str) -> str:
-        return known_or_class(value, OWN_REWARDS)
 
     _finite = field_validator("weight")(_usable_weight)
 
@@ -184,8 +188,12 @@ def _kind(value: Any) -> str:
     return HTTP if name == HTTP else "component"
 
 
-AnyReward = Annotated[
+_OwnReward = Annotated[
     Annotated[RewardConfig, Tag("component")] | Annotated[HttpRewardConfig, Tag(HTTP)], Discriminator(_kind)
+]
+AnyReward = Annotated[
+    RewardConfig | HttpRewardConfig,
+    Choice("rewards", "verifier.rewards", RewardConfig, built_in=OWN_REWARDS, inner=_OwnReward, plain=True),
 ]
 
 

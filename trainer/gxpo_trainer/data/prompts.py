@@ -24,7 +24,7 @@ from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.records import Record, find_files, read_records, sha256_of_file
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
-from gxpo_trainer.grading.boxes import boxed_answer
+from gxpo_trainer.grading.extract import boxed_answer
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.types import Prompt
 
@@ -191,15 +191,6 @@ def json_extra(prompt: Prompt) -> dict[str, Any]:
     return plain
 
 
-def render(prompt: Prompt, tokenizer: Any, template: str) -> npt.NDArray[np.int32]:
-    """Token ids of the prompt, int32[length].
-
-    With a chat template the text of `fill_template` is the user's turn, followed by the generation prompt; otherwise it
-    is tokenized alone.
-    """
-    return render_messages([{"role": "user", "content": fill_template(prompt, template)}], tokenizer)
-
-
 def tokenize_prompts(
     prompts: Iterable[Prompt],
     tokenizer: Any,
@@ -211,13 +202,14 @@ def tokenize_prompts(
 ) -> TokenizedPrompts:
     """Render all prompts; skip and count those longer than `max_prompt_tokens`.
 
-    Raises DataError when none is left. It names the limit's `setting`, and the `fix`.
+    With a chat template the text of `fill_template` is the user's turn, followed by the generation prompt; otherwise it
+    is tokenized alone. Raises DataError when none is left. It names the limit's `setting`, and the `fix`.
     """
     kept: list[tuple[Prompt, npt.NDArray[np.int32]]] = []
     num_too_long = 0
     shortest = math.inf
     for prompt in prompts:
-        ids = render(prompt, tokenizer, template)
+        ids = render_messages([{"role": "user", "content": fill_template(prompt, template)}], tokenizer)
         shortest = min(shortest, len(ids))
         if len(ids) > max_prompt_tokens:
             num_too_long += 1

@@ -55,115 +55,46 @@ class _Family:
 
 
 _FAMILIES = (
-    _Family(
-        "gain",
-        ("a+b",),
-        {"a": (5, 60), "b": (3, 39)},
-        "{name} has {a} {things}. {who} gets {b} more. How many does {name} have now?",
-    ),
-    _Family(
-        "loss",
-        ("a-b",),
-        {"a": (12, 90), "b": (3, 60)},
-        "{name} has {a} {things}. {who} gives away {b}. How many are left?",
-    ),
-    _Family(
-        "bags",
-        ("a*b",),
-        {"a": (2, 9), "b": (2, 12)},
-        "{name} buys {a} bags with {b} {things} in each bag. How many are there?",
-    ),
-    _Family(
-        "share",
-        ("a/b",),
-        {"a": (6, 96), "b": (2, 9)},
-        "{name} shares {a} {things} equally among {b} friends. How many does each friend get?",
-    ),
-    _Family(
-        "gain_loss",
-        ("a+b", "x-c"),
-        {"a": (5, 60), "b": (3, 39), "c": (3, 40)},
-        "{name} has {a} {things}, gets {b} more and gives away {c}. How many are left?",
-    ),
-    _Family(
-        "stock_and_bags",
-        ("b*c", "a+x"),
-        {"a": (5, 40), "b": (2, 9), "c": (2, 9)},
-        "{name} has {a} {things} and buys {b} bags of {c} {things}. How many does {name} have now?",
-    ),
-    _Family(
-        "bags_loss",
-        ("a*b", "x-c"),
-        {"a": (2, 9), "b": (2, 12), "c": (3, 40)},
-        "{name} buys {a} bags of {b} {things} and gives away {c}. How many are left?",
-    ),
-    _Family(
-        "share_and_stock",
-        ("a/b", "c+x"),
-        {"a": (6, 81), "b": (2, 9), "c": (3, 40)},
-        "{a} {things} are shared equally among {b} friends. {name}, one of them, has {c} already. "
-        "How many does {name} have now?",
-    ),
-    _Family(
-        "join_and_box",
-        ("a+b", "x/c"),
-        {"a": (3, 50), "b": (3, 40), "c": (2, 9)},
-        "{name} puts {a} red and {b} blue {things} equally into {c} boxes. How many are in each box?",
-    ),
-    _Family(
-        "more_together",
-        ("a+b", "a+x"),
-        {"a": (5, 40), "b": (3, 30)},
-        "{name} has {a} {things}. {other} has {b} more than {name}. How many do they have together?",
-    ),
-    _Family(
-        "two_kinds",
-        ("a*b", "c*d", "x+y"),
-        {"a": (2, 9), "b": (2, 9), "c": (2, 9), "d": (2, 9)},
-        "{name} buys {a} bags of {b} {things} and {c} boxes of {d} {things}. How many are there?",
-    ),
-    _Family(
-        "stock_bags_loss",
-        ("b*c", "a+x", "y-d"),
-        {"a": (5, 40), "b": (2, 9), "c": (2, 9), "d": (3, 40)},
-        "{name} has {a} {things}, buys {b} bags of {c} {things} and gives away {d}. How many are left?",
-    ),
-    _Family(
-        "bags_loss_share",
-        ("a*b", "x-c", "y/d"),
-        {"a": (2, 9), "b": (2, 12), "c": (3, 40), "d": (2, 9)},
-        "{name} buys {a} bags of {b} {things}, gives away {c} and puts the rest equally into {d} boxes. "
-        "How many are in each box?",
-    ),
-    _Family(
-        "more_together_share",
-        ("a+b", "a+x", "y/c"),
-        {"a": (5, 40), "b": (3, 30), "c": (2, 9)},
-        "{name} has {a} {things}. {other} has {b} more than {name}. They share them all equally among {c} friends. "
-        "How many does each friend get?",
-    ),
-    _Family(
-        "savings",
-        ("a*b", "x-c", "d+y"),
-        {"a": (2, 9), "b": (2, 12), "c": (3, 40), "d": (3, 40)},
-        "{name} finds {a} {things} a day for {b} days, gives away {c} and then gets {d} more. "
-        "How many does {name} have now?",
-    ),
-)
-FAMILIES: tuple[str, ...] = tuple(family.name for family in _FAMILIES)
+    _Family("gain", ("a+b",), {"a": (5, 60), "b": (3, 39)},
+            "{name} has {a} {things}. {who} gets {b} more. How many does {name} have now?"),
+    _Family("loss", ("a-b",), {"a": (12, 90), "b": (3, 60)},
+            "{name} has {a} {things}. {who} gives away {b}. How many are left?"),
+    _Family("bags", ("a*b",), {"a": (2, 9), "b": (2, 12)},
+            "{name} buys {a} bags with {b} {things} in each bag. How many are there?"),
+    _Family("share", ("a/b",), {"a": (6, 96), "b": (2, 9)},
+            "{name} shares {a} {things} equally among {b} friends. How many does each friend get?"),
+    _Family("gain_loss", ("a+b", "x-c"), {"a": (5, 60), "b": (3, 39), "c": (3, 40)},
+            "{name} has {a} {things}, gets {b} more and gives away {c}. How many are left?"),
+    _Family("stock_and_bags", ("b*c", "a+x"), {"a": (5, 40), "b": (2, 9), "c": (2, 9)},
+            "{name} has {a} {things} and buys {b} bags of {c} {things}. How many does {name} have now?"),
+    _Family("bags_loss", ("a*b", "x-c"), {"a": (2, 9), "b": (2, 12), "c": (3, 40)},
+            "{name} buys {a} bags of {b} {things} and gives away {c}. How many are left?"),
+    _Family("share_and_stock", ("a/b", "c+x"), {"a": (6, 81), "b": (2, 9), "c": (3, 40)},
+            "{a} {things} are shared equally among {b} friends. {name}, one of them, has {c} already. "
+            "How many does {name} have now?"),
+    _Family("join_and_box", ("a+b", "x/c"), {"a": (3, 50), "b": (3, 40), "c": (2, 9)},
+            "{name} puts {a} red and {b} blue {things} equally into {c} boxes. How many are in each box?"),
+    _Family("more_together", ("a+b", "a+x"), {"a": (5, 40), "b": (3, 30)},
+            "{name} has {a} {things}. {other} has {b} more than {name}. How many do they have together?"),
+    _Family("two_kinds", ("a*b", "c*d", "x+y"), {"a": (2, 9), "b": (2, 9), "c": (2, 9), "d": (2, 9)},
+            "{name} buys {a} bags of {b} {things} and {c} boxes of {d} {things}. How many are there?"),
+    _Family("stock_bags_loss", ("b*c", "a+x", "y-d"), {"a": (5, 40), "b": (2, 9), "c": (2, 9), "d": (3, 40)},
+            "{name} has {a} {things}, buys {b} bags of {c} {things} and gives away {d}. How many are left?"),
+    _Family("bags_loss_share", ("a*b", "x-c", "y/d"), {"a": (2, 9), "b": (2, 12), "c": (3, 40), "d": (2, 9)},
+            "{name} buys {a} bags of {b} {things}, gives away {c} and puts the rest equally into {d} boxes. "
+            "How many are in each box?"),
+    _Family("more_together_share", ("a+b", "a+x", "y/c"), {"a": (5, 40), "b": (3, 30), "c": (2, 9)},
+            "{name} has {a} {things}. {other} has {b} more than {name}. "
+            "They share them all equally among {c} friends. How many does each friend get?"),
+    _Family("savings", ("a*b", "x-c", "d+y"), {"a": (2, 9), "b": (2, 12), "c": (3, 40), "d": (3, 40)},
+            "{name} finds {a} {things} a day for {b} days, gives away {c} and then gets {d} more. "
+            "How many does {name} have now?"),
+)  # fmt: skip
 
 _PEOPLE = (
-    ("Anna", "She"),
-    ("Ben", "He"),
-    ("Carla", "She"),
-    ("David", "He"),
-    ("Emma", "She"),
-    ("Felix", "He"),
-    ("Grace", "She"),
-    ("Henry", "He"),
-    ("Iris", "She"),
-    ("Jonas", "He"),
-)
+    ("Anna", "She"), ("Ben", "He"), ("Carla", "She"), ("David", "He"), ("Emma", "She"),
+    ("Felix", "He"), ("Grace", "She"), ("Henry", "He"), ("Iris", "She"), ("Jonas", "He"),
+)  # fmt: skip
 _THINGS = ("apples", "beads", "books", "cards", "coins", "cups", "eggs", "marbles", "pears", "pens", "shells", "stamps")
 
 

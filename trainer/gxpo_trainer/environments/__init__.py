@@ -13,8 +13,9 @@ An environment is a class without constructor arguments, of which there is one i
             self.left -= 1
             return Turn(observation=f"{self.left} turns left", done=self.left == 0)
 
-The run file refers to it as `package.module:Class` in `environment.name`. It runs only if the machine's administrator
-has listed it in the environment variable GXPO_ENVIRONMENT_ALLOWLIST; see docs/environments.md.
+The run file refers to it as `package.module:Class` in `environment.name`, or by the name that an installed package
+registers in the entry-point group `gxpo.environments`; see docs/environments.md. With settings of its own it has a
+settings class, a subclass of `gxpo_trainer.config.EnvironmentConfig` that names it as its `implementation`.
 """
 
 from gxpo_trainer.environments.contract import Environment, Message, Observation, Problem, Turn

@@ -13,7 +13,6 @@ MAX_DEPTH = 10
 """Most parentheses and signs inside one another."""
 ERROR = "error"
 _OPEN, _CLOSE = "<calc>", "</calc>"
-_TOKEN = re.compile(r"\s*([0-9]+|[-+*/()])")
 
 
 class Calculator:
@@ -47,10 +46,15 @@ def calculate(expression: str) -> str:
 
 
 class _Parser:
-    """Recursive descent: sum = term ([+-] term)*, term = factor ([*/] factor)*, factor = -factor | (sum) | digits."""
+    """Recursive descent: sum = term ([+-] term)*, term = factor ([*/] factor)*, factor = -factor | (sum) | digits.
+
+    Raises ValueError for any other character.
+    """
 
     def __init__(self, expression: str) -> None:
-        self._tokens = _tokens(expression)
+        if re.search(r"[^-+*/()0-9\s]", expression):
+            raise ValueError("unexpected character")
+        self._tokens = re.findall(r"[0-9]+|[-+*/()]", expression)
         self._next = 0
 
     def value(self) -> Fraction:
@@ -98,15 +102,3 @@ class _Parser:
         if not token.isdigit():
             raise ValueError(f"unexpected {token!r}")
         return Fraction(int(token))
-
-
-def _tokens(expression: str) -> list[str]:
-    """Raises ValueError for any other character."""
-    tokens, position, end = [], 0, len(expression.rstrip())
-    while position < end:
-        match = _TOKEN.match(expression, position)
-        if match is None:
-            raise ValueError(f"unexpected {expression[position]!r}")
-        tokens.append(match[1])
-        position = match.end()
-    return tokens

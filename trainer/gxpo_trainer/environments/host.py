@@ -10,11 +10,7 @@ calls, from outside or because nobody has asked for the episode for long, and th
 
 After a death the new process is forked by a worker process of its own. An episode that kills the worker, on which all
 episodes depend, thus fails alone: the others were played again once, and their second process has another parent.
-
-The processes of episodes as their host sees them: start, calls with a deadline, kill. The protocols are in
-`worker.py` and `episode.py`.
-
-Checks the environment of a run before it starts.
+The protocols are in `worker.py`.
 """
 
 from __future__ import annotations
@@ -39,6 +35,7 @@ import psutil
 
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.environments.contract import (
+    MAX_MESSAGE,
     MAX_TEXT,
     Call,
     EnvironmentFailed,
@@ -48,12 +45,10 @@ from gxpo_trainer.environments.contract import (
     Turn,
     answer_from_json,
     answer_to_json,
-    problem_to_json,
 )
 from gxpo_trainer.environments.loading import check_allowed
-from gxpo_trainer.environments.worker import MAX_MESSAGE
 from gxpo_trainer.errors import ConfigError, TrainingError
-from gxpo_trainer.grading.pool import worker_environment
+from gxpo_trainer.grading.pool import close_output, worker_environment
 
 START_LIMIT_S = 120.0
 FORK_LIMIT_S = 30.0
@@ -81,10 +76,6 @@ class EpisodeProcess:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """How the process ended, once it has."""
 
-    @property
-    def pid(self) -> int:
-        return self.started.result()
-
     async def ask(self, request: Mapping[str, Any], deadline_s: float) -> Observation | Turn:
         """The answer to a call.
 
@@ -100,7 +91,10 @@ class EpisodeProcess:
             except ValueError:
                 raise EnvironmentFailed(f"an answer has more than {MAX_LINE:,} bytes") from None
         if not line.endswith(b"\n"):
-            raise EpisodeDied(await self._cause())
+            cause = "closed its socket"
+            with contextlib.suppress(TimeoutError):
+                cause = await asyncio.wait_for(asyncio.shield(self.ended), CAUSE_LIMIT_S)
+            raise EpisodeDied(cause)
         try:
             fields = json.loads(line)
             if "failure" not in fields:
@@ -109,11 +103,6 @@ class EpisodeProcess:
         except (ValueError, TypeError, KeyError):
             raise EnvironmentFailed("something else than the answer was written to the socket") from None
         raise EnvironmentFailed(failure)
-
-    async def _cause(self) -> str:
-        with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(self.ended), CAUSE_LIMIT_S)
-        return "closed its socket"
 
     @property
     def alive(self) -> bool:
@@ -260,11 +249,9 @@ class WorkerProcess:
         for episode in self._episodes.values():
             episode.has_ended("lost the worker process that forked it")
         self._episodes.clear()
-        with self._output as output:
-            output.seek(max(0, output.seek(0, os.SEEK_END) - 2_000))
-            text = output.read().decode(errors="replace").strip()
+        output = close_output(self._output)
         if not self._ready.done():
-            self._ready.set_exception(WorkerFailed(f"last output: {text or '(none)'}"))
+            self._ready.set_exception(WorkerFailed(f"last output: {output}"))
 
 
 def kill_tagged(tag: str) -> None:
@@ -328,10 +315,10 @@ class EnvironmentHost:
 
     def end(self, episode: str) -> None:
         """Kill the process of an episode and forget it; a call that is running fails."""
-        found = self._episodes.pop(episode, None)
-        if found is not None:
-            found.over = True
-            _free(found)
+        ended = self._episodes.pop(episode, None)
+        if ended is not None:
+            ended.over = True
+            _free(ended)
 
     def free_idle(self, idle_s: float) -> None:
         """Kill the processes of episodes for which nobody has asked for `idle_s`."""
@@ -351,7 +338,7 @@ class EnvironmentHost:
     def pids(self) -> dict[str, int]:
         """Process ids of the episodes by name."""
         return {
-            name: episode.process.pid
+            name: episode.process.started.result()
             for name, episode in self._episodes.items()
             if episode.process is not None and episode.process.alive
         }
@@ -391,7 +378,9 @@ class EnvironmentHost:
         assert episode.process is not None
         deadline_s = self._config.deadline_s
         if episode.actions is None:
-            request = {"problem": problem_to_json(call.problem), "seed": call.seed}
+            problem = call.problem
+            fields = {"id": problem.id, "text": problem.text, "gold": problem.gold, "extra": dict(problem.extra)}
+            request = {"problem": fields, "seed": call.seed}
             self._record(episode, await episode.process.ask(request, deadline_s), ())
         while len(episode.actions or ()) < len(call.actions):
             played = call.actions[: len(episode.actions or ()) + 1]
@@ -413,19 +402,17 @@ class EnvironmentHost:
         episode.actions, episode.last = played, answer
 
     async def _start_episode(self, *, private: bool) -> EpisodeProcess:
-        if not private:
-            return await (await self._shared_worker()).start_episode()
-        worker = await self._started_worker(private=True)
-        self._private = [*(other for other in self._private if other.alive), worker]
+        if private:
+            worker = await self._start_worker(private=True)
+            self._private = [*(other for other in self._private if other.alive), worker]
+        else:
+            async with self._starting:
+                if self._worker is None or not self._worker.alive:
+                    self._worker = await self._start_worker(private=False)
+                worker = self._worker
         return await worker.start_episode()
 
-    async def _shared_worker(self) -> WorkerProcess:
-        async with self._starting:
-            if self._worker is None or not self._worker.alive:
-                self._worker = await self._started_worker(private=False)
-            return self._worker
-
-    async def _started_worker(self, *, private: bool) -> WorkerProcess:
+    async def _start_worker(self, *, private: bool) -> WorkerProcess:
         for _ in range(MAX_FAILED_STARTS):
             try:
                 return await WorkerProcess.start(self._config, private=private)
@@ -461,19 +448,19 @@ def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) ->
     if not config.multi_turn:
         return
     check_allowed(config.model_dump(), os.environ)
+
+    async def first_reply() -> Reply:
+        host = EnvironmentHost(config)
+        try:
+            return await host.advance(Call("check", problem, seed))
+        finally:
+            await host.close()
+
     try:
-        reply = asyncio.run(_first_reply(config, Call("check", problem, seed)))
+        reply = asyncio.run(first_reply())
     except TrainingError as error:
         raise ConfigError(f"environment: {error}") from error
     if reply.answer is None:
         raise ConfigError(
             f"environment.name = {config.name!r} does not begin an episode of problem {problem.id}: {reply.detail}"
         )
-
-
-async def _first_reply(config: EnvironmentConfig, call: Call) -> Reply:
-    host = EnvironmentHost(config)
-    try:
-        return await host.advance(call)
-    finally:
-        await host.close()

@@ -1,7 +1,4 @@
-"""Finds the environment class of a run file.
-
-The author of a run file may not be trusted to run code on this machine. A class is therefore imported only if the
-environment of this process, which the machine's administrator controls, lists it.
+"""Loads the environment of a run file (gxpo_trainer/plugins.py tells what may be imported).
 
 An environment behind an OpenEnv server: one WebSocket connection is one episode.
 
@@ -21,6 +18,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from gxpo_trainer import plugins
 from gxpo_trainer.environments.contract import MAX_TEXT, Environment, Observation, Problem, Turn, class_problem
 from gxpo_trainer.errors import ConfigError
 
@@ -95,13 +93,7 @@ class OpenEnvEnvironment:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-ALLOWLIST = "GXPO_ENVIRONMENT_ALLOWLIST"
 OWN_CLASSES = {"calculator": "gxpo_trainer.environments.calculator:Calculator"}
-
-
-def allowed_classes(environment: Mapping[str, str]) -> frozenset[str]:
-    """The comma-separated entries `package.module:Class` of the allowlist."""
-    return frozenset(name.strip() for name in environment.get(ALLOWLIST, "").split(",") if name.strip())
 
 
 def check_allowed(settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -113,12 +105,11 @@ def check_allowed(settings: Mapping[str, Any], environment: Mapping[str, str]) -
     if settings["url"] is not None:
         check_url(settings["url"], environment)
         return
-    allowed = allowed_classes(environment)
-    if name not in OWN_CLASSES and name not in allowed:
-        raise ConfigError(
-            f"environment.name: the class {name!r} is not allowed on this machine; its administrator can list "
-            f"it in the environment variable {ALLOWLIST} (now {', '.join(sorted(allowed)) or 'empty'})"
-        )
+    if name not in OWN_CLASSES:
+        try:
+            plugins.check_allowed("environments", name, environment)
+        except ConfigError as error:
+            raise ConfigError(f"environment.name: {name!r} {error}") from None
 
 
 def load_environment(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Callable[[], Environment]:
@@ -133,16 +124,15 @@ def load_environment(settings: Mapping[str, Any], environment: Mapping[str, str]
                 f"environment.name = {name!r} needs websockets ({error}); install gxpo[openenv]"
             ) from None
         return partial(OpenEnvEnvironment, settings["url"], settings["action_field"], settings["observation_field"])
-    path = OWN_CLASSES.get(name, name)
-    module, _, attribute = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # third-party code may raise anything
-        raise ConfigError(
-            f"environment.name: cannot import {name!r} ({type(error).__name__}: {error}); it must be a class on "
-            "the import path of the machine that samples"
-        ) from error
-    if problem := class_problem(found):
+        create: Callable[[], Environment] = (
+            plugins.import_class(OWN_CLASSES[name])
+            if name in OWN_CLASSES
+            else plugins.factory("environments", settings, environment)
+        )
+    except ConfigError as error:
+        raise ConfigError(f"environment.name: {name!r} {error}") from error
+    chosen, arguments = (create.func, ("settings",)) if isinstance(create, partial) else (create, ())
+    if problem := class_problem(chosen, arguments):
         raise ConfigError(f"environment.name: {name!r} is no environment: {problem}")
-    create: Callable[[], Environment] = found
     return create

@@ -10,9 +10,8 @@ When an episode ends, its process group is killed, and then every child that is 
 nothing of an episode outlives it, and the other end of its socket reads end-of-file. When this process's input ends,
 all episodes are killed. When this process is killed, the kernel kills the episodes.
 
-The process of one episode: creates the environment and answers its calls, one JSON line each, on a socket.
-
-In: `{"problem": …, "seed": …}` once, then `{"action": …}`. Out: the answer's fields (`contract.answer_to_json`), or
+The process of an episode creates the environment and answers its calls, one JSON line each, on a socket. In:
+`{"problem": …, "seed": …}` once, then `{"action": …}`. Out: the answer's fields (`contract.answer_to_json`), or
 `{"failure": "what went wrong"}`. The environment's standard streams are /dev/null: what it prints does not reach
 the socket.
 """
@@ -33,18 +32,25 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from gxpo_trainer.environments.contract import (
+    MAX_MESSAGE,
     Environment,
     EnvironmentFailed,
     Observation,
+    Problem,
     Turn,
     answer_to_json,
     checked_observation,
     checked_turn,
-    problem_from_json,
 )
 from gxpo_trainer.environments.loading import load_environment
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.grading.pool import adopt_orphans, die_with_parent, limit_process, survive_parent
+from gxpo_trainer.grading.pool import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    die_with_parent,
+    limit_process,
+    prctl,
+)
 
 OUT_OF_MEMORY = "out of memory (environment.memory_mb)"
 _MAX_DETAIL = 500
@@ -71,7 +77,7 @@ def _answer(environment: Environment, request: Mapping[str, Any], name: str) -> 
     if "action" in request:
         action = request["action"]
         return checked_turn(_call(lambda: environment.step(action), f"{name}.step"), name)
-    problem, seed = problem_from_json(request["problem"]), request["seed"]
+    problem, seed = Problem(**request["problem"]), request["seed"]
     return checked_observation(_call(lambda: environment.reset(problem, seed), f"{name}.reset"), name)
 
 
@@ -100,9 +106,6 @@ def redirect_to_null(*descriptors: int) -> None:
     for descriptor in descriptors:
         os.dup2(null, descriptor)
     os.close(null)
-
-
-MAX_MESSAGE = 1 << 12
 
 
 class EpisodeForker:
@@ -165,7 +168,7 @@ class EpisodeForker:
         try:
             os.setsid()
             die_with_parent(parent)
-            adopt_orphans()
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
@@ -177,20 +180,15 @@ class EpisodeForker:
     def _reap(self) -> None:
         """Report the episodes that have ended, and kill what they left."""
         numbers = {pid: number for number, pid in self._pids.items()}
-        while (found := _ended_child()) is not None:
-            if found.si_pid in numbers:
-                _kill_group(found.si_pid)  # before it is reaped, so that the id is still its own
-                number = numbers[found.si_pid]
+        while (ended := _ended_child()) is not None:
+            if ended.si_pid in numbers:
+                _kill_group(ended.si_pid)  # before it is reaped, so that the id is still its own
+                number = numbers[ended.si_pid]
                 del self._pids[number]
-                self._send(ended=number, cause=_cause(found))
-            os.waitpid(found.si_pid, 0)
-            self._kill_strays()
-
-    def _kill_strays(self) -> None:
-        """Kill the orphans of ended episodes. Their children become ours, and come here when they are reaped."""
-        episodes = set(self._pids.values())
-        for pid in _children():
-            if pid not in episodes:
+                self._send(ended=number, cause=_cause(ended))
+            os.waitpid(ended.si_pid, 0)
+            # Orphans of ended episodes; their children become ours, and come here when they are reaped.
+            for pid in set(_children()) - set(self._pids.values()):
                 os.kill(pid, signal.SIGKILL)
 
     def _kill_all(self) -> None:
@@ -245,8 +243,8 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         control.send(json.dumps({"refused": str(error)[: MAX_MESSAGE // 8]}).encode())
         return error.exit_code
-    survive_parent()  # the end of the input is noticed, and the episodes are killed first
-    adopt_orphans()
+    prctl(PR_SET_PDEATHSIG, 0)  # the end of the input is noticed, and the episodes are killed first
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     gc.freeze()
     forker = EpisodeForker(control, create, settings["name"])
     control.send(b'{"ready": true}')

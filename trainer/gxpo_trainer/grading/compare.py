@@ -1,10 +1,8 @@
-"""Equality of structured answers. `answers_equal(gold, answer)` follows what the gold asks for.
+r"""Equality of structured answers. `answers_equal(gold, answer)` follows what the gold asks for.
 
 Lists without brackets and sets are unordered, tuples and intervals ordered. A gold in parentheses accepts a bare
 list in the same order. `x = 5` answers a gold of 5 and the other way round; names of several values are honoured
-when both sides give them. Inequalities, `x \in S` and intervals are compared as sets of reals.
-
-Equations and inequalities: assignments (`x = 5`, `f(x) = 2x`), and relations up to a constant factor.
+when both sides give them. Inequalities, `x \in S` and intervals are compared as sets of reals (`relations.py`).
 """
 
 from __future__ import annotations
@@ -12,101 +10,16 @@ from __future__ import annotations
 import re
 
 from gxpo_trainer.grading.engine import engine_equal
-from gxpo_trainer.grading.equality import proportional
-from gxpo_trainer.grading.expression import Node, parse_expression
-from gxpo_trainer.grading.latex import Unsupported
-from gxpo_trainer.grading.realsets import real_sets_equal
-from gxpo_trainer.grading.scalar import has_letters, scalars_equal
-from gxpo_trainer.grading.structure import Answer, Matrix, Relation, Scalar, Sequence, Union, parse_answer
-
-_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
-_NAME = re.compile(
-    r"(?:\\text\{[^{}]*\}\s*)|(?:\\?[A-Za-z]+(?:_\s*(?:\{[^{}]*\}|[0-9A-Za-z]))?'*\s*)+(?:\([^()=]*\))?|\|[^|]*\||\([A-Za-z\s,_0-9{}\\]*\)"
-    r"|\\frac\{[A-Z]+\}\{[A-Z]+\}|\\angle.*|\\frac\{(?:d|\\partial)[^{}]*\}\{(?:d|\\partial)[^{}]*\}|[A-Za-z]\^\{-1\}\([a-z]\)"
+from gxpo_trainer.grading.relations import (
+    assigned_name,
+    is_assignment,
+    real_sets_equal,
+    relations_equal,
+    same_name,
+    value_of,
 )
-
-
-_SUM_OF_NAMES = re.compile(r"[A-Za-z](?:_\{?\w\}?)?(?:\s*[+-]\s*[A-Za-z](?:_\{?\w\}?)?)+")
-"""`a + b + c`, as in a question for the sum."""
-
-
-def _looks_like_name(side: str) -> bool:
-    """A name for a value: x, x_1, f(x), AB, |AB|, A:B, (p, q); not a sum, not a number."""
-    parts = [part.strip() for part in re.split(r"[:/]", side)]
-    return all(_NAME.fullmatch(part) is not None for part in parts) and not re.search(
-        r"\\(?:frac\{[0-9]|sqrt|sin|cos|pi)", side
-    )
-
-
-def is_assignment(relation: Answer) -> bool:
-    r"""`name = value`, also as a chain `name = a = b`, or `name \in set`, or `name \approx value`."""
-    if not isinstance(relation, Relation):
-        return False
-    first = relation.operators[0]
-    if first not in ("=", "\\approx", "\\in") or any(op not in ("=", "\\approx") for op in relation.operators[1:]):
-        return False
-    return _looks_like_name(relation.sides[0])
-
-
-def value_of(relation: Relation) -> str | None:
-    r"""The value that a relation states: the last side of a chain of = whose first side is a name, or whose sides are
-    all equal (`2^9 = 512`); what follows \approx is a remark unless nothing else was given. None for a condition on
-    letters (`2x + z = 1`), and for inequalities."""
-    if any(op not in ("=", "\\approx", "\\in", "\\equiv") for op in relation.operators):
-        return None
-    exact = [side for side, op in zip(relation.sides[1:], relation.operators, strict=True) if op != "\\approx"]
-    if _looks_like_name(relation.sides[0]) or _SUM_OF_NAMES.fullmatch(relation.sides[0].strip()):
-        return exact[-1] if exact else relation.sides[1]
-    if not exact:
-        return relation.sides[0]
-    # A constant, or what is not understood (a sum with dots, a derivative), is the question; a side with letters that
-    # is understood must be equal.
-    derived = (not has_letters(side) or scalars_equal(side, exact[-1]) for side in (relation.sides[0], *exact[:-1]))
-    return exact[-1] if all(derived) else None
-
-
-def assigned_name(answer: Answer) -> str | None:
-    """The name on the left of an assignment, without braces and blanks."""
-    if not isinstance(answer, Relation) or not is_assignment(answer):
-        return None
-    return re.sub(r"[\s{}]", "", answer.sides[0])
-
-
-def same_name(a: Answer, b: Answer) -> bool:
-    """Whether both are assignments and about the same thing; y and f(x) both name a function's value."""
-    names = [assigned_name(a), assigned_name(b)]
-    if None in names or names[0] == names[1]:
-        return None not in names
-    functions = [re.fullmatch(r"[A-Za-z]\w*'*\(([a-z])\)", name or "") for name in names]
-    if functions[0] is not None and functions[1] is not None:
-        return functions[0][1] == functions[1][1]
-    return "y" in names and any(functions)
-
-
-def relations_equal(gold: Relation, answer: Relation) -> bool | None:
-    """Two relations: equal side by side, perhaps read from the right, or their differences proportional."""
-    flipped = tuple(_FLIPPED.get(operator, operator) for operator in answer.operators[::-1])
-    for operators, sides in ((answer.operators, answer.sides), (flipped, answer.sides[::-1])):
-        if operators == gold.operators and all(map(scalars_equal, gold.sides, sides)):
-            return True
-    if len(gold.operators) == len(answer.operators) > 1:
-        return False
-    a, b = _difference(gold), _difference(answer)
-    op, other = gold.operators[0], answer.operators[0]
-    if a is None or b is None or op not in _FLIPPED or other not in _FLIPPED:
-        return engine_equal(gold.text, answer.text)
-    factor_sign = proportional(a, b)
-    return factor_sign != 0 and other == (op if factor_sign > 0 else _FLIPPED[op])
-
-
-def _difference(relation: Relation) -> Node | None:
-    """Left side minus right side; None for chains and for what the grammar does not know."""
-    try:
-        left, right = (parse_expression(side) for side in relation.sides)
-    except (Unsupported, ValueError):
-        return None
-    return Node("add", (left, Node("neg", (right,))))
-
+from gxpo_trainer.grading.scalar import scalars_equal
+from gxpo_trainer.grading.structure import Answer, Matrix, Relation, Scalar, Sequence, Union, parse_answer
 
 MAX_MATCHED = 60
 _BARE_UNIT_VECTOR = re.compile(r"(?<![A-Za-z\\])([ijk])(?![A-Za-z])")
@@ -152,7 +65,7 @@ def _as_vector(answer: Answer) -> Answer:
     if isinstance(answer, Sequence) and answer.opening in ("(", "["):
         items = answer.items
     elif isinstance(answer, Matrix) and 1 in (len(answer.rows), len(answer.rows[0])):
-        items = _entries(answer)
+        items = tuple(entry for row in answer.rows for entry in row)
     if len(items) not in (2, 3):
         return answer
     return Scalar(" + ".join(f"({item.text})\\vec{{{unit}}}" for item, unit in zip(items, "ijk", strict=False)))
@@ -178,7 +91,7 @@ def _sequences(gold: Sequence, answer: Sequence) -> bool | None:
 
 
 def _is_set(sequence: Sequence, items: tuple[Answer, ...]) -> bool:
-    """Braces, or a list of tuples (solutions), where saying one twice adds nothing; a list of numbers counts."""
+    """Braces, or a list of tuples (solutions), where a repetition adds nothing; a list of numbers counts."""
     solutions = all(isinstance(item, Sequence) and item.opening for item in items)
     return sequence.opening == "{" or (not sequence.opening and solutions)
 
@@ -247,18 +160,16 @@ def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
     return _unordered(*values)
 
 
-def _all(verdicts: object) -> bool | None:
+def _ordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
+    """Item by item: False when two differ, else None when a pair is undecided."""
     result: bool | None = True
-    for verdict in verdicts:  # type: ignore[attr-defined]
+    for a, b in zip(gold, answer, strict=True):
+        verdict = answers_equal(a, b)
         if verdict is False:
             return False
         if verdict is None:
             result = None
     return result
-
-
-def _ordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
-    return _all(answers_equal(a, b) for a, b in zip(gold, answer, strict=True))
 
 
 def _unordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
@@ -276,17 +187,14 @@ def _unordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | N
     return True
 
 
-def _entries(matrix: Matrix) -> tuple[Answer, ...]:
-    return tuple(entry for row in matrix.rows for entry in row)
-
-
 def _matrices(gold: Answer, answer: Answer) -> bool | None:
     r"""Entry by entry; a row or column vector equals the tuple of its entries."""
     sides = []
     for side in (gold, answer):
         if isinstance(side, Matrix):
             vector = not side.kind and 1 in (len(side.rows), len(side.rows[0]))
-            sides.append((side.kind, [len(row) for row in side.rows], _entries(side), vector))
+            entries = tuple(entry for row in side.rows for entry in row)
+            sides.append((side.kind, [len(row) for row in side.rows], entries, vector))
         elif isinstance(side, Sequence) and side.opening in ("(", "["):
             sides.append(("", [], side.items, True))
     if len(sides) < 2:

@@ -51,8 +51,8 @@ def parse_latex(answer: str) -> list[Any]:
     # Both modules warn that there are no time-outs.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     settings = (LatexExtractionConfig(),)
-    found = parse(f"\\boxed{{{answer}}}", settings, fallback_mode="no_fallback", parsing_timeout=None)
-    return [expression for expression in found if not isinstance(expression, str)]
+    parsed = parse(f"\\boxed{{{answer}}}", settings, fallback_mode="no_fallback", parsing_timeout=None)
+    return [expression for expression in parsed if not isinstance(expression, str)]
 
 
 def engine_equal(gold: str, answer: str) -> bool | None:

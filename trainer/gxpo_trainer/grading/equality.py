@@ -1,6 +1,4 @@
-"""Values of closed-form expressions: exactly for rational constants, in a chosen precision at a point otherwise.
-
-Equality of expressions as functions, by evaluation.
+"""Values of closed-form expressions, and their equality as functions by evaluation.
 
 Rational constants are compared exactly. Everything else is evaluated at fixed pseudo-random points: on both signs, from
 a twentieth to hundreds, and where functions branch (an absolute value, a root, a logarithm, a maximum) around all
@@ -83,20 +81,17 @@ def substituted(node: Node, values: Mapping[str, Node]) -> Node:
     return replace(node, args=tuple(substituted(arg, values) for arg in node.args))
 
 
-def symbols(node: Node) -> frozenset[str]:
+def symbols(node: Node) -> set[str]:
     """Names of the free symbols and unknown functions."""
-    return frozenset(
+    return {
         part.name + ("()" if part.kind == "apply" else "") for part in subtrees(node) if part.kind in ("sym", "apply")
-    )
+    }
 
 
-def is_decimal(node: Node) -> bool:
-    """Whether a number with a decimal point occurs."""
-    return any(part.kind == "num" and part.name == "." for part in subtrees(node))
-
-
-def is_complex(node: Node) -> bool:
-    return any((part.kind, part.name) in (("const", "i"), ("call", "cis")) for part in subtrees(node))
+def are_real(*nodes: Node) -> bool:
+    """Whether the imaginary unit occurs in none of them."""
+    parts = (part for node in nodes for part in subtrees(node))
+    return not any((part.kind, part.name) in (("const", "i"), ("call", "cis")) for part in parts)
 
 
 def rational_value(node: Node) -> Fraction | None:
@@ -215,7 +210,7 @@ def _call(name: str, values: list[Any], context: Any, real: bool) -> Any:
     if name in ("ln", "log"):
         if x == 0 or (real and x < 0):
             raise Undefined
-        # Base 10 or base e is not said: both sides mean the same by it, so any fixed base will do.
+        # Base 10 or base e is not stated: both sides mean the same by it, so any fixed base will do.
         return context.log(x) if name == "ln" else context.log(x) / context.log(values[1] if len(values) > 1 else 10)
     if name == "cis":
         return context.exp(context.mpc(0, 1) * x)
@@ -243,7 +238,7 @@ _SCALES: tuple[tuple[int | str, str], ...] = (
 
 def expressions_equal(a: Node, b: Node) -> bool:
     """Whether two expressions are equal. Raises TooLarge when a magnitude is beyond what is computed here."""
-    decimal = is_decimal(a) or is_decimal(b)
+    decimal = any(part.kind == "num" and part.name == "." for node in (a, b) for part in subtrees(node))
     if not symbols(a) and not symbols(b):
         try:
             exact_a, exact_b = rational_value(a), rational_value(b)
@@ -252,19 +247,11 @@ def expressions_equal(a: Node, b: Node) -> bool:
         if exact_a is not None and exact_b is not None:
             return values_equal(exact_a, exact_b, decimal=decimal)
     tolerance = DECIMAL_TOLERANCE if decimal else None
-    real = not (is_complex(a) or is_complex(b))
+    real = are_real(a, b)
     verdict = _agree(a, b, real=real, tolerance=tolerance)
     if verdict is None and real:
         verdict = _agree(a, b, real=False, tolerance=tolerance)
     return bool(verdict)
-
-
-def _alternates(node: Node) -> bool:
-    """Whether a formula such as (-1)^n has no real value between whole numbers."""
-    return any(
-        part.kind == "pow" and part.args[0].kind == "neg" and not symbols(part.args[0]) and symbols(part.args[1])
-        for part in subtrees(node)
-    )
 
 
 def values_equal(a: Fraction, b: Fraction, *, decimal: bool) -> bool:
@@ -292,26 +279,24 @@ def _point(scale: Fraction | int | str, signs: str, index: int, spread: Fraction
     return value
 
 
-def _integers(index: int) -> Point:
-    """Natural numbers."""
-    return lambda name: Fraction(index + zlib.crc32(name.encode()) % 5)
-
-
 def _points(a: Node, b: Node) -> Iterator[Point]:
     """Fixed points; where functions branch also points next to, between and beyond all constants of both sides."""
     names = symbols(a) | symbols(b)
     if not names:
         yield no_symbols
         return
-    if _alternates(a) or _alternates(b):
-        yield from (_integers(index) for index in range(1, 13))
+    parts = [part for node in (a, b) for part in subtrees(node)]
+    naturals = [lambda name, n=n: Fraction(n + zlib.crc32(name.encode()) % 5) for n in range(1, 13)]
+    # (-1)^n and the like have no real value between whole numbers.
+    powers = [part.args for part in parts if part.kind == "pow"]
+    if any(base.kind == "neg" and not symbols(base) and symbols(exponent) for base, exponent in powers):
+        yield from naturals
         return
     yield from (_point(scale, signs, index) for index, (scale, signs) in enumerate(_SCALES))
-    parts = [part for node in (a, b) for part in subtrees(node)]
     calls = {part.name for part in parts if part.kind == "call" and symbols(part)}
     if calls & _STEPS:
         yield from (_point(3, "+", index) for index in range(20, 28))
-        yield from (_integers(index) for index in range(1, 13))
+        yield from naturals
     if calls & _BRANCHING:
         constants = {part.value for part in parts if part.kind == "num" and part.value}
         for index, candidate in enumerate(_candidates(list(constants)[:16])):
@@ -395,5 +380,5 @@ def proportional(a: Node, b: Node) -> int:
     for point in _points(a, b):
         values = [_try(node, point, real=True) for node in (a, b)]
         if not any(isinstance(value, Exception) or value == 0 for value in values):
-            return 1 if is_complex(a) or is_complex(b) or values[0] / values[1] > 0 else -1
+            return 1 if not are_real(a, b) or values[0] / values[1] > 0 else -1
     return 0

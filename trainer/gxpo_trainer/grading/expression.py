@@ -1,4 +1,4 @@
-"""A small parser for closed-form answers in (normalised) LaTeX: text -> expression tree.
+r"""A small parser for closed-form answers in (normalised) LaTeX: text -> expression tree.
 
 The grammar covers what final answers consist of: numbers, letters with subscripts, the four operations, powers, roots,
 fractions, mixed numbers, elementary functions, binomials, factorials, absolute values, floor and ceiling. Everything
@@ -73,9 +73,9 @@ class _Parser:
 
     def accept(self, token: str) -> bool:
         """Whether the next token is this one, which is then taken."""
-        found = self.peek() == token
-        self._at += found
-        return found
+        accepted = self.peek() == token
+        self._at += accepted
+        return accepted
 
     def sum(self) -> Node:
         terms = [self._signed(self._product)]
@@ -134,20 +134,20 @@ class _Parser:
         if self.accept("\\circ"):
             return Node("div", (Node("mul", (node, Node("const", name="pi"))), number(180)))
         # 2^2^3, which LaTeX forbids and programmers write, is 2^(2^3).
-        powers = [node, self._argument()]
+        powers = [node, self.argument()]
         while self.accept("^"):
-            powers.append(self._argument())
+            powers.append(self.argument())
         if len(powers) > MAX_DEPTH:
             raise Unsupported("nested too deeply")
         return functools.reduce(lambda exponent, base: Node("pow", (base, exponent)), reversed(powers))
 
-    def _argument(self) -> Node:
+    def argument(self) -> Node:
         """The argument of ^, \\frac or \\sqrt: a braced group, or a single token (one digit of a number)."""
         token = self.peek()
         if token[:1].isdigit() and len(token) > 1:
             self._tokens[self._at] = token[1:]
             return number(int(token[0]))
-        return Node("neg", (self._argument(),)) if self.accept("-") else self._primary()
+        return Node("neg", (self.argument(),)) if self.accept("-") else self._primary()
 
     def _primary(self) -> Node:
         self._depth += 1
@@ -212,7 +212,7 @@ class _Parser:
 
     def fraction(self) -> Node:
         start = self._at
-        arguments = self._argument(), self._argument()
+        arguments = self.argument(), self.argument()
         tokens = "".join(self._tokens[start : self._at])
         # dv/dt is one quantity: as a quotient of products its d would cancel.
         return Node("sym", name=tokens) if _DERIVATIVE.fullmatch(tokens) else Node("div", arguments)
@@ -220,19 +220,16 @@ class _Parser:
     def decorated(self, mark: str) -> Node:
         r"""\dot{x}, \bar{x}, ...: a separate symbol."""
         start = self._at
-        self._argument()
+        self.argument()
         letter = "".join(self._tokens[start : self._at]).strip("{}")
         return Node("sym", name=f"{mark} {letter}" + self._subscript())
 
     def root(self) -> Node:
         if not self.accept("["):
-            return Node("call", (self._argument(),), "sqrt")
+            return Node("call", (self.argument(),), "sqrt")
         index = self.sum()
         self.take("]")
-        return Node("pow", (self._argument(), Node("div", (number(1), index))))
-
-    def binomial(self) -> Node:
-        return Node("call", (self._argument(), self._argument()), "binomial")
+        return Node("pow", (self.argument(), Node("div", (number(1), index))))
 
     def enclosed(self, closing: str, name: str) -> Node:
         inside = self.sum()
@@ -245,9 +242,9 @@ class _Parser:
         power = None
         for _ in range(2):
             if name == "log" and self.accept("_"):
-                base = (self._argument(),)
+                base = (self.argument(),)
             elif self.accept("^"):
-                power = self._argument()
+                power = self.argument()
         start = self._at
         if name == "log" and not base and self.peek() == "(":
             # log(x, 10) has its base behind.
@@ -292,7 +289,7 @@ _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     **{mark: functools.partial(_Parser.decorated, mark=mark) for mark in _MARKS},
     "frac": _Parser.fraction,
     "sqrt": _Parser.root,
-    "binom": _Parser.binomial,
+    "binom": lambda parser: Node("call", (parser.argument(), parser.argument()), "binomial"),
     "max": lambda parser: Node("call", parser.call_arguments(), "max"),
     "min": lambda parser: Node("call", parser.call_arguments(), "min"),
     "pi": lambda parser: Node("const", name="pi"),

@@ -1,7 +1,7 @@
-"""Finding the final answer in a response.
+r"""Finding the final answer in a response.
 
-Order of trust: the last balanced ``\boxed{...}`` or a "final answer is" sentence, whichever comes later; then
-``####``; then "the answer is ..." in one of the languages of `words.toml`; then a response that is nothing but an
+Order of trust: the last balanced `\boxed{...}` or a "final answer is" sentence, whichever comes later; then
+`####`; then "the answer is ..." in one of the languages of `words.toml`; then a response that is nothing but an
 answer; then the last formula or number of the last line. Boxes with nothing but "and", "or" or a comma between them
 make one list; of others the last one counts, for it corrects the earlier ones. Only the last `TAIL_CHARS` characters
 are read, so that the cost is bounded whatever the response holds.
@@ -10,13 +10,26 @@ are read, so that the cost is bounded whatever the response holds.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from gxpo_trainer.grading.boxes import JOINED, boxed_answer, find_boxes, response_tail
 from gxpo_trainer.grading.latex import FULL_WIDTH, FUNCTIONS
 from gxpo_trainer.grading.units import parse_unit, phrases
 
 MAX_ANSWER_CHARS = 4_000
-
+TAIL_CHARS = 100_000
+"""Only the end of a response is read, so that the cost is bounded."""
+_BRACE = re.compile(r"\\[\\{}]|[{}]")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?P<bare>[^\s{$.,\\][^\s$.,\\]*)")
+_CORRECTION = re.compile(
+    r"\b(?:wait|no|not|actually|instead|rather|correct\w*|sorry|so|hence|thus|but|oops|mistake|should|then)\b",
+    re.IGNORECASE,
+)
+_JOINED = re.compile(
+    r"\W*(?:(?:[\w()]+\s+){0,4}(?=and|or))?(?:and|or|et|ou|und|oder|y|o|e|和|或)?\W*(?:[A-Za-z]\w*\s*=\W*)?",
+    re.IGNORECASE,
+)
+_PARTS = re.compile(r"\\text\s*\{([^{}]*)\}")
+_THINK_END = "</think>"
 _PLAIN = FULL_WIDTH | dict.fromkeys(map(ord, "\u00a0\u2009\u202f"), " ")
 """Full-width characters and special blanks as plain ones."""
 _IS = rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('is')})(?![A-Za-zÀ-ÿ])|[:：=]"
@@ -42,7 +55,7 @@ _REMARK = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"(?<!i\.e)(?<!e\.g)[.!?]\s|。|\n")
-_SAID = re.compile(r"(?=(?:\b(?:is|are|has|have)\s+|\*\*)([^.*\n]+)\**\.?\s*$)")
+_STATED = re.compile(r"(?=(?:\b(?:is|are|has|have)\s+|\*\*)([^.*\n]+)\**\.?\s*$)")
 _NEGATED = re.compile(r"\bnot\s+(?:\w+\s+)?$", re.IGNORECASE)
 _OTHER_SCRIPT = re.compile(r"[\u0400-\u1fff\u3040-\uffef]")
 _HASHES = re.compile(r"(?:^[ \t]*|\s)#{4,}[ \t]*(?P<rest>[^\n#]+)$", re.MULTILINE)
@@ -65,11 +78,91 @@ _TEXT_COMMAND = re.compile(
 _MATH_WORDS = FUNCTIONS | set("and or percent pct percentage pi inf infty in dx dy dt degrees".split())
 
 
+def response_tail(response: str) -> str:
+    """The end of a response: what follows the last end-of-thinking tag, when anything does."""
+    head, tag, text = response.rpartition(_THINK_END)
+    return (text if text.strip() or not tag else head)[-TAIL_CHARS:].strip()
+
+
+def matching_braces(text: str) -> dict[int, int]:
+    """Position of each balanced opening brace -> position of its closing one; escaped braces do not count."""
+    pairs: dict[int, int] = {}
+    opened: list[int] = []
+    for match in _BRACE.finditer(text):
+        token = match.group()
+        if token == "{":
+            opened.append(match.start())
+        elif token == "}" and opened:
+            pairs[opened.pop()] = match.start()
+    return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    start: int
+    end: int
+    content: str
+
+
+def find_boxes(text: str) -> list[_Box]:
+    """All outermost balanced boxes, in order of appearance."""
+    if "box" not in text:
+        return []
+    pairs = matching_braces(text)
+    boxes: list[_Box] = []
+    for match in _BOX.finditer(text):
+        closing = match.end() if match["bare"] else pairs.get(match.end())
+        if closing is not None and not (boxes and match.start() < boxes[-1].end):
+            content = match["bare"] or text[match.end() + 1 : closing]
+            boxes.append(_Box(match.start(), closing + (not match["bare"]), content))
+    return boxes
+
+
+def _joined(between: str) -> bool:
+    """Whether two boxes belong to one answer: nothing but a conjunction, a comma or the next name stands between."""
+    if "\n\n" in between or len(between) > 60:
+        return False
+    words = _PARTS.sub(lambda match: match[1] or "", between)
+    return (
+        not re.search(r"[.!?](?:\s|\\|$)", words)
+        and not _CORRECTION.search(words)
+        and _JOINED.fullmatch(words.replace("\\quad", " ")) is not None
+    )
+
+
+def boxed_answer(text: str) -> tuple[str, int] | None:
+    """The last boxed answer and the position where it ends; joined boxes become a comma list."""
+    boxes = find_boxes(text)
+    if not boxes:
+        return None
+    parts = [boxes[-1]]
+    for box in reversed(boxes[:-1]):
+        if not _joined(text[box.end : parts[0].start]):
+            break
+        parts.insert(0, box)
+    contents = [_innermost(box.content) for box in parts]
+    return ", ".join(content.strip() for content in contents), boxes[-1].end
+
+
+def every_box(response: str) -> str | None:
+    """All different boxed answers as one comma list; None with fewer than two."""
+    boxes = find_boxes(response_tail(response))
+    contents = list(dict.fromkeys(_innermost(box.content).strip() for box in boxes))
+    return ", ".join(contents) if len(contents) > 1 else None
+
+
+def _innermost(content: str) -> str:
+    """The content of a box inside a box."""
+    for _ in range(4):
+        content = inner[-1].content if (inner := find_boxes(content)) else content
+    return content
+
+
 def extract_answer(response: str) -> str:
     """The final answer of a response; empty when it states none."""
     text = response_tail(response).translate(_PLAIN)
     finders = (_boxed_or_final, _hashes, _answer_sentence, _bare, _last_line)
-    return next((found for find in finders if (found := find(text))), "")
+    return next((answer for find in finders if (answer := find(text))), "")
 
 
 def _boxed_or_final(text: str) -> str:
@@ -85,8 +178,8 @@ def _boxed_or_final(text: str) -> str:
 
 def _hashes(text: str) -> str:
     """The last `#### 42`; a heading with several words is none."""
-    found = [rest for match in _HASHES.finditer(text) if len(_words(rest := match["rest"].strip())) <= 3]
-    return found[-1] if found else ""
+    answers = [rest for match in _HASHES.finditer(text) if len(_words(rest := match["rest"].strip())) <= 3]
+    return answers[-1] if answers else ""
 
 
 def _answer_sentence(text: str) -> str:
@@ -170,10 +263,10 @@ def _formula_groups(text: str) -> list[list[re.Match[str]]]:
     """The formulas of `text`, those joined by "and", "or" or a comma together; prose between dollar signs is none."""
     groups: list[list[re.Match[str]]] = []
     for match in _FORMULA.finditer(text):
-        if len(_words(_formula_text(match))) > 2:
+        if len(_words(match.group())) > 2:
             continue
         between = text[groups[-1][-1].end() : match.start()] if groups else ""
-        if groups and len(between) <= 20 and JOINED.fullmatch(between):
+        if groups and len(between) <= 20 and _JOINED.fullmatch(between):
             groups[-1].append(match)
         else:
             groups.append([match])
@@ -183,11 +276,8 @@ def _formula_groups(text: str) -> list[list[re.Match[str]]]:
 def _listed(text: str, group: list[re.Match[str]]) -> str:
     """A group of formulas as one comma list, with the percent sign behind it."""
     percent = re.match(r"\s*(?:\\?%|percent\b|pct\b)", text[group[-1].end() :])
-    return ", ".join(_formula_text(match) for match in group) + (percent.group() if percent else "")
-
-
-def _formula_text(match: re.Match[str]) -> str:
-    return next(group for group in match.groups() if group is not None).strip()
+    formulas = ("".join(filter(None, match.groups())).strip() for match in group)
+    return ", ".join(formulas) + (percent.group() if percent else "")
 
 
 def _words(text: str) -> list[str]:
@@ -211,8 +301,8 @@ def _last_line(text: str) -> str:
     groups = _formula_groups(text)
     start = max((match.end() for match in _SENTENCE_END.finditer(text[:-1])), default=0)
     end = next((match.start() for match in _REMARK.finditer(text, start) if "which" not in match.group()), len(text))
-    found = _NUMBER.finditer(text, max(0, len(text) - 2_000))
-    stated = [number for number in found if not _NEGATED.search(text, max(0, number.start() - 40), number.start())]
+    candidates = _NUMBER.finditer(text, max(0, len(text) - 2_000))
+    stated = [number for number in candidates if not _NEGATED.search(text, max(0, number.start() - 40), number.start())]
     numbers = [number for number in stated if number.end() <= end] or stated
     if groups and not (numbers and numbers[-1].start() >= groups[-1][-1].end()):
         return _listed(text, groups[-1])
@@ -220,9 +310,9 @@ def _last_line(text: str) -> str:
         listed = re.search(r"(?:[-\d.]+、)*$", text[: numbers[-1].start()])
         return (listed.group() if listed else "") + _with_unit(text, numbers[-1])
     line = text.rsplit("\n", 1)[-1].strip()
-    said = list(_SAID.finditer(line))
-    if said and len(said[-1][1].split()) <= 4 < len(line.split()):
-        return said[-1][1].strip("* ")
+    stated_words = list(_STATED.finditer(line))
+    if stated_words and len(stated_words[-1][1].split()) <= 4 < len(line.split()):
+        return stated_words[-1][1].strip("* ")
     return line if len(line) <= 200 else ""
 
 

@@ -24,8 +24,6 @@ from gxpo_trainer.types import VERDICTS, Verdict
 CHUNK = 64
 CHUNKS_AHEAD_PER_WORKER = 4
 
-_Pending = collections.deque[concurrent.futures.Future[list[Verdict]]]
-
 
 def grade_file(
     path_in: Path,
@@ -66,7 +64,12 @@ def grade_file(
     ):
         task = bar.add_task("grading", total=total)
         for verdict in _verdicts(pool, read_pairs(path_in), CHUNKS_AHEAD_PER_WORKER * num_workers):
-            out_stream.write(json.dumps(_row(verdict), ensure_ascii=False) + "\n")
+            # UTF-8 cannot encode lone surrogates, which become escapes.
+            extracted = verdict.extracted and verdict.extracted.encode("utf-8", "backslashreplace").decode("utf-8")
+            row = {"verdict": verdict.status, "extracted": extracted, "seconds": round(verdict.seconds, 6)}
+            if verdict.detail:
+                row["detail"] = verdict.detail
+            out_stream.write(json.dumps(row, ensure_ascii=False) + "\n")
             counts[verdict.status] += 1
             bar.advance(task)
     return {status: counts[status] for status in VERDICTS}
@@ -74,27 +77,13 @@ def grade_file(
 
 def _verdicts(pool: VerifierPool, pairs: Iterator[Pair], ahead: int) -> Iterator[Verdict]:
     """Verdicts in order, with a bounded number of chunks in flight."""
-    pending: _Pending = collections.deque()
+    pending: collections.deque[concurrent.futures.Future[list[Verdict]]] = collections.deque()
     while chunk := list(itertools.islice(pairs, CHUNK)):
         pending.append(pool.submit(chunk))
         if len(pending) >= ahead:
             yield from pending.popleft().result()
     while pending:
         yield from pending.popleft().result()
-
-
-def _row(verdict: Verdict) -> dict[str, object]:
-    row: dict[str, object] = {
-        "verdict": verdict.status,
-        "extracted": _printable(verdict.extracted),
-        "seconds": round(verdict.seconds, 6),
-    }
-    return {**row, "detail": verdict.detail} if verdict.detail else row
-
-
-def _printable(text: str | None) -> str | None:
-    """The text with lone surrogates, which UTF-8 cannot encode, as escapes."""
-    return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:

@@ -110,6 +110,7 @@ class HttpReward:
             trust_env=False,
             limits=httpx.Limits(max_keepalive_connections=0),
         )
+        self.close = self._transport.aclose
 
     async def answer(self, body: Mapping[str, Any]) -> HttpAnswer:
         """The server's reward for this body; never raises for what the server does."""
@@ -130,10 +131,6 @@ class HttpReward:
             if len(self._values) > CACHED_VALUES:
                 self._values.popitem(last=False)
         return answer
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._transport.aclose()
 
     async def _call(self, content: bytes) -> HttpAnswer:
         """All attempts of one call within one deadline."""

@@ -1,9 +1,9 @@
-"""Normalizes LaTeX: one function, str -> str, for each variation in how mathematics is written.
+r"""Normalizes LaTeX: one function, str -> str, for each variation in how mathematics is written.
 
-`clean` applies them in order. None of them drops or changes what an answer says: words and units stay, as
+`clean` applies them in order. None of them changes the meaning of an answer: words and units stay, as
 `\text{...}`, and what a value may be read as (percent, degrees, thousands or a list) is decided later.
 
-Tokens of LaTeX mathematics, and the names that the expression grammar knows.
+Also the tokens of LaTeX mathematics, and the names that the expression grammar knows.
 """
 
 from __future__ import annotations
@@ -332,26 +332,9 @@ def end_punctuation(s: str) -> str:
 
 
 STEPS: tuple[Callable[[str], str], ...] = (
-    unicode_to_latex,
-    double_backslashes,
-    math_delimiters,
-    emphasis,
-    command_names,
-    presentation,
-    spacing,
-    plain_operators,
-    conjunctions,
-    choose,
-    magnitudes,
-    degrees,
-    percent_sign,
-    repeating_decimals,
-    separators,
-    mixed_numbers,
-    currency,
-    upright,
-    plain_functions,
-    end_punctuation,
+    *(unicode_to_latex, double_backslashes, math_delimiters, emphasis, command_names, presentation, spacing),
+    *(plain_operators, conjunctions, choose, magnitudes, degrees, percent_sign, repeating_decimals, separators),
+    *(mixed_numbers, currency, upright, plain_functions, end_punctuation),
 )
 
 

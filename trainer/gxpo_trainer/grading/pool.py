@@ -10,11 +10,10 @@ Each worker is a thread with its own process; the threads take answers from one 
 Which verdict a deadline gives depends on the CPU time of the process. An honest answer is judged in milliseconds; one
 that computes for most of the deadline evades a verdict and is `wrong`, with the reason in `detail`. Where
 the process did not get that CPU time (a busy machine), or where a reward component was running, it is `timeout`, which
-carries no reward. Start-up of a process (about two seconds, in parallel) is not charged to an answer.
+carries no reward. Start-up of a process (about two seconds, in parallel) is not charged to an answer. The protocol is
+in `worker.py`.
 
-One worker process as its pool sees it: start, messages with a deadline, kill. The protocol is in `worker.py`.
-
-What every worker process that runs untrusted computations is started with: its environment, limits and lifetime.
+The functions at the top set environment, limits and lifetime of every process that runs untrusted computations.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -43,7 +42,8 @@ import gxpo_trainer
 from gxpo_trainer.errors import VerifierFailed
 from gxpo_trainer.types import EVASION, Verdict
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""Options of prctl(2): the signal when our parent ends (0: none); whether we adopt descendants without a parent (1)."""
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -65,22 +65,13 @@ def limit_process(memory_mb: int) -> None:
 
 def die_with_parent(parent: int) -> None:
     """SIGKILL to ourselves when the parent thread ends, also in the middle of a computation (Linux)."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit("the parent of this worker has ended")
 
 
-def survive_parent() -> None:
-    """Undo `die_with_parent`: this process notices by itself that its parent has ended."""
-    _prctl(_PR_SET_PDEATHSIG, 0)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none is out of reach (Linux)."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """Set an option of this process; does nothing outside Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value)
 
@@ -99,28 +90,26 @@ class WorkerProcess:
     """A verifier process and the socket to it.
 
     Must be created by the thread that lives as long as the worker should: the worker asks the kernel to be killed
-    when its parent thread ends. rewards: (name, weight) of the components that it can score; empty: none.
+    when its parent thread ends. rewards: settings of the components that it can score (RewardConfig); empty: none.
     """
 
-    def __init__(self, memory_mb: int, rewards: Sequence[tuple[str, float]] = ()) -> None:
+    def __init__(self, memory_mb: int, rewards: Sequence[Mapping[str, Any]] = ()) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self._socket, theirs = socket.socketpair()
-        module = "gxpo_trainer.grading.reward_worker" if rewards else "gxpo_trainer.grading.worker"
-        command = [sys.executable, "-m", module, str(memory_mb), str(os.getpid())]
+        command = [sys.executable, "-m", "gxpo_trainer.grading.worker", str(memory_mb), str(os.getpid())]
         with theirs:
             self._process = subprocess.Popen(
-                command + ([json.dumps(list(rewards))] if rewards else []),
+                [*command, json.dumps(list(rewards))],
                 stdin=theirs.fileno(),
                 stdout=self._output,
                 stderr=self._output,
                 env=worker_environment(os.environ),
             )
+        self.pid = self._process.pid
+        self.kill = self._process.kill
+        """Kill the process; a thread that waits for a message gets WorkerDied. Safe from any thread."""
         self._incoming = bytearray()
         self._reported_cpu_s = 0.0
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def cpu_seconds(self) -> float:
         """CPU time that the process has used since its last message, seconds; 0 when it has ended."""
@@ -159,18 +148,19 @@ class WorkerProcess:
         self._reported_cpu_s = message.pop("cpu", self._reported_cpu_s)
         return message
 
-    def kill(self) -> None:
-        """Kill the process; a thread that waits for a message gets WorkerDied. Safe from any thread."""
-        self._process.kill()
-
     def close(self) -> str:
         """Kill and reap the process; returns the end of its output."""
-        self._process.kill()
+        self.kill()
         self._process.wait()
         self._socket.close()
-        with self._output as output:
-            output.seek(max(0, output.seek(0, os.SEEK_END) - 2_000))
-            return output.read().decode(errors="replace")
+        return close_output(self._output)
+
+
+def close_output(output: IO[bytes]) -> str:
+    """The last 2,000 bytes of a process's output file, which is closed."""
+    with output:
+        output.seek(max(0, output.seek(0, os.SEEK_END) - 2_000))
+        return output.read().decode(errors="replace").strip() or "(none)"
 
 
 MAX_DEATHS = 2
@@ -196,7 +186,7 @@ class VerifierPool:
         workers: processes, at least 1.
         deadline_s: wall clock of one answer, seconds; past it the process is killed (see the module's text).
         memory_mb: address-space limit of a process, MiB; an answer that reaches it gets the verdict `error`.
-        rewards: (name, weight) of the components that are scored for pairs with a `context`.
+        rewards: settings of the components (RewardConfig) that are scored for pairs with a `context`.
 
     Raises:
         ValueError: a setting out of range.
@@ -208,7 +198,7 @@ class VerifierPool:
         workers: int = 2,
         deadline_s: float = 5.0,
         memory_mb: int = 2048,
-        rewards: Sequence[tuple[str, float]] = (),
+        rewards: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         for name, value, least in (("workers", workers, 1), ("memory_mb", memory_mb, 256)):
             if value < least:
@@ -242,10 +232,6 @@ class VerifierPool:
         for i, pair in enumerate(pairs):
             self._queue.put((job, i, pair))
         return future
-
-    def verify_many(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """One verdict per pair, in order; waits for all of them. Raises VerifierFailed."""
-        return self.submit(pairs).result()
 
     def worker_pids(self) -> list[int]:
         """Process ids of the current workers."""
@@ -315,14 +301,14 @@ class VerifierPool:
                 ready = process.receive(time.monotonic() + START_LIMIT_S) is not None
             except WorkerDied:
                 ready = False
-            output = "" if ready else self._stop(worker)
+            output = "(none)" if ready else self._stop(worker)
             with self._lock:
                 self._failed_starts = 0 if ready else self._failed_starts + 1
                 failed = self._failed_starts
             if failed >= MAX_FAILED_STARTS or self._failure is not None:
                 raise VerifierFailed(
                     f"verifier workers cannot be started ({failed} attempts in a row); is "
-                    f"verifier.memory_mb = {self._memory_mb} enough? Last output: {output.strip() or '(none)'}"
+                    f"verifier.memory_mb = {self._memory_mb} enough? Last output: {output}"
                 )
         return process
 

@@ -9,32 +9,25 @@ response:
         def __call__(self, sample: RewardInput) -> float:
             return 1.0 if sample.num_tokens <= 200 else 0.0
 
-The run file refers to it as `package.module:Class`. It runs only if the machine's administrator has listed it in the
-environment variable GXPO_REWARD_ALLOWLIST; see docs/evaluation.md.
+The run file refers to it as `package.module:Class`, or by the name that an installed package registers in the
+entry-point group `gxpo.rewards`. With settings of its own it has a settings class, a subclass of
+`gxpo_trainer.config.RewardConfig` that names it as its `implementation`; the component then takes these settings. See
+docs/evaluation.md, and gxpo_trainer/plugins.py for what may be imported.
 
-The interface of a reward component.
-
-Built-in reward components.
-
-Loads the reward components of a run file and computes scores.
-
-The author of a run file may not be trusted to run code on this machine. A class is therefore imported only if the
-environment of this process, which the machine's administrator controls, lists it.
-
-Addresses that reward components may call, and the tokens for them: both are the administrator's.
+Also the addresses that reward components may call, and the tokens for them: both are the administrator's.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from gxpo_trainer import plugins
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.grading.boxes import count_boxes
+from gxpo_trainer.grading.extract import find_boxes, response_tail
 from gxpo_trainer.types import Utterance, Verdict, VerdictStatus
 
 
@@ -86,7 +79,7 @@ class Format:
     """1 if the response is not truncated and has exactly one box, not counting its thinking part; else 0."""
 
     def __call__(self, sample: RewardInput) -> float:
-        return 1.0 if not sample.truncated and count_boxes(sample.response) == 1 else 0.0
+        return 1.0 if not sample.truncated and len(find_boxes(response_tail(sample.response))) == 1 else 0.0
 
 
 class EnvironmentReward:
@@ -97,25 +90,6 @@ class EnvironmentReward:
 
 
 OWN: dict[str, type[Reward]] = {"correctness": Correctness, "format": Format, "environment": EnvironmentReward}
-
-
-ALLOWLIST = "GXPO_REWARD_ALLOWLIST"
-
-
-def allowed_classes(environment: Mapping[str, str]) -> frozenset[str]:
-    """The comma-separated entries `package.module:Class` of the allowlist."""
-    return frozenset(name.strip() for name in environment.get(ALLOWLIST, "").split(",") if name.strip())
-
-
-def check_allowed(names: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Raises ConfigError for the first class that is not allowlisted. Imports nothing."""
-    allowed = allowed_classes(environment)
-    for name in names:
-        if name not in OWN and name not in allowed:
-            raise ConfigError(
-                f"verifier.rewards: the class {name!r} is not allowed on this machine; its administrator can list it "
-                f"in the environment variable {ALLOWLIST} (now {', '.join(sorted(allowed)) or 'empty'})"
-            )
 
 
 class RewardFailed(Exception):
@@ -129,10 +103,11 @@ class Scorer:
     parts: tuple[tuple[str, float, Reward], ...]
 
     @classmethod
-    def load(cls, rewards: Sequence[tuple[str, float]], environment: Mapping[str, str]) -> Scorer:
-        """Import and create the components of (name, weight) pairs. Raises ConfigError."""
-        check_allowed([name for name, _ in rewards], environment)
-        return cls(tuple((name.rpartition(":")[2], weight, _build(name)) for name, weight in rewards))
+    def load(cls, rewards: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> Scorer:
+        """Import and create the components with these settings, those of RewardConfig. Raises ConfigError."""
+        return cls(
+            tuple((each["name"].rpartition(":")[2], each["weight"], _build(each, environment)) for each in rewards)
+        )
 
     def score(self, gold: str, response: str, verdict: Verdict, context: Mapping[str, Any]) -> dict[str, Any]:
         """`components` and `score` of one response; empty when its verdict has no reward.
@@ -154,16 +129,18 @@ class Scorer:
         return {"components": values, "score": sum(weight * values[label] for label, weight, _ in self.parts)}
 
 
-def _build(name: str) -> Reward:
+def _build(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Reward:
+    name = settings["name"]
     if name in OWN:
         return OWN[name]()
-    module, _, attribute = name.partition(":")
     try:
-        component: Reward = getattr(importlib.import_module(module), attribute)()
+        component: Reward = plugins.factory("rewards", settings, environment)()
+    except ConfigError as error:
+        raise ConfigError(f"verifier.rewards: {name!r} {error}") from error
     except Exception as error:  # third-party code may raise anything
         raise ConfigError(
             f"verifier.rewards: cannot create {name!r} ({type(error).__name__}: {error}); it must be a class without "
-            "constructor arguments on the import path of the verifier's machine"
+            "constructor arguments, or a settings class whose implementation takes the settings"
         ) from error
     if not callable(component):
         raise ConfigError(f"verifier.rewards: {name!r} is not callable; define __call__(sample) -> float")

@@ -16,7 +16,7 @@ from gxpo_trainer.grading.engine import engine_equal
 from gxpo_trainer.grading.equality import Undefined, expressions_equal, rational_value, symbols
 from gxpo_trainer.grading.expression import Node, number, parse_expression
 from gxpo_trainer.grading.latex import TooLarge, Unsupported, same_tokens
-from gxpo_trainer.grading.units import Unit, load, number_from_words, parse_unit, split_unit
+from gxpo_trainer.grading.units import WORDS, Unit, number_from_words, parse_unit, split_unit
 
 _BASE = re.compile(
     r"(?P<sign>-?)\(?(?P<digits>[0-9A-Z]+(?:\.[0-9A-Z]+)?)\)?_\{?(?:\\text\{)?(?P<base>[0-9]{1,2}|[a-z]+)\}?\}?"
@@ -39,8 +39,8 @@ _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|cis)")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a scalar says. `node` is its value without mark and unit; `whole` the value when a bare unit at its end is
-    read as a product of letters instead (`5 m`); `words` are its letters when it has nothing else."""
+    """The meaning of a scalar. `node` is its value without mark and unit; `whole` the value when a bare unit at its end
+    is read as a product of letters instead (`5 m`); `words` are its letters when it has nothing else."""
 
     node: Node | None
     mark: str = ""
@@ -167,9 +167,9 @@ def choice_letters(gold: str, answer: str) -> bool | None:
     letter = (labelled[1] or labelled[2]).upper()
     if alone is not None and len(gold.strip()) == 1 and len(answer.strip()) == 1:
         return gold.strip() == answer.strip()
-    said = _CHOICE.fullmatch(answer.strip())
-    if said is not None and not (alone is None and said[1].islower()):
-        return said[1].upper() == letter
+    choice = _CHOICE.fullmatch(answer.strip())
+    if choice is not None and not (alone is None and choice[1].islower()):
+        return choice[1].upper() == letter
     label = _LABEL.match(answer.strip())
     if label is None:
         return None
@@ -181,7 +181,7 @@ def choice_letters(gold: str, answer: str) -> bool | None:
 
 
 def _without_label(answer: str, gold: str) -> str:
-    r"""`(B) 12` says 12 where the gold is a value."""
+    r"""`(B) 12` means 12 where the gold is a value."""
     label = _LABEL.match(answer)
     if label is None or _LABEL.match(gold) is not None or (label[2] and answer[label.end() - 1 : label.end()] == ")"):
         return answer
@@ -244,7 +244,7 @@ def constant(text: str) -> Fraction | None:
 
 def _words_equal(a: str, b: str) -> bool | None:
     """Words without case, blanks and articles. `no` is not `on`."""
-    phrases = load()["phrases"]
+    phrases = WORDS["phrases"]
     if a == b or any(a in phrases[kind] and b in phrases[kind] for kind in ("nothing", "everything")):
         return True
     if len(a) == 1 and len(b) == 1:

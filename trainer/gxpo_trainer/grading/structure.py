@@ -6,7 +6,6 @@ left. It does not look into scalars; `scalar.py` does.
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import dataclass
 
@@ -86,14 +85,7 @@ _CONDITION = re.compile(
     re.DOTALL,
 )
 _UNION = r"\\cup(?![A-Za-z])|(?<=[)\]}])\s*U\s*(?=[(\[\\])"
-
-
 _NESTING = r"(?P<open>[(\[{]|\\begin(?![A-Za-z]))|(?P<close>[)\]}]|\\end(?![A-Za-z]))"
-
-
-@functools.cache
-def _splitter(separators: str) -> re.Pattern[str]:
-    return re.compile(f"(?P<sep>{separators})|{_NESTING}")
 
 
 def split_top(s: str, separators: str) -> tuple[list[str], list[str]]:
@@ -101,19 +93,19 @@ def split_top(s: str, separators: str) -> tuple[list[str], list[str]]:
     if re.search(separators, s) is None:
         return [s.strip()], []
     parts: list[str] = []
-    found: list[str] = []
+    matches: list[str] = []
     depth = start = 0
-    for match in _splitter(separators).finditer(s):
+    for match in re.finditer(f"(?P<sep>{separators})|{_NESTING}", s):
         if match["open"]:
             depth += 1
         elif match["close"]:
             depth -= 1
         elif depth == 0 and len(parts) < MAX_PARTS:
             parts.append(s[start : match.start()].strip())
-            found.append(match["sep"])
+            matches.append(match["sep"])
             start = match.end()
     parts.append(s[start:].strip())
-    return parts, found
+    return parts, matches
 
 
 def _wrapped(s: str) -> tuple[str, str, str] | None:
@@ -183,7 +175,7 @@ def _plus_minus(s: str, nesting: int) -> Answer:
     r"""`a \pm b` is the two answers a + b and a - b (all signs of one answer go together)."""
     signs = {"\\pm": "+-", "\\mp": "-+"}
     both = [re.sub(r"\\(?:pm|mp)(?![A-Za-z])", lambda match: signs[match.group()][at], s) for at in (0, 1)]  # noqa: B023
-    return Sequence(s, tuple(parse_answer(one, nesting + 1) for one in both))
+    return Sequence(s, tuple(parse_answer(side, nesting + 1) for side in both))
 
 
 def _bracketed(s: str, nesting: int) -> Answer:

@@ -1,9 +1,8 @@
-"""The word lists of `words.toml`: units, number words, and phrases around answers.
+r"""Words: units and remarks behind a value (`5 cm^2`, `24\,\text{km}\cdot\text{h}^{-1}`, `12 dogs`), number words, and
+phrases around answers, all from the lists of `words.toml`.
 
-Units and remarks behind a value: `5 cm^2`, `24\,\text{km}\cdot\text{h}^{-1}`, `12 dogs`.
-
-A unit that is known (`words.toml`) has a size and a dimension, so that two values that both state one are compared as
-quantities. Unknown words count things or remark on them: they are dropped.
+A unit that is known has a size and a dimension, so that two values that both state one are compared as quantities.
+Unknown words count things or remark on them: they are dropped.
 """
 
 from __future__ import annotations
@@ -17,36 +16,33 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-
-@functools.cache
-def load() -> dict[str, Any]:
-    """The tables `units`, `prefixes`, `numbers` and `phrases`."""
-    return tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+WORDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+"""The tables `units`, `prefixes`, `numbers` and `phrases`."""
 
 
 def phrases(name: str) -> str:
     """A regex alternation of one list of phrases, longest first."""
-    return "|".join(re.escape(phrase) for phrase in sorted(load()["phrases"][name], key=len, reverse=True))
+    return "|".join(re.escape(phrase) for phrase in sorted(WORDS["phrases"][name], key=len, reverse=True))
 
 
-@functools.cache
-def _numbers() -> dict[str, int]:
-    tables: dict[str, Any] = load()["numbers"]
-    tens = {word: 20 + 10 * i for i, word in enumerate(tables["tens"].split())}
-    return {word: i for i, word in enumerate(tables["small"].split())} | tens | dict(tables["large"])
+_NUMBERS: dict[str, int] = {
+    **{word: i for i, word in enumerate(WORDS["numbers"]["small"].split())},
+    **{word: 20 + 10 * i for i, word in enumerate(WORDS["numbers"]["tens"].split())},
+    **WORDS["numbers"]["large"],
+}
 
 
 def number_from_words(text: str) -> Fraction | None:
     """`twenty-one` is 21, `three hundred and five` is 305, `two thirds` 2/3; None for anything else."""
-    numbers, denominators = _numbers(), load()["numbers"]["denominators"]
+    denominators = WORDS["numbers"]["denominators"]
     words = re.findall(r"[a-z]+", text.lower())
-    if not words or words[0] not in numbers or re.search(r"[^A-Za-z\s-]", text):
+    if not words or words[0] not in _NUMBERS or re.search(r"[^A-Za-z\s-]", text):
         return None
     if len(words) == 2 and (denominator := denominators.get(words[1]) or denominators.get(words[1].rstrip("s"))):
-        return Fraction(numbers[words[0]], denominator)
+        return Fraction(_NUMBERS[words[0]], denominator)
     total = group = 0
     for word in words:
-        value = numbers.get(word)
+        value = _NUMBERS.get(word)
         if value is None and word != "and":
             return None
         if value is not None and value >= 1000:
@@ -148,13 +144,13 @@ def _unit_word(word: str) -> Unit | None:
 def _units() -> dict[str, Unit]:
     """All units by name and symbol, with and without a prefix."""
     units: dict[str, Unit] = {}
-    for definition, names in load()["units"].items():
+    for definition, names in WORDS["units"].items():
         number, *factors = definition.split(" ")
         numerator, _, denominator = number.partition("/")
         powers = (factor.partition("^") for factor in factors)
         dimension = frozenset((name, int(power or 1)) for name, _, power in powers)
         units |= dict.fromkeys(names.split(), Unit(Fraction(numerator) / Fraction(denominator or 1), dimension))
-    for prefixes in load()["prefixes"].values():
+    for prefixes in WORDS["prefixes"].values():
         for prefix, factor in prefixes["factors"].items():
             for stem in prefixes["before"].split():
                 units.setdefault(prefix + stem, Unit(units[stem].size * Fraction(factor), units[stem].dimension))

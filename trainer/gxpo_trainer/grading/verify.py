@@ -2,8 +2,6 @@
 
 `verify` is a pure function without a clock: `Verdict.seconds` is 0 here and set by the pool, which also enforces the
 deadline. Call nothing here on untrusted answers outside a killable process.
-
-Numbers within an absolute tolerance that the problem states (OlympiadBench's `error`).
 """
 
 from __future__ import annotations
@@ -14,14 +12,14 @@ import re
 from collections.abc import Sequence as Items
 from fractions import Fraction
 
-from gxpo_trainer.grading.boxes import every_box
-from gxpo_trainer.grading.compare import MAX_MATCHED, answers_equal, is_assignment, value_of
+from gxpo_trainer.grading.compare import MAX_MATCHED, answers_equal
 from gxpo_trainer.grading.engine import nesting, parse_latex
 from gxpo_trainer.grading.equality import DIGITS, Undefined, no_symbols, precise, rational_value, value_at
 from gxpo_trainer.grading.expression import Node
-from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS, extract_answer, extract_choice
+from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS, every_box, extract_answer, extract_choice
 from gxpo_trainer.grading.latex import MAX_NESTING, TooLarge, clean, same_tokens
 from gxpo_trainer.grading.options import VerifyOptions
+from gxpo_trainer.grading.relations import is_assignment, value_of
 from gxpo_trainer.grading.scalar import choice_letters, is_choice, read
 from gxpo_trainer.grading.structure import Answer, Relation, Scalar, Sequence, parse_answer, split_condition
 from gxpo_trainer.grading.units import Unit, parse_unit, split_unit
@@ -29,9 +27,10 @@ from gxpo_trainer.types import EVASION, Verdict
 
 
 def within(gold: Answer, answer: Answer, tolerance: Items[float], unit: Unit | None) -> bool:
-    """Whether all values of the answer lie within the tolerance of the gold's, in any order. `unit`: of both.
+    """Whether all values of the answer lie within the absolute tolerance of the gold's (OlympiadBench's `error`).
 
-    False when a side is not made of real constants, or the numbers of values differ. Raises TooLarge.
+    In any order. `unit`: of both. False when a side is not made of real constants, or the numbers of values differ.
+    Raises TooLarge.
     """
     golds, answers = _values(gold, unit), _values(answer, unit)
     if golds is None or answers is None or len(golds) != len(answers) or len(golds) > MAX_MATCHED:
@@ -157,17 +156,17 @@ def _judged(gold: str, answer: str, rules: VerifyOptions) -> Verdict:
         return Verdict("unparsed", answer, 0.0, "nothing is left of the final answer")
     gold_text = _in_unit(_cleaned_gold(gold), rules)
     try:
-        found = texts_equal(gold_text, text, several=rules.several)
-        if found is not True and rules.tolerance:
+        equal = texts_equal(gold_text, text, several=rules.several)
+        if equal is not True and rules.tolerance:
             unit = parse_unit(rules.unit) if rules.unit else None
-            found = within(_gold_structure(gold_text), parse_answer(text), rules.tolerance, unit) or found
+            equal = within(_gold_structure(gold_text), parse_answer(text), rules.tolerance, unit) or equal
     except TooLarge:
         return Verdict("wrong", answer, 0.0, TOO_LARGE)
     except RecursionError:
         return Verdict("unparsed", answer, 0.0, "nested too deeply")
-    if found is None:
+    if equal is None:
         return Verdict("unparsed", answer, 0.0, "not a mathematical expression")
-    return Verdict("correct" if found else "wrong", answer, 0.0)
+    return Verdict("correct" if equal else "wrong", answer, 0.0)
 
 
 def _in_unit(gold: str, rules: VerifyOptions) -> str:

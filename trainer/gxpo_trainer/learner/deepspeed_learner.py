@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,11 @@ import torch
 from torch import Tensor
 
 from gxpo_trainer.algo.batch import StepBatch
-from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, policy_loss
-from gxpo_trainer.algo.packing import MicroBatch
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.algo.losses import MAXIMA, TokenOutputs, combine_statistics, finish_statistics, policy_loss
+from gxpo_trainer.algo.packing import Layout, MicroBatch, dummy_micro_batch, pack
+from gxpo_trainer.config import LearnerConfig, RunConfig
 from gxpo_trainer.errors import Diverged
-from gxpo_trainer.learner import rank_state
-from gxpo_trainer.learner.batches import (
-    LoadedBatch,
-    Statistics,
-    first_pass_statistics,
-    load_reference,
-    load_share,
-    statistics_over_ranks,
-    sum_over_ranks,
-)
+from gxpo_trainer.learner import checkpoint
 from gxpo_trainer.learner.logprobs import layer_types
 from gxpo_trainer.learner.models import load_config
 from gxpo_trainer.learner.setup import (
@@ -34,20 +26,105 @@ from gxpo_trainer.learner.setup import (
     installed_kernels,
     join_process_group,
     load_partitioned,
+    load_reference,
     open_engine,
 )
 from gxpo_trainer.learner.shards import Parking, open_shards
-from gxpo_trainer.rules.contract import BackwardResult, OptimizerState, norm
-from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
+from gxpo_trainer.rules.contract import AdamWRecurrence, BackwardResult, OptimizerState, SGDRecurrence, norm
 from gxpo_trainer.runtime.processes import resident_bytes
 from gxpo_trainer.types import Metrics
+
+Statistics = dict[str, Tensor]
+"""float64 scalars of algo.losses.policy_loss."""
+
+
+@dataclass
+class LoadedBatch:
+    """Micro-batches on the device, in the order in which every pass runs them.
+
+    grad: those that have a gradient. no_grad: those whose gradient is zero whatever the parameters, so that a pass runs
+    them forward only, for the statistics. dummy, dummy_no_grad: micro-batches without weight, with which all ranks make
+    the same number of passes of both kinds: ZeRO stages 2 and 3 communicate in each. old, reference: log π_old and
+    log π_ref, one float32[T] per micro-batch of `counted`; None until known. first_pass: statistics of the first pass
+    over the batch, of all ranks together.
+    """
+
+    grad: list[MicroBatch]
+    dummy: list[MicroBatch]
+    no_grad: list[MicroBatch]
+    dummy_no_grad: list[MicroBatch]
+    old: list[Tensor] | None = None
+    reference: list[Tensor] | None = None
+    first_pass: Statistics | None = None
+
+    @property
+    def num_passes(self) -> int:
+        """Forward and backward passes a rank makes over the batch."""
+        return len(self.grad) + len(self.dummy)
+
+    @property
+    def counted(self) -> list[MicroBatch]:
+        """Micro-batches whose tokens are in the loss."""
+        return [*self.grad, *self.no_grad]
+
+
+def load_share(
+    batch: StepBatch, settings: LearnerConfig, *, layout: Layout, pad_id: int, device: torch.device
+) -> LoadedBatch:
+    """Pack this rank's share. Collective: the ranks agree on the number of passes.
+
+    Without a KL term a sequence of advantage 0 (a group of equal rewards) has no gradient: min(ρ·0, …) is 0 at every
+    ρ. Its backward pass, two thirds of the work, is left out.
+    """
+    has_gradient = [s.in_loss and (s.advantage != 0.0 or settings.loss.kl_beta > 0) for s in batch.sequences]
+    pairs = list(zip(batch.sequences, has_gradient, strict=True))
+
+    def packed(keep: bool) -> list[MicroBatch]:
+        chosen = [s if gradient == keep else replace(s, in_loss=False) for s, gradient in pairs]
+        return pack(
+            replace(batch, sequences=tuple(chosen)),
+            token_budget=settings.token_budget,
+            layout=layout,
+            aggregation=settings.loss.aggregation,
+            pad_id=pad_id,
+        )
+
+    parts = [packed(True), packed(False) if any(s.in_loss and not gradient for s, gradient in pairs) else []]
+    counts = torch.tensor([len(part) for part in parts], dtype=torch.int64, device=device)
+    torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MAX)
+    dummies = [
+        [dummy_micro_batch(pad_id) for _ in range(int(count) - len(part))]
+        for part, count in zip(parts, counts.tolist(), strict=True)
+    ]
+    grad, no_grad, dummy, dummy_no_grad = ([micro.to(device) for micro in part] for part in (*parts, *dummies))
+    return LoadedBatch(grad, dummy, no_grad, dummy_no_grad)
+
+
+def sum_over_ranks(values: Tensor, device: torch.device) -> Tensor:
+    """Sum of a small float64 vector over all ranks."""
+    total = values.to(device=device, dtype=torch.float64, copy=True)
+    torch.distributed.all_reduce(total)
+    return total
+
+
+def statistics_over_ranks(parts: Sequence[Statistics], device: torch.device) -> Statistics:
+    """Statistics of this rank's micro-batches combined, then those of all ranks."""
+    own: Statistics | None = None
+    for part in parts:
+        own = combine_statistics(own, part)
+    assert own is not None, "a rank has at least one micro-batch"
+    sums, maxima = sorted(own.keys() - MAXIMA), sorted(own.keys() & MAXIMA)
+    total = sum_over_ranks(torch.stack([own[name].double() for name in sums]), device)
+    largest = torch.stack([own[name].double() for name in maxima])
+    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+    return dict(zip(sums, total, strict=True)) | dict(zip(maxima, largest, strict=True))
 
 
 class DeepSpeedLearner:
     """rules.contract.RuleLearner on one rank. All ranks call all methods in the same order (SPMD).
 
-    Order within a step: `load_batch` → [`fix_old_logprobs`] → the rule's operations. `load_batches` and `use_batch` do
-    the same for several mini-batches of one rollout.
+    Order within a step: `load_batches` → [`fix_old_logprobs`] → the rule's operations; with several mini-batches of one
+    rollout `use_batch` before those of each.
 
     The gradient is the plain sum over micro-batches and ranks (every token carries its final weight), whatever the
     ZeRO stage, the number of ranks and the division into micro-batches. It is clipped here, by the global norm, so that
@@ -67,7 +144,7 @@ class DeepSpeedLearner:
         """Join the other ranks, load the policy and partition it.
 
         Raises ConfigError when the model cannot be loaded (see models.load), or its attention does not suit the rows
-        (see learner.attention).
+        (see learner.setup).
         """
         self.config = config
         self.rank, self.world_size = rank, world_size
@@ -104,12 +181,8 @@ class DeepSpeedLearner:
 
     # ---- the batch ------------------------------------------------------------------------------------------
 
-    def load_batch(self, batch: StepBatch) -> None:
-        """Make this rank's share of a step batch the one that passes run over."""
-        self.load_batches([batch])
-
     def load_batches(self, batches: Sequence[StepBatch]) -> None:
-        """Load this rank's shares of several mini-batches; the first becomes the present one.
+        """Load this rank's shares of the mini-batches that passes run over; the first becomes the present one.
 
         With more than one, log π_old of all of them is taken now, by forward-only passes: the first mini-batch's
         step moves the policy. Stale samples with π_old of the sampler need neither these nor the gap at this point.
@@ -148,12 +221,12 @@ class DeepSpeedLearner:
         Of all loaded mini-batches together. (0, 0) when no token is in the loss. Raises RuntimeError before the
         first pass.
         """
-        metrics = finish_statistics(first_pass_statistics(self._batches))
+        metrics = self._first_pass_metrics()
         return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)
 
     def importance_metrics(self) -> Metrics:
         """`importance/…` at the first passes of all loaded mini-batches; empty where they are not measured."""
-        metrics = finish_statistics(first_pass_statistics(self._batches))
+        metrics = self._first_pass_metrics()
         prefix = "importance_"
         return {f"importance/{n.removeprefix(prefix)}": v for n, v in metrics.items() if n.startswith(prefix)}
 
@@ -248,8 +321,8 @@ class DeepSpeedLearner:
         return self._shards.replicated
 
     def save(self, folder: Path) -> None:
-        """Write this rank's state into `folder`; see learner.rank_state."""
-        rank_state.write(folder, self.rank, self._shards, self._layout(), self.learning_rate, self.device)
+        """Write this rank's state into `folder`; see learner.checkpoint."""
+        checkpoint.write(folder, self.rank, self._shards, self._layout(), self.learning_rate, self.device)
 
     def load(self, folder: Path) -> str | None:
         """Continue from what the ranks of a learner saved, whatever their number and stage; publishes. Collective.
@@ -258,7 +331,7 @@ class DeepSpeedLearner:
         CheckpointError, before anything is changed, when the state is of another model or optimizer.
         """
         layout = self._layout()
-        saved = rank_state.restore(folder, self.rank, self._shards, layout, self.device)
+        saved = checkpoint.restore(folder, self.rank, self._shards, layout, self.device)
         self.set_learning_rate(saved.learning_rate)
         self.publish()
         if saved.layout == layout:
@@ -284,9 +357,9 @@ class DeepSpeedLearner:
 
     # ---- inside ---------------------------------------------------------------------------------------------
 
-    def _layout(self) -> rank_state.Layout:
+    def _layout(self) -> checkpoint.Layout:
         settings = self.config.learner
-        return rank_state.Layout(
+        return checkpoint.Layout(
             world_size=self.world_size,
             zero_stage=settings.zero_stage,
             precision=settings.precision,
@@ -294,9 +367,19 @@ class DeepSpeedLearner:
             lora_rank=settings.lora.rank if settings.lora else 0,
         )
 
+    def _first_pass_metrics(self) -> Metrics:
+        """Of the first passes over all batches that had one. Raises RuntimeError when none had."""
+        total: Statistics | None = None
+        for batch in self._batches:
+            if batch.first_pass is not None:
+                total = combine_statistics(total, batch.first_pass)
+        if total is None:
+            raise RuntimeError("no pass was made on this batch yet: call backward() or fix_old_logprobs() first")
+        return finish_statistics(total)
+
     def _loaded(self) -> LoadedBatch:
         if not self._batches:
-            raise RuntimeError("no batch is loaded: call load_batch() first")
+            raise RuntimeError("no batch is loaded: call load_batches() first")
         return self._batches[self._index]
 
     def _forward(self, micro: MicroBatch, *, with_entropy: bool, temperature: float | None = None) -> TokenOutputs:

@@ -22,7 +22,7 @@ from gxpo_trainer.learner.rank import LearnerRank, StepResult
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.placement_group import result_of
 from gxpo_trainer.runtime.ray_session import TracedProcess, print_stacks
-from gxpo_trainer.runtime.shared_devices import Devices, SeparateDevices
+from gxpo_trainer.runtime.shared_devices import Devices
 from gxpo_trainer.weights.buckets import WeightBucket
 
 MOST_STARTS = 5
@@ -47,14 +47,14 @@ class LearnerGroup:
         placement: Placement,
         *,
         wait_for_one: Callable[[Sequence[Any], Phase], Sequence[Any]] | None = None,
-        share: Callable[[LearnerGroup], Devices] = lambda _: SeparateDevices(),
+        share: Callable[[LearnerGroup], Devices] = lambda _: Devices(),
     ) -> None:
         self.config, self.placement = config, placement
         self.ranks: list[Any] = []
         self.devices = share(self)
         self.transport = placement.transport(one_node=config.placement.strategy != "split")
         self._wait_for_one = wait_for_one or placement.group.wait_for_one
-        self._processes: list[TracedProcess] = []
+        self.processes: list[TracedProcess] = []
         self._built = False
 
     def start(self) -> None:
@@ -68,7 +68,7 @@ class LearnerGroup:
         try:
             address, port = self.placement.group.get(self.ranks[0].endpoint.remote(), "setup")
             traced = [rank.trace.remote() for rank in self.ranks]
-            self._processes = [self.placement.group.get(call, "setup") for call in traced]
+            self.processes = [self.placement.group.get(call, "setup") for call in traced]
         except (ray.exceptions.RayActorError, Stalled) as error:
             raise LearnerDied(str(error).strip().splitlines()[0]) from error
         settings = address, port, self.placement.device, self.placement.learner_threads
@@ -93,7 +93,7 @@ class LearnerGroup:
     def kill(self) -> None:
         for rank in self.ranks:
             ray.kill(rank, no_restart=True)
-        self.ranks, self._processes, self._built = [], [], False
+        self.ranks, self.processes, self._built = [], [], False
 
     def close(self) -> None:
         """Let the ranks free what outlives them (shared memory), then end them, also those that hang in a collective
@@ -140,7 +140,7 @@ class LearnerGroup:
 
     def nodes(self) -> list[str]:
         """The Ray node of each rank."""
-        return [process.node for process in self._processes]
+        return [process.node for process in self.processes]
 
     def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
         """Pack bucket `index` of the present weights for engines on these Ray nodes; see LearnerRank.next_bucket."""
@@ -209,5 +209,5 @@ class LearnerGroup:
         except (ray.exceptions.RayActorError, Stalled) as error:
             if isinstance(error, Stalled):
                 for rank in (rank for rank, call in enumerate(calls) if call in pending):
-                    print_stacks(f"learner rank {rank}", self._processes[rank])
+                    print_stacks(f"learner rank {rank}", self.processes[rank])
             raise LearnerDied(str(error).strip().splitlines()[0]) from error

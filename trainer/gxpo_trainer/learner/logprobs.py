@@ -141,12 +141,13 @@ class PolicyModule(nn.Module):
         """log π(token), float32[T], with gradient; entropy of the predicting distribution, float32[T], without."""
         if self.scorer.weight is not self.head.weight:
             raise RuntimeError("the head's weight was replaced after PolicyModule was created; create it last")
+        takes_boundaries = attention_of(self.model.config) in VARIABLE_LENGTH
         output = self.backbone(
             input_ids=micro.input_ids,
             position_ids=micro.position_ids,
             attention_mask=self._attention_mask(micro),
             use_cache=False,
-            **(sequence_boundaries(micro.position_ids) if self._takes_boundaries else {}),
+            **(sequence_boundaries(micro.position_ids) if takes_boundaries else {}),
         )
         hidden = output.last_hidden_state.flatten(0, 1).index_select(0, micro.target_index)
         logprobs, entropy = self.scorer(hidden, micro.target_ids, temperature, with_entropy)
@@ -157,10 +158,6 @@ class PolicyModule(nn.Module):
         """Whether the `shared` layout supports this model: full attention with an explicit mask."""
         config = self.model.config
         return can_share_prompts(attention_of(config), layer_types(config))
-
-    @property
-    def _takes_boundaries(self) -> bool:
-        return attention_of(self.model.config) in VARIABLE_LENGTH
 
     def _attention_mask(self, micro: MicroBatch) -> Tensor | None:
         mask = micro.attention_mask

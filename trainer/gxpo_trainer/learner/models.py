@@ -37,7 +37,7 @@ FOLDER_FIX = "set model.path to `starter`, to a folder written by save_pretraine
 
 
 def resolve_model(config: ModelConfig) -> str:
-    """The folder of `model.path`; a hub name is downloaded or found in the hub's cache. Free of torch.
+    """The folder of `model.path`; a hub name is downloaded or taken from the hub's cache. Free of torch.
 
     Raises ConfigError when a folder is missing or lacks its config, or its weights in safetensors form, and when the
     hub does not have the name or the revision.

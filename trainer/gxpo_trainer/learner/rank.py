@@ -1,8 +1,9 @@
-"""One rank of the learner as a Ray actor. `LearnerGroup` (group.py) drives all of them as one."""
+"""One rank of the learner as a Ray actor, and the weights that it publishes to the engines. `LearnerGroup` (group.py)
+drives all ranks as one.
+"""
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -12,17 +13,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+import torch
+from torch import Tensor
 
 from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import Transport
+from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights, write_adapter, write_policy
+from gxpo_trainer.learner.logprobs import num_elements
+from gxpo_trainer.rules.contract import BufferingRule, make_rule, snapshot, sum_over
 from gxpo_trainer.runtime.processes import frozen_allocations, peak_resident_bytes, write_errors
 from gxpo_trainer.runtime.ray_session import TracedProcess, trace_this_process
 from gxpo_trainer.types import Metrics, StepReport
+from gxpo_trainer.weights.buckets import BucketPacker, ChangeMeter, WeightBucket
+from gxpo_trainer.weights.transports import (
+    BroadcastGroup,
+    BroadcastPublisher,
+    CudaIpcPublisher,
+    ObjectStorePublisher,
+    SharedMemoryPublisher,
+)
 
 if TYPE_CHECKING:
-    from gxpo_trainer.learner.publisher import Perturbation
-    from gxpo_trainer.weights.buckets import WeightBucket
+    from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
+
+PIECE = 1 << 20
+"""Elements of noise that are drawn at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +81,16 @@ class LearnerRank:
             probe.bind((address, 0))
             return address, int(probe.getsockname()[1])
 
-    def pid(self) -> int:
-        return os.getpid()
-
     def trace(self) -> TracedProcess:
         return trace_this_process()
 
     def setup(self, address: str, port: int, device: str, threads: int) -> None:
         """Build the engine. Heavy modules are imported here, in the actor's process alone."""
         with frozen_allocations():
-            import torch
-
             torch.set_num_threads(threads)
             from transformers import AutoModelForCausalLM  # noqa: F401
 
             from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
-            from gxpo_trainer.learner.publisher import RankPublisher
-            from gxpo_trainer.rules.contract import make_rule
 
         self.learner = DeepSpeedLearner(
             self.config,
@@ -160,8 +169,6 @@ class LearnerRank:
 
     def park(self) -> int:
         """Move all persistent memory to the host; the bytes moved or dropped. No other call but `unpark` may follow."""
-        from gxpo_trainer.rules.contract import BufferingRule
-
         if isinstance(self.rule, BufferingRule):
             self.rule.release_buffers()
         return self.learner.park(self.perturbation.before if self.perturbation else ())
@@ -171,9 +178,7 @@ class LearnerRank:
         self.learner.parking.unpark()
 
     def perturb(self, scale: float, seed: int) -> None:
-        """Canary: see `publisher.Perturbation`. A second call replaces the perturbation of the first. Collective."""
-        from gxpo_trainer.learner.publisher import Perturbation
-
+        """Canary: see `Perturbation`. A second call replaces the perturbation of the first. Collective."""
         self.perturbation = self.perturbation or Perturbation(self.learner)
         self.perturbation.apply(scale, seed)
 
@@ -189,7 +194,7 @@ class LearnerRank:
         At temperature 1, whatever `rollout.temperature` is: vLLM scores prompts with unscaled logits
         (`Sampler.score`).
         """
-        self.learner.load_batch(batch)
+        self.learner.load_batches([batch])
         self.learner.fix_old_logprobs(temperature=1.0)
         return self.learner.logprob_gap()
 
@@ -198,23 +203,19 @@ class LearnerRank:
 
         Raises OSError on the rank that cannot write; the others skip the rest.
         """
-        from gxpo_trainer.learner.publisher import write_adapter, write_policy
-
         root = Path(folder)
         if (
             self._written(lambda: self.learner.save(root / "learner"))
-            and self._written(lambda: write_policy(self.learner, self.config, root / "policy"))
+            and self._written(lambda: write_policy(self.learner.model, self.config, root / "policy", rank=self.rank))
             and self.config.learner.lora is not None
         ):
             with write_errors():
-                write_adapter(self.learner, root / "adapter")
+                write_adapter(self.learner.model, root / "adapter", rank=self.rank)
         return self.rule.state_dict()
 
     def _written(self, write: Callable[[], None]) -> bool:
         """Write a part that may fail on one rank alone; whether no rank failed. Collective: what follows is collective
         too, and the others would wait in it for a rank that raised."""
-        import torch
-
         failure: Exception | None = None
         try:
             with write_errors():
@@ -235,3 +236,100 @@ class LearnerRank:
     def close(self) -> None:
         """Release what `setup` has made; of a failed one nothing."""
         self._at_close.close()
+
+
+class RankPublisher:
+    """Packs buckets in step with the other ranks, because at ZeRO-3 gathering a tensor is collective."""
+
+    def __init__(self, learner: DeepSpeedLearner, config: RunConfig) -> None:
+        self._learner, self._config = learner, config
+        self._packer: BucketPacker | None = None
+        self._publishers: dict[Transport, Any] = {}
+        self._changes: ChangeMeter | None = None
+
+    def next_bucket(self, version: int, index: int, transport: Transport) -> tuple[WeightBucket | None, float | None]:
+        """See LearnerRank.next_bucket. Index 0 starts a new version, also when the one before was not finished."""
+        if index == 0:
+            if self._packer is not None:
+                self._packer.close()
+            weights = full_weights if self._config.learner.lora is None else adapter_weights
+            dtype = self._config.rollout.dtype
+            published_as = None if dtype == "auto" else getattr(torch, dtype)
+            self._packer = BucketPacker(weights(self._learner.model), published_as)
+        assert self._packer is not None, "bucket 0 comes first"
+        if self._learner.rank and transport != "cuda_ipc":
+            self._packer.pack(None)
+            return None, None
+        publisher = self._publisher(transport)
+        bucket: WeightBucket = publisher.publish(self._packer, version, index)
+        if self._learner.rank:
+            return bucket, None
+        if self._changes is None:
+            adapted = self._config.learner.lora is not None
+            named = self._learner.model.named_parameters()
+            self._changes = ChangeMeter(sum(num_elements(p) for name, p in named if (".lora_" in name) == adapted))
+        return bucket, self._changes.add(bucket, publisher.buffer(bucket))
+
+    def join_broadcast(self, address: str, port: int, size: int) -> None:
+        """Open the broadcast group as its member 0; returns when every member has joined."""
+        publisher = self._publisher("nccl")
+        publisher.group = BroadcastGroup(address, port, 0, size, publisher.device)
+
+    def send(self, bucket: WeightBucket) -> None:
+        self._publisher("nccl").send(bucket)
+
+    def close(self) -> None:
+        for publisher in self._publishers.values():
+            publisher.close()
+
+    def _publisher(self, transport: Transport) -> Any:
+        if transport not in self._publishers:
+            device = next(self._learner.model.parameters()).device
+            if transport == "shared_memory":
+                publisher: Any = SharedMemoryPublisher()
+            elif transport == "object_store":
+                publisher = ObjectStorePublisher(self._publisher("shared_memory"))
+            elif transport == "nccl":
+                publisher = BroadcastPublisher(device)
+            else:
+                publisher = CudaIpcPublisher(device)
+            self._publishers[transport] = publisher
+        return self._publishers[transport]
+
+
+class Perturbation:
+    """Holds the weights as they are at construction. Order: `apply`, as often as needed, then `undo`.
+
+    The noise is normal, `scale` times the mean absolute weight of the whole model: a LoRA factor that starts at zero
+    is moved as well.
+    """
+
+    def __init__(self, learner: DeepSpeedLearner) -> None:
+        self._learner = learner
+        self.before = snapshot(learner.parameters(), None)
+        """The held weights, which leave the device with the learner's own memory."""
+
+        def absolute_sum(part: Tensor) -> Tensor:
+            count = torch.full((), part.numel(), dtype=torch.float64, device=part.device)
+            return torch.stack([part.abs().sum(dtype=torch.float64), count])
+
+        total, count = sum_over(learner, absolute_sum, self.before)
+        self._magnitude = total / count
+
+    @torch.no_grad()
+    def apply(self, scale: float, seed: int) -> None:
+        """The held weights plus noise, published. Collective."""
+        snapshot(self.before, self._learner.parameters())
+        # Copies of one shard must stay copies.
+        owner = 0 if self._learner.replicated else self._learner.rank
+        for index, shard in enumerate(self._learner.parameters()):
+            generator = torch.Generator(device=shard.device).manual_seed(seed + 1000 * owner + index)
+            for piece in torch.split(shard, PIECE):
+                noise = torch.randn(piece.shape, generator=generator, device=piece.device, dtype=piece.dtype)
+                piece.add_(noise, alpha=scale * self._magnitude)
+        self._learner.publish()
+
+    def undo(self) -> None:
+        """The held weights, published. Collective."""
+        snapshot(self.before, self._learner.parameters())
+        self._learner.publish()

@@ -1,4 +1,5 @@
-"""What a learner rank is built from: the process group, the policy's attention, its loading, the DeepSpeed engine.
+"""What a learner rank is built from: the process group, the policy's attention, its loading, the DeepSpeed engine, and
+the frozen start policy of the KL term.
 
 No rank holds more of a policy than it keeps, also while it is loaded:
 
@@ -15,16 +16,16 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gxpo_trainer.algo.packing import Layout
+from gxpo_trainer.algo.packing import Layout, MicroBatch
 from gxpo_trainer.config import OptimizerConfig, RunConfig
 from gxpo_trainer.config.engines import GRADIENT_BUCKET
 from gxpo_trainer.errors import ConfigError
@@ -38,7 +39,7 @@ from gxpo_trainer.learner.logprobs import (
     num_elements,
 )
 from gxpo_trainer.learner.models import fp32_modules, load_config, load_policy
-from gxpo_trainer.learner.shards import silence_memory_reports, skip_compiled_ops
+from gxpo_trainer.learner.shards import partitions, silence_memory_reports, skip_compiled_ops
 from gxpo_trainer.weights.transports import open_store
 
 Device = Literal["cpu", "gpu"]
@@ -113,12 +114,6 @@ def open_engine(model: nn.Module, config: RunConfig, device: Device) -> tuple[An
     return _initialize(policy, optimizer, config, trainable, device), optimizer
 
 
-def open_frozen_engine(model: nn.Module, config: RunConfig, device: Device) -> Any:
-    """A DeepSpeed engine for the forward passes of a partitioned model. Collective."""
-    policy = PolicyModule(model)
-    return _initialize(policy, None, config, list(policy.parameters()), device)
-
-
 def _initialize(
     policy: PolicyModule,
     optimizer: torch.optim.Optimizer | None,
@@ -187,6 +182,85 @@ def _partitioning(config: RunConfig) -> Iterator[None]:
     finally:
         del kept
         unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
+
+
+class Reference(Protocol):
+    """Order: `logprobs` as often as needed; `close`. Neither keeps memory of a GPU in between but `resident`."""
+
+    def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
+        """log π_ref of each micro-batch of `counted`. Collective: every rank passes as many micro-batches in all."""
+
+    def resident(self) -> list[Tensor]:
+        """Tensors on the learner's device."""
+
+    def close(self) -> None: ...
+
+
+def load_reference(config: RunConfig, attention: str, device: Device, where: torch.device) -> Reference:
+    """The policy of `model` without gradients, for runs without an adapter. Collective."""
+    if config.learner.zero_stage == 3:
+        policy = PolicyModule(load_partitioned(config, attention, where).requires_grad_(False))
+        return PartitionedReference(_initialize(policy, None, config, list(policy.parameters()), device))
+    model = load_partitioned(config, attention, torch.device("cpu")).requires_grad_(False)
+    return HostReference(model, where)
+
+
+class PartitionedReference:
+    """Each rank holds a part; DeepSpeed gathers layer by layer."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    @torch.no_grad()
+    def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
+        logprobs = [self._engine(micro, temperature, False).logprobs for micro in counted]
+        for micro in dummy:
+            self._engine(micro, temperature, False)
+        return logprobs
+
+    def resident(self) -> list[Tensor]:
+        """The partitions, and small parameters that stay whole."""
+        parameters = list(self._engine.module.parameters())
+        return [*parameters, *partitions(parameters), *self._engine.module.buffers()]
+
+    def close(self) -> None:
+        self._engine.destroy()
+
+
+class HostReference:
+    """Whole on the host: for CPUs pages of the model's files, which the ranks of a node share; for a GPU pinned memory,
+    which is copied to it for a pass."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._policy = PolicyModule(model)
+        self._device = device
+        self._tensors = [*self._policy.parameters(), *self._policy.buffers()]
+        if device.type == "cuda":
+            for tensor in self._tensors:
+                tensor.data = tensor.data.pin_memory()
+
+    @torch.no_grad()
+    def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
+        with self._on_device():
+            return [self._policy(micro, temperature, False).logprobs for micro in counted]
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        hosted = [tensor.data for tensor in self._tensors]
+        try:
+            for tensor, host in zip(self._tensors, hosted, strict=True):
+                tensor.data = host.to(self._device, non_blocking=True)
+            yield
+        finally:
+            for tensor, host in zip(self._tensors, hosted, strict=True):
+                tensor.data = host
+
+    def resident(self) -> list[Tensor]:
+        """None: the host's copy stays where it is."""
+        return []
+
+    def close(self) -> None:
+        self._tensors = []
 
 
 MAX_DENSE_WIDTH = 4096

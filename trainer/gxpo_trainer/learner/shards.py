@@ -134,7 +134,7 @@ class Shards(ABC):
         self._run_optimizer()
         for master in self._masters:
             master.grad = None
-        self.state.count_step()
+        self.state.step += 1  # the optimizer counts in its own state by itself
         self.publish()
 
     def _run_optimizer(self) -> None:
@@ -175,7 +175,8 @@ class ShardState:
         self._masters = masters
         self._unpadded = unpadded
         self._names = moment_names(optimizer)
-        self._step = 0
+        self.step = 0
+        """Optimizer steps taken so far."""
         for master in masters:
             entry: dict[str, Any] = {name: torch.zeros_like(master, requires_grad=False) for name in self._names}
             if isinstance(optimizer, torch.optim.AdamW):
@@ -183,22 +184,13 @@ class ShardState:
                 entry["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
             optimizer.state[master] = entry
 
-    @property
-    def step(self) -> int:
-        """Optimizer steps taken so far; 0 before the first."""
-        return self._step
-
     def set_step(self, step: int) -> None:
         """Set the count that the bias correction of the next step starts from."""
-        self._step = step
+        self.step = step
         for master in self._masters:
             entry = self._optimizer.state[master]
             if "step" in entry:
                 entry["step"].fill_(float(step))
-
-    def count_step(self) -> None:
-        """Note that the optimizer has taken a step (it counts in its own state by itself)."""
-        self._step += 1
 
     def moments(self) -> dict[str, list[Tensor]]:
         """Live moments by name, each a list shaped like `parameters()`."""

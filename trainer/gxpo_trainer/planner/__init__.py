@@ -1,11 +1,11 @@
 """Memory and time of a run before it starts, from its config and the shape of its model. Free of torch and Ray.
 
-    RunConfig ──inputs_of──▶ Inputs ──make_plan──▶ Plan ──▶ fits, refusal, fits_resident, report
+    RunConfig ──inputs_of──▶ Inputs ──make_plan──▶ Plan ──▶ fits, refusal, report
 
 Apart from its own tables, a plan reads only the model's config.json (`shapes.py`).
 """
 
 from gxpo_trainer.planner.inputs import Inputs, inputs_of
-from gxpo_trainer.planner.plan import Plan, fits_resident, make_plan, refusal
+from gxpo_trainer.planner.plan import Plan, make_plan, refusal
 
-__all__ = ["Inputs", "Plan", "fits_resident", "inputs_of", "make_plan", "refusal"]
+__all__ = ["Inputs", "Plan", "inputs_of", "make_plan", "refusal"]

@@ -54,19 +54,15 @@ class ModelShape:
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
-    @property
-    def attention_parameters(self) -> int:
-        """Of one layer: q, k, v, o."""
-        matrices = self.hidden * (2 * self.query_width + 2 * self.kv_width)
-        bias = self.query_width + 2 * self.kv_width if self.attention_bias else 0
-        return matrices + bias + (2 * self.head_dim if self.head_norms else 0)
-
     def layer_parameters(self, *, active: bool = False) -> int:
         """Of one layer; active: those that one token passes."""
         experts = self.active_experts if active else self.experts
+        attention = self.hidden * (2 * self.query_width + 2 * self.kv_width)  # q, k, v, o
+        attention += self.query_width + 2 * self.kv_width if self.attention_bias else 0
+        attention += 2 * self.head_dim if self.head_norms else 0
         mlp = 3 * self.hidden * (experts * self.intermediate + self.shared_intermediate)
         router = self.hidden * self.experts if self.experts > 1 else 0
-        return self.attention_parameters + mlp + router + 2 * self.hidden
+        return attention + mlp + router + 2 * self.hidden
 
     @property
     def embedding_parameters(self) -> int:

@@ -25,7 +25,8 @@ MARGIN = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Phases that some device goes through. resident: nothing has to leave a device between them.
+    """Phases that some device goes through. resident: nothing has to leave a device between them; True as well on
+    separate devices and on hosts without GPUs, where nothing is ever parked.
 
     problem: why the run does not fit, without a full stop; None when it fits. certain: whether the problem is beyond
     the planner's own error.
@@ -269,14 +270,6 @@ def make_plan(inputs: Inputs, assumed: Assumptions | None = None) -> Plan:
         rules.append(own)
     costs = tuple(_rule_plan(inputs, assumed, load, rule) for rule in rules if rule is not None)
     return Plan(inputs, assumed, load, fit, None if fit.fits else advise(inputs, assumed), costs)
-
-
-def fits_resident(plan: Plan) -> bool:
-    """Whether learner and sampler can stay on their shared devices at once, so that nothing has to be parked.
-
-    True on separate devices and on hosts without GPUs, where nothing is ever parked.
-    """
-    return plan.fit.resident
 
 
 def refusal(plan: Plan) -> str | None:

@@ -1,46 +1,83 @@
-"""TensorBoard and W&B export of a run's metric rows.
+"""TensorBoard and W&B export of a run's metric rows, and custom loggers.
 
 Both write to the run's folder and send nothing: W&B runs offline, and `wandb sync` uploads later. Event files are
 written with TensorBoard's own writer, without torch.
+
+A custom logger is a class on the contract `reporter.Exporter`, which is created as
+`Class(out_dir, run_name=…, config=…)`, with its settings as first argument where it has a settings class
+(gxpo_trainer.config.LoggerSettings).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from gxpo_trainer import plugins
+from gxpo_trainer.config.io import parse_override
+from gxpo_trainer.config.messages import BadSettings, config_error
+from gxpo_trainer.config.run import LOGGER_CHOICE
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import Row
 from gxpo_trainer.reporting.reporter import Exporter
 
-EXPORTERS = ("tensorboard", "wandb")
-
 
 def make_exporters(
-    names: str | Iterable[str], out_dir: Path, *, run_name: str = "run", config: Mapping[str, Any] | None = None
+    names: str | Iterable[str],
+    out_dir: Path,
+    *,
+    run_name: str = "run",
+    config: Mapping[str, Any] | None = None,
+    options: Sequence[str] = (),
 ) -> list[Exporter]:
-    """Exporters by name, e.g. "tensorboard,wandb", for a RunReporter.
+    """Exporters by name, e.g. "tensorboard,wandb", for a RunReporter. options: `NAME.SETTING=VALUE`.
 
-    Raises ConfigError, before anything is written, for an unknown name or a missing package.
+    Raises ConfigError for an unknown name, a missing package or an invalid setting, before a file is made.
     """
     listed = names.split(",") if isinstance(names, str) else names
     selected = list(dict.fromkeys(name.strip() for name in listed if name.strip()))
-    for name in selected:
-        if name not in EXPORTERS:
-            raise ConfigError(f"--log {name}: unknown; choose from {', '.join(EXPORTERS)}")
+    given: dict[str, dict[str, Any]] = {name: {} for name in selected}
+    for option in options:
+        path, value = parse_override(option)
+        name, _, setting = path.rpartition(".")
+        if name not in given:
+            raise ConfigError(f"--log-set {option}: no logger {name!r} is chosen; add --log {name}")
+        given[name][setting] = value
+    makers = [_maker(name, given[name]) for name in selected]
+    return [make(out_dir, run_name=run_name, config=config or {}) for make in makers]
+
+
+def _maker(name: str, given: Mapping[str, Any]) -> Callable[..., Exporter]:
+    """What creates the exporter with this name. given: its settings. Raises ConfigError."""
+    if name in LOGGER_CHOICE.built_in:
+        if given:
+            raise ConfigError(f"--log-set {name}.{next(iter(given))}: {name} has no settings; remove it")
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
                 f"--log {name}: the package {name!r} is not installed; pip install {name}, or leave it out"
             )
-    return [
-        TensorBoardExporter(out_dir / "tensorboard")
-        if name == "tensorboard"
-        else WandbExporter(out_dir, run_name=run_name, config=config or {})
-        for name in selected
-    ]
+        return TensorBoardExporter if name == "tensorboard" else WandbExporter
+    try:
+        if (settings := LOGGER_CHOICE.settings_class(name)) is not None:
+            try:
+                own = settings.model_validate(given)
+            except ValidationError as error:
+                raise config_error(error, f"--log-set {name}", root=settings) from None
+            return partial(plugins.implementation(own), own)
+        maker: Callable[..., Exporter] = plugins.load("loggers", name)
+    except BadSettings:
+        raise
+    except ConfigError as error:
+        raise ConfigError(f"--log {name}: {error}") from None
+    if given:
+        raise ConfigError(f"--log-set {name}.{next(iter(given))}: {name} has no settings class; remove it")
+    return maker
 
 
 class TensorBoardExporter:
@@ -52,9 +89,10 @@ class TensorBoardExporter:
 
     name = "tensorboard"
 
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, out_dir: Path, *, run_name: str, config: Mapping[str, Any]) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
 
+        log_dir = out_dir / "tensorboard"
         log_dir.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(log_dir))
         self._last_step: int | None = None

@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,13 @@ def run_identity(
     config: RunConfig,
     *,
     data_sha256: Mapping[str, str] | None = None,
-    policy: Path | None = None,
     policy_sha256: str | None = None,
-    accelerators: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The content of run.json. It names the hardware, but not the host.
 
-    data_sha256: hash of each data file or generated set. policy: file or folder of the initial policy, hashed here
-    unless `policy_sha256` is given. accelerators: device names, which only torch knows. Raises DataError.
+    data_sha256: hash of each data file or generated set. policy_sha256: of the initial policy. Accelerators, which only
+    torch knows, are not named.
     """
-    if policy_sha256 is None and policy is not None:
-        policy_sha256 = hash_path(policy)
     packages = {name: dist.version for dist in importlib.metadata.distributions() if (name := dist.metadata["Name"])}
     return {
         "config": config.model_dump(mode="json"),
@@ -47,7 +43,7 @@ def run_identity(
             "cores": os.cpu_count(),
             "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            "accelerators": list(accelerators),
+            "accelerators": [],
             "system": platform.system(),
         },
         "seeds": {"run": config.seed},

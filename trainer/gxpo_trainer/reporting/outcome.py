@@ -128,7 +128,7 @@ def reason_of(error: BaseException, *, setting_up: bool = False) -> str:
 
 def is_recoverable(error: BaseException) -> bool:
     """Whether the same run may succeed when it is launched again: it stalled, was killed for the memory that another
-    process used, or found the disk full."""
+    process used, or the disk was full."""
     kill = _memory_kill(error)
     is_victim = kill is not None and kill.is_victim
     return is_victim or any(isinstance(cause, Stalled) for cause in _causes(error)) or reason_of(error) == "disk_full"

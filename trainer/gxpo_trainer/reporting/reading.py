@@ -22,7 +22,7 @@ from gxpo_trainer.jsonl import Row, decode_number, read_lines
 
 METRICS, SAMPLES, EVALUATIONS, EVENTS = "metrics.jsonl", "samples.jsonl", "evaluations.jsonl", "events.jsonl"
 TIMELINE = "timeline.jsonl"
-IDENTITY = "run.json"
+IDENTITY, CONFIG = "run.json", "config.toml"
 
 
 def read_metrics(path: Path) -> list[Row]:
@@ -98,29 +98,27 @@ def _merged(rows: Iterable[Row], metrics: Iterable[Row], key: Callable[[Row], An
     return [row for _, row in sorted(chosen.items(), key=lambda item: item[0])]
 
 
-def load_run(out_dir: Path, benchmark: str | None = None, metric: str = "pass@1") -> RunCurves:
+def load_run(out_dir: Path, benchmark: str | None = None) -> RunCurves:
     """Curves of one run from metrics.jsonl, evaluations.jsonl and run.json.
 
-    benchmark: a name; by default the macro average of all benchmarks, at the steps where all were evaluated.
-    metric: a name in `scores`. Raises DataError when the run has no such evaluation.
+    benchmark: a name; by default the macro average of all benchmarks, at the steps where all were evaluated. Raises
+    DataError when the run has no such evaluation.
     """
     identity = read_identity(out_dir)
     chosen = None if benchmark is None else [benchmark]
     series = _series(read_metrics(out_dir))
     try:
-        return run_curves(identity, read_evaluations(out_dir), series, benchmarks=chosen, metric=metric)
+        return run_curves(identity, read_evaluations(out_dir), series, benchmarks=chosen)
     except DataError as error:
         raise DataError(f"{out_dir / EVALUATIONS}: {error}") from None
 
 
-def group_runs(folders: Sequence[Path], benchmark: str | None = None, metric: str = "pass@1") -> list[SeedGroup]:
+def group_runs(folders: Sequence[Path], benchmark: str | None = None) -> list[SeedGroup]:
     """Load runs and group those whose configs differ only in name and seed, in order of appearance.
 
     Raises DataError when a group has a seed twice.
     """
-    return group_by_config(
-        [(load_run(folder, benchmark, metric), read_identity(folder)["config"]) for folder in folders]
-    )
+    return group_by_config([(load_run(folder, benchmark), read_identity(folder)["config"]) for folder in folders])
 
 
 def _series(rows: Sequence[Row]) -> Series:

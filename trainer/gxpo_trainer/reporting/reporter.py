@@ -38,7 +38,7 @@ class RunReporter:
     """Writes the files of one run. Not thread-safe.
 
     Order: `start_attempt` first, then any of the log calls; `sync` before each checkpoint is published, so that no
-    checkpoint is newer than its metrics on disk; `close` at the end.
+    checkpoint is newer than its metrics on disk. A context manager, which closes the files.
 
     samples_per_step: groups per step written to samples.jsonl. exporters: receive each metric row after it is written;
     one that raises is closed, recorded as an event and dropped, because its rows can be exported later from the file.
@@ -148,17 +148,14 @@ class RunReporter:
         for file in self._files.values():
             file.sync()
 
-    def close(self) -> None:
-        for exporter in list(self._exporters):
-            self._close_exporter(exporter)
-        for file in self._files.values():
-            file.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        for exporter in list(self._exporters):
+            self._close_exporter(exporter)
+        for file in self._files.values():
+            file.close()
 
     def _export(self, exporter: Exporter, row: Row) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,11 +39,6 @@ def print_tables(
 
 
 Record = Mapping[str, Any]
-
-
-def show(table: Table) -> None:
-    # Without a terminal rich assumes 80 columns, which would wrap the intervals.
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 def scores_table(records: Sequence[Record], samples: int) -> Table:

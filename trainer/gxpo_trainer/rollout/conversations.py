@@ -23,8 +23,16 @@ import numpy.typing as npt
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.data.chat import ObservationEncoder, render_messages
 from gxpo_trainer.environments.contract import Call, Environments, Message, Observation, Reply, Turn
-from gxpo_trainer.rollout.open_groups import CompleteGroups, Intake, TurnEngine, finish_reason, sample_seed
-from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.requests import (
+    CompleteGroups,
+    EpisodeStart,
+    Intake,
+    SampleRequest,
+    SamplingSettings,
+    TurnEngine,
+    finish_reason,
+    sample_seed,
+)
 from gxpo_trainer.rollout.vllm_driver import Response
 from gxpo_trainer.types import Episode, EpisodeEnd, Group, Sample, Utterance
 
@@ -121,7 +129,7 @@ class _OpenGroup:
 
 
 class Conversations:
-    """Every sample is an episode in an environment (`open_groups.OpenGroups`)."""
+    """Every sample is an episode in an environment (`requests.OpenGroups`)."""
 
     def __init__(
         self,
@@ -220,7 +228,7 @@ class Conversations:
             episode.conversation.fail(group.refusal)
             return
         seed = sample_seed(group.request.seed, episode.number)
-        (episode.response,) = self._engine.submit(group.prompt.tolist(), group.sampling, [seed])
+        (episode.response,) = self._engine.start(group.prompt.tolist(), group.sampling, [seed])
         self._in_engine[id(episode.response)] = episode
 
     def _render(self, group: _OpenGroup, observation: Observation) -> None:
@@ -242,7 +250,7 @@ class Conversations:
             group.prompt = prompt
 
     def _continue(self, episode: _Episode, response: Response, reply: Reply) -> None:
-        """The environment has answered: start the next turn."""
+        """The environment has replied: start the next turn."""
         limit = episode.group.sampling.max_new_tokens
         observation = episode.conversation.add_reply(reply, room=response.num_sampled < limit)
         if observation is None:

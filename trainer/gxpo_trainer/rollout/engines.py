@@ -16,12 +16,11 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.base import Phase
 from gxpo_trainer.environments.contract import Environments
 from gxpo_trainer.errors import Stalled, TrainingError, WeightsUnavailable
-from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import SamplerSettings
+from gxpo_trainer.rollout.sampler import remote_sampler
 from gxpo_trainer.runtime.locks import remove_if_abandoned
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks
-from gxpo_trainer.weights.buckets import WeightBucket
 
 KILL_S = 10.0
 """Longest wait for a killed process to end."""
@@ -54,15 +53,7 @@ class Engine:
         """Ray's id of its node; empty until it was ready once."""
         return self.process.node if self.process is not None else ""
 
-    def receive(self, bucket: WeightBucket) -> Any:
-        """Call SamplerActor.receive."""
-        return self._between_steps(self.actor.receive, bucket)
-
-    def join_broadcast(self, address: str, port: int, first_member: int, size: int) -> Any:
-        """Call SamplerActor.join_broadcast."""
-        return self._between_steps(self.actor.join_broadcast, address, port, first_member, size)
-
-    def _between_steps(self, method: Any, *arguments: Any) -> Any:
+    def between_steps(self, method: Any, *arguments: Any) -> Any:
         """Call a method of the actor, which runs it between two decoding steps while a stream is open."""
         if self.stream_id is None:
             return method.remote(*arguments)
@@ -155,7 +146,7 @@ class Engines:
         what = "stalled" if isinstance(error, Stalled) else "died"
         self.log_event("sampler_restarted", f"the {name} {what} ({cause}) and was restarted", sampler=engine.index)
         if isinstance(error, Stalled):
-            with self.placement.group.watch.excused():
+            with self.placement.group.watch.excluded():
                 print_stacks(name, engine.process)
         engine.process = None
         if engine.restarts > MAX_RESTARTS:

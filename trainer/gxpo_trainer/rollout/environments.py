@@ -99,8 +99,8 @@ class EnvironmentHandle:
                 while not self._waiting:
                     changed.wait()
                 known = list(self._waiting)
-            answered = self._probe()
-            silent = 0 if answered else silent + 1
+            alive = self._probe()
+            silent = 0 if alive else silent + 1
             for waiting in known:
                 if silent >= MAX_SILENT:
                     times = f"{MAX_SILENT} times in a row, each time for {PROBE_LIMIT_S:g} s"
@@ -144,7 +144,7 @@ class EnvironmentActor:
         self._running_host().end(episode)
 
     async def pid(self) -> int:
-        """Process id; answered while calls are running."""
+        """Process id; returned while calls are running."""
         return os.getpid()
 
     async def episode_pids(self) -> dict[str, int]:

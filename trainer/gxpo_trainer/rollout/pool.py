@@ -26,7 +26,7 @@ from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.rollout.verification import Submitted, VerifierHandle
 from gxpo_trainer.rollout.weight_sync import PoolSync, WeightSource, WeightSync
 from gxpo_trainer.runtime.placement_group import result_of
-from gxpo_trainer.runtime.shared_devices import Devices, SeparateDevices
+from gxpo_trainer.runtime.shared_devices import Devices
 from gxpo_trainer.types import Group, ScoredGroup, Verdict
 
 
@@ -58,7 +58,7 @@ class RolloutPool:
         self, config: RunConfig, engines: Engines, *, source: WeightSource | None = None, devices: Devices | None = None
     ) -> None:
         self.config, self.engines = config, engines
-        self.devices = devices or SeparateDevices()
+        self.devices = devices or Devices()
         self.group = engines.placement.group
         self.verifier = VerifierHandle(config, engines.placement, engines.log_event)
         self.environments = RunEnvironments(config, engines.placement)
@@ -134,7 +134,7 @@ class RolloutPool:
         Where engines and learner alternate, no engine may be sampling: all of them sleep while the weights are sent.
         """
         if any(engine.version != version for engine in self.engines.ready):
-            with self.group.watch.excused():  # part of a restart
+            with self.group.watch.excluded():  # part of a restart
                 self.devices.need("syncing")  # may wait for engines that are starting, which are behind as well
                 self.sync_engines([engine for engine in self.engines.ready if engine.version != version], version)
                 self.devices.need("sampling")

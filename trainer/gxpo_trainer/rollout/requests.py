@@ -1,9 +1,16 @@
-"""Sampling requests, their results, and the settings of an engine."""
+"""Sampling requests, their way into a running engine, and the groups of single turns that it is generating.
+
+Groups of conversations: conversations.py.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +19,9 @@ from gxpo_trainer.config import LoraConfig
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.data.prompts import fill_template, json_extra
 from gxpo_trainer.environments.contract import Problem
-from gxpo_trainer.types import Group, Prompt
+from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.rollout.vllm_driver import Response
+from gxpo_trainer.types import Group, Prompt, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +111,191 @@ class StreamEnd:
     """Last item of an engine's stream. busy_s: time spent in engine steps."""
 
     busy_s: float
+
+
+CompleteGroups = list[tuple[int, Group]]
+"""Groups with the indices of their requests."""
+
+
+class TurnEngine(Protocol):
+    """What open groups need of an engine."""
+
+    version: int | None
+    """Version of the weights."""
+
+    def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
+        """Start a response for each seed."""
+
+    def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
+        """Continue a finished response after tokens that an environment wrote."""
+
+
+class OpenGroups(Protocol):
+    """Order: `begin` for each request; `finish` what the engine finished; `proceed` before each of its steps."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a sample waits for an environment."""
+
+    def begin(self, index: int, request: SampleRequest) -> None:
+        """Start the samples of a request."""
+
+    def finish(self, responses: Sequence[Response]) -> CompleteGroups:
+        """Groups that these responses completed."""
+
+    def proceed(self) -> CompleteGroups:
+        """Continue samples that waited; groups that are complete now."""
+
+    def close(self) -> None:
+        """Drop all samples."""
+
+
+class SingleTurns:
+    """Every sample is one response of the engine."""
+
+    waiting = False
+
+    def __init__(self, engine: TurnEngine, tokenizer: Any, sampling: SamplingSettings, max_length: int) -> None:
+        self._engine, self._tokenizer = engine, tokenizer
+        self._sampling, self._max_length = sampling, max_length
+        self._running: dict[int, tuple[SampleRequest, list[Response]]] = {}
+        self._owner: dict[int, int] = {}
+        self._unfinished: dict[int, int] = {}
+
+    def begin(self, index: int, request: SampleRequest) -> None:
+        """Raises ValueError when the prompt leaves no room for `max_new_tokens`."""
+        sampling, length = request.sampling or self._sampling, len(request.prompt_token_ids)
+        if not 0 < length <= self._max_length - sampling.max_new_tokens:
+            raise ValueError(
+                f"prompt {request.prompt.id} has {length} tokens; with max_new_tokens = {sampling.max_new_tokens} that "
+                f"must be between {sampling.max_new_tokens + 1} and model.max_length = {self._max_length}; lower "
+                "data.max_prompt_tokens or raise model.max_length"
+            )
+        seeds = [sample_seed(request.seed, number) for number in range(request.num_samples)]
+        responses = self._engine.start(request.prompt_token_ids.tolist(), sampling, seeds)
+        self._running[index] = request, responses
+        self._unfinished[index] = request.num_samples
+        self._owner.update((id(response), index) for response in responses)
+
+    def finish(self, responses: Sequence[Response]) -> CompleteGroups:
+        complete = []
+        for response in responses:
+            index = self._owner.pop(id(response))
+            self._unfinished[index] -= 1
+            if not self._unfinished[index]:
+                del self._unfinished[index]
+                complete.append((index, self._group(*self._running.pop(index))))
+        return complete
+
+    def proceed(self) -> CompleteGroups:
+        return []
+
+    def close(self) -> None:
+        pass
+
+    def _group(self, request: SampleRequest, responses: list[Response]) -> Group:
+        texts = self._tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
+        samples = tuple(
+            Sample(text, np.asarray(r.token_ids, dtype=np.int32), r.logprobs, finish_reason(r), r.versions)
+            for r, text in zip(responses, texts, strict=True)
+        )
+        oldest = min(version for response in responses for version, _ in response.versions)
+        return Group(request.prompt, request.prompt_token_ids, samples, oldest)
+
+
+def sample_seed(seed: int | None, index: int, turn: int = 0) -> int | None:
+    """Seed of a turn of sample `index` of a request: 63 bits from NumPy's SeedSequence of the numbers; None stays."""
+    if seed is None:
+        return None
+    low, high = np.random.SeedSequence([seed, index, *([turn] if turn else [])]).generate_state(2)
+    return (int(high) << 32 | int(low)) >> 1
+
+
+def finish_reason(response: Response) -> Literal["stop", "length"]:
+    """Why vLLM finished a response. Raises TrainingError for any other reason."""
+    if response.finish_reason not in ("stop", "length"):
+        raise TrainingError(f"the sampler finished a response with reason {response.finish_reason!r}")
+    return cast(Literal["stop", "length"], response.finish_reason)
+
+
+Indexed = tuple[int, SampleRequest]
+
+
+class Intake:
+    """A closable queue of (index, request), and of calls for the engine's thread."""
+
+    def __init__(self, requests: Sequence[Indexed] = (), *, closed: bool = False) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[Indexed] = deque(requests)
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._closed, self._aborted = closed, False
+
+    @property
+    def aborted(self) -> bool:
+        return self._aborted
+
+    def put(self, requests: Sequence[Indexed]) -> None:
+        with self._changed:
+            self._waiting.extend(requests)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """No request follows; the stream ends when those that came are finished."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def abort(self) -> None:
+        """Drop all requests, including those that are running."""
+        with self._changed:
+            self._aborted = self._closed = True
+            self._waiting.clear()
+            for _, future in self._calls:
+                future.cancel()
+            self._calls.clear()
+            self._changed.notify_all()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Result of a function that the engine's thread runs between two of its steps; waits for it."""
+        future: Future[Any] = Future()
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the stream has ended; nothing runs in it any more")
+            self._calls.append((function, future))
+            self._changed.notify_all()
+        return future.result()
+
+    def post(self, function: Callable[[], None]) -> None:
+        """A function that the engine's thread runs between two of its steps; no longer after an abort.
+
+        Unlike `call` it does not wait, and it may come after `close`, which only says that no request follows.
+        """
+        with self._changed:
+            if not self._aborted:
+                self._calls.append((function, Future()))
+                self._changed.notify_all()
+
+    def run_calls(self, *, wait: bool) -> None:
+        """Run the calls that have arrived; wait: block until there is one, or the stream is aborted."""
+        with self._changed:
+            while wait and not self._calls and not self._aborted:
+                self._changed.wait()
+            calls = list(self._calls)
+            self._calls.clear()
+        for function, future in calls:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+    def take(self, *, wait: bool, expect_calls: bool = False) -> list[Indexed] | None:
+        """Requests that have arrived; wait: block until there is one or a call. None when closed and empty.
+
+        expect_calls: a call is sure to come, so wait for it even when closed.
+        """
+        with self._changed:
+            while wait and not (self._waiting or self._calls or self._aborted or (self._closed and not expect_calls)):
+                self._changed.wait()
+            taken = list(self._waiting)
+            self._waiting.clear()
+            return taken if taken or not self._closed else None

@@ -1,8 +1,8 @@
-"""One sampling engine: vLLM in this process and, with tensor parallelism, in worker processes.
+"""One sampling engine in a Ray actor: vLLM in its process and, with tensor parallelism, in worker processes.
 
 Order of calls: `receive(bucket)` for every bucket of version v; then `stream(..., weights_version=v)` accepts that
-version only. While a stream is open, `receive` may only be called through its intake (`Intake.call`): requests are then
-suspended from the first bucket to the last and continue with the new version.
+version only. While a stream is open, `receive` may only be called with its id: requests are then suspended from the
+first bucket to the last and continue with the new version.
 
 Log-probabilities are those of the sampling distribution: softmax(logits / temperature) over the whole vocabulary,
 without truncation.
@@ -10,60 +10,112 @@ without truncation.
 
 from __future__ import annotations
 
+import gc
 import os
+import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import ray
 
 from gxpo_trainer.environments.contract import Environments
 from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.rollout.conversations import Conversations
-from gxpo_trainer.rollout.open_groups import Intake, OpenGroups, SingleTurns
-from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, SamplerSettings, SamplingSettings, StreamEnd
+from gxpo_trainer.rollout.requests import (
+    FinishedGroups,
+    Indexed,
+    Intake,
+    OpenGroups,
+    SamplerSettings,
+    SamplingSettings,
+    SingleTurns,
+    StreamEnd,
+)
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
+from gxpo_trainer.runtime.locks import OwnedDirectory
+from gxpo_trainer.runtime.processes import frozen_allocations
+from gxpo_trainer.runtime.ray_session import trace_this_process
 
 if TYPE_CHECKING:
     from gxpo_trainer.weights.buckets import SyncReport, WeightBucket
 
 WORKER_EXTENSION = "gxpo_trainer.weights.worker.WeightSyncExtension"
+T = TypeVar("T")
 
 
-class Sampler:
+class SamplerActor:
     """A vLLM engine with replaceable, versioned weights, or a replaceable LoRA adapter on fixed weights.
 
-    Create at most one per process: vLLM keeps process-wide state. folder: for received adapters. Raises
-    WeightSyncMismatch when vLLM's loaded weights differ from those in the model folder. environments: runs the episodes
-    of `SamplerSettings.environment`; None where every sample is a single turn.
+    Create at most one per process: vLLM keeps process-wide state. The actor's options must set OMP_NUM_THREADS; Ray
+    would derive it from the logical CPUs. After a kill create another one with a new `SamplerSettings.seed` (the old
+    seed repeats the old responses) and sync it. Raises WeightSyncMismatch when vLLM's loaded weights differ from those
+    in the model folder. environments: runs the episodes of `SamplerSettings.environment`; None where every sample is a
+    single turn.
     """
 
-    def __init__(self, settings: SamplerSettings, folder: Path, environments: Environments | None = None) -> None:
-        import_engine(settings)
-        from vllm import LLM
+    def __init__(self, settings: SamplerSettings, environments: Environments | None = None) -> None:
+        started = time.perf_counter()
+        self._folder = _temporary_folder()
+        set_environment(settings)
+        with frozen_allocations():
+            from vllm import LLM
 
-        from gxpo_trainer.rollout.engine_weights import EngineWeights
-
+            from gxpo_trainer.weights.worker import EngineWeights
         self._settings, self.environments = settings, environments
         self._llm: Any = LLM(**_engine_arguments(settings))
         self._tokenizer: Any = self._llm.get_tokenizer()
         self._driver = EngineDriver(self._llm)
-        self.weights = EngineWeights(self._llm, settings.adapter, folder)
+        self.weights = EngineWeights(self._llm, settings.adapter, self._folder.path)
         self.version = settings.initial_version
         """Version of the loaded weights, None before the first sync and after a failed one."""
         if Path(settings.model).is_dir():
             self.weights.call_workers("gxpo_verify_checkpoint", settings.model)
+        # Start-up objects are permanent; scanning them in every collection costs several percent of sampling time.
+        gc.collect()
+        gc.freeze()
+        self._lock = threading.Lock()
+        self._intakes: dict[int, Intake] = {}
+        self._start_s = time.perf_counter() - started
 
-    def generate(
-        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, weights_version: int
-    ) -> Iterator[FinishedGroups]:
-        """`stream` of a fixed list of requests, without its last item."""
-        stream = self.stream(Intake(list(enumerate(requests)), closed=True), sampling, weights_version)
-        return (item for item in stream if isinstance(item, FinishedGroups))
+    def status(self) -> dict[str, Any]:
+        """`process`, `version` (None: none verified yet), `folder` (of temporary files), `start_s`."""
+        return {
+            "process": trace_this_process(),
+            "version": self.version,
+            "folder": self._folder.path,
+            "start_s": self._start_s,
+        }
+
+    # ---- requests -------------------------------------------------------------------------------------------
 
     def stream(
+        self, stream_id: int, sampling: SamplingSettings, weights_version: int
+    ) -> Iterator[FinishedGroups | StreamEnd]:
+        """Streaming generator: sample what `submit` delivers until `submit(last=True)` or `abort`; see `sample`."""
+        with self._dies_with_its_workers():
+            yield from self.sample(self._intake(stream_id), sampling, weights_version)
+        with self._lock:
+            del self._intakes[stream_id]
+
+    @ray.method(concurrency_group="intake")
+    def submit(self, stream_id: int, requests: Sequence[Indexed], last: bool = False) -> None:
+        """Add requests to a stream. last: none follow."""
+        self._intake(stream_id).put(requests)
+        if last:
+            self._intake(stream_id).close()
+
+    @ray.method(concurrency_group="intake")
+    def abort(self, stream_id: int) -> None:
+        """End a stream without its unfinished requests."""
+        self._intake(stream_id).abort()
+
+    def sample(
         self, intake: Intake, sampling: SamplingSettings, weights_version: int
     ) -> Iterator[FinishedGroups | StreamEnd]:
         """Sample requests as they arrive until `intake` is closed; yield groups as they finish, then StreamEnd.
@@ -75,9 +127,6 @@ class Sampler:
         if self.version != weights_version:
             held = "no verified version" if self.version is None else f"version {self.version}"
             raise WeightSyncMismatch(f"weights version {weights_version} was requested; the sampler holds {held}")
-        return self._stream(intake, sampling)
-
-    def _stream(self, intake: Intake, sampling: SamplingSettings) -> Iterator[FinishedGroups | StreamEnd]:
         config, busy_s = self._settings.environment, 0.0
         common = self, self._tokenizer, sampling, self._settings.max_length
         groups: OpenGroups = SingleTurns(*common)
@@ -106,7 +155,7 @@ class Sampler:
             self._driver.abort()
             groups.close()
 
-    def submit(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
+    def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
         """Start a response for each seed."""
         return self._driver.submit(
             prompt,
@@ -127,37 +176,51 @@ class Sampler:
 
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, flat_logprobs=True)
         prompts = [TokensPrompt(prompt_token_ids=ids.tolist()) for ids in token_ids]
-        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self.weights.adapter)
+        with self._dies_with_its_workers():
+            outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self.weights.adapter)
         # Position 0 has no entry, so the flat list starts at token 1.
         return [np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32) for output in outputs]
 
-    def receive(self, bucket: WeightBucket) -> SyncReport | None:
+    # ---- weights and memory ---------------------------------------------------------------------------------
+
+    def receive(self, bucket: WeightBucket, *, stream_id: int | None = None) -> SyncReport | None:
         """Load a bucket of a published version in every worker; after the last one verify all and return a SyncReport.
 
-        Raises WeightSyncMismatch; the engine then holds no version.
+        Raises WeightSyncMismatch; the engine then holds no version. stream_id: of an open stream, in the concurrency
+        group `weights`; see `_run`.
         """
-        self._driver.suspend()
-        self.version = None
-        report = self.weights.receive(bucket)
-        if bucket.last:
-            self.version = bucket.version
-            self._driver.resume(**self._current_weights)
-        return report
 
-    def sleep(self, *, discard_weights: bool) -> None:
+        def load() -> SyncReport | None:
+            self._driver.suspend()
+            self.version = None
+            report = self.weights.receive(bucket)
+            if bucket.last:
+                self.version = bucket.version
+                self._driver.resume(**self._current_weights)
+            return report
+
+        return self._run(load, stream_id)
+
+    def join_broadcast(
+        self, address: str, port: int, first_member: int, size: int, *, stream_id: int | None = None
+    ) -> None:
+        """Make every worker a member of the weight broadcast group. stream_id: as for `receive`."""
+        arguments = address, port, first_member, size
+        self._run(lambda: self.weights.call_workers("gxpo_join_broadcast", *arguments), stream_id)
+
+    def sleep(self, discard_weights: bool) -> None:
         """Free the GPU's memory. discard_weights: a sync brings them again, so no copy is kept on the host."""
         if self._settings.sleep_mode:
-            self._llm.sleep(level=2 if discard_weights else 1)
+            with self._dies_with_its_workers():
+                self._llm.sleep(level=2 if discard_weights else 1)
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
         """Allocate the weights or the KV cache again; the weights come first."""
         if self._settings.sleep_mode:
-            self._llm.wake_up(tags=[what])
+            with self._dies_with_its_workers():
+                self._llm.wake_up(tags=[what])
 
-    @property
-    def lost_worker(self) -> bool:
-        """Whether a worker process of a tensor-parallel engine has died; the engine is then unusable."""
-        return bool(getattr(self._llm.llm_engine.model_executor, "is_failed", False))
+    # ---- inside ---------------------------------------------------------------------------------------------
 
     @property
     def _current_weights(self) -> dict[str, Any]:
@@ -166,11 +229,45 @@ class Sampler:
         salt = f"sync-{self.weights.num_syncs}"
         return {"cache_salt": salt, "version": self.version, "adapter": self.weights.adapter}
 
+    def _run(self, function: Callable[[], T], stream_id: int | None) -> T:
+        """Call a function that uses the engine; with a stream in its thread, between two of its decoding steps."""
 
-def import_engine(settings: SamplerSettings) -> None:
-    """Set the environment, which vLLM reads at import, and import it. Later calls in a process have no effect."""
-    set_environment(settings)
-    import vllm.entrypoints.llm  # noqa: F401
+        def guarded() -> T:
+            with self._dies_with_its_workers():
+                return function()
+
+        return guarded() if stream_id is None else self._intake(stream_id).call(guarded)
+
+    @contextmanager
+    def _dies_with_its_workers(self) -> Iterator[None]:
+        """End this process when an error is due to a worker of tensor parallelism that has died: Ray then reports a
+        death, which the pool handles."""
+        try:
+            yield
+        except Exception:
+            if getattr(self._llm.llm_engine.model_executor, "is_failed", False):
+                os._exit(1)
+            raise
+
+    def _intake(self, stream_id: int) -> Intake:
+        with self._lock:
+            return self._intakes.setdefault(stream_id, Intake())
+
+
+def _temporary_folder() -> OwnedDirectory:
+    """A folder for all temporary files of this process and its workers, which vLLM leaves behind when it is killed."""
+    shared = tempfile.gettempdir()
+    # Compiled kernels are kept for later engines.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{shared}/torchinductor_{os.getuid()}")
+    folder = OwnedDirectory(Path(shared), "gxpo-sampler-")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder.path)
+    return folder
+
+
+def remote_sampler(kind: type[SamplerActor] = SamplerActor) -> Any:
+    """The actor class for Ray. Requests and weights arrive in threads of their own, while the engine's is sampling."""
+    options: dict[str, Any] = {"concurrency_groups": {"intake": 1, "weights": 1}}
+    return ray.remote(**options)(kind)
 
 
 def set_environment(settings: SamplerSettings) -> None:

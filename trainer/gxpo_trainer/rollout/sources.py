@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -214,9 +215,7 @@ class OnPolicyRollouts:
         self.restart = planner.restart
 
     def batch(self, step: int) -> Rollouts:
-        def collect(requests: Sequence[SampleRequest]) -> Collected:
-            return self._pool.collect(requests, self._planner.sampling, step - 1)
-
+        collect = partial(self._pool.collect, sampling=self._planner.sampling, version=step - 1)
         prompts = self._planner.draw(self._planner.config.rollout.prompts_per_step)
         return self._planner.complete(collect(self._planner.requests(prompts, step)), step, collect)
 
@@ -366,7 +365,7 @@ class AsyncRollouts:
         if lost and not self._learner_busy and not self._syncing:
             self._syncing = True
             try:
-                with self._pool.group.watch.excused():
+                with self._pool.group.watch.excluded():
                     self._pool.sync_engines(lost, self._learner_version)
             finally:
                 self._syncing = False

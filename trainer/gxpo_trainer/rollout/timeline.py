@@ -22,6 +22,10 @@ class Span(NamedTuple):
     begin: float
     end: float
 
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
 
 class Timeline:
     """Records activities as they change; `cut` returns those of a window and forgets what lies before it."""
@@ -58,11 +62,6 @@ class Timeline:
         self._spans = [span for span in self._spans if span.end > begin]
         clipped = [span._replace(begin=max(begin, span.begin)) for span in [*self._spans, *open_spans]]
         return sorted(span for span in clipped if span.begin < span.end)
-
-
-def seconds(spans: Iterable[Span]) -> float:
-    """Total length of the spans. Those of several processes add up."""
-    return sum(span.end - span.begin for span in spans)
 
 
 def overlap_fraction(spans: Iterable[Span], first: Activity, second: Activity) -> float | None:

@@ -22,7 +22,7 @@ from gxpo_trainer.errors import ConfigError, Stalled, TrainingError, VerifierFai
 from gxpo_trainer.grading.http_rewards import HttpReward
 from gxpo_trainer.grading.options import EXTRA_KEY
 from gxpo_trainer.grading.pool import Pair, VerifierPool
-from gxpo_trainer.grading.rewards import check_allowed, check_urls, tokens
+from gxpo_trainer.grading.rewards import OWN, check_urls, tokens
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks, trace_this_process
@@ -90,10 +90,6 @@ class VerifierActor:
         score = sum(reward.weight * values[reward.label] for reward in self._config.rewards)
         return replace(verdict, components=components, score=score, http=usage)
 
-    async def worker_pids(self) -> list[int]:
-        """Process ids of the current workers."""
-        return self._pool.worker_pids()
-
     async def close(self) -> None:
         """Kill the workers and close all connections."""
         await asyncio.gather(*(component.close() for component in self._http or ()))
@@ -102,7 +98,7 @@ class VerifierActor:
 
 def make_pool(config: VerifierConfig, workers: int) -> VerifierPool:
     """The verifier pool of a run, without reward components when correctness is the only reward."""
-    rewards = tuple((reward.name, reward.weight) for reward in config.worker_rewards)
+    rewards = [reward.model_dump(mode="json") for reward in config.worker_rewards]
     return VerifierPool(workers, config.deadline_s, config.memory_mb, rewards)
 
 
@@ -172,13 +168,11 @@ def check_rewards(config: VerifierConfig) -> None:
     Raises ConfigError when a class is not allowlisted or cannot be constructed, or when an address is not allowed.
     """
     make_http_rewards(config)
-    names = [reward.name for reward in config.worker_rewards]
-    check_allowed(names, os.environ)
-    if not any(":" in name for name in names):
+    if all(reward.name in OWN for reward in config.worker_rewards):
         return
     try:
         with make_pool(config, workers=1) as pool:
-            pool.verify_many([("1", "1")])
+            pool.submit([("1", "1")]).result()
     except VerifierFailed as error:
         raise ConfigError(f"verifier.rewards: workers fail to start with these classes: {error}") from error
 
@@ -239,7 +233,7 @@ class VerifierHandle:
         self._log_event("verifier_restarted", f"the verifier {what} ({cause}) and was restarted")
         if isinstance(error, Stalled):
             ready, _ = ray.wait([self.ready], timeout=0)
-            with self._placement.group.watch.excused():
+            with self._placement.group.watch.excluded():
                 print_stacks("verifier", ray.get(ready[0]) if ready else None)
         self.kill()  # a stalled one is alive; its other calls fail with it
         if restarts > MAX_RESTARTS:

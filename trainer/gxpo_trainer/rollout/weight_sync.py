@@ -85,7 +85,9 @@ class WeightSync:
             bucket, changed = source.next_bucket(version, index, nodes)
             self._finish(loading, sending)
             self._check_members(engines)
-            loading = [(engine, engine.receive(bucket)) for engine in engines if engine.ready]
+            loading = [
+                (engine, engine.between_steps(engine.actor.receive, bucket)) for engine in engines if engine.ready
+            ]
             if not loading:
                 return None
             sending = source.send(bucket)
@@ -125,7 +127,7 @@ class WeightSync:
         address, port, pending = opened
         self._members = members
         calls = [
-            (engine, engine.join_broadcast(address, port, 1 + place * size, 1 + workers))
+            (engine, engine.between_steps(engine.actor.join_broadcast, address, port, 1 + place * size, 1 + workers))
             for place, engine in enumerate(engines)
         ]
         self._finish(calls, pending)

@@ -18,7 +18,6 @@ back to) and `make_rule`.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor
 
 from gxpo_trainer.config import RuleSettings
+from gxpo_trainer.plugins import implementation
 from gxpo_trainer.types import Metrics, StepReport
 
 
@@ -70,6 +70,65 @@ class Recurrence(Protocol):
 
     def displacement(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> Tensor:
         """What step number `step` adds to the theta before it, given the moments after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdamWRecurrence:
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2) with decoupled weight decay, as torch.optim.AdamW."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+
+    moment_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __call__(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> None:
+        """One step in place; see Recurrence."""
+        first, second = moments
+        first.lerp_(gradient, 1 - self.beta1)
+        second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        theta.add_(self.displacement(theta, moments, gradient, step))
+
+    def displacement(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> Tensor:
+        """What step number `step` adds to the theta before it, given the moments after it."""
+        first, second = moments
+        denominator = second.sqrt().div_(math.sqrt(1 - self.beta2**step)).add_(self.epsilon)
+        change = first.div(denominator).mul_(-self.learning_rate / (1 - self.beta1**step))
+        if self.weight_decay:
+            change.add_(theta, alpha=-self.learning_rate * self.weight_decay)
+        return change
+
+
+@dataclass(frozen=True, slots=True)
+class SGDRecurrence:
+    """Gradient descent, optional (heavy-ball) momentum, weight decay added to the gradient, as torch.optim.SGD."""
+
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+
+    @property
+    def moment_names(self) -> tuple[str, ...]:
+        return ("momentum_buffer",) if self.momentum else ()
+
+    def __call__(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> None:
+        """One step in place; see Recurrence."""
+        if self.momentum:
+            moments[0].mul_(self.momentum).add_(gradient)
+            if self.weight_decay:
+                moments[0].add_(theta, alpha=self.weight_decay)
+        theta.add_(self.displacement(theta, moments, gradient, step))
+
+    def displacement(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> Tensor:
+        """What step number `step` adds to the theta before it, given the moments after it."""
+        if self.momentum:
+            return moments[0].mul(-self.learning_rate)
+        change = gradient.mul(-self.learning_rate)
+        if self.weight_decay:
+            change.add_(theta, alpha=-self.learning_rate * self.weight_decay)
+        return change
 
 
 class OptimizerState(Protocol):
@@ -319,6 +378,5 @@ class Stateless:
 
 def make_rule(settings: RuleSettings) -> Rule:
     """The rule that `learner.rule` asks for, in its starting state."""
-    module, _, name = settings.implementation.partition(":")
-    rule: Rule = getattr(importlib.import_module(module), name)(settings)
+    rule: Rule = implementation(settings)(settings)
     return rule

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import Transport, choose_transport
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, Bundles, RunPlacementGroup, run_bundles
+from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, Bundle, Bundles, RunPlacementGroup
 from gxpo_trainer.runtime.progress import ProgressWatch
 
 
@@ -198,8 +198,28 @@ class Placement:
             )
 
     def bundles(self) -> Bundles:
-        """Bundles of the run's placement group."""
-        return run_bundles(self.config.placement, self.device, colocated=self.colocated)
+        """Bundles of the run's placement group.
+
+        Separate: one for each rank, then one for each engine. Colocated: one for each engine and its ranks. `strategy =
+        "split"`: all ranks in one and all engines in another, on different nodes.
+        """
+        p, bundle = self.config.placement, self._bundle
+        ranks, samplers, t = p.learner_ranks, p.samplers, p.tensor_parallel
+        if self.colocated:
+            shared = [bundle(p.sampler_cpus + t * p.learner_cpus, t) for _ in range(samplers)]
+            shared[0]["CPU"] += p.verifier_cpus
+            return Bundles(tuple(shared), "PACK", tuple(rank // t for rank in range(ranks)), tuple(range(samplers)))
+        if p.strategy == "split":
+            learner = bundle(ranks * p.learner_cpus, ranks)
+            engines = bundle(samplers * p.sampler_cpus + p.verifier_cpus, p.sampler_devices)
+            return Bundles((learner, engines), "STRICT_SPREAD", (0,) * ranks, (1,) * samplers)
+        separate = [bundle(p.learner_cpus, 1) for _ in range(ranks)]
+        separate += [bundle(p.sampler_cpus, t) for _ in range(samplers)]
+        separate[ranks]["CPU"] += p.verifier_cpus
+        return Bundles(tuple(separate), "PACK", tuple(range(ranks)), tuple(range(ranks, ranks + samplers)))
+
+    def _bundle(self, cpus: float, gpus: int) -> Bundle:
+        return {"CPU": cpus} | ({"GPU": float(gpus)} if self.device == "gpu" else {})
 
 
 def ray_address(config: RunConfig) -> str | None:

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gxpo_trainer.config import PlacementConfig
 from gxpo_trainer.config.base import Phase
 from gxpo_trainer.errors import ConfigError, GxpoError, TrainingError
 from gxpo_trainer.runtime.progress import ProgressWatch
@@ -48,26 +47,6 @@ class Bundles:
         return max(oversized, key=_size) if workers and oversized else None
 
 
-def run_bundles(p: PlacementConfig, device: Literal["cpu", "gpu"], *, colocated: bool) -> Bundles:
-    """Separate: a bundle for each rank, then one for each engine. Colocated: one for each engine and its ranks.
-
-    `strategy = "split"`: all ranks in one bundle and all engines in another, on different nodes.
-    """
-    ranks, samplers, t = p.learner_ranks, p.samplers, p.tensor_parallel
-    if colocated:
-        shared = [_bundle(p.sampler_cpus + t * p.learner_cpus, t, device) for _ in range(samplers)]
-        shared[0]["CPU"] += p.verifier_cpus
-        return Bundles(tuple(shared), "PACK", tuple(rank // t for rank in range(ranks)), tuple(range(samplers)))
-    if p.strategy == "split":
-        learner = _bundle(ranks * p.learner_cpus, ranks, device)
-        engines = _bundle(samplers * p.sampler_cpus + p.verifier_cpus, p.sampler_devices, device)
-        return Bundles((learner, engines), "STRICT_SPREAD", (0,) * ranks, (1,) * samplers)
-    separate = [_bundle(p.learner_cpus, 1, device) for _ in range(ranks)]
-    separate += [_bundle(p.sampler_cpus, t, device) for _ in range(samplers)]
-    separate[ranks]["CPU"] += p.verifier_cpus
-    return Bundles(tuple(separate), "PACK", tuple(range(ranks)), tuple(range(ranks, ranks + samplers)))
-
-
 def total_of(resources: Iterable[Mapping[str, float]]) -> Bundle:
     """Sum by name."""
     total: Bundle = {}
@@ -82,10 +61,6 @@ def _size(bundle: Mapping[str, float]) -> tuple[float, float]:
 
 def _shortage(needed: Mapping[str, float], has: Mapping[str, float]) -> Bundle:
     return {name: n - has.get(name, 0.0) for name, n in needed.items() if n > has.get(name, 0.0) + 1e-9}
-
-
-def _bundle(cpus: float, gpus: int, device: Literal["cpu", "gpu"]) -> Bundle:
-    return {"CPU": cpus} | ({"GPU": float(gpus)} if device == "gpu" else {})
 
 
 def describe(resources: Mapping[str, float]) -> str:
@@ -156,7 +131,7 @@ class RunPlacementGroup:
         while not (ready := ray.wait([*calls], num_returns=1, timeout=min(_POLL_S, watch.remaining_s))[0]):
             if self.handle is not None:
                 # A call to an actor whose bundle cannot be rescheduled never returns.
-                with watch.excused():
+                with watch.excluded():
                     self._await_rescheduling()
             watch.check()
         watch.progressed()
@@ -174,7 +149,7 @@ class RunPlacementGroup:
         """Sleep before the n-th restart of an actor: until Ray notices a lost node (about 30 s) it schedules actors
         there, which die at once."""
         if self.on_several_nodes:
-            with self.watch.excused():
+            with self.watch.excluded():
                 time.sleep(min(2.0**restarts, _MAX_BACKOFF_S))
 
     def remove(self) -> None:

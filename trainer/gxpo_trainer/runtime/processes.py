@@ -1,4 +1,5 @@
-"""Memory, garbage collection and failed writes of one process."""
+"""Memory, garbage collection and failed writes of one process, and the load of its host: processor, memory, disk,
+network, and GPUs by NVML, NVIDIA's management library."""
 
 from __future__ import annotations
 
@@ -6,9 +7,17 @@ import gc
 import os
 import re
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gxpo_trainer.types import Metrics
 
 
 def peak_resident_bytes() -> int:
@@ -50,3 +59,144 @@ def write_errors() -> Iterator[None]:
             raise
         number = int(match[1])
         raise OSError(number, os.strerror(number)) from error
+
+
+SAMPLE_EVERY_S = 1.0
+"""NVML's utilization covers up to a second before it is read."""
+
+
+class GpuLoad:
+    """`system/gpu<n>/…` of a step: samples of a thread, which runs only where NVML finds a GPU."""
+
+    def __init__(self) -> None:
+        self._gpus = _find_gpus()
+        self._lock = threading.Lock()
+        if self._gpus:
+            threading.Thread(target=self._run, name="gpu-load", daemon=True).start()
+
+    def begin_step(self) -> None:
+        with self._lock:
+            for gpu in self._gpus:
+                gpu.utilization.clear()
+                gpu.memory.clear()
+        self.sample()
+
+    def sample(self) -> None:
+        """Read all GPUs; one that cannot be read, such as a MIG device, has no sample."""
+        for gpu in self._gpus:
+            with self._lock, suppress(gpu.nvml.NVMLError):
+                gpu.memory.append(int(gpu.nvml.nvmlDeviceGetMemoryInfo(gpu.handle).used))
+                gpu.utilization.append(int(gpu.nvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu))
+
+    def metrics(self) -> Metrics:
+        """Mean utilization in percent and largest memory in use in bytes, of the samples since `begin_step`."""
+        metrics: Metrics = {}
+        with self._lock:
+            for gpu in self._gpus:
+                if gpu.utilization:
+                    metrics[f"system/gpu{gpu.index}/utilization_percent"] = sum(gpu.utilization) / len(gpu.utilization)
+                if gpu.memory:
+                    metrics[f"system/gpu{gpu.index}/memory_bytes"] = float(max(gpu.memory))
+        return metrics
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(SAMPLE_EVERY_S)
+            self.sample()
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """A GPU and its samples. nvml: the module."""
+
+    index: int
+    nvml: Any
+    handle: Any
+    utilization: list[int] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+
+
+def _find_gpus() -> list[_Gpu]:
+    """Empty without nvidia-ml-py, which only machines with GPUs install, without a driver, or without a GPU."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        return [_Gpu(index, pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+    except pynvml.NVMLError:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters of the host at a time.
+
+    at: seconds. totals: name of the rate → bytes so far; a counter that cannot be read is missing.
+    """
+
+    at: float
+    totals: dict[str, int]
+
+
+class HostLoad:
+    """`system/…` of a step. folder: on the disk whose free space is reported."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._begin = read_counters()
+        self._gpus = GpuLoad()
+
+    def begin_step(self) -> None:
+        """Rates and processor load are means from here on."""
+        psutil.cpu_percent()
+        self._begin = read_counters()
+        self._gpus.begin_step()
+
+    def metrics(self) -> Metrics:
+        """Load since `begin_step` in percent of all cores, memory in use and free disk in bytes, bytes per second."""
+        free = _or_none(lambda: psutil.disk_usage(str(self._folder)).free)
+        return {
+            "system/cpu_percent": psutil.cpu_percent(),
+            "system/memory_bytes": float(psutil.virtual_memory().used),
+            **rates(self._begin, read_counters()),
+            **self._gpus.metrics(),
+            **({} if free is None else {"system/disk_free_bytes": float(free)}),
+        }
+
+
+def read_counters() -> Reading:
+    """Bytes written to the host's block devices, and sent and received on its networks without the loopback."""
+    counters = {
+        "system/disk_written_bytes_per_s": _or_none(_written),
+        "system/network_sent_bytes_per_s": _or_none(lambda: _network("bytes_sent")),
+        "system/network_received_bytes_per_s": _or_none(lambda: _network("bytes_recv")),
+    }
+    return Reading(time.monotonic(), {name: value for name, value in counters.items() if value is not None})
+
+
+def rates(begin: Reading, end: Reading) -> Metrics:
+    """Bytes per second of the counters that both have. One that fell because a device was removed counts as 0."""
+    elapsed = end.at - begin.at
+    common = begin.totals.keys() & end.totals.keys() if elapsed > 0 else ()
+    return {name: max(0, end.totals[name] - begin.totals[name]) / elapsed for name in sorted(common)}
+
+
+def _written() -> int | None:
+    disks = psutil.disk_io_counters()
+    return None if disks is None else int(disks.write_bytes)
+
+
+def _network(field: str) -> int | None:
+    interfaces = psutil.net_io_counters(pernic=True)
+    return sum(int(getattr(nic, field)) for name, nic in interfaces.items() if name != "lo") if interfaces else None
+
+
+def _or_none(read: Callable[[], int | None]) -> int | None:
+    """None where the host does not offer the counter, as in some containers."""
+    try:
+        return read()
+    except (OSError, RuntimeError, NotImplementedError, psutil.Error):
+        return None

@@ -14,7 +14,7 @@ from gxpo_trainer.errors import Interrupted, Stalled
 MAIN_THREAD_GRACE_S = 30.0
 """Time beyond its limit that the main thread has to notice a stall by itself, before the watchdog ends the process."""
 _NOTICE_S = 60.0
-"""Time without progress after which it is shown with the phase."""
+"""Time without progress after which it is reported with the phase."""
 _PAUSED_S = 10.0
 """A poll that is this late was not late by load: the process was stopped."""
 _ABANDONABLE: tuple[Phase, ...] = ("setup", "sampling", "verifying", "evaluating")
@@ -54,19 +54,19 @@ class ProgressWatch:
             self._starting_s += self.idle_s
         self._since = self._clock()
 
-    def excuse(self, seconds: float) -> None:
+    def exclude(self, seconds: float) -> None:
         """Do not count a time in which progress was impossible, such as a wait for a lost node or a stopped process."""
         self._since = min(self._since + seconds, self._clock())
         self._stalled_s += seconds
 
     @contextmanager
-    def excused(self) -> Iterator[None]:
-        """Excuse the time that this block takes."""
+    def excluded(self) -> Iterator[None]:
+        """Exclude the time that this block takes."""
         begin = self.working_s
         try:
             yield
         finally:
-            self.excuse(self.working_s - begin)
+            self.exclude(self.working_s - begin)
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
@@ -95,7 +95,7 @@ class ProgressWatch:
 
     @property
     def running_s(self) -> float:
-        """A clock that stands still while the run is stalled or excused; only differences have a meaning."""
+        """A clock that stands still while the run is stalled or a time is excluded; only differences have a meaning."""
         return self._clock() - self._stalled_s
 
     @property
@@ -109,7 +109,7 @@ class ProgressWatch:
         if self.remaining_s > 0:
             return
         error = _stalled(self.phase, self.idle_s, self.timeouts)
-        self.excuse(self.idle_s)
+        self.exclude(self.idle_s)
         raise error
 
     def _check_interrupted(self) -> None:
@@ -165,16 +165,16 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        polled, shown = time.monotonic(), 0
+        polled, reported = time.monotonic(), 0
         while not self._stop.wait(self._poll_s):
             paused_s = time.monotonic() - polled - self._poll_s
             polled = time.monotonic()
             if paused_s > _PAUSED_S:
-                self._watch.excuse(paused_s)
+                self._watch.exclude(paused_s)
             if self._watch.idle_s > self._watch.limit_s + self._grace_s:
                 self._on_stall(_stalled(self._watch.phase, self._watch.idle_s, self._watch.timeouts))
                 return
             minutes = int(self._watch.idle_s / 60) if self._watch.idle_s >= _NOTICE_S else 0
-            if minutes != shown:
-                shown = minutes
+            if minutes != reported:
+                reported = minutes
                 self._show_idle(minutes, self._watch.limit_s)

@@ -41,7 +41,7 @@ class SharingLearner(Protocol):
 
 
 class Devices:
-    """What learner and engines call; here each has GPUs of its own, so nothing moves."""
+    """What learner and engines call; here each has devices of its own, so nothing moves."""
 
     alternate = False
     """Whether engines and learner leave the GPUs to each other, so that no engine may sample during a sync."""
@@ -54,10 +54,6 @@ class Devices:
 
     def engines_start(self) -> None:
         """All engines were lost while the learner had the GPUs: it leaves, and they start."""
-
-
-class SeparateDevices(Devices):
-    """Learner and engines have devices of their own."""
 
 
 class ResidentDevices(Devices):

@@ -1,4 +1,4 @@
-"""What a study found: every figure of its report, with intervals over seeds. Pure."""
+"""The findings of a study: every figure of its report, with intervals over seeds. Pure."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class Findings:
     extrapolated: Extrapolated | None
 
     @property
-    def candidates(self) -> tuple[ArmFindings, ...]:
-        return tuple(arm for arm in self.arms if arm.arm != self.baseline.arm)
+    def candidates(self) -> list[ArmFindings]:
+        return [arm for arm in self.arms if arm.arm != self.baseline.arm]
 
 
 def find(data: StudyData) -> Findings | None:

@@ -3,13 +3,13 @@
     checkpoints/step-00000040/
         manifest.json             sha256 of every other file; written last
         state.json                counters, data cursor, rule and gate state, attempt, config hash
-        learner/rank-<r>.safetensors, rank-<r>.json     fp32 shards, moments, RNG of each rank (learner/rank_state.py)
+        learner/rank-<r>.safetensors, rank-<r>.json     fp32 shards, moments, RNG of each rank (learner/checkpoint.py)
         policy/                   a plain transformers folder (weights merged under LoRA)
         adapter/                  the adapter alone, under LoRA
 
 A checkpoint is built in a hidden folder and renamed, so a crash or a full disk does not affect earlier ones. The ranks
 write their own files. A run resumes with equal values of all settings that affect results; the ZeRO stage and the
-number of learner ranks may change, because a checkpoint is resharded as it loads (learner.rank_state).
+number of learner ranks may change, because a checkpoint is resharded as it loads (learner.checkpoint).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from gxpo_trainer.learner.models import policy_shapes, saved_shapes
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.reading import IDENTITY, read_events, read_identity, read_metrics
 
+CHECKPOINTS = "checkpoints"
 MANIFEST, STATE, LEARNER, POLICY, ADAPTER = "manifest.json", "state.json", "learner", "policy", "adapter"
 _PREFIX = "step-"
 _HIDDEN = ("partial", "replaced", "dropped")

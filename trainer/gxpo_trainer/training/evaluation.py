@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import importlib.metadata
 import json
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from gxpo_trainer.jsonl import plain, read_lines
 from gxpo_trainer.learner.models import check_tensor_parallel, load_tokenizer, resolve_model
 from gxpo_trainer.learner.policies import base_of, is_adapter, merge_adapter
 from gxpo_trainer.reporting.identity import hash_path
-from gxpo_trainer.reporting.tables import difference_table, published_table, scores_table, show
+from gxpo_trainer.reporting.tables import difference_table, published_table, scores_table
 from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sources import request_seed
@@ -198,13 +199,14 @@ def evaluate_model(args: argparse.Namespace) -> int:
     if args.out is not None:
         lines = [json.dumps(plain(record), ensure_ascii=False) for record in records]
         Path(args.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    show(scores_table(records, args.samples))
+    # Without a terminal rich assumes 80 columns, which would wrap the intervals.
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(scores_table(records, args.samples))
     if earlier is not None:
-        show(difference_table(records, earlier))
+        console.print(difference_table(records, earlier))
     if args.compare_published:
-        table = published_table(records, args.model)
-        if table is not None:
-            show(table)
+        if (table := published_table(records, args.model)) is not None:
+            console.print(table)
         else:
             Console(stderr=True).print("eval: no published numbers of these benchmarks", markup=False)
     return 0
@@ -216,11 +218,13 @@ def _sample_and_grade(
     """Records of all benchmarks, on engines that live as long as this call."""
     console = Console(stderr=True)
 
-    def log_event(kind: str, message: str, **_: object) -> None:
-        console.print(f"eval: {kind}: {message}", markup=False)
-
     with ray_session(placement) as settled:
-        pool = build_pool(config, settled, folder, log_event)
+        pool = build_pool(
+            config,
+            settled,
+            folder,
+            lambda kind, message, **_: console.print(f"eval: {kind}: {message}", markup=False),
+        )
         try:
             pool.start()
             with console.status("sampling and grading"):

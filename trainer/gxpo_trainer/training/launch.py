@@ -79,7 +79,7 @@ class Launch:
                 self._uploader.abandon()
             raise
         if self.serves:
-            self._remove_outcome()
+            (self.out_dir / OUTCOME).unlink(missing_ok=True)
         self.watch_sigterm()
         return self
 
@@ -92,7 +92,7 @@ class Launch:
 
     def begin(self, reporter: RunReporter) -> None:
         """Start the run: its files are open, and the uploader follows them."""
-        self._remove_outcome()
+        (self.out_dir / OUTCOME).unlink(missing_ok=True)
         self._reporter = reporter
         if self._uploader is not None:
             self._uploader.follow()
@@ -111,7 +111,7 @@ class Launch:
 
     def end_stalled(self, error: Stalled) -> None:
         """End this process, whose main thread hangs: log its stacks and leave an outcome. Ray kills its actors."""
-        _print(f"{error}; the stacks of all threads follow")
+        print(f"gxpo: {error}; the stacks of all threads follow", file=sys.stderr)
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         self._conclude(self._outcome(error))
         os._exit(error.exit_code)
@@ -182,21 +182,21 @@ class Launch:
         try:
             write_json(self.out_dir / OUTCOME, asdict(outcome))
         except OSError as error:  # such as a full disk; the error that ended the run must still be reported
-            _print(f"cannot write {self.out_dir / OUTCOME}: {error}")
+            print(f"gxpo: cannot write {self.out_dir / OUTCOME}: {error}", file=sys.stderr)
 
     def _finish(self, uploader: Uploader, outcome: Outcome | None) -> None:
         delivered = uploader.finish(asdict(outcome) if outcome else None)
         for message in uploader.take_events():
-            _print(f"upload refused: {message}")
+            print(f"gxpo: upload refused: {message}", file=sys.stderr)
         if not delivered and uploader.fenced is None:
-            _print(f"the service at {uploader.service.url} has not accepted the last rows; they are in {self.out_dir}")
+            message = (
+                f"the service at {uploader.service.url} has not accepted the last rows; they are in {self.out_dir}"
+            )
+            print(f"gxpo: {message}", file=sys.stderr)
 
     def _check_owner(self) -> None:
         if self.fenced is not None:
             raise TrainingError(f"{self.out_dir}: {self.fenced}; another launch owns the run, or it was deleted")
-
-    def _remove_outcome(self) -> None:
-        (self.out_dir / OUTCOME).unlink(missing_ok=True)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         if not self.terminated:
@@ -207,9 +207,11 @@ class Launch:
 
     def _end_terminated(self) -> None:
         """End this process, which SIGTERM has not ended in time. Ray kills its actors."""
-        _print(
-            f"not ended {self._stop_wait_s:g} s after SIGTERM, while {self.phase}; --resume continues from the last "
-            "checkpoint (GXPO_STOP_WAIT_S sets the limit)"
+        print(
+            f"gxpo: not ended {self._stop_wait_s:g} s after SIGTERM, while {self.phase}; --resume continues from the "
+            "last checkpoint (GXPO_STOP_WAIT_S sets the limit)",
+            file=sys.stderr,
+            flush=True,
         )
         os._exit(TERMINATED)
 
@@ -223,7 +225,3 @@ def stop_wait_s() -> float:
     except ValueError:
         pass
     raise ConfigError(f"GXPO_STOP_WAIT_S = {text!r} must be a number of seconds above 0")
-
-
-def _print(text: str) -> None:
-    print(f"gxpo: {text}", file=sys.stderr)

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
+from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark, without_contamination
 from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem
-from gxpo_trainer.data.contamination import without_contamination
 from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
@@ -27,9 +26,7 @@ from gxpo_trainer.rollout.verification import check_rewards
 from gxpo_trainer.runtime.placement import Placement, ray_address
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.runtime.ray_session import check_machine
-from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore, check_same_model, check_same_run
-
-CHECKPOINTS = "checkpoints"
+from gxpo_trainer.training.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore, check_same_model, check_same_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +138,7 @@ def fitting_prompts(
 
 
 def check_conversations(config: RunConfig, tokenizer: Any) -> None:
-    """Raises ConfigError when the environment's answers cannot be shown in the model's chat template."""
+    """Raises ConfigError when the environment's responses cannot be rendered in the model's chat template."""
     if not config.environment.multi_turn:
         return
     if problem := chat_template_problem(tokenizer):

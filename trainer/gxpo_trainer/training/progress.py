@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -70,20 +70,14 @@ class TrainingProgress:
         if self._progress is None:
             self._write_line(f"{self._name}: {line}")
             return
-        progress = self._progress
-
-        def show() -> None:
-            progress.update(self._task, completed=done, line=line, refresh=True)
-
-        self._guarded(show)
+        self._guarded(self._progress.update, self._task, completed=done, line=line, refresh=True)
 
     def message(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._progress is None:
             self._write_line(f"{self._name}: {text}")
             return
-        console = self._progress.console
-        self._guarded(lambda: console.print(Text(text)))
+        self._guarded(self._progress.console.print, Text(text))
 
     def _time_left(self, done: float, metrics: Mapping[str, float]) -> float | None:
         elapsed = metrics.get("time/elapsed_s")
@@ -97,21 +91,15 @@ class TrainingProgress:
 
     def _write_line(self, text: str) -> None:
         line = " ".join(text.split("\n")) + "\n"
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._guarded(print, line.encode(encoding, "replace").decode(encoding), end="", file=self._stream, flush=True)
 
-        def write() -> None:
-            if self._stream is not None:
-                encoding = getattr(self._stream, "encoding", None) or "utf-8"
-                self._stream.write(line.encode(encoding, "replace").decode(encoding))
-                self._stream.flush()
-
-        self._guarded(write)
-
-    def _guarded(self, action: object) -> None:
+    def _guarded(self, action: Callable[..., object], *args: object, **options: object) -> None:
         """Run a display action; a closed or full stream ends the display, not the run."""
-        if self._stream is None or not callable(action):
+        if self._stream is None:
             return
         try:
-            action()
+            action(*args, **options)
         except (OSError, ValueError):
             self._stream = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import ray
@@ -13,6 +13,7 @@ from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.data.prompts import PromptSet
 from gxpo_trainer.reporting.exporters import make_exporters
 from gxpo_trainer.reporting.identity import run_identity
+from gxpo_trainer.reporting.reading import CONFIG
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import ControlRequest
 from gxpo_trainer.runtime.placement import Placement
@@ -25,8 +26,6 @@ from gxpo_trainer.training.launch import Launch
 from gxpo_trainer.training.prepare import Prepared, prepare
 from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.runtime import Runtime, build_runtime, check_memory
-
-CONFIG_COPY = "config.toml"
 
 
 def train_run(
@@ -57,6 +56,7 @@ def train_in_launch(
     resume: bool = False,
     continue_run: bool = False,
     loggers: Sequence[str] = (),
+    logger_options: Sequence[str] = (),
     progress: TrainingProgress | None = None,
 ) -> str:
     """Check everything, then run; returns the bound or the request that ended the run."""
@@ -64,7 +64,8 @@ def train_in_launch(
     watch = ProgressWatch(config.timeouts, interrupted=lambda: launch.terminated)
     with Watchdog(watch, launch.end_stalled, launch.show_idle):
         prepared = prepare(config, out_dir, resume=resume, continue_run=continue_run, watch=watch)
-        exporters = make_exporters(loggers, out_dir, run_name=config.name, config=config.model_dump(mode="json"))
+        dump = config.model_dump(mode="json")
+        exporters = make_exporters(loggers, out_dir, run_name=config.name, config=dump, options=logger_options)
         with (
             RunReporter(out_dir, exporters=exporters) as reporter,
             progress or TrainingProgress(config.budget, name=config.name) as display,
@@ -162,10 +163,12 @@ def _reserve(
         if (request := launch.control_request()) is not None:
             raise _StoppedWaiting(request)
 
-    def check(placement: Placement, cluster: Mapping[str, float]) -> None:
-        check_memory(placement, prepared.model_folder, cluster)
-
-    placement = reserve(prepared.placement, owned=owned, on_wait=on_wait, before_request=check)
+    placement = reserve(
+        prepared.placement,
+        owned=owned,
+        on_wait=on_wait,
+        before_request=lambda placement, cluster: check_memory(placement, prepared.model_folder, cluster),
+    )
     reporter.log_event("device", f"device {placement.device}: {placement.device_reason}", device=placement.device)
     if placement.colocated:
         shared = f"share {placement.num_gpus} GPUs" if placement.device == "gpu" else "take turns on the CPUs"
@@ -205,7 +208,7 @@ def _write_identity(prepared: Prepared, launch: Launch, reporter: RunReporter) -
     reporter.write_identity(identity)
     if launch.serves:  # the service stores the config
         return
-    copy = prepared.out_dir / CONFIG_COPY
+    copy = prepared.out_dir / CONFIG
     partial = copy.with_suffix(".partial")
     partial.write_text(to_toml(prepared.config), encoding="utf-8")
     partial.replace(copy)

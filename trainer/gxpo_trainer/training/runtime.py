@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.base import Phase
 from gxpo_trainer.data.prompts import TokenizedPrompts
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.group import LearnerGroup
-from gxpo_trainer.planner import fits_resident, inputs_of, make_plan, refusal
+from gxpo_trainer.planner import inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import devices_of_cluster
 from gxpo_trainer.planner.inputs import read_folder
 from gxpo_trainer.rollout.engines import Engines
@@ -22,7 +20,7 @@ from gxpo_trainer.rollout.weight_sync import WeightSource
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.runtime.ray_session import Event
-from gxpo_trainer.runtime.shared_devices import Devices, ResidentDevices, SeparateDevices, SharedDevices
+from gxpo_trainer.runtime.shared_devices import Devices, ResidentDevices, SharedDevices
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ def check_memory(placement: Placement, model_folder: str, cluster: Mapping[str, 
     refusals = [sentence for sentence in map(refusal, plans) if sentence is not None]
     if len(refusals) == len(plans):
         raise ConfigError(refusals[-1], reason="no_resources")
-    return Fit(resident=all(fits_resident(plan) for plan in plans))
+    return Fit(resident=all(plan.fit.resident for plan in plans))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +87,15 @@ def build_runtime(
 
     def share(learners: LearnerGroup) -> Devices:
         if not placement.colocated:
-            return SeparateDevices()
+            return Devices()
         if fit.resident:
             return ResidentDevices(engines)
         return SharedDevices(engines, learners, adapters=config.learner.lora is not None)
 
-    def wait_for_one(calls: Sequence[Any], phase: Phase) -> list[Any]:
-        return rollouts.serve(calls, phase)  # asynchronous rollouts serve the engines while the learner works
-
-    learners = LearnerGroup(config, placement, wait_for_one=wait_for_one, share=share)
+    # Asynchronous rollouts serve the engines while the learner works.
+    learners = LearnerGroup(
+        config, placement, wait_for_one=lambda calls, phase: rollouts.serve(calls, phase), share=share
+    )
     pool = RolloutPool(config, engines, source=learners, devices=learners.devices)
     planner = RolloutPlanner(config, prompts.prompts, prompts.token_ids)
     rollouts: RolloutSource = (

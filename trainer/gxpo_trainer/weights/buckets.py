@@ -17,6 +17,8 @@ import torch
 
 from gxpo_trainer.config.engines import WEIGHT_BUCKET_BYTES, Transport
 
+PEFT_PREFIX, ADAPTER_WEIGHTS = "base_model.model.", "adapter_model.safetensors"
+"""Of an adapter in PEFT's format: what precedes the names of a model's tensors, and the file of its own."""
 _CHUNK = 1 << 19  # words
 
 
@@ -163,7 +165,7 @@ class BucketPacker:
                 break
             part = tensor.detach()[self._row : self._row + rows] if tensor.ndim else tensor.detach()
             dtype = self._dtype or tensor.dtype
-            start, used = used, _aligned(used + part.numel() * dtype.itemsize)
+            start, used = used, -(-(used + part.numel() * dtype.itemsize) // _ALIGNMENT) * _ALIGNMENT
             if allocate is not None:
                 view = view_of(allocate(used), dtype, tuple(part.shape), start)
                 view.copy_(part)
@@ -221,10 +223,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def _num_rows(tensor: torch.Tensor) -> int:
     return int(tensor.shape[0]) if tensor.ndim else 1
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 MOST_SAMPLED = 1 << 23

@@ -1,7 +1,7 @@
 """Where each tensor of a checkpoint is in one worker's part of vLLM's model, and how it is loaded and read back.
 
-For vLLM 0.32: its internals change names between releases, and only this file and the check of an adapter in
-`worker.py` use them (tests/unit/weights/test_layout.py). vLLM fuses layers (q, k and v into one matrix) and, with
+For vLLM 0.32: its internals change names between releases, and only this file uses them
+(tests/unit/weights/test_layout.py). vLLM fuses layers (q, k and v into one matrix) and, with
 tensor parallelism, gives each worker rows or columns of them.
 
 On a CPU vLLM packs the matrix of each linear layer for oneDNN (`layer.cpu_linear`) and drops the plain one; the head
@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
-from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.weights.buckets import TensorEntry
+from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
+from gxpo_trainer.weights.buckets import ADAPTER_WEIGHTS, PEFT_PREFIX, TensorEntry, checksum
 
 BASE_LAYER = ".base_layer"
 """Where vLLM keeps a linear layer that it has wrapped for LoRA."""
@@ -272,3 +274,49 @@ def _in_features(module: Any) -> int:
     """Of a split linear layer, one that every worker holds whole, or an embedding."""
     names = ("input_size_per_partition", "input_size", "embedding_dim")
     return int(next(size for name in names if (size := getattr(module, name, None)) is not None))
+
+
+def verify_adapter(
+    model: torch.nn.Module, manager: Any, adapter_id: int, folder: Path, checksums: dict[str, int], scaling: float
+) -> int:
+    """Compare the active adapter's matrices in one worker with the published ones, bit for bit.
+
+    vLLM multiplies B by the scaling when it activates an adapter. Returns the number of comparisons. Raises
+    WeightSyncMismatch, and ConfigError for an adapted layer that vLLM stores in another layout.
+    """
+    if adapter_id not in manager.lora_index_to_id:
+        raise WeightSyncMismatch(f"LoRA adapter {adapter_id} is not active in the sampler; sync again")
+    index = manager.lora_index_to_id.index(adapter_id)
+    published = load_file(folder / ADAPTER_WEIGHTS)
+    for name, tensor in published.items():
+        if checksum(tensor) != checksums.get(name):
+            raise WeightSyncMismatch(f"LoRA matrix {name}: the sampler received other values than were published")
+    layout = layout_of(model)
+    layers = {path: module for path, module in model.named_modules() if hasattr(module, "lora_a_stacked")}
+    checked = 0
+    adapted = {
+        name: name.removeprefix(PEFT_PREFIX).removesuffix(".lora_A.weight")
+        for name in sorted(published)
+        if name.endswith(".lora_A.weight")
+    }
+    layout.require(f"{plain}.weight" for plain in adapted.values())
+    for name, plain in adapted.items():
+        slot = layout.slots[f"{plain}.weight"]
+        module: Any = layers[slot.path.removesuffix(BASE_LAYER)]
+        fused = [s.start for s in layout.slots.values() if (s.path, s.attribute) == (slot.path, slot.attribute)]
+        position = sorted(fused).index(slot.start)
+        a, b = module.lora_a_stacked[position][index, 0], module.lora_b_stacked[position][index, 0]
+        down, up = published[name], published[name.replace("lora_A", "lora_B")]
+        if slot.columns is not None:
+            down = down[:, slot.columns[0] : slot.columns[1]]
+        else:
+            up = slot.part_of(up)[0]
+        for what, held, wanted in (("A", a, down.to(a.dtype)), ("B", b, up.to(b.dtype) * scaling)):
+            checked += 1
+            held = held[: wanted.shape[0], : wanted.shape[1]].cpu()
+            if not torch.equal(held, wanted):
+                difference = float((held.double() - wanted.double()).abs().max())
+                raise WeightSyncMismatch(
+                    f"LoRA matrix {what} of {plain}: the sampler's differs from the learner's by up to {difference:.3g}"
+                )
+    return checked

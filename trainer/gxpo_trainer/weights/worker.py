@@ -1,4 +1,4 @@
-"""One engine worker's side of a sync: load its parts of the published tensors, read them back and compare.
+"""The engine's side of a sync: each worker loads its parts of the published tensors, reads them back and compares.
 
 Under LoRA the adapter is sent instead of the merged weights (merged into bf16, most of a small one is rounded away):
 each version is written as a PEFT adapter, loaded under a new id, and read back.
@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from gxpo_trainer.config import LoraConfig
 from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
 from gxpo_trainer.runtime.processes import peak_resident_bytes, write_errors
 from gxpo_trainer.weights.buckets import (
+    ADAPTER_WEIGHTS,
     SyncReport,
     TensorEntry,
     WeightBucket,
@@ -29,8 +30,18 @@ from gxpo_trainer.weights.buckets import (
     tensors_of,
     without_signed_zeros,
 )
-from gxpo_trainer.weights.transports import BroadcastGroup, SharedMemoryReader, grown, open_handle
-from gxpo_trainer.weights.vllm_weights import BASE_LAYER, Published, Readback, VllmWeights, adapters_of, layout_of
+from gxpo_trainer.weights.transports import (
+    BroadcastGroup,
+    SharedMemoryPublisher,
+    SharedMemoryReader,
+    fetch,
+    grown,
+    open_handle,
+)
+from gxpo_trainer.weights.vllm_weights import Published, Readback, VllmWeights, adapters_of, verify_adapter
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +191,6 @@ def _mismatch(expected: _Expected, location: str, tensor: torch.Tensor, read: Re
     return message + f"; {int((difference > 0).sum())} elements differ, at most by {float(difference.max()):.3g}"
 
 
-PEFT_PREFIX = "base_model.model."
-_WEIGHTS = "adapter_model.safetensors"
-
-
 class AdapterFolder:
     """Collects the buckets of one version in a PEFT folder under `root`, one folder at a time."""
 
@@ -223,54 +230,8 @@ class AdapterFolder:
         }
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         with write_errors():
-            save_file(self._tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+            save_file(self._tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         return folder
-
-
-def verify_adapter(
-    model: torch.nn.Module, manager: Any, adapter_id: int, folder: Path, checksums: dict[str, int], scaling: float
-) -> int:
-    """Compare the active adapter's matrices in one worker with the published ones, bit for bit.
-
-    vLLM multiplies B by the scaling when it activates an adapter. Returns the number of comparisons. Raises
-    WeightSyncMismatch, and ConfigError for an adapted layer that vLLM stores in another layout.
-    """
-    if adapter_id not in manager.lora_index_to_id:
-        raise WeightSyncMismatch(f"LoRA adapter {adapter_id} is not active in the sampler; sync again")
-    index = manager.lora_index_to_id.index(adapter_id)
-    published = load_file(folder / _WEIGHTS)
-    for name, tensor in published.items():
-        if checksum(tensor) != checksums.get(name):
-            raise WeightSyncMismatch(f"LoRA matrix {name}: the sampler received other values than were published")
-    layout = layout_of(model)
-    layers = {path: module for path, module in model.named_modules() if hasattr(module, "lora_a_stacked")}
-    checked = 0
-    adapted = {
-        name: name.removeprefix(PEFT_PREFIX).removesuffix(".lora_A.weight")
-        for name in sorted(published)
-        if name.endswith(".lora_A.weight")
-    }
-    layout.require(f"{plain}.weight" for plain in adapted.values())
-    for name, plain in adapted.items():
-        slot = layout.slots[f"{plain}.weight"]
-        module: Any = layers[slot.path.removesuffix(BASE_LAYER)]
-        fused = [s.start for s in layout.slots.values() if (s.path, s.attribute) == (slot.path, slot.attribute)]
-        position = sorted(fused).index(slot.start)
-        a, b = module.lora_a_stacked[position][index, 0], module.lora_b_stacked[position][index, 0]
-        down, up = published[name], published[name.replace("lora_A", "lora_B")]
-        if slot.columns is not None:
-            down = down[:, slot.columns[0] : slot.columns[1]]
-        else:
-            up = slot.part_of(up)[0]
-        for what, held, wanted in (("A", a, down.to(a.dtype)), ("B", b, up.to(b.dtype) * scaling)):
-            checked += 1
-            held = held[: wanted.shape[0], : wanted.shape[1]].cpu()
-            if not torch.equal(held, wanted):
-                difference = float((held.double() - wanted.double()).abs().max())
-                raise WeightSyncMismatch(
-                    f"LoRA matrix {what} of {plain}: the sampler's differs from the learner's by up to {difference:.3g}"
-                )
-    return checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,3 +290,77 @@ class WeightSyncExtension:
         except WeightSyncMismatch as error:
             return WorkerError(error)
         return None
+
+
+class EngineWeights:
+    """Receives buckets for all workers of an engine.
+
+    settings: of the adapter, None for full weights. root: a folder for received adapters.
+    """
+
+    def __init__(self, llm: Any, settings: LoraConfig | None, root: Path) -> None:
+        self._llm, self._settings = llm, settings
+        self._reader = SharedMemoryReader()
+        self._local: SharedMemoryPublisher | None = None
+        self.folder = AdapterFolder(root, settings) if settings else None
+        self.num_syncs = 0
+        self.adapter: LoRARequest | None = None
+        """The adapter of the latest version, for requests."""
+
+    def receive(self, bucket: WeightBucket) -> SyncReport | None:
+        """Load a bucket; after the last one of a version verify all weights. Raises WeightSyncMismatch,
+        and ConfigError for a model whose weights cannot be verified."""
+        if bucket.index == 0:
+            self.num_syncs += 1
+        if bucket.transport == "object_store":
+            # In shared memory worker processes can map it.
+            self._local = self._local or SharedMemoryPublisher()
+            bucket = replace(bucket, transport="shared_memory", location=self._local.store(fetch(bucket)))
+        return self._receive_full(bucket) if self.folder is None else self._receive_adapter(self.folder, bucket)
+
+    def call_workers(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of WeightSyncExtension in every worker; raise the first returned error."""
+        results: list[Any] = self._llm.collective_rpc(method, args=arguments)
+        for result in results:
+            if isinstance(result, WorkerError):
+                raise result.error
+        return results
+
+    def _receive_full(self, bucket: WeightBucket) -> SyncReport | None:
+        reports = self.call_workers("gxpo_receive", bucket)
+        if not bucket.last:
+            return None
+        return SyncReport(
+            version=bucket.version,
+            num_bytes=reports[0].num_bytes,
+            num_checked=sum(report.num_checked for report in reports),
+            load_s=max(report.load_s for report in reports),
+            verify_s=max(report.verify_s for report in reports),
+            peak_bytes=sum(report.peak_bytes for report in reports),
+        )
+
+    def _receive_adapter(self, folder: AdapterFolder, bucket: WeightBucket) -> SyncReport | None:
+        """Give each version's adapter a new id, so that nothing cached under an earlier one is used."""
+        started = time.perf_counter()
+        path = folder.add(bucket, self._reader.read(bucket))
+        if path is None:
+            return None
+        from vllm.lora.request import LoRARequest
+
+        earlier = self.adapter
+        self.adapter = LoRARequest(f"sync-{self.num_syncs}", self.num_syncs, str(path))
+        if earlier is not None:
+            self._llm.llm_engine.remove_lora(earlier.lora_int_id)
+        self._llm.llm_engine.add_lora(self.adapter)
+        loaded = time.perf_counter()
+        checked = self.call_workers(
+            "gxpo_verify_adapter", self.adapter.lora_int_id, str(path), folder.checksums, folder.scaling
+        )
+        return SyncReport(
+            version=bucket.version,
+            num_bytes=bucket.num_bytes,
+            num_checked=sum(checked),
+            load_s=loaded - started,
+            verify_s=time.perf_counter() - loaded,
+            peak_bytes=peak_resident_bytes(),
+        )

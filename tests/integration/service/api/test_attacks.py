@@ -46,10 +46,10 @@ def address(request: pytest.FixtureRequest, settings: ServiceSettings) -> Iterat
     """An API whose bodies end at LIMIT bytes, and at a second."""
     limited = settings.model_copy(update={"max_body_bytes": LIMIT, "max_body_s": 1.0})
     with HttpServer(create_app(limited), request.param) as url:
-        found = urlsplit(url)
-        assert found.hostname is not None
-        assert found.port is not None
-        yield found.hostname, found.port
+        address = urlsplit(url)
+        assert address.hostname is not None
+        assert address.port is not None
+        yield address.hostname, address.port
 
 
 def raw(address: tuple[str, int], *parts: bytes) -> tuple[int, bytes]:
@@ -230,14 +230,14 @@ def test_the_type_of_every_problem_leads_to_its_explanation(client: TestClient, 
         where, _, anchor = kind.type.partition("#")
         assert where == errors.PROBLEMS
         assert f'<h2 id="{anchor}">{kind.status} ' in page.text
-    found = {
+    anchors = {
         client.get(f"{API}/runs/none").json()["type"]: "not-found",
         client.delete(f"{API}/runs").json()["type"]: "method-not-allowed",
         client.get(f"{API}/runs?limit=0").json()["type"]: "invalid",
         client.post(f"{API}/runs", json={"preset": "none"}).json()["type"]: "invalid",
         anonymous.get(f"{API}/runs", headers={"Authorization": ""}).json()["type"]: "unauthorized",
     }
-    assert found == {f"{errors.PROBLEMS}#{anchor}": anchor for anchor in found.values()}
+    assert anchors == {f"{errors.PROBLEMS}#{anchor}": anchor for anchor in anchors.values()}
 
 
 def test_an_internal_error_is_a_problem_with_the_request_id_and_its_traceback_is_in_the_log(

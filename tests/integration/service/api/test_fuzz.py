@@ -94,13 +94,13 @@ def known(client: TestClient) -> Known:
 
 @pytest.fixture
 def schema(app: FastAPI, client: TestClient) -> OpenApiSchema:
-    found = schemathesis.openapi.from_asgi("/openapi.json", app)
-    found.config.generation.update(with_security_parameters=False)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+    schema.config.generation.update(with_security_parameters=False)
     for label in LEFT_OUT:
         method, path = label.split()
-        assert method.lower() in found.raw_schema["paths"][path]
-        found = found.exclude(method=method, path=path)
-    return found
+        assert method.lower() in schema.raw_schema["paths"][path]
+        schema = schema.exclude(method=method, path=path)
+    return schema
 
 
 def test_no_single_request_finds_an_undocumented_answer(schema: OpenApiSchema, tokens: list[str], known: Known) -> None:
@@ -165,11 +165,11 @@ def rows(database: Database) -> Rows:
         return {table: [dict(row) for row in connection.execute(table.select()).mappings()] for table in TABLES}
 
 
-def put_back(database: Database, found: Rows) -> None:
+def put_back(database: Database, rows_of_tables: Rows) -> None:
     """Make the database hold these rows and no others."""
     with database.engine.begin() as connection:
         for table in reversed(TABLES):
             connection.execute(table.delete())
         for table in TABLES:
-            if found[table]:
-                connection.execute(table.insert(), found[table])
+            if rows_of_tables[table]:
+                connection.execute(table.insert(), rows_of_tables[table])

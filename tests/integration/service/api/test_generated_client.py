@@ -43,9 +43,9 @@ def generated(routes: FastAPI, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def test_every_operation_has_a_name_of_its_domain(routes: FastAPI) -> None:
-    found = [operation["operationId"] for path in routes.openapi()["paths"].values() for operation in path.values()]
-    assert len(set(found)) == len(found)
-    assert {"runs_submit", "runs_pause", "runs_list", "tokens_me", "health_ready"} <= set(found)
+    names = [operation["operationId"] for path in routes.openapi()["paths"].values() for operation in path.values()]
+    assert len(set(names)) == len(names)
+    assert {"runs_submit", "runs_pause", "runs_list", "tokens_me", "health_ready"} <= set(names)
 
 
 def test_a_generated_client_submits_watches_pauses_resumes_compares_and_exports(

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, select, update
 from support.scripted_launcher import ScriptedLauncher
 
-from gxpo_services.api.idempotency import claim, delete_expired_keys
+from gxpo_services.api.idempotency import Creation, delete_expired_keys
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import IdempotencyKey
@@ -40,31 +40,25 @@ def keys(database: Database) -> set[str]:
         return set(session.scalars(select(IdempotencyKey.key)))
 
 
-class Clock:
-    now = NOW
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> list[float]:
+    """The scheduler's time, to be changed in place."""
+    return [NOW]
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def scheduler(database: Database, settings: ServiceSettings, clock: list[float]) -> Scheduler:
+    return Scheduler(database, settings, ScriptedLauncher(), api_answers=lambda: True, clock=lambda: clock[0])
 
 
-@pytest.fixture
-def scheduler(database: Database, settings: ServiceSettings, clock: Clock) -> Scheduler:
-    return Scheduler(database, settings, ScriptedLauncher(), api_answers=lambda: True, clock=clock)
-
-
-def test_keys_are_forgotten_after_a_week(database: Database, scheduler: Scheduler, clock: Clock) -> None:
+def test_keys_are_forgotten_after_a_week(database: Database, scheduler: Scheduler, clock: list[float]) -> None:
     add_keys(database, 0, WEEK_S - 1, WEEK_S + 1, 10 * WEEK_S)
     scheduler.tick()
     assert keys(database) == {"k0", "k1"}
-    clock.now += 2
+    clock[0] += 2
     scheduler.tick()
     assert keys(database) == {"k0", "k1"}, "it does not look in every round"
-    clock.now += module.CLEAN_EVERY_S
+    clock[0] += module.CLEAN_EVERY_S
     scheduler.tick()
     assert keys(database) == {"k0"}
 
@@ -88,10 +82,10 @@ def test_a_full_batch_fits_one_statement(database: Database) -> None:
     assert len(keys(database)) == 1
 
 
-def test_the_time_is_a_setting(database: Database, settings: ServiceSettings, clock: Clock) -> None:
+def test_the_time_is_a_setting(database: Database, settings: ServiceSettings) -> None:
     add_keys(database, 30, 90)
     short = settings.model_copy(update={"idempotency_s": 60.0})
-    Scheduler(database, short, ScriptedLauncher(), api_answers=lambda: True, clock=clock).tick()
+    Scheduler(database, short, ScriptedLauncher(), api_answers=lambda: True, clock=lambda: NOW).tick()
     assert keys(database) == {"k0"}
 
 
@@ -100,8 +94,8 @@ def test_a_key_that_is_forgotten_makes_a_new_run(client: TestClient, database: D
         answer = client.post("/api/v1/runs", json=BODY, headers={"Idempotency-Key": "mine"})
         return answer.status_code, answer.json()["id"]
 
-    (made, first), (found, again) = submit(), submit()
-    assert (made, found, again) == (201, 200, first)
+    (made, first), (repeated, again) = submit(), submit()
+    assert (made, repeated, again) == (201, 200, first)
     with database.writing() as session:
         session.execute(update(IdempotencyKey).values(created_at=NOW - WEEK_S - 1))
     scheduler.tick()
@@ -111,7 +105,9 @@ def test_a_key_that_is_forgotten_makes_a_new_run(client: TestClient, database: D
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_key_that_vanishes_while_it_is_looked_up_is_free(database: Database, database_url: str) -> None:
+def test_a_key_that_vanishes_while_it_is_looked_up_is_free(
+    database: Database, database_url: str, settings: ServiceSettings
+) -> None:
     """PostgreSQL alone lets others write between two statements of a transaction."""
     add_keys(database, 2 * WEEK_S)
     other = Database(database_url)
@@ -124,8 +120,10 @@ def test_a_key_that_vanishes_while_it_is_looked_up_is_free(database: Database, d
 
     event.listen(database.engine, "after_cursor_execute", delete_it)
     with database.writing() as session:
-        assert claim(session, Principal("t1", "me", Role.ADMIN), "k0", "clone r1", CloneRequest(), "r2") == "r2"
+        request = Creation(Principal("t1", "me", Role.ADMIN), settings, session, request=None, key="k0")
+        made, is_new = request.claim("clone r1", CloneRequest(), "r")
+        assert is_new
     other.close()
     assert deleted == [1]
     with database.reading() as session:
-        assert session.get_one(IdempotencyKey, ("t1", "k0")).resource_id == "r2"
+        assert session.get_one(IdempotencyKey, ("t1", "k0")).resource_id == made

@@ -20,7 +20,7 @@ from gxpo_client import connection as connection_module
 from gxpo_services.api.principals import hash_token
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import lifecycle, repository
+from gxpo_services.runs import lifecycle, service
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer import cli
 
@@ -79,8 +79,7 @@ def gxpo(
 def move(database: Database, run_id: str, *states: RunState, **values: object) -> None:
     with database.writing() as session:
         for state in states:
-            run = repository.find(session, run_id)
-            assert run is not None
+            run = service.find(session, run_id)
             last = values if state is states[-1] else {}
             lifecycle.move(session, run, state, actor="tests", message=f"now {state}", **last)
 

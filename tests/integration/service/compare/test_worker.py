@@ -11,7 +11,7 @@ import pytest
 from support.reported_runs import config, evaluated_run
 from support.service_processes import ServiceProcesses, until
 
-from gxpo_services.auth.local_token import prepare_local
+from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.db.database import Database
 from gxpo_services.settings import ServiceSettings
 

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from support import queued_runs as runs
 
 from gxpo_services.app import create_app
-from gxpo_services.auth.local_token import prepare_local
+from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import back_up, newest_revision, restore, revision_at
 from gxpo_services.settings import ServiceSettings

@@ -82,8 +82,8 @@ def test_connections_end_when_the_server_or_their_client_does_not_respond(databa
     expected |= {"keepalives_interval": "5", "keepalives_count": "3"}
     with database.engine.connect() as writing, database.autocommit_connection() as reading:
         for connection in (writing, reading):
-            found = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
-            assert {name: found[name] for name in expected} == expected
+            parameters = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
+            assert {name: parameters[name] for name in expected} == expected
             assert connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one() == "1min"
 
 
@@ -91,8 +91,8 @@ def test_parameters_of_the_url_take_precedence(postgres: PostgresServer) -> None
     options = "-c%20idle_in_transaction_session_timeout%3D5s"
     database = Database(f"{postgres.url('postgres')}?connect_timeout=7&options={options}")
     with database.engine.connect() as connection:
-        found = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
-        assert found["connect_timeout"] == "7"
+        parameters = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
+        assert parameters["connect_timeout"] == "7"
         assert connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one() == "5s"
     database.close()
 

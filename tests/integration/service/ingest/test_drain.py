@@ -22,7 +22,6 @@ from support.reporting import (
 
 from gxpo_services.db.database import Database
 from gxpo_services.ingest.drain import drain, forget_lost_lines
-from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.lifecycle import StateChanged
 
@@ -32,15 +31,6 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "artifacts" / "run"
     made.mkdir(parents=True)
     return made
-
-
-def curve(database: Database, run_id: str, name: str) -> list[tuple[int, float]]:
-    number = runs.get(database, run_id).number
-    with database.reading() as session:
-        numbers = metrics.find_numbers(session, [name])
-        firsts = metrics.first_steps(session, [number])
-        found = metrics.histories(session, list(numbers.values()), firsts)
-    return [pair for records in found.values() for pair in records.tolist()]
 
 
 def test_the_rest_of_the_files_and_the_outcome_are_read(database: Database, folder: Path) -> None:
@@ -60,12 +50,12 @@ def test_the_rest_of_the_files_and_the_outcome_are_read(database: Database, fold
     outcome = drain(database, run_id, folder, 1, 1)
     assert outcome is not None
     assert (outcome.outcome, outcome.reason, outcome.message) == ("failed", "diverged", "NaN")
-    assert curve(database, run_id, "a") == [(step, float(step)) for step in range(1200)]
+    assert runs.curve(database, run_id, "a") == [(step, float(step)) for step in range(1200)]
     run = runs.get(database, run_id)
     assert run.offsets == {"metrics": 1200, "samples": 1, "evaluations": 1, "events": 1}
     assert (run.step, run.identity) == (1199, {"config": {"seed": 3}})
     assert run.state == RunState.RUNNING, "what the outcome leads to is the scheduler's to decide"
-    assert run.heartbeat_at == heartbeat, "reading a file is no sign of life"
+    assert run.heartbeat_at == heartbeat, "reading a file is no heartbeat"
     before = runs.row(database, run_id)
     assert drain(database, run_id, folder, 1, 1) == outcome
     assert runs.row(database, run_id) == before
@@ -92,7 +82,7 @@ def test_lines_that_a_power_cut_took_do_not_hide_those_of_the_next_launch(databa
     write_lines(folder / "metrics.jsonl", rows[:85] + repeated)
     drain(database, run_id, folder, 2, 2)
     expected = [(step, float(step)) for step in range(1, 81)] + [(step, -float(step)) for step in range(81, 111)]
-    assert curve(database, run_id, "a") == expected
+    assert runs.curve(database, run_id, "a") == expected
     assert runs.get(database, run_id).offsets["metrics"] == 115
     before = runs.row(database, run_id)
     forget_lost_lines(database, run_id, folder, 2, 2)
@@ -106,18 +96,18 @@ def test_only_the_outcome_of_this_launch_counts(database: Database, folder: Path
         (folder / "outcome.json").write_text(content)
         assert drain(database, run_id, folder, 2, 2) is None
     (folder / "outcome.json").write_text('{"attempt": 2, "outcome": "paused"}')
-    found = drain(database, run_id, folder, 2, 2)
-    assert found is not None
-    assert found.outcome == "paused"
+    outcome = drain(database, run_id, folder, 2, 2)
+    assert outcome is not None
+    assert outcome.outcome == "paused"
 
 
 def test_characters_that_cannot_be_stored_do_not_lose_the_outcome(database: Database, folder: Path) -> None:
     run_id = launch(database).split()[0]
     outcome = {"attempt": 1, "outcome": "failed", "reason": "diverged", "message": "a\0b\ud800c"}
     (folder / "outcome.json").write_text(json.dumps(outcome))
-    found = drain(database, run_id, folder, 1, 1)
-    assert found is not None
-    assert (found.reason, found.message) == ("diverged", "a\ufffdb\ufffdc")
+    outcome = drain(database, run_id, folder, 1, 1)
+    assert outcome is not None
+    assert (outcome.reason, outcome.message) == ("diverged", "a\ufffdb\ufffdc")
 
 
 def test_a_scheduler_without_the_lease_reads_nothing(database: Database, folder: Path) -> None:
@@ -137,7 +127,7 @@ def test_an_unusable_line_is_skipped_and_reported(database: Database, folder: Pa
     lines = [good[0], "what?", good[1], json.dumps(metric_row(-1)), '{"attempt": 1, "x": "\\u0000"}', good[2]]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     drain(database, run_id, folder, 1, 1)
-    assert curve(database, run_id, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert runs.curve(database, run_id, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert runs.get(database, run_id).offsets["metrics"] == 6
     (reported,) = [message for kind, message in runs.messages(database, run_id) if kind == "lines_left_out"]
     assert reported.startswith("metrics.jsonl, line 2 is not valid JSON")
@@ -153,7 +143,7 @@ def test_an_incomplete_last_line_is_not_read(database: Database, folder: Path) -
     # The next launch cuts it off and writes on from there.
     (folder / "metrics.jsonl").write_text(whole + json.dumps(metric_row(1, 2, a=2.0)) + "\n")
     drain(database, run_id, folder, 1, 1)
-    assert curve(database, run_id, "a") == [(0, 1.0), (1, 2.0)]
+    assert runs.curve(database, run_id, "a") == [(0, 1.0), (1, 2.0)]
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory(database: Database, folder: Path) -> None:
@@ -163,7 +153,7 @@ def test_a_line_without_an_end_does_not_fill_the_memory(database: Database, fold
     (folder / "metrics.jsonl").write_text(f"{long}\n{good}\n{long}")
     drain(database, run_id, folder, 1, 1)
     assert runs.get(database, run_id).offsets["metrics"] == 2
-    assert curve(database, run_id, "a") == [(0, 1.0)]
+    assert runs.curve(database, run_id, "a") == [(0, 1.0)]
 
 
 def test_a_link_in_the_folder_leads_nowhere(database: Database, folder: Path, tmp_path: Path) -> None:
@@ -197,6 +187,6 @@ def test_reading_files_while_the_trainer_sends_doubles_nothing(database: Databas
     together.wait()
     drain(database, run_id, folder, 1, 1)
     thread.join()
-    assert curve(database, run_id, "a") == [(step, float(step)) for step in range(2000)]
+    assert runs.curve(database, run_id, "a") == [(step, float(step)) for step in range(2000)]
     reported = [message for kind, message in runs.messages(database, run_id) if kind == "step"]
     assert reported == [str(step) for step in range(2000)]

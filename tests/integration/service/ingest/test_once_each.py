@@ -23,7 +23,7 @@ from gxpo_services.db.tables import Event, MetricLast, MetricName, Sample
 from gxpo_services.ingest.drain import FILES, drain
 from gxpo_services.outputs import metric_series, metrics
 from gxpo_services.outputs import samples as left
-from gxpo_services.outputs.metric_series import Shape
+from gxpo_services.outputs.metric_series import SeriesQuery
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.reporting.reading import read_evaluations, read_metrics, read_samples
 
@@ -69,8 +69,8 @@ class Trainer:
 
     @property
     def received(self) -> dict[str, int]:
-        found = runs.get(self.database, self.run_id).offsets
-        return {kind: found.get(kind, 0) for kind in KINDS}
+        offsets = runs.get(self.database, self.run_id).offsets
+        return {kind: offsets.get(kind, 0) for kind in KINDS}
 
     def send(self, back: int, size: int) -> None:
         """`size` rows of each kind, from `back` rows before those that the service has."""
@@ -145,18 +145,18 @@ def check_metrics(database: Database, run_id: str, folder: Path) -> None:
     run = runs.get(database, run_id)
     with database.reading() as session:
         assert metrics.names_of(session, run.number) == sorted(expected)
-        found = metric_series.curves(session, [run_id], NAMES, "step", Shape(1000))[run_id]
+        curves = metric_series.curves(session, [run_id], SeriesQuery(names=list(NAMES)))[run_id]
         query = select(MetricName.name, MetricLast).join(MetricLast, MetricLast.name_number == MetricName.number)
         last = dict(session.execute(query.where(MetricLast.run_number == run.number)).all())
     for name in NAMES:
-        series = found["series"][name]
+        series = curves["series"][name]
         values = expected.get(name, {})
         assert series["steps"] == sorted(values)
         assert plain(series["y"]) == [plain(values[step]) for step in sorted(values)]
         if values:
             check_last(last[name], values)
     assert run.step == (history[-1]["step"] if history else 0)
-    assert found["last_step"] == run.step
+    assert curves["last_step"] == run.step
     for column, name in (("tokens", "rollout/tokens_total"), ("training_s", "time/training_s")):
         total = expected[name][max(expected[name])] if name in expected else 0.0
         assert getattr(run, column) == (total if math.isfinite(total) else 0.0)

@@ -17,7 +17,7 @@ import pytest
 from support import queued_runs, ray_head
 from support.service_processes import ServiceProcesses, until
 
-from gxpo_services.auth.local_token import prepare_local
+from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.db.database import Database
 from gxpo_services.local.ray_head import RayHead
 from gxpo_services.settings import ServiceSettings

@@ -39,14 +39,14 @@ def grown(database: Database, steps: range, *, attempt: int = 1, launched: str |
 def get(client: TestClient, run_id: str, **query: Any) -> dict[str, Any]:
     answer = client.get(f"/api/v1/runs/{run_id}/metrics", params=query)
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    content: dict[str, Any] = answer.json()
+    return content
 
 
 def test_a_curve_over_steps(client: TestClient, database: Database) -> None:
     run_id = grown(database, range(1, 4)).split()[0]
-    found = get(client, run_id, names="loss,none")
-    assert found == {
+    answer = get(client, run_id, names="loss,none")
+    assert answer == {
         "x": "step",
         "run": run_id,
         "last_step": 3,
@@ -85,8 +85,8 @@ def test_increments_are_the_points_behind_a_step(client: TestClient, database: D
     launched = grown(database, range(1, 400))
     run_id = launched.split()[0]
     for after, expected in ((-1, range(1, 400)), (127, range(128, 400)), (128, range(129, 400)), (399, range(0))):
-        found = get(client, run_id, names="loss", after=after, max_points=1000)
-        assert found["series"]["loss"]["steps"] == list(expected)
+        answer = get(client, run_id, names="loss", after=after, max_points=1000)
+        assert answer["series"]["loss"]["steps"] == list(expected)
 
 
 def test_a_new_attempt_raises_the_revision(client: TestClient, database: Database) -> None:
@@ -96,67 +96,33 @@ def test_a_new_attempt_raises_the_revision(client: TestClient, database: Databas
     grown(database, range(10, 12), launched=launched, number=2)
     assert get(client, run_id, names="loss")["revision"] == 1
     grown(database, range(5, 7), attempt=2, launched=launched, number=3)
-    found = get(client, run_id, names="loss")
-    assert (found["revision"], found["attempt"], found["last_step"]) == (2, 2, 6)
-    assert found["series"]["loss"]["steps"] == [1, 2, 3, 4, 5, 6]
+    answer = get(client, run_id, names="loss")
+    assert (answer["revision"], answer["attempt"], answer["last_step"]) == (2, 2, 6)
+    assert answer["series"]["loss"]["steps"] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_long_curve_is_thinned_and_keeps_its_peak(client: TestClient, database: Database) -> None:
+def test_thinning_smoothing_and_sums_are_those_of_the_query(client: TestClient, database: Database) -> None:
     launched = launch(database)
-    rows = [metric_row(step, a=0.0 if step != 777 else -5.0, b=math.nan) for step in range(2000)]
+    rows = [metric_row(step, a=0.2 + 0.8 * (step % 2), b=math.nan) for step in range(1, 301)]
     send(database, launched, body(1, metrics=rows))
     run_id = launched.split()[0]
-    found = get(client, run_id, names=["a", "b"], max_points=50)["series"]
-    assert len(found["a"]["steps"]) <= 50
-    assert found["a"]["downsampled"] is True
-    assert (found["a"]["steps"][0], found["a"]["steps"][-1]) == (0, 1999)
-    assert found["a"]["y"][found["a"]["steps"].index(777)] == -5.0
-    assert set(found["b"]["y"]) == {"NaN"}
-
-
-def test_parts_of_a_step_are_joined_over_five_thousand_steps(client: TestClient, database: Database) -> None:
-    # 3 s and 1 s a step, with single steps of 9 s that are not the same for both; an evaluation of 50 s at every 100th.
-    launched = launch(database)
-    rows = [
-        metric_row(
-            step,
-            update=9.0 if step % 7 == 3 else 3.0,
-            rollout=9.0 if step % 11 == 5 else 1.0,
-            **({"evaluate": 50.0} if step % 100 == 0 else {}),
-        )
-        for step in range(1, 5001)
-    ]
-    send(database, launched, body(1, metrics=rows))
-    run_id = launched.split()[0]
-    query = {"names": "update,rollout,evaluate", "max_points": 600, "joined": True}
-    found = get(client, run_id, **query)["series"]
-    assert found["update"]["steps"] == found["rollout"]["steps"]
-    assert len(found["update"]["steps"]) == 600
-    # 714 steps leave 3 when divided by 7, 455 leave 5 by 11.
-    sums = {name: (series["sum"], series["count"]) for name, series in found.items()}
-    assert sums == {"update": (19284.0, 5000), "rollout": (8640.0, 5000), "evaluate": (2500.0, 50)}
-    later = get(client, run_id, **query, after=4998)["series"]
-    assert later["rollout"]["steps"] == [4999, 5000]
-    assert {name: (series["sum"], series["count"]) for name, series in later.items()} == sums
-    assert "sum" not in get(client, run_id, names="update")["series"]["update"]
-
-
-def test_an_average_is_of_all_steps(client: TestClient, database: Database) -> None:
-    launched = launch(database)
-    rows = [metric_row(step, a=0.2 + 0.8 * (step % 2)) for step in range(1, 2001)]
-    send(database, launched, body(1, metrics=rows))
-    run_id = launched.split()[0]
-    found = get(client, run_id, names="a", smoothing=0.5, max_points=50)["series"]["a"]
+    thinned = get(client, run_id, names=["a", "b"], max_points=50)["series"]
+    assert (len(thinned["a"]["steps"]) <= 50, thinned["a"]["downsampled"]) == (True, True)
+    assert set(thinned["b"]["y"]) == {"NaN"}
+    assert "sum" not in thinned["a"]
     # Between 0.2 and 1.0 in turn the average with weight 1/2 tends to 2/3 of the new and 1/3 of the old value.
-    assert found["y"][-1] == pytest.approx(2 / 3 * 0.2 + 1 / 3 * 1.0)
-    later = get(client, run_id, names="a", smoothing=0.5, after=1999)["series"]["a"]
-    assert later["y"] == [found["y"][-1]]
+    smoothed = get(client, run_id, names="a", smoothing=0.5, after=299)["series"]["a"]
+    assert smoothed["y"] == [pytest.approx(2 / 3 * 0.2 + 1 / 3 * 1.0)]
+    # The sums are of all steps, also of those up to `after`: 150 × 0.2 + 150 × 1.0.
+    joined = get(client, run_id, names=["a", "b"], joined=True, after=298)["series"]
+    assert joined["a"]["steps"] == joined["b"]["steps"] == [299, 300]
+    assert (joined["a"]["sum"], joined["a"]["count"]) == (pytest.approx(180.0), 300)
 
 
 def test_many_runs_in_one_answer(client: TestClient, database: Database) -> None:
     ids = [grown(database, range(1, end)).split()[0] for end in (3, 5)]
     answer = client.get("/api/v1/metrics", params={"runs": ids, "names": "loss", "x": "tokens"}).json()
-    assert {run: found["series"]["loss"]["x"] for run, found in answer["runs"].items()} == {
+    assert {run: metrics["series"]["loss"]["x"] for run, metrics in answer["runs"].items()} == {
         ids[0]: [50, 100],
         ids[1]: [50, 100, 150, 200],
     }

@@ -37,10 +37,10 @@ with Database(url).writing() as session:
 @pytest.fixture
 def run_id(database: Database, settings: ServiceSettings) -> str:
     """A run that has ended, with a file."""
-    found = runs.add_run(database, state=RunState.FAILED)
-    (settings.artifacts / found).mkdir(parents=True)
-    (settings.artifacts / found / "metrics.jsonl").write_text("{}\n")
-    return found
+    ended = runs.add_run(database, state=RunState.FAILED)
+    (settings.artifacts / ended).mkdir(parents=True)
+    (settings.artifacts / ended / "metrics.jsonl").write_text("{}\n")
+    return ended
 
 
 def aside(root: Path) -> list[str]:

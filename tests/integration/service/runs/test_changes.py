@@ -7,9 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from support import queued_runs as runs
-from support.http_server import HttpServer
 
 from gxpo_client.client import Client, Json, connect
 from gxpo_client.errors import NotFound, NotSignedIn
@@ -19,6 +17,7 @@ from gxpo_services.db.tables import AccessToken
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import changes as run_changes
+from gxpo_services.runs import service
 from gxpo_services.runs.changes import Changes
 
 
@@ -28,9 +27,9 @@ def secret(token_for: Callable[[str], str]) -> str:
 
 
 @pytest.fixture
-def client(app: FastAPI, secret: str) -> Iterator[Client]:
-    with HttpServer(app) as url, Client(connect(url), secret) as found:
-        yield found
+def client(url: str, secret: str) -> Iterator[Client]:
+    with Client(connect(url), secret) as client:
+        yield client
 
 
 def next_change(changes: Iterator[tuple[str, Json] | None]) -> tuple[str, Json]:
@@ -98,10 +97,7 @@ def test_a_deleted_run_an_unknown_one_and_a_revoked_token_end_a_stream(
     changes = client.changes([run_id])
     next_change(changes)
     with database.writing() as session:
-        from gxpo_services.runs import repository
-
-        found = repository.find(session, run_id)
-        session.delete(found)
+        session.delete(service.find(session, run_id))
     assert next_change(changes) == ("deleted", {"id": run_id})
     assert next(changes, None) is None
     changes = client.changes([runs.add_run(database)])
@@ -127,11 +123,11 @@ def test_without_ids_every_run_that_has_not_ended_is_followed(client: Client, da
 
 def test_a_run_that_has_ended_is_not_read_again_after_its_end_was_sent(database: Database) -> None:
     ended, waiting = (runs.add_run(database) for _ in range(2))
-    found = Changes(None, 0)
+    changes = Changes(None, 0)
 
     def read() -> list[bytes]:
         with database.reading() as session:
-            return found.read(session)
+            return changes.read(session)
 
     def number(run_id: str) -> int:
         return runs.get(database, run_id).number
@@ -141,10 +137,10 @@ def test_a_run_that_has_ended_is_not_read_again_after_its_end_was_sent(database:
     (message,) = read()
     assert b"event: run" in message
     assert ended.encode() in message
-    assert found._seen.keys() == found._ids.keys() == {number(waiting)}
+    assert changes._seen.keys() == changes._ids.keys() == {number(waiting)}
     runs.change(database, ended, recoveries=1)
     assert read() == []
-    assert not found.is_over
+    assert not changes.is_over
 
 
 def test_thousands_of_runs_are_sent_in_pages_and_then_events(
@@ -153,11 +149,11 @@ def test_thousands_of_runs_are_sent_in_pages_and_then_events(
     monkeypatch.setattr(run_changes, "_RUNS_AT_ONCE", 3)
     ids = [runs.add_run(database) for _ in range(8)]
     runs.move(database, ids[0], RunState.STARTING)
-    found = Changes(None, 0)
+    changes = Changes(None, 0)
     sizes, kinds = [], []
     with database.reading() as session:
-        while not sizes or found.is_behind:
-            messages = found.read(session)
+        while not sizes or changes.unsent:
+            messages = changes.read(session)
             sizes.append(len(messages))
             kinds += [message.split(b"\n")[0] for message in messages]
     assert sizes == [3, 3, 2 + 1], "the event of the first run comes with the last page"
@@ -165,8 +161,8 @@ def test_thousands_of_runs_are_sent_in_pages_and_then_events(
     for run_id in ids[:5]:
         runs.change(database, run_id, state=RunState.CANCELLED)
     with database.reading() as session:
-        assert [len(found.read(session)) for _ in range(3)] == [3, 2, 0]
-    assert len(found._seen) == 3
+        assert [len(changes.read(session)) for _ in range(3)] == [3, 2, 0]
+    assert len(changes._seen) == 3
 
 
 def test_ids_alone_are_sent_to_a_reader_who_asks_for_the_rest(client: Client, database: Database) -> None:

@@ -15,7 +15,7 @@ from gxpo_services.api.errors import NotFound
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import listing, repository, service
+from gxpo_services.runs import listing, service
 from gxpo_services.runs.changes import Changes
 
 pytestmark = pytest.mark.each_database
@@ -33,7 +33,7 @@ def delete_meanwhile(database: Database, monkeypatch: pytest.MonkeyPatch) -> Del
     def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
         while deleted_next:
             with database.writing() as other:
-                assert repository.remove_ended(other, service.find(other, deleted_next.pop()))
+                other.delete(service.find(other, deleted_next.pop()))
         return read(session, numbers)
 
     monkeypatch.setattr(listing, "list_rows", list_rows)
@@ -81,7 +81,7 @@ def test_an_action_on_it_finds_nothing(database: Database, monkeypatch: pytest.M
     def second(session: Session, run: Run, new: RunState, **rest: Any) -> None:
         runs.move(database, run_id, RunState.CANCELLED)
         with database.writing() as other:
-            assert repository.remove_ended(other, service.find(other, run_id))
+            other.delete(service.find(other, run_id))
         move(session, run, new, **rest)
 
     monkeypatch.setattr(service, "move", second)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,13 +15,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support import queued_runs as runs
-from support.http_server import HttpServer
 from support.reported_runs import config, evaluated_run
 from support.service_processes import until
 
 from gxpo_services.api.dependencies import Slots
 from gxpo_services.app import HEAVY_OF_ONE, HEAVY_UNDER_WAY
-from gxpo_services.compare import worker
+from gxpo_services.compare import endpoints
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
@@ -75,11 +74,10 @@ def test_only_an_admin_raises_a_priority(
 
 
 @pytest.fixture
-def served(app: FastAPI) -> Iterator[str]:
-    with HttpServer(app) as url:
-        app.state.stream_slots = Slots("streams", total=2, each=1)
-        app.state.export_slots = Slots("exports", total=1, each=1)
-        yield url
+def served(app: FastAPI, url: str) -> str:
+    app.state.stream_slots = Slots("streams", total=2, each=1)
+    app.state.export_slots = Slots("exports", total=1, each=1)
+    return url
 
 
 def test_streams_are_limited_by_token_and_altogether(
@@ -122,21 +120,21 @@ def test_exports_are_limited(served: str, app: FastAPI, database: Database, toke
 
 
 def test_no_viewer_keeps_the_comparisons_of_others_waiting(
-    app: FastAPI, database: Database, token_for: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    url: str, database: Database, token_for: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first viewer's comparisons are held open: as many as it may have wait, the rest is refused at once."""
     run_id = evaluated_run(database, config({"name": "grpo"}), {0: [0.5], 1: [1.0]})
     first, second = ({"Authorization": f"Bearer {token_for('viewer')}"} for _ in range(2))
     go_on = threading.Event()
-    in_worker = worker.in_worker
+    in_worker = endpoints.in_worker
 
     async def held(*given: Any) -> bytes:
         await anyio.to_thread.run_sync(go_on.wait)
         return await in_worker(*given)
 
-    monkeypatch.setattr(worker, "in_worker", held)
+    monkeypatch.setattr(endpoints, "in_worker", held)
     extra = 3
-    with HttpServer(app) as url, httpx.Client(timeout=60.0, trust_env=False) as http, ThreadPoolExecutor(12) as pool:
+    with httpx.Client(timeout=60.0, trust_env=False) as http, ThreadPoolExecutor(12) as pool:
 
         def status(headers: dict[str, str]) -> int:
             return http.get(f"{url}{API}/compare?runs={run_id}", headers=headers).status_code

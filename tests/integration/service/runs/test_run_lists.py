@@ -1,27 +1,28 @@
-"""The list of runs: filters, every order, pages that neither lose nor repeat a run."""
+"""The list of runs: filters, every order, pages that neither lose nor repeat a run, and positions in the queue."""
 
 from __future__ import annotations
 
 import math
 import random
+import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import insert, select
+from sqlalchemy import event, insert, select, update
+from support import paging
+from support import queued_runs as runs
 
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Attempt, MetricBlock, MetricLast, MetricName, Run
 from gxpo_services.outputs.metrics import encode
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import repository
-from gxpo_services.runs.listing import COLUMNS
+from gxpo_services.runs import service
+from gxpo_services.runs.listing import COLUMNS, list_rows
 from gxpo_services.runs.schemas import RunPage
-from gxpo_services.runs.service import new_run, set_tags
-from gxpo_services.sweeps.schemas import GroupRequest
-from gxpo_services.sweeps.service import make_group
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
 
@@ -37,10 +38,10 @@ def add_runs(database: Database, amount: int, change: Callable[[Run, int], None]
     """Runs made in one transaction, each changed by its index."""
     configs = [load_preset("demo"), load_preset("demo-grpo"), load_preset("demo-sfpo")]
     with database.writing() as session:
-        runs = [new_run(configs[index % 3], PRINCIPAL) for index in range(amount)]
+        runs = [service.new_run(configs[index % 3], PRINCIPAL) for index in range(amount)]
         for index, run in enumerate(runs):
             change(run, index)
-        repository.add(session, runs)
+        service.add(session, runs)
         return [run.id for run in runs]
 
 
@@ -62,7 +63,7 @@ def varied(run: Run, index: int) -> None:
     run.backward_passes = chance.choice([0.0, 120.0])
     run.model = chance.choice(["starter", "org/model"])
     run.archived = index % 10 == 0
-    set_tags(run, chance.sample(["demo", "night", "x y"], chance.randrange(3)))
+    service.set_tags(run, chance.sample(["demo", "night", "x y"], chance.randrange(3)))
 
 
 @pytest.fixture
@@ -71,20 +72,7 @@ def many(database: Database) -> list[str]:
 
 
 def walk(client: TestClient, limit: int = 37, **query: Any) -> list[dict[str, Any]]:
-    """All pages, one after the other."""
-    found: list[dict[str, Any]] = []
-    cursor = None
-    for number in range(NUM_RUNS):
-        page = client.get(f"{API}/runs", params={**query, "limit": limit, **({"cursor": cursor} if cursor else {})})
-        assert page.status_code == 200, page.text
-        body = page.json()
-        assert (body["total"] is None) == (number > 0)
-        found += body["items"]
-        cursor = body["next_cursor"]
-        if cursor is None:
-            return found
-        assert len(body["items"]) == limit
-    raise AssertionError("the list has no end")
+    return paging.walk(client, "/runs", limit=limit, **query)
 
 
 def reference(database: Database, column: str, descending: bool) -> list[str]:
@@ -112,8 +100,8 @@ def test_every_numeric_column_in_pages_is_the_plain_sort(
     order: str, client: TestClient, database: Database, many: list[str]
 ) -> None:
     for column in NUMERIC:
-        found = [run["id"] for run in walk(client, sort=column, order=order, archived="any", limit=90)]
-        assert found == reference(database, column, order == "desc"), column
+        listed = [run["id"] for run in walk(client, sort=column, order=order, archived="any", limit=90)]
+        assert listed == reference(database, column, order == "desc"), column
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
@@ -187,6 +175,8 @@ def test_filters_alone_and_together(client: TestClient, database: Database, many
         ({"created_after": 1000.0}, lambda run: run.created_at > 1000.0),
         ({"created_before": 1000.5}, lambda run: run.created_at < 1000.5),
         ({"group": "g0"}, lambda run: False),
+        ({"owner": "tester"}, lambda run: True),
+        ({"owner": "nobody"}, lambda run: False),
         (
             {"state": "failed", "tag": "demo", "text": "beta", "rule": "gxpo"},
             lambda run: (
@@ -199,39 +189,38 @@ def test_filters_alone_and_together(client: TestClient, database: Database, many
     for query, wanted in cases:
         query = {"archived": "any", **query}
         expected = {run.id for run in runs if wanted(run)}
-        found = walk(client, limit=200, **query)
-        assert {run["id"] for run in found} == expected, query
+        listed = walk(client, limit=200, **query)
+        assert {run["id"] for run in listed} == expected, query
         assert client.get(f"{API}/runs", params={**query, "limit": 1}).json()["total"] == len(expected), query
 
 
 def test_a_search_is_for_parts_of_what_a_run_is_called_now(client: TestClient, database: Database) -> None:
     ids = add_runs(database, 3, plain_run)
 
-    def found(text: str, **query: Any) -> tuple[list[str], int | None]:
+    def matches(text: str, **query: Any) -> tuple[list[str], int | None]:
         body = client.get(f"{API}/runs", params={"text": text, "order": "asc", **query}).json()
         return [run["id"] for run in body["items"]], body["total"]
 
     change = {"name": "ÜBER 100%_a", "tags": ["Nacht"], "notes": "erste Zeile\nzweite"}
     assert client.patch(f"{API}/runs/{ids[0]}", json=change).status_code == 200
     for text in ("über 100%_A", "nacht", "ZWEITE", "e\nz", ids[0].upper()):
-        assert found(text) == ([ids[0]], 1), text
+        assert matches(text) == ([ids[0]], 1), text
     for text in ("100__a", "100%b", "zeilezweite", "\\", "e\\"):
-        assert found(text) == ([], 0), text
+        assert matches(text) == ([], 0), text
     assert client.patch(f"{API}/runs/{ids[1]}", json={"notes": "C:\\a_b"}).status_code == 200
-    assert found("c:\\a_") == ([ids[1]], 1)
+    assert matches("c:\\a_") == ([ids[1]], 1)
     assert client.patch(f"{API}/runs/{ids[0]}", json={"tags": [], "archived": True}).status_code == 200
-    assert found("nacht", archived="any") == ([], 0)
-    assert found("zweite") == ([], 0)
-    assert found("zweite", archived="true") == ([ids[0]], 1)
-    assert found("starter", limit=1) == ([ids[1]], 2)
+    assert matches("nacht", archived="any") == ([], 0)
+    assert matches("zweite") == ([], 0)
+    assert matches("zweite", archived="true") == ([ids[0]], 1)
+    assert matches("starter", limit=1) == ([ids[1]], 2)
 
 
-def test_runs_of_a_group(client: TestClient, database: Database) -> None:
-    with database.writing() as session:
-        group, _ = make_group(session, PRINCIPAL, GroupRequest(name="g"), None)
-    run = client.post(f"{API}/runs", json={"preset": "demo", "group": group.id}).json()
+def test_runs_of_a_group(client: TestClient) -> None:
+    group = client.post(f"{API}/groups", json={"name": "g"}).json()["id"]
+    run = client.post(f"{API}/runs", json={"preset": "demo", "group": group}).json()
     client.post(f"{API}/runs", json={"preset": "demo"})
-    assert [item["id"] for item in walk(client, group=group.id)] == [run["id"]]
+    assert [item["id"] for item in walk(client, group=group)] == [run["id"]]
 
 
 # Metrics
@@ -244,8 +233,7 @@ def add_last(database: Database, values: dict[str, tuple[float | None, float | N
         session.add(name)
         session.flush()
         for run_id, (last, lowest, highest) in values.items():
-            run = repository.find(session, run_id)
-            assert run is not None
+            run = service.find(session, run_id)
             keys = {"run_number": run.number, "name_number": name.number, "last_step": 1}
             session.add(MetricLast(**keys, last=last, lowest=lowest, highest=highest))
 
@@ -271,10 +259,10 @@ def test_sorting_by_a_metrics_last_best_and_lowest_value(
         value, number = values.get(run_id), sign * ids.index(run_id)
         return (value is None, 0.0 if value is None else sign * value, number)
 
-    found = walk(client, limit=3, sort=f"metric:{METRIC}", metric_at=at, order=order)
-    assert [run["id"] for run in found] == sorted(ids, key=key)
+    listed = walk(client, limit=3, sort=f"metric:{METRIC}", metric_at=at, order=order)
+    assert [run["id"] for run in listed] == sorted(ids, key=key)
     words = {inf: "Infinity", -inf: "-Infinity"}
-    for run in found:
+    for run in listed:
         value = values.get(run["id"])
         assert run["metrics"][METRIC] == words.get(value, value) if value is not None else True
 
@@ -282,16 +270,15 @@ def test_sorting_by_a_metrics_last_best_and_lowest_value(
 def test_sorting_by_a_metric_that_nobody_reported_is_by_number(client: TestClient, database: Database) -> None:
     ids = add_runs(database, 5, plain_run)
     for at in ("last", "3"):
-        found = walk(client, limit=2, sort="metric:never/reported", metric_at=at, order="asc")
-        assert [run["id"] for run in found] == ids
-        assert {run["metrics"]["never/reported"] for run in found} == {None}
+        listed = walk(client, limit=2, sort="metric:never/reported", metric_at=at, order="asc")
+        assert [run["id"] for run in listed] == ids
+        assert {run["metrics"]["never/reported"] for run in listed} == {None}
 
 
 def add_history(database: Database, run_id: str, attempts: dict[int, dict[int, float]], firsts: dict[int, int]) -> None:
     """attempts: attempt → step → value of METRIC. firsts: first step that each attempt reported on at all."""
     with database.writing() as session:
-        run = repository.find(session, run_id)
-        assert run is not None
+        run = service.find(session, run_id)
         name = session.scalar(select(MetricName).where(MetricName.name == METRIC)) or MetricName(name=METRIC)
         session.add(name)
         session.flush()
@@ -322,28 +309,28 @@ def test_a_metric_at_a_step_is_its_newest_value_by_then_in_the_history_that_coun
     }
     for step, values in expected.items():
         for order, sign in (("asc", 1), ("desc", -1)):
-            found = walk(client, limit=2, sort=f"metric:{METRIC}", metric_at=step, order=order)
-            got = {run["id"]: run["metrics"][METRIC] for run in found}
+            listed = walk(client, limit=2, sort=f"metric:{METRIC}", metric_at=step, order=order)
+            got = {run["id"]: run["metrics"][METRIC] for run in listed}
             assert [got[run_id] for run_id in ids] == values, step
             rows = list(zip(ids, values, strict=True))
             rows.sort(key=lambda row: (row[1] is None, sign * (row[1] or 0), sign * ids.index(row[0])))
-            assert [run["id"] for run in found] == [run_id for run_id, _ in rows], (step, order)
+            assert [run["id"] for run in listed] == [run_id for run_id, _ in rows], (step, order)
 
 
 def test_metrics_come_along_when_they_are_asked_for(client: TestClient, database: Database) -> None:
     ids = add_runs(database, 2, plain_run)
     add_last(database, {ids[0]: (0.5, 0.1, 0.9)})
-    found = client.get(f"{API}/runs", params={"with_metric": [METRIC, "x"], "order": "asc"}).json()["items"]
-    assert [run["metrics"] for run in found] == [{METRIC: 0.5, "x": None}, {METRIC: None, "x": None}]
+    listed = client.get(f"{API}/runs", params={"with_metric": [METRIC, "x"], "order": "asc"}).json()["items"]
+    assert [run["metrics"] for run in listed] == [{METRIC: 0.5, "x": None}, {METRIC: None, "x": None}]
 
 
 def test_settings_come_along_when_they_are_asked_for(client: TestClient) -> None:
     made = client.post(f"{API}/runs", json={"preset": "demo", "overrides": ["learner.rule.k=7"]})
     assert made.status_code == 201
     asked = ["learner.rule.k", "learner.rule", "learner.no.such"]
-    found = client.get(f"{API}/runs", params={"with_setting": asked}).json()["items"][0]["settings"]
-    assert found["learner.rule.k"] == found["learner.rule"]["k"] == 7
-    assert found["learner.no.such"] is None
+    settings = client.get(f"{API}/runs", params={"with_setting": asked}).json()["items"][0]["settings"]
+    assert settings["learner.rule.k"] == settings["learner.rule"]["k"] == 7
+    assert settings["learner.no.such"] is None
     assert client.get(f"{API}/runs").json()["items"][0]["settings"] == {}
 
 
@@ -411,3 +398,68 @@ def test_a_reading_session_ends_where_it_was_used(
     assert client.get(f"{API}/runs/{many[0]}").status_code == 200
     assert client.get(f"{API}/runs/nobody").status_code == 404
     assert ended_late == []
+
+
+def add_queue(database: Database, amount: int) -> list[int]:
+    """Queued runs with many equal priorities and times; their numbers."""
+    values = runs.row(database, runs.add_run(database))
+    del values["number"]
+    random.seed(amount)
+    rows = [
+        values | {"id": f"r{n:020d}", "priority": random.randrange(3), "queued_at": float(random.randrange(40))}
+        for n in range(1, amount)
+    ]
+    with database.writing() as session:
+        session.execute(insert(Run), rows)
+        return list(session.scalars(select(Run.number).order_by(Run.number)))
+
+
+def test_positions_are_the_ranks_by_priority_age_and_number(database: Database) -> None:
+    numbers = add_queue(database, 200)
+    with database.writing() as session:
+        session.execute(update(Run).where(Run.number.in_(numbers[::7])).values(state=RunState.PAUSED))
+    with database.reading() as session:
+        rows = {row["number"]: row for row in list_rows(session, numbers)}
+    queued = [row for row in rows.values() if row["state"] == RunState.QUEUED]
+    ages = queued_at(database)
+    ranked = sorted(queued, key=lambda row: (-row["priority"], ages[row["number"]], row["number"]))
+    assert [row["queue_position"] for row in ranked] == list(range(1, len(queued) + 1))
+    assert all(rows[number]["queue_position"] is None for number in numbers[::7])
+
+
+def queued_at(database: Database) -> dict[int, float]:
+    with database.reading() as session:
+        return {row.number: row.queued_at for row in session.execute(select(Run.number, Run.queued_at))}
+
+
+def instructions(database: Database, numbers: list[int]) -> int:
+    """Instructions of SQLite's virtual machine, in hundreds, for showing these runs."""
+    counted = 0
+
+    def count() -> int:
+        nonlocal counted
+        counted += 1
+        return 0
+
+    def watch(connection: sqlite3.Connection, _: object, __: object) -> None:
+        connection.set_progress_handler(count, 100)
+
+    event.listen(database.engine, "checkout", watch)
+    try:
+        with database.reading() as session:
+            assert len(list_rows(session, numbers)) == len(numbers)
+    finally:
+        event.remove(database.engine, "checkout", watch)
+    return counted
+
+
+def test_the_cost_of_a_queue_grows_in_proportion_to_its_length(sqlite_template: Path, tmp_path: Path) -> None:
+    costs = []
+    for amount in (500, 2000):
+        file = tmp_path / f"{amount}.sqlite"
+        file.write_bytes(sqlite_template.read_bytes())
+        database = Database(f"sqlite:///{file}")
+        costs.append(instructions(database, add_queue(database, amount)))
+        database.close()
+    # 4 if in proportion, 16 if each run of the queue is compared with each other one
+    assert costs[1] / costs[0] < 6

@@ -20,7 +20,7 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Event, IdempotencyKey, MetricLast, MetricName, Run, RunTag
 from gxpo_services.outputs import files as artifacts
 from gxpo_services.run_states import Action, RunState
-from gxpo_services.runs import lifecycle, repository, service
+from gxpo_services.runs import lifecycle, service
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset, to_toml
@@ -148,14 +148,14 @@ def test_validate_shows_errors_cost_completed_config_and_equal_runs(
     earlier = submit(name="earlier")
     answer = client.post(f"{API}/runs/validate", json=BODY)
     assert answer.status_code == 200
-    found = answer.json()
-    assert found["valid"]
-    assert (found["cost"]["steps"], found["cost"]["backward_passes"]) == (40, 120)
-    assert [run["id"] for run in found["equal_runs"]] == [earlier["id"]]
-    assert found["toml"] == to_toml(load_preset("demo"))
-    assert found["config"]["learner"]["rule"]["k"] == 5
-    plan = found["plan"]
-    assert (plan["device"], plan["fits"], found["plan_problem"]) == ("cpu", True, None)
+    validation = answer.json()
+    assert validation["valid"]
+    assert (validation["cost"]["steps"], validation["cost"]["backward_passes"]) == (40, 120)
+    assert [run["id"] for run in validation["equal_runs"]] == [earlier["id"]]
+    assert validation["toml"] == to_toml(load_preset("demo"))
+    assert validation["config"]["learner"]["rule"]["k"] == 5
+    plan = validation["plan"]
+    assert (plan["device"], plan["fits"], validation["plan_problem"]) == ("cpu", True, None)
     assert [rule["backward_passes"] for rule in plan["rules"] if rule["own"]] == [120]
     bad = client.post(f"{API}/runs/validate", json={"config": {"seed": -1}}).json()
     assert not bad["valid"]
@@ -163,29 +163,15 @@ def test_validate_shows_errors_cost_completed_config_and_equal_runs(
     assert count(database, Run) == 1
 
 
-def test_viewers_read_submitters_run_and_only_ones_own_or_an_admin_deletes(
-    anonymous: TestClient, token_for: Callable[[str], str], lead_to: Callable[[str, str], None]
+def test_only_the_submitting_token_or_an_admin_deletes_a_run(
+    anonymous: TestClient, token_for: Callable[[str], str]
 ) -> None:
-    viewer, submitter, admin = (bearer(token_for(role)) for role in ("viewer", "submitter", "admin"))
-    other = bearer(token_for("submitter"))
-    run = anonymous.post(f"{API}/runs", json=BODY, headers=submitter).json()
-    path = f"{API}/runs/{run['id']}"
-    assert anonymous.get(path).status_code == 401
-    for route in (path, f"{API}/runs", f"{API}/groups", f"{API}/schema", f"{API}/presets", f"{API}/published"):
-        assert anonymous.get(route, headers=viewer).status_code == 200, route
-        assert anonymous.get(route).status_code == 401, route
-    for route in ("/runs", "/runs/validate", "/sweeps", "/sweeps/validate", "/groups"):
-        assert anonymous.post(f"{API}{route}", json=BODY, headers=viewer).status_code == 403, route
-    for action in ("cancel", "pause", "resume", "clone", "retry"):
-        assert anonymous.post(f"{path}/{action}", headers=viewer).status_code == 403, action
-    assert anonymous.patch(path, json={"name": "x"}, headers=viewer).status_code == 403
-    assert anonymous.delete(path, headers=viewer).status_code == 403
-    assert anonymous.post(f"{path}/cancel", headers=other).status_code == 200
-    assert anonymous.delete(path, headers=other).status_code == 403
-    assert anonymous.delete(path, headers=submitter).status_code == 204
-    second = anonymous.post(f"{API}/runs", json=BODY, headers=submitter).json()
-    lead_to(second["id"], "failed")
-    assert anonymous.delete(f"{API}/runs/{second['id']}", headers=admin).status_code == 204
+    mine, other, admin = (bearer(token_for(role)) for role in ("submitter", "submitter", "admin"))
+    for owner in (mine, admin):
+        path = f"{API}/runs/{anonymous.post(f'{API}/runs', json=BODY, headers=mine).json()['id']}"
+        assert anonymous.post(f"{path}/cancel", headers=other).status_code == 200
+        assert anonymous.delete(path, headers=other).status_code == 403
+        assert anonymous.delete(path, headers=owner).status_code == 204
 
 
 def test_a_patch_changes_what_it_names_and_is_recorded(
@@ -232,38 +218,19 @@ def test_an_edit_with_if_match_never_overwrites_one_that_its_author_has_not_seen
     assert back.headers["etag"] == read, "the same content has the same tag"
 
 
-EXPECTED = {
-    # state: (cancel, pause, resume) → the state after it, or 409
-    "queued": ("cancelled", 409, "queued"),
-    "starting": ("cancelling", 409, "starting"),
-    "running": ("cancelling", "pausing", "running"),
-    "recovering": ("cancelling", 409, 409),
-    "pausing": ("cancelling", "pausing", 409),
-    "paused": ("cancelled", "paused", "queued"),
-    "cancelling": ("cancelling", 409, 409),
-    "succeeded": (409, 409, 409),
-    "failed": (409, 409, 409),
-    "cancelled": ("cancelled", 409, 409),
-}
-
-
-@pytest.mark.parametrize("state", EXPECTED)
-def test_requests_by_state(
-    state: str, client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
+def test_a_request_leads_to_its_state_or_is_refused_with_the_present_one(
+    client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
 ) -> None:
-    for action, expected in zip(("cancel", "pause", "resume"), EXPECTED[state], strict=True):
-        run = submit()
-        lead_to(run["id"], state)
-        answer = client.post(f"{API}/runs/{run['id']}/{action}")
-        if expected == 409:
-            assert answer.status_code == 409, answer.text
-            assert answer.json()["state"] == state
-            assert action in answer.json()["detail"]
-        else:
-            assert answer.status_code == 200, answer.text
-            assert answer.json()["state"] == expected
-        if expected == "cancelled":
-            assert answer.json()["ended_at"] is not None
+    run = submit()
+    path = f"{API}/runs/{run['id']}"
+    lead_to(run["id"], "running")
+    assert client.post(f"{path}/pause").json()["state"] == "pausing"
+    refused = client.post(f"{path}/resume")
+    assert (refused.status_code, refused.json()["state"]) == (409, "pausing")
+    assert "cannot resume" in refused.json()["detail"]
+    assert client.post(f"{path}/cancel").json()["state"] == "cancelling"
+    ended = client.post(f"{API}/runs/{submit()['id']}/cancel").json()
+    assert (ended["state"], ended["ended_at"] is None) == ("cancelled", False)
 
 
 @pytest.mark.parametrize(
@@ -301,10 +268,10 @@ def test_the_loser_of_a_race_decides_again_by_what_the_winner_left(
     monkeypatch.setattr(service, "move", second)
     with database.writing() as session:
         try:
-            found = f"200 {service.act(session, run['id'], action, actor='second').state}"
+            result = f"200 {service.act(session, run['id'], action, actor='second').state}"
         except Conflict as error:
-            found = f"409 {error.extra['state']}"
-    assert found == outcome
+            result = f"409 {error.extra['state']}"
+    assert result == outcome
 
 
 @pytest.mark.parametrize("others", [2, 8])
@@ -340,7 +307,7 @@ def test_a_clone_has_the_config_with_overrides_and_names_its_original(
     assert client.post(f"{API}/runs/r0/clone").status_code == 404
 
 
-@pytest.mark.parametrize("state", PATHS)
+@pytest.mark.parametrize("state", ["running", "succeeded", "failed", "cancelled"])
 def test_retry_is_for_failed_and_cancelled_runs(
     state: str, client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
 ) -> None:
@@ -369,23 +336,13 @@ def test_progress_is_that_of_the_bound_nearest_to_its_end(
         session.add(name)
         session.flush()
         session.add(MetricLast(run_number=row.number, name_number=name.number, last=0.25, last_step=10))
-    found = client.get(f"{API}/runs/{run['id']}").json()
+    detail = client.get(f"{API}/runs/{run['id']}").json()
     # steps 10/40, passes 30/90, tokens 100/1000, hours 0.5/1: the hour is nearest
-    assert found["progress"]["fraction"] == 0.5
-    assert found["progress"]["seconds_left"] == 1800.0
-    assert found["reward"] == 0.25
+    assert detail["progress"]["fraction"] == 0.5
+    assert detail["progress"]["seconds_left"] == 1800.0
+    assert detail["reward"] == 0.25
     stopping = client.post(f"{API}/runs/{run['id']}/cancel").json()
     assert stopping["progress"]["seconds_left"] is None
-
-
-def test_places_in_the_queue_go_by_priority_then_age(client: TestClient, submit: Callable[..., dict[str, Any]]) -> None:
-    first, second, urgent = submit(), submit(), submit(priority=5)
-    items = client.get(f"{API}/runs").json()["items"]
-    places = {item["id"]: item["progress"]["queue_position"] for item in items}
-    assert places == {urgent["id"]: 1, first["id"]: 2, second["id"]: 3}
-    client.post(f"{API}/runs/{first['id']}/cancel")
-    assert client.get(f"{API}/runs/{second['id']}").json()["progress"]["queue_position"] == 2
-    assert client.get(f"{API}/runs/{first['id']}").json()["progress"]["queue_position"] is None
 
 
 # Idempotency
@@ -516,18 +473,6 @@ def test_deleting_follows_no_link(
     assert list((settings.artifacts / artifacts.TRASH).iterdir()) == []
 
 
-def test_a_crash_before_the_files_are_gone_is_swept_by_the_next_deletion(
-    client: TestClient, submit: Callable[..., dict[str, Any]], settings: ServiceSettings
-) -> None:
-    left = settings.artifacts / artifacts.TRASH / "r0-1234"
-    left.mkdir(parents=True)
-    (left / "big").write_text("x")
-    run = submit()
-    client.post(f"{API}/runs/{run['id']}/cancel")
-    client.delete(f"{API}/runs/{run['id']}")
-    assert not left.exists()
-
-
 def test_files_come_back_when_the_deletion_is_rolled_back(
     client: TestClient, submit: Callable[..., dict[str, Any]], settings: ServiceSettings, database: Database
 ) -> None:
@@ -545,8 +490,7 @@ def test_files_come_back_when_the_deletion_is_rolled_back(
     with pytest.raises(OSError, match="disk of the database"):
         deleted_but_not_committed()
     assert (folder / "metrics.jsonl").exists()
-    with database.reading() as session:
-        assert repository.find(session, run["id"]) is not None
+    assert client.get(f"{API}/runs/{run['id']}").status_code == 200
 
 
 def test_ids_that_are_no_ids_lead_nowhere(caller: TestClient, role: str) -> None:

@@ -47,9 +47,10 @@ def test_the_servers_lists_reach_the_trainer(cluster: Cluster, kind: str) -> Non
     cluster.add_run()
     urls = ("http://host:8100/", "https://host.example/path")
     lists: dict[str, Any] = {f"allowed_{kind}s": ("a:B", "c:D"), f"allowed_{kind}_urls": urls}
-    cluster.scheduler(**lists).tick()
+    cluster.scheduler(**lists, allowed_plugins=("lookahead", "e:F")).tick()
     (job,) = cluster.launcher.submitted
     assert job.env[f"GXPO_{kind.upper()}_ALLOWLIST"] == "a:B,c:D"
+    assert job.env["GXPO_PLUGIN_ALLOWLIST"] == "lookahead,e:F"
     assert job.env[f"GXPO_{kind.upper()}_URLS"] == "http://host:8100/,https://host.example/path"
 
 

@@ -14,7 +14,7 @@ import pytest
 from support.ray_head import RayHead
 from support.service_processes import ServiceProcesses, trainers, until
 
-from gxpo_services.auth.local_token import prepare_local
+from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.reporting.reading import read_metrics
 

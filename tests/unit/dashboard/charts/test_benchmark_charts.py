@@ -41,12 +41,9 @@ def test_published_scores_become_shares() -> None:
     assert benchmarks.published_scores({"tables": []}).empty
 
 
-def test_records_become_rows_with_their_interval() -> None:
+def test_records_become_rows_with_their_interval_where_it_is_known() -> None:
     frame = benchmarks.scores_frame([record(0, 0.25), record(10, 0.5)], "pass@1", "a")
     assert frame[["x", "y", "low", "high"]].round(3).to_numpy().tolist() == [[0, 0.25, 0.15, 0.35], [10, 0.5, 0.4, 0.6]]
-
-
-def test_a_score_without_interval_leaves_it_open() -> None:
     frame = benchmarks.scores_frame([{"step": 1, "benchmark": "b", "scores": {"maj@4": "NaN"}}], "maj@4", "a")
     assert math.isnan(frame["y"][0])
     assert math.isnan(frame["low"][0])

@@ -140,18 +140,14 @@ def heat() -> Json:
     }
 
 
-def test_heat_map_cells_lie_at_their_values() -> None:
-    frame = compare.heat_map_chart(heat()).points
-    assert frame[["x", "y", "text", "runs"]].to_numpy().tolist() == [
+def test_heat_map_cells_lie_at_their_values_and_the_best_is_named() -> None:
+    chart = compare.heat_map_chart(heat())
+    assert chart.points[["x", "y", "text", "runs"]].to_numpy().tolist() == [
         ["0.1", "3", "20.0%", 1],
         ["0.5", "Infinity", "41.0%", 3],
         ["0.1", "Infinity", "–", 1],
     ]
-    assert frame["interval"].tolist() == ["", "40.0% to 42.0%", ""]
-
-
-def test_the_heat_map_in_words() -> None:
-    chart = compare.heat_map_chart(heat())
+    assert chart.points["interval"].tolist() == ["", "40.0% to 42.0%", ""]
     assert chart.summary == (
         "Highest: 41.0% at learner.rule.alpha = 0.5, learner.rule.k = Infinity. "
         "Each cell also averages over learner.zero_stage."

@@ -66,7 +66,7 @@ def test_where_a_step_lies_on_another_axis() -> None:
 @pytest.mark.parametrize("x", list(base.AXES))
 def test_new_data_does_not_change_a_specification(x: str) -> None:
     plots = (curves.REWARD, *curves.LOOK_AHEAD, *curves.POLICY, *curves.SYSTEM)
-    before, after = ({name: points(y) for name in base.metric_names(plots)} for y in ([0.5], [0.5, 0.7, 0.9]))
+    before, after = ({name: points(y) for plot in plots for name in plot.metrics} for y in ([0.5], [0.5, 0.7, 0.9]))
     for plot in plots:
         old, new = base.metric_chart(plot, before, x), base.metric_chart(plot, after, x)
         assert (json.dumps(old.spec), old.alt) == (json.dumps(new.spec), new.alt)
@@ -89,7 +89,7 @@ def test_only_charts_of_reported_metrics_appear(plots: tuple[Plot, ...], reporte
 
 def test_the_system_part_shows_gpu_disk_and_network_where_a_run_reports_them() -> None:
     gpus = {f"system/gpu{n}/{name}" for n in (0, 1) for name in ("utilization_percent", "memory_bytes")}
-    traffic_and_disk = base.metric_names(curves.SYSTEM[-2:])
+    traffic_and_disk = [name for plot in curves.SYSTEM[-2:] for name in plot.metrics]
     reported = {name: points([2.0**20]) for name in (*gpus, *traffic_and_disk)}
     gpu_memory, gpu, traffic, disk = base.metric_charts(curves.SYSTEM, reported, "step")
     assert (gpu_memory.key, gpu.key, traffic.key, disk.key) == ("gpu-memory", "gpu", "traffic", "disk")

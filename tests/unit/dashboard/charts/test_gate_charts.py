@@ -11,7 +11,7 @@ import pytest
 from gxpo_dashboard.charts import gate
 from gxpo_dashboard.view_models.rules import rules_of
 from gxpo_dashboard.view_models.series import Points
-from gxpo_services.outputs.metric_series import Shape, series_of
+from gxpo_services.outputs.metric_series import SeriesQuery, series_of
 from gxpo_services.outputs.metrics import RECORD
 from gxpo_trainer.config import RunConfig
 
@@ -63,13 +63,10 @@ def test_a_two_sided_gate_has_both_limits() -> None:
     assert list(chart.datasets["rules"]["label"]) == ["τ = 2", "−τ = −2"]
 
 
-def test_an_infinite_threshold_is_no_line_and_the_gate_never_fires() -> None:
+def test_the_summary_names_an_infinite_threshold_the_warm_up_and_a_run_without_steps() -> None:
     chart = gate.z_chart({**SERIES, "gate/threshold": points([1], [math.inf]), "gate/shutoff_step": Points()})
     assert chart.datasets["rules"].empty
     assert "never fires" in chart.summary
-
-
-def test_before_the_first_step_and_in_the_warm_up_the_summary_says_so() -> None:
     assert gate.z_chart({}).summary == "No steps yet."
     chart = gate.z_chart({"gate/active": points([1], [1]), "gate/threshold": points([1], [0.5])})
     assert chart.points.empty
@@ -88,7 +85,8 @@ def test_the_band_of_five_thousand_steps_has_no_holes() -> None:
     steps = np.arange(1, 5001)
     window = {"gate/mean": np.sin(steps / 3), "gate/std": 2 + np.cos(steps / 5)}
     histories = {name: np.array(list(zip(steps, y, strict=True)), dtype=RECORD) for name, y in window.items()}
-    joined = series_of(histories, Shape(600, joined=True), None, over_costs=False)
+    query = SeriesQuery(names=[*histories], max_points=600, joined=True)
+    joined = series_of(histories, query, None)
     series = {name: points(entry["steps"], entry["y"]) for name, entry in joined.items()}
     assert len(gate.value_chart(series).datasets["band"]) == 600
 

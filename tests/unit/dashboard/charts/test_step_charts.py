@@ -12,7 +12,7 @@ from gxpo_dashboard.charts import steps
 from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
 from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import LiveSeries, Points, Total
-from gxpo_services.outputs.metric_series import Shape, series_of
+from gxpo_services.outputs.metric_series import SeriesQuery, series_of
 from gxpo_services.outputs.metrics import RECORD
 from gxpo_trainer.config import RunConfig
 
@@ -132,9 +132,9 @@ def test_five_thousand_steps_have_the_shares_and_means_of_all_of_them() -> None:
     evaluated = numbers[numbers % 100 == 0]
     histories["time/evaluate_s"] = np.array([(step, 50.0) for step in evaluated], dtype=RECORD)
     live = LiveSeries(joined=True)
-    shape = Shape(live.max_points, joined=True)
-    series = series_of(histories, shape, None, over_costs=False)
-    live.refresh(lambda after: {"revision": 1, "attempt": 1, "last_step": 5000, "series": series})
+    query = SeriesQuery(names=[*histories], max_points=live.max_points, joined=True)
+    series = series_of(histories, query, None)
+    live.take({"revision": 1, "attempt": 1, "last_step": 5000, "series": series}, None)
 
     # Of all steps, 714 have an update of 9 s and 455 a rollout of 9 s; 50 evaluations take 50 s each.
     means = steps.means(live.totals).set_index("series")["y"]

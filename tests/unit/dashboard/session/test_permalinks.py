@@ -28,10 +28,13 @@ def test_the_last_change_wins(
 
 
 def _script() -> None:  # run as a script without this module's imports
+    import streamlit as st
+
     from gxpo_dashboard.session import permalinks
 
     permalinks.multi("Columns", "cols", ["a", "b"], ["a", "b"])
     permalinks.text("Seeds", "seeds", "0, 1")
+    st.session_state["group"] = permalinks.choice("Group", "group", {"": "all", "a": "A"}, "a")
 
 
 def test_defaults_stay_out_of_the_address_and_an_emptied_text_with_a_default_is_in_it() -> None:
@@ -39,7 +42,9 @@ def test_defaults_stay_out_of_the_address_and_an_emptied_text_with_a_default_is_
     assert dict(page.query_params) == {}
     page.multiselect[0].unselect("a").run()
     page.text_input[0].set_value("").run()
-    assert dict(page.query_params) == {"cols": "b", "seeds": ""}
+    page.button_group[0].set_value("").run()
+    assert page.session_state["group"] == ""
+    assert dict(page.query_params) == {"cols": "b", "seeds": "", "group": ""}
 
 
 @pytest.mark.parametrize(

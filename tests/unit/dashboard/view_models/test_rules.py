@@ -7,7 +7,7 @@ import colorsys
 import pytest
 from support.contrast import contrast
 
-from gxpo_dashboard.view_models.rules import HUES, luminance, rules_of, shade, variants
+from gxpo_dashboard.view_models.rules import HUES, luminance, rules_of, shade
 from gxpo_trainer.config import RunConfig
 
 PAGES = {"light": "#ffffff", "dark": "#11161d"}
@@ -42,4 +42,4 @@ def test_variants_of_a_rule_are_shades_of_its_hue_and_rules_have_their_own() -> 
 
 
 def test_a_third_colour_of_one_base_is_another_shade() -> None:
-    assert len(set(variants(dict.fromkeys("abc", HUES[0])).values())) == 3
+    assert len(set(rules_of({}).colors(dict.fromkeys("abc", "gxpo")).values())) == 3

@@ -9,60 +9,63 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_dashboard.view_models.series import EVEN, EXTREMES, LiveSeries, Points, Total, number, refresh_many
+from gxpo_dashboard.view_models.series import EVEN, EXTREMES, LiveSeries, Points, Total, number, refresh
 
 Json = dict[str, Any]
 
 
 class Service:
-    """A run's metric as the service answers for it: `rows` are (step, value)."""
+    """A run's metric as the service reports it: `rows` are (step, value)."""
 
     def __init__(self, rows: list[tuple[int, Any]] | None = None) -> None:
-        self.rows, self.revision, self.asked = rows or [], 1, []
+        self.rows, self.revision, self.requests = rows or [], 1, []
 
     def answer(self, after: int | None) -> Json:
-        self.asked.append(after)
+        self.requests.append(after)
         kept = [(step, value) for step, value in self.rows if after is None or step > after]
         steps = [step for step, _ in kept]
         entry = {"x": [10.0 * step for step in steps], "y": [value for _, value in kept], "steps": steps}
         last = self.rows[-1][0] if self.rows else -1
         return {"revision": self.revision, "attempt": 1, "last_step": last, "series": {"m": entry}}
 
+    def refresh(self, live: LiveSeries) -> None:
+        refresh({"": live}, lambda _, after: {"": self.answer(after)})
+
 
 def test_increments_are_asked_for_from_one_step_before_the_newest() -> None:
     service, live = Service([(1, 0.1), (2, 0.2)]), LiveSeries()
-    live.refresh(service.answer)
+    service.refresh(live)
     service.rows.append((3, 0.3))
-    live.refresh(service.answer)
-    live.refresh(service.answer)
-    assert service.asked == [None, 1, 2]
+    service.refresh(live)
+    service.refresh(live)
+    assert service.requests == [None, 1, 2]
     assert live.points["m"] == Points([1, 2, 3], [10.0, 20.0, 30.0], [0.1, 0.2, 0.3])
 
 
 def test_a_value_that_comes_late_for_the_newest_step_is_seen() -> None:
     service, live = Service([(1, 0.1), (2, 0.2)]), LiveSeries()
-    live.refresh(service.answer)
+    service.refresh(live)
     service.rows[1] = (2, 0.9)
-    live.refresh(service.answer)
+    service.refresh(live)
     assert live.points["m"].y == [0.1, 0.9]
 
 
 def test_history_that_was_rewritten_is_fetched_again() -> None:
     service, live = Service([(step, 1.0) for step in range(1, 9)]), LiveSeries()
-    live.refresh(service.answer)
+    service.refresh(live)
     service.rows, service.revision = [(1, 1.0), (2, 2.0), (3, 2.0)], 2
-    live.refresh(service.answer)
+    service.refresh(live)
     assert live.points["m"].steps == [1, 2, 3]
     assert live.points["m"].y == [1.0, 2.0, 2.0]
-    assert service.asked[-1] is None
+    assert service.requests[-1] is None
 
 
 def test_what_grew_too_long_is_thinned_by_asking_again() -> None:
     service, live = Service([(step, 1.0) for step in range(1, 10)]), LiveSeries(max_points=10)
-    live.refresh(service.answer)
+    service.refresh(live)
     service.rows += [(step, 1.0) for step in range(10, 22)]
-    live.refresh(service.answer)
-    assert service.asked == [None, 8, None]
+    service.refresh(live)
+    assert service.requests == [None, 8, None]
 
 
 def thinned(steps: list[int], total: float | None = None, downsampled: bool = True) -> Json:
@@ -104,7 +107,7 @@ def test_any_rhythm_of_refreshes_gives_the_whole_series(parts: list[int]) -> Non
         for _ in range(part):
             step += 1
             service.rows.append((step, step / 7))
-        live.refresh(service.answer)
+        service.refresh(live)
     assert live.points["m"] == Points(
         list(range(1, step + 1)), [10.0 * s for s in range(1, step + 1)], [s / 7 for s in range(1, step + 1)]
     )
@@ -127,10 +130,10 @@ def test_several_runs_take_one_question_for_the_new_and_one_for_the_known() -> N
     services = {"a": Service([(1, 1.0), (2, 1.0), (3, 1.0)]), "b": Service([(1, 2.0)]), "c": Service([(5, 3.0)])}
     fetch, questions = recorded_fetch(services)
     series = {"a": LiveSeries(), "b": LiveSeries()}
-    refresh_many(series, fetch)
+    refresh(series, fetch)
     series["c"] = LiveSeries()
     services["b"].rows.append((2, 4.0))
-    refresh_many(series, fetch)
+    refresh(series, fetch)
     assert questions == [(["a", "b"], None), (["c"], None), (["a", "b"], 0)]
     assert series["b"].points["m"].y == [2.0, 4.0]
     assert series["a"].points["m"].steps == [1, 2, 3]
@@ -140,8 +143,8 @@ def test_of_several_runs_only_the_rewritten_one_is_fetched_again() -> None:
     services = {"a": Service([(1, 1.0), (2, 1.0)]), "b": Service([(1, 2.0), (2, 2.0)])}
     fetch, questions = recorded_fetch(services)
     series = {"a": LiveSeries(), "b": LiveSeries()}
-    refresh_many(series, fetch)
+    refresh(series, fetch)
     services["b"].rows, services["b"].revision = [(1, 9.0)], 2
-    refresh_many(series, fetch)
+    refresh(series, fetch)
     assert questions[-1] == (["b"], None)
     assert series["b"].points["m"].y == [9.0]

@@ -22,8 +22,8 @@ PIECES: list[list[tuple[Any, ...]]] = [
 
 
 def test_columns_have_the_type_under_which_they_are_named() -> None:
-    found = columns(text="run name", whole="step") | columns(number="value")
-    assert list(found.items()) == [("run", "text"), ("name", "text"), ("step", "whole"), ("value", "number")]
+    kinds = columns(text="run name", whole="step") | columns(number="value")
+    assert list(kinds.items()) == [("run", "text"), ("name", "text"), ("step", "whole"), ("value", "number")]
 
 
 def test_csv_spells_non_finite_numbers_and_leaves_missing_cells_empty() -> None:

@@ -26,8 +26,8 @@ def run(seed: int, *accuracy: float, gate: GateTrace | None = None, rule: str = 
 
 
 def stored(name: str, group: str | None = None) -> Any:
-    found = None if group is None else SimpleNamespace(id=group)
-    return SimpleNamespace(id=f"id-{name}", name=name, state="succeeded", group=found, group_values={"k": 3})
+    owner = None if group is None else SimpleNamespace(id=group)
+    return SimpleNamespace(id=f"id-{name}", name=name, state="succeeded", group=owner, group_values={"k": 3})
 
 
 def test_a_curve_has_its_costs_its_average_and_its_band() -> None:

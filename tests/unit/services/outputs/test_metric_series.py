@@ -1,4 +1,4 @@
-"""Series of a run: smoothed before they are thinned, and with equal steps where they are joined."""
+"""Series of a run: thinned with their ends, peaks and dips; smoothed before; with equal steps where joined."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gxpo_services.outputs.metric_series import Shape, series_of, smooth, spread
+from gxpo_services.outputs.metric_series import SeriesQuery, series_of, smooth, spread, thin
 from gxpo_services.outputs.metrics import RECORD, Records
 
 
@@ -16,8 +18,9 @@ def records(values: dict[int, float]) -> Records:
     return np.array(list(values.items()), dtype=RECORD)
 
 
-def over_steps(histories: dict[str, dict[int, float]], shape: Shape) -> dict[str, dict[str, Any]]:
-    return series_of({name: records(values) for name, values in histories.items()}, shape, None, over_costs=False)
+def over_steps(histories: dict[str, dict[int, float]], max_points: int, **query: Any) -> dict[str, dict[str, Any]]:
+    stored = {name: records(values) for name, values in histories.items()}
+    return series_of(stored, SeriesQuery(names=[*stored], max_points=max_points, **query), None)
 
 
 def test_smoothing_is_the_exponential_average() -> None:
@@ -26,10 +29,10 @@ def test_smoothing_is_the_exponential_average() -> None:
 
 
 def test_smoothing_passes_over_what_is_not_finite() -> None:
-    found = smooth(np.array([math.nan, 1.0, math.nan, 3.0, math.inf]), 0.5).tolist()
-    assert math.isnan(found[0])
-    assert math.isnan(found[2])
-    assert [found[1], *found[3:]] == [1.0, 2.0, math.inf]
+    averaged = smooth(np.array([math.nan, 1.0, math.nan, 3.0, math.inf]), 0.5).tolist()
+    assert math.isnan(averaged[0])
+    assert math.isnan(averaged[2])
+    assert [averaged[1], *averaged[3:]] == [1.0, 2.0, math.inf]
     assert smooth(np.empty(0), 0.5).tolist() == []
 
 
@@ -44,24 +47,24 @@ def test_the_average_is_of_all_steps_and_not_of_the_extremes_that_are_kept() -> 
     # Four zeros and a one, over and over: the mean is 0.2; of minima and maxima it would be 0.5. The average with
     # weight 0.99 stays within 0.04 of the mean once the start is forgotten.
     values = {step: float(step % 5 == 0) for step in range(5000)}
-    raw = over_steps({"a": values}, Shape(100))["a"]
+    raw = over_steps({"a": values}, 100)["a"]
     assert np.mean(raw["y"]) == pytest.approx(0.5, abs=0.02)
-    smoothed = over_steps({"a": values}, Shape(100, smoothing=0.99))["a"]
+    smoothed = over_steps({"a": values}, 100, smoothing=0.99)["a"]
     assert smoothed["downsampled"]
     assert np.abs(np.array(smoothed["y"])[50:] - 0.2).max() < 0.04
 
 
 def test_an_increment_continues_the_average() -> None:
     values = {step: float(step % 3) for step in range(50)}
-    whole = over_steps({"a": values}, Shape(100, smoothing=0.6))["a"]
-    later = over_steps({"a": values}, Shape(100, after=39, smoothing=0.6))["a"]
+    whole = over_steps({"a": values}, 100, smoothing=0.6)["a"]
+    later = over_steps({"a": values}, 100, after=39, smoothing=0.6)["a"]
     assert later["steps"] == list(range(40, 50))
     assert later["y"] == whole["y"][40:]
 
 
 def test_the_gate_is_never_smoothed() -> None:
-    found = over_steps({"gate/z": {1: 0.0, 2: 4.0}, "reward/mean": {1: 0.0, 2: 4.0}}, Shape(10, smoothing=0.5))
-    assert (found["gate/z"]["y"], found["reward/mean"]["y"]) == ([0.0, 4.0], [0.0, 2.0])
+    series = over_steps({"gate/z": {1: 0.0, 2: 4.0}, "reward/mean": {1: 0.0, 2: 4.0}}, 10, smoothing=0.5)
+    assert (series["gate/z"]["y"], series["reward/mean"]["y"]) == ([0.0, 4.0], [0.0, 2.0])
 
 
 def test_joined_series_have_the_same_steps_and_the_sums_of_all() -> None:
@@ -69,17 +72,67 @@ def test_joined_series_have_the_same_steps_and_the_sums_of_all() -> None:
     rising = {step: float(step) for step in range(1, 5001)}
     noisy = {step: 2.0 + math.sin(step) for step in range(1, 5001)}
     rare = dict.fromkeys(range(0, 5001, 100), 7.0)
-    apart = over_steps({"a": rising, "b": noisy}, Shape(600))
+    apart = over_steps({"a": rising, "b": noisy}, 600)
     assert set(apart["a"]["steps"]) != set(apart["b"]["steps"])
-    found = over_steps({"a": rising, "b": noisy, "c": rare, "d": {}}, Shape(600, joined=True))
-    assert found["b"]["steps"] == found["a"]["steps"]
-    assert found["a"]["y"] == found["a"]["steps"]
-    assert (found["a"]["steps"][-1], len(found["a"]["steps"])) == (5000, 599)
-    assert (found["a"]["sum"], found["a"]["count"], found["a"]["downsampled"]) == (12502500.0, 5000, True)
-    assert (found["c"]["sum"], found["c"]["count"]) == (357.0, 51)
-    assert found["d"] == {"x": [], "y": [], "steps": [], "downsampled": False, "sum": 0.0, "count": 0}
+    series = over_steps({"a": rising, "b": noisy, "c": rare, "d": {}}, 600, joined=True)
+    assert series["b"]["steps"] == series["a"]["steps"]
+    assert series["a"]["y"] == series["a"]["steps"]
+    assert (series["a"]["steps"][-1], len(series["a"]["steps"])) == (5000, 599)
+    assert (series["a"]["sum"], series["a"]["count"], series["a"]["downsampled"]) == (12502500.0, 5000, True)
+    assert (series["c"]["sum"], series["c"]["count"]) == (357.0, 51)
+    assert series["d"] == {"x": [], "y": [], "steps": [], "downsampled": False, "sum": 0.0, "count": 0}
 
 
 def test_the_sums_of_an_increment_are_those_of_all_steps_without_what_is_not_finite() -> None:
-    found = over_steps({"a": {1: 1.0, 2: math.nan, 3: 2.0, 4: 4.0}}, Shape(600, after=2, joined=True))["a"]
-    assert (found["steps"], found["sum"], found["count"]) == ([3, 4], 7.0, 3)
+    series = over_steps({"a": {1: 1.0, 2: math.nan, 3: 2.0, 4: 4.0}}, 600, after=2, joined=True)["a"]
+    assert (series["steps"], series["sum"], series["count"]) == ([3, 4], 7.0, 3)
+
+
+VALUES = st.lists(st.floats(), max_size=300).map(np.array)
+MOST = st.integers(4, 60)
+
+
+def test_each_bucket_gives_its_lowest_and_its_highest_in_order() -> None:
+    #         first | 5  1  9  3  | 4  4  8  2 | last
+    values = np.array([7.0, 5, 1, 9, 3, 4, 4, 8, 2, 6])
+    # Room for 6: both ends, and two buckets of four.
+    assert thin(values, 6).tolist() == [0, 2, 3, 7, 8, 9]
+
+
+def test_no_more_points_than_there_is_room_for_stay_as_they_are() -> None:
+    values = np.array([3.0, math.nan, 1.0, 2.0])
+    assert thin(values, 4).tolist() == [0, 1, 2, 3]
+    assert thin(values[:0], 4).tolist() == []
+
+
+def test_a_gap_of_nan_alone_stays_visible() -> None:
+    values = np.array([0.0] + [1.0, 2.0] * 10 + [math.nan] * 20 + [3.0])
+    kept = values[thin(values, 6)]
+    assert np.isnan(kept).sum() == 1
+
+
+def test_too_little_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 4"):
+        thin(np.zeros(10), 3)
+
+
+@given(VALUES, MOST)
+def test_ends_and_extremes_stay_and_nothing_comes_twice(values: np.ndarray, most: int) -> None:
+    kept = thin(values, most).tolist()
+    assert len(kept) <= most
+    assert kept == sorted(set(kept))
+    if len(values):
+        assert kept[0] == 0
+        assert kept[-1] == len(values) - 1
+    known = values[~np.isnan(values)]
+    if len(known):
+        assert np.nanmin(values[kept]) == known.min()
+        assert np.nanmax(values[kept]) == known.max()
+
+
+@given(st.integers(100, 3000), MOST)
+def test_a_single_peak_anywhere_is_never_lost(length: int, most: int) -> None:
+    for place in (1, length // 3, length - 2):
+        values = np.zeros(length)
+        values[place] = 1.0
+        assert place in thin(values, most)

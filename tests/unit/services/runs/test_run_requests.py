@@ -47,8 +47,8 @@ def test_a_stored_config_comes_back_equal_infinities_included() -> None:
 
 def test_overrides_are_put_into_any_form() -> None:
     for source in ({"preset": "demo"}, {"toml": to_toml(load_preset("demo"))}, {"config": stored(load_preset("demo"))}):
-        found = config_of(**source, overrides=["learner.rule.k=10", "seed=3", "learner.rule.gate.threshold=inf"])
-        assert found == load_preset("demo", ["learner.rule.k=10", "seed=3", "learner.rule.gate.threshold=inf"])
+        config = config_of(**source, overrides=["learner.rule.k=10", "seed=3", "learner.rule.gate.threshold=inf"])
+        assert config == load_preset("demo", ["learner.rule.k=10", "seed=3", "learner.rule.gate.threshold=inf"])
         assert config_of(**source, overrides=["learner.rule.name=sfpo"]).learner.rule.name == "sfpo"
 
 
@@ -59,8 +59,8 @@ def test_every_bad_setting_is_named_together_with_what_this_server_refuses() -> 
         "data": {"subset": "../x"},
         "budget": {"steps": 0},
     }
-    found = errors_of(config=body)
-    assert found.keys() == {
+    errors = errors_of(config=body)
+    assert errors.keys() == {
         "config.learner.rule.k",
         "config.learner.rule.alhpa",
         "config.learner.loss.aggregation",
@@ -68,8 +68,8 @@ def test_every_bad_setting_is_named_together_with_what_this_server_refuses() -> 
         "config.data.subset",
         "config.budget",
     }
-    assert found["config.learner.rule.k"].startswith("must be at least 2")
-    assert "did you mean learner.rule.alpha?" in found["config.learner.rule.alhpa"]
+    assert errors["config.learner.rule.k"].startswith("must be at least 2")
+    assert "did you mean learner.rule.alpha?" in errors["config.learner.rule.alhpa"]
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_every_bad_setting_is_named_together_with_what_this_server_refuses() -> 
     ],
 )
 def test_the_text_names_up_to_five_settings_and_the_errors_all(names: str, text: str) -> None:
-    found = invalid([FieldError(field=name, message="x") for name in names])
-    assert str(found) == text
-    assert [error.field for error in found.errors] == sorted(names)
+    refusal = invalid([FieldError(field=name, message="x") for name in names])
+    assert str(refusal) == text
+    assert [error.field for error in refusal.errors] == sorted(names)
 
 
 def test_what_no_single_setting_is_to_blame_for_is_an_error_of_the_config() -> None:
-    found = errors_of(config={"rollout": {"max_new_tokens": 5000}})
-    assert "rollout.max_new_tokens = 5000 leaves no room" in found["config"]
+    errors = errors_of(config={"rollout": {"max_new_tokens": 5000}})
+    assert "rollout.max_new_tokens = 5000 leaves no room" in errors["config"]
 
 
 @pytest.mark.parametrize(

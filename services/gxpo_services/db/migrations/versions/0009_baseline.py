@@ -96,7 +96,7 @@ def upgrade() -> None:
         sa.Column("parent_id", sa.String(32), nullable=True),
         sa.Column("parent_kind", sa.String(10), nullable=True),
         sa.Column("config_sha256", sa.String(64), nullable=False),
-        sa.Column("rule", sa.String(20), nullable=False),
+        sa.Column("rule", sa.String(200), nullable=False),
         sa.Column("rule_label", sa.String(100), nullable=False),
         sa.Column("model", sa.String(400), nullable=False),
         sa.Column("seed", sa.BigInteger(), nullable=False),

@@ -1,0 +1,22 @@
+"""Names of rules of users, which may be `package.module:Class`.
+
+The baseline has this length too, so that a new SQLite database declares it; SQLite itself ignores lengths.
+
+Revision ID: 0010
+Revises: 0009
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0010"
+down_revision = "0009"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    if op.get_bind().dialect.name == "postgresql":
+        op.alter_column("runs", "rule", type_=sa.String(200))

@@ -1,0 +1,314 @@
+"""`/runs/{run_id}/ingest`: where trainers report, and how a report is applied to the database.
+
+    attempts                         first step of each attempt
+    metric_blocks, metric_last       values; last and extreme values of the effective history
+    samples, evaluations, events     appended
+    runs                             line offsets, progress, score, identity, and the state that follows the outcome
+
+A batch may arrive twice, overlap earlier ones, or arrive while the scheduler reads the same lines from disk. Its number
+and the line offsets ensure that each line is applied once. The run's row is locked, so batches of a run are serialized.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.requests import ClientDisconnect
+
+from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, WriteSession
+from gxpo_services.api.errors import Conflict, Gone, Invalid, TooLarge, Unauthorized, responses
+from gxpo_services.api.fields import RunId
+from gxpo_services.api.principals import same_hash
+from gxpo_services.db.tables import EvaluationRow, Run, Sample
+from gxpo_services.ingest.batches import KINDS, LONGEST_PHASE, MOST_ROWS, BadRow, Batch, MetricRow, TooManyRows, parse
+from gxpo_services.outputs import events, metrics, samples
+from gxpo_services.outputs.events import TRAINER
+from gxpo_services.outputs.metrics import BACKWARD_PASSES, SCORE, TOKENS, TRAINING_S, Summary, encode
+from gxpo_services.run_states import RunState, pending_request
+from gxpo_services.runs import lifecycle, service
+from gxpo_trainer.config.base import half_of_limit_passed
+
+_COUNTED = (BACKWARD_PASSES, TOKENS, TRAINING_S, SCORE)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestAnswer:
+    """applied: False for a repeated batch. offsets: lines received of each file."""
+
+    applied: bool
+    offsets: dict[str, int]
+    request: Literal["pause", "cancel"] | None
+
+
+class LinesMissing(Exception):
+    """A batch starts after the lines received so far; `offsets` says how many those are."""
+
+    def __init__(self, offsets: dict[str, int]) -> None:
+        super().__init__(f"lines received: {offsets}")
+        self.offsets = offsets
+
+
+def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) -> None:
+    """Record a heartbeat; the first one of a launch moves the run to `running`."""
+    run.heartbeat_at = time.time()
+    if phase is not None and phase != run.phase:
+        if half_of_limit_passed(phase) and not half_of_limit_passed(run.phase):
+            events.record(session, run.number, actor, "no_progress", phase)
+        run.phase = phase
+    if run.state in (RunState.STARTING, RunState.RECOVERING):
+        lifecycle.move(
+            session, run, RunState.RUNNING, actor=actor, message=f"launch {run.launch} sent its first heartbeat"
+        )
+
+
+def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestAnswer:
+    """Apply the new rows of a batch to a run whose row is locked. Raises LinesMissing."""
+    offsets: dict[str, int] = {kind: run.offsets.get(kind, 0) for kind in KINDS}
+    if batch.number is not None and batch.number <= run.last_batch:
+        return IngestAnswer(False, offsets, pending_request(RunState(run.state)))
+    if any(batch.rows(kind) and batch.offsets[kind] > offsets[kind] for kind in KINDS):
+        raise LinesMissing(offsets)
+    new: dict[str, list[Any]] = {}
+    for kind in KINDS:
+        rows = batch.rows(kind)
+        fresh = rows[max(0, offsets[kind] - batch.offsets.get(kind, 0)) :]
+        offsets[kind] += len(fresh)
+        new[kind] = [row for row in fresh if row is not None]
+    if new["metrics"]:
+        _apply_metrics(session, run, new["metrics"])
+    samples.add_rows(session, Sample, run.number, new["samples"])
+    samples.add_rows(session, EvaluationRow, run.number, new["evaluations"])
+    events.add_events(session, run.number, new["events"], actor=events.TRAINER)
+    if offsets != run.offsets:
+        run.offsets = offsets
+    if batch.number is not None:
+        run.last_batch = batch.number
+    if batch.identity is not None:
+        run.identity = batch.identity
+        run.updated_at = time.time()
+    session.flush()
+    if batch.outcome is not None:
+        lifecycle.apply_outcome(session, run, batch.outcome, actor=actor)
+    return IngestAnswer(True, offsets, pending_request(RunState(run.state)))
+
+
+def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> None:
+    before = metrics.first_steps(session, [run.number])[run.number]
+    firsts = dict(before)
+    for row in rows:
+        firsts[row.attempt] = min(row.step, firsts.get(row.attempt, row.step))
+    begun = {attempt: first for attempt, first in firsts.items() if before.get(attempt) != first}
+    metrics.put_first_steps(session, run.number, begun)
+    numbers = metrics.numbers_of(session, {*_COUNTED, *(name for row in rows for name in row.values)})
+    _append(session, run.number, rows, numbers)
+    present = metrics.summaries(session, run.number)
+    changed = _summarise(session, run.number, rows, numbers, present, begun, firsts)
+    metrics.put_summaries(session, run.number, changed)
+    newest = max(firsts)
+    reached = max((row.step for row in rows if row.attempt == newest), default=0)
+    run.attempt = newest
+    run.step = max(run.step, reached) if newest in before else reached
+    _count(run, {name: (present | changed).get(numbers[name]) for name in _COUNTED})
+
+
+def _append(session: Session, run_number: int, rows: Sequence[MetricRow], numbers: Mapping[str, int]) -> None:
+    by_attempt: dict[int, list[tuple[int, Mapping[str, float]]]] = {}
+    for row in rows:
+        by_attempt.setdefault(row.attempt, []).append((row.step, row.values))
+    for attempt, values in sorted(by_attempt.items()):
+        parts = {(numbers[name], block): data for (name, block), data in encode(values).items()}
+        if parts:
+            metrics.append_blocks(session, run_number, attempt, parts)
+
+
+def _summarise(
+    session: Session,
+    run_number: int,
+    rows: Sequence[MetricRow],
+    numbers: Mapping[str, int],
+    present: Mapping[int, Summary],
+    begun: Mapping[int, int],
+    firsts: Mapping[int, int],
+) -> dict[int, Summary | None]:
+    """Changed last and extreme values by metric number; None where no value is left.
+
+    A value of a later step updates the stored summary. Replaced history and repeated steps are recomputed from blocks.
+    """
+    ends = {a: min((f for b, f in firsts.items() if b > a), default=math.inf) for a in firsts}
+    replaced_from = min((first for a, first in begun.items() if min(firsts) < a), default=math.inf)
+    recomputed = {name for name, summary in present.items() if summary.last_step >= replaced_from}
+    added: dict[str, Summary] = {}
+    for row in rows:
+        if row.step >= ends[row.attempt]:
+            continue
+        for name, value in row.values.items():
+            summary = added.get(name)
+            if summary is None:
+                old = present.get(numbers[name])
+                summary = added[name] = Summary(None, -1, None, None) if old is None else replace(old)
+            if row.step > summary.last_step:
+                summary.add(row.step, value)
+            else:
+                recomputed.add(numbers[name])
+    changed: dict[int, Summary | None] = {numbers[name]: summary for name, summary in added.items()}
+    if recomputed:
+        histories = metrics.histories(session, recomputed, {run_number: firsts})
+        for name_number in recomputed:
+            records = histories.get((run_number, name_number))
+            changed[name_number] = None if records is None else metrics.summary_of(records)
+    return changed
+
+
+def _count(run: Run, summaries: Mapping[str, Summary | None]) -> None:
+    """Update progress and score of the run from the effective history."""
+
+    def last(name: str) -> float | None:
+        summary = summaries[name]
+        return None if summary is None or summary.last is None or math.isinf(summary.last) else summary.last
+
+    run.backward_passes = last(BACKWARD_PASSES) or 0.0
+    run.tokens = last(TOKENS) or 0.0
+    run.training_s = last(TRAINING_S) or 0.0
+    score = summaries[SCORE]
+    run.score = last(SCORE)
+    run.score_best = None if score is None else score.highest
+    run.score_step = None if score is None else score.last_step
+
+
+class Offsets(BaseModel):
+    """Whole lines of each file."""
+
+    metrics: int = Field(0, ge=0, le=2**31 - 1, examples=[120])
+    samples: int = Field(0, ge=0, le=2**31 - 1, examples=[960])
+    evaluations: int = Field(0, ge=0, le=2**31 - 1, examples=[3])
+    events: int = Field(0, ge=0, le=2**31 - 1, examples=[7])
+
+
+_Rows = Annotated[list[dict[str, Any] | None], Field(max_length=MOST_ROWS)]
+
+
+class IngestRequest(BaseModel):
+    """A trainer's report: rows of its files, or a heartbeat. For documentation; batches.py validates."""
+
+    model_config = ConfigDict(extra="allow")
+
+    attempt: int = Field(ge=1, le=2**31 - 1, description="Number of the launch.", examples=[1])
+    batch: int | None = Field(
+        None,
+        ge=1,
+        le=2**31 - 1,
+        description="1, 2, 3, … in this launch; null for a heartbeat without rows.",
+        examples=[4],
+    )
+    phase: str | None = Field(
+        None, max_length=LONGEST_PHASE, description="What the trainer is doing.", examples=["waiting for 3 GPUs"]
+    )
+    offsets: Offsets = Field(default_factory=Offsets, description="Lines of each file before this batch's rows.")
+    metrics: _Rows = Field([], description="Lines of metrics.jsonl; null: a line left out.")
+    samples: _Rows = Field([], description="Lines of samples.jsonl.")
+    evaluations: _Rows = Field([], description="Lines of evaluations.jsonl.")
+    events: _Rows = Field([], description="Lines of events.jsonl.")
+    identity: dict[str, Any] | None = Field(None, description="run.json, once a launch and when it changed.")
+    outcome: dict[str, Any] | None = Field(None, description="outcome.json, with the last batch of a launch.")
+
+
+class IngestView(BaseModel):
+    """Result of a report."""
+
+    applied: bool = Field(description="False for a heartbeat and for a repeated batch.")
+    offsets: Offsets = Field(description="Lines that the service has now.")
+    request: Literal["pause", "cancel"] | None = Field(
+        description="Pause or cancel request, to be carried out at the end of the step."
+    )
+
+
+_TAKES_NONE = "the run accepts no reports: it has ended, waits for its next launch, or was deleted"
+"""One message for all cases: without the run's token nothing is revealed about it."""
+
+
+def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestAnswer:
+    """Apply a trainer's report.
+
+    Raises Invalid naming the row, TooLarge, Gone, Unauthorized; Conflict when lines are missing before it.
+    """
+    try:
+        batch = parse(body)
+    except BadRow as error:
+        raise Invalid.of(error.place, error.message) from None
+    except TooManyRows as error:
+        raise TooLarge(str(error)) from None
+    run = service.lock(session, run_id)
+    if run is None:
+        raise Gone(_TAKES_NONE)
+    # Checked again under the lock: another launch may own the run by now.
+    _check_owner(run.run_token_sha256, token)
+    if batch.launch != run.launch:
+        raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
+    record_heartbeat(session, run, TRAINER, batch.phase)
+    try:
+        answer = apply_batch(session, run, batch, TRAINER)
+    except LinesMissing as error:
+        raise Conflict("lines are missing before this batch; continue from `offsets`", offsets=error.offsets) from None
+    if batch.number is None:
+        return IngestAnswer(False, answer.offsets, answer.request)
+    return answer
+
+
+def _check_owner(token_sha256: str | None, token: str) -> None:
+    """Check that a token is that of the run's current launch. Raises Gone, Unauthorized."""
+    if token_sha256 is None:
+        raise Gone(_TAKES_NONE)
+    if not same_hash(token, token_sha256):
+        raise Unauthorized("the token does not belong to the run's current launch; another launch owns the run")
+
+
+router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=responses(401, 422, 503))
+
+_INGEST = IngestRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+_INGEST.pop("$defs")  # they are components: the answer has them too
+
+
+async def _body(request: Request) -> bytes:
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        return b""  # the client is gone
+
+
+def _run_token(run_id: RunId, token: BearerToken, database: DatabaseDep) -> str:
+    """Check the token of the run's current launch, before the body is read and the row is locked."""
+    with database.reading() as session:
+        _check_owner(session.scalar(select(Run.run_token_sha256).where(Run.id == run_id)), token)
+    return token
+
+
+@router.post(
+    "/runs/{run_id}/ingest",
+    summary="Report to the service (trainers)",
+    response_model=IngestView,
+    responses=responses(409, 410, 413),
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _INGEST}}}},
+)
+def ingest(
+    run_id: RunId,
+    token: Annotated[str, Depends(_run_token)],
+    body: Annotated[bytes, Depends(_body)],
+    session: WriteSession,
+) -> Response:
+    """Rows of a run's files, applied exactly once: a repeated batch number changes nothing, and rows that the service
+    already has are skipped. Needs the token of the run's current launch; access tokens are not accepted.
+
+    409 contains `offsets`, the lines that the service has: continue from there. 401: another launch owns the run. 410:
+    the run is over or deleted. 422 names the invalid row; nothing of the batch is applied.
+    """
+    answer = receive(session, run_id, token, body)
+    return JSONResponse(asdict(answer))

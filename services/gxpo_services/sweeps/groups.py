@@ -1,0 +1,407 @@
+"""`/groups` and `/sweeps`: groups of runs. Times are seconds since 1970."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, BackgroundTasks, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from gxpo_services.api.dependencies import (
+    DatabaseDep,
+    ReadSession,
+    ServiceRoute,
+    Settings,
+    Submitter,
+    Viewer,
+    WriteSession,
+)
+from gxpo_services.api.errors import Conflict, FieldError, Forbidden, Gone, Invalid, NotFound, responses
+from gxpo_services.api.fields import GroupId, Position, Text, Word, decode_cursor, encode_cursor
+from gxpo_services.api.idempotency import (
+    ETAG_HEADER,
+    IfMatch,
+    Submission,
+    answer,
+    check_match,
+    creation_responses,
+    etag,
+)
+from gxpo_services.api.principals import Principal, Role
+from gxpo_services.db.tables import Group, Run, RunDocument
+from gxpo_services.outputs import events, files
+from gxpo_services.run_states import TERMINAL, RunState
+from gxpo_services.runs import service as runs
+from gxpo_services.runs.plan import expected_cost
+from gxpo_services.runs.schemas import RunView
+from gxpo_services.sweeps.grid import PRESETS, Planned, SweepPresetView, SweepRequest, plan
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.rules import run_label
+from gxpo_trainer.jsonl import plain
+
+
+class GroupRequest(BaseModel):
+    """An empty group, for runs that are submitted individually."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Word = Field(description="Display name.", examples=["GRPO, SFPO and GXPO"])
+
+
+class SweepCost(BaseModel):
+    """Maximum cost of all runs of a sweep."""
+
+    runs: int
+    steps: int | None = Field(description="Null when only hours or tokens limit a run.")
+    backward_passes: int | None = Field(description="Full-batch gradients, an upper bound; null when unknown.")
+    per_step_words: str = Field(description="Cost per step of each rule.")
+
+
+class PlannedRun(BaseModel):
+    """A run of a planned sweep."""
+
+    name: str
+    rule: str
+    rule_label: str
+    seed: int
+    group_values: dict[str, Any] = Field(description="Its settings in the sweep, by dotted path.")
+    backward_passes: int | None
+    config_sha256: str
+
+
+class SweepPlan(BaseModel):
+    """Result of validating a sweep."""
+
+    valid: bool
+    errors: list[FieldError]
+    cost: SweepCost | None = Field(description="Null when the sweep is invalid.")
+    runs: list[PlannedRun]
+
+
+class GroupView(BaseModel):
+    """A group in a list."""
+
+    id: str = Field(examples=["g01jd5cv3q80000000000"])
+    name: str
+    kind: str = Field(description="sweep, study, or group for runs submitted individually.")
+    created_at: float
+    created_by: str
+    num_runs: int
+    by_state: dict[RunState, int] = Field(description="Number of runs by state.")
+
+
+class GroupDetail(GroupView):
+    """A group with its runs."""
+
+    spec: dict[str, Any] = Field(description="The request that created it.")
+    runs: list[RunView] = Field(description="In order of creation, at most 1000.")
+
+
+class GroupPage(BaseModel):
+    """A page of the list of groups, newest first."""
+
+    items: list[GroupView]
+    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
+
+
+class GroupPatch(BaseModel):
+    """Changes of a group."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Word = Field(description="Display name. Names of its runs stay.")
+
+
+class SweepAnswer(BaseModel):
+    """A submitted sweep."""
+
+    group: GroupView
+    runs: list[RunView]
+    cost: SweepCost
+
+
+def find(session: Session, group_id: str, *, lock: bool = False) -> Group:
+    """A group by its public id. lock: SELECT … FOR UPDATE. Raises NotFound."""
+    query = select(Group).where(Group.id == group_id)
+    group = session.scalar(query.with_for_update().execution_options(populate_existing=True) if lock else query)
+    if group is None:
+        raise NotFound(f"there is no group {group_id}")
+    return group
+
+
+def new_group(
+    session: Session, principal: Principal, group_id: str, name: str, kind: str, spec: dict[str, Any]
+) -> Group:
+    """Insert a group. spec: the request that created it."""
+    group = Group(id=group_id, name=name, kind=kind, spec=spec, created_at=time.time(), created_by=principal.name)
+    session.add(group)
+    session.flush()
+    return group
+
+
+def queue_runs(
+    session: Session, principal: Principal, group: Group, planned: Iterable[Planned], request: Mapping[str, Any]
+) -> None:
+    """Queue the runs of a sweep or study. request: their tags, notes and priority."""
+    queued = []
+    for item in planned:
+        run = runs.new_run(
+            item.config,
+            principal,
+            notes=request["notes"],
+            priority=request["priority"],
+            group=group,
+            group_values=plain(item.values),
+        )
+        runs.set_tags(run, request["tags"])
+        queued.append(run)
+    runs.add(session, queued)
+    for run in queued:
+        message = f"submitted by {group.kind} {group.name!r}"
+        events.record(session, run.number, principal.actor, "submitted", message, group=group.id)
+    session.flush()
+
+
+_MOST_RUNS = 1000
+"""Runs of a group in one answer."""
+_ORDER = "-groups"
+CANCELLED = "cancelled"
+"""Member of a group's spec: a study queues no further runs."""
+router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=responses(401, 403, 422, 503))
+
+_WITH_ETAG: dict[int | str, Any] = {200: {"headers": ETAG_HEADER}}
+_CREATED = ("group", "Created.", "The resource that this key created before.")
+
+
+@router.post(
+    "/sweeps",
+    status_code=201,
+    summary="Submit a sweep",
+    response_model=SweepAnswer,
+    responses=creation_responses(SweepAnswer, *_CREATED),
+)
+def submit_sweep(body: SweepRequest, by: Submission) -> Response:
+    """Queue every combination of the grid with every seed as one group, atomically."""
+    planned = plan(body, by.settings)  # before the transaction starts: it may take a second
+    group_id, is_new = by.claim("sweep", body, "g")
+    if not is_new:
+        return by.created(_answer(by.session, repeated(by.session, group_id)), False, "get_group", group_id=group_id)
+    runs.check_priority(by.principal, body.priority)
+    runs.check_queue(by.session, by.settings, by.principal, len(planned))
+    spec = plain(body.model_dump())
+    group = new_group(by.session, by.principal, group_id, body.name, "sweep", spec)
+    queue_runs(by.session, by.principal, group, planned, spec)
+    return by.created(_answer(by.session, group), True, "get_group", group_id=group_id)
+
+
+@router.post("/sweeps/validate", summary="Check a sweep without submitting it", responses=responses(400, 413))
+def validate_sweep(body: SweepRequest, _: Submitter, settings: Settings) -> SweepPlan:
+    """All invalid settings, or the runs of the sweep and their cost in backward passes."""
+    try:
+        planned = plan(body, settings)
+    except Invalid as error:
+        return SweepPlan(valid=False, errors=error.errors, cost=None, runs=[])
+    planned_runs = [
+        PlannedRun(
+            name=item.config.name,
+            rule=item.config.learner.rule.name,
+            rule_label=run_label(item.config.learner.rule.model_dump()),
+            seed=item.config.seed,
+            group_values=plain(item.values),
+            backward_passes=expected_cost(item.config).backward_passes,
+            config_sha256=item.config.sha256(),
+        )
+        for item in planned
+    ]
+    return SweepPlan(valid=True, errors=[], cost=_cost([item.config for item in planned]), runs=planned_runs)
+
+
+@router.get("/sweeps/presets", summary="Sweep presets")
+def list_sweep_presets(_: Viewer) -> list[SweepPresetView]:
+    """The paper's ablations, and a comparison of the rules with a learning-rate control."""
+    return list(PRESETS.values())
+
+
+@router.get("/groups", summary="List groups", response_model=GroupPage)
+def list_groups(
+    _: Viewer,
+    session: ReadSession,
+    limit: Annotated[int, Query(ge=1, le=200, description="Page size.")] = 50,
+    cursor: Annotated[Text | None, Query(max_length=2000, description="`next_cursor` of the previous page.")] = None,
+) -> Response:
+    """Newest first, with run counts by state."""
+    query = select(Group).order_by(Group.number.desc()).limit(limit + 1)
+    if cursor is not None:
+        query = query.where(Group.number < decode_cursor(cursor, _ORDER, "float").number)
+    groups = session.scalars(query).all()
+    more = encode_cursor(_ORDER, Position(None, groups[limit - 1].number)) if len(groups) > limit else None
+    return answer(GroupPage(items=_views(session, groups[:limit]), next_cursor=more))
+
+
+@router.post(
+    "/groups",
+    status_code=201,
+    summary="Create an empty group",
+    response_model=GroupView,
+    responses=creation_responses(GroupView, *_CREATED),
+)
+def create_group(body: GroupRequest, by: Submission) -> Response:
+    """For runs that are submitted individually with its id."""
+    group_id, is_new = by.claim("group", body, "g")
+    if is_new:
+        group = new_group(by.session, by.principal, group_id, body.name, "group", body.model_dump())
+        message = f"group {group.name!r}"
+        events.record(by.session, None, by.principal.actor, "group_created", message, group=group_id)
+    else:
+        group = repeated(by.session, group_id)
+    return by.created(view_of(by.session, group), is_new, "get_group", group_id=group_id)
+
+
+@router.get(
+    "/groups/{group_id}",
+    summary="A group with its runs",
+    response_model=GroupDetail,
+    responses=_WITH_ETAG | responses(404),
+)
+def get_group(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
+    """The group with the request that created it and its runs."""
+    group = find(session, group_id)
+    members = runs.views(session, _run_numbers(session, group))
+    detail = GroupDetail(**view_of(session, group).model_dump(), spec=group.spec, runs=members)
+    return answer(detail, ETag=_version(group))
+
+
+@router.patch(
+    "/groups/{group_id}",
+    summary="Rename a group",
+    response_model=GroupView,
+    responses=_WITH_ETAG | responses(400, 404, 412, 413),
+)
+def rename_group(
+    group_id: GroupId, body: GroupPatch, principal: Submitter, session: WriteSession, if_match: IfMatch = None
+) -> Response:
+    """With `If-Match` the group is renamed only if nobody has renamed it since."""
+    group = find(session, group_id, lock=True)
+    check_match(if_match, _version(group), f"group {group_id}")
+    if body.name != group.name:
+        message = f"group {group.name!r} was renamed to {body.name!r}"
+        events.record(session, None, principal.actor, "group_renamed", message, group=group_id)
+        group.name = body.name
+    session.flush()
+    return answer(view_of(session, group), ETag=_version(group))
+
+
+@router.post(
+    "/groups/{group_id}/cancel",
+    summary="Cancel all runs of a group",
+    response_model=GroupView,
+    responses=responses(404),
+)
+def cancel_group(group_id: GroupId, principal: Submitter, session: WriteSession) -> Response:
+    """Every run that has not ended is cancelled; a study queues no further runs."""
+    group = find(session, group_id, lock=True)
+    if not group.spec.get(CANCELLED):
+        group.spec = {**group.spec, CANCELLED: True}
+        message = f"group {group.name!r} was cancelled"
+        events.record(session, None, principal.actor, "group_cancelled", message, group=group_id)
+    unended = select(Run.id).where(Run.group_number == group.number, Run.state.not_in(sorted(TERMINAL)))
+    for run_id in session.scalars(unended.order_by(Run.number)).all():
+        # A run that ends meanwhile needs no request.
+        with suppress(Conflict, NotFound):
+            runs.act(session, run_id, "cancel", actor=principal.actor)
+    session.flush()
+    return answer(view_of(session, group))
+
+
+@router.delete("/groups/{group_id}", status_code=204, summary="Delete a group", responses=responses(404, 409))
+def delete_group(
+    group_id: GroupId,
+    principal: Submitter,
+    settings: Settings,
+    session: WriteSession,
+    database: DatabaseDep,
+    background: BackgroundTasks,
+    members: Annotated[
+        Literal["keep", "delete"],
+        Query(alias="runs", description="keep: they stay without a group. delete: all must have ended."),
+    ] = "keep",
+) -> None:
+    """Allowed for tokens of the name that made the group, and for admins. Its runs are kept unless `runs=delete`."""
+    group = find(session, group_id, lock=True)
+    if group.created_by != principal.name and principal.role < Role.ADMIN:
+        raise Forbidden(f"group {group_id} was made by {group.created_by!r}; only that token or an admin may delete it")
+    if members == "delete":
+        ids = select(Run.id).where(Run.group_number == group.number).order_by(Run.number)
+        for run_id in session.scalars(ids).all():
+            runs.delete(session, settings.artifacts, principal, run_id)
+    session.flush()
+    kept = update(Run).where(Run.group_number == group.number).values(group_number=None)
+    session.execute(kept.execution_options(synchronize_session=False))
+    session.delete(group)
+    session.flush()
+    events.record(session, None, principal.actor, "group_deleted", f"group {group.name!r} was deleted", group=group_id)
+    background.add_task(files.empty_trash, settings.artifacts, database)
+
+
+def _version(group: Group) -> str:
+    """Entity tag of what people edit of a group."""
+    return etag({"name": group.name})
+
+
+def repeated(session: Session, group_id: str, kind: str = "group") -> Group:
+    """The group that an earlier request with the same idempotency key created. Raises Gone when it was deleted."""
+    group = session.scalar(select(Group).where(Group.id == group_id))
+    if group is None:
+        raise Gone(f"{kind} {group_id}, created with this Idempotency-Key, no longer exists; use a new key")
+    return group
+
+
+def _run_numbers(session: Session, group: Group) -> Sequence[int]:
+    """In order of creation."""
+    query = select(Run.number).where(Run.group_number == group.number).order_by(Run.number).limit(_MOST_RUNS)
+    return session.scalars(query).all()
+
+
+def _answer(session: Session, group: Group) -> SweepAnswer:
+    numbers = _run_numbers(session, group)
+    documents = select(RunDocument.config).where(RunDocument.run_number.in_(numbers)).order_by(RunDocument.run_number)
+    cost = _cost([RunConfig.model_validate(config) for config in session.scalars(documents)])
+    return SweepAnswer(group=view_of(session, group), runs=runs.views(session, numbers), cost=cost)
+
+
+def view_of(session: Session, group: Group) -> GroupView:
+    """A group as lists show it."""
+    return _views(session, [group])[0]
+
+
+def _views(session: Session, groups: Sequence[Group]) -> list[GroupView]:
+    counts: dict[int, dict[RunState, int]] = {group.number: {} for group in groups}
+    query = select(Run.group_number, Run.state, func.count()).where(Run.group_number.in_(list(counts)))
+    for number, state, count in session.execute(query.group_by(Run.group_number, Run.state)):
+        if number is not None:
+            counts[number][RunState(state)] = count
+    return [
+        GroupView(
+            **{name: getattr(group, name) for name in ("id", "name", "kind", "created_at", "created_by")},
+            num_runs=sum(counts[group.number].values()),
+            by_state=counts[group.number],
+        )
+        for group in groups
+    ]
+
+
+def _cost(configs: Sequence[RunConfig]) -> SweepCost:
+    costs = [expected_cost(config) for config in configs]
+    steps = [cost.steps for cost in costs if cost.steps is not None]
+    passes = [cost.backward_passes for cost in costs if cost.backward_passes is not None]
+    return SweepCost(
+        runs=len(costs),
+        steps=sum(steps) if len(steps) == len(costs) else None,
+        backward_passes=sum(passes) if len(passes) == len(costs) else None,
+        per_step_words="; ".join(dict.fromkeys(cost.per_step_words for cost in costs)),
+    )

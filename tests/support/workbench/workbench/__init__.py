@@ -1,0 +1,1 @@
+"""A component of each kind, as a package registers them; installed by the fixture `workbench`."""

@@ -1,0 +1,157 @@
+"""Assignments, equations, inequalities and sets of reals."""
+
+from __future__ import annotations
+
+import pytest
+
+from gxpo_trainer.grading.latex import clean
+from gxpo_trainer.grading.relations import (
+    MAX_ENDS,
+    assigned_name,
+    is_assignment,
+    real_sets_equal,
+    relations_equal,
+    same_name,
+    value_of,
+)
+from gxpo_trainer.grading.structure import Relation, parse_answer
+
+
+def relation(text: str) -> Relation:
+    parsed = parse_answer(text)
+    assert isinstance(parsed, Relation)
+    return parsed
+
+
+def sets_equal(gold: str, answer: str) -> bool | None:
+    a, b = parse_answer(clean(gold)), parse_answer(clean(answer))
+    verdict = real_sets_equal(a, b)
+    assert real_sets_equal(b, a) is verdict
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "assignment", "value", "name"),
+    [
+        ("x = 5", True, "5", "x"), ("x_{1} = 5", True, "5", "x_1"), ("f(x) = 2x", True, "2x", "f(x)"),
+        (r"f^{-1}(x) = 2x", None, "2x", None), ("x = y = 5", True, "5", "x"),
+        (r"x = \sqrt{2} \approx 1.4", True, r"\sqrt{2}", "x"), (r"x \approx 1.4", True, "1.4", "x"),
+        (r"x \in (1, 2)", True, "(1, 2)", "x"), ("|AB| = 5", True, "5", "|AB|"),
+        (r"\text{area} = 5", True, "5", r"\textarea"), (r"\angle ABC = 5", True, "5", r"\angleABC"),
+        ("(p, q) = (1, 2)", True, "(1, 2)", "(p,q)"), ("A:B = 2:3", True, "2:3", "A:B"),
+        ("a + b = 5", False, "5", None), ("2^9 = 512", False, "512", None), ("2^9 = 513", False, "513", None),
+        (r"1.41 \approx x", False, "1.41", None), ("2x + z = 1", False, None, None),
+        ("x^2 + 2x + 1 = (x+1)^2", False, "(x+1)^2", None), ("2x = x + x = 3x", False, None, None),
+        ("x < 5", False, None, None), ("x = y < 5", False, None, None), (r"\frac{1}{2} = 0.5", False, "0.5", None),
+    ],
+)  # fmt: skip
+def test_an_assignment_states_a_value_of_a_name(
+    text: str, assignment: bool | None, value: str | None, name: str | None
+) -> None:
+    parsed = relation(text)
+    assert value_of(parsed) == value
+    if assignment is not None:
+        assert is_assignment(parsed) is assignment
+        assert assigned_name(parsed) == name
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("x = 1", "x = 2", True), ("x_1 = 1", "x_{1} = 2", True), ("x = 1", "y = 1", False),
+        ("y = x", "f(x) = x", True), ("f(x) = x", "y = x", True), ("x = 1", "f(x) = x", False),
+        ("f(x) = x", "g(x) = x", True), ("f(x) = x", "g(t) = t", False), ("x = 1", "1", False), ("1", "1", False),
+    ],
+)  # fmt: skip
+def test_names_are_the_same_or_both_a_function_value(a: str, b: str, same: bool) -> None:
+    assert same_name(parse_answer(a), parse_answer(b)) is same
+
+
+@pytest.mark.parametrize(
+    ("gold", "same", "different", "undecided"),
+    [
+        ("2x + y = 3", ["4x + 2y = 6", "-2x - y = -3", "y = 3 - 2x"], ["y = 3 + 2x"], []),
+        ("x + y < 3", ["-x - y > -3", "3 > x + y", "2x + 2y < 6"], ["x + y > 3", "-x - y < -3", r"x + y \le 3"], []),
+        (r"x + y \le 3", [r"-x - y \ge -3"], [], []),
+        (r"x + y \ne 3", [r"3 - x - y \ne 0"], ["x + y = 3"], []),
+        ("a < b < c", ["c > b > a"], ["a < c < b", r"a < b \le c"], []),
+        ("a = b = c", [], [], ["a = b"]),
+    ],
+)  # fmt: skip
+def test_relations_are_equal_as_conditions(
+    gold: str, same: list[str], different: list[str], undecided: list[str]
+) -> None:
+    expected = dict.fromkeys(same, True) | dict.fromkeys(different, False) | dict.fromkeys(undecided)
+    assert {answer: relations_equal(relation(gold), relation(answer)) for answer in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("gold", "same", "different", "undecided"),
+    [
+        ("x > 2", [r"(2, \infty)", "2 < x", "-x < -2"], [r"[2, \infty)"], []),
+        (r"x \ge 2", [r"[2, \infty)"], [], []),
+        (r"x \le 2", [r"(-\infty, 2]"], [], []),
+        ("0 < x < 1", ["(0, 1)", "1 > x > 0"], [], []),
+        ("x < 1, x > 3", [r"(-\infty, 1) \cup (3, \infty)"], ["(1, 3)"], []),
+        ("x < 1, y > 3", [], [], [r"(-\infty, 1) \cup (3, \infty)"]),
+        (r"x \in [1, 2)", ["[1, 2)"], ["(1, 2)"], []),
+        (r"x \in \{1, 2\}", [r"[1, 1] \cup [2, 2]"], [], []),
+        ("[1, 2)", [], ["1, 2"], ["(2, 1)", "(1, 2, 3)"]),
+        ("[1, 1]", [], [], ["(1, 1)"]),
+        (r"[1, 2) \cup \{2\}", [r"[1, 2) \cup [2, 2]"], [r"[1, 2) \cup (2, 3)"], []),
+        (r"\mathbb{R} \setminus \{0\}", [r"x \ne 0", r"(-\infty, 0) \cup (0, \infty)"], [r"x = 0, x > 5"], []),
+        (r"\mathbb{R} \setminus \{0, 1\}", [], [r"x \ne 0"], []),
+        (r"\mathbb{R} - \{0\}", [r"x \ne 0"], [], []),
+        (r"\{0\} \cup (5, \infty)", [r"x = 0, x > 5"], [], []),
+        (r"(-\infty, \infty)", [r"\mathbb{R}", r"\text{all real numbers}"], [], []),
+        (r"(1, 2) \cup (3, 4)", [r"(3, 4) \cup (1, 2)"], [r"(1, 4)"], []),
+        ("|x| < 0", [r"\emptyset"], [], []),
+        (r"|x| \ge 0", [r"\mathbb{R}"], [], []),
+        ("|x| > 100000", [r"x > 100000, x < -100000"], [], []),
+        ("|2x - 1| < 5", ["(-2, 3)"], [], []),
+        ("||x| - 1| < 1", [r"(-2, 0) \cup (0, 2)"], ["(-2, 2)"], []),
+        (r"|x - 1| < |x - 3|", ["x < 2"], [], []),
+        (r"|x - 1| + |x - 3| \le 2", ["[1, 3]"], [], []),
+        # x < 2 and x < 2.05.
+        ("3x < x + 4", [], ["3x < x + 4.1"], []),
+        (r"x \ne 2, x \ne 3", [r"\mathbb{R}"], [], []),
+        (r"\frac{x}{3} < \frac{1}{9}", [r"(-\infty, 1/3)"], [], []),
+        (r"\sqrt{2} < x < \pi", [r"(\sqrt{2}, \pi)"], ["(1.5, 3)"], []),
+        ("x < 1e-3", [r"(-\infty, 0.001)"], [], []),
+        ("x < 1000000", [], [r"(-\infty, 1000001)"], []),
+        (r"f(x) > 2", [r"(2, \infty)"], [], []),
+        (r"(3,5) \cup [1,3]", ["[1,5)"], ["(1,5)", "[1,5]", "[1,4)", r"[1,3) \cup (3,5)"], []),
+        (r"x \ne 2", [r"(-\infty,2) \cup (2,\infty)"], [r"\mathbb{R}", "x > 2", r"\mathbb{R} \setminus \{3\}"], []),
+        (r"-1 \le x < 4", ["[-1,4)"], ["(-1,4)", "[-1,4]", "[-1,5)"], []),
+        ("|x-3|<2", ["1 < x < 5"], ["[1,5]", "1 < x", "(1,6)"], []),
+        (r"|2x+1| \ge 3", [r"x \le -2 \text{ or } x \ge 1"], ["|2x+1| > 3", r"[-2,1]", r"x \ge 1"], []),
+        ("|x| + |x-1| < 3", ["(-1,2)"], ["(-1,2]", "(-2,2)", "[0,1]"], []),
+        ("6-2x < 4", ["x > 1"], ["x < 1", r"x \ge 1", "x > 2"], []),
+        ("2x < x + 3", ["x < 3"], ["x > 3", "x < 1", r"x \le 3"], []),
+        ("]0,1]", ["0 < x \\le 1"], ["[0,1]", "]0,1[", "[0,1[", "]0,2]"], []),
+        (r"\mathbb{R}", [r"(-\infty,\infty)"], [r"\{\}", r"[0,\infty)", r"x \ne 0"], []),
+        (r"\{\}", [r"\emptyset"], [r"\{0\}", r"\mathbb{R}"], []),
+    ],
+)  # fmt: skip
+def test_sets_of_reals_are_equal_where_they_hold_the_same_numbers(
+    gold: str, same: list[str], different: list[str], undecided: list[str]
+) -> None:
+    expected = dict.fromkeys(same, True) | dict.fromkeys(different, False) | dict.fromkeys(undecided)
+    assert {answer: sets_equal(gold, answer) for answer in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1/x < 2", "f(2) > 2", r"x \equiv 2", "(a, b)", "a < b < c", "(1, 2, 3)", "x^2 < 4", "x + y < 1",
+        r"\begin{matrix}0&1\end{matrix}", r"\sin x < x", r"\lfloor x \rfloor < 2",
+    ],
+)  # fmt: skip
+def test_other_answers_are_no_sets_of_reals(text: str) -> None:
+    assert sets_equal(text, "[0, 1)") is None
+
+
+def test_the_pieces_of_an_inequality_are_bounded() -> None:
+    few, many = ("+".join(f"|x-{n}|" for n in range(count)) for count in (MAX_ENDS, MAX_ENDS + 1))
+    assert real_sets_equal(parse_answer(f"{few} < 0"), parse_answer("(1, 2]")) is False
+    assert real_sets_equal(parse_answer(f"{many} < 0"), parse_answer("(1, 2]")) is None

@@ -1,0 +1,228 @@
+"""learner.models: what a model folder and a hub name must have, and what is refused with the setting and the fix named.
+
+The hub is a cache laid out as huggingface_hub does, offline.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from gxpo_trainer.config import LoraConfig, ModelConfig, RunConfig
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.learner.models import (
+    STARTER_FOLDER,
+    attention_heads,
+    check_tensor_parallel,
+    load_policy,
+    load_tokenizer,
+    pin_revision,
+    resolve_model,
+)
+from gxpo_trainer.planner.devices import uneven_split
+from gxpo_trainer.training.prepare import prepare
+
+NAME = "org/tiny"
+OLD, NEW = "a" * 40, "b" * 40
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=32, tie_word_embeddings=False, attention_dropout=0.5,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def settings(path: Path | str, **more: object) -> ModelConfig:
+    return ModelConfig.model_validate({"path": str(path), **more})
+
+
+# ---- policies -------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_those_of_the_file_in_the_asked_precision(folder: Path) -> None:
+    saved = load_file(folder / "model.safetensors")
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        model = load_policy(settings(folder), precision=precision)
+        for name, parameter in model.named_parameters():
+            assert parameter.dtype == dtype
+            assert torch.equal(parameter, saved[name].to(dtype))
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("auto", False), (True, True), (False, False)])
+def test_dropout_is_off_and_small_models_recompute_activations_only_when_asked(
+    folder: Path, setting: object, expected: bool
+) -> None:
+    chosen = settings(folder, gradient_checkpointing=setting)
+    model = load_policy(chosen, precision="fp32")
+    ids = torch.arange(1, 9)[None]
+    assert model.training
+    assert torch.equal(model(ids).logits, model(ids).logits)
+    assert model.is_gradient_checkpointing is expected
+    assert chosen.recomputes_activations(1_543_714_304) is (setting != False)  # noqa: E712
+
+
+def test_only_the_adapter_is_trainable_and_it_starts_as_the_base_model(folder: Path) -> None:
+    lora = LoraConfig(rank=2, target_modules=("q_proj", "down_proj"))
+    base, adapted = (load_policy(settings(folder), precision="fp32", lora=chosen) for chosen in (None, lora))
+    trainable = {name for name, p in adapted.named_parameters() if p.requires_grad}
+    assert len(trainable) == 4
+    assert all(".lora_" in name for name in trainable)
+    ids = torch.arange(1, 9)[None]
+    assert torch.equal(base(ids).logits, adapted(ids).logits)
+    with pytest.raises(ConfigError, match=r"learner\.lora\.target_modules = \['nope'\]"):
+        load_policy(settings(folder), precision="fp32", lora=LoraConfig(target_modules=("nope",)))
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./missing", "a/b/c"])
+def test_a_missing_folder_is_rejected(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path = .*the folder does not exist; set model\.path to"):
+        resolve_model(settings(path))
+
+
+def shard_index(folder: Path) -> None:
+    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), r"has no config\.json"),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            r"neither model\.safetensors .*write the weights as safetensors",
+        ),
+        (shard_index, r"lacks the weight file model-00002-of-00002\.safetensors"),
+        (lambda folder: shutil.rmtree(folder) or folder.write_text(""), "is a file, not a model folder"),
+    ],
+)
+def test_a_folder_that_is_incomplete_is_rejected(folder: Path, damage: Callable[[Path], Any], message: str) -> None:
+    assert resolve_model(settings(folder)) == str(folder)
+    damage(folder)
+    with pytest.raises(ConfigError, match=message):
+        resolve_model(settings(folder))
+
+
+def test_an_incomplete_checkpoint_is_rejected_instead_of_filled_with_random_numbers(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks the weight model\.layers\.0\.mlp\.up_proj\.weight"):
+        load_policy(settings(folder), precision="fp32")
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ConfigError, match=r"model\.path = .* cannot be loaded"):
+        load_policy(settings(folder), precision="fp32")
+
+
+def test_a_folder_without_tokenizer_is_rejected(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path = .* has no tokenizer"):
+        load_tokenizer(settings(folder))
+    tokenizer = load_tokenizer(settings("starter"))
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+# ---- the hub --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two revisions of the starter policy; `main` is the newer one, `v1` the older."""
+    root = tmp_path / "hub"
+    repository = root / "models--org--tiny"
+    for commit in (OLD, NEW):
+        shutil.copytree(STARTER_FOLDER, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(NEW)
+    (repository / "refs" / "v1").write_text(OLD)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(root))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return repository
+
+
+@pytest.mark.parametrize(("revision", "commit"), [(None, NEW), ("main", NEW), ("v1", OLD), (OLD, OLD)])
+def test_a_hub_name_is_a_folder_of_one_revision(cache: Path, revision: str | None, commit: str) -> None:
+    model = settings(NAME, revision=revision)
+    assert resolve_model(model) == str(cache / "snapshots" / commit)
+    assert pin_revision(model).revision == commit
+
+
+def test_the_policy_and_the_tokenizer_come_from_that_folder(cache: Path) -> None:
+    policy, starter = (load_policy(model, precision="fp32") for model in (settings(NAME, revision="v1"), ModelConfig()))
+    for left, right in zip(policy.parameters(), starter.parameters(), strict=True):
+        assert torch.equal(left, right)
+    assert load_tokenizer(settings(NAME, revision="v1")).get_vocab() == load_tokenizer(ModelConfig()).get_vocab()
+
+
+def test_a_run_holds_the_revision_it_started_from(cache: Path, tmp_path: Path) -> None:
+    body: dict[str, Any] = {"model": {"path": NAME, "max_length": 256}, "data": {"num_problems": 8}}
+    config = RunConfig.model_validate({**body, "evaluation": {"num_problems": 4}})
+    prepared = prepare(config, tmp_path / "run", resume=False)
+    assert prepared.config.model.revision == NEW
+    # A folder: the sampler compares every tensor that it loaded with the files there.
+    assert Path(prepared.model_folder) == cache / "snapshots" / NEW
+    assert Path(prepared.model_folder).is_dir()
+    body["model"]["revision"] = "v9"
+    with pytest.raises(ConfigError, match=r"model.revision = 'v9' cannot be loaded from the hub .*; check both"):
+        prepare(RunConfig.model_validate(body), tmp_path / "other", resume=False)
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_the_hub_does_not_have_names_both_settings(cache: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model.path = 'org/other'.*model\.revision"):
+        resolve_model(settings("org/other"))
+    (cache / "snapshots" / NEW / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
+        resolve_model(settings(NAME))
+
+
+@pytest.mark.parametrize("path", ["starter", str(STARTER_FOLDER)])
+def test_a_revision_of_a_folder_is_refused(path: str) -> None:
+    assert resolve_model(settings(path)) == str(STARTER_FOLDER)
+    with pytest.raises(ConfigError, match=r"model.revision = 'v1' .*hub name"):
+        resolve_model(settings(path, revision="v1"))
+
+
+# ---- devices --------------------------------------------------------------------------------------------------------
+
+
+def shaped(path: Path, **config: Any) -> Path:
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_key_value_heads_may_be_replicated_but_not_split_unevenly(tmp_path: Path) -> None:
+    # Qwen2.5-1.5B: 12 heads, 2 key/value heads.
+    model = shaped(tmp_path, num_attention_heads=12, num_key_value_heads=2)
+    for devices in (1, 2, 4, 6, 12):
+        check_tensor_parallel(model, devices)
+    with pytest.raises(ConfigError, match="tensor_parallel = 3 does not divide the 12 attention heads and 2 key/value"):
+        check_tensor_parallel(model, 3)
+    with pytest.raises(ConfigError, match=r"tensor_parallel = 8 .*set it to one of 1, 2, 4, 6, 12$"):
+        check_tensor_parallel(model, 8)
+    # A vast number of heads has its divisors at once.
+    assert str(uneven_split(10**15, 10**15, 3, "m")).endswith(" 800, 1000, 1024")
+
+
+def test_heads_are_those_of_the_language_model_each_with_its_own_key_unless_it_says_otherwise(tmp_path: Path) -> None:
+    inner = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    assert attention_heads(shaped(tmp_path, num_attention_heads=5, text_config=inner)) == (8, 4)
+    assert attention_heads(shaped(tmp_path, n_head=6)) == (6, 6)
+    check_tensor_parallel(shaped(tmp_path, model_type="strange"), 1)
+    with pytest.raises(ConfigError, match=r"has no num_attention_heads.*set it to 1"):
+        check_tensor_parallel(tmp_path, 2)

@@ -1,0 +1,165 @@
+"""The learner's files: what one cut of the parameters wrote is read into any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gxpo_trainer.config.io import load_preset
+from gxpo_trainer.errors import CheckpointError
+from gxpo_trainer.learner.checkpoint import Layout, SavedState, restore, write
+from gxpo_trainer.learner.rank import LearnerRank
+from gxpo_trainer.learner.shards import Segment, spans_of
+
+CPU = torch.device("cpu")
+SHAPES = {"a": (2, 3), "b": (5,), "c": (1, 1)}
+
+
+class Held:
+    """What a rank holds: flat tensors and what is in them, as `learner.shards.Shards` shows it."""
+
+    def __init__(self, tensors: list[Tensor], segments: list[list[Segment]], shapes: Any, replicated: bool) -> None:
+        self._tensors, self._segments, self._shapes, self.replicated = tensors, segments, shapes, replicated
+        self._moments = [tensor + 0.5 for tensor in tensors]
+        self.state = SimpleNamespace(step=7, moments=lambda: {"exp_avg": self._moments}, set_step=self.set_step)
+
+    def set_step(self, step: int) -> None:
+        self.state.step = step
+
+    def parameters(self) -> list[Tensor]:
+        return self._tensors
+
+    def segments(self) -> list[list[Segment]]:
+        return self._segments
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
+
+
+def elements(shapes: dict[str, tuple[int, ...]]) -> dict[str, list[float]]:
+    """Parameter number p has the elements 100 p, 100 p + 1, …"""
+    return {name: [100.0 * p + i for i in range(torch.Size(s).numel())] for p, (name, s) in enumerate(shapes.items())}
+
+
+def held(cut: str, rank: int, ranks: int, shapes: dict[str, tuple[int, ...]] = SHAPES, *, empty: bool = False) -> Any:
+    """A rank of each layout, cut here by lists of Python: `whole`, `flat` (stages 1, 2) and `sliced` (stage 3)."""
+    values = elements(shapes)
+    every = [(name, i) for name, numbers in values.items() for i in range(len(numbers))]
+    if cut == "whole":
+        mine = [[(name, i) for i in range(len(numbers))] for name, numbers in values.items()]
+    elif cut == "flat":
+        size = -(-len(every) // ranks)
+        mine = [every[rank * size : (rank + 1) * size]]
+    else:
+        mine = [[]]
+        for name, numbers in values.items():
+            size = -(-len(numbers) // ranks)
+            mine[0] += [(name, i) for i in range(len(numbers))][rank * size : (rank + 1) * size]
+    tensors = [torch.tensor([0.0 if empty else values[name][i] for name, i in part]) for part in mine]
+    # One segment an element: how a cut is described does not matter.
+    segments = [[Segment(name, i, offset, 1) for offset, (name, i) in enumerate(part)] for part in mine]
+    return Held(tensors, segments, shapes, cut == "whole")
+
+
+def layout(ranks: int, stage: int = 0, **others: Any) -> Layout:
+    settings = {"precision": "fp32", "optimizer": "adamw", "lora_rank": 0, **others}
+    return Layout(world_size=ranks, zero_stage=stage, **settings)
+
+
+def save(folder: Path, cut: str, ranks: int, shapes: dict[str, tuple[int, ...]] = SHAPES, **others: Any) -> None:
+    folder.mkdir()
+    for rank in range(ranks):
+        write(folder, rank, held(cut, rank, ranks, shapes), layout(ranks, **others), 1e-3, CPU)
+
+
+CUTS = st.sampled_from(["whole", "flat", "sliced"])
+SIZES = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=2).map(tuple), min_size=1, max_size=5)
+
+
+@given(old=CUTS, new=CUTS, old_ranks=st.integers(1, 5), ranks=st.integers(1, 5), sizes=SIZES)
+def test_any_cut_is_read_into_any_other(
+    tmp_path_factory: pytest.TempPathFactory, old: str, new: str, old_ranks: int, ranks: int, sizes: list[Any]
+) -> None:
+    shapes = {f"p{index}": size for index, size in enumerate(sizes)}
+    folder = tmp_path_factory.mktemp("state") / "learner"
+    save(folder, old, old_ranks, shapes)
+    for rank in range(ranks):
+        subject, expected = held(new, rank, ranks, shapes, empty=True), held(new, rank, ranks, shapes)
+        subject.set_step(0)
+        restore(folder, rank, subject, layout(ranks), CPU)
+        for kind in (lambda h: h.parameters(), lambda h: h.state.moments()["exp_avg"]):
+            assert all(torch.equal(a, b) for a, b in zip(kind(subject), kind(expected), strict=True))
+        assert subject.state.step == 7
+
+
+def test_a_flat_half_is_read_from_slices_by_hand(tmp_path: Path) -> None:
+    """a = 0…5, b = 100…104, c = 200, on two ranks: rank 1's slices are 3 4 5 | 103 104; its flat half begins at 100."""
+    save(tmp_path / "learner", "sliced", 2)
+    saved = SavedState(tmp_path / "learner")
+    target = torch.zeros(6)
+    saved.read_into("parameter", target, [Segment("b", 0, 0, 5), Segment("c", 0, 5, 1)])
+    assert target.tolist() == [100, 101, 102, 103, 104, 200]
+    saved.read_into("exp_avg", target[:2], [Segment("a", 2, 0, 2)])
+    assert target[:2].tolist() == [2.5, 3.5]
+
+
+def test_replicas_are_written_once(tmp_path: Path) -> None:
+    save(tmp_path / "learner", "whole", 3)
+    sizes = [(tmp_path / "learner" / f"rank-{rank}.safetensors").stat().st_size for rank in range(3)]
+    names = [f for f in (tmp_path / "learner").iterdir() if '"segments": []' in f.read_text(errors="ignore")]
+    assert sizes[1] == sizes[2] < sizes[0]
+    assert len(names) == 2
+
+
+def test_each_rank_gets_its_random_state_back(tmp_path: Path) -> None:
+    (tmp_path / "learner").mkdir()
+    drawn = []
+    for rank in range(2):
+        torch.manual_seed(rank)
+        write(tmp_path / "learner", rank, held("flat", rank, 2), layout(2), 1e-3, CPU)
+        drawn.append(torch.rand(3))
+    for rank, expected in ((0, drawn[0]), (1, drawn[1]), (2, drawn[0])):
+        restore(tmp_path / "learner", rank, held("flat", rank, 3, empty=True), layout(3), CPU)
+        assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "shapes", "reason"),
+    [
+        ({"precision": "bf16"}, {}, SHAPES, "has precision = 'bf16', this learner 'fp32'"),
+        ({}, {"optimizer": "sgd"}, SHAPES, "has optimizer = 'adamw', this learner 'sgd'"),
+        ({"lora_rank": 8}, {"lora_rank": 4}, SHAPES, "has lora_rank = 8, this learner 4"),
+        ({}, {}, {**SHAPES, "b": (6,)}, r"of another model: it has \(5,\) for b, this learner \(6,\); set model.path"),
+        ({}, {}, {"a": (2, 3), "b": (5,)}, r"of another model: it has \(1, 1\) for c, this learner nothing"),
+    ],
+)
+def test_a_state_of_another_kind_is_refused_before_anything_changes(
+    tmp_path: Path, saved: Any, now: Any, shapes: Any, reason: str
+) -> None:
+    save(tmp_path / "learner", "flat", 2, **saved)
+    subject = held("whole", 0, 1, shapes, empty=True)
+    with pytest.raises(CheckpointError, match=reason):
+        restore(tmp_path / "learner", 0, subject, layout(1, **now), CPU)
+    assert not any(tensor.any() for tensor in subject.parameters())
+
+
+def test_a_layout_is_described_in_words() -> None:
+    assert layout(2, stage=3).describe() == "2 ranks at ZeRO stage 3"
+    assert layout(1).describe() == "1 rank at ZeRO stage 0"
+
+
+def test_spans_join_what_has_no_padding_between() -> None:
+    pieces = [Segment("a", 0, 0, 3), Segment("b", 0, 3, 2), Segment("c", 4, 6, 1)]
+    assert spans_of(pieces) == [(0, 5), (6, 1)]
+    assert spans_of([]) == [(0, 0)]
+
+
+def test_a_rank_that_was_never_set_up_closes_without_a_second_error() -> None:
+    LearnerRank(load_preset("demo"), 0, 1).close()

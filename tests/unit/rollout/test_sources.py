@@ -1,0 +1,281 @@
+"""What a step requests, and which version samples the batch of which step.
+
+The engines are a stand-in that finishes one request a wait.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gxpo_trainer.config import RunConfig, TimeoutsConfig
+from gxpo_trainer.environments.contract import Problem
+from gxpo_trainer.errors import Stalled
+from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
+from gxpo_trainer.rollout import sources
+from gxpo_trainer.rollout.sources import AsyncRollouts, RolloutPlanner
+from gxpo_trainer.runtime.placement_group import RunPlacementGroup
+from gxpo_trainer.runtime.progress import ProgressWatch
+from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
+
+PROMPTS = 2
+
+
+class StandInPool:
+    """Engines that hold the version of the last sync."""
+
+    def __init__(self) -> None:
+        self.version = -1
+        self.synced: list[int] = []
+        self.engines, self.group = SimpleNamespace(ready=[]), RunPlacementGroup()
+
+    def sync(self, version: int) -> str:
+        self.version = version
+        self.synced.append(version)
+        return "synced"
+
+
+class StandInCollection:
+    """Requests are sampled in order, by the version that the pool holds when they are."""
+
+    def __init__(self, pool: StandInPool, sampling: Any, engines: Any) -> None:
+        self.pool = pool
+        self.requests: list[Any] = []
+        self.waiting: list[int] = []
+        self.sampled_by: dict[int, int] = {}
+        self.aborted = False
+
+    def add(self, requests: Any, *, rewards: bool = True, first: bool = False) -> list[int]:
+        added = list(range(len(self.requests), len(self.requests) + len(requests)))
+        self.requests += requests
+        self.waiting = [*added, *self.waiting] if first else [*self.waiting, *added]
+        return added
+
+    @property
+    def resting(self) -> bool:
+        return not self.waiting
+
+    def complete(self, indices: list[int]) -> bool:
+        return {*indices} <= {*self.sampled_by}
+
+    def advance(self, calls: Any = ()) -> list[Any]:
+        self.sampled_by[self.waiting.pop(0)] = self.pool.version
+        return list(calls)
+
+    def take(self, indices: list[int]) -> list[ScoredGroup]:
+        return [self.group(self.requests[index], self.sampled_by[index]) for index in indices]
+
+    @staticmethod
+    def group(request: Any, version: int) -> ScoredGroup:
+        sample = Sample("", np.zeros(3, np.int32), np.zeros(3, np.float32), "stop", ((version, 3),))
+        group = Group(request.prompt, request.prompt_token_ids, (sample, sample), version)
+        return ScoredGroup(group, (Verdict("correct", "1", 0.0), Verdict("wrong", "2", 0.0)))
+
+    def open_streams(self) -> None: ...
+    def note_activity(self) -> None: ...
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def config(**rollout: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "rollout": {"prompts_per_step": PROMPTS, "samples_per_prompt": 2, "async_depth": 1, **rollout},
+            "checkpoint": {"every_steps": 4},
+            "budget": {"steps": 9},
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "Collection", StandInCollection)
+
+
+def make(settings: RunConfig) -> tuple[AsyncRollouts, StandInPool]:
+    prompts = [Prompt(f"p{i}", "", "1") for i in range(100)]
+    pool = StandInPool()
+    planner = RolloutPlanner(settings, prompts, [np.array([i], np.int32) for i in range(100)])
+    return AsyncRollouts(settings, pool, planner), pool  # type: ignore[arg-type]
+
+
+def train(rollouts: AsyncRollouts, first: int, last: int, *, served: int) -> list[list[int]]:
+    """Versions that sampled the groups of each step. served: requests that finish while the learner updates."""
+    versions = []
+    for step in range(first, last + 1):
+        groups = rollouts.batch(step).groups
+        versions.append([scored.group.weights_version for scored in groups])
+        if rollouts.sync_due:
+            rollouts.sync(step - 1)
+        for _ in range(served):
+            if not rollouts._open().resting:
+                rollouts.serve(["update"], "updating")
+        rollouts.sync(step)
+    return versions
+
+
+@pytest.mark.parametrize("served", [0, 1, 9])
+def test_one_step_ahead_each_version_samples_one_batch(served: int) -> None:
+    rollouts, pool = make(config())
+    rollouts.sync(0)
+    versions = train(rollouts, 1, 6, served=served)
+    assert versions == [[0, 0], [0, 0], [1, 1], [2, 2], [3, 3], [4, 4]]
+    # No version is skipped: each was loaded before its batch was requested.
+    assert pool.synced[:6] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("served", [0, 1, 9])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_no_batch_is_older_than_allowed_and_every_prompt_is_sampled_once(
+    served: int, depth: int, in_flight: bool
+) -> None:
+    rollouts, _ = make(config(async_depth=depth, update_in_flight=in_flight))
+    rollouts.sync(0)
+    versions = train(rollouts, 1, 9, served=served)
+    assert all(step - depth <= version <= step for step, row in enumerate(versions) for version in row)
+    names = [request.prompt.id for request in rollouts._open().requests]  # type: ignore[attr-defined]
+    assert len({*names}) == len(names) == 9 * PROMPTS
+
+
+def test_in_flight_engines_take_every_version_at_once() -> None:
+    rollouts, pool = make(config(update_in_flight=True))
+    rollouts.sync(0)
+    versions = train(rollouts, 1, 4, served=1)
+    assert pool.synced == [0, 1, 2, 3, 4]
+    # One request finishes during each update, so that half of a batch is stale.
+    assert versions == [[0, 0], [0, 1], [1, 2], [2, 3]]
+
+
+@pytest.mark.parametrize("served", [0, 1, 9])
+def test_deterministic_versions_do_not_depend_on_the_clock_and_begin_anew_at_checkpoints(served: int) -> None:
+    rollouts, _ = make(config(async_depth=2, deterministic=True))
+    rollouts.sync(0)
+    versions = train(rollouts, 1, 9, served=served)
+    assert versions == [[v, v] for v in (0, 0, 0, 1, 4, 4, 4, 5, 8)]
+
+
+def test_a_resumed_run_samples_the_prompts_that_were_under_way() -> None:
+    settings = config(async_depth=2)
+    rollouts, _ = make(settings)
+    rollouts.sync(0)
+    train(rollouts, 1, 3, served=1)
+    state = rollouts.state_dict()
+    wanted = [[g.group.prompt.id for g in rollouts.batch(step).groups] for step in (4, 5)]
+    resumed, _ = make(settings)
+    resumed.load_state_dict(state)
+    resumed.sync(3)
+    assert [[g.group.prompt.id for g in resumed.batch(step).groups] for step in (4, 5)] == wanted
+    rollouts.sync(5)
+    resumed.sync(5)
+    last = [[g.group.prompt.id for g in it.batch(6).groups] for it in (rollouts, resumed)]
+    assert last[0] == last[1]
+
+
+def test_recovery_drops_what_lost_weights_have_sampled() -> None:
+    rollouts, _ = make(config())
+    rollouts.sync(0)
+    train(rollouts, 1, 2, served=9)
+    state, dropped = rollouts.state_dict(), rollouts._open()
+    train(rollouts, 3, 3, served=9)
+    rollouts.discard()
+    assert dropped.aborted  # type: ignore[attr-defined]
+    rollouts.load_state_dict(state)
+    rollouts.sync(2)
+    assert train(rollouts, 3, 4, served=0) == [[2, 2], [2, 2]]
+
+
+def test_groups_that_are_too_old_are_dropped_counted_and_sampled_again() -> None:
+    rollouts, pool = make(config())
+    rollouts.sync(0)
+    train(rollouts, 1, 4, served=9)
+    collection: Any = rollouts._open()
+    while collection.waiting:
+        collection.advance()
+    collection.sampled_by[rollouts._planned[5].requests[0]] = 2  # the oldest allowed is 3
+    batch = rollouts.batch(5)
+    assert [scored.group.weights_version for scored in batch.groups] == [3, pool.version]
+    assert batch.num_dropped == 1
+    assert batch.num_tokens == 3 * 2 * 3, "the tokens that were dropped count"
+
+
+def test_an_evaluation_is_sampled_by_one_version_before_what_waits() -> None:
+    rollouts, pool = make(config(async_depth=2))
+    rollouts.sync(0)
+    train(rollouts, 1, 1, served=0)
+    request = rollouts._planner.requests([50, 51], -1)
+    scored = rollouts.collect(request, rollouts._planner.sampling, 1)
+    assert [g.group.weights_version for g in scored.groups] == [1, 1]
+    assert pool.version == 1
+
+
+def test_a_learner_that_stalls_is_noticed_although_the_engines_make_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollouts, pool = make(config())
+    rollouts.sync(0)
+    now = [0.0]
+    pool.group.watch = watch = ProgressWatch(TimeoutsConfig(updating_s=60.0), lambda: now[0])
+
+    def sampled(calls: Any) -> list[Any]:
+        now[0] += 25.0
+        watch.progressed()
+        return []
+
+    monkeypatch.setattr(rollouts._open(), "advance", sampled)
+    with pytest.raises(Stalled, match=r"no progress for 75 s while updating \(timeouts.updating_s = 60\)"):
+        rollouts.serve(["update"], "updating")
+    # The stalled time is not training time.
+    assert watch.working_s == 0.0
+
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+IDS = np.array([1, 2], dtype=np.int32)
+
+
+def planner(**parts: Any) -> RolloutPlanner:
+    data = {"template": "Q: {problem}", "max_prompt_tokens": 77}
+    prompts = [Prompt(str(n), f"{n}+1?", str(n + 1), {"level": n, EXTRA_KEY: VerifyOptions((0.5,))}) for n in range(4)]
+    return RolloutPlanner(RunConfig.model_validate({"data": data, **parts}), prompts, [IDS] * 4)
+
+
+CALCULATOR = {"environment": {"name": "calculator"}}
+
+
+def test_single_turns_have_no_episode() -> None:
+    assert [request.episode for request in planner().requests([0, 1], step=1)] == [None, None]
+
+
+def test_an_episode_begins_with_the_problem_in_the_runs_template() -> None:
+    (request,) = planner(**CALCULATOR).requests([2], step=1)
+    assert request.episode is not None
+    assert request.episode.problem == Problem("2", "Q: 2+1?", "3", {"level": 2})
+    assert request.episode.max_prompt_tokens == 77
+    assert request.seed is None, "unseeded sampling; the episode has a seed all the same"
+
+
+def test_episodes_have_seeds_by_run_step_and_position() -> None:
+    def seeds(step: int, **parts: Any) -> list[int]:
+        requests = planner(**CALCULATOR, **parts).requests([0, 1], step=step)
+        return [request.episode.seed for request in requests if request.episode is not None]
+
+    drawn = [*seeds(1), *seeds(2), *seeds(1, seed=1)]
+    assert len({*drawn}) == 6
+    assert seeds(1) == drawn[:2]
+    seeded = planner(**CALCULATOR, rollout={"deterministic": True}).requests([0], step=1)
+    assert seeded[0].seed == seeded[0].episode.seed == drawn[0]  # type: ignore[union-attr]
+
+
+def test_a_repeated_prompt_has_a_new_episode() -> None:
+    mine = planner(**CALCULATOR)
+    (first,) = mine.requests([3], step=5)
+    group = Group(first.prompt, first.prompt_token_ids, (), 1)
+    (again,) = mine.repeated([group], step=5)
+    assert again.episode is not None
+    assert first.episode is not None
+    assert again.episode.problem == first.episode.problem
+    assert again.episode.seed != first.episode.seed
+    assert again.num_samples == first.num_samples

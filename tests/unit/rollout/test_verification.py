@@ -1,0 +1,404 @@
+"""Verdicts of groups: of episodes, which fail or are judged by their environment, and with components over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.reward_server import PATIENCE_S, RewardServer, reply
+
+from gxpo_trainer.config import HttpRewardConfig, RewardConfig, RunConfig, VerifierConfig
+from gxpo_trainer.config.io import build, load_run, to_toml
+from gxpo_trainer.config.tasks import AnyReward
+from gxpo_trainer.errors import ConfigError, VerifierFailed
+from gxpo_trainer.grading.options import VerifyOptions
+from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, check_urls, tokens
+from gxpo_trainer.rollout.pool import Collected
+from gxpo_trainer.rollout.requests import FinishedGroups
+from gxpo_trainer.rollout.sources import RolloutPlanner, http_usage
+from gxpo_trainer.rollout.verification import VerifierActor, check_rewards, episode_verdict, pairs_of
+from gxpo_trainer.training.proofs import check_verdicts
+from gxpo_trainer.types import (
+    Episode,
+    EpisodeEnd,
+    Group,
+    HttpUsage,
+    Prompt,
+    Sample,
+    ScoredGroup,
+    Utterance,
+    Verdict,
+    VerdictStatus,
+)
+
+IDS = np.zeros(3, np.int32)
+LOGPROBS = np.zeros(3, np.float32)
+RIGHT = r"so \boxed{5}"
+
+
+def single(text: str) -> Sample:
+    return Sample(text, IDS, LOGPROBS, "stop")
+
+
+def played(text: str, *rewards: float | None, end: EpisodeEnd = "done", detail: str = "") -> Sample:
+    """An episode whose policy wrote `text` in its first turn, and two of the three tokens."""
+    turns = [Utterance("policy", text)]
+    for reward in rewards:
+        turns += [Utterance("environment", "seen", reward), Utterance("policy", "")]
+    episode = Episode(tuple(turns), end, detail)
+    return Sample(text, IDS, LOGPROBS, "stop", sampled=np.array([True, False, True]), episode=episode)
+
+
+def group(*samples: Sample | str, extra: dict[str, Any] | None = None) -> Group:
+    made = tuple(single(sample) if isinstance(sample, str) else sample for sample in samples)
+    return Group(Prompt("p", "What?", "5", extra or {"level": "5"}), IDS, made, weights_version=0)
+
+
+def score(rewards: tuple[AnyReward, ...], group: Group, *, components: bool = True) -> tuple[Verdict, ...]:
+    async def scenario() -> list[tuple[Verdict, ...]]:
+        actor = VerifierActor(VerifierConfig(workers=1, deadline_s=PATIENCE_S, rewards=rewards))
+        try:
+            return await actor.score(FinishedGroups((0,), (group,)), components)
+        finally:
+            await actor.close()
+
+    (verdicts,) = asyncio.run(scenario())
+    return verdicts
+
+
+# ---- episodes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sample", "expected"),
+    [
+        (single(RIGHT), None),
+        (played(RIGHT), None),
+        (played(RIGHT, None, None), None),
+        (played(RIGHT, None, end="max_turns"), None),
+        (played(RIGHT, None, end="length"), None),
+        (played(RIGHT, 0.25, None, 0.5), Verdict("correct", None, 0.0, score=0.75)),
+        (played(RIGHT, 1.0, -1.0), Verdict("wrong", None, 0.0, score=0.0)),
+        (played(RIGHT, -2.0, end="length"), Verdict("wrong", None, 0.0, score=-2.0)),
+        (played(RIGHT, 1.0, end="timeout", detail="step took 5 s"), Verdict("timeout", None, 0.0, "step took 5 s")),
+        (played(RIGHT, 1.0, end="error", detail="KeyError"), Verdict("error", None, 0.0, "KeyError")),
+        (
+            played(RIGHT, 1e308, 1e308),
+            Verdict("error", None, 0.0, "the sum of the environment's rewards is inf"),
+        ),
+    ],
+)
+def test_an_episode_decides_its_verdict_by_failing_or_by_its_rewards(sample: Sample, expected: Verdict | None) -> None:
+    assert episode_verdict(sample) == expected
+
+
+def test_a_failed_episode_has_no_reward_and_the_sum_is_the_reward_of_a_judged_one() -> None:
+    failed, judged = (episode_verdict(played("", 0.5, end=end)) for end in ("error", "done"))
+    assert failed is not None
+    assert judged is not None
+    assert (failed.reward, failed.reward_components) == (None, {})
+    assert (judged.reward, judged.reward_components) == (0.5, {"correctness": 0.5})
+
+
+def test_messages_of_single_turns_hold_nothing_about_episodes() -> None:
+    samples = [(single("a"), None), (single("b"), None)]
+    with_options = {"verify": VerifyOptions((0.5,)), "level": "5"}
+    rules = VerifyOptions((0.5,)).to_dict()
+    assert pairs_of(group(), samples, False) == [("5", "a"), ("5", "b")]
+    assert pairs_of(group(extra=with_options), samples[:1], False) == [("5", "a", {"options": rules})]
+    context = {"problem": "What?", "extra": {"level": "5"}, "num_tokens": 3, "truncated": False}
+    assert pairs_of(group(), samples[1:], True) == [("5", "b", {"context": context})]
+    assert pairs_of(group(extra=with_options), samples[1:], True) == [
+        ("5", "b", {"options": rules, "context": context})
+    ]
+
+
+def test_messages_of_episodes_hold_turns_and_only_sampled_tokens_count() -> None:
+    judged = played("a", 0.5)
+    message: Any = pairs_of(group(), [(judged, episode_verdict(judged))], True)[0]
+    extras = message[2]
+    assert extras["status"] == "correct"
+    assert extras["context"]["num_tokens"] == 2
+    assert extras["context"]["environment_reward"] == 0.5
+    assert extras["context"]["turns"] == [
+        ("policy", "a", None),
+        ("environment", "seen", 0.5),
+        ("policy", "", None),
+    ]
+
+
+def test_with_correctness_alone_the_workers_judge_only_what_no_environment_did() -> None:
+    samples = (played("5", 0.25), played("5", end="error", detail="no"), played(RIGHT), single("6"))
+    verdicts = score((RewardConfig(),), group(*samples))
+    assert [verdict.status for verdict in verdicts] == ["correct", "error", "correct", "wrong"]
+    assert [verdict.reward for verdict in verdicts] == [0.25, None, 1.0, 0.0]
+    assert [verdict.extracted for verdict in verdicts] == [None, None, "5", "6"]
+
+
+CLASS = '''
+class Turns:
+    """Turns of the conversation, and a tenth of what the environment gave."""
+
+    def __call__(self, sample):
+        assert all(turn.speaker in ("policy", "environment") for turn in sample.turns)
+        return len(sample.turns) + (sample.environment_reward or 0) / 10
+'''
+
+
+def test_components_see_the_environments_verdict_its_reward_and_the_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "episode_rewards.py").write_text(CLASS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("GXPO_REWARD_ALLOWLIST", "episode_rewards:Turns")
+    names = (
+        RewardConfig(weight=2.0),
+        RewardConfig(name="environment", weight=0.5),
+        RewardConfig(name="episode_rewards:Turns", weight=0.01),
+    )
+    samples = (played("6", 0.5), played(RIGHT, -1.0), played(RIGHT, None), single(RIGHT), played("", end="timeout"))
+    verdicts = score(names, group(*samples))
+    assert [verdict.components for verdict in verdicts] == [
+        {"correctness": 1.0, "environment": 0.5, "Turns": 3.05},
+        {"correctness": 0.0, "environment": -1.0, "Turns": 2.9},
+        {"correctness": 1.0, "environment": 0.0, "Turns": 3.0},
+        {"correctness": 1.0, "environment": 0.0, "Turns": 0.0},
+        None,
+    ]
+    assert [verdict.reward for verdict in verdicts] == pytest.approx([2.2805, -0.471, 2.03, 2.0, None])
+
+
+def test_an_evaluation_judges_episodes_without_components() -> None:
+    names = (RewardConfig(), RewardConfig(name="format"))
+    verdicts = score(names, group(played("", 1.0), played(RIGHT)), components=False)
+    assert [(verdict.status, verdict.components) for verdict in verdicts] == [("correct", None), ("correct", None)]
+
+
+def test_the_environments_component_needs_an_environment() -> None:
+    with pytest.raises(ConfigError, match=r"environment is always 0 with environment.name = \"single_turn\""):
+        build({"verifier": {"rewards": [{"name": "environment"}]}})
+    build({"verifier": {"rewards": [{"name": "environment"}]}, "environment": {"name": "calculator"}})
+
+
+# ---- components over HTTP -------------------------------------------------------------------------------------------
+
+
+def judge(url: str, label: str = "judge", **settings: Any) -> HttpRewardConfig:
+    return HttpRewardConfig.model_validate({"url": url, "label": label, "deadline_s": PATIENCE_S, **settings})
+
+
+def failed_episode() -> Sample:
+    return played("", end="error", detail="it broke")
+
+
+def half(_: int, body: Any, connection: socket.socket) -> None:
+    """0.5, an error for a response that says so."""
+    if "break" in body["response"]:
+        reply(connection, "", "500 Internal Server Error")
+    else:
+        reply(connection, '{"reward": 0.5}')
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Any:
+    with RewardServer(half) as started:
+        monkeypatch.setenv(URLS, f"http://elsewhere/, {started.url}")
+        yield started
+
+
+# ---- verdicts ----------------------------------------------------------------------------------------------------
+
+
+def test_all_components_are_weighed_in_the_order_of_the_run_file(server: RewardServer) -> None:
+    rewards = (judge(server.url, weight=0.2), RewardConfig(), judge(server.url, "sandbox", weight=-2.0))
+    right, wrong, broken = score(rewards, group(r"\boxed{5}", "6", "break 5"))
+    assert list((right.components or {}).items()) == [("judge", 0.5), ("correctness", 1.0), ("sandbox", 0.5)]
+    assert (right.status, right.reward) == ("correct", pytest.approx(0.2 * 0.5 + 1.0 - 2.0 * 0.5))
+    assert (wrong.status, wrong.reward) == ("wrong", pytest.approx(0.1 - 1.0))
+    assert (broken.status, broken.reward, broken.components) == ("error", None, None)
+    assert broken.detail == "reward judge: was answered with HTTP 500"
+    assert [verdict.http.calls for verdict in (right, wrong, broken) if verdict.http] == [2, 2, 2]
+
+
+def test_what_is_posted(server: RewardServer) -> None:
+    turns = (Utterance("policy", r"\boxed{4}"), Utterance("environment", "84", 1.0))
+    judged = Sample(r"\boxed{4}", IDS, LOGPROBS, "stop", episode=Episode(turns, "done"))
+    extra = {"level": "5", "verify": VerifyOptions((0.5,))}
+    score((judge(server.url),), group(r"so \boxed{5}", "no number", judged, extra=extra))
+    posted = sorted(server.requests, key=lambda body: body["response"], reverse=True)
+    common = {"problem": "What?", "gold": "5", "extra": {"level": "5"}}
+    assert posted == [
+        {**common, "answer": "5", "response": r"so \boxed{5}", "turns": []},
+        {**common, "answer": "no number", "response": "no number", "turns": []},
+        {
+            **common,
+            "answer": r"\boxed{4}",
+            "response": r"\boxed{4}",
+            "turns": [
+                {"speaker": "policy", "text": r"\boxed{4}", "reward": None},
+                {"speaker": "environment", "text": "84", "reward": 1.0},
+            ],
+        },
+    ]
+
+
+def test_an_answer_without_a_verdict_is_not_posted(server: RewardServer) -> None:
+    failed, fine = score((judge(server.url),), group(failed_episode(), "5"))
+    assert (failed.status, failed.detail, failed.http) == ("error", "it broke", HttpUsage())
+    assert (fine.status, fine.components, fine.reward) == ("correct", {"judge": 0.5}, 0.5)
+    assert len(server.requests) == 1
+
+
+def test_evaluations_post_nothing(server: RewardServer) -> None:
+    (verdict,) = score((judge(server.url),), group("5"), components=False)
+    assert (verdict.status, verdict.components, verdict.http, server.requests) == ("correct", None, None, [])
+
+
+def test_a_run_stops_when_a_server_fails_for_too_many_answers(server: RewardServer) -> None:
+    rewards = (RewardConfig(), judge(server.url))
+    ours = group("5", "break", "break 5", "6")
+    verdicts = score(rewards, ours)
+    groups = [ScoredGroup(ours, verdicts)]
+    allowed, stopped = (
+        RunConfig.model_validate({"verifier": {"rewards": rewards, "max_failed_fraction": share}})
+        for share in (0.5, 0.4)
+    )
+    check_verdicts(allowed, groups)
+    with pytest.raises(
+        VerifierFailed,
+        match=r"2 of 4 verdicts are timeout or error \(50%; .* 'reward judge: was answered with HTTP 500'",
+    ):
+        check_verdicts(stopped, groups)
+
+
+def test_the_cost_of_a_step_is_the_sum_over_its_answers(server: RewardServer) -> None:
+    ours = group("5", "5", "6", failed_episode())
+    verdicts = score((judge(server.url),), ours)
+    usage = http_usage([ScoredGroup(ours, verdicts)] * 2)
+    assert usage is not None
+    assert (usage.calls, usage.cache_hits) == (4, 2)
+    assert usage.seconds > 0
+    more = http_usage([ScoredGroup(ours, verdicts)], usage)
+    assert more is not None
+    assert more.calls == 6
+    assert http_usage([ScoredGroup(ours, (Verdict("correct", "5", 0.0),) * 4)]) is None
+
+
+def test_resampled_groups_cost_too() -> None:
+    loss = {"zero_variance": "resample", "resample_limit": 1}
+    sizes = {"prompts_per_step": 1, "samples_per_prompt": 2}
+    config = RunConfig.model_validate({"learner": {"loss": loss}, "rollout": sizes})
+    planner = RolloutPlanner(config, [Prompt("p", "", "1")] * 4, [IDS] * 4)
+
+    def collected(statuses: tuple[VerdictStatus, VerdictStatus], usage: HttpUsage) -> Collected:
+        verdicts = tuple(Verdict(status, None, 0.0, http=usage) for status in statuses)
+        return Collected([ScoredGroup(group("a", "b"), verdicts)], 1.0, 0.0, 0.0, 1)
+
+    equal = collected(("wrong", "wrong"), HttpUsage(3, 0.25, 1))
+    again = collected(("wrong", "correct"), HttpUsage(1, 0.5, 0))
+    rollouts = planner.complete(equal, 1, lambda requests: again)
+    assert rollouts.groups == again.groups
+    assert rollouts.http == HttpUsage(8, 1.5, 2)
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
+
+
+def test_two_servers_are_told_apart_by_their_labels(tmp_path: Path) -> None:
+    urls = ("https://judge.example/score", "http://127.0.0.1:8000/run?limit=3")
+    rewards = [{"name": "http", "label": f"judge-{n}", "url": url, "weight": 0.5} for n, url in enumerate(urls)]
+    config = build({"verifier": {"rewards": [{"name": "correctness"}, *rewards]}})
+    assert [reward.label for reward in config.verifier.rewards] == ["correctness", "judge-0", "judge-1"]
+    assert [reward.name for reward in config.verifier.worker_rewards] == ["correctness"]
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(config))
+    assert load_run(file) == config
+
+
+@pytest.mark.parametrize(
+    ("reward", "complaint"),
+    [
+        ({}, "verifier.rewards[0].url: is missing; set it"),
+        ({"url": "ftp://host/"}, 'verifier.rewards[0].url = "ftp://host/": must look like https://host:port/path'),
+        ({"url": "http://"}, "must look like https://host:port/path"),
+        ({"url": "http://host:99999/"}, "must look like https://host:port/path"),
+        (
+            {"url": "http://me:secret@host/"},
+            "has credentials; the administrator gives a token in GXPO_REWARD_TOKEN_FILE",
+        ),
+        ({"url": "http://host/#part"}, "has a fragment, which is not sent; remove it"),
+        ({"url": "http://host/a,b"}, "has a blank, comma, backslash or control character"),
+        ({"url": "http://host/\r\nX: 1"}, "has a blank, comma, backslash or control character"),
+        ({"url": "http://host/", "label": "a/b"}, "verifier.rewards[0].label"),
+        ({"url": "http://host/", "weight": 0}, "must be a finite number other than 0"),
+        ({"url": "http://host/", "deadline_s": 0}, "verifier.rewards[0].deadline_s = 0: must be above 0"),
+        ({"url": "http://host/", "token": "x"}, "verifier.rewards[0].token"),
+    ],
+)
+def test_an_address_or_limit_that_cannot_be_used_is_rejected(reward: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({"verifier": {"rewards": [{"name": "http", **reward}]}})
+    assert complaint in str(caught.value)
+
+
+def test_settings_of_http_are_refused_for_other_components_in_one_message() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({"verifier": {"rewards": [{"name": "format", "url": "http://host/", "retries": 2}]}})
+    (line,) = str(caught.value).splitlines()[1:]
+    assert line.strip() == 'verifier.rewards[0]: retries, url: only for name = "http"; remove it or set that name'
+
+
+# ---- permission --------------------------------------------------------------------------------------------------
+
+
+def test_an_address_must_be_listed_character_by_character() -> None:
+    listed = {URLS: "https://judge.example/score, http://127.0.0.1:8000/run ,"}
+    check_urls(["http://127.0.0.1:8000/run", "https://judge.example/score"], listed)
+    check_urls([], {})
+    for other in ("https://judge.example/", "https://judge.example/score/", "http://judge.example/score"):
+        with pytest.raises(ConfigError, match=rf"{other} is not an allowed address on this machine.*{URLS}"):
+            check_urls([other], listed)
+
+
+def test_a_run_with_an_address_that_is_not_listed_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(URLS, raising=False)
+    with pytest.raises(ConfigError, match=r"http://host/ is not an allowed address on this machine.*\(now empty\)"):
+        check_rewards(VerifierConfig(rewards=(judge("http://host/"),)))
+
+
+def test_the_verifiers_own_list_is_the_one_that_holds(server: RewardServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = (judge(server.url),)
+    check_rewards(VerifierConfig(rewards=rewards))
+    monkeypatch.setenv(URLS, "http://elsewhere/")
+    with pytest.raises(ConfigError, match="is not an allowed address on this machine"):
+        score(rewards, group("5"))
+    assert server.requests == []
+
+
+def test_each_address_gets_its_own_token_and_no_other(
+    server: RewardServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"# judges\nhttp://elsewhere/ other\n\n{server.url}  s3cret\n")
+    monkeypatch.setenv(TOKEN_FILE, str(file))
+    score((judge(server.url),), group("5"))
+    assert "Authorization: Bearer s3cret" in server.headers.splitlines()
+    file.write_text("http://elsewhere/ other\n")
+    score((judge(server.url),), group("5"))
+    assert "authorization" not in server.headers.lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"), [("a b\nonly-one\n", "line 2: must be an address"), (None, "cannot be read")]
+)
+def test_a_token_file_that_cannot_be_used_is_rejected(tmp_path: Path, text: str | None, complaint: str) -> None:
+    file = tmp_path / "tokens"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        tokens({TOKEN_FILE: str(file)})
+    assert tokens({}) == {}

@@ -1,0 +1,351 @@
+"""Custom components: by entry point and by class path, their errors, and what a service's list allows.
+
+The package is tests/support/workbench; tests/unit/rules/test_installed_rule.py has what the product shows of its rule.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import re
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from gxpo_dashboard.view_models import forms
+from gxpo_services.api.errors import Invalid
+from gxpo_services.runs.configs import checked, config_schema, refusals
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer import cli, plugins
+from gxpo_trainer.algo.batch import make_batch, step_advantages
+from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, policy_loss
+from gxpo_trainer.algo.packing import MicroBatch
+from gxpo_trainer.config import LossConfig, RunConfig
+from gxpo_trainer.config.io import build, load_run, to_toml
+from gxpo_trainer.environments.contract import Problem
+from gxpo_trainer.environments.host import check_environment
+from gxpo_trainer.environments.loading import load_environment
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.grading.rewards import Scorer
+from gxpo_trainer.reporting.exporters import make_exporters
+from gxpo_trainer.reporting.reporter import RunReporter
+from gxpo_trainer.rollout.verification import check_rewards
+from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
+
+pytestmark = pytest.mark.usefixtures("workbench")
+CLASS = "workbench.settings:"
+COMPONENTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "rule": ("repeated", "RepeatedRule", {"repeats": 3}),
+    "loss": ("linear", "LinearLoss", {"scale": 2.0}),
+    "advantage": ("from_best", "FromBestAdvantage", {"offset": 0.5}),
+}
+"""Part of the learner → name, settings class and a setting."""
+both_ways = pytest.mark.parametrize("by_path", [False, True], ids=["entry-point", "class-path"])
+
+
+def learner(by_path: bool) -> RunConfig:
+    """A config with a rule, a loss and an advantage of the package."""
+    sections = {}
+    for part, (name, settings, values) in COMPONENTS.items():
+        key = "surrogate" if part == "loss" else "name"
+        sections[part] = {key: CLASS + settings if by_path else name, **values}
+    return build({"learner": sections})
+
+
+# ---- each kind is used ----------------------------------------------------------------------------------------
+
+
+@both_ways
+def test_settings_are_checked_hashed_and_written_as_ours_are(by_path: bool, tmp_path: Path) -> None:
+    config = learner(by_path)
+    assert [type(getattr(config.learner, part)).__name__ for part in COMPONENTS] == [
+        settings for _, settings, _ in COMPONENTS.values()
+    ]
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(config))
+    assert load_run(file) == config
+    assert load_run(file, ["learner.loss.scale=3"]).sha256() != config.sha256()
+    with pytest.raises(ConfigError, match=r"learner\.loss\.scale = 0\.0: must be above 0"):
+        load_run(file, ["learner.loss.scale=0.0"])
+    with pytest.raises(
+        ConfigError, match=r"learner\.loss\.scales is not a setting; did you mean learner\.loss\.scale\?"
+    ):
+        load_run(file, ["learner.loss.scales=2"])
+    # Of another choice only what all have is kept.
+    other = load_run(file, ["learner.loss.surrogate=gspo", "learner.loss.clip_low=0.1"]).learner.loss
+    assert other == LossConfig(surrogate="gspo", clip_low=0.1)
+
+
+def test_a_config_that_names_none_has_the_hash_that_it_had_before() -> None:
+    body = RunConfig().model_dump(mode="json", exclude={"name", "timeouts"})
+    assert body["learner"].pop("advantage") == {"name": "group"}
+    assert RunConfig().sha256() == "4754a2fff5abb25eff937e66aba429d4f2e62b3324f95ec5a32744ffb9bde34d"
+
+
+@both_ways
+def test_a_config_reaches_other_processes(by_path: bool, workbench: Path) -> None:
+    program = "import pickle, sys; print(pickle.load(sys.stdin.buffer).model_dump_json())"
+    ended = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(learner(by_path)), capture_output=True)
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert RunConfig.model_validate_json(ended.stdout) == learner(by_path)
+
+
+@both_ways
+def test_a_loss_by_hand(by_path: bool) -> None:
+    # ρ = 2 and ½ with A = 1 and −1, weights ½ and ½, scale 2: ½ · −2 · 2 · 1 + ½ · −2 · ½ · −1 = −1.5. No clip.
+    one = torch.ones(2, dtype=torch.float64)
+    micro = MicroBatch(*[torch.zeros(1, 3, dtype=torch.int64)] * 2, None, *[torch.arange(2)] * 2, one, one, one, one)
+    micro.advantages, micro.token_weights = torch.tensor([1.0, -1.0]).double(), one / 2
+    logprobs = torch.tensor([math.log(2), math.log(0.5)], dtype=torch.float64, requires_grad=True)
+    loss, sums = policy_loss(TokenOutputs(logprobs, None), micro, 0 * one, None, learner(by_path).learner.loss)
+    assert loss.item() == pytest.approx(-1.5, abs=1e-12)
+    loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-2.0, 0.5], abs=1e-12)  # w · −2 · ρ · A
+    assert finish_statistics(sums)["ratio_mean"] == pytest.approx(1.25)
+
+
+def scored(*rewards: float | None) -> ScoredGroup:
+    ids = np.zeros(1, np.int32)
+    samples = tuple(Sample("", ids, np.zeros(1, np.float32), "stop") for _ in rewards)
+    verdicts = tuple(
+        Verdict("timeout", None, 0.0) if reward is None else Verdict("correct", "", 0.0, score=reward)
+        for reward in rewards
+    )
+    return ScoredGroup(Group(Prompt("p", "?", "5"), ids, samples, 1), verdicts)
+
+
+@both_ways
+def test_an_advantage_by_hand(by_path: bool) -> None:
+    settings = learner(by_path).learner
+    batch, metrics = make_batch([scored(3.0, 1.0, None), scored(2.0, 2.0)], settings.loss, 8, settings.advantage)
+    # Each reward minus the best of its group, plus ½; the sample without a reward is not in the loss.
+    assert [sequence.advantage for sequence in batch.sequences] == [0.5, -1.5, 0.0, 0.5, 0.5]
+    assert [sequence.in_loss for sequence in batch.sequences] == [True, True, False, True, True]
+    assert metrics["policy/advantage_abs_mean"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("returned", "complaint"),
+    [
+        ([[0.0]], r"of the shapes \[\(1,\)\] for groups of the shapes \[\(2,\)\]; return one array of each shape"),
+        ([], r"of the shapes \[\] for groups"),
+        ([[math.nan, 0.0]], "an advantage that is not finite for a sample with a reward"),
+    ],
+)
+def test_an_advantage_that_breaks_its_contract_is_named(returned: list[list[float]], complaint: str) -> None:
+    settings = learner(False).learner
+    made = mock.Mock(return_value=lambda groups: [np.array(values) for values in returned])
+    with (
+        mock.patch("gxpo_trainer.algo.batch.implementation", return_value=made),
+        pytest.raises(ValueError, match=rf'learner\.advantage\.name = "from_best" returned .*{complaint}'),
+    ):
+        step_advantages([[1.0, 0.0]], settings.loss, settings.advantage)
+
+
+@both_ways
+def test_a_reward_gets_its_settings_in_the_workers(by_path: bool) -> None:
+    name = CLASS + "BrevityReward" if by_path else "brevity"
+    rewards = [{"name": name, "weight": 2.0, "longest": 8}, {"name": "workbench.parts:Plain"}]
+    config = build({"verifier": {"workers": 1, "rewards": rewards}}).verifier
+    check_rewards(config)
+    scorer = Scorer.load([reward.model_dump(mode="json") for reward in config.worker_rewards], os.environ)
+    context = {"problem": "?", "num_tokens": 6, "truncated": False, "extra": {}}
+    result = scorer.score("5", "5", Verdict("correct", "5", 0.0), context)
+    label = "BrevityReward" if by_path else "brevity"
+    assert result == {"components": {label: 0.25, "Plain": 0.5}, "score": 1.0}  # 2 (1 − 6/8) + ½
+
+
+@both_ways
+def test_an_environment_gets_its_settings_in_its_process(by_path: bool) -> None:
+    name = CLASS + "EchoEnvironment" if by_path else "echo"
+    config = build({"environment": {"name": name, "prefix": "Again: "}, "model": {"max_length": 4096}}).environment
+    assert load_environment(config.model_dump(mode="json"), os.environ)().step("hello").observation == "Again: hello"
+    check_environment(config, Problem("p1", "Say something", "", {}), seed=1)
+
+
+@both_ways
+def test_a_logger_receives_the_rows_of_a_run(by_path: bool, tmp_path: Path) -> None:
+    name = CLASS + "LinesLogger" if by_path else "lines"
+    made = make_exporters([name], tmp_path, run_name="r", config={"seed": 7}, options=[f"{name}.every=2"])
+    with RunReporter(tmp_path, exporters=made) as reporter:
+        for step in (1, 2, 3, 4):
+            reporter.log_metrics(step, {"reward/mean": 0.5})
+    assert (tmp_path / "lines.txt").read_text() == "r 7\n2 ['reward/mean']\n4 ['reward/mean']\n"
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "complaint"),
+    [
+        ("line", [], r'--log line: must be one of "tensorboard", "wandb", "lines", .*; did you mean "lines"\?'),
+        ("lines", ["lines.every=0"], r"--log-set lines cannot be used:\n  every = 0: must be at least 1"),
+        ("lines", ["lines.often=1"], r"often = 1: unknown setting; remove it"),
+        ("lines", ["other.every=1"], r"--log-set other\.every=1: no logger 'other' is chosen; add --log other"),
+        ("tensorboard", ["tensorboard.every=1"], r"tensorboard has no settings; remove it"),
+    ],
+)
+def test_bad_loggers_are_named(names: str, options: list[str], complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        make_exporters(names, tmp_path, options=options)
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        (
+            "repaeted",
+            r'must be one of "grpo", .*"repeated", or a class as package\.module:Class; did you mean "repeated"\?',
+        ),
+        ("broken", r"cannot be imported \(RuntimeError: no licence on this machine\); fix .*broken\.py, line 3$"),
+        (
+            "workbench.nothing:X",
+            r"cannot be imported \(ModuleNotFoundError: .*\); install its package, or add its folder",
+        ),
+        (CLASS + "RepeatdRule", r'module workbench\.settings has no RepeatdRule; did you mean "RepeatedRule"\?'),
+        (CLASS + "LinearLoss", r"is no settings class for gxpo\.rules; name a subclass of .*RuleSettings with"),
+        ("workbench.parts:Repeated", r"is no settings class for gxpo\.rules"),
+        (
+            CLASS + "NoSuchPartRule",
+            r'implementation = "workbench\.parts:Repeatde" of the settings class NoSuchPartRule does not exist: module '
+            r'workbench\.parts has no Repeatde; did you mean "Repeated"\?',
+        ),
+        (CLASS + "BareRule", r'has no implementation; set BareRule\.implementation to "module:Class"'),
+    ],
+)
+def test_one_message_names_the_setting_the_value_and_the_fix(
+    name: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(f'[learner.rule]\nname = "{name}"\n')
+    assert cli.main(["config", "--check", str(tmp_path / "run.toml")]) == 2
+    printed = capsys.readouterr().err
+    head, line = printed.splitlines()
+    assert head.endswith("run.toml cannot be used:")
+    before, _, after = line.partition(": ")
+    assert before == f'  learner.rule.name = "{name}"'
+    assert re.search(complaint, after), printed
+
+
+@pytest.mark.parametrize(("name", "owners"), [("gxpo", "gxpo and a:B"), ("twice", "a:B and c:D")])
+def test_a_name_of_two_components_is_an_error(name: str, owners: str) -> None:
+    entries = tuple(EntryPoint(name, value, "gxpo.rules") for value in ("a:B", "c:D") if value in owners)
+    known = {**plugins._registered(), "rules": {name: entries}}
+    with mock.patch.object(plugins, "_registered", return_value=known):
+        with pytest.raises(
+            ConfigError, match=rf'rule\.name = "{name}": is the name of several .*, in {owners}; uninstall'
+        ):
+            build({"learner": {"rule": {"name": name}}})
+        assert build({"learner": {"rule": {"name": "grpo"}}}).learner.rule.name == "grpo"
+
+
+def test_a_class_that_is_elsewhere_is_left_to_the_machine_that_runs_it(tmp_path: Path) -> None:
+    rewards = [{"name": "elsewhere.rewards:Brevity"}]
+    assert build({"verifier": {"rewards": rewards}}).verifier.rewards[0].weight == 1.0
+    with pytest.raises(ConfigError, match=r"rewards\[0\]\.name = .*No module named 'elsewhere'"):
+        build({"verifier": {"rewards": [{**rewards[0], "longest": 3}]}})
+    (tmp_path / "run.toml").write_text('[[verifier.rewards]]\nname = "elsewhere.rewards:Brevity"\n')
+    assert load_run(tmp_path / "run.toml").verifier.rewards[0].weight == 1.0
+    with pytest.raises(ConfigError, match=r'rewards\[0\]\.name = "elsewhere.rewards:Brevity": cannot be imported'):
+        load_run(tmp_path / "run.toml", runs_here=True)
+
+
+# ---- the administrator's list ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listed", "kind", "name", "expected"),
+    [
+        (None, "rules", "repeated", True),
+        ("", "rules", "repeated", False),
+        ("a:B, repeated", "rules", "repeated", True),
+        ("*", "rules", "repeated", True),
+        ("*", "rules", CLASS + "RepeatedRule", False),
+        ("repeated", "rules", CLASS + "RepeatedRule", False),
+        (CLASS + "RepeatedRule", "rules", CLASS + "RepeatedRule", True),
+    ],
+)
+def test_a_list_allows_exact_names(listed: str | None, kind: plugins.Kind, name: str, expected: bool) -> None:
+    environment = {} if listed is None else {plugins.ALLOWLIST: listed}
+    assert plugins.is_allowed(kind, name, environment) == expected
+
+
+def test_the_older_lists_are_for_their_kind() -> None:
+    environment = {"GXPO_REWARD_ALLOWLIST": "a:B", plugins.ALLOWLIST: "c:D"}
+    assert plugins.allowed("rewards", environment) == {"a:B", "c:D"}
+    assert plugins.allowed("environments", environment) == plugins.allowed("rules", environment) == {"c:D"}
+    assert plugins.allowed("rules", {"GXPO_REWARD_ALLOWLIST": "a:B"}) is None
+
+
+SECTIONS: dict[str, Any] = {
+    "learner.rule.name": {"learner": {"rule": {"name": "repeated"}}},
+    "learner.loss.surrogate": {"learner": {"loss": {"surrogate": CLASS + "LinearLoss"}}},
+    "learner.advantage.name": {"learner": {"advantage": {"name": "from_best"}}},
+    "verifier.rewards[0].name": {"verifier": {"rewards": [{"name": "brevity"}]}},
+    "environment.name": {"environment": {"name": "echo"}},
+}
+
+
+@pytest.mark.parametrize("setting", SECTIONS)
+def test_a_service_refuses_what_is_not_listed_and_imports_nothing(
+    setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ServiceSettings(allowed_plugins=("other",))
+    for name, value in server.allowlists.items():  # as limit_plugins does in a process of the service
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Invalid) as refused:
+        checked(SECTIONS[setting], server)
+    (error,) = refused.value.errors
+    assert error.field == f"config.{setting}"
+    assert error.message.startswith("is not allowed on this server; choose from ")
+    assert error.message.endswith(" other, which its administrator can extend by GXPO_ALLOWED_PLUGINS")
+    config_schema()
+    assert "workbench" not in sys.modules
+
+
+@pytest.mark.parametrize("setting", SECTIONS)
+def test_a_service_accepts_what_is_listed(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ServiceSettings(allowed_plugins=("*", CLASS + "LinearLoss"))
+    for name, value in server.allowlists.items():
+        monkeypatch.setenv(name, value)
+    assert refusals(SECTIONS[setting], server) == []
+    checked(SECTIONS[setting], server)
+
+
+def test_a_typing_error_in_a_service_is_a_suggestion() -> None:
+    with pytest.raises(Invalid) as refused:
+        checked({"learner": {"rule": {"name": "gxp"}}}, ServiceSettings())
+    (error,) = refused.value.errors
+    assert error.field == "config.learner.rule.name"
+    assert 'did you mean "gxpo"?' in error.message
+
+
+def test_starting_a_service_imports_no_component(workbench: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from gxpo_services.app import create_app; from gxpo_services.runs.configs import config_schema\n"
+        "create_app(); config_schema(); print('workbench' in sys.modules)"
+    )
+    environment = {**os.environ, "GXPO_HOME": str(tmp_path)}
+    printed = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert printed.stdout == "False\n", printed.stderr
+
+
+def test_the_form_has_a_choice_for_each_kind_with_the_settings_of_the_chosen_class() -> None:
+    schema = json.loads(json.dumps(config_schema()))
+    config = {"learner": {"loss": {"surrogate": "linear"}, "advantage": {"name": "from_best"}}}
+    settings = {setting.path: setting for setting in forms.settings_of(schema, config)}
+    assert settings["learner.loss.surrogate"].options == ("cispo", "gspo", "linear", "ppo")
+    assert settings["learner.loss.scale"].kind == "number"
+    assert settings["learner.advantage.name"].options == ("from_best", "group")
+    assert settings["learner.advantage.offset"].help == "Added to each advantage."
+    assert "learner.loss.scale" not in {setting.path for setting in forms.settings_of(schema, {})}

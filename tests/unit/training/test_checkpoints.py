@@ -1,0 +1,254 @@
+"""Checkpoints on disk: whole or not at all, verified, few kept; and which settings may differ when a run is resumed."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gxpo_trainer.config import CheckpointConfig, RunConfig
+from gxpo_trainer.errors import CheckpointError
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.training.checkpoints import (
+    Checkpoint,
+    CheckpointStore,
+    check_same_model,
+    check_same_run,
+    export_policy,
+)
+
+
+def parts(content: bytes = b"weights"):
+    def write(folder):
+        (folder / "learner" / "rank-0.safetensors").write_bytes(content)
+        (folder / "policy").mkdir()
+        (folder / "policy" / "model.safetensors").write_bytes(content * 2)
+        return {"gate": 1}
+
+    return write
+
+
+def store(tmp_path, **settings):
+    return CheckpointStore(tmp_path / "checkpoints", CheckpointConfig(**settings))
+
+
+def test_what_was_saved_is_loaded(tmp_path):
+    subject = store(tmp_path)
+    subject.save(7, {"cursor": {"epoch": 1}}, parts())
+    loaded = subject.latest()
+    assert loaded.step == 7
+    assert (loaded.state["cursor"], loaded.state["rule"]) == ({"epoch": 1}, {"gate": 1})
+    assert (loaded.policy / "model.safetensors").read_bytes() == b"weightsweights"
+
+
+@pytest.mark.parametrize("damage", ["truncate", "alter", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_refused_and_the_message_names_file_and_way_out(tmp_path, damage):
+    subject = store(tmp_path)
+    subject.save(3, {}, parts())
+    subject.save(5, {}, parts())
+    file = subject.path(5) / "learner" / "rank-0.safetensors"
+    if damage == "truncate":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif damage == "alter":
+        file.write_bytes(b"Weights")
+    elif damage == "remove":
+        file.unlink()
+    else:
+        (subject.path(5) / "manifest.json").write_text("{", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="delete step-00000005 to continue from step 3"):
+        subject.latest()
+    valid, problems = subject.latest_valid()
+    assert valid.step == 3
+    assert len(problems) == 1
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_trace_of_the_failed_one(tmp_path):
+    subject = store(tmp_path)
+    subject.save(1, {}, parts())
+
+    def full(folder):
+        (folder / "learner" / "rank-0.safetensors").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        subject.save(2, {}, full)
+    assert subject.latest().step == 1
+    assert [p.name for p in subject.root.iterdir()] == ["step-00000001"]
+
+
+def test_an_unfinished_folder_is_not_a_checkpoint(tmp_path):
+    subject = store(tmp_path)
+    subject.save(1, {}, parts())
+    (subject.root / ".step-00000002.partial" / "learner").mkdir(parents=True)
+    assert subject.steps() == [1]
+
+
+@pytest.mark.parametrize("left", ["partial", "replaced", "dropped"])
+def test_the_next_checkpoint_removes_what_a_kill_left_of_any_step(tmp_path, left):
+    subject = store(tmp_path, keep_last=1)
+    subject.save(1, {}, parts())
+    for step in (1, 2, 7):
+        (subject.root / f".step-{step:08d}.{left}" / "learner").mkdir(parents=True)
+    subject.save(2, {}, parts())
+    assert [path.name for path in subject.root.iterdir()] == ["step-00000002"]
+
+
+def test_last_n_and_best_are_kept_and_the_earliest_of_equal_scores_is_best(tmp_path):
+    subject = store(tmp_path, keep_last=2, keep_best=1)
+    for step, score in [(1, 0.2), (2, 0.9), (3, 0.9), (4, 0.1), (5, None), (6, 0.3)]:
+        subject.save(step, {}, parts(), score=score)
+    assert subject.steps() == [2, 5, 6]
+
+
+def test_a_later_attempt_replaces_the_checkpoint_of_the_same_step(tmp_path):
+    subject = store(tmp_path)
+    subject.save(4, {"attempt": 1}, parts(b"old"))
+    subject.save(4, {"attempt": 2}, parts(b"new"))
+    assert subject.load(4).state["attempt"] == 2
+    assert (subject.path(4) / "learner" / "rank-0.safetensors").read_bytes() == b"new"
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path):
+    subject = store(tmp_path)
+    subject.save(4, {}, parts())
+    manifest = subject.path(4) / "manifest.json"
+    body = json.loads(manifest.read_text(encoding="utf-8"))
+    manifest.write_text(json.dumps({**body, "format": 99}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="format 99"):
+        subject.load(4)
+
+
+def test_export_copies_and_never_overwrites(tmp_path):
+    subject = store(tmp_path)
+    subject.save(4, {}, parts())
+    checkpoint: Checkpoint = subject.load(4)
+    target = export_policy(checkpoint, tmp_path / "exported")
+    assert (target / "model.safetensors").read_bytes() == b"weightsweights"
+    with pytest.raises(CheckpointError, match="already exists"):
+        export_policy(checkpoint, target)
+    with pytest.raises(CheckpointError, match="no adapter"):
+        export_policy(checkpoint, tmp_path / "other", adapter=True)
+
+
+FIRST: dict[str, Any] = {"name": "first", "budget": {"steps": 2}, "learner": {"rule": {"name": "gxpo", "k": 3}}}
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Checkpoint:
+    """A checkpoint of a run of FIRST, whose identity lies in the folder."""
+    identity = {"config": RunConfig.model_validate(FIRST).model_dump(mode="json")}
+    (tmp_path / "run.json").write_text(json.dumps(identity), encoding="utf-8")
+    return Checkpoint(tmp_path / "checkpoints" / "step-00000002", 2, {})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"learner": {"rule": {"name": "gxpo", "k": 7}}}, r"learner\.rule\.k = 3, this run has 7"),
+        ({"seed": 1}, r"seed = 0, this run has 1"),
+        (
+            {"model": {"path": "org/other"}},
+            r"model\.path = 'starter', this run has 'org/other'; resume",
+        ),
+        ({"rollout": {"max_new_tokens": 41}}, r"rollout\.max_new_tokens"),
+        ({"rollout": {"max_num_seqs": 8, "temperature": 0.9}}, r"rollout\.temperature"),
+        ({"learner": {**FIRST["learner"], "packing": "padded"}}, r"learner\.packing"),
+        ({"verifier": {"rewards": [{"name": "format"}]}}, r"verifier\.rewards"),
+    ],
+)
+def test_what_a_step_computes_with_may_not_change(
+    tmp_path: Path, earlier: Checkpoint, change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        check_same_run(earlier, RunConfig.model_validate({**FIRST, **change}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        # What no step computes with.
+        {"budget": {"steps": 4}},
+        {"budget": {"steps": None, "backward_passes": 9}},
+        {"name": "second"},
+        {"evaluation": {"every_steps": 7}},
+        {"checkpoint": {"every_steps": 1}},
+        {"placement": {"learner_threads": 1}},
+        {"timeouts": {"sampling_s": 7200.0}},
+        {"verifier": {"workers": 7}},
+        # A checkpoint is resharded.
+        {"learner": {**FIRST["learner"], "zero_stage": 3}},
+        {"placement": {"learner_ranks": 2}},
+        # What messages say to change, memory and limits: the sums of a step are the same up to rounding.
+        {"model": {"gradient_checkpointing": True}},
+        {"learner": {**FIRST["learner"], "token_budget": 64}},
+        {"rollout": {"max_num_seqs": 8}},
+        {"rollout": {"gpu_memory_utilization": 0.3}},
+        {"rollout": {"cpu_kv_cache_gib": 2}},
+        {"rollout": {"logprob_gap_mean_limit": 0.1}},
+        {"rollout": {"logprob_gap_max_limit": 9.0}},
+    ],
+)
+def test_what_changes_no_step_but_by_rounding_may_change(
+    tmp_path: Path, earlier: Checkpoint, change: dict[str, Any]
+) -> None:
+    check_same_run(earlier, RunConfig.model_validate({**FIRST, **change}), tmp_path)
+
+
+def test_a_setting_that_is_newer_than_the_run_has_its_default(tmp_path: Path, earlier: Checkpoint) -> None:
+    identity = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    del identity["config"]["environment"], identity["config"]["rollout"]["async_depth"]
+    (tmp_path / "run.json").write_text(json.dumps(identity), encoding="utf-8")
+    check_same_run(earlier, RunConfig.model_validate(FIRST), tmp_path)
+    changed = RunConfig.model_validate({**FIRST, "environment": {"name": "calculator"}})
+    with pytest.raises(CheckpointError, match=r"environment\.name = 'single_turn', this run has 'calculator'"):
+        check_same_run(earlier, changed, tmp_path)
+
+
+def checkpointed(tmp_path: Path, shapes: dict[str, tuple[int, ...]]) -> Checkpoint:
+    checkpoint = Checkpoint(tmp_path / "checkpoints" / "step-00000002", 2, {})
+    checkpoint.policy.mkdir(parents=True)
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, checkpoint.policy / "model.safetensors")
+    return checkpoint
+
+
+@pytest.fixture
+def starter() -> dict[str, tuple[int, ...]]:
+    """Names and shapes in the files of the starter policy."""
+    return {name: tuple(tensor.shape) for name, tensor in load_file(STARTER_FOLDER / "model.safetensors").items()}
+
+
+def test_a_checkpoint_of_the_runs_model_is_accepted(
+    tmp_path: Path, earlier: Checkpoint, starter: dict[str, tuple[int, ...]]
+) -> None:
+    check_same_model(checkpointed(tmp_path, starter), RunConfig(), tmp_path, "a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "difference"),
+    [
+        ("model.norm.weight", (64,), r"it has \(64,\) for model.norm.weight, that of model.path \(128,\)"),
+        ("model.extra.weight", (3,), r"it has \(3,\) for model.extra.weight, that of model.path nothing"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    tmp_path: Path, earlier: Checkpoint, starter: dict[str, tuple[int, ...]], name: str, shape: Any, difference: str
+) -> None:
+    checkpoint = checkpointed(tmp_path, {**starter, name: shape})
+    with pytest.raises(CheckpointError, match=rf"of another model: {difference}; set model.path \(now 'starter'\)"):
+        check_same_model(checkpoint, RunConfig(), tmp_path, "a" * 64)
+
+
+def test_a_run_is_not_continued_with_other_weights_of_the_same_shapes(
+    tmp_path: Path, earlier: Checkpoint, starter: dict[str, tuple[int, ...]]
+) -> None:
+    identity = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    (tmp_path / "run.json").write_text(json.dumps({**identity, "policy_sha256": "b" * 64}), encoding="utf-8")
+    checkpoint = checkpointed(tmp_path, starter)
+    check_same_model(checkpoint, RunConfig(), tmp_path, "b" * 64)
+    with pytest.raises(CheckpointError, match=r"began with another model: .* hash bbbbbbbbbbbb, .* aaaaaaaaaaaa; set"):
+        check_same_model(checkpoint, RunConfig(), tmp_path, "a" * 64)

@@ -1,0 +1,123 @@
+"""What is checked and built before engines start: memory by the planner, and the order in which the parts start."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import load_preset
+from gxpo_trainer.data.prompts import TokenizedPrompts
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.rollout.engines import Engines
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.ray_session import reserve
+from gxpo_trainer.training.controller import Controller
+from gxpo_trainer.training.runtime import Fit, build_runtime, check_memory
+from gxpo_trainer.types import Prompt
+
+CLUSTER = {"CPU": 64.0, "GPU": 4.0}
+L4, H200 = {"accelerator_type:L4": 1.0}, {"accelerator_type:H200": 1.0}
+A100, LABELLED_80G = {"accelerator_type:A100": 1.0}, {"accelerator_type:A100-80G": 1.0}
+
+
+def a_run(folder: Path, layers: int) -> Placement:
+    """A model of 70 million parameters a layer on four shared GPUs."""
+    body = {
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 16,
+        "vocab_size": 32000,
+    }
+    (folder / "config.json").write_text(json.dumps(body))
+    return Placement(load_preset("paper-1.5b"), "gpu", 1, 1, colocated=True)
+
+
+def test_the_refusal_is_the_planners_sentence(tmp_path: Path) -> None:
+    placement = a_run(tmp_path, layers=40)
+    with pytest.raises(ConfigError, match=r"GiB per device and l4-24 has 22\.5 GiB; ") as caught:
+        check_memory(placement, str(tmp_path), CLUSTER | L4)
+    assert caught.value.reason == "no_resources"
+
+
+def test_what_fits_or_is_not_known_is_not_refused(tmp_path: Path) -> None:
+    placement = a_run(tmp_path, layers=28)
+    check_memory(placement, str(tmp_path), CLUSTER | H200)
+    check_memory(placement, str(tmp_path), CLUSTER)
+    check_memory(placement, str(tmp_path / "nothing"), CLUSTER | L4)
+    assert check_memory(replace(placement, device="cpu"), str(tmp_path), CLUSTER | L4) == Fit()
+
+
+def test_a_name_of_several_memory_sizes_refuses_only_what_fits_none_of_them(tmp_path: Path) -> None:
+    # 80 layers of 67 million parameters, 5.5 billion with the embeddings: masters, gradients, moments and GXPO's two
+    # buffers are 24 bytes a parameter, over four ranks 31 GiB; with 10 GiB of bf16 weights too much for 40 GB.
+    placement = a_run(tmp_path, layers=80)
+    check_memory(placement, str(tmp_path), CLUSTER | A100)
+    with pytest.raises(ConfigError, match=r"a100-80 has 79\.3 GiB; "):
+        check_memory(a_run(tmp_path, layers=200), str(tmp_path), CLUSTER | A100)
+
+
+def test_what_stays_on_the_device_at_once_is_decided_by_the_smaller_memory(tmp_path: Path) -> None:
+    placement = a_run(tmp_path, layers=40)
+    assert check_memory(placement, str(tmp_path), CLUSTER | A100 | LABELLED_80G).resident
+    assert not check_memory(placement, str(tmp_path), CLUSTER | A100).resident
+
+
+def test_nothing_is_checked_while_gpus_that_join_may_be_of_another_kind(tmp_path: Path) -> None:
+    check_memory(a_run(tmp_path, layers=40), str(tmp_path), {"CPU": 64.0, "GPU": 3.0} | L4)
+
+
+def test_a_run_that_cannot_fit_is_refused_before_its_request_can_bring_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from gxpo_trainer.runtime.placement_group import RunPlacementGroup
+
+    requested: list[object] = []
+    monkeypatch.setattr(RunPlacementGroup, "create", lambda self, bundles: requested.append(bundles))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: CLUSTER | L4)
+    placement = a_run(tmp_path, layers=40)
+    with pytest.raises(ConfigError, match=r"l4-24 has 22\.5 GiB; "):
+        reserve(
+            placement,
+            owned=False,
+            before_request=lambda settled, cluster: check_memory(settled, str(tmp_path), cluster),
+        )
+    assert requested == []
+
+
+class LearnerStarted(Exception):
+    """A learner rank was about to start."""
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_engines_measure_their_gpus_before_a_learner_rank_starts(
+    resident: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM sizes its KV cache by the device's free memory, so a learner that loads meanwhile would shrink it."""
+    config = RunConfig.model_validate({"placement": {"colocate": True}})
+    placement = Placement.decide(config)
+    prompts = TokenizedPrompts((Prompt("0", "", ""),), (np.ones(3, np.int32),), 0)
+    runtime = build_runtime(config, placement, "model", prompts, lambda *_, **__: None, fit=Fit(resident))
+    log: list[str] = []
+
+    def start_rank(*_: Any, **__: Any) -> None:
+        raise LearnerStarted
+
+    monkeypatch.setattr("gxpo_trainer.learner.group.ray.remote", start_rank)
+    monkeypatch.setattr(runtime.pool, "start", lambda: log.append("engines start"))
+    monkeypatch.setattr(Engines, "await_ready", lambda self, *, every: log.append(f"await every engine: {every}"))
+    unused = cast(Any, SimpleNamespace(out_dir=tmp_path))
+    controller = Controller(runtime, unused, unused, unused, unused)
+    with pytest.raises(LearnerStarted):
+        controller.run(None)
+    assert log == ["engines start", "await every engine: True"]
