@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch
+from gxpo_trainer.runtime.ray_session import connect_ray
 from gxpo_trainer.training.controller import Controller, Counters
 from gxpo_trainer.training.launch import TERMINATED, Launch
 
@@ -132,3 +134,19 @@ def test_ranks_that_are_still_being_built_are_not_waited_for(monkeypatch: pytest
     group.close()
     assert killed == ["a rank without methods"]
     assert group.ranks == []
+
+
+def test_signals_end_the_process_while_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of Python would run only when Ray's call returns, after up to 30 s."""
+    monkeypatch.setattr(os, "environ", {})
+    seen: list[Any] = []
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def init(**_: Any) -> None:
+        seen.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM))
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    assert connect_ray(Placement.decide(RunConfig()))
+    assert seen == [signal.SIG_DFL, signal.SIG_DFL]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
