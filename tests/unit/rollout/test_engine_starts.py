@@ -111,7 +111,9 @@ def test_progress_of_others_does_not_hide_a_start_that_hangs(monkeypatch: pytest
     for _ in range(int(SETUP_S / 5)):
         assert machine.wait(5.0, ["stream 0"]) == ["stream 0"]
         assert lost.restarts == 1
-    machine.wait(5.0, ["stream 0"])
+    assert machine.wait(5.0, [lost.status]) == [lost.status]
+    assert lost.restarts == 1, "it has just become ready"
+    machine.wait(0.0, ["stream 0"])
     assert lost.restarts == 2
     assert machine.engines.all[0].restarts == 0
 

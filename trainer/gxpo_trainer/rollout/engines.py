@@ -157,10 +157,11 @@ class Engines:
         if self._may_start:
             self._start_again(engine)
 
-    def restart_overdue(self) -> None:
-        """Restart engines whose start takes too long, which the progress of others would hide."""
+    def restart_overdue(self, ready: Sequence[Any]) -> None:
+        """Restart engines whose start takes too long, which the progress of others would hide. ready: calls and streams
+        that have just been answered."""
         for engine in self.all:
-            if engine.starting:
+            if engine.starting and engine.status not in ready:
                 try:
                     self.placement.group.watch.check_since(engine.begun, "setup")
                 except Stalled as error:

@@ -308,7 +308,7 @@ class Collection:
             for engine in starting.values() if phase == "setup" else ():
                 self._pool.engines.restart(engine, error)
             ready = []
-        self._pool.engines.restart_overdue()
+        self._pool.engines.restart_overdue(ready)
         return ready
 
     def _receive(self, stream: Any) -> None:
