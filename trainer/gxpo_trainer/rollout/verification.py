@@ -191,13 +191,13 @@ class VerifierHandle:
     def __init__(self, config: RunConfig, placement: Placement, log_event: Event) -> None:
         self._config, self._placement, self._log_event = config, placement, log_event
         self.actor: Any = None
-        self.ready: Any = None
+        self._traced: Any = None
         """A reference, available once the actor has started: by what its stacks can be read."""
 
     def start(self) -> None:
         actor = ray.remote(VerifierActor).options(**self._placement.verifier_options())
         self.actor = actor.remote(self._config.verifier)
-        self.ready = self.actor.trace.remote()
+        self._traced = self.actor.trace.remote()
 
     def submit(self, finished: Any, rewards: bool) -> Any:
         """Score FinishedGroups, given as an object reference; returns a reference of their verdicts."""
@@ -211,7 +211,7 @@ class VerifierHandle:
             lost: list[Submitted] = []
             for reference, submitted in pending.items():
                 try:
-                    self._placement.group.get(self.ready, "setup")
+                    self._placement.group.get(self._traced, "setup")
                     scored = self._placement.group.get(reference, "verifying")
                     verdicts.update(zip(submitted.indices, scored, strict=True))
                 except (ray.exceptions.RayActorError, Stalled) as error:
@@ -232,7 +232,7 @@ class VerifierHandle:
         what = "stalled" if isinstance(error, Stalled) else "died"
         self._log_event("verifier_restarted", f"the verifier {what} ({cause}) and was restarted")
         if isinstance(error, Stalled):
-            ready, _ = ray.wait([self.ready], timeout=0)
+            ready, _ = ray.wait([self._traced], timeout=0)
             with self._placement.group.watch.excluded():
                 print_stacks("verifier", ray.get(ready[0]) if ready else None)
         self.kill()  # a stalled one is alive; its other calls fail with it
