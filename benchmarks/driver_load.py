@@ -125,9 +125,10 @@ def _measure() -> tuple[list[Figure], list[float]]:
     options = {"num_cpus": 0, "max_concurrency": 2 * ENGINES}
     hosts = [ray.remote(StandInHost).options(**options).remote() for _ in range(HOSTS)]
     pool.engines.all = [
-        Engine(index, StandInEngine(hosts[index % HOSTS], index), None, version=0) for index in range(ENGINES)
+        Engine(index, StandInEngine(hosts[index % HOSTS], index), None, 0.0, version=0) for index in range(ENGINES)
     ]
     pool.verifier.actor = ray.remote(StandInVerifier).options(num_cpus=0).remote()
+    pool.verifier._traced = ray.put(None)
     ids = np.arange(PROMPT_TOKENS, dtype=np.int32)
     requests = [SampleRequest(Prompt(str(n), "p", "1"), ids, SAMPLES) for n in range(PROMPTS)]
     sampling = SamplingSettings(max_new_tokens=TOKENS)

@@ -21,6 +21,7 @@ STATES: dict[str, str] = {
     "cancelled": "■ cancelled",
 }
 """A symbol and a word: colour is never the only cue."""
+NO_HEARTBEAT = "! no heartbeat"
 STATE_COLORS: dict[str, str] = {
     **dict.fromkeys(("queued", "cancelling", "cancelled"), "gray"),
     **dict.fromkeys(("starting", "running"), "blue"),

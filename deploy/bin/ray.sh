@@ -12,7 +12,8 @@ case ${1:-} in
 head)
     # Ray would choose the address of the default route. On a network that spans hosts that is the one of Docker's
     # gateway, which no other container reaches: what workers send to the head would never arrive.
-    exec ray start --head --block --disable-usage-stats --port 6379 --num-cpus 0 --num-gpus 0 \
+    # On SIGTERM the trainers, which run here, save a checkpoint first.
+    exec python -m gxpo_services.local.ray_start start --head --block --disable-usage-stats --port 6379 --num-cpus 0 --num-gpus 0 \
         --node-ip-address "$(hostname -i | cut -d' ' -f1)" --dashboard-host 0.0.0.0 --dashboard-port 8265 --object-store-memory "$store" --temp-dir /tmp/ray
     ;;
 worker)

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gxpo_client.connection import is_http, is_loopback, is_loopback_host
+from gxpo_trainer.config.base import STOP_WAIT_S
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import device_named
 from gxpo_trainer.plugins import ALLOWLIST, ALLOWLIST_OF_KIND
@@ -64,7 +65,9 @@ class ServiceSettings(BaseSettings):
     start_s: float = Field(900.0, gt=0, description="Maximum time from launch to the first heartbeat.")
     cancel_grace_s: float = Field(60.0, gt=0, description="Time to stop at the end of a step before the job is killed.")
     pause_grace_s: float = Field(900.0, gt=0, description="The same for a pause, including the checkpoint.")
-    stop_wait_s: int = Field(30, ge=1, description="Time from SIGTERM to SIGKILL when a job is stopped.")
+    stop_wait_s: int = Field(
+        STOP_WAIT_S, ge=1, description="Time from SIGTERM to the end of a run, in which it saves a checkpoint."
+    )
     max_recoveries: int = Field(3, ge=0, description="Consecutive recoveries of a run without progress.")
     max_forgotten: int = Field(5, ge=0, description="Consecutive jobs that Ray may lose without progress of the run.")
     idempotency_s: float = Field(604800.0, gt=0, description="Retention of idempotency keys (7 days).")

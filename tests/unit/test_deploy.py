@@ -22,6 +22,7 @@ import yaml
 from support.recording_server import RecordingServer, Request
 
 from gxpo_services.settings import ServiceSettings, read_settings
+from gxpo_trainer.config.base import STOP_WAIT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +52,15 @@ def test_every_service_is_guarded_and_bounded_and_only_two_publish_a_port_on_loo
     ports = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert set(ports) == {"api", "dashboard"}
     assert all(port.startswith("${BIND_ADDRESS:-127.0.0.1}:") for published in ports.values() for port in published)
+
+
+def test_ray_has_longer_to_stop_than_a_run_to_save_a_checkpoint(services: dict[str, Any]) -> None:
+    several = yaml.safe_load((ROOT / "deploy/ray-cluster/worker.yml").read_text())["services"]
+    grace = {int(s["stop_grace_period"].removesuffix("s")) for s in (services["ray-head"], several["ray-worker"])}
+    assert grace == {STOP_WAIT_S + 30}
+    assert services["ray-head"]["environment"]["GXPO_STOP_WAIT_S"] == "${GXPO_STOP_WAIT_S:-}"
+    assert ServiceSettings().stop_wait_s == STOP_WAIT_S
+    assert "exec python -m gxpo_services.local.ray_start start --head" in (ROOT / "deploy/bin/ray.sh").read_text()
 
 
 def test_who_checks_or_reads_a_run_s_paths_has_the_folders_that_the_settings_allow(services: dict[str, Any]) -> None:

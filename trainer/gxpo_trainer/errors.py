@@ -11,7 +11,7 @@ GxpoError                      exit code 1
     ├── Stalled                a phase made no progress within its time-out
     └── VerifierFailed         too many `timeout` or `error` verdicts to trust the reward
 
-LearnerDied is not a GxpoError: the controller catches it and continues from the last checkpoint.
+LearnerDied and Interrupted are not: the controller catches them, to continue from the last checkpoint or to save one.
 """
 
 from __future__ import annotations
@@ -96,6 +96,10 @@ class VerifierFailed(TrainingError):
     """The share of `timeout` and `error` verdicts exceeded `verifier.max_failed_fraction`."""
 
     reason = "verifier_failed"
+
+
+class Interrupted(Exception):
+    """SIGTERM arrived during a wait that may be given up: a checkpoint does not need what it would have returned."""
 
 
 class LearnerDied(Exception):

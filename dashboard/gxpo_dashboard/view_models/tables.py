@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pandas as pd
 
 from gxpo_client import formats
-from gxpo_dashboard.labels import STATES
+from gxpo_dashboard.labels import NO_HEARTBEAT, STATES
 from gxpo_dashboard.view_models.series import number
 
 Json = Mapping[str, Any]
@@ -206,7 +206,7 @@ def _row(run: Json, reference: float) -> dict[str, Any]:
         **{name: run.get(name) for name in ("model", "seed", "group", "reason", "id")},
         **_costs(progress),
         "name": f"?view=run&run={run['id']}#{quote(str(run['name']), safe=';/?:@&=+$,# ')}",
-        "state": [STATES.get(run["state"], run["state"])],
+        "state": [STATES.get(run["state"], run["state"]), *([NO_HEARTBEAT] if run.get("silent_s") else [])],
         "rule": run.get("rule_label") or run["rule"],
         "progress": 100 * number(progress.get("fraction") or 0.0),
         "score": 100 * score,

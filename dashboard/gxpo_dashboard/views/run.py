@@ -77,6 +77,8 @@ def _header(run_id: str, was_ended: bool) -> None:
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.title(plain(run["name"]), width="content")
             st.markdown(state_chip(run["state"]), width="content")
+            if (silent_s := run.get("silent_s")) is not None:
+                st.markdown(f":orange-badge[no heartbeat for {duration(silent_s)}]", width="content")
             st.space("stretch")
             actions.buttons(run, "run")
         facts = [

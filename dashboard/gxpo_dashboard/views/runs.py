@@ -13,7 +13,16 @@ from gxpo_client.client import Client
 from gxpo_client.errors import Refused, ServiceError, ServiceUnavailable
 from gxpo_client.formats import NONE, count
 from gxpo_dashboard.charts.curves import sparkline
-from gxpo_dashboard.labels import ACTIONS, STATE_COLORS, STATES, comma_separated, number_of, plain, state_chip
+from gxpo_dashboard.labels import (
+    ACTIONS,
+    NO_HEARTBEAT,
+    STATE_COLORS,
+    STATES,
+    comma_separated,
+    number_of,
+    plain,
+    state_chip,
+)
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import tables
@@ -229,7 +238,10 @@ def _column_config(columns: Sequence[str], means: bool) -> dict[str, Any]:
         if means
         else column.LinkColumn("Name", display_text=r"#(.*)$", width="medium", pinned=True),
         "state": column.MultiselectColumn(
-            "State", options=list(STATES.values()), color=[STATE_COLORS[state] for state in STATES], width="small"
+            "State",
+            options=[*STATES.values(), NO_HEARTBEAT],
+            color=[*(STATE_COLORS[state] for state in STATES), "orange"],
+            width="small",
         ),
         "progress": column.ProgressColumn("Progress", min_value=0, max_value=100, format="%.0f%%", width="small"),
         tables.RUNS: column.TextColumn("Runs", help="Those that succeeded: means are over these.", width="small"),

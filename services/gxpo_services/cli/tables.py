@@ -72,6 +72,8 @@ def state_text(run: Json) -> Text:
         words += f" ({run['reason']})"
     if run["phase"] not in (None, "training"):
         words += f" ({one_line(run['phase'], 60)})"
+    if run["silent_s"] is not None:
+        words += f" (no heartbeat for {duration(run['silent_s'])})"
     return Text(words, style=_COLOURS.get(run["state"], ""))
 
 

@@ -150,7 +150,7 @@ class Bars:
     def update(self, run: Json) -> None:
         progress = run["progress"]
         key = (
-            *(run[name] for name in ("state", "reason", "recoveries", "phase")),
+            *(run[name] for name in ("state", "reason", "recoveries", "phase", "silent_s")),
             *(progress[name] for name in ("steps", "queue_position")),
         )
         name, line = one_line(run["name"], 40), describe(run)

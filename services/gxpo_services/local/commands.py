@@ -48,13 +48,13 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def scheduler(args: argparse.Namespace) -> int:
-    from gxpo_services.scheduling.scheduler import LONGEST_ROUND_S, liveness_age_s, main
+    from gxpo_services.scheduling.scheduler import is_alive, liveness_age_s, main
 
     settings = read_settings()
     if args.check:
         age_s = liveness_age_s(settings.home)
         print("no round yet" if age_s is None else f"last round {formats.duration(age_s)} ago")
-        return 0 if age_s is not None and age_s <= LONGEST_ROUND_S else 1
+        return 0 if is_alive(settings.home) else 1
     return main()
 
 

@@ -16,6 +16,7 @@ import httpx
 
 from gxpo_services.auth.tokens import replace_file
 from gxpo_services.local.supervisor import Child
+from gxpo_trainer.config.base import STOP_WAIT_S
 from gxpo_trainer.errors import ConfigError
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
@@ -72,8 +73,11 @@ class RayHead:
         """Environment of processes that connect to this Ray. The token itself stays in its file."""
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._token_file)}
 
-    def child(self) -> Child:
-        """The head as a foreground process that stops its own children."""
+    def child(self, stop_wait_s: int = STOP_WAIT_S) -> Child:
+        """The head as a foreground process that stops its own children, trainers first.
+
+        stop_wait_s: time that they have for a checkpoint.
+        """
         for session in self.folder.glob("session_*"):  # logs and sockets of earlier heads of this home
             if session.is_symlink():
                 session.unlink()
@@ -104,13 +108,17 @@ class RayHead:
             # Without this, Ray replaces 127.0.0.1 by the host's external address.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
+            # The trainers have ended before (ray_start.py), and nothing else is worth the wait for an idle node.
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            "GXPO_STOP_WAIT_S": str(stop_wait_s),
             # Ray's metrics servers require no token and name actors and jobs. Two of them cannot be switched off: with
             # an invalid port Ray logs an error and does not start them.
             "RAY_enable_metrics_collection": "0",
             "DASHBOARD_METRIC_PORT": "-1",
             "AUTOSCALER_METRIC_PORT": "-1",
         }
-        return Child("ray", [*command, *words], self._ready, env, stop_s=30.0, tries=3)
+        # Restarting a head ends its runs, so one that is only slow is left alone for minutes.
+        return Child("ray", [*command, *words], self._ready, env, stop_s=stop_wait_s + 30.0, tries=3, probes=30)
 
     def _ready(self) -> bool:
         """Whether the job server responds and a node is alive."""

@@ -1,9 +1,10 @@
 """Supervision of child processes: start, readiness, restart with back-off, and complete shutdown.
 
-Order: `start` spawns children and waits until each is ready; `check` is called periodically and restarts dead ones with
-back-off; `stop` stops everything in reverse order. Every child has its own session, so that Ctrl-C reaches only this
-process, and gets SIGTERM from the kernel when this process dies. After `adopt_orphans`, orphaned descendants become
-children of this process and are stopped too. Processes are identified by pid and start time, never by name.
+Order: `start` spawns children and waits until each is ready; `check` is called periodically, restarts with back-off
+what is dead or does not answer, and rotates the logs; `stop` stops everything in reverse order. Every child has its own
+session, so that Ctrl-C reaches only this process, and gets SIGTERM from the kernel when this process dies. After
+`adopt_orphans`, orphaned descendants become children of this process and are stopped too. Processes are identified by
+pid and start time, never by name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import ctypes
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -33,6 +35,7 @@ _END_WITH_PARENT = functools.partial(_LIBC.prctl, _PR_SET_PDEATHSIG, signal.SIGT
 """Runs in a child before exec: the kernel sends it SIGTERM when its parent dies."""
 _POLL_S = 0.2
 _LARGEST_LOG = 16 * 1024 * 1024
+PROBE_EVERY_S = 10.0
 _REAP_EVERY_S = 10.0
 
 
@@ -49,6 +52,7 @@ class Stopped(GxpoError):
 @dataclass(frozen=True)
 class Child:
     """A process to supervise. ready: readiness check; start_s: its time-out; tries: attempts of the first start.
+    probes: failed checks in a row, one every PROBE_EVERY_S, after which it is restarted.
 
     port: TCP port on which it must listen itself to be ready; another program there could answer the readiness check.
     """
@@ -60,6 +64,7 @@ class Child:
     start_s: float = 300.0
     stop_s: float = 15.0
     tries: int = 1
+    probes: int = 3
     port: int | None = None
 
 
@@ -73,6 +78,8 @@ class _Managed:
     """Time of the next restart; None while it is alive."""
     ready_by: float | None = None
     """Time by which a restarted child must be ready; None once it is."""
+    probed_at: float = 0.0
+    failures: int = 0
 
     def is_ready(self) -> bool:
         return self.child.ready() and (self.child.port is None or self.child.port in _listened_on(self.process.pid))
@@ -82,7 +89,7 @@ class Supervisor:
     """Supervises children. state_file: receives their pids and `about`; log_dir: one log file per child.
 
     say: prints a message. until: set to request shutdown. first_pause_s, longest_pause_s: exponential back-off between
-    restarts; steady_s: uptime after which the back-off is reset.
+    restarts; steady_s: uptime after which the back-off is reset. largest_log: bytes after which a log is rotated.
     """
 
     def __init__(
@@ -96,10 +103,13 @@ class Supervisor:
         first_pause_s: float = 1.0,
         longest_pause_s: float = 30.0,
         steady_s: float = 60.0,
+        probe_every_s: float = PROBE_EVERY_S,
+        largest_log: int = _LARGEST_LOG,
     ) -> None:
         self._state_file, self._log_dir, self._say, self._until = state_file, log_dir, say, until
         self._about = dict(about or {})
         self._pauses = (first_pause_s, longest_pause_s, steady_s)
+        self._probe_every_s, self._largest_log = probe_every_s, largest_log
         self._kept: list[_Managed] = []
         self._adopts = False
         self._reaped_at = time.monotonic()
@@ -125,7 +135,8 @@ class Supervisor:
             self._say(f"{kept.child.name}: ready after {time.monotonic() - begun:.0f} s")
 
     def check(self) -> None:
-        """Restart children that are dead, or not ready within `start_s` of a restart, with back-off."""
+        """Restart children that are dead, do not answer, or are not ready within `start_s` of a restart, with back-off;
+        rotate their logs."""
         now = time.monotonic()
         for kept in self._kept:
             code = kept.process.poll()
@@ -137,6 +148,9 @@ class Supervisor:
                 self._record()
             elif code is None and kept.ready_by is not None:
                 self._await_ready(kept, now)
+            elif code is None and now - kept.probed_at >= self._probe_every_s:
+                self._probe(kept, now)
+            self._rotate(kept)
         if self._adopts and now - self._reaped_at > _REAP_EVERY_S:
             self._reaped_at = now
             self._reap()
@@ -170,10 +184,7 @@ class Supervisor:
         return family
 
     def _spawn(self, child: Child) -> subprocess.Popen[bytes]:
-        file = self._log_dir / f"{child.name}.log"
-        if file.exists() and file.stat().st_size > _LARGEST_LOG:
-            file.replace(file.with_name(f"{file.name}.1"))
-        with file.open("ab") as log:
+        with (self._log_dir / f"{child.name}.log").open("ab") as log:
             return subprocess.Popen(
                 child.command,
                 stdin=subprocess.DEVNULL,
@@ -217,8 +228,30 @@ class Supervisor:
             kept.ready_by = None
         elif kept.ready_by is not None and now > kept.ready_by:
             self._say(f"{kept.child.name}: not ready {kept.child.start_s:g} s after its restart; ending it")
-            family = psutil.Process(kept.process.pid).children(recursive=True)
-            _end_all([*family, psutil.Process(kept.process.pid)], signal.SIGKILL)
+            self._kill(kept)
+
+    def _probe(self, kept: _Managed, now: float) -> None:
+        """Check a child that was ready; end one that hangs, with all its processes. The next round restarts it."""
+        kept.failures = 0 if kept.is_ready() else kept.failures + 1
+        kept.probed_at = now
+        if kept.failures >= kept.child.probes:
+            self._say(f"{kept.child.name}: {kept.failures} health checks in a row failed; ending it")
+            self._kill(kept)
+
+    def _kill(self, kept: _Managed) -> None:
+        kept.failures = 0
+        family = psutil.Process(kept.process.pid).children(recursive=True)
+        kept.process.kill()
+        kept.process.wait()  # not by psutil, which would take the exit code
+        _end_all(family, signal.SIGKILL)
+
+    def _rotate(self, kept: _Managed) -> None:
+        """Copy a large log and empty it: the child appends to the open file."""
+        file = self._log_dir / f"{kept.child.name}.log"
+        if file.stat().st_size > self._largest_log:
+            with contextlib.suppress(OSError):  # on a full disk, emptying it is what helps
+                shutil.copyfile(file, file.with_name(f"{file.name}.1"))
+            os.truncate(file, 0)
 
     def _log_tail(self, kept: _Managed) -> str:
         file = self._log_dir / f"{kept.child.name}.log"

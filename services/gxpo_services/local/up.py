@@ -20,6 +20,7 @@ from gxpo_services.auth.tokens import prepare_local, replace_file
 from gxpo_services.cli.common import STATE_FILE, say
 from gxpo_services.local.ray_head import RayHead, free_port
 from gxpo_services.local.supervisor import Child, Supervisor, stop_orphans
+from gxpo_services.scheduling.scheduler import is_alive
 from gxpo_services.settings import make_home, read_settings
 from gxpo_trainer.errors import ConfigError, GxpoError
 
@@ -39,7 +40,8 @@ class Stack:
     """All processes of a service on one machine. Entering starts them and waits for readiness; leaving stops them.
 
     Order: lock of the home, orphans of a killed start, database and token, API and Ray together, the scheduler, which
-    needs both, the dashboard. say: prints a message. Tests override `ray_head` and `scheduler`.
+    needs both, the dashboard. They stop in reverse: no scheduler launches again what ends with Ray, whose trainers save
+    checkpoints and report to the API. say: prints a message. Tests override `ray_head` and `scheduler`.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class Stack:
         return RayHead(self.home) if "ray_address" not in self._settings.model_fields_set else None
 
     def scheduler(self, env: dict[str, str]) -> Child:
-        return Child("scheduler", [*_GXPO, "scheduler"], lambda: True, env)
+        return Child("scheduler", [*_GXPO, "scheduler"], lambda: is_alive(self.home), env)
 
     def _start(self) -> None:
         stop_orphans(self.home / STATE_FILE, self._say)
@@ -135,7 +137,7 @@ class Stack:
             "PYTHONUNBUFFERED": "1",
         } | ({"GXPO_RAY_ADDRESS": ray.address, **ray.env} if ray else {})
         api = Child("api", [*_GXPO, "serve"], lambda: _is_up(f"{self.url}/health/ready"), env, port=self._port)
-        supervisor.start(*([ray.child()] if ray else []), api)
+        supervisor.start(api, *([ray.child(self._settings.stop_wait_s)] if ray else []))
         supervisor.start(self.scheduler(env))
         if self.dashboard_url is not None:
             replace_file(self.home / LINK_SECRET_FILE, secrets.token_urlsafe(32))

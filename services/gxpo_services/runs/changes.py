@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -23,6 +24,7 @@ from gxpo_services.db.tables import Event, Run
 from gxpo_services.outputs.events import EventView
 from gxpo_services.run_states import TERMINAL
 from gxpo_services.runs import service
+from gxpo_services.runs.schemas import SILENCE_S, silent_s
 
 _EVENTS_AT_ONCE = 500
 _RUNS_AT_ONCE = 200
@@ -31,9 +33,9 @@ _columns = Run.__table__.c
 _COLUMNS = (
     *(_columns.number, _columns.id),
     *(_columns.state, _columns.updated_at, _columns.launch, _columns.phase, _columns.recoveries),
-    *(_columns.step, _columns.attempt, _columns.backward_passes, _columns.score_step),
+    *(_columns.step, _columns.attempt, _columns.backward_passes, _columns.score_step, _columns.heartbeat_at),
 )
-"""Number, id, and columns of which one changes with everything that a reader of a run wants to know."""
+"""Number, id, columns of which one changes with everything that a reader of a run wants to know, and the heartbeat."""
 
 
 @dataclass(slots=True)
@@ -77,7 +79,10 @@ class Changes:
             for begin in range(0, len(ended), _RUNS_AT_ONCE):
                 part = ended[begin : begin + _RUNS_AT_ONCE]
                 rows += session.execute(select(*_COLUMNS).where(_columns.number.in_(part)))
-        marks = {row[0]: tuple(row[2:]) for row in rows}
+        now = time.time()
+        silences = {row.number: silent_s(row.state, row.heartbeat_at, now) or 0.0 for row in rows}
+        # A silence is told when it becomes one, and at each further multiple.
+        marks = {row.number: (*row[2:-1], silences[row.number] // SILENCE_S) for row in rows}
         self.unsent = sorted(number for number, mark in marks.items() if self._seen.get(number) != mark)
         deleted = [{"id": self._ids[number]} for number in sorted(self._seen.keys() - marks.keys())]
         self._ids = {row[0]: row[1] for row in rows}

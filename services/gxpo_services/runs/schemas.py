@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
@@ -12,7 +13,7 @@ from gxpo_services.api.errors import FieldError, ProblemDetails
 from gxpo_services.api.fields import Body, Id, JsonNumber, Tag, Text, Word
 from gxpo_services.api.idempotency import etag
 from gxpo_services.db.tables import RunDocument
-from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
+from gxpo_services.run_states import EXECUTING, TERMINAL, Action, IllegalTransition, RunState, requested_state
 from gxpo_services.runs.configs import Override, RunSource
 from gxpo_services.runs.plan import ExpectedCostView, expected_cost
 from gxpo_trainer.config import RunConfig
@@ -127,6 +128,9 @@ class RunView(BaseModel):
     recoveries: int
     attempt: int = Field(description="The trainer's latest attempt.")
     heartbeat_at: float | None
+    silent_s: float | None = Field(
+        description="Seconds without a heartbeat once they exceed 15; null while its trainer reports, or none executes."
+    )
     phase: str | None = Field(
         description="What its trainer is doing; null unless a launch executes.", examples=["waiting for 3 GPUs"]
     )
@@ -227,6 +231,8 @@ _NUMBERS = ("score", "score_best", "reward")
 _NUMBERS_OF_PROGRESS = ("backward_passes", "tokens", "training_s", "hours_budget")
 _BUDGETS = ("step_budget", "backward_passes_budget", "tokens_budget", "hours_budget")
 
+SILENCE_S = 15.0
+"""A trainer that reports sends a heartbeat every 4 s."""
 RunRow = dict[str, Any]
 """A row of listing.list_rows."""
 
@@ -262,8 +268,20 @@ def detail(run: RunRow, document: RunDocument) -> RunDetail:
 
 
 def with_progress(run: RunRow) -> dict[str, Any]:
-    """The row with progress and possible actions, as RunView has them."""
-    return run | {"progress": _progress(run), "possible_actions": possible_actions(RunState(run["state"]))}
+    """The row with progress, silence and possible actions, as RunView has them."""
+    state = RunState(run["state"])
+    return run | {
+        "progress": _progress(run),
+        "silent_s": silent_s(state, run["heartbeat_at"], time.time()),
+        "possible_actions": possible_actions(state),
+    }
+
+
+def silent_s(state: RunState | str, heartbeat_at: float | None, now: float) -> float | None:
+    """Seconds without a heartbeat of a run whose trainer has reported, once they exceed SILENCE_S."""
+    if heartbeat_at is None or state not in EXECUTING or now - heartbeat_at <= SILENCE_S:
+        return None
+    return now - heartbeat_at
 
 
 @functools.cache

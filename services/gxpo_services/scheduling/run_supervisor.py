@@ -187,7 +187,8 @@ class RunSupervisor:
             **settings.allowlists,
             "GXPO_REWARD_URLS": ",".join(settings.allowed_reward_urls),
             "GXPO_ENVIRONMENT_URLS": ",".join(settings.allowed_environment_urls),
-            # Ray's default of 3 s between SIGTERM and SIGKILL is too short for a checkpoint.
+            # The trainer's own limit, and Ray's from SIGTERM to SIGKILL, by default 3 s.
+            "GXPO_STOP_WAIT_S": str(settings.stop_wait_s),
             "RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_wait_s),
         }
         self._launcher.submit(Job(job_id, tuple(self._command(folder)), folder / LOG, env, owner=run.created_by))

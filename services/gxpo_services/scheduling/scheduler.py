@@ -337,6 +337,12 @@ def liveness_age_s(home: Path) -> float | None:
         return None
 
 
+def is_alive(home: Path) -> bool:
+    """Whether a scheduler with this home has made a round within LONGEST_ROUND_S."""
+    age_s = liveness_age_s(home)
+    return age_s is not None and age_s <= LONGEST_ROUND_S
+
+
 def main() -> int:
     """`python -m gxpo_services.scheduling.scheduler`: run until SIGTERM or Ctrl-C.
 

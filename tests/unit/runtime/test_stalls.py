@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from gxpo_trainer.config import RunConfig, TimeoutsConfig
-from gxpo_trainer.errors import Stalled
+from gxpo_trainer.errors import Interrupted, Stalled
 from gxpo_trainer.runtime.progress import ProgressWatch, Watchdog
 
 
@@ -102,3 +102,52 @@ def test_the_watchdog_reports_a_main_thread_that_hangs_once_and_shows_it_before(
         assert stalled.wait(30)
     assert reported[:2] == [2, 0]
     assert [str(error) for error in stalls] == ["no progress for 131 s while setting up (timeouts.setup_s = 100)"]
+
+
+def test_a_wait_for_a_process_to_start_is_no_working_time() -> None:
+    clock = Clock()
+    watched = watch(clock, setup_s=60.0, sampling_s=60.0)
+    begin, running = watched.working_s, watched.running_s
+    watched.begin("sampling")
+    clock.now += 7.0
+    watched.begin("setup")
+    clock.now += 40.0
+    watched.progressed()
+    watched.begin("sampling")
+    clock.now += 3.0
+    watched.progressed()
+    watched.begin("setup")
+    clock.now += 60.0
+    with pytest.raises(Stalled, match=r"setup_s = 60"):
+        watched.check()
+    assert watched.working_s - begin == 10.0
+    assert watched.running_s - running == 50.0  # a start that stalled is in neither
+
+
+def test_excluded_blocks_exclude_their_work_once() -> None:
+    clock = Clock()
+    watched = watch(clock)
+    begin = watched.working_s
+    with watched.excluded():
+        clock.now += 4.0
+        watched.begin("setup")
+        clock.now += 20.0
+        watched.progressed()
+    assert (watched.working_s - begin, watched.idle_s) == (0.0, 0.0)
+
+
+def test_an_interrupt_ends_the_waits_that_leave_the_learner_as_it_is() -> None:
+    terminated = [False]
+    watched = ProgressWatch(clock=Clock(), interrupted=lambda: terminated[0])
+    with watched.abandonable():
+        watched.begin("sampling")
+        terminated[0] = True
+        with pytest.raises(Interrupted):
+            watched.check()
+        for phase in ("updating", "syncing", "checkpointing"):
+            watched.begin(phase)
+            watched.check()
+        with pytest.raises(Interrupted):
+            watched.begin("setup")
+    watched.begin("sampling")  # asynchronous sampling while the learner updates
+    watched.check()

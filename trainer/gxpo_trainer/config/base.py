@@ -55,6 +55,10 @@ def half_of_limit_passed(phase: str | None) -> bool:
     return idle is not None and 2 * int(idle[1]) >= float(idle[2])
 
 
+STOP_WAIT_S = 30
+"""Default of GXPO_STOP_WAIT_S: seconds from SIGTERM until a run has saved a checkpoint and ended, or is killed."""
+
+
 class TimeoutsConfig(Settings):
     """Seconds without progress after which a phase has stalled: the process that hangs is ended and its work is done
     again. They change no result."""

@@ -55,6 +55,7 @@ class LearnerGroup:
         self.transport = placement.transport(one_node=config.placement.strategy != "split")
         self._wait_for_one = wait_for_one or placement.group.wait_for_one
         self.processes: list[TracedProcess] = []
+        self._built = False
 
     def start(self) -> None:
         """Start all ranks and wait until their engines are built."""
@@ -72,6 +73,7 @@ class LearnerGroup:
             raise LearnerDied(str(error).strip().splitlines()[0]) from error
         settings = address, port, self.placement.device, self.placement.learner_threads
         self._get([rank.setup.remote(*settings) for rank in self.ranks], "setup")
+        self._built = True
 
     def restart(self) -> None:
         """Kill the remaining ranks, which may hang in a collective, and start all of them again.
@@ -91,12 +93,12 @@ class LearnerGroup:
     def kill(self) -> None:
         for rank in self.ranks:
             ray.kill(rank, no_restart=True)
-        self.ranks, self.processes = [], []
+        self.ranks, self.processes, self._built = [], [], False
 
     def close(self) -> None:
         """Let the ranks free what outlives them (shared memory), then end them, also those that hang in a collective
-        after another rank has failed."""
-        if calls := [rank.close.remote() for rank in self.ranks]:
+        after another rank has failed. Ranks that are still being built have nothing to free, and answer only then."""
+        if self._built and (calls := [rank.close.remote() for rank in self.ranks]):
             ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S)
         self.kill()
 

@@ -29,12 +29,13 @@ KILL_S = 10.0
 @dataclass(slots=True)
 class Engine:
     """One engine. actor: None while it is lost and may not start. status: a reference while the actor starts, None once
-    it is ready. version: of its weights. folder: of the actor's temporary files, on its node. stream_id: of its open
-    stream."""
+    it is ready. begun: time of its start, by the watch's `running_s`. version: of its weights. folder: of the actor's
+    temporary files, on its node. stream_id: of its open stream."""
 
     index: int
     actor: Any
     status: Any
+    begun: float
     process: TracedProcess | None = None
     folder: Path | None = None
     version: int | None = None
@@ -145,7 +146,8 @@ class Engines:
         what = "stalled" if isinstance(error, Stalled) else "died"
         self.log_event("sampler_restarted", f"the {name} {what} ({cause}) and was restarted", sampler=engine.index)
         if isinstance(error, Stalled):
-            print_stacks(name, engine.process)
+            with self.placement.group.watch.excluded():
+                print_stacks(name, engine.process)
         engine.process = None
         if engine.restarts > MAX_RESTARTS:
             raise TrainingError(f"the {name} {what} {engine.restarts} times in a row; see events.jsonl") from error
@@ -154,6 +156,16 @@ class Engines:
         engine.actor = engine.status = engine.version = engine.stream_id = None
         if self._may_start:
             self._start_again(engine)
+
+    def restart_overdue(self, ready: Sequence[Any]) -> None:
+        """Restart engines whose start takes too long, which the progress of others would hide. ready: calls and streams
+        that have just been answered."""
+        for engine in self.all:
+            if engine.starting and engine.status not in ready:
+                try:
+                    self.placement.group.watch.check_since(engine.begun, "setup")
+                except Stalled as error:
+                    self.restart(engine, error)
 
     def hold_starts(self) -> None:
         """Wait for engines that are starting; those that die from now on are restarted by `allow_starts`."""
@@ -199,7 +211,7 @@ class Engines:
         if len(self.all) == 1 or engine.restarts > 1:
             self.placement.group.back_off(engine.restarts)
         engine.starts += 1
-        engine.actor, engine.status = self._new_actor(engine.index, engine.starts)
+        engine.actor, engine.status, engine.begun = self._new_actor(engine.index, engine.starts)
 
     def kill(self) -> None:
         """Kill all engines and remove what they leave on this host; on others the next engine there does."""
@@ -211,13 +223,13 @@ class Engines:
                 remove_if_abandoned(engine.folder, wait_s=KILL_S)
         self.all = []
 
-    def _new_actor(self, index: int, start: int) -> tuple[Any, Any]:
+    def _new_actor(self, index: int, start: int) -> tuple[Any, Any, float]:
         # A new seed for each start: the same one would repeat the first responses of the run.
         key = f"{self._config.seed}/{self._attempt}/{start}" + (f"/{index}" if index else "")
         settings = replace(self._settings, seed=seed_of(key))
         options = self.placement.sampler_options(index)
         actor = remote_sampler().options(**options).remote(settings, self._environments)
-        return actor, actor.status.remote()
+        return actor, actor.status.remote(), self.placement.group.watch.running_s
 
 
 def seed_of(key: str) -> int:

@@ -134,9 +134,10 @@ class RolloutPool:
         Where engines and learner alternate, no engine may be sampling: all of them sleep while the weights are sent.
         """
         if any(engine.version != version for engine in self.engines.ready):
-            self.devices.need("syncing")  # may wait for engines that are starting, which are behind as well
-            self.sync_engines([engine for engine in self.engines.ready if engine.version != version], version)
-            self.devices.need("sampling")
+            with self.group.watch.excluded():  # part of a restart
+                self.devices.need("syncing")  # may wait for engines that are starting, which are behind as well
+                self.sync_engines([engine for engine in self.engines.ready if engine.version != version], version)
+                self.devices.need("sampling")
         return [engine for engine in self.engines.ready if engine.version == version]
 
     def sync_engines(self, engines: Sequence[Engine], version: int) -> PoolSync | None:
@@ -288,24 +289,27 @@ class Collection:
             self._pool.timeline.enter(engine.name, "sampling" if working else None)
 
     def _wait_for_one(self, calls: Sequence[Any], starting: dict[Any, Engine]) -> list[Any]:
-        """The calls, streams and starting engines that are ready next; none after a stall, when the engines with
-        open requests were restarted."""
-        working = not self._dispatcher.done
+        """The calls, streams and starting engines that are ready next; none after a stall, when the engines that
+        stalled were restarted."""
+        pending = [s for s, (engine, _) in self._streams.items() if self._dispatcher.open_requests(engine.index)]
         training = not self._rewards or any(self._rewards.values())  # and no evaluation
-        phase: Phase = "updating" if calls and not working else "sampling" if training else "evaluating"
+        phase: Phase = "sampling" if training else "evaluating"
+        if not pending and (calls or starting):
+            phase = "updating" if calls else "setup"
         try:
-            return self._pool.group.wait_for_one([*calls, *self._streams, *starting], phase)
+            ready = self._pool.group.wait_for_one([*calls, *self._streams, *starting], phase)
         except Stalled as error:
-            pending = [s for s, (engine, _) in self._streams.items() if self._dispatcher.open_requests(engine.index)]
-            if calls and not pending and not starting:
+            if phase == "updating":
                 raise  # the learner's
-            for stream in pending if working else [*self._streams]:
+            for stream in [] if phase == "setup" else pending or [*self._streams]:
                 engine, actor = self._forget(stream)
                 if engine.actor is actor:
                     self._pool.engines.restart(engine, error)
-            for engine in starting.values():
+            for engine in starting.values() if phase == "setup" else ():
                 self._pool.engines.restart(engine, error)
-            return []
+            ready = []
+        self._pool.engines.restart_overdue(ready)
+        return ready
 
     def _receive(self, stream: Any) -> None:
         """Take one item of a stream; a group goes to the verifier by reference."""

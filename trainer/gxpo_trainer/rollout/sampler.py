@@ -275,6 +275,8 @@ def set_environment(settings: SamplerSettings) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # An engine is on one host. Its Gloo groups listen on the address of the host's name otherwise.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if settings.device == "cpu":
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.cpu_kv_cache_gib)
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)

@@ -4,7 +4,6 @@ move, or ahead of the learner.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -274,7 +273,7 @@ class AsyncRollouts:
         rollouts = self._planner.complete(first, step, self._collect_now)
         rollouts = self._replace_stale(rollouts, step)
         collection.note_activity()
-        return replace(rollouts, sampling_s=time.perf_counter() - planned.begun - rollouts.verify_s)
+        return replace(rollouts, sampling_s=self._pool.group.watch.working_s - planned.begun - rollouts.verify_s)
 
     @property
     def sync_due(self) -> bool:
@@ -295,7 +294,7 @@ class AsyncRollouts:
         if self._collection is None or self._syncing:
             return group.wait_for_one(calls, phase)
         self._learner_busy = True
-        since = group.watch.working_s
+        since = group.watch.running_s
         try:
             while not (ready := self._collection.advance(calls)):
                 group.watch.check_since(since, phase)
@@ -322,7 +321,8 @@ class AsyncRollouts:
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor, and the prompts of the batches under way, which a resumed run samples again."""
-        planned = {str(step): planned.prompts for step, planned in self._planned.items()}
+        drawn = self._drawn | {step: planned.prompts for step, planned in self._planned.items()}
+        planned = {str(step): prompts for step, prompts in drawn.items()}
         return {**self._planner.cursor.state_dict(), "planned": planned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -365,7 +365,8 @@ class AsyncRollouts:
         if lost and not self._learner_busy and not self._syncing:
             self._syncing = True
             try:
-                self._pool.sync_engines(lost, self._learner_version)
+                with self._pool.group.watch.excluded():
+                    self._pool.sync_engines(lost, self._learner_version)
             finally:
                 self._syncing = False
         return [engine for engine in self._pool.engines.ready if engine.version is not None]
@@ -382,19 +383,20 @@ class AsyncRollouts:
             size = self._config.rollout.prompts_per_step
             prompts = self._drawn.pop(step, None) or self._planner.draw(size)
             requests = self._planner.requests(prompts, step, version=self._engine_version)
-            self._planned[step] = _Planned(prompts, self._open().add(requests), time.perf_counter())
+            self._planned[step] = _Planned(prompts, self._open().add(requests), self._pool.group.watch.working_s)
             self._next_step = step + 1
 
     def _collect_now(self, requests: Sequence[SampleRequest]) -> Collected:
         return self._await(self._open().add(requests, first=True))
 
     def _await(self, indices: Sequence[int]) -> Collected:
-        begin = time.perf_counter()
+        watch = self._pool.group.watch
+        begin = watch.working_s
         while not self._open().complete(indices):
             self._open().advance()
-        sampled = time.perf_counter()
+        sampled = watch.working_s
         groups = self._open().take(indices)
-        verify_s = time.perf_counter() - sampled
+        verify_s = watch.working_s - sampled
         return Collected(groups, sampled - begin, verify_s, 0.0, len(self._pool.engines.ready))
 
     def _replace_stale(self, rollouts: Rollouts, step: int) -> Rollouts:

@@ -196,6 +196,7 @@ class VerifierHandle:
         self._config, self._placement, self._log_event = config, placement, log_event
         self.actor: Any = None
         self._traced: Any = None
+        """A reference, available once the actor has started: by what its stacks can be read."""
 
     def start(self) -> None:
         actor = ray.remote(VerifierActor).options(**self._placement.verifier_options())
@@ -214,6 +215,7 @@ class VerifierHandle:
             lost: list[Submitted] = []
             for reference, submitted in pending.items():
                 try:
+                    self._placement.group.get(self._traced, "setup")
                     scored = self._placement.group.get(reference, "verifying")
                     verdicts.update(zip(submitted.indices, scored, strict=True))
                 except (ray.exceptions.RayActorError, Stalled) as error:
@@ -235,7 +237,8 @@ class VerifierHandle:
         self._log_event("verifier_restarted", f"the verifier {what} ({cause}) and was restarted")
         if isinstance(error, Stalled):
             ready, _ = ray.wait([self._traced], timeout=0)
-            print_stacks("verifier", ray.get(ready[0]) if ready else None)
+            with self._placement.group.watch.excluded():
+                print_stacks("verifier", ray.get(ready[0]) if ready else None)
         self.kill()  # a stalled one is alive; its other calls fail with it
         if restarts > MAX_RESTARTS:
             raise TrainingError(

@@ -75,7 +75,7 @@ def describe(resources: Mapping[str, float]) -> str:
 
 MIN_WAIT_S = 30.0
 """Free bundles are placed in milliseconds; those that another run is releasing take seconds."""
-_POLL_S = 5.0
+_POLL_S = 1.0
 _MAX_BACKOFF_S = 16.0
 
 
@@ -123,7 +123,7 @@ class RunPlacementGroup:
         return result_of(call)
 
     def wait_for_one(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
-        """Wait until one of these actor calls or streams is ready; which. Raises as `get` does."""
+        """Wait until one of these actor calls or streams is ready; which. Raises as `get` does, and Interrupted."""
         import ray
 
         watch = self.watch
@@ -131,9 +131,8 @@ class RunPlacementGroup:
         while not (ready := ray.wait([*calls], num_returns=1, timeout=min(_POLL_S, watch.remaining_s))[0]):
             if self.handle is not None:
                 # A call to an actor whose bundle cannot be rescheduled never returns.
-                begin = time.monotonic()
-                self._await_rescheduling()
-                watch.exclude(time.monotonic() - begin)
+                with watch.excluded():
+                    self._await_rescheduling()
             watch.check()
         watch.progressed()
         return list(ready)
@@ -150,7 +149,8 @@ class RunPlacementGroup:
         """Sleep before the n-th restart of an actor: until Ray notices a lost node (about 30 s) it schedules actors
         there, which die at once."""
         if self.on_several_nodes:
-            time.sleep(min(2.0**restarts, _MAX_BACKOFF_S))
+            with self.watch.excluded():
+                time.sleep(min(2.0**restarts, _MAX_BACKOFF_S))
 
     def remove(self) -> None:
         """Remove the placement group; Ray kills its actors."""

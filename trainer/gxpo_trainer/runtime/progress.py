@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from gxpo_trainer.config.base import Phase, TimeoutsConfig
-from gxpo_trainer.errors import Stalled
+from gxpo_trainer.errors import Interrupted, Stalled
 
 MAIN_THREAD_GRACE_S = 30.0
 """Time beyond its limit that the main thread has to notice a stall by itself, before the watchdog ends the process."""
@@ -16,6 +17,8 @@ _NOTICE_S = 60.0
 """Time without progress after which it is reported with the phase."""
 _PAUSED_S = 10.0
 """A poll that is this late was not late by load: the process was stopped."""
+_ABANDONABLE: tuple[Phase, ...] = ("setup", "sampling", "verifying", "evaluating")
+"""Waits that leave the learner as it is."""
 
 
 class ProgressWatch:
@@ -23,26 +26,57 @@ class ProgressWatch:
 
     A wait for an actor is a phase: `begin` before it, `check` while it lasts, `progressed` after each answer. Between
     waits the last phase continues, so a main thread that hangs anywhere is noticed. clock: monotonic seconds.
+    interrupted: whether the run must end now; see `abandonable`.
     """
 
-    def __init__(self, timeouts: TimeoutsConfig | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        timeouts: TimeoutsConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.timeouts = timeouts or TimeoutsConfig()
+        self._interrupted, self._abandonable = interrupted, False
         self.phase: Phase = "setup"
-        self._stalled_s = 0.0
+        self._stalled_s = self._starting_s = 0.0
         self._clock = clock
         self._since = clock()
 
     def begin(self, phase: Phase) -> None:
-        """Enter a phase, or wait for its next answer."""
+        """Enter a phase, or wait for its next answer. Raises Interrupted as `check` does."""
         self.phase, self._since = phase, self._clock()
+        self._check_interrupted()
 
     def progressed(self) -> None:
+        """The wait was answered, or nothing is waited for."""
+        if self.phase == "setup":  # a process that starts does no work of the run
+            self._starting_s += self.idle_s
         self._since = self._clock()
 
     def exclude(self, seconds: float) -> None:
         """Do not count a time in which progress was impossible, such as a wait for a lost node or a stopped process."""
-        self._since += seconds
+        self._since = min(self._since + seconds, self._clock())
         self._stalled_s += seconds
+
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Exclude the time that this block takes."""
+        begin = self.working_s
+        try:
+            yield
+        finally:
+            self.exclude(self.working_s - begin)
+
+    @contextmanager
+    def abandonable(self) -> Iterator[None]:
+        """Raise Interrupted from a wait in this block, unless the learner works or weights are sent, when the run must
+        end."""
+        self._abandonable = True
+        try:
+            yield
+        finally:
+            self._abandonable = False
 
     @property
     def idle_s(self) -> float:
@@ -60,27 +94,35 @@ class ProgressWatch:
         return max(0.0, self.limit_s - self.idle_s)
 
     @property
-    def working_s(self) -> float:
+    def running_s(self) -> float:
         """A clock that stands still while the run is stalled or a time is excluded; only differences have a meaning."""
         return self._clock() - self._stalled_s
 
+    @property
+    def working_s(self) -> float:
+        """The same without the waits for a process to start: the clock of training time."""
+        return self.running_s - self._starting_s
+
     def check(self) -> None:
-        """Raise Stalled when the phase has made no progress within its limit."""
+        """Raise Stalled when the phase has made no progress within its limit, Interrupted when it is to be given up."""
+        self._check_interrupted()
         if self.remaining_s > 0:
             return
-        self._stalled_s += self.idle_s
         error = _stalled(self.phase, self.idle_s, self.timeouts)
-        self.progressed()
+        self.exclude(self.idle_s)
         raise error
 
+    def _check_interrupted(self) -> None:
+        if self._abandonable and self.phase in _ABANDONABLE and self._interrupted():
+            raise Interrupted
+
     def check_since(self, begin: float, phase: Phase) -> None:
-        """Raise Stalled when `phase`, begun at `begin` of `working_s`, has lasted beyond its limit.
+        """Raise Stalled when `phase`, begun at `begin` of `running_s`, has lasted beyond its limit.
 
         For a call during which others make progress, which would hide that this one does not return.
         """
-        lasted = self.working_s - begin
+        lasted = self.running_s - begin
         if lasted > self.timeouts.limit_s(phase):
-            self._stalled_s += lasted
             raise _stalled(phase, lasted, self.timeouts)
 
 

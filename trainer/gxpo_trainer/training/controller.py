@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from gxpo_trainer.algo.batch import learning_rate, make_batch, mini_batches
 from gxpo_trainer.config import BudgetConfig
-from gxpo_trainer.errors import Diverged, LearnerDied, TrainingError
+from gxpo_trainer.errors import Diverged, Interrupted, LearnerDied, TrainingError
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import ControlRequest
@@ -107,6 +108,34 @@ class Controller:
         """Train until the budget is spent or a pause or cancel request arrives; returns which of them ended the run."""
         if (request := self.control_request()) is not None:
             return request  # there is nothing yet to keep in a checkpoint
+        try:
+            with self.watch.abandonable():
+                self._start(resume_from)
+        except Interrupted:
+            return "pause"
+        evaluation_due = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
+        if evaluation_due and self.control_request() is None:
+            with suppress(Interrupted):
+                self._evaluate()
+        recoveries = 0
+        while True:
+            try:
+                if (ended := self._next()) is not None:
+                    return ended
+            except Interrupted:
+                continue  # to the request that the same signal made
+            except LearnerDied as error:
+                recoveries += 1
+                if recoveries > self.config.placement.max_restarts:
+                    raise TrainingError(f"the learner died {recoveries} times ({error}); see events.jsonl") from error
+                try:
+                    with self.watch.abandonable():
+                        self._recover(error)
+                except Interrupted:
+                    return "pause"  # the last checkpoint is what there is
+
+    def _start(self, resume_from: Checkpoint | None) -> None:
+        """Start the processes, load the policy into all of them, and prove that they agree."""
         self.enter_phase("starting engines")
         self.pool.start()
         self.learners.start()
@@ -118,19 +147,6 @@ class Controller:
         self._log_placement()
         self.reporter.log_event("attention", f"attention: {self.learners.attention()}")
         self.ready = True
-        evaluation_due = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
-        if evaluation_due and self.control_request() is None:
-            self._evaluate()
-        recoveries = 0
-        while True:
-            try:
-                if (ended := self._next()) is not None:
-                    return ended
-            except LearnerDied as error:
-                recoveries += 1
-                if recoveries > self.config.placement.max_restarts:
-                    raise TrainingError(f"the learner died {recoveries} times ({error}); see events.jsonl") from error
-                self._recover(error)
 
     def _next(self) -> str | None:
         """One step; or, when the run ends here, its last evaluation and checkpoint, and what ended it."""
@@ -151,13 +167,21 @@ class Controller:
         return None
 
     def step(self) -> None:
-        """One training step: every pass of the rule uses this one batch."""
+        """One training step: every pass of the rule uses this one batch. Raises Interrupted before the update, with the
+        prompts put back."""
         self.enter_phase("training")
         begin = self.watch.working_s
         self.host.begin_step()
         number = self.counters.step + 1
         window = self.pool.timeline.now()
-        rollouts = self.rollouts.batch(number)
+        cursor = self.rollouts.state_dict()
+        try:
+            with self.watch.abandonable():
+                rollouts = self.rollouts.batch(number)
+        except Interrupted:
+            self.rollouts.discard()
+            self.rollouts.load_state_dict(cursor)
+            raise
         synced = self._sync() if self.rollouts.sync_due else {}
         proofs.check_verdicts(self.config, rollouts.groups)
         learner, limit = self.config.learner, self.config.rollout.max_new_tokens
@@ -273,7 +297,8 @@ class Controller:
         begin = time.perf_counter()
         step = self.counters.step
         full = self.config.evaluation.full_at_end and self.counters.reached(self.config.budget) is not None
-        records, metrics = self.evaluator.run(self.rollouts, step=step, version=step, full=full)
+        with self.watch.abandonable():
+            records, metrics = self.evaluator.run(self.rollouts, step=step, version=step, full=full)
         for record in records:
             totals = {
                 "backward_passes_total": self.counters.backward_passes,

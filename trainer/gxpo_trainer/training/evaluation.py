@@ -23,6 +23,7 @@ from rich.console import Console
 from gxpo_trainer import __version__
 from gxpo_trainer.algo.passk import majority_at_n, pass_at_k, proportion_interval
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.base import MOST_TOKENS
 from gxpo_trainer.config.engines import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, STARTER_POLICIES
 from gxpo_trainer.config.io import build
 from gxpo_trainer.environments.host import check_environment
@@ -289,6 +290,6 @@ def _config(args: argparse.Namespace, model: str) -> RunConfig:
         return build(body, args.set, source="gxpo eval")
 
     # What the environment may write is known once its settings are.
-    observed = with_length(2**31).environment.observation_tokens
+    observed = with_length(MOST_TOKENS).environment.observation_tokens
     config = with_length(max_new_tokens + observed + 1024)
     return config.model_copy(update={"placement": config.placement.model_copy(update={"learner_ranks": 0})})

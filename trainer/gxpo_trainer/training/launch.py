@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
 
-from gxpo_trainer.config.base import idle_phase
-from gxpo_trainer.errors import Stalled, TrainingError
+from gxpo_trainer.config.base import STOP_WAIT_S, idle_phase
+from gxpo_trainer.errors import ConfigError, Stalled, TrainingError
 from gxpo_trainer.jsonl import write_json
 from gxpo_trainer.reporting.outcome import OUTCOME, Outcome, failure_message, is_recoverable, reason_of
 from gxpo_trainer.reporting.reporter import RunReporter
@@ -34,12 +34,17 @@ class Launch:
 
     A launch that was stopped from outside (SIGTERM, Ctrl-C) or whose run another launch has taken over leaves no
     outcome. A config that is refused leaves one only for a service, which would otherwise not learn of it.
+
+    SIGTERM ends the run after a checkpoint: a batch that is being sampled is given up, an update that has begun is
+    completed. A run that has not ended after GXPO_STOP_WAIT_S seconds exits where it is.
     """
 
     def __init__(self, out_dir: Path, service: ServiceAddress | None = None, *, wait_s: float = WAIT_S) -> None:
         self.out_dir = out_dir
         self.attempt = service.attempt if service else 1
         self.terminated = False
+        self._stop_wait_s = stop_wait_s()
+        self._killer: threading.Timer | None = None
         self._lock = RunLock(out_dir, wait_s)
         self._uploader = Uploader(service, out_dir) if service else None
         self._reporter: RunReporter | None = None
@@ -79,7 +84,7 @@ class Launch:
         return self
 
     def watch_sigterm(self) -> None:
-        """Make SIGTERM end the run at its next step. Called again after Ray has started, which sets its own handler."""
+        """Make SIGTERM end the run after a checkpoint. Called again once Ray has started and set its own handler."""
         if threading.current_thread() is threading.main_thread():
             earlier = signal.signal(signal.SIGTERM, self._terminate)
             if self._earlier_handler is None:
@@ -139,6 +144,8 @@ class Launch:
         finally:
             if self._earlier_handler is not None:
                 signal.signal(signal.SIGTERM, self._earlier_handler)
+            if self._killer is not None:
+                self._killer.cancel()
             self._lock.release(discard=self._reporter is None and not self.serves)
 
     def _conclude(self, outcome: Outcome | None) -> None:
@@ -192,4 +199,29 @@ class Launch:
             raise TrainingError(f"{self.out_dir}: {self.fenced}; another launch owns the run, or it was deleted")
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
-        self.terminated = True
+        if not self.terminated:
+            self.terminated = True
+            self._killer = threading.Timer(self._stop_wait_s, self._end_terminated)
+            self._killer.daemon = True
+            self._killer.start()
+
+    def _end_terminated(self) -> None:
+        """End this process, which SIGTERM has not ended in time. Ray kills its actors."""
+        print(
+            f"gxpo: not ended {self._stop_wait_s:g} s after SIGTERM, while {self.phase}; --resume continues from the "
+            "last checkpoint (GXPO_STOP_WAIT_S sets the limit)",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(TERMINATED)
+
+
+def stop_wait_s() -> float:
+    """Seconds from SIGTERM to the end of a run, from GXPO_STOP_WAIT_S. Raises ConfigError."""
+    text = os.environ.get("GXPO_STOP_WAIT_S") or str(STOP_WAIT_S)
+    try:
+        if 0 < float(text) < threading.TIMEOUT_MAX:
+            return float(text)
+    except ValueError:
+        pass
+    raise ConfigError(f"GXPO_STOP_WAIT_S = {text!r} must be a number of seconds above 0")

@@ -39,7 +39,7 @@ def train_run(
     """Train one run into `out_dir`; returns the name of the bound that ended it.
 
     Raises ConfigError, DataError or CheckpointError before anything is started or written; TrainingError later;
-    SystemExit when SIGTERM ended the run, after its checkpoint.
+    SystemExit when SIGTERM ended the run, after its checkpoint if there was one to save.
     """
     with Launch(out_dir) as launch:
         ended = train_in_launch(config, launch, resume=resume, loggers=loggers, progress=progress)
@@ -61,7 +61,7 @@ def train_in_launch(
 ) -> str:
     """Check everything, then run; returns the bound or the request that ended the run."""
     out_dir = launch.out_dir
-    watch = ProgressWatch(config.timeouts)
+    watch = ProgressWatch(config.timeouts, interrupted=lambda: launch.terminated)
     with Watchdog(watch, launch.end_stalled, launch.show_idle):
         prepared = prepare(config, out_dir, resume=resume, continue_run=continue_run, watch=watch)
         dump = config.model_dump(mode="json")

@@ -168,10 +168,10 @@ def open_store(address: str, port: int, member: int, size: int, timeout: timedel
     torch lets its store listen on every interface, where any account of any host could write its keys. This one listens
     on `address` alone, which the members can reach, and a group of one member needs none at all.
     """
+    if size == 1 or address.startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # Gloo listens on the address of the host's name otherwise
     if size == 1:
         return HashStore()
-    if address.startswith("127."):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # Gloo listens on the address of the host's name otherwise
     if member > 0:
         return TCPStore(address, port, size, False, timeout)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,6 +107,20 @@ def test_the_first_word_of_a_launch_makes_the_run_running(anonymous: TestClient,
     assert run.state == RunState.RUNNING
     assert run.heartbeat_at is not None
     assert ("state", "launch 1 sent its first heartbeat") in runs.messages(database, run.id)
+
+
+@pytest.mark.parametrize(
+    ("state", "age_s", "silent"),
+    [("running", 14.0, False), ("running", 16.0, True), ("pausing", 40.0, True), ("succeeded", 40.0, False)],
+)
+def test_silence_of_a_trainer_is_shown_after_15_s(
+    client: TestClient, database: Database, state: str, age_s: float, silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    run_id = runs.add_run(database, state=state, heartbeat_at=now - age_s)
+    monkeypatch.setattr("gxpo_services.runs.schemas.time", SimpleNamespace(time=lambda: now))
+    for run in (client.get(f"/api/v1/runs/{run_id}").json(), client.get("/api/v1/runs").json()["items"][0]):
+        assert run["silent_s"] == (pytest.approx(age_s) if silent else None)
 
 
 def test_what_the_trainer_is_doing_is_shown_until_its_launch_is_over(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,7 +44,15 @@ def messages() -> list[str]:
 
 @pytest.fixture
 def supervisor(tmp_path: Path, messages: list[str]) -> Iterator[Supervisor]:
-    made = Supervisor(tmp_path / "up.json", tmp_path / "logs", messages.append, threading.Event(), first_pause_s=0.01)
+    made = Supervisor(
+        tmp_path / "up.json",
+        tmp_path / "logs",
+        messages.append,
+        threading.Event(),
+        first_pause_s=0.01,
+        probe_every_s=0.0,
+        largest_log=10_000,
+    )
     yield made
     made.stop()
 
@@ -86,6 +95,53 @@ def test_a_child_that_hangs_after_its_restart_is_restarted_again(
     until(lambda: pid_in(mark) not in (0, first), "the restart", supervisor.check)
     assert starts.read_text() == "xxx"
     assert "ray: not ready 5 s after its restart; ending it" in messages
+
+
+def test_a_child_that_stops_to_answer_is_restarted(supervisor: Supervisor, messages: list[str], tmp_path: Path) -> None:
+    """Stopped as by SIGSTOP: it still accepts connections and never answers."""
+    mark, beat = tmp_path / "mark", tmp_path / "beat"
+    program = """
+        import os, pathlib, sys, time
+        mark, beat = map(pathlib.Path, sys.argv[1:])
+        mark.write_text(str(os.getpid()))
+        while True:
+            beat.touch()
+            time.sleep(0.01)
+    """
+
+    def answers() -> bool:
+        beat.unlink(missing_ok=True)
+        return any((pid_in(mark) and beat.exists()) or time.sleep(0.02) for _ in range(500))
+
+    supervisor.start(Child("api", python(program, mark, beat), answers, probes=2))
+    first = pid_in(mark)
+    supervisor.check()
+    assert messages[1:] == [], "it answers"
+    os.kill(first, signal.SIGSTOP)
+    supervisor.check()
+    assert messages[1:] == [], "one failed check is none"
+    until(lambda: pid_in(mark) not in (0, first), "the restart", supervisor.check)
+    assert not is_alive(first)
+    assert messages[1:] == [
+        "api: 2 health checks in a row failed; ending it",
+        "api: ended with signal 9; restarting in 0.01 s",
+    ]
+
+
+def test_a_log_is_rotated_while_its_child_writes(supervisor: Supervisor, tmp_path: Path) -> None:
+    program = (
+        "import time\nfor line in range(1000): print(f'{line:059d}', flush=True); time.sleep(0.001)\ntime.sleep(600)"
+    )
+    supervisor.start(Child("api", python(program), lambda: True))
+    log, rotated = tmp_path / "logs" / "api.log", tmp_path / "logs" / "api.log.1"
+
+    def newest() -> str:
+        return log.read_text().strip("\0").rpartition(f"{999:059d}")[1]
+
+    until(newest, "the last line", supervisor.check)
+    supervisor.check()
+    assert rotated.stat().st_size > 10_000 > log.stat().st_size
+    assert "\0" not in log.read_text(), "the child appends"
 
 
 def test_the_back_off_doubles_while_a_child_keeps_dying(supervisor: Supervisor, messages: list[str]) -> None:

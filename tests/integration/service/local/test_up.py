@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from support import sockets
 from support.processes import is_alive
 from support.service_processes import until
 
@@ -24,14 +25,18 @@ LONG_S = 120
 
 
 class Up:
-    """A running `gxpo up`. GXPO_RAY_ADDRESS names an external Ray, so none is started."""
+    """A running `gxpo up`. Unless it is `whole`, it has no dashboard, and GXPO_RAY_ADDRESS names an external Ray, so
+    none is started."""
 
-    def __init__(self, home: Path, *words: str) -> None:
+    def __init__(self, home: Path, *words: str, whole: bool = False) -> None:
         self.home = home
         self._log = home.with_name(f"{home.name}.log").open("w+")
-        command = [sys.executable, "-m", "gxpo_trainer.cli", "up", "--home", str(home), "--no-dashboard", *words]
-        env = {name: value for name, value in os.environ.items() if not name.startswith("GXPO_")}
-        env |= {"GXPO_RAY_ADDRESS": f"http://127.0.0.1:{free_port()}", "GXPO_TICK_S": "0.2"}
+        command = [sys.executable, "-m", "gxpo_trainer.cli", "up", "--home", str(home), *words]
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("GXPO_", "RAY_"))}
+        env["GXPO_TICK_S"] = "0.2"
+        if not whole:
+            command.append("--no-dashboard")
+            env["GXPO_RAY_ADDRESS"] = f"http://127.0.0.1:{free_port()}"
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log, text=True, env=env)
 
     @property
@@ -64,8 +69,8 @@ class Up:
 def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     made: list[Up] = []
 
-    def up(*words: str) -> Up:
-        made.append(Up(tmp_path / "home", *words))
+    def up(*words: str, whole: bool = False) -> Up:
+        made.append(Up(tmp_path / "home", *words, whole=whole))
         return made[-1]
 
     yield up
@@ -118,6 +123,16 @@ def test_a_killed_one_leaves_nothing_that_keeps_the_next_from_starting(start: Ca
     second.wait_until_up()
     assert (second.home / "token").read_text() == token
     assert second.end() == 0
+
+
+@pytest.mark.engine
+def test_every_socket_of_it_is_known_and_on_loopback(start: Callable[..., Up]) -> None:
+    up = start("--port", str(free_port()), "--dashboard-port", str(free_port()), whole=True)
+    up.wait_until_up()
+    seen = sockets.listening(up.process.pid, {up.pid(name): name for name in ("api", "dashboard", "scheduler")})
+    assert {"api", "dashboard", "gcs_server", "raylet", "ray-dashboard"} <= {one.process for one in seen}
+    sockets.check(seen, sockets.UP)
+    assert up.end() == 0
 
 
 def test_a_setting_that_cannot_be_used_starts_nothing(tmp_path: Path) -> None:

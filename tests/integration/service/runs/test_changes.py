@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,31 @@ def test_every_change_is_pushed_until_all_runs_have_ended(client: Client, databa
 
     again = [change for change in client.changes([first], after=event["number"]) if change is not None]
     assert [kind for kind, _ in again] == ["run"], "no event twice"
+
+
+def test_a_silence_is_a_change_and_a_heartbeat_is_none(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1e9
+    monkeypatch.setattr(run_changes, "time", SimpleNamespace(time=lambda: now))
+    run_id = runs.add_run(database, state=RunState.RUNNING, heartbeat_at=now)
+    changes = Changes(None, 0)
+
+    def told() -> int:
+        with database.reading() as session:
+            return sum(b"event: run" in message for message in changes.read(session))
+
+    assert told() == 1
+    counts = []
+    for passed in (4.0, 8.0, 4.0, 4.0, 10.0, 10.0):
+        now += passed
+        if passed == 8.0:
+            runs.change(database, run_id, heartbeat_at=now)
+        counts.append(told())
+    # Silent for 4, 0, 4, 8, 18 and 28 s.
+    assert counts == [0, 0, 0, 0, 1, 0]
+    now += 3.0
+    assert told() == 1, "and for 31 s"
+    runs.change(database, run_id, heartbeat_at=now)
+    assert told() == 1, "its end is one"
 
 
 def test_a_deleted_run_an_unknown_one_and_a_revoked_token_end_a_stream(

@@ -36,6 +36,8 @@ def test_a_row_of_the_list() -> None:
     assert (row["passes"], row["left"], row["state"]) == ("45 of 90", "1 min 15 s", ["▶ running"])
     assert math.isnan(row["reward"])
     assert math.isnan(tables.runs_table([run()]).iloc[0]["difference"]), "without a baseline"
+    (states,) = tables.runs_table([run(silent_s=34.0)])["state"]
+    assert states == ["▶ running", "! no heartbeat"]
 
 
 def test_a_name_is_a_link_whose_fragment_is_the_name() -> None:

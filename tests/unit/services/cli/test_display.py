@@ -34,6 +34,7 @@ def run(**changes: Any) -> Any:
         "state": "running",
         "reason": None,
         "phase": "training",
+        "silent_s": None,
         "recoveries": 0,
         "reward": 0.3125,
         "score": 0.31,
@@ -54,6 +55,10 @@ def idle(state: str, phase: str | None = None, reason: str | None = None, queue_
         (
             run(progress={"backward_passes_budget": 90, "seconds_left": None}, recoveries=1),
             "running  step 12/30  reward 0.312  passes 36/90  accuracy 31.0%  recovered 1 times",
+        ),
+        (
+            run(silent_s=34.2, reward=None, score=None, progress={"seconds_left": None}),
+            "running (no heartbeat for 34 s)  step 12/30  passes 36",
         ),
         (run(reward="NaN", score=None), "running  step 12/30  reward NaN  passes 36  left 3 min 12 s"),
         (idle("running", phase="waiting for 3 GPUs"), "running (waiting for 3 GPUs)  step 0/30  left 3 min 12 s"),
