@@ -368,7 +368,7 @@ def serve(
 
     Raises ConfigError when the database, other than SQLite, is not at this version's schema.
     """
-    database = Database(settings.url)
+    database = Database(settings.url, settings.database_timeout_s)
     if database.is_sqlite:
         upgrade(settings.url)
     else:
