@@ -12,6 +12,8 @@ import pytest
 from support.durations import Durations
 from support.tiers import SELECTIONS, tier
 
+from gxpo_trainer import plugins
+
 # A busy machine is no failure: no test depends on the clock.
 hypothesis.settings.register_profile("default", hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("default")
@@ -34,6 +36,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tier, and what was named by id; put what starts engines first.
 
@@ -52,6 +55,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.fixture(autouse=True)
+def _no_list_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service limits what its own process imports; one that an earlier test started here must not limit this test."""
+    for name in (plugins.ALLOWLIST, *plugins.ALLOWLIST_OF_KIND.values()):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)

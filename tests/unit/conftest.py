@@ -34,9 +34,7 @@ def workbench_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workbench(workbench_site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """This process and those that it starts find the package, and no list limits it."""
-    for name in (plugins.ALLOWLIST, *plugins.ALLOWLIST_OF_KIND.values()):
-        monkeypatch.delenv(name, raising=False)
+    """This process and those that it starts find the package."""
     monkeypatch.setenv("PYTHONPATH", str(workbench_site))
     monkeypatch.syspath_prepend(str(workbench_site))
     plugins._registered.cache_clear()

@@ -80,8 +80,6 @@ def test_the_quick_start_submits_a_run_and_follows_it_to_its_end(
 def test_a_service_that_lists_the_rule_of_the_tutorial_states_the_cost_of_its_sweep(
     app: FastAPI, url: str, token_for: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Another test may have started a service in this process, which limits its imports.
-    monkeypatch.delenv(plugins.ALLOWLIST, raising=False)
     monkeypatch.syspath_prepend(str(install_the_rule(tmp_path)))
     plugins._registered.cache_clear()
     reader = Reader(tmp_path, GXPO_URL=url, GXPO_TOKEN=token_for("submitter"), no_proxy="127.0.0.1")
