@@ -33,7 +33,7 @@ up: setup  ## start API, scheduler, Ray and dashboard on this machine; Ctrl-C en
 	$(VENV)/bin/gxpo up
 
 # One thread for each process of tests: several that wait spinning for each other take twice as long. Engines set their own.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test: setup  ## each property once, on real engines where it needs them, in JOBS processes; see docs/tests.md
 	$(PYTEST)

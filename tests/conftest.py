@@ -36,12 +36,10 @@ def pytest_report_header(config: pytest.Config) -> str:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tier, and what was named by id; put what starts engines first.
 
-    A file of minutes that one process takes last is waited for by all others. Tests of one `xdist_group` share what is
-    started for them, so one process takes them all; a group is a file, unless a mark says otherwise.
+    A file of minutes that one process takes last is waited for by all others.
     """
     selection = config.getoption("tier")
     named = tuple(argument.split("::", 1)[1] for argument in config.args if "::" in argument)
@@ -52,9 +50,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     config.hook.pytest_deselected(items=[item for item in items if item not in {*kept}])
     items[:] = sorted(kept, key=lambda item: item.get_closest_marker("engine") is None)
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(autouse=True)
