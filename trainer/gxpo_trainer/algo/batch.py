@@ -78,7 +78,7 @@ def group_advantages(rewards: Rewards, *, use_std: bool = True, epsilon: float =
 class Advantage(Protocol):
     """Advantages of a step: what `implementation` of a settings class names.
 
-    The class takes its settings and those of `learner.loss`, and is made anew for each step.
+    The class takes its settings and those of `learner.loss`, and is constructed for each step.
     """
 
     def __call__(self, groups: Sequence[FloatArray]) -> Sequence[FloatArray]:

@@ -102,7 +102,7 @@ def policy_loss(
 class Surrogate(Protocol):
     """The surrogate of a loss: what `implementation` of its settings class names; the class takes the settings.
 
-    A function of its arguments alone: it is made anew for each micro-batch.
+    A function of its arguments alone: one is constructed for each micro-batch.
     """
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor]:

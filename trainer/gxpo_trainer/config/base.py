@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# Far above what any run needs: they keep a mistyped or hostile config from occupying whoever validates or plans it.
+# Far above what any run needs: they keep a mistyped or hostile config from occupying the process that validates it.
 LARGEST_INTEGER = 2**63 - 1
 """Largest integer that the service's databases store."""
 MOST_STEPS = 2**31 - 1

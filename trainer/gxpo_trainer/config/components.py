@@ -163,7 +163,7 @@ def _named(settings: type[Settings], key: str, name: str) -> type[Settings]:
     def reduce(self: Settings) -> tuple[Any, ...]:
         return _restored, (settings, key, name, dict(self))
 
-    # Processes that receive a config make the class anew.
+    # Processes that receive a config build the class again.
     renamed.__reduce__ = reduce  # type: ignore[method-assign, assignment]
     return renamed
 

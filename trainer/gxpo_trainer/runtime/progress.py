@@ -104,7 +104,7 @@ class ProgressWatch:
         return self.running_s - self._starting_s
 
     def check(self) -> None:
-        """Raise Stalled when the phase has made no progress within its limit, Interrupted when it is to be given up."""
+        """Raise Stalled when the phase has made no progress within its limit, Interrupted when the run must stop."""
         self._check_interrupted()
         if self.remaining_s > 0:
             return
