@@ -46,7 +46,7 @@ def train(out: Path, config: dict[str, Any], launch: Launch) -> str:
     past = read_identity(out)["attempts"] if (out / "run.json").exists() else []
     with RunReporter(out) as reporter:
         reporter.start_attempt(len(past) + 1, resumed)
-        reporter.write_identity({"config": config})
+        reporter.write_identity({"config": config}, len(past) + 1)
         launch.begin(reporter)
         budget = config["budget"]
         last = budget.get("steps") or budget["backward_passes"] // PASSES_PER_STEP

@@ -117,6 +117,20 @@ def test_steps_of_an_abandoned_history_are_excluded(tmp_path: Path) -> None:
     assert [row["step"] for row in read_evaluations(tmp_path)] == [1, 2, 3]
 
 
+def test_an_evaluation_postponed_beyond_a_checkpoint_belongs_to_the_attempt_that_wrote_it(tmp_path: Path) -> None:
+    with reporter(tmp_path) as made:
+        made.start_attempt(3, 0)
+        made.log_metrics(1, {"a": 1.0})
+        made.start_attempt(4, 1, continued=3)
+        made.log_metrics(1, {"eval/x/pass@1": 0.5})
+        made.log_evaluation(1, {"benchmark": "x", "scores": {"pass@1": 0.5}})
+        made.log_metrics(2, {"a": 2.0})
+    rows = read_metrics(tmp_path)
+    assert [(row["step"], row["attempt"]) for row in rows] == [(1, 3), (2, 4)]
+    assert rows[0]["metrics"] == {"a": 1.0, "eval/x/pass@1": 0.5}
+    assert [row["attempt"] for row in read_evaluations(tmp_path)] == [3]
+
+
 def test_a_second_row_for_a_step_adds_to_the_first(tmp_path: Path) -> None:
     with reporter(tmp_path) as made:
         made.log_metrics(1, {"a": 1.0, "b": 1.0})
@@ -296,8 +310,7 @@ def test_a_resumed_run_keeps_its_identity_and_records_changes(tmp_path: Path) ->
     first = {"config": {"threshold": math.inf}, "python": "3.11.1"}
     with reporter(tmp_path) as made:
         made.write_identity(first)
-        made.start_attempt(2, 10)
-        made.write_identity({**first, "python": "3.11.2"})
+        made.write_identity({**first, "python": "3.11.2"}, attempt=2)
     identity = read_identity(tmp_path)
     assert identity["python"] == "3.11.1"
     assert [attempt["attempt"] for attempt in identity["attempts"]] == [1, 2]

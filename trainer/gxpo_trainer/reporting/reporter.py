@@ -55,7 +55,8 @@ class RunReporter:
     ) -> None:
         self.out_dir = out_dir
         out_dir.mkdir(parents=True, exist_ok=True)
-        self.attempt = 1
+        self._attempt = self._continued = 1
+        self._resume_step = 0
         self._samples_per_step = samples_per_step
         self._exporters = list(exporters)
         self._clock = clock
@@ -64,31 +65,37 @@ class RunReporter:
             if file.bytes_cut:
                 self.log_event("torn_line", f"{name}: cut {file.bytes_cut} bytes of an unfinished line", file=name)
 
-    def start_attempt(self, attempt: int, resume_step: int) -> None:
-        """Start `attempt`, whose first step is `resume_step + 1`; all following rows belong to it."""
+    def start_attempt(self, attempt: int, resume_step: int, continued: int | None = None) -> None:
+        """Start `attempt`, whose first step is `resume_step + 1`.
+
+        continued: the attempt that wrote the checkpoint. Rows up to `resume_step` (a postponed evaluation) are added to
+        its rows: under the new attempt they would replace them.
+        """
         if attempt < 1 or resume_step < 0:
             raise ValueError(f"attempt = {attempt}, resume_step = {resume_step}: attempts count from 1, steps from 0")
-        self.attempt = attempt
+        self._attempt, self._resume_step, self._continued = attempt, resume_step, continued or attempt
         how = "started" if attempt == 1 and resume_step == 0 else f"continues after step {resume_step}"
         self.log_event("attempt", f"attempt {attempt} {how}", attempt=attempt, resume_step=resume_step)
 
+    def _head(self, step: int) -> Row:
+        attempt = self._attempt if step > self._resume_step else self._continued
+        return {"attempt": attempt, "step": step, "time": self._clock()}
+
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one row for (attempt, step); a second row of a step adds its metrics to the first."""
-        row = {"attempt": self.attempt, "step": step, "time": self._clock(), "metrics": dict(metrics)}
+        row = {**self._head(step), "metrics": dict(metrics)}
         self._files[METRICS].append(row)
         for exporter in list(self._exporters):
             self._export(exporter, row)
 
     def log_samples(self, step: int, groups: Sequence[ScoredGroup]) -> None:
         """The first `samples_per_step` groups, one line a response; what is missing (no answer) is null."""
-        now = self._clock()
+        head = self._head(step)
         for index, scored in enumerate(groups[: self._samples_per_step]):
             prompt = scored.group.prompt
             for number, (sample, verdict) in enumerate(zip(scored.group.samples, scored.verdicts, strict=True)):
                 row = {
-                    "attempt": self.attempt,
-                    "step": step,
-                    "time": now,
+                    **head,
                     "prompt_id": prompt.id,
                     "group": index,
                     "sample": number,
@@ -114,23 +121,22 @@ class RunReporter:
 
     def log_evaluation(self, step: int, record: Mapping[str, Any]) -> None:
         """Write one evaluation; attempt, step and time are added to `record`."""
-        head = {"attempt": self.attempt, "step": step, "time": self._clock()}
+        head = self._head(step)
         self._files[EVALUATIONS].append({**head, **{k: v for k, v in record.items() if k not in head}})
 
     def log_timeline(self, step: int, begin: float, spans: Iterable[tuple[str, str, float, float]]) -> None:
         """What each process did in a step: (process, activity, begin, end), written relative to the step's begin."""
         relative = [[process, activity, round(b - begin, 3), round(e - begin, 3)] for process, activity, b, e in spans]
-        head = {"attempt": self.attempt, "step": step, "time": self._clock()}
-        self._files[TIMELINE].append({**head, "begin": begin, "spans": relative})
+        self._files[TIMELINE].append({**self._head(step), "begin": begin, "spans": relative})
 
     def log_event(self, kind: str, message: str, **fields: Any) -> None:
         """Write an event for the user: a restart, a fallback, a checkpoint, the end."""
         self._files[EVENTS].append({"time": self._clock(), "kind": kind, "message": message, **fields})
 
-    def write_identity(self, identity: Mapping[str, Any]) -> None:
-        """Write run.json. A later attempt keeps the first identity and records what changed."""
+    def write_identity(self, identity: Mapping[str, Any], attempt: int = 1) -> None:
+        """Write run.json before `attempt` starts. A later attempt keeps the first identity and records what changed."""
         path = self.out_dir / IDENTITY
-        head: Row = {"attempt": self.attempt, "time": self._clock()}
+        head: Row = {"attempt": attempt, "time": self._clock()}
         if not path.exists():
             write_json(path, {**identity, "attempts": [head]})
             return

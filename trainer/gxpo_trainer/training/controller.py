@@ -274,7 +274,6 @@ class Controller:
             metrics["update/repeated_passes_total"] = counters.repeated_passes
         metrics.update(self.host.metrics())
         metrics["system/learner_peak_bytes"] = float(result.peak_bytes)
-        self.reporter.attempt = self.attempt
         self.reporter.log_metrics(number, metrics)
         self.reporter.log_samples(number, rollouts.groups)
         if result.fallback:
@@ -359,10 +358,7 @@ class Controller:
         self.counters = Counters(**checkpoint.state["counters"])
         self.counters = replace(self.counters, repeated_passes=max(repeated, self.counters.repeated_passes))
         self.rollouts.load_state_dict(checkpoint.state["cursor"])
-        self.reporter.start_attempt(self.attempt, self.counters.step)
-        # Until this attempt has done a step, what is reported (a postponed evaluation) belongs to the step of the
-        # checkpoint: under a new attempt it would replace that step's own row.
-        self.reporter.attempt = int(checkpoint.state["attempt"])
+        self.reporter.start_attempt(self.attempt, self.counters.step, int(checkpoint.state["attempt"]))
 
     def _recover(self, error: LearnerDied) -> None:
         """Start a new attempt from the last valid checkpoint. Raises TrainingError when the learner cannot

@@ -114,8 +114,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
             control_request=launch.control_request,
             enter_phase=launch.enter_phase,
         )
-        reporter.attempt = attempt
-        _write_identity(prepared, launch, reporter)
+        _write_identity(prepared, launch, reporter, attempt)
         for problem in prepared.skipped:
             reporter.log_event("checkpoint_skipped", problem)
         record_data(prepared, reporter, progress.message)
@@ -205,13 +204,13 @@ def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
         reporter.log_event("finished", f"budget.{ended} is reached", bound=ended)
 
 
-def _write_identity(prepared: Prepared, launch: Launch, reporter: RunReporter) -> None:
+def _write_identity(prepared: Prepared, launch: Launch, reporter: RunReporter, attempt: int) -> None:
     identity = run_identity(
         prepared.config,
         data_sha256=prepared.data.sha256 | {b.benchmark.name: b.benchmark.sha256 for b in prepared.benchmarks},
         policy_sha256=prepared.policy_sha256,
     )
-    reporter.write_identity(identity)
+    reporter.write_identity(identity, attempt)
     if launch.serves:  # the service stores the config
         return
     copy = prepared.out_dir / CONFIG
