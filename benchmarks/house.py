@@ -3,7 +3,8 @@
     python -m benchmarks.house
 
 A function counts as calling only another one when its body, apart from the docstring, is one expression or return of a
-call; overrides, endpoints and protocols among them are counted too.
+call. Contracts among them are counted too, and once more by themselves: what is decorated (endpoints, properties),
+special methods, and methods whose name another class has as well (overrides, protocols, actors and their handles).
 """
 
 from __future__ import annotations
@@ -33,6 +34,17 @@ def only_calls(function: Function) -> bool:
     return isinstance(value.value if isinstance(value, ast.Await) else value, ast.Call)
 
 
+def methods(trees: list[ast.Module]) -> dict[str, list[Function]]:
+    """All methods by name."""
+    named: dict[str, list[Function]] = defaultdict(list)
+    for tree in trees:
+        for part in ast.walk(tree):
+            for method in part.body if isinstance(part, ast.ClassDef) else ():
+                if isinstance(method, Function):
+                    named[method.name].append(method)
+    return named
+
+
 def _is_text(part: ast.stmt) -> bool:
     return isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
 
@@ -51,22 +63,27 @@ def measure() -> dict[str, float]:
     """The figures of the working tree."""
     names = modules()
     importers: dict[str, set[str]] = defaultdict(set)
-    functions: list[Function] = []
+    trees: list[ast.Module] = []
     lines = 0
     for name, file in names.items():
         text = file.read_text(encoding="utf-8")
         tree = ast.parse(text)
         lines += text.count("\n")
-        functions += [node for node in ast.walk(tree) if isinstance(node, Function)]
+        trees.append(tree)
         for module in imported(tree, names):
             importers[module].add(name)
+    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, Function)]
+    shared = {id(method) for same in methods(trees).values() if len(same) > 1 for method in same}
+    calls = [function for function in functions if only_calls(function)]
+    contracts = [f for f in calls if f.decorator_list or f.name.startswith("__") or id(f) in shared]
     test_files = sorted((ROOT / "tests").rglob("*.py"))
     return {
         "files": len(names),
         "lines": lines,
         "lines_per_file": round(lines / len(names), 1),
         "functions": len(functions),
-        "functions_of_one_call": sum(map(only_calls, functions)),
+        "functions_of_one_call": len(calls),
+        "contracts_among_them": len(contracts),
         "modules_with_one_importer": sum(len(importers[name]) == 1 for name in names),
         **{f"subpackages_of_{Path(name).name}": len(list((ROOT / name).glob("*/__init__.py"))) for name in PACKAGES},
         "test_files": len(test_files),
