@@ -1,6 +1,6 @@
 """Utilization of engines and learner by depth, from measured lengths and times. Pure: no Ray, no clock.
 
-The same rules as rollout/async_rollouts.py. An engine with r running sequences takes `base_s` + r · `sequence_s` for
+The same rules as rollout/sources.py. An engine with r running sequences takes `base_s` + r · `sequence_s` for
 the next token of each; verification overlaps with sampling but for the last group of a batch. Prompts and a step's
 update are given for one engine: with more engines the batch grows, and the learner's speed with it.
 """
@@ -111,7 +111,7 @@ class Simulation:
         return self._m.sync_s
 
     def _assign(self) -> None:
-        """Groups go to the engine with the fewest sequences that has room, as in rollout/dispatch.py."""
+        """Groups go to the engine with the fewest sequences that has room, as in rollout/engines.py."""
         while self._waiting and self._loads:
             load, index = self._loads[0]
             engine = self._engines[index]

@@ -24,7 +24,7 @@ TOKEN_FILE = "token"
 STATE_FILE = "up.json"
 """Written by `gxpo up` into its home: addresses and processes."""
 _PATIENCE_S = 3.0
-_ID = re.compile(r"[a-z][0-9a-hjkmnp-tv-z]{20}")  # api/ids.py
+_ID = re.compile(r"[a-z][0-9a-hjkmnp-tv-z]{20}")  # api/fields.py
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 

@@ -2,7 +2,7 @@
 
     RunConfig ──inputs_of──▶ Inputs ──make_plan──▶ Plan ──▶ fits, refusal, report
 
-Apart from its own tables, a plan reads only the model's config.json (`shapes.py`).
+Apart from its own tables, a plan reads only the model's config.json (`inputs.py`).
 """
 
 from gxpo_trainer.planner.inputs import Inputs, inputs_of

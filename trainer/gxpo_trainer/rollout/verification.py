@@ -154,7 +154,7 @@ def pairs_of(group: Group, samples: Sequence[tuple[Sample, Verdict | None]], com
 
 
 def http_body(group: Group, sample: Sample, verdict: Verdict) -> dict[str, Any]:
-    """What a component over HTTP posts about a sample (rewards/http.py)."""
+    """What a component over HTTP posts about a sample (grading/http_rewards.py)."""
     turns = sample.episode.turns if sample.episode is not None else ()
     return {
         "problem": group.prompt.text,
