@@ -460,7 +460,8 @@ def held_bytes(run: Rank, **settings: Any) -> dict[str, Any]:
     gc.collect()
     before = set(alive())
     learner = run.learner(**settings)
-    make_rule(learner.config.learner.rule).step(learner)
+    rule = make_rule(learner.config.learner.rule)  # whose buffers live as long as it does
+    rule.step(learner)
     gc.collect()
     return {"bytes": sum(t.untyped_storage().nbytes() for key, t in alive().items() if key not in before)}
 
