@@ -97,7 +97,7 @@ class Summary:
 
 def find_numbers(session: Session, names: Collection[str], *, lock: bool = False) -> dict[str, int]:
     """Numbers of known names. lock: they are not deleted before the end of the transaction."""
-    wanted, numbers = list(names), {}
+    wanted, numbers = list(names), dict[str, int]()
     for begin in range(0, len(wanted), _AT_ONCE):
         query = select(MetricName.name, MetricName.number).where(MetricName.name.in_(wanted[begin : begin + _AT_ONCE]))
         if lock:
