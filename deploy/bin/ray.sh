@@ -17,7 +17,13 @@ head)
         --node-ip-address "$(hostname -i | cut -d' ' -f1)" --dashboard-host 0.0.0.0 --dashboard-port 8265 --object-store-memory "$store" --temp-dir /tmp/ray
     ;;
 worker)
-    exec ray start --block --disable-usage-stats --address "${RAY_HEAD:-ray-head:6379}" \
+    head=${RAY_HEAD:-ray-head:6379}
+    # It does not depend on the head in docker-compose.yml: it would be stopped first, with the learners of trainers that
+    # have no checkpoint yet.
+    until python -c "import socket; socket.create_connection(('${head%:*}', ${head##*:}), 5).close()" 2>/dev/null; do
+        sleep 1
+    done
+    exec python -m gxpo_services.local.ray_start start --block --disable-usage-stats --address "$head" \
         --num-cpus "${RAY_CPUS:-$(nproc)}" --object-store-memory "$store"
     ;;
 *)

@@ -59,7 +59,16 @@ def test_another_account_of_this_machine_sees_the_sign_in_and_the_link_opens_eve
         assert "live run" not in page.text
     page.open("run", run=live_run, secret=site.dashboard.secret)
     page.shows("live run")
-    page.wait(lambda: "secret" not in browser.current_url, "the address without the secret")
-    page.wait(lambda: browser.get_cookie(site.dashboard.cookie["name"]), "the cookie")
+    assert "secret" not in browser.current_url
+    cookie = browser.get_cookie(f"gxpo-session-{site.dashboard.port}")
+    assert cookie is not None
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    assert cookie["value"] != site.dashboard.secret
     page.open("run", run=live_run)
     page.shows("live run")
+    page.press("local")
+    page.press("Sign out")
+    page.shows("Access token")
+    page.open("run", run=live_run)
+    page.shows("Access token")
+    assert "live run" not in page.text, "the sign-out outlasts the tab"

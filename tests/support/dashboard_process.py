@@ -15,7 +15,7 @@ import gxpo_dashboard
 from gxpo_services.local.ray_head import free_port
 from support.service_processes import until
 
-APP = Path(gxpo_dashboard.__file__).with_name("app.py")
+APP = Path(gxpo_dashboard.__file__).with_name("server.py")
 
 
 class DashboardProcess:
@@ -46,8 +46,10 @@ class DashboardProcess:
 
     @property
     def cookie(self) -> dict[str, str]:
-        """The cookie of a browser that has followed the sign-in link."""
-        return {"name": f"gxpo-link-{self.port}", "value": self.secret, "url": self.url}
+        """The cookie of a browser that has followed the sign-in link; a new session each time."""
+        answer = httpx.get(self.url, params={"secret": self.secret}, trust_env=False)
+        ((name, value),) = answer.cookies.items()
+        return {"name": name, "value": value, "url": self.url}
 
     @property
     def pid(self) -> int:

@@ -11,16 +11,20 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import psutil
 import pytest
 import yaml
 from support.recording_server import RecordingServer, Request
+from support.service_processes import until
 
+from gxpo_services.local import ray_start
 from gxpo_services.settings import ServiceSettings, read_settings
 from gxpo_trainer.config.base import STOP_WAIT_S
 
@@ -54,13 +58,52 @@ def test_every_service_is_guarded_and_bounded_and_only_two_publish_a_port_on_loo
     assert all(port.startswith("${BIND_ADDRESS:-127.0.0.1}:") for published in ports.values() for port in published)
 
 
-def test_ray_has_longer_to_stop_than_a_run_to_save_a_checkpoint(services: dict[str, Any]) -> None:
+def test_a_stop_leaves_trainers_time_for_a_checkpoint_and_the_service_to_report_to(services: dict[str, Any]) -> None:
+    """Compose stops a service after all that depend on it, and the others at the same time."""
     several = yaml.safe_load((ROOT / "deploy/ray-cluster/worker.yml").read_text())["services"]
-    grace = {int(s["stop_grace_period"].removesuffix("s")) for s in (services["ray-head"], several["ray-worker"])}
-    assert grace == {STOP_WAIT_S + 30}
-    assert services["ray-head"]["environment"]["GXPO_STOP_WAIT_S"] == "${GXPO_STOP_WAIT_S:-}"
+    for node in (services["ray-head"], services["ray-worker"], services["ray-worker-gpu"], several["ray-worker"]):
+        assert node["stop_grace_period"] == f"${{RAY_STOP_GRACE:-{STOP_WAIT_S + 30}s}}"
+        assert node.get("environment", {})["GXPO_STOP_WAIT_S"] == "${GXPO_STOP_WAIT_S:-}"
     assert ServiceSettings().stop_wait_s == STOP_WAIT_S
-    assert "exec python -m gxpo_services.local.ray_start start --head" in (ROOT / "deploy/bin/ray.sh").read_text()
+    assert ray_start.TOLD_LATER_S < 30, "a worker waits so much longer than a trainer, and no longer than the grace"
+
+    def stopped_after(name: str) -> set[str]:
+        needed = services[name].get("depends_on", {})
+        return {*needed}.union(*map(stopped_after, needed))
+
+    assert {"ray-head", "api", "postgres"} <= stopped_after("scheduler"), "it would launch again what ends"
+    for node in ("ray-head", "ray-worker", "ray-worker-gpu"):
+        assert {"api", "postgres"} <= stopped_after(node)
+        assert not {name for name in stopped_after(node) if name.startswith("ray")}, "all nodes together"
+    starts = [line for line in (ROOT / "deploy/bin/ray.sh").read_text().splitlines() if line.strip().startswith("exec")]
+    assert len(starts) == 2
+    assert all(line.strip().startswith("exec python -m gxpo_services.local.ray_start start ") for line in starts)
+
+
+def test_a_node_without_a_trainer_waits_for_its_actors_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GXPO_STOP_WAIT_S", "60")
+    commands = {"ray::LearnerRank.update": "cat", "ray::IDLE": "sleep 600", "ray::DashboardAgent": "sleep 600"}
+    processes = {
+        name: subprocess.Popen(["bash", "-c", f"exec -a {name} {does}"], stdin=subprocess.PIPE)
+        for name, does in commands.items()
+    }
+    try:
+        for name, process in processes.items():
+            until(lambda process=process, name=name: psutil.Process(process.pid).cmdline()[0] == name, "its name")
+        waiting = threading.Thread(target=ray_start.end_trainers)
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+        actor = processes["ray::LearnerRank.update"]
+        assert actor.stdin is not None
+        actor.stdin.close()
+        waiting.join(60)
+        assert not waiting.is_alive()
+        assert [process.poll() is None for process in processes.values()] == [False, True, True]
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
 
 
 def test_who_checks_or_reads_a_run_s_paths_has_the_folders_that_the_settings_allow(services: dict[str, Any]) -> None:

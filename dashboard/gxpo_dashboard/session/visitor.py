@@ -1,31 +1,22 @@
-"""A visitor's session: identity, client, live series, and behaviour during outages of the service.
-
-The local token has the rights of the user who started the dashboard. It is used only for visitors who present the
-secret of the link that `gxpo up` prints (any account of this machine reaches loopback), and only for requests from this
-machine: the dashboard and the service listen on loopback, the connection comes from loopback, the Host header is a
-loopback name (another name that resolves to loopback is a DNS rebinding attack), and no proxy header is set. Unknown
-counts as no.
-"""
+"""A visitor's session: identity, client, live series, and behaviour during outages of the service."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import streamlit as st
 
 from gxpo_client.client import Client
-from gxpo_client.connection import ResponseCache, connect, is_loopback_host
+from gxpo_client.connection import ResponseCache, connect
 from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavailable
 from gxpo_client.shared_responses import RunChanges, SharedResponses
 from gxpo_dashboard.labels import TERMINAL, plain
+from gxpo_dashboard.session.link import cookie_name, may_use_local_token, read_secret, sessions
 from gxpo_dashboard.view_models.forms import settings_of
 from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh
@@ -44,61 +35,6 @@ _MAX_DRAWN = 2400
 """Points of a chart of several runs, shared by them: the browser redraws all points at every refresh."""
 _FEWEST_DRAWN = 60
 """Minimum points per run."""
-FORWARDING_HEADERS = frozenset(
-    {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "cf-connecting-ip"}
-)
-
-
-def host_of(authority: str | None) -> str | None:
-    """`localhost:8501` → `localhost`; `[::1]:8501` → `::1`; None when it is malformed."""
-    if not authority:
-        return None
-    try:
-        return urlsplit(f"//{authority}").hostname
-    except ValueError:
-        return None
-
-
-def may_use_local_token(
-    service_url: str,
-    server_address: str | None,
-    remote_ip: str | None,
-    host_header: str | None,
-    header_names: Iterable[str],
-) -> bool:
-    """Whether to sign a visitor in with the local token. Pure.
-
-    server_address: the configured listening address of the dashboard, if any. remote_ip: None means loopback, as
-    reported by Streamlit.
-    """
-    return (
-        is_loopback_host(server_address)
-        and is_loopback_host(urlsplit(service_url).hostname)
-        and (remote_ip is None or is_loopback_host(remote_ip))
-        and is_loopback_host(host_of(host_header))
-        and FORWARDING_HEADERS.isdisjoint(name.lower() for name in header_names)
-    )
-
-
-def has_secret(expected: str | None, *presented: str | None) -> bool:
-    """Whether one of the presented secrets is the link's; never without an expected one."""
-    secret = (expected or "").encode()
-    return bool(secret) and any(secrets.compare_digest((word or "").encode(), secret) for word in presented)
-
-
-def cookie_name(authority: str | None) -> str:
-    """Name of the cookie that keeps the secret: browsers share cookies between the ports of a host."""
-    return f"gxpo-link-{(authority or '').rpartition(':')[2]}"
-
-
-def read_local_token(file: str | None) -> str | None:
-    """The token in a file; None when it cannot be read."""
-    if not file:
-        return None
-    try:
-        return Path(file).read_text(encoding="utf-8").strip() or None
-    except OSError:
-        return None
 
 
 def keep(store: dict[K, V], key: K, value: V, most: int) -> V:
@@ -141,26 +77,16 @@ def _token() -> str | None:
     if own or st.session_state.get("signed_out"):
         return own
     headers, address = st.context.headers, st.get_option("server.address")
-    host, ip = headers.get("Host"), st.context.ip_address
-    if may_use_local_token(service_url(), address, ip, host, headers.keys()) and _came_by_link(cookie_name(host)):
-        return read_local_token(os.environ.get("GXPO_TOKEN_FILE"))
+    if may_use_local_token(
+        service_url(), address, st.context.ip_address, headers.get("Host"), headers.keys()
+    ) and sessions.is_open(_link_session(), time.monotonic()):
+        return read_secret(os.environ.get("GXPO_TOKEN_FILE"))
     return None
 
 
-def _came_by_link(cookie: str) -> bool:
-    """Whether this session, or an earlier one of this browser, was opened by the link of `gxpo up`."""
-    if st.session_state.get("by_link"):
-        return True
-    secret = read_local_token(os.environ.get("GXPO_LINK_SECRET_FILE"))
-    presented = st.query_params.get("secret")
-    if not has_secret(secret, presented, st.context.cookies.get(cookie)):
-        return False
-    st.session_state["by_link"] = True
-    if presented is not None:
-        st.query_params.pop("secret", None)  # links that people copy must not sign others in
-        script = f"document.cookie = '{cookie}={secret}; path=/; SameSite=Strict'"
-        st.html(f"<script>{script}</script>", unsafe_allow_javascript=True)
-    return True
+def _link_session() -> str | None:
+    """The session of this browser that the link of `gxpo up` opened, if any."""
+    return st.context.cookies.get(cookie_name(st.context.headers.get("Host")))
 
 
 def enter() -> bool:
@@ -190,7 +116,9 @@ def may_change() -> bool:
 
 
 def sign_out() -> None:
-    for key in ("token", "me", "by_link", "series", "cache", "logs", "trends", "measured", "dialog"):
+    """End the session of this tab, and that of the link in all tabs of this browser."""
+    sessions.close(_link_session())
+    for key in ("token", "me", "series", "cache", "logs", "trends", "measured", "dialog"):
         st.session_state.pop(key, None)
     st.session_state["signed_out"] = True
 
@@ -352,4 +280,6 @@ def _sign_in(complaint: str = "") -> None:
             st.session_state["token"] = token.strip()
             st.session_state["signed_out"] = False
             st.rerun()
+    if "GXPO_LINK_SECRET_FILE" in os.environ:
+        st.caption("On this machine you need no token: open the link that `gxpo up` printed.")
     st.caption("An admin creates tokens with `gxpo token create NAME --role viewer`.")

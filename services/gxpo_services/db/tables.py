@@ -83,7 +83,7 @@ class MetricBlock(Base):
     __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012 - SQLAlchemy's own form
 
     run_number: Mapped[int] = mapped_column(ForeignKey("runs.number", ondelete="CASCADE"), primary_key=True)
-    name_number: Mapped[int] = mapped_column(ForeignKey("metric_names.number"), primary_key=True)
+    name_number: Mapped[int] = mapped_column(ForeignKey("metric_names.number"), primary_key=True, index=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     block: Mapped[int] = mapped_column(primary_key=True)
     data: Mapped[bytes] = mapped_column(LargeBinary)

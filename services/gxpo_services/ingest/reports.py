@@ -110,8 +110,12 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     begun = {attempt: first for attempt, first in firsts.items() if before.get(attempt) != first}
     metrics.put_first_steps(session, run.number, begun)
     present = metrics.summaries(session, run.number)
-    rows, left_out = _within_limits(session, run.number, rows, present)
-    numbers = metrics.numbers_of(session, {*_COUNTED, *(name for row in rows for name in row.values)})
+    numbers = metrics.find_numbers(session, {*_COUNTED, *(name for row in rows for name in row.values)})
+    rows, left_out = _within_limits(session, run.number, rows, present, numbers)
+    # Only names that the run has no values of could be deleted meanwhile.
+    numbers |= metrics.numbers_of(
+        session, {name for row in rows for name in row.values if numbers.get(name) not in present}
+    )
     _append(session, run.number, rows, numbers)
     if left_out and not events.is_recorded(session, run.number, METRICS_LEFT_OUT):
         message = (
@@ -125,15 +129,18 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     reached = max((row.step for row in rows if row.attempt == newest), default=0)
     run.attempt = newest
     run.step = max(run.step, reached) if newest in before else reached
-    _count(run, {name: (present | changed).get(numbers[name]) for name in _COUNTED})
+    _count(run, {name: (present | changed).get(numbers.get(name, -1)) for name in _COUNTED})
 
 
 def _within_limits(
-    session: Session, run_number: int, rows: Sequence[MetricRow], present: Collection[int]
+    session: Session,
+    run_number: int,
+    rows: Sequence[MetricRow],
+    present: Collection[int],
+    known: Mapping[str, int],
 ) -> tuple[Sequence[MetricRow], list[str]]:
     """Rows without the values of metrics that the run, or the service, has no room for; and the names of those."""
     names = list(dict.fromkeys(name for row in rows for name in row.values))
-    known = metrics.find_numbers(session, names)
     new = [name for name in names if known.get(name) not in present]
     if not new:
         return rows, []

@@ -223,7 +223,7 @@ def _dashboard_app() -> Path | None:
     spec = importlib.util.find_spec("gxpo_dashboard")
     if spec is None or spec.origin is None:
         return None
-    app = Path(spec.origin).with_name("app.py")
+    app = Path(spec.origin).with_name("server.py")
     return app if app.exists() else None
 
 

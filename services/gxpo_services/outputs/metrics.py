@@ -10,11 +10,10 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import LargeBinary, Pool, Select, and_, bindparam, cast, delete, func, or_, select
+from sqlalchemy import LargeBinary, Select, and_, bindparam, cast, delete, exists, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
@@ -69,14 +68,11 @@ NEVER_SMOOTHED = "gate/"
 """Prefix of metrics whose averages would mislead: a single step above the threshold fires the gate."""
 
 
-_NUMBERS: WeakKeyDictionary[Pool, dict[str, int]] = WeakKeyDictionary()
-"""Numbers of metric names, cached by database; they are immutable."""
 _AT_ONCE = 500
 MOST_OF_RUN = 2000
 """Maximum number of metrics of a run; ours have about 150."""
 MOST_NAMES = 100_000
 """Maximum number of metric names in the database."""
-_MADE_NAMES = "gxpo_made_metric_names"
 
 
 @dataclass(slots=True)
@@ -99,30 +95,39 @@ class Summary:
         self.highest = value if self.highest is None else max(self.highest, value)
 
 
-def find_numbers(session: Session, names: Collection[str]) -> dict[str, int]:
-    """Numbers of known names. Not cached in a transaction that added names: it may be rolled back."""
-    known = _NUMBERS.setdefault(session.get_bind().engine.pool, {})
-    unknown = [name for name in names if name not in known]
-    numbers = {name: known[name] for name in names if name in known}
-    for begin in range(0, len(unknown), _AT_ONCE):
-        part = unknown[begin : begin + _AT_ONCE]
-        rows = session.execute(select(MetricName.name, MetricName.number).where(MetricName.name.in_(part)))
-        numbers |= {row.name: row.number for row in rows}
-    if not session.info.get(_MADE_NAMES):
-        known.update(numbers)
+def find_numbers(session: Session, names: Collection[str], *, lock: bool = False) -> dict[str, int]:
+    """Numbers of known names. lock: they are not deleted before the end of the transaction."""
+    wanted, numbers = list(names), dict[str, int]()
+    for begin in range(0, len(wanted), _AT_ONCE):
+        query = select(MetricName.name, MetricName.number).where(MetricName.name.in_(wanted[begin : begin + _AT_ONCE]))
+        if lock:
+            query = query.with_for_update(read=True, key_share=True)
+        numbers |= {row.name: row.number for row in session.execute(query)}
     return numbers
 
 
 def numbers_of(session: Session, names: Collection[str]) -> dict[str, int]:
-    """Numbers of names; adds new ones in sorted order, so that two writers cannot deadlock."""
-    numbers = find_numbers(session, names)
+    """Numbers of names, locked; adds new ones in sorted order, so that two writers cannot deadlock."""
+    numbers = find_numbers(session, names, lock=True)
     missing = sorted(set(names) - numbers.keys())
     if not missing:
         return numbers
-    session.info[_MADE_NAMES] = True
     insert = _insert(session)(MetricName.__table__).on_conflict_do_nothing(index_elements=["name"])
     session.execute(insert, [{"name": name} for name in missing])
-    return numbers | find_numbers(session, missing)
+    return numbers | find_numbers(session, missing, lock=True)
+
+
+def delete_unused_names(session: Session, most: int) -> int:
+    """Delete names that no run has values of any more, at most `most`; how many.
+
+    The one with the largest number stays: SQLite would give the number to another name.
+    """
+    largest = select(func.max(aliased(MetricName).number)).scalar_subquery()
+    used = (exists().where(table.name_number == MetricName.number) for table in (MetricBlock, MetricLast))
+    unused = select(MetricName.number).where(MetricName.number < largest, *(~one for one in used)).limit(most)
+    unused = unused.with_for_update(of=MetricName, skip_locked=True)
+    gone = delete(MetricName).where(MetricName.number.in_(unused)).execution_options(synchronize_session=False)
+    return int(session.execute(gone).rowcount)  # type: ignore[attr-defined]
 
 
 def num_names(session: Session) -> int:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.json_schema import SkipJsonSchema
-from sqlalchemy import ColumnElement, case, exists, func, insert, or_, select
+from sqlalchemy import ColumnElement, case, delete, exists, func, insert, or_, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, run_number
@@ -123,6 +123,13 @@ def add_rows(
 ) -> None:
     if rows:
         session.execute(insert(table.__table__), [{"run_number": run_number, **row} for row in rows])  # type: ignore[arg-type]
+
+
+def delete_some(session: Session, run_number: int, most: int) -> bool:
+    """Delete samples of a run, at most `most`; whether there were any."""
+    some = select(Sample.number).where(Sample.run_number == run_number).limit(most)
+    gone = delete(Sample).where(Sample.number.in_(some)).execution_options(synchronize_session=False)
+    return bool(session.execute(gone).rowcount)  # type: ignore[attr-defined]
 
 
 def arrived_samples(session: Session, run_number: int, *, after: int, limit: int) -> list[Sample]:

@@ -17,7 +17,7 @@ from gxpo_services.api.fields import new_id
 from gxpo_services.api.idempotency import check_match
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.tables import Group, Run, RunDocument, RunTag
-from gxpo_services.outputs import events, files
+from gxpo_services.outputs import events, files, samples
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
 from gxpo_services.runs import listing, schemas
 from gxpo_services.runs.configs import stored
@@ -183,6 +183,9 @@ def act(session: Session, run_id: str, action: Action, *, actor: str) -> RunDeta
     raise Conflict(f"run {run_id} keeps changing its state; retry", state=run.state)
 
 
+_SAMPLES_AT_ONCE = 50_000
+
+
 def delete(session: Session, root: Path, principal: Principal, run_id: str) -> None:
     """Delete an ended run: its rows and, after the commit, its folder.
 
@@ -200,6 +203,9 @@ def delete(session: Session, root: Path, principal: Principal, run_id: str) -> N
         raise Unavailable(f"cannot remove the folder of run {run_id}: {error.strerror}") from error
     # Before the run's own events are gone: SQLite reuses the numbers above the largest one that is left.
     events.record(session, None, principal.actor, "run_deleted", f"run {run.name!r} was deleted", run=run_id)
+    # One statement for all of them could take longer than PostgreSQL's time-out.
+    while samples.delete_some(session, run.number, _SAMPLES_AT_ONCE):
+        pass
     query = sql.delete(Run).where(Run.number == run.number, Run.state.in_(sorted(TERMINAL)))
     if session.execute(query.execution_options(synchronize_session=False)).rowcount != 1:  # type: ignore[attr-defined]
         session.refresh(run)

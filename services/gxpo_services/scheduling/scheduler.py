@@ -18,17 +18,20 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import IntegrityError
 
 from gxpo_client.connection import is_loopback
 from gxpo_services import logging
 from gxpo_services.api.idempotency import delete_expired_keys
 from gxpo_services.db.database import UNAVAILABLE, Database
 from gxpo_services.db.migrate import need_current, upgrade
-from gxpo_services.db.tables import STUDY, Group, Run, Sample
+from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.ingest.drain import FILES
 from gxpo_services.outputs import events
 from gxpo_services.outputs.files import RunFiles
+from gxpo_services.outputs.metrics import delete_unused_names
+from gxpo_services.outputs.samples import delete_some
 from gxpo_services.run_states import TERMINAL
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import decisions, leases
@@ -186,7 +189,7 @@ class Scheduler:
         self._reconcile_at = now + RECONCILE_EVERY_S
 
     def _clean(self) -> None:
-        """Delete expired idempotency keys, then samples and logs past their retention, in batches."""
+        """Delete, in batches, expired idempotency keys, metric names without a run, and what is past its retention."""
         now, settings = self._clock(), self._settings
         if now < self._clean_at:
             return
@@ -194,6 +197,10 @@ class Scheduler:
             deleted = delete_expired_keys(session, now - settings.idempotency_s, CLEANED_AT_ONCE)
         if deleted == CLEANED_AT_ONCE:
             return
+        # A report that uses a name again meanwhile keeps it, and all others until the next time.
+        with suppress(IntegrityError), self._database.writing() as session:
+            if delete_unused_names(session, CLEANED_AT_ONCE) == CLEANED_AT_ONCE:
+                return
         if settings.retention_days is not None:
             before = now - settings.retention_days * _DAY_S
             if self._prune(before, now):
@@ -214,9 +221,7 @@ class Scheduler:
                 run = session.scalar(query.with_for_update(of=Run, skip_locked=True))
                 if run is None:
                     return False
-                some = select(Sample.number).where(Sample.run_number == run.number).limit(SAMPLES_AT_ONCE)
-                batch = delete(Sample).where(Sample.number.in_(some)).execution_options(synchronize_session=False)
-                if session.execute(batch).rowcount:  # type: ignore[attr-defined]
+                if delete_some(session, run.number, SAMPLES_AT_ONCE):
                     continue
                 try:
                     files = RunFiles(self._settings.artifacts, run.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.bounds import unbounded
@@ -81,6 +82,29 @@ def test_automatic_cpu_shares_have_the_hash_of_the_numbers_that_were_the_default
     shares = {"learner_cpus": 1.0, "sampler_cpus": 0.75, "verifier_cpus": 0.25}
     assert RunConfig().sha256() == RunConfig.model_validate({"placement": shares}).sha256()
     assert RunConfig().sha256() != RunConfig.model_validate({"placement": shares | {"sampler_cpus": 0.5}}).sha256()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "line"),
+    [
+        ("seed", True, "seed = true: must be a whole number"),
+        ("seed", "1", 'seed = "1": must be a whole number'),
+        ("budget.hours", False, "budget.hours = false: must be a number"),
+        ("learner.optimizer.betas", [True, 0.9], "learner.optimizer.betas = [true, 0.9]: must be a number"),
+        ("data.levels", ["3"], 'data.levels = ["3"]: must be a whole number'),
+        ("rollout.deterministic", 1, "rollout.deterministic = 1: must be true or false"),
+        ("rollout.deterministic", "yes", 'rollout.deterministic = "yes": must be true or false'),
+        ("placement.colocate", 0, "placement.colocate = 0: must be true or false"),
+        ("budget.steps", "Infinity", 'budget.steps = "Infinity": must be a whole number'),
+    ],
+)
+def test_no_setting_takes_another_type_for_a_number_or_truth_value(setting: str, value: Any, line: str) -> None:
+    settings: Any = value
+    for key in reversed(setting.split(".")):
+        settings = {key: settings}
+    with pytest.raises(ConfigError) as caught:
+        build(settings)
+    assert str(caught.value).splitlines()[1:] == [f"  {line}"]
 
 
 def test_every_bad_setting_is_listed_at_once() -> None:

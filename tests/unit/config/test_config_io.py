@@ -169,6 +169,8 @@ def test_overrides_are_toml_values_and_bare_words_are_text() -> None:
             "rollout.deterministic=true",
             'name="7"',
             "learner.optimizer.learning_rate=.5",
+            "rollout.ignore_eos=True",
+            "budget.steps=1e5",
         ],
     )
     assert isinstance(config.learner.rule, GxpoRule)
@@ -179,6 +181,8 @@ def test_overrides_are_toml_values_and_bare_words_are_text() -> None:
     assert config.rollout.deterministic is True
     assert config.name == "7"
     assert config.learner.optimizer.learning_rate == 0.5
+    assert config.rollout.ignore_eos is True
+    assert config.budget.steps == 100_000
 
 
 def test_an_override_keeps_the_other_defaults_of_its_section() -> None:

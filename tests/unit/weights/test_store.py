@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gxpo_trainer.runtime.processes import interface_to, listen_on
 from gxpo_trainer.weights.transports import open_store
 
 
@@ -23,7 +24,7 @@ def _member(member: int, size: int, port: int, pipe: Connection) -> None:
     total = torch.full((1,), float(member + 1))
     dist.all_reduce(total)
     listening = {c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-    pipe.send((total.item(), listening, os.environ["GLOO_SOCKET_IFNAME"]))
+    pipe.send((total.item(), listening, {os.environ[f"{library}_SOCKET_IFNAME"] for library in ("GLOO", "NCCL")}))
     pipe.recv()  # member 0 serves the store until all are done
 
 
@@ -45,4 +46,25 @@ def test_members_meet_and_listen_on_loopback_alone(size: int) -> None:
         process.join()
     assert [total for total, _, _ in results] == [size * (size + 1) / 2] * size
     assert all(listening <= {"127.0.0.1"} for _, listening, _ in results)
-    assert all(interface == "lo" for _, _, interface in results), "whatever the host's name resolves to"
+    assert all(interfaces == {"lo"} for _, _, interfaces in results), "whatever the host's name resolves to"
+
+
+def test_members_on_several_hosts_listen_on_the_interface_between_them_or_where_the_user_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    addresses = [
+        (name, a.address) for name, of in psutil.net_if_addrs().items() for a in of if a.family == socket.AF_INET
+    ]
+    for name, address in addresses:
+        assert interface_to(address) == ("lo" if address.startswith("127.") else name)
+    for library in ("GLOO", "NCCL"):
+        monkeypatch.delenv(f"{library}_SOCKET_IFNAME", raising=False)
+        monkeypatch.delenv(f"GXPO_{library}_SOCKET_IFNAME", raising=False)
+    listen_on("GLOO_SOCKET_IFNAME", "lo")
+    listen_on("GLOO_SOCKET_IFNAME", None)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    listen_on("GLOO_SOCKET_IFNAME", "eth7")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7", "a later group of this process, with members elsewhere"
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    listen_on("NCCL_SOCKET_IFNAME", "eth7")
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from typing import Annotated, Literal
+import typing
+from collections.abc import Hashable
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
 
 # Far above what any run needs: they keep a mistyped or hostile config from occupying the process that validates it.
 LARGEST_INTEGER = 2**63 - 1
@@ -25,12 +29,67 @@ Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Processes = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
 
 
+NOT_FINITE = ("Infinity", "-Infinity", "NaN")
+"""How JSON that we write spells numbers that it lacks (gxpo_trainer.jsonl.plain)."""
+
+
+class Word(str):
+    """A value of the command line that is no TOML: a text, or a number or truth value in another spelling."""
+
+    __slots__ = ()
+
+
 class Settings(BaseModel):
-    """Base of all settings classes: unknown settings are rejected, instances are immutable."""
+    """Base of all settings classes: unknown settings are rejected, instances are immutable.
+
+    A setting that is a number takes neither `true` nor a text, and one that is `true` or `false` no number. Where an
+    integer is wanted, a whole float such as `1e5` is one.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=True, protected_namespaces=(), str_max_length=LONGEST_TEXT
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_other_types(cls, values: Any) -> Any:
+        given = values if isinstance(values, dict) else {}
+        errors = [
+            InitErrorDetails(type=wanted, loc=(name,), input=given[name])
+            for name, choices in _strict_fields(cls).items()
+            if name in given and (wanted := _wanted(given[name], choices))
+        ]
+        if errors:
+            raise ValidationError.from_exception_data(cls.__name__, errors)
+        return values
+
+
+@functools.cache
+def _strict_fields(model: type[BaseModel]) -> dict[str, frozenset[Hashable]]:
+    """The fields that may be numbers or truth values, with all that they may be."""
+    fields = {name: _choices(field.annotation) for name, field in model.model_fields.items()}
+    return {name: choices for name, choices in fields.items() if choices & {int, float, bool}}
+
+
+def _choices(annotation: Any) -> frozenset[Hashable]:
+    """The types and literals that a setting of this annotation, or an entry of it, may be."""
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Literal or not parts:
+        return frozenset(parts or {annotation})
+    return frozenset().union(*map(_choices, parts))
+
+
+def _wanted(value: Any, choices: frozenset[Hashable]) -> str | None:
+    """Pydantic's error for a number or truth value in place of the other, or for a text in place of one of them."""
+    if isinstance(value, list | tuple):
+        return next(filter(None, (_wanted(item, choices) for item in value)), None)
+    is_text = type(value) is str and str not in choices and value not in choices
+    if float in choices or int in choices:
+        if (isinstance(value, bool) and bool not in choices) or (is_text and value not in NOT_FINITE):
+            return "float_type" if float in choices else "int_type"
+    elif bool in choices and (is_text or type(value) in (int, float)):
+        return "bool_type"
+    return None
 
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -22,6 +22,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from gxpo_trainer import plugins
+from gxpo_trainer.config.base import Word
 from gxpo_trainer.config.components import CHOICES
 from gxpo_trainer.config.messages import config_error, is_optional, nearest_setting, setting_paths, submodels
 from gxpo_trainer.config.rules import baseline_rule, in_words, known_rules, rule_name
@@ -152,7 +153,7 @@ def _load_named(settings: dict[str, Any]) -> None:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Dotted path and value of `a.b=c`. Raises ConfigError."""
+    """Dotted path and value of `a.b=c`; one that is no TOML is a Word. Raises ConfigError."""
     path, equals, word = text.partition("=")
     path, word = path.strip(), word.strip()
     if not equals or not path:
@@ -160,10 +161,10 @@ def parse_override(text: str) -> tuple[str, Any]:
     try:
         parsed = tomllib.loads(f"value = {word}")
     except tomllib.TOMLDecodeError:
-        return path, word
+        return path, Word(word)
     value = parsed.get("value")
     if len(parsed) != 1 or not isinstance(value, bool | int | float | str | list | dict):
-        return path, word
+        return path, Word(word)
     return path, value
 
 

@@ -39,7 +39,7 @@ from gxpo_trainer.rollout.requests import (
 )
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
 from gxpo_trainer.runtime.locks import OwnedDirectory
-from gxpo_trainer.runtime.processes import frozen_allocations
+from gxpo_trainer.runtime.processes import LOOPBACK, frozen_allocations, interface_to, listen_on
 from gxpo_trainer.runtime.ray_session import trace_this_process
 
 if TYPE_CHECKING:
@@ -275,8 +275,10 @@ def set_environment(settings: SamplerSettings) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # An engine is on one host. Its Gloo groups listen on the address of the host's name otherwise.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # An engine is on one host, yet NCCL reads its variable once for the groups with learners of other hosts too.
+    listen_on("GLOO_SOCKET_IFNAME", LOOPBACK)
+    node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    listen_on("NCCL_SOCKET_IFNAME", interface_to(node))
     if settings.device == "cpu":
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.cpu_kv_cache_gib)
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)

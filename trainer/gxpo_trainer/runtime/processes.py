@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import resource
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -200,3 +201,31 @@ def _or_none(read: Callable[[], int | None]) -> int | None:
         return read()
     except (OSError, RuntimeError, NotImplementedError, psutil.Error):
         return None
+
+
+LOOPBACK = "lo"
+
+
+def interface_to(address: str) -> str | None:
+    """The interface of this host by which another one, or itself, is reached at `address`; None if there is no way."""
+    if address.startswith("127.") or address == "::1":
+        return LOOPBACK
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # sends nothing
+        except OSError:
+            return None
+        own = probe.getsockname()[0]
+    found = (name for name, all_of in psutil.net_if_addrs().items() if any(one.address == own for one in all_of))
+    return next(found, None)
+
+
+def listen_on(variable: str, interface: str | None) -> None:
+    """Set the interface on which groups made from now on listen, unless the user has.
+
+    Without it Gloo takes the address of the host's name, and NCCL the first interface that is not the loopback.
+    """
+    ours = f"GXPO_{variable}"  # which processes started by this one inherit
+    if interface is not None and os.environ.get(variable) == os.environ.get(ours):
+        os.environ[variable] = os.environ[ours] = interface

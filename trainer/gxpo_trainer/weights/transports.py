@@ -20,6 +20,7 @@ from torch.multiprocessing import reductions
 
 from gxpo_trainer.errors import TrainingError, WeightsUnavailable
 from gxpo_trainer.runtime.locks import OwnedDirectory
+from gxpo_trainer.runtime.processes import LOOPBACK, interface_to, listen_on
 from gxpo_trainer.weights.buckets import BucketPacker, WeightBucket, read_only_view
 
 SHM_ROOT = Path("/dev/shm")
@@ -168,8 +169,10 @@ def open_store(address: str, port: int, member: int, size: int, timeout: timedel
     torch lets its store listen on every interface, where any account of any host could write its keys. This one listens
     on `address` alone, which the members can reach, and a group of one member needs none at all.
     """
-    if size == 1 or address.startswith("127."):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # Gloo listens on the address of the host's name otherwise
+    own = interface_to(address)
+    listen_on("GLOO_SOCKET_IFNAME", LOOPBACK if size == 1 else own)
+    # NCCL reads it once in a process, whose next group may have members on other hosts.
+    listen_on("NCCL_SOCKET_IFNAME", own)
     if size == 1:
         return HashStore()
     if member > 0:

@@ -164,6 +164,8 @@ def test_deep_json_is_refused_everywhere(app: FastAPI, caller: TestClient, role:
         ('{"config": {"budget": {"hours": NaN}}}', "NaN is not a JSON number"),
         ('{"preset": "demo", "priority": false}', "valid integer"),
         ('{"preset": "demo", "priority": "0"}', "valid integer"),
+        ('{"config": {"seed": true}}', "must be a whole number"),
+        ('{"config": {"budget": {"hours": "1"}}}', "must be a number"),
         ('{"config": {"placement": {"samplers": 20000000}}}', "must be at most 10000"),
         ('{"config": {"placement": {"samplers": 1000000000}}}', "must be at most 10000"),
     ],

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from support import queued_runs as runs
 from support.reporting import body, evaluation_row, event_row, launch, metric_row, post, sample_row, send
 
+from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import MetricLast, MetricName
 from gxpo_services.outputs import metrics
@@ -369,6 +371,46 @@ def test_one_event_says_that_a_run_makes_no_progress_until_it_does_again(
         post(anonymous, launched, body(None) | {"phase": idle_phase("training", minutes, limit_s)})
     messages = [message for kind, message in runs.messages(database, launched.split()[0]) if kind == "no_progress"]
     assert messages == ["training, no progress for 15 of 30 min", "training, no progress for 60 of 120 min"]
+
+
+@pytest.mark.each_database
+def test_names_go_with_the_last_run_that_has_them_and_numbers_are_never_given_again(
+    database: Database, tmp_path: Path
+) -> None:
+    first, second = launch(database), launch(database)
+    send(database, first, body(1, metrics=[metric_row(1, shared=1.0, **{f"own/{n}": 1.0 for n in range(5)})]))
+    send(database, second, body(1, metrics=[metric_row(1, shared=2.0, replaced=1.0, last=1.0)]))
+    # A later attempt replaces the step: the block is left, the summary is not.
+    send(database, second, body(2, offsets={"metrics": 1}, metrics=[metric_row(1, 2, shared=3.0, last=1.0)]))
+    admin = Principal("t0", "admin", Role.ADMIN)
+
+    def delete(launched: str) -> None:
+        runs.change(database, launched.split()[0], state=RunState.SUCCEEDED)
+        with database.writing() as session:
+            service.delete(session, tmp_path, admin, launched.split()[0])
+
+    def collect(most: int = 100) -> int:
+        with database.writing() as session:
+            return metrics.delete_unused_names(session, most)
+
+    def numbers() -> dict[str, int]:
+        with database.reading() as session:
+            return dict(session.execute(select(MetricName.name, MetricName.number)).all())
+
+    before = numbers()
+    assert collect() == 0
+    delete(first)
+    assert [collect(3), collect(3), collect(3)] == [3, 2, 0]
+    assert numbers().keys() == {"shared", "replaced", "last"}
+    delete(second)
+    collect()
+    kept = max(before, key=before.__getitem__)
+    assert numbers() == {kept: before[kept]}, "the largest number"
+    third = launch(database)
+    send(database, third, body(1, metrics=[metric_row(1, **{"own/0": 4.0, "new": 5.0})]))
+    after = numbers()
+    assert min(after["own/0"], after["new"]) > max(before.values())
+    assert runs.curve(database, third.split()[0], "own/0") == [(1, 4.0)]
 
 
 def test_numbers_of_names_from_a_transaction_that_failed_are_forgotten(database: Database) -> None:
