@@ -17,7 +17,7 @@ from gxpo_trainer.compare.curves import AXES, Axis, EvaluationCurve, GateTrace, 
 from gxpo_trainer.compare.groups import Comparison, GroupResult
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
 
-AxisWord = Literal["step", "backward_passes", "hours", "tokens", "time"]
+AxisWord = Literal["step", "backward_passes", "hours", "tokens", "token_passes", "time"]
 Shown = Literal["final", "best", "steps_to_best", "backward_passes_to_best", "hours_to_best", "shutoff_step"]
 MOST_RUNS = 200
 """Runs of one comparison."""
@@ -118,6 +118,7 @@ class PointView(_View):
     backward_passes: JsonNumber = Field(examples=[240])
     hours: JsonNumber = Field(examples=[14.14])
     tokens: JsonNumber = Field(examples=[1.2e8])
+    token_passes: JsonNumber = Field(examples=[1.2e8])
 
 
 class IntervalView(_View):
@@ -136,6 +137,9 @@ class CurveView(_View):
     backward_passes: list[JsonNumber]
     hours: list[JsonNumber]
     tokens: list[JsonNumber]
+    token_passes: list[JsonNumber] = Field(
+        description="Tokens times passes over them; a forward pass is a third of one."
+    )
     accuracy: list[JsonNumber]
     smoothed: list[JsonNumber] = Field(description="Exponential moving average.")
     low: list[JsonNumber] = Field(description="Lower bound: over seeds, over problems where there is one seed.")
@@ -177,11 +181,23 @@ class BudgetView(_View):
     budget: JsonNumber
     accuracy: IntervalView = Field(description="Mean over seeds.")
     over_seeds: IntervalView | None = Field(description="Difference to the baseline, paired by seed.")
-    over_problems: IntervalView | None = Field(description="The same difference, bootstrap over problems.")
+    over_problems: IntervalView | None = Field(
+        description="The same difference over problems, conditional on these seeds."
+    )
     all_reached: bool = Field(description="False when a run ended before the budget.")
     evaluated_from: JsonNumber = Field(
         description="Smallest cost at which an evaluation that counts was made; 0: of an initial policy."
     )
+
+
+class PlateauView(_View):
+    """Mean accuracy over the last 40% of the common budget of backward passes, against the baseline."""
+
+    own: IntervalView
+    difference: IntervalView = Field(description="Paired by seed.")
+    adjusted: JsonNumber | None = Field(description="p-value of the paired t-test after Holm's correction.")
+    welch: JsonNumber | None = Field(description="p-value of Welch's t-test, uncorrected.")
+    verdict: str = Field(examples=["equivalent within 1 point"])
 
 
 class ComparedGroup(_View):
@@ -201,6 +217,7 @@ class ComparedGroup(_View):
     num_reached: int = Field(description="Number of these that reached the peak of the baseline's run.")
     seed_speed_ups: dict[Axis, IntervalView | None] = Field(description="Geometric mean over seeds.")
     budgets: list[BudgetView]
+    plateau: PlateauView | None = Field(description="Null for the baseline, and without an evaluation in it.")
     shutoff_steps: list[int | None]
 
 

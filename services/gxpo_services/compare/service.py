@@ -40,9 +40,7 @@ from gxpo_trainer.compare.seeds import (
 )
 from gxpo_trainer.compare.text_tables import Table, all_tables, equal_cost_table
 
-_NUM_RESAMPLES = 2_000
-"""Of a bootstrap interval: its bounds vary by 1 % of its width or so, and an answer stays quick."""
-_NUM_BUDGETS: dict[Axis, int] = {"steps": 1, "backward_passes": 3, "hours": 3, "tokens": 1}
+_NUM_BUDGETS: dict[Axis, int] = {"steps": 1, "backward_passes": 3, "hours": 3, "tokens": 1, "token_passes": 1}
 _MOST_BUDGETS = 20
 _AXIS_OF: dict[str, Axis] = {
     "step": "steps",
@@ -51,6 +49,7 @@ _AXIS_OF: dict[str, Axis] = {
     "hours": "hours",
     "time": "hours",
     "tokens": "tokens",
+    "token_passes": "token_passes",
 }
 
 
@@ -89,7 +88,6 @@ def compare(
         _baseline(query.baseline, groups, rows),
         smoothing=query.smoothing,
         budgets=chosen,
-        num_resamples=_NUM_RESAMPLES,
     )
     evidence = weigh(comparison)
     return ComparisonView(
@@ -117,7 +115,9 @@ def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
     for word in (part.strip() for value in words for part in value.split(",") if part.strip()):
         name, colon, number = word.rpartition(":")
         if colon and name not in _AXIS_OF:
-            raise Invalid.of("budgets", f"{word[:100]!r}: no such axis; write step, backward_passes, hours or tokens")
+            raise Invalid.of(
+                "budgets", f"{word[:100]!r}: no such axis; write step, backward_passes, hours, tokens or token_passes"
+            )
         try:
             value = float(number)
         except ValueError:

@@ -1,8 +1,9 @@
-"""Intervals against printed tables, hand calculation, independent resampling, and coverage by simulation."""
+"""Intervals and tests against hand calculation and scipy.stats, and their error rates by simulation."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,14 +11,13 @@ from scipy import stats
 
 from gxpo_trainer.compare.intervals import (
     Interval,
-    detectable_difference,
+    contrast,
+    corrected,
+    detectable,
     holm,
     mean_interval,
-    paired_bootstrap,
-    paired_p_value,
+    p_of_mean,
     ratio_interval,
-    shared_bootstrap,
-    t_critical,
 )
 
 
@@ -26,43 +26,33 @@ from gxpo_trainer.compare.intervals import (
     [
         (0.95, 1, 12.706),
         (0.95, 2, 4.303),
-        (0.95, 3, 3.182),
         (0.95, 4, 2.776),
-        (0.95, 9, 2.262),
         (0.95, 30, 2.042),
         (0.99, 5, 4.032),
         (0.90, 7, 1.895),
     ],
 )
-def test_critical_values_are_those_of_a_printed_t_table(level: float, degrees: int, expected: float) -> None:
-    assert t_critical(level, degrees) == pytest.approx(expected, abs=6e-4)
+def test_half_widths_are_those_of_a_printed_t_table(level: float, degrees: int, expected: float) -> None:
+    values = np.arange(degrees + 1.0)
+    interval = mean_interval(values, level)
+    assert (interval.mean, interval.num) == (degrees / 2, degrees + 1)
+    error = math.sqrt(np.sum((values - degrees / 2) ** 2) / degrees / (degrees + 1))
+    assert interval.high - interval.mean == pytest.approx(expected * error, abs=6e-4 * error)
+    assert interval.mean - interval.low == pytest.approx(interval.high - interval.mean)
 
 
-@pytest.mark.parametrize(("level", "degrees"), [(0.0, 3), (1.0, 3), (0.95, 0)])
-def test_invalid_levels_and_degrees_are_rejected(level: float, degrees: int) -> None:
-    with pytest.raises(ValueError, match=r"level =|degrees ="):
-        t_critical(level, degrees)
-
-
-def test_mean_interval_by_hand() -> None:
-    # 1, 2, 3: mean 2, s = 1, t(2) = 4.3027, half = 4.3027 / sqrt(3) = 2.4842.
-    interval = mean_interval([1.0, 2.0, 3.0])
-    assert (interval.mean, interval.num) == (2.0, 3)
-    assert interval.low == pytest.approx(2 - 2.4842, abs=1e-4)
-    assert interval.high == pytest.approx(2 + 2.4842, abs=1e-4)
-
-
-def test_one_value_has_no_interval_and_excludes_nothing() -> None:
+def test_one_value_has_no_interval_and_what_has_none_is_rejected() -> None:
     interval = mean_interval([0.4])
     assert (interval.mean, interval.low, interval.high) == (0.4, None, None)
     assert not interval.excludes(100.0)
-
-
-def test_empty_and_non_finite_values_are_rejected() -> None:
-    with pytest.raises(ValueError, match="no values"):
-        mean_interval([])
-    with pytest.raises(ValueError, match="not finite"):
-        mean_interval([0.1, math.nan])
+    for values, level, message in (
+        ([], 0.95, "no values"),
+        ([0.1, math.nan], 0.95, "not finite"),
+        ([1.0, 2.0], 0.0, "level = 0"),
+        ([1.0, 2.0], 1.0, "level = 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            mean_interval(values, level)
 
 
 def test_doubling_and_halving_average_to_no_speed_up() -> None:
@@ -74,91 +64,143 @@ def test_doubling_and_halving_average_to_no_speed_up() -> None:
         ratio_interval([1.0, 0.0])
 
 
-def test_bootstrap_is_a_function_of_its_seed() -> None:
-    generator = np.random.default_rng(2)
-    first, second = generator.random((2, 40))
-    assert paired_bootstrap(first, second, seed=5) == paired_bootstrap(first, second, seed=5)
-    assert paired_bootstrap(first, second, seed=5) != paired_bootstrap(first, second, seed=6)
+OWN = {0: 0.52, 1: 0.65, 2: 0.69, 3: 0.44, 4: 0.53, 9: 0.6}
+BASE = {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.4, 4: 0.5}
+"""Differences of the shared seeds: 0.02, 0.05, −0.01, 0.04, 0.03."""
 
 
-def test_shared_resamples_agree_with_plain_resampling_by_index() -> None:
-    generator = np.random.default_rng(6)
-    rows = generator.random((3, 40)) - [[0.5], [0.2], [0.0]]
-    drawn = generator.integers(0, 40, (10_000, 40))
-    for row, interval in zip(rows, shared_bootstrap(rows, level=0.9), strict=True):
-        low, high = np.quantile(row[drawn].mean(axis=1), [0.05, 0.95])
-        assert (interval.mean, interval.num) == (pytest.approx(row.mean()), 40)
-        assert interval.low == pytest.approx(low, abs=0.05 * (high - low))
-        assert interval.high == pytest.approx(high, abs=0.05 * (high - low))
-
-
-def test_an_interval_does_not_depend_on_the_other_rows() -> None:
-    rows = np.random.default_rng(7).random((5, 30))
-    alone = [shared_bootstrap(row[None], seed=3, num_resamples=700)[0] for row in rows]
-    for one, other in zip(shared_bootstrap(rows, seed=3, num_resamples=700), alone, strict=True):
-        assert (one.low, one.high) == (pytest.approx(other.low, rel=1e-12), pytest.approx(other.high, rel=1e-12))
-    assert shared_bootstrap(rows[:1], seed=4, num_resamples=700)[0].low != alone[0].low
-
-
-def test_one_problem_has_no_bounds_and_missing_scores_are_rejected() -> None:
-    assert shared_bootstrap([[0.25], [0.5]]) == [Interval(0.25, None, None, 1), Interval(0.5, None, None, 1)]
-    for bad in ([], [[]], [0.1, 0.2], [[0.1, math.nan]]):
-        with pytest.raises(ValueError, match="differences of shape"):
-            shared_bootstrap(bad)
-
-
-def test_unpaired_or_missing_scores_are_rejected() -> None:
-    with pytest.raises(ValueError, match="cannot be paired"):
-        paired_bootstrap(np.ones(3), np.ones(4))
-    with pytest.raises(ValueError, match="not finite"):
-        paired_bootstrap([1.0, math.nan], [0.0, 0.0])
-
-
-def test_bootstrap_over_problems_covers_the_true_difference() -> None:
-    # Two policies on 120 problems with 4 samples each; success rates shared up to a shift of 0.06.
-    generator = np.random.default_rng(6)
-    covered = []
-    for number in range(300):
-        rates = generator.uniform(0.1, 0.8, size=120)
-        first = generator.binomial(4, rates + 0.06) / 4
-        second = generator.binomial(4, rates) / 4
-        covered.append(not paired_bootstrap(first, second, num_resamples=500, seed=number).excludes(0.06))
-    assert np.mean(covered) == pytest.approx(0.945, abs=0.038)
-
-
-DIFFERENCES = [0.02, 0.05, -0.01, 0.04, 0.03]
-
-
-def test_the_p_value_is_that_of_scipys_paired_t_test() -> None:
-    baseline = [0.5, 0.6, 0.7, 0.4, 0.5]
-    candidate = [b + d for b, d in zip(baseline, DIFFERENCES, strict=True)]
-    assert paired_p_value(DIFFERENCES) == pytest.approx(stats.ttest_rel(candidate, baseline).pvalue, rel=1e-9)
+def test_a_contrast_has_the_p_values_of_scipy() -> None:
+    one = contrast(OWN, BASE, margin=0.06)
+    own, base = (np.array([values[seed] for seed in BASE]) for values in (OWN, BASE))
+    assert one.p_value == pytest.approx(stats.ttest_rel(own, base).pvalue, rel=1e-9)
+    # Welch's takes all seeds, also those that only one side has.
+    welch = stats.ttest_ind(list(OWN.values()), list(BASE.values()), equal_var=False).pvalue
+    assert one.welch == pytest.approx(welch, rel=1e-9)
+    sides = [
+        stats.ttest_1samp(own - base, bound, alternative=side) for bound, side in ((-0.06, "greater"), (0.06, "less"))
+    ]
+    assert one.equivalence == pytest.approx(max(side.pvalue for side in sides), rel=1e-9)
+    assert one.spread == pytest.approx(0.0230217, rel=1e-5)
+    assert (one.own.num, one.baseline.num, one.difference.num) == (6, 5, 5)
+    interval = stats.t.interval(0.95, 4, loc=0.026, scale=0.0230217 / math.sqrt(5))
+    assert (one.difference.low, one.difference.high) == pytest.approx(interval, abs=1e-6)
+    assert contrast({0: 1.0}, {1: 1.0}) is None
 
 
 def test_one_or_equal_differences_have_no_p_value() -> None:
-    assert paired_p_value([0.1]) is None
+    assert p_of_mean([0.1]) is None
     # t = 0.2 / (√0.02/√2) = 2 with one degree of freedom, a Cauchy distribution: 1 − 2·atan(2)/π.
-    assert paired_p_value([0.1, 0.3]) == pytest.approx(1 - 2 * math.atan(2) / math.pi, rel=1e-12)
-    assert paired_p_value([0.1, 0.1, 0.1]) is None
+    assert p_of_mean([0.1, 0.3]) == pytest.approx(1 - 2 * math.atan(2) / math.pi, rel=1e-12)
+    assert p_of_mean([0.1, 0.1, 0.1]) is None
+    one = contrast({0: 0.5, 1: 0.6}, {0: 0.25, 1: 0.35})
+    assert (one.p_value, one.welch, one.equivalence, one.spread) == (None, None, None, None)
+    assert corrected([one])[0].verdict == "not shown equivalent"
 
 
 def test_holm_by_hand() -> None:
     # Sorted 0.01, 0.02, 0.03, 0.4: times 4, 3, 2, 1 = 0.04, 0.06, 0.06, 0.4.
     assert holm([0.03, 0.01, 0.4, 0.02]) == pytest.approx([0.06, 0.04, 0.4, 0.06])
+    # What has no p-value is not counted.
+    assert holm([0.03, None, 0.01]) == [pytest.approx(0.03), None, pytest.approx(0.02)]
     assert holm([0.9, 0.6]) == [1.0, 1.0]
     assert holm([]) == []
 
 
-def test_the_detectable_difference_by_hand() -> None:
-    # n = 5, 4 degrees: t(0.975) = 2.776, t(0.8) = 0.941; s = 0.02302.
-    expected = (2.7764451 + 0.9409646) * 0.0230217 / math.sqrt(5)
-    assert detectable_difference(DIFFERENCES) == pytest.approx(expected, rel=1e-5)
-    assert detectable_difference([0.1]) is None
+@pytest.mark.parametrize(
+    ("mean", "adjusted", "equivalence", "verdict"),
+    [
+        (0.2, 0.04, 0.9, "higher"),
+        (-0.2, 0.04, 0.9, "lower"),
+        (-0.005, 0.04, 0.04, "lower, equivalent within 1 point"),
+        (0.005, 0.05, 0.04, "equivalent within 1 point"),
+        (0.005, 0.05, 0.05, "not shown equivalent"),
+        (0.005, None, None, "not shown equivalent"),
+    ],
+)
+def test_a_verdict_says_what_the_tests_carry(mean, adjusted, equivalence, verdict) -> None:
+    one = replace(contrast(OWN, BASE), difference=Interval(mean, None, None, 5))
+    assert replace(one, adjusted=adjusted, equivalence=equivalence).verdict == verdict
+    assert "within 2 points" in replace(one, margin=0.02, equivalence=0.01, adjusted=1.0).verdict
 
 
-def test_the_detectable_difference_has_the_stated_power() -> None:
-    """A true difference of that size is difference with about 80% probability by the non-central t."""
-    difference = detectable_difference(DIFFERENCES)
-    shift = difference / (0.0230217 / math.sqrt(5))
-    power = 1 - stats.nct.cdf(stats.t.ppf(0.975, 4), 4, shift)
-    assert power == pytest.approx(0.8, abs=0.03)
+@pytest.mark.parametrize("count", [1, 27])
+def test_the_detectable_difference_has_the_stated_power_at_holms_first_step(count: int) -> None:
+    """By the non-central t of scipy, both tails; the spread of the family is pooled."""
+    narrow, wide = (replace(contrast(OWN, BASE), spread=spread) for spread in (0.01, 0.03))
+    family = [narrow, wide] * count
+    pooled = math.sqrt((0.01**2 + 0.03**2) / 2)
+    shift = detectable(family) / (pooled / math.sqrt(5))
+    critical = stats.t.isf(0.05 / len(family) / 2, 4)
+    power = stats.nct.sf(critical, 4, shift) + stats.nct.cdf(-critical, 4, shift)
+    assert power == pytest.approx(0.8, abs=1e-3)
+    assert detectable([]) is None
+
+
+# Error rates. Each simulated study has five seeds and nine arms against one baseline, whose runs the arms share: the
+# comparisons are dependent, as in a real study. Tolerances are four standard errors of a share of so many studies.
+STUDIES, SEEDS, ARMS, SPREAD = 400, 5, 9, 0.01
+
+
+def simulated(number: int, shift: float, margin: float = 0.01, arms: int = ARMS) -> list:
+    draws = np.random.default_rng(number).normal(0.8, SPREAD, (arms + 1, SEEDS))
+    base = dict(enumerate(draws[0]))
+    return corrected([contrast(dict(enumerate(row + shift)), base, margin) for row in draws[1:]])
+
+
+def within(share: float, of: int = STUDIES) -> float:
+    return 4 * math.sqrt(share * (1 - share) / of)
+
+
+def test_the_interval_over_seeds_covers_the_true_difference_and_one_over_problems_does_not() -> None:
+    # 200 problems; policies differ by seed, and the true difference over seeds is 0.
+    covered, conditional = [], []
+    for number in range(STUDIES):
+        generator = np.random.default_rng(number)
+        rates = np.clip(generator.uniform(0.2, 0.9, 200) + generator.normal(0, 0.05, (2, SEEDS, 1)), 0, 1)
+        scores = generator.binomial(4, rates) / 4
+        differences = (scores[0] - scores[1]).mean(axis=1)
+        covered.append(not mean_interval(differences).excludes(0.0))
+        conditional.append(not mean_interval((scores[0] - scores[1]).mean(axis=0)).excludes(0.0))
+    assert np.mean(covered) == pytest.approx(0.95, abs=within(0.95))
+    assert np.mean(conditional) < 0.8, "what is conditional on the seeds covers too little for other seeds"
+
+
+def test_the_interval_over_problems_covers_the_difference_of_these_policies() -> None:
+    covered = []
+    for number in range(STUDIES):
+        generator = np.random.default_rng(number)
+        rates = generator.uniform(0.1, 0.8, size=120)
+        first, second = generator.binomial(4, rates + 0.06) / 4, generator.binomial(4, rates) / 4
+        covered.append(not mean_interval(first - second).excludes(0.06))
+    assert np.mean(covered) == pytest.approx(0.95, abs=within(0.95))
+
+
+def test_holm_keeps_the_family_wise_error_under_the_null() -> None:
+    studies = [simulated(number, 0.0) for number in range(STUDIES)]
+    wrong = np.mean([any(one.shown for one in study) for study in studies])
+    uncorrected = np.mean([any(one.p_value < 0.05 for one in study) for study in studies])
+    assert wrong <= 0.05 + within(0.05)
+    assert uncorrected > 0.15, "without a correction a true null is rejected in a study of nine arms far more often"
+
+
+def test_an_effect_of_the_detectable_size_is_shown_as_often_as_stated() -> None:
+    # The spread of a paired difference is √2 times that of a run.
+    spread = math.sqrt(2) * SPREAD
+    effect = detectable([replace(contrast(OWN, BASE), spread=spread)] * ARMS)
+    # At Holm's first step a comparison is tested at α/9, whatever the others show.
+    shown = [one.p_value < 0.05 / ARMS for number in range(150) for one in simulated(number, effect)]
+    assert np.mean(shown) == pytest.approx(0.8, abs=within(0.8, of=150))
+
+
+@pytest.mark.parametrize("edge", [0.01, -0.01])
+def test_tost_errs_in_at_most_five_percent_at_the_edge_of_its_margin(edge: float) -> None:
+    """Uncorrected and alone: a true difference of exactly the margin is called equivalent in 5%, one of 0 mostly."""
+    # With a spread that is small against the margin the error is all of the 5%.
+    called = [contrast(*_pair(number, edge, 0.002), margin=0.01).equivalent for number in range(2 * STUDIES)]
+    assert np.mean(called) == pytest.approx(0.05, abs=within(0.05, of=2 * STUDIES))
+    assert np.mean([contrast(*_pair(number, 0.0, 0.002), margin=0.01).equivalent for number in range(100)]) > 0.95
+
+
+def _pair(number: int, shift: float, spread: float) -> tuple[dict[int, float], dict[int, float]]:
+    own, base = np.random.default_rng(number).normal(0.8, spread, (2, SEEDS))
+    return dict(enumerate(own + shift)), dict(enumerate(base))

@@ -25,9 +25,10 @@ from gxpo_trainer.studies.definition import (
     largest_cost,
     load_study,
     pending,
+    registration,
     run_config,
 )
-from gxpo_trainer.studies.runner import StudyRunner, read_result, read_results
+from gxpo_trainer.studies.runner import REGISTERED, StudyRunner, read_result, read_results
 
 REFERENCE = Path(__file__).parents[3] / "studies" / "reference.toml"
 BODY = {
@@ -87,6 +88,8 @@ def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> Non
         ({"name": "../x"}, "must consist of lower-case letters"),
         ({"compare_at": [6, 9]}, r"compare_at = \[6, 9\]: 9 is not evaluated .*multiples of evaluate_every = 6 below"),
         ({"compare_at": [12]}, "12 is not evaluated within the budget"),
+        ({"analysis": {"comparisons": ["grpo"]}}, r"analysis.comparisons names \['grpo'\]; name arms other than the"),
+        ({"analysis": {"targets": [0.7, 1.0]}}, "targets"),
         ({"ladder": BODY["ladder"] | {"learning_rates": [2e-5, 1e-5]}}, "must be positive and in ascending order"),
         ({"arms": BODY["arms"] | {"a": {"label": "A", "learning_rate_of": "long"}}}, "an arm with a ladder of its own"),
     ],
@@ -99,7 +102,19 @@ def test_a_bad_study_gets_one_line_that_names_the_setting(tmp_path, changes, mes
 
 
 def test_a_study_that_the_first_version_stored_is_still_read() -> None:
-    assert study(extrapolation=None) == study()
+    assert study(extrapolation=None, target=0.8) == study()
+
+
+def test_what_was_registered_before_the_first_run_is_told_from_what_came_later() -> None:
+    first = study().model_dump(mode="json")
+    kept, exploratory = registration(study(), first)
+    assert exploratory == []
+    later = study(analysis={"margin": 0.02, "targets": [0.5]}, seeds=[0, 1])
+    assert registration(later, first) == (
+        ["arms", "seeds", "budgets", "costs of comparison", "plateau window", "comparisons"],
+        ["equivalence margin", "targets"],
+    )
+    assert registration(study(), None) == ([], kept)
 
 
 def test_a_missing_study_and_a_run_in_its_place_are_told_apart(tmp_path: Path, capsys) -> None:
@@ -212,7 +227,11 @@ def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, 
     config = load_run(root / "report" / "long" / "lr-3.5e-05-seed-1.toml")
     assert (config.budget.backward_passes, config.learner.rule.name) == (12, "grpo")
     started = sum("started" in line for line in lines)
-    StudyRunner(study(), root, jobs, lines.append).run()
+    registered = json.loads((root / REGISTERED).read_text())
+    assert registered == study().model_dump(mode="json")
+    # An analysis that is changed after the first run does not change what was registered.
+    StudyRunner(study(analysis={"margin": 0.5}), root, jobs, lines.append).run()
+    assert json.loads((root / REGISTERED).read_text()) == registered
     assert sum("started" in line for line in lines) == started == 12
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.studies import data as study_data
 from gxpo_trainer.studies.data import MEDIANS, StudyData
-from gxpo_trainer.studies.definition import RunKey, Study, load_study, run_config
+from gxpo_trainer.studies.definition import Analysis, RunKey, Study, load_study, run_config
 from gxpo_trainer.studies.findings import find
 from gxpo_trainer.studies.report import as_markdown, compose, write_report
 
@@ -78,78 +77,67 @@ def invented(arms: tuple[str, ...] = ("grpo", "gxpo"), **study: object) -> Study
 def test_findings_by_hand() -> None:
     findings = find(invented())
     assert findings.missing == ("Late",)
-    # (2 + 1)/6 of a GRPO step is sampling and verifying.
-    assert findings.sampling_share == pytest.approx(0.5)
     (gxpo,) = findings.candidates
-    # Differences at 6 passes: 0.10, 0.08, 0.05.
-    (end,) = gxpo.passes
-    assert end.cost == 6
-    assert end.difference.mean == pytest.approx(0.23 / 3)
+    # The plateau, from 3.6 passes on, is the evaluation at 6. Differences: 0.10, 0.08, 0.05.
+    assert gxpo.against.difference.mean == pytest.approx(0.23 / 3)
     # t = mean / (s/√3), s = 0.02517: 5.277; p of two sides with 2 degrees = 0.0341.
-    assert end.p_value == pytest.approx(0.0341, abs=2e-4)
-    assert end.adjusted == end.p_value
-    # Common steps: GRPO has 0, 3, 6 and GXPO 0, 1, 2, so there is none above 0.
-    assert gxpo.steps == ()
-    # Seeds reach GRPO's peak at step 2, 1, 2 instead of 6: ratios 3, 6, 3.
-    (peak,) = gxpo.matches
-    assert (peak.accuracy, peak.reached) == (None, 3)
-    assert peak.steps.mean == pytest.approx(54 ** (1 / 3))
-    assert gxpo.payoff.passes == 3.0
+    assert gxpo.against.p_value == gxpo.against.adjusted == pytest.approx(0.0341, abs=2e-4)
+    # Problems have other names in each seed, but the same in both runs of one.
+    assert (gxpo.against.verdict, gxpo.against.over_problems) == ("higher", None)
+    assert gxpo.against.own == gxpo.plateau == gxpo.final
+    # Common steps: GRPO has 0, 3, 6 and GXPO 0, 1, 2, so there is none above 0. Of 600 token-passes, two thirds of the
+    # first evaluation's 900 for GXPO: 0.4, 0.4667 and 0.4333 against 0.50, 0.52, 0.54.
+    assert list(gxpo.equal) == [("backward_passes", 6), ("token_passes", 600)]
+    assert gxpo.equal["token_passes", 600].difference.mean == pytest.approx(-0.26 / 3)
     assert gxpo.medians["gxpo/retention_mean"] == pytest.approx(0.51)
     assert gxpo.ladder == ((1e-5, 0.35, False), (2e-5, 0.45, False))
-    assert gxpo.at_end_of_ladder
+    assert (gxpo.at_end_of_ladder, gxpo.tuning_runs) == (True, 2)
 
 
 def test_arms_are_compared_at_the_requested_costs_too_and_corrected_together() -> None:
-    data = invented(compare_at=(3,))
-    (gxpo,) = find(data).candidates
-    half, end = gxpo.passes
+    (gxpo,) = find(invented(compare_at=(3,))).candidates
+    half, end = (gxpo.equal["backward_passes", cost] for cost in (3, 6))
     # Differences at 3 passes: 0.05, 0.13, 0.12: mean 0.1, s = 0.04359, t = 3.974, p = 0.0579. Holm: the smaller p
     # counts twice, and the larger at least as much.
-    assert (half.cost, end.cost) == (3, 6)
     assert half.difference.mean == pytest.approx(0.1)
     assert half.p_value == pytest.approx(0.0579, abs=2e-4)
     assert end.adjusted == pytest.approx(2 * end.p_value)
     assert half.adjusted == pytest.approx(max(half.p_value, 2 * end.p_value))
 
 
-def test_arms_are_timed_to_the_target_between_evaluations() -> None:
-    data = invented(target=0.45)
+def test_costs_to_a_share_of_the_best_plateau_by_hand() -> None:
+    findings = find(invented(analysis=Analysis(targets=(0.75, 0.99))))
+    (gxpo,) = findings.candidates
+    # 75% of GXPO's 0.59667.
+    assert findings.targets[0] == pytest.approx(0.4475)
+    near, far = gxpo.sweep["backward_passes"]
+    # GRPO gets there at 6 passes and GXPO at 3, in every seed, so the ratio has no spread.
+    assert (near.first.mean, near.first.low, near.costs[0]) == (2.0, 2.0, 6.0)
+    costs = zip((4.425, 3.825, 4.265625), (2.95, 1.77, 2.2125), strict=True)
+    assert near.interpolated.mean == pytest.approx(math.prod(own / other for own, other in costs) ** (1 / 3))
+    # No seed of GRPO reaches 99%.
+    assert (far.first, far.interpolated, far.p_value) == (None, None, None)
+    assert gxpo.fewer["backward_passes"] is None
+    # Batches have no common evaluation, so that each arm's own count.
+    assert gxpo.sweep["steps"][0].first.mean == pytest.approx(6)
+    text = as_markdown(compose(invented(analysis=Analysis(targets=(0.75,)))))
+    assert re.search(r"^\| GXPO \| \+7\.7 \[\+1\.4, \+13\.9\]: higher \| 2\.00; 1\.8\d \[", text, re.MULTILINE)
+
+
+def test_only_the_named_comparisons_are_tested() -> None:
+    data = invented(("grpo", "gxpo"), analysis=Analysis(comparisons=("late",)))
     (gxpo,) = find(data).candidates
-    target = gxpo.matches[1]
-    # Steps of GRPO: 3 + 3·5/10, 3 + 3·3/10, 3 + 3·7/16; of GXPO: 1, 0.15/0.25 and 0.15/0.2.
-    ratios = (4.5 / 1, 3.9 / 0.6, 4.3125 / 0.75)
-    assert (target.accuracy, target.reached) == (0.45, 3)
-    assert target.steps.mean == pytest.approx(math.prod(ratios) ** (1 / 3))
-    assert target.passes.mean == pytest.approx(target.steps.mean / 3)
-    assert gxpo.payoff.steps == target.steps
-    # A seed that stays below leaves no payoff, whatever the peak says.
-    data = invented(target=0.595)
-    (gxpo,) = find(data).candidates
-    assert (gxpo.matches[0].reached, gxpo.matches[1].reached, gxpo.payoff) == (3, 0, None)
-    assert "has no speed-up stated: 0 of 3 seeds reached 59.5%" in as_markdown(compose(data))
+    assert (gxpo.against.adjusted, gxpo.against.equivalence) == (None, None)
+    text = as_markdown(compose(data))
+    assert re.search(r"^\| GXPO \|.*\| not tested \|$", text, re.MULTILINE)
+    assert "Plateaus against" not in text.split("## Question")[0]
 
 
-def test_an_arm_that_needs_more_steps_and_more_passes_never_pays() -> None:
-    data = invented(target=0.45)
-    slow = {
-        key: replace(run, curve=replace(run.curve, steps=10 * run.curve.steps)) if key.arm == "gxpo" else run
-        for key, run in data.curves.items()
-    }
-    data = replace(data, curves=slow)
-    page = as_markdown(compose(data))
-    # Ratios 0.45, 0.65 and 0.575 with three passes a step: the break-even is above (3 - 1)/2 = 100%.
-    assert "1.8× more steps to 45% (1.1 to 2.9) and saves time at no share of sampling" in page
-    assert re.search(r"^\| GXPO \| 5\.4× more .*\| never \|$", page, re.MULTILINE)
-
-
-def test_a_seed_that_misses_the_peak_leaves_no_payoff() -> None:
+def test_what_was_registered_is_told() -> None:
     data = invented()
-    key = RunKey("report", "gxpo", 2e-5, 1)
-    data.curves[key] = RunCurves(key.folder, "GXPO", 1, curve(3, (0.4, 0.51), 1))
-    (gxpo,) = find(data).candidates
-    assert (gxpo.matches[0].reached, gxpo.payoff) == (2, None)
-    assert "has no speed-up stated: 2 of 3 seeds reached the baseline's peak" in as_markdown(compose(data))
+    assert "- Registered before the first run: nothing. Exploratory: arms, seeds, " in as_markdown(compose(data))
+    data.conditions["registered"] = STUDY.model_dump(mode="json")
+    assert ", comparisons. Exploratory: nothing." in as_markdown(compose(data))
 
 
 def test_collapse_and_divergence_are_outcomes() -> None:
@@ -163,13 +151,12 @@ def test_collapse_and_divergence_are_outcomes() -> None:
 
 def test_the_page_claims_what_the_corrected_test_carries() -> None:
     text = as_markdown(compose(invented()))
-    assert "\n- At 6 backward passes: higher: GXPO +7.7 points [+1.4, +13.9].\n" in text
-    assert "\n- GXPO needs 3.8× fewer steps to the baseline's peak (" in text
+    assert "\n- Plateaus against GRPO, in points, with a margin of 1 point: higher: GXPO +7.7 [+1.4, +13.9].\n" in text
     weaker = invented()
     key = RunKey("report", "gxpo", 2e-5, 2)
     weaker.curves[key] = RunCurves(key.folder, "GXPO", 2, curve(3, (0.5, 0.5), 2))
     assert re.search(
-        r"At 6 backward passes: no difference shown after Holm's correction: GXPO \+\d.*\]\.",
+        r"none is shown to be higher; not shown equivalent: GXPO \+\d.*\]\.",
         as_markdown(compose(weaker)),
     )
     assert "Not complete yet, and so not compared: Late." in text
@@ -195,13 +182,13 @@ def test_the_report_has_its_pictures_and_escapes_text(tmp_path) -> None:
     write_report(invented(), tmp_path / "evidence.md", tmp_path / "evidence.html")
     text = (tmp_path / "evidence.md").read_text()
     pictures = re.findall(r"\]\((images/.*?)\)", text)
-    assert len(pictures) == 3
+    assert len(pictures) == 2
     for picture in pictures:
         assert Image.open(tmp_path / picture).width >= 900
     page = (tmp_path / "evidence.html").read_text()
     assert "Small &lt;study&gt;" in page
     assert "<study>" not in page
-    assert "<ul><li>After 6 backward passes GRPO, " in page
+    assert "<ul><li>Arms against GRPO: 1, on 3 seeds not used for tuning.</li>" in page
 
 
 def test_a_folder_without_data_is_an_error(tmp_path) -> None:
@@ -243,9 +230,8 @@ def test_every_run_of_a_reported_arm_is_there_and_its_accuracy_is_the_mean_over_
     baseline = data.reported(data.study.baseline)
     assert [row["seed"] for row in baseline] == list(data.study.seeds)
     for row in data.runs:
-        if row["stage"] != "extrapolation":
-            rule = run_config(data.study, study_data.key_of(row)).learner.rule
-            assert row["backward_passes"] == row["steps"] * rule.passes_per_step(gate_open=True)
+        rule = run_config(data.study, study_data.key_of(row)).learner.rule
+        assert row["backward_passes"] == row["steps"] * rule.passes_per_step(gate_open=True)
     for key, run in data.curves.items():
         for accuracy, scores in zip(run.curve.accuracy, run.curve.per_problem, strict=True):
             assert accuracy == pytest.approx(scores.mean()), key.folder

@@ -1,15 +1,18 @@
-"""Evaluation curve of one run over four costs, and the figures derived from it. Pure, numpy only.
+"""Evaluation curve of one run over its costs, and the figures derived from it. Pure.
 
-Definitions, all on a run's evaluations, without interpolation:
+Definitions, all on a run's evaluations, without interpolation unless it is named:
 
 - exponential average of weight w: m₀ = a₀, mᵢ = w·mᵢ₋₁ + (1 − w)·aᵢ (w = 0: the curve itself);
 - peak: the earliest, lowest-BP maximiser (Tables 2 and 5 of arXiv 2605.06755);
 - cost to reach a target: the cost of the first evaluation at or above it;
-- speed-up: the baseline's cost divided by the candidate's;
-- accuracy at a budget: the last evaluation at or before it, never the best so far.
+- speed-up: the baseline's cost divided by the candidate's, above 1 where it is faster;
+- accuracy at a budget: the last evaluation at or before it, never the best so far;
+- plateau: the mean of the evaluations in the last share of a budget;
+- token-passes: sampled tokens times the passes over them, a forward pass alone counted as a third of one.
 
-Peaks and first crossings are biased upwards, because they select among noisy values. The exponential average reduces
-the bias; several seeds show what remains.
+Peaks and first crossings are biased upwards, because they select among noisy values, and the more so the more often a
+run is evaluated. So costs are compared on the grid that all runs have in common. Means over a plateau have no such
+bias.
 """
 
 from __future__ import annotations
@@ -23,8 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-Axis = Literal["steps", "backward_passes", "hours", "tokens"]
+Axis = Literal["steps", "backward_passes", "hours", "tokens", "token_passes"]
 AXES: tuple[Axis, ...] = get_args(Axis)
+GRID_OF: dict[Axis, Axis] = {axis: "steps" if axis in ("steps", "tokens") else "backward_passes" for axis in AXES}
+"""The axis on whose common grid a cost is compared: other costs differ from run to run."""
+PLATEAU = 0.4
+"""Share of the budget whose evaluations are the plateau, where none was registered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,8 +41,8 @@ class EvaluationCurve:
     backward_passes: since the start, without repeated and diagnostic ones. hours: training time without evaluation,
     diagnostics and checkpoints. tokens: sampled tokens. accuracy: in [0, 1]. ci_low, ci_high: 95% interval over
     problems, NaN if unknown. per_problem: [num_evaluations, num_problems] or None, weighted so that row means are the
-    accuracy (a macro average may have scores above 1); problem_ids: its columns. Raises ValueError for unequal lengths,
-    no evaluation, or steps that do not increase.
+    accuracy (a macro average may have scores above 1); problem_ids: its columns. forward_passes: of a step, without
+    backward passes. Raises ValueError for unequal lengths, no evaluation, or steps that do not increase.
     """
 
     steps: Floats
@@ -47,6 +54,7 @@ class EvaluationCurve:
     ci_high: Floats
     per_problem: Floats | None = None
     problem_ids: tuple[str, ...] = ()
+    forward_passes: float = 0.0
 
     def __post_init__(self) -> None:
         num = self.steps.size
@@ -59,6 +67,15 @@ class EvaluationCurve:
             raise ValueError("evaluation steps do not increase; keep one evaluation per step, of the latest attempt")
         if self.per_problem is not None and self.per_problem.shape != (num, len(self.problem_ids)):
             raise ValueError(f"per_problem has shape {self.per_problem.shape}; expected {(num, len(self.problem_ids))}")
+
+    @property
+    def token_passes(self) -> Floats:
+        """Tokens times passes, by the mean passes of a step since the evaluation before."""
+        steps, passes, tokens = (
+            np.diff(values, prepend=0.0) for values in (self.steps, self.backward_passes, self.tokens)
+        )
+        per_step = np.divide(passes, steps, out=np.zeros_like(steps), where=steps > 0)
+        return np.cumsum(tokens * (per_step + self.forward_passes / 3))
 
     def cost(self, axis: Axis) -> Floats:
         """The values of one axis, [num_evaluations]."""
@@ -109,6 +126,7 @@ class Point:
     backward_passes: float
     hours: float
     tokens: float
+    token_passes: float = math.nan
 
     def cost(self, axis: Axis) -> float:
         value: float = getattr(self, axis)
@@ -155,25 +173,44 @@ def first_reaching(curve: EvaluationCurve, target: float, smoothing: float = 0.0
     return curve.point(reached[0], values[reached[0]]) if reached.size else None
 
 
-def crossing(curve: EvaluationCurve, target: float, axis: Axis) -> float | None:
-    """The cost at which the accuracy first reaches `target`, on the line between two evaluations; None if never."""
-    reached = np.flatnonzero(curve.accuracy >= target)
+def common_grid(curves: Sequence[EvaluationCurve], axis: Axis) -> Floats:
+    """Costs at which every run that went so far was evaluated, ascending."""
+    costs = [np.round(curve.cost(axis), 6) for curve in curves]
+    every = np.unique(np.concatenate(costs))
+    shared = [np.isin(every, own) | (every > own[-1]) for own in costs]
+    return every[np.all(shared, axis=0)]
+
+
+def on_grid(curve: EvaluationCurve, axis: Axis, grid: Floats | None) -> npt.NDArray[np.bool_]:
+    """Which evaluations lie on a grid of `axis`; all without one."""
+    return np.ones(curve.steps.size, bool) if grid is None else np.isin(np.round(curve.cost(axis), 6), grid)
+
+
+def crossing(curve: EvaluationCurve, target: float, axis: Axis, counted: npt.NDArray[np.bool_]) -> float | None:
+    """Cost of the first of the counted evaluations at or above `target`; None if there is none."""
+    reached = np.flatnonzero(counted & (curve.accuracy >= target))
+    return float(curve.cost(axis)[reached[0]]) if reached.size else None
+
+
+def interpolated(curve: EvaluationCurve, target: float, axis: Axis, counted: npt.NDArray[np.bool_]) -> float | None:
+    """Cost at which the monotone curve through the counted evaluations reaches `target`, None if it does not.
+
+    That is the isotonic regression of their accuracies, joined by straight lines.
+    """
+    from scipy.optimize import isotonic_regression
+
+    costs, monotone = curve.cost(axis)[counted], np.asarray(isotonic_regression(curve.accuracy[counted]).x)
+    reached = np.flatnonzero(monotone >= target)
     if not reached.size:
         return None
-    last, costs = int(reached[0]), curve.cost(axis)
-    if last == 0:
-        return float(costs[0])
-    pair = slice(last - 1, last + 1)
-    return float(np.interp(target, curve.accuracy[pair], costs[pair]))
+    pair = slice(max(0, reached[0] - 1), reached[0] + 1)
+    return float(np.interp(target, monotone[pair], costs[pair]))
 
 
-def speed_up(baseline: Point, candidate: Point | None, axis: Axis) -> float | None:
-    """Baseline's cost / candidate's cost; None when not reached or when a cost is 0 or unknown."""
-    if candidate is None:
-        return None
-    over, under = baseline.cost(axis), candidate.cost(axis)
-    ratio = over / under if over > 0 and under > 0 else 0.0
-    return ratio if 0 < ratio < math.inf else None
+def in_plateau(curve: EvaluationCurve, budget: float, window: float = PLATEAU) -> npt.NDArray[np.bool_]:
+    """Which evaluations lie in the last share `window` of a budget of backward passes."""
+    passes = curve.backward_passes
+    return (passes >= (1 - window) * budget - 1e-6) & (passes <= budget + 1e-6)
 
 
 def at_budget(curve: EvaluationCurve, axis: Axis, budget: float, smoothing: float = 0.0) -> BudgetPoint | None:

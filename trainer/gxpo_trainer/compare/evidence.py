@@ -1,9 +1,9 @@
 """The result of a comparison in words, and its figures as text: percentages, differences, durations, ratios. Pure.
 
 A candidate is supported on an axis only if it shares at least MIN_SEEDS seeds with the baseline, each of them reached
-the baseline's peak, the interval of its speed-up over seeds is entirely above 1, and the runs had the same data and
-settings (for time also the same hardware). Otherwise the missing evidence is listed. There is no correction for
-multiple comparisons: of twenty ineffective candidates one is expected to look supported.
+the baseline's peak, its speed-up over seeds is above 1 in a t-test of the logarithms, corrected by Holm over all
+candidates and costs, and the runs had the same data and settings (for time also the same hardware). Otherwise the
+missing evidence is listed. A speed-up is never told without what became of the plateau: faster and worse is no gain.
 
 The client formats the figures of single runs; a test holds that both write a duration alike.
 """
@@ -11,16 +11,22 @@ The client formats the figures of single runs; a test holds that both write a du
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from gxpo_trainer.compare.curves import Axis, Point
 from gxpo_trainer.compare.groups import Comparison, GroupResult
-from gxpo_trainer.compare.intervals import Interval
+from gxpo_trainer.compare.intervals import ALPHA, Interval, holm, p_of_mean
 
 UNKNOWN = "–"
 MIN_SEEDS = 3
 COSTS: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
-NAMES: dict[Axis, str] = {"steps": "steps", "backward_passes": "backward passes", "hours": "time", "tokens": "tokens"}
+NAMES: dict[Axis, str] = {
+    "steps": "steps",
+    "backward_passes": "backward passes",
+    "hours": "time",
+    "tokens": "tokens",
+    "token_passes": "token-passes",
+}
 
 
 def percent(value: float) -> str:
@@ -111,7 +117,7 @@ def weigh(comparison: Comparison) -> Evidence:
         text = f"{comparison.baseline} is the only configuration; add another run to compare it with."
         return Evidence(text, {}, ("a second run",))
     target, name = comparison.target, comparison.baseline
-    supported = {group.name: tuple(a for a in COSTS if _supports(comparison, group, a)) for group in candidates}
+    supported = _supported(comparison, candidates)
     missing = _missing(comparison, candidates)
     parts = [_verdict(comparison, candidates, supported)]
     if target.steps == 0:
@@ -133,7 +139,7 @@ def _reach(group: GroupResult, baseline: str) -> str:
         spent = _costs(group.final)
         return f"{group.name} does not reach that in {spent}; its best is {percent(group.peak.accuracy)}."
     ratios = ", ".join(ratio_words(ratio, axis) for axis in COSTS if (ratio := group.speed_ups[axis]) is not None)
-    against = f" (compared with {baseline}: {ratios})" if ratios else ""
+    against = f" (at common evaluations, compared with {baseline}: {ratios})" if ratios else ""
     return f"{group.name} reaches that after {_costs(group.match)}{against}."
 
 
@@ -168,12 +174,24 @@ def _winners(comparison: Comparison) -> str:
     return f"To that accuracy, {'; '.join(words)}." if words else ""
 
 
-def _supports(comparison: Comparison, group: GroupResult, axis: Axis) -> bool:
-    interval = group.seed_speed_ups[axis]
-    if interval is None or interval.low is None or interval.num < max(group.num_paired, MIN_SEEDS):
-        return False
-    comparable = not any(axis == "hours" or not difference.hardware for difference in comparison.differences)
-    return comparable and group.num_reached == group.num_paired and interval.low > 1
+def _supported(comparison: Comparison, candidates: list[GroupResult]) -> dict[str, tuple[Axis, ...]]:
+    """The costs at which each candidate beats the baseline."""
+    keys = [(group, axis) for group in candidates for axis in COSTS if group.num_paired >= MIN_SEEDS]
+    p_values = holm([_p_value(*key) for key in keys])
+    adjusted = {(group.name, axis): p_value for (group, axis), p_value in zip(keys, p_values, strict=True)}
+
+    def supports(group: GroupResult, axis: Axis) -> bool:
+        p_value, interval = adjusted.get((group.name, axis)), group.seed_speed_ups[axis]
+        comparable = not any(axis == "hours" or not difference.hardware for difference in comparison.differences)
+        return comparable and p_value is not None and p_value < ALPHA and interval is not None and interval.mean > 1
+
+    return {group.name: tuple(axis for axis in COSTS if supports(group, axis)) for group in candidates}
+
+
+def _p_value(group: GroupResult, axis: Axis) -> float | None:
+    """Of the logarithms of the speed-ups; None unless every shared seed has one, and where all are equal."""
+    ratios = [ratio for seed in group.by_seed if (ratio := seed.speed_ups[axis]) is not None]
+    return p_of_mean([math.log(ratio) for ratio in ratios]) if len(ratios) == group.num_paired else None
 
 
 def _verdict(comparison: Comparison, candidates: list[GroupResult], supported: dict[str, tuple[Axis, ...]]) -> str:
@@ -206,7 +224,16 @@ def _claim(group: GroupResult, axes: tuple[Axis, ...]) -> str:
         elif interval.high < 1:
             losses.append(ratio_words(interval.mean, axis))
     but = f" but {' and '.join(losses)}" if losses else ""
-    return f"{group.name} needs {' and '.join(gains)}{but} ({group.num_paired} seeds)"
+    return f"{group.name} needs {' and '.join(gains)}{but} ({group.num_paired} seeds), {_plateau(group)}"
+
+
+def _plateau(group: GroupResult) -> str:
+    """What became of the plateau, in points: `its plateau differs by −2.0 points (−3.0 to −1.0): lower`."""
+    if group.plateau is None:
+        return "with an unknown plateau"
+    mean, low, high, _ = astuple(group.plateau.difference)
+    bounds = "" if low is None else f" ({points(low)} to {points(high)})"
+    return f"its plateau differs by {points(mean)} points{bounds}: {group.plateau.verdict}"
 
 
 def _over_seeds(comparison: Comparison, group: GroupResult, supported: tuple[Axis, ...]) -> str:
@@ -222,6 +249,7 @@ def _over_seeds(comparison: Comparison, group: GroupResult, supported: tuple[Axi
     seen = f"{group.name}: {group.num_reached} of {group.num_paired} seeds reached the baseline's peak"
     held = " and ".join(NAMES[axis] for axis in supported)
     claim = f"supported: less {held}" if held else "no advantage is supported"
+    claim += f"; {_plateau(group)}"
     return f"{seen}{f'; {level} intervals over seeds: {bounds}' if bounds else ''}; {claim}."
 
 
@@ -242,6 +270,8 @@ def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]
         ]
         if open_axes and group.num_paired >= MIN_SEEDS:
             missing.append(f"more seeds of {group.name}: its interval includes no difference in {', '.join(open_axes)}")
+        if group.num_reached == group.num_paired >= MIN_SEEDS and _p_value(group, "steps") is None:
+            missing.append(f"common evaluations at closer steps: seeds of {group.name} are not told apart by these")
     for hardware, what in ((False, "equal conditions"), (True, "equal hardware for the times")):
         if names := [difference.setting for difference in comparison.differences if difference.hardware == hardware]:
             more = f" and {len(names) - 6} more" if len(names) > 6 else ""

@@ -1,42 +1,68 @@
 """Comparison of seed groups with a baseline: the paper's Tables 2 to 4 for any runs, with intervals. Pure.
 
 A group is one configuration run with several seeds. Tables show the mean curve over seeds; intervals come from pairing
-each run with the baseline's run of the same seed, which removes the variance due to the seed. curves.py has the
-definitions.
+each run with the baseline's run of the same seed. curves.py has the definitions.
 
-`Payoff` states when a look-ahead pays: its speed-up in time as a function of the share of a step that sampling takes.
-A baseline step is 1 = s + u: sampling and verifying s, one update u = 1 − s. A candidate's step samples as much and
-updates p times, p its backward passes a step. It reaches the baseline's accuracy in 1/r of the steps:
+Costs to reach an accuracy are those of evaluations on the common grid of batches, or of backward passes, so that a run
+that is evaluated more often gains nothing by it; without a common grid every run's own evaluations count.
+
+`Payoff` is the speed-up in time as a function of the share of a step that sampling takes. A baseline step is 1 = s + u:
+sampling and verifying s, one update u = 1 − s. A candidate's step samples as much and updates p times, p its backward
+passes a step. It reaches the baseline's accuracy in 1/r of the steps:
 
     synchronous     r (s + u) / (s + p u)
     asynchronous    r max(s, u) / max(s, p u)        sampling runs during the update
+
+No break-even share follows from runs: it would need both sides tuned for speed, of which a run does not tell.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from gxpo_trainer.compare.curves import (
     AXES,
+    GRID_OF,
+    PLATEAU,
     Axis,
     BudgetPoint,
+    EvaluationCurve,
     Floats,
     Point,
     RunCurves,
     at_budget,
+    common_grid,
+    crossing,
     first_reaching,
+    in_plateau,
+    interpolated,
     mean_curve,
+    on_grid,
     peak,
     smooth,
-    speed_up,
 )
-from gxpo_trainer.compare.intervals import Interval, mean_interval, ratio_interval, shared_bootstrap
+from gxpo_trainer.compare.intervals import (
+    MARGIN,
+    Contrast,
+    Interval,
+    contrast,
+    corrected,
+    mean_interval,
+    p_of_mean,
+    ratio_interval,
+)
 from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences, schedule_note
 from gxpo_trainer.config.rules import rule_labels
+
+TARGETS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+"""Shares of the best plateau that costs are compared to, where none were registered."""
+Grids = Mapping[Axis, Floats | None]
+CostOf = Callable[[EvaluationCurve, float, Axis, npt.NDArray[np.bool_]], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +70,9 @@ class BudgetResult:
     """A group at one budget, and its difference to the baseline at the same budget.
 
     accuracy: mean over seeds with a t-interval. over_seeds: paired difference with a t-interval over shared seeds.
-    over_problems: the same difference, bootstrapped over problems; None if per-problem scores are missing or differ in
-    their problems. all_reached: False if a run of either group ended before the budget. evaluated_from: the smallest
-    cost at which an evaluation that counts was made, over the runs of both groups; 0 for an initial policy.
+    over_problems: the same difference over problems, conditional on these seeds; None if per-problem scores are missing
+    or differ in their problems. all_reached: False if a run of either group ended before the budget. evaluated_from:
+    smallest cost at which an evaluation that counts was made, over the runs of both groups; 0 for an initial policy.
     """
 
     axis: Axis
@@ -76,9 +102,12 @@ class SeedResult:
 class GroupResult:
     """One row of the comparison.
 
-    peak, match, speed_ups: of the mean curve; match is None if it never reaches the baseline's peak. num_paired: seeds
-    shared with the baseline; num_reached: those that reached the peak of the baseline's run of the same seed.
-    seed_speed_ups: geometric mean over them with its interval. by_seed: results per seed.
+    peak, match, speed_ups: of the mean curve; match is None if it never reaches the baseline's peak. Speed-ups are
+    taken on the common grids, and are None where the curve does not reach the peak there. plateau: against the
+    baseline, over the last share of the common budget of backward passes, corrected by Holm over the groups; None
+    without it.
+    num_paired: seeds shared with the baseline; num_reached: those that reached the peak of the baseline's run of the
+    same seed. seed_speed_ups: geometric mean over them with its interval. by_seed: results per seed.
     """
 
     name: str
@@ -93,6 +122,7 @@ class GroupResult:
     seed_speed_ups: dict[Axis, Interval | None]
     by_seed: tuple[SeedResult, ...]
     budgets: tuple[BudgetResult, ...]
+    plateau: Contrast | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +148,11 @@ def compare_groups(
     smoothing: float = 0.0,
     budgets: Mapping[Axis, Sequence[float]] | None = None,
     level: float = 0.95,
-    num_resamples: int = 10_000,
-    seed: int = 0,
 ) -> Comparison:
     """Compare every group with the one called `baseline`.
 
-    budgets: axis → values (steps, passes, hours or tokens); by default one per axis, the largest that all runs
-    reached. Raises ValueError for an unknown baseline, a repeated name or an invalid level.
+    budgets: axis → values (steps, passes, hours, tokens or token-passes); by default one per axis, the largest that all
+    runs reached. Raises ValueError for an unknown baseline, a repeated name or an invalid level.
     """
     names = [group.name for group in groups]
     if baseline not in names:
@@ -132,20 +160,107 @@ def compare_groups(
     if len(set(names)) < len(names):
         raise ValueError(f"group names {names} are not unique; rename one")
     reference = groups[names.index(baseline)]
+    grids = common_grids(groups)
     target = peak(mean_curve([run.curve for run in reference.runs]), smoothing)
-    chosen = budgets if budgets is not None else common_budgets(groups)
+    common = common_budgets(groups)
+    chosen = budgets if budgets is not None else common
     wanted = [(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
-    ends = {group.name: _ends(group, wanted, smoothing) for group in groups}
-    pairings = [_Pairing(group, reference, smoothing, level, ends[group.name], ends[baseline]) for group in groups]
-    intervals = _over_problems([pairing.differences(wanted) for pairing in pairings], level, num_resamples, seed)
     results = []
-    for pairing, over_problems in zip(pairings, intervals, strict=True):
-        at_budgets = (pairing.at(axis, budget, over_problems) for axis, budget in wanted)
-        row = _convergence(pairing.group, reference, target, smoothing, level)
+    for group in groups:
+        at_budgets = (_at_budget(group, reference, axis, budget, smoothing, level) for axis, budget in wanted)
+        row = _convergence(group, reference, target, grids, smoothing, level)
         results.append(replace(row, budgets=tuple(budget for budget in at_budgets if budget)))
+    if "backward_passes" in common:
+        raw = plateau_contrasts(groups, reference, common["backward_passes"][0], level=level)
+        against = dict(zip(raw, corrected(list(raw.values())), strict=True))
+        results = [replace(row, plateau=against.get(row.name)) for row in results]
     differences = tuple(find_differences(groups, baseline))
     note = schedule_note(groups, baseline)
     return Comparison(baseline, target, level, smoothing, tuple(results), differences, note)
+
+
+def plateau_contrasts(
+    groups: Sequence[SeedGroup],
+    reference: SeedGroup,
+    budget: float,
+    window: float = PLATEAU,
+    margin: float = MARGIN,
+    level: float = 0.95,
+) -> dict[str, Contrast]:
+    """Plateaus against that of the reference, by group, not corrected yet; without those that lack one.
+
+    budget: backward passes of which the last share `window` counts.
+    """
+    own = plateaus(reference, budget, window)
+    found: dict[str, Contrast] = {}
+    for group in groups:
+        values = plateaus(group, budget, window)
+        if group.name != reference.name and values and own and (compared := contrast(values, own, margin, level)):
+            pairs = [(run, reference.by_seed[run.seed]) for run in group.runs if run.seed in own]
+            scores = [tuple(_plateau_scores(run.curve, budget, window) for run in pair) for pair in pairs]
+            found[group.name] = replace(compared, over_problems=_over_problems(pairs, scores, level))
+    return found
+
+
+def plateaus(group: SeedGroup, budget: float, window: float) -> dict[int, float] | None:
+    """Plateau by seed; None unless every run has an evaluation in it."""
+    inside = {run.seed: in_plateau(run.curve, budget, window) for run in group.runs}
+    if not all(kept.any() for kept in inside.values()):
+        return None
+    return {run.seed: float(run.curve.accuracy[inside[run.seed]].mean()) for run in group.runs}
+
+
+def _plateau_scores(curve: EvaluationCurve, budget: float, window: float) -> Floats | None:
+    kept, scores = in_plateau(curve, budget, window), curve.per_problem
+    return None if scores is None else np.asarray(scores[kept].mean(axis=0), dtype=np.float64)
+
+
+def best_plateau(groups: Sequence[SeedGroup], budget: float, window: float = PLATEAU) -> float:
+    """Highest mean plateau of a group; NaN if none has one."""
+    means = [float(np.mean([*values.values()])) for g in groups if (values := plateaus(g, budget, window))]
+    return max(means, default=math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Speed-up of a group to an accuracy: the baseline's cost over its own, geometric mean over shared seeds.
+
+    first: by the first crossing on the common grid; None for costs that have no grid of their own. interpolated: on the
+    monotone curve through the same evaluations. Each is None unless every shared seed got there. p_value: of the
+    logarithms of the interpolated ones. costs: the baseline's own, means of both kinds.
+    """
+
+    axis: Axis
+    target: float
+    first: Interval | None
+    interpolated: Interval | None
+    p_value: float | None
+    costs: tuple[float | None, float | None]
+
+
+def sweep(
+    group: SeedGroup, reference: SeedGroup, targets: Sequence[float], grids: Grids, axis: Axis, level: float = 0.95
+) -> list[Reach]:
+    """A Reach for each target, an accuracy."""
+    on = GRID_OF[axis]
+    shared = [(run.curve, reference.by_seed[run.seed].curve) for run in group.runs if run.seed in reference.by_seed]
+    pairs = [[(curve, on_grid(curve, on, grids[on])) for curve in pair] for pair in shared]
+
+    def costs(cost: CostOf, target: float) -> list[list[float]]:
+        """Own cost and the baseline's by shared seed; empty unless every seed got there, after the start."""
+        both = [[cost(curve, target, axis, counted) for curve, counted in pair] for pair in pairs]
+        known = [[c for c in pair if c] for pair in both]
+        return known if all(len(pair) == 2 for pair in known) else []
+
+    found = []
+    for target in targets:
+        first, between = costs(crossing, target) if on == axis else [], costs(interpolated, target)
+        ratios = [[other / own for own, other in known] for known in (first, between)]
+        intervals = [ratio_interval(values, level) if values else None for values in ratios]
+        p_value = p_of_mean([math.log(ratio) for ratio in ratios[1]])
+        means = [float(np.mean([other for _, other in known])) if known else None for known in (first, between)]
+        found.append(Reach(axis, target, intervals[0], intervals[1], p_value, (means[0], means[1])))
+    return found
 
 
 def default_baseline(groups: Sequence[SeedGroup]) -> str:
@@ -164,9 +279,16 @@ def default_baseline(groups: Sequence[SeedGroup]) -> str:
 
 
 def common_budgets(groups: Sequence[SeedGroup]) -> dict[Axis, tuple[float, ...]]:
-    """The largest budget of each axis that every run reached, without axes that are unknown in a run."""
-    last = {axis: [float(run.curve.cost(axis)[-1]) for group in groups for run in group.runs] for axis in AXES}
-    return {axis: (min(ends),) for axis, ends in last.items() if all(math.isfinite(end) for end in ends)}
+    """The largest budget of each axis that every run reached, without axes that are unknown in a run.
+
+    On a common grid it is a point of it: between two points the last evaluation favours a run with more of them.
+    """
+    last = {axis: min(float(run.curve.cost(axis)[-1]) for g in groups for run in g.runs) for axis in AXES}
+    for axis, grid in common_grids(groups).items():
+        if grid is not None and (within := grid[(grid > 0) & (grid <= last[axis])]).size:
+            last[axis] = float(within[-1])
+    known = [axis for axis in AXES if all(math.isfinite(run.curve.cost(axis)[-1]) for g in groups for run in g.runs)]
+    return {axis: (last[axis],) for axis in known}
 
 
 def spread_budgets(groups: Sequence[SeedGroup], num: Mapping[Axis, int]) -> dict[Axis, tuple[float, ...]]:
@@ -180,11 +302,38 @@ def spread_budgets(groups: Sequence[SeedGroup], num: Mapping[Axis, int]) -> dict
     return spread
 
 
-def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, smoothing: float, level: float) -> GroupResult:
+def common_grids(groups: Sequence[SeedGroup]) -> dict[Axis, Floats | None]:
+    """The common grid of steps and of backward passes; None where a run has no evaluation on it after the start."""
+    curves = [run.curve for group in groups for run in group.runs]
+    grids: dict[Axis, Floats | None] = {}
+    for axis in dict.fromkeys(GRID_OF.values()):
+        grid = common_grid(curves, axis)
+        grids[axis] = grid if all((on_grid(c, axis, grid) & (c.cost(axis) > 0)).any() for c in curves) else None
+    return grids
+
+
+def _speed_ups(
+    baseline: EvaluationCurve, curve: EvaluationCurve, target: Point, grids: Grids, smoothing: float
+) -> dict[Axis, float | None]:
+    """Cost of the baseline's peak over that of reaching it, on the common grids; a peak between two points of a grid
+    has the cost of the next."""
+    ratios: dict[Axis, float | None] = {}
+    reaching = smooth(curve.accuracy, smoothing) >= target.accuracy
+    for axis in AXES:
+        on = GRID_OF[axis]
+        other = baseline.cost(axis)[on_grid(baseline, on, grids[on]) & (baseline.steps >= target.steps)]
+        own = curve.cost(axis)[on_grid(curve, on, grids[on]) & reaching]
+        known = other.size and own.size and 0 < other[0] < math.inf and 0 < own[0] < math.inf
+        ratios[axis] = float(other[0] / own[0]) if known else None
+    return ratios
+
+
+def _convergence(
+    group: SeedGroup, reference: SeedGroup, target: Point, grids: Grids, smoothing: float, level: float
+) -> GroupResult:
     """Cost to reach the baseline's peak, of the mean curve and per seed."""
-    curve = mean_curve([run.curve for run in group.runs])
-    match = first_reaching(curve, target.accuracy, smoothing)
-    seeds = tuple(_seed_result(run, reference.by_seed.get(run.seed), smoothing) for run in group.runs)
+    curve, other = (mean_curve([run.curve for run in one.runs]) for one in (group, reference))
+    seeds = tuple(_seed_result(run, reference.by_seed.get(run.seed), grids, smoothing) for run in group.runs)
     seed_speed_ups: dict[Axis, Interval | None] = {}
     for axis in AXES:
         ratios = [ratio for seed in seeds if (ratio := seed.speed_ups[axis]) is not None]
@@ -195,8 +344,8 @@ def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, smoothin
         shutoff_steps=tuple(run.gate.shutoff_step for run in group.runs),
         final=curve.point(-1, curve.accuracy[-1]),
         peak=peak(curve, smoothing),
-        match=match,
-        speed_ups={axis: speed_up(target, match, axis) for axis in AXES},
+        match=first_reaching(curve, target.accuracy, smoothing),
+        speed_ups=_speed_ups(other, curve, target, grids, smoothing),
         num_paired=sum(seed.target is not None for seed in seeds),
         num_reached=sum(seed.match is not None for seed in seeds),
         seed_speed_ups=seed_speed_ups,
@@ -205,118 +354,60 @@ def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, smoothin
     )
 
 
-def _seed_result(run: RunCurves, other: RunCurves | None, smoothing: float) -> SeedResult:
+def _seed_result(run: RunCurves, other: RunCurves | None, grids: Grids, smoothing: float) -> SeedResult:
     best = peak(run.curve, smoothing)
     if other is None:
         return SeedResult(run.seed, best, None, None, dict.fromkeys(AXES))
     target = peak(other.curve, smoothing)
     match = first_reaching(run.curve, target.accuracy, smoothing)
-    return SeedResult(run.seed, best, target, match, {axis: speed_up(target, match, axis) for axis in AXES})
+    return SeedResult(run.seed, best, target, match, _speed_ups(other.curve, run.curve, target, grids, smoothing))
 
 
-Ends = dict[tuple[Axis, float], dict[int, BudgetPoint | None]]
-"""The evaluation that counts at each budget, by seed."""
+def _at_budget(
+    group: SeedGroup, reference: SeedGroup, axis: Axis, budget: float, smoothing: float, level: float
+) -> BudgetResult | None:
+    """Result at a budget, None if a run of the group has no evaluation within it."""
+    ends, others = (
+        {run.seed: at_budget(run.curve, axis, budget, smoothing) for run in one.runs} for one in (group, reference)
+    )
+    points = [point for point in ends.values() if point is not None]
+    if len(points) < len(ends):
+        return None
+    pairs = [(run, reference.by_seed[run.seed]) for run in group.runs if run.seed in others]
+    matched = [(a, b) for run, _ in pairs if (a := ends[run.seed]) and (b := others[run.seed])]
+    if group.name == reference.name or len(matched) < len(pairs):
+        pairs, matched = [], []
+    scores = [
+        (_scores(run, a, smoothing), _scores(other, b, smoothing))
+        for (run, other), (a, b) in zip(pairs, matched, strict=True)
+    ]
+    return BudgetResult(
+        axis=axis,
+        budget=float(budget),
+        accuracy=mean_interval([point.accuracy for point in points], level),
+        over_seeds=mean_interval([a.accuracy - b.accuracy for a, b in matched], level) if matched else None,
+        over_problems=_over_problems(pairs, scores, level),
+        all_reached=all(point is not None and point.reached for point in (*points, *others.values())),
+        evaluated_from=min(point.spent for point in (*points, *others.values()) if point is not None),
+    )
 
 
-def _ends(group: SeedGroup, budgets: Sequence[tuple[Axis, float]], smoothing: float) -> Ends:
-    return {
-        (axis, budget): {run.seed: at_budget(run.curve, axis, budget, smoothing) for run in group.runs}
-        for axis, budget in budgets
-    }
-
-
-Indices = tuple[tuple[int, int], ...]
-"""Evaluation indices of each pair of runs: of the group's run and of the baseline's run of the same seed."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pairing:
-    """A group against the baseline at several budgets."""
-
-    group: SeedGroup
-    reference: SeedGroup
-    smoothing: float
-    level: float
-    ends: Ends
-    reference_ends: Ends
-
-    def at(self, axis: Axis, budget: float, over_problems: Mapping[Indices, Interval]) -> BudgetResult | None:
-        """Result at a budget, None if a run of the group has no evaluation within it."""
-        own = self.ends[axis, budget].values()
-        points = [point for point in own if point is not None]
-        if len(points) < len(own):
-            return None
-        others = self.reference_ends[axis, budget].values()
-        pairs = self._points(axis, budget)
-        return BudgetResult(
-            axis=axis,
-            budget=float(budget),
-            accuracy=mean_interval([point.accuracy for point in points], self.level),
-            over_seeds=mean_interval([a.accuracy - b.accuracy for a, b in pairs], self.level) if pairs else None,
-            over_problems=over_problems.get(_indices(pairs)),
-            all_reached=all(point is not None and point.reached for point in (*own, *others)),
-            evaluated_from=min(point.spent for point in (*own, *others) if point is not None),
-        )
-
-    def differences(self, budgets: Sequence[tuple[Axis, float]]) -> dict[Indices, Floats]:
-        """Mean difference per problem, [num_problems], by the evaluations that count at the budgets.
-
-        Several budgets may share them. Empty if per-problem scores are missing or differ in their problems.
-        """
-        pairs = self._pairs()
-        if len({run.curve.problem_ids for pair in pairs for run in pair}) > 1:
-            return {}
-        differences: dict[Indices, Floats] = {}
-        for indices in {_indices(self._points(axis, budget)) for axis, budget in budgets}:
-            rows = []
-            for (run, other), (index, other_index) in zip(pairs, indices, strict=False):
-                own, reference = self._scores(run, index), self._scores(other, other_index)
-                if own is not None and reference is not None:
-                    rows.append(own - reference)
-            if rows and len(rows) == len(pairs):
-                differences[indices] = np.mean(rows, axis=0)
-        return differences
-
-    def _points(self, axis: Axis, budget: float) -> list[tuple[BudgetPoint, BudgetPoint]]:
-        """Both runs of each pair at a budget; empty unless all have an evaluation within it."""
-        pairs = self._pairs()
-        ends, others = self.ends[axis, budget], self.reference_ends[axis, budget]
-        points = [(a, b) for run, _ in pairs if (a := ends[run.seed]) and (b := others[run.seed])]
-        return points if len(points) == len(pairs) else []
-
-    def _pairs(self) -> list[tuple[RunCurves, RunCurves]]:
-        if self.group.name == self.reference.name:
-            return []
-        others = self.reference.by_seed
-        return [(run, others[run.seed]) for run in self.group.runs if run.seed in others]
-
-    def _scores(self, run: RunCurves, index: int) -> Floats | None:
-        """Per-problem scores at one evaluation, smoothed like the accuracy."""
-        if run.curve.per_problem is None:
-            return None
-        scores: Floats = run.curve.per_problem[index]
-        return scores if self.smoothing == 0 else smooth(run.curve.per_problem[: index + 1], self.smoothing)[-1]
-
-
-def _indices(pairs: Sequence[tuple[BudgetPoint, BudgetPoint]]) -> Indices:
-    return tuple((a.index, b.index) for a, b in pairs)
+def _scores(run: RunCurves, point: BudgetPoint, smoothing: float) -> Floats | None:
+    """Per-problem scores of an evaluation, smoothed like the accuracy."""
+    if run.curve.per_problem is None:
+        return None
+    scores: Floats = run.curve.per_problem[point.index]
+    return scores if smoothing == 0 else smooth(run.curve.per_problem[: point.index + 1], smoothing)[-1]
 
 
 def _over_problems(
-    wanted: Sequence[Mapping[Indices, Floats]], level: float, num_resamples: int, seed: int
-) -> list[dict[Indices, Interval]]:
-    """An interval over problems for each difference; differences of equal length share their resamples."""
-    by_length: dict[int, list[tuple[int, Indices]]] = {}
-    for number, differences in enumerate(wanted):
-        for indices, difference in differences.items():
-            by_length.setdefault(difference.size, []).append((number, indices))
-    results: list[dict[Indices, Interval]] = [{} for _ in wanted]
-    for keys in by_length.values():
-        rows = np.stack([wanted[number][indices] for number, indices in keys])
-        intervals = shared_bootstrap(rows, level=level, num_resamples=num_resamples, seed=seed)
-        for (number, indices), interval in zip(keys, intervals, strict=True):
-            results[number][indices] = interval
-    return results
+    pairs: Sequence[tuple[RunCurves, RunCurves]], scores: Sequence[tuple[Floats | None, ...]], level: float
+) -> Interval | None:
+    """Mean difference over problems, each averaged over the pairs; None unless all runs have the same problems."""
+    known = [(own, other) for own, other in scores if own is not None and other is not None]
+    if not known or len(known) < len(pairs) or len({run.curve.problem_ids for pair in pairs for run in pair}) > 1:
+        return None
+    return mean_interval(np.mean([own - other for own, other in known], axis=0), level)
 
 
 SHARES = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95)
@@ -346,28 +437,11 @@ class Payoff:
         low, high = (None if bound is None else bound * factor for bound in (self.steps.low, self.steps.high))
         return Interval(self.steps.mean * factor, low, high, self.steps.num)
 
-    @property
-    def break_even(self) -> Interval:
-        """The synchronous sampling share above which the candidate is faster: (p − r)/(p − 1).
-
-        Below 0 it always is, above 1 never. Its bounds are those of r, reversed. Raises ValueError for p = 1, whose
-        speed-up does not depend on the share.
-        """
-        if self.passes == 1:
-            raise ValueError("a candidate with the baseline's passes has no break-even share")
-
-        def share(ratio: float | None) -> float | None:
-            return None if ratio is None else (self.passes - ratio) / (self.passes - 1)
-
-        mean = share(self.steps.mean)
-        assert mean is not None
-        return Interval(mean, share(self.steps.high), share(self.steps.low), self.steps.num)
-
 
 def payoff_of(group: GroupResult, baseline: GroupResult) -> Payoff | None:
     """The payoff of a group; None unless every shared seed reached the baseline's peak."""
     ratio = group.seed_speed_ups["steps"]
-    if ratio is None or group.num_reached < group.num_paired or group.name == baseline.name:
+    if ratio is None or ratio.num < group.num_paired or group.name == baseline.name:
         return None
     own, reference = (result.final.backward_passes / result.final.steps for result in (group, baseline))
     return Payoff(ratio, own / reference)

@@ -1,25 +1,29 @@
-"""Confidence intervals of means, paired differences and ratios. Every random draw is seeded.
+"""Intervals and tests of means, differences and ratios over seeds. Pure, on SciPy.
 
-Runs differ by their seed, and a benchmark is a sample of problems, so there are two kinds of intervals: over seeds
-(would another seed agree?) and over problems (would other problems agree?). Over the few seeds of a comparison the
-t-interval is used: a percentile bootstrap cannot exceed the range of its data and covers at most 1 − 2^(1−n) of the
-time (75% at n = 3). Over hundreds of problems the paired bootstrap needs no assumption about their distribution.
-Paired differences over seeds also have p-values, corrected for several arms, and a smallest difference that shows.
+Runs differ by their seed, and a benchmark is a sample of problems, so there are two kinds of intervals. Over seeds:
+would another seed agree? Over problems, *conditional* on the seeds that ran: would other problems agree, of these same
+policies? The conditional ones say nothing about other seeds and cover too little once seeds vary. Both are t-intervals
+of one value a seed or a problem: a percentile bootstrap over three to eight seeds covers at most 1 − 2^(1−n).
+
+A difference is tested by the paired t-test over shared seeds and by Welch's over all. That a difference is not shown
+does not show that there is none: for that, two one-sided tests (TOST, Schuirmann 1987) reject a loss or gain of a
+margin that was named beforehand. Several comparisons are corrected by Holm (1979), tests and equivalence tests alike.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-
-_CHUNK = 500
-"""Resamples per block, which bounds memory to a few megabytes."""
+MARGIN = 0.01
+"""Equivalence margin where none was registered: one point of accuracy."""
+ALPHA = 0.05
+"""Level of every test, after correction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +40,17 @@ class Interval:
         return self.low is not None and self.high is not None and not self.low <= value <= self.high
 
 
-def t_critical(level: float, degrees: int) -> float:
-    """Two-sided critical value t with P(|T| < t) = level for Student's t with `degrees` degrees of freedom.
+def mean_interval(values: Sequence[float] | Floats, level: float = 0.95) -> Interval:
+    """Mean of independent values with its t-interval: x̄ ± t·s/√n, s with n − 1.
 
-    Raises ValueError for a level outside (0, 1) or degrees < 1.
+    The bounds are None for a single value. Raises ValueError for no value, one that is not finite, or a level outside
+    (0, 1).
     """
-    # Imported here to keep `gxpo --help` fast; scipy.special is a tenth of scipy.stats, which calls the same function.
+    # Imported here to keep `gxpo --help` fast; scipy.special is a tenth of scipy.stats, and bands call this often.
     from scipy.special import stdtrit
 
     if not 0.0 < level < 1.0:
         raise ValueError(f"level = {level} is not a confidence level; set it between 0 and 1, e.g. 0.95")
-    if degrees < 1:
-        raise ValueError(f"degrees = {degrees}: an interval over seeds needs at least two observations")
-    return float(stdtrit(degrees, (1 + level) / 2))
-
-
-def mean_interval(values: Sequence[float] | Floats, level: float = 0.95) -> Interval:
-    """Mean of independent values with its t-interval: x̄ ± t·s/√n, s with n − 1.
-
-    The bounds are None for a single value. Raises ValueError for no value or one that is not finite.
-    """
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0:
         raise ValueError("no values: an interval needs at least one run")
@@ -64,7 +59,7 @@ def mean_interval(values: Sequence[float] | Floats, level: float = 0.95) -> Inte
     mean = float(data.mean())
     if data.size == 1:
         return Interval(mean, None, None, 1)
-    half = t_critical(level, data.size - 1) * float(data.std(ddof=1)) / math.sqrt(data.size)
+    half = float(stdtrit(data.size - 1, (1 + level) / 2)) * float(data.std(ddof=1)) / math.sqrt(data.size)
     return Interval(mean, mean - half, mean + half, int(data.size))
 
 
@@ -80,86 +75,117 @@ def ratio_interval(ratios: Sequence[float], level: float = 0.95) -> Interval:
     return Interval(math.exp(logs.mean), low, high, logs.num)
 
 
-def paired_bootstrap(
-    candidate: npt.ArrayLike,
-    baseline: npt.ArrayLike,
-    *,
-    level: float = 0.95,
-    num_resamples: int = 10_000,
-    seed: int = 0,
-) -> Interval:
-    """Percentile interval of mean(candidate − baseline), resampling problems.
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """A group's values against the baseline's, one a seed.
 
-    candidate, baseline: scores [num_problems], entry j of both from the same problem. Raises ValueError for unequal
-    shapes, an empty or non-finite score.
+    own, baseline: means over all seeds. difference: paired by shared seed. spread: standard deviation of the paired
+    differences. p_value: of the paired t-test, adjusted: after Holm. welch: of Welch's t-test over all seeds, without
+    pairing. equivalence: of TOST, paired, for |difference| < margin, after Holm once corrected. over_problems:
+    difference over problems, conditional on these seeds. None where seeds or a spread are missing.
     """
-    first, second = (np.asarray(scores, dtype=np.float64) for scores in (candidate, baseline))
-    if first.shape != second.shape or first.ndim != 1:
-        raise ValueError(f"scores of shape {first.shape} and {second.shape} cannot be paired; use the same problems")
-    return shared_bootstrap([first - second], level=level, num_resamples=num_resamples, seed=seed)[0]
+
+    own: Interval
+    baseline: Interval
+    difference: Interval
+    margin: float
+    spread: float | None
+    p_value: float | None
+    welch: float | None
+    equivalence: float | None
+    adjusted: float | None = None
+    over_problems: Interval | None = None
+
+    @property
+    def shown(self) -> bool:
+        """Whether the difference is shown, after Holm's correction."""
+        return self.adjusted is not None and self.adjusted < ALPHA
+
+    @property
+    def equivalent(self) -> bool:
+        return self.equivalence is not None and self.equivalence < ALPHA
+
+    @property
+    def verdict(self) -> str:
+        """`lower`, `equivalent within 1 point`, `not shown equivalent`, …: what the tests carry and never more."""
+        within = f"equivalent within {100 * self.margin:g} point{'s' if self.margin != 0.01 else ''}"
+        words = [("higher" if self.difference.mean > 0 else "lower")] if self.shown else []
+        words += [within] if self.equivalent else [] if self.shown else ["not shown equivalent"]
+        return ", ".join(words)
 
 
-def shared_bootstrap(
-    differences: npt.ArrayLike, *, level: float = 0.95, num_resamples: int = 10_000, seed: int = 0
-) -> list[Interval]:
-    """Percentile intervals of the row means of differences, [num_differences, num_problems], resampling problems.
-
-    All rows share the drawn problems, which does not change a row's interval and makes many rows nearly as fast as
-    one. Raises ValueError for an empty or non-finite score.
-    """
-    rows = np.asarray(differences, dtype=np.float64)
-    if rows.ndim != 2 or rows.size == 0 or not np.isfinite(rows).all():
-        raise ValueError(f"differences of shape {rows.shape} are empty or not finite; exclude such problems")
-    num_problems = rows.shape[1]
-    if num_problems < 2:
-        return [Interval(float(mean), None, None, num_problems) for mean in rows.mean(axis=1)]
-    generator = np.random.default_rng(seed)
-    means = np.empty((len(rows), num_resamples))
-    for start in range(0, num_resamples, _CHUNK):
-        size = min(_CHUNK, num_resamples - start)
-        # How often each problem is drawn, [size, num_problems].
-        drawn = generator.integers(num_problems, size=(size, num_problems)) + num_problems * np.arange(size)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=size * num_problems).reshape(size, -1).astype(np.float64)
-        means[:, start : start + size] = rows @ counts.T / num_problems
-    tail = (1 - level) / 2
-    bounds = np.quantile(means, [tail, 1 - tail], axis=1).T.tolist()
-    return [
-        Interval(float(mean), low, high, num_problems)
-        for mean, (low, high) in zip(rows.mean(axis=1), bounds, strict=True)
-    ]
-
-
-def paired_p_value(differences: Sequence[float]) -> float | None:
-    """Two-sided p-value of Student's t for a mean of 0; None for fewer than two differences or equal ones."""
+def contrast(
+    own: Mapping[int, float], baseline: Mapping[int, float], margin: float = MARGIN, level: float = 0.95
+) -> Contrast | None:
+    """Compare values by seed; None without a shared seed."""
+    # Not scipy.stats, whose tests take a millisecond each: a comparison of many runs makes hundreds.
     from scipy.special import stdtr
 
-    data = np.asarray(differences, dtype=np.float64)
-    if data.size < 2 or np.ptp(data) == 0:
+    shared = [seed for seed in own if seed in baseline]
+    if not shared:
         return None
-    t = abs(float(data.mean())) / (float(data.std(ddof=1)) / math.sqrt(data.size))
-    return float(2 * stdtr(data.size - 1, -t))
+    differences = [own[seed] - baseline[seed] for seed in shared]
+    difference = mean_interval(differences, level)
+    first, second = (mean_interval(list(values.values()), level) for values in (own, baseline))
+    p_value = p_of_mean(differences)
+    if p_value is None:
+        return Contrast(first, second, difference, margin, None, None, None, None)
+    spread = float(np.std(differences, ddof=1))
+    error = spread / math.sqrt(len(differences))
+    equivalence = float(stdtr(len(differences) - 1, (abs(difference.mean) - margin) / error))
+    errors = [np.var(list(values.values()), ddof=1) / len(values) for values in (own, baseline)]
+    degrees = sum(errors) ** 2 / sum(e**2 / (len(v) - 1) for e, v in zip(errors, (own, baseline), strict=True))
+    welch = float(2 * stdtr(degrees, -abs(first.mean - second.mean) / math.sqrt(sum(errors))))
+    return Contrast(first, second, difference, margin, spread, p_value, welch, equivalence)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values of Holm (1979): the k-th smallest of m times m − k + 1, made monotone and at most 1."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    adjusted = [0.0] * len(p_values)
+def p_of_mean(values: Sequence[float]) -> float | None:
+    """Two-sided p-value of Student's t for a mean of 0; None for fewer than two values, or equal ones.
+
+    Equal values come from a coarse scale, such as costs on a grid, and have no spread to test with.
+    """
+    from scipy.special import stdtr
+
+    if len(values) < 2 or np.ptp(values) <= 1e-12:
+        return None
+    t = abs(np.mean(values)) / (np.std(values, ddof=1) / math.sqrt(len(values)))
+    return float(2 * stdtr(len(values) - 1, -t))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Adjusted p-values of Holm (1979): the k-th smallest of m times m − k + 1, made monotone and at most 1.
+
+    A comparison without a p-value keeps None and is not counted.
+    """
+    known = sorted((value, index) for index, value in enumerate(p_values) if value is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
+    for rank, (value, index) in enumerate(known):
+        adjusted[index] = largest = max(largest, min(1.0, (len(known) - rank) * value))
     return adjusted
 
 
-def detectable_difference(differences: Sequence[float], *, level: float = 0.95, power: float = 0.8) -> float | None:
-    """Smallest true difference that this many seeds of this spread show with probability `power`.
+def corrected(family: Sequence[Contrast]) -> list[Contrast]:
+    """One family of comparisons with Holm's correction of their tests, and of their equivalence tests."""
+    tests, equivalences = (holm([getattr(one, name) for one in family]) for name in ("p_value", "equivalence"))
+    return [replace(one, adjusted=p, equivalence=e) for one, p, e in zip(family, tests, equivalences, strict=True)]
 
-    (t_level + t_power) · s/√n, with the one-sided t of `power`; the usual approximation to the non-central t. None for
-    fewer than two differences.
+
+def detectable(family: Sequence[Contrast], *, power: float = 0.8) -> float | None:
+    """Smallest true difference that a paired t-test shows with probability `power` at Holm's first step, α/m.
+
+    The spread is pooled over the family of m comparisons: that of a single one is too noisy a basis with few seeds.
+    Exact, by the non-central t with the fewest seeds of the family. None without a spread.
     """
-    data = np.asarray(differences, dtype=np.float64)
-    if data.size < 2:
+    from scipy import optimize, stats
+
+    spreads = [one.spread for one in family if one.spread is not None]
+    if not spreads:
         return None
-    degrees = data.size - 1
-    factor = t_critical(level, degrees) + t_critical(2 * power - 1, degrees)
-    return float(factor * data.std(ddof=1) / math.sqrt(data.size))
+    num = min(one.difference.num for one in family if one.spread is not None)
+    error = math.sqrt(float(np.mean(np.square(spreads))) / num)
+    critical = stats.t.isf(ALPHA / len(family) / 2, num - 1)
+    # The lower tail adds less than α/2 to the power, and nothing near 80%.
+    return error * float(
+        optimize.brentq(lambda shift: stats.nct.sf(critical, num - 1, shift) - power, 0, 2 * critical + 4)
+    )

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,12 +88,22 @@ def run_curves(
         name=str(config["name"]),
         rule=run_label(config["learner"]["rule"]),
         seed=int(config["seed"]),
-        curve=_curve([[rows[name] for name in chosen] for rows in complete], series, metric, with_problems),
+        curve=replace(
+            _curve([[rows[name] for name in chosen] for rows in complete], series, metric, with_problems),
+            forward_passes=forward_passes(config),
+        ),
         gate=_gate(series, config),
         conditions=_conditions(identity, settings, complete[-1]),
         hardware=_hardware(identity, settings),
         sampling_share=sampling_share(series),
     )
+
+
+def forward_passes(config: Mapping[str, Any]) -> float:
+    """Forward passes of a step without a backward pass: of a reference policy, and for log π_old of mini-batches."""
+    learner = config["learner"]
+    loss: Mapping[str, Any] = learner.get("loss") or {}
+    return float((loss.get("kl_beta") or 0) > 0) + float((learner.get("mini_batches") or 1) > 1)
 
 
 def sampling_share(series: Series) -> float | None:

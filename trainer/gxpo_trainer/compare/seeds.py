@@ -140,7 +140,8 @@ def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
         return "evaluation.every_steps differs as the rules' steps do: all were evaluated at the same backward passes."
     return (
         f"{' and '.join(other)} {'was' if len(other) == 1 else 'were'} evaluated at other backward passes than "
-        f"{baseline}: at an equal budget the last evaluation within it counts; nothing is interpolated."
+        f"{baseline}: at an equal budget the last evaluation within it counts, and a target is reached at an "
+        "evaluation of the common grid."
     )
 
 

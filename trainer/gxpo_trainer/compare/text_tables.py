@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gxpo_trainer.compare.curves import Axis, at_budget, mean_curve
+from gxpo_trainer.compare.curves import GRID_OF, Axis, at_budget, mean_curve
 from gxpo_trainer.compare.evidence import (
     COSTS,
     NAMES,
@@ -22,7 +22,17 @@ from gxpo_trainer.compare.evidence import (
     ratio,
     ratio_interval,
 )
-from gxpo_trainer.compare.groups import Comparison, GroupResult, payoff_of
+from gxpo_trainer.compare.groups import (
+    TARGETS,
+    Comparison,
+    GroupResult,
+    Reach,
+    best_plateau,
+    common_budgets,
+    common_grids,
+    payoff_of,
+    sweep,
+)
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.seeds import SeedGroup
 
@@ -39,13 +49,14 @@ class Table:
 
 
 def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float | None = None) -> list[Table]:
-    """Results, convergence, accuracy at equal budgets, when it pays, curves and differences.
+    """Results, convergence, plateaus and targets, accuracy at equal budgets, when it pays, curves and differences.
 
     share: of a baseline step that sampling takes; by default as measured in the baseline's runs.
     """
     tables = [
         result_table(comparison),
         convergence_table(comparison),
+        *target_tables(groups, comparison),
         best_table(comparison),
         budget_table(comparison),
         *_payoff_tables(groups, comparison, share),
@@ -74,7 +85,7 @@ def convergence_table(comparison: Comparison) -> Table:
     target = comparison.target
     best = f"best of {comparison.baseline}: {percent(target.accuracy)} at step {target.steps:.0f}"
     smoothing = f", exponential average {comparison.smoothing:g}" if comparison.smoothing else ""
-    return Table(f"To match the {best}{smoothing}", header, tuple(rows))
+    return Table(f"To match the {best}{smoothing}; ratios at common evaluations", header, tuple(rows))
 
 
 def best_table(comparison: Comparison) -> Table:
@@ -89,9 +100,48 @@ def best_table(comparison: Comparison) -> Table:
     return Table("Own best", header, tuple(rows))
 
 
+def target_tables(groups: Sequence[SeedGroup], comparison: Comparison) -> list[Table]:
+    """One row per group: its plateau, and its speed-up to shares of the best plateau; empty without a common budget."""
+    ends = common_budgets(groups).get("backward_passes")
+    best = best_plateau(groups, ends[0]) if ends else math.nan
+    if math.isnan(best) or len(groups) == 1:
+        return []
+    reference = next(group for group in groups if group.name == comparison.baseline)
+    grids = common_grids(groups)
+    header = ("run", "plateau", f"against {reference.name}", *(f"{100 * share:g}%" for share in TARGETS))
+    tables = []
+    for axis in ("steps", "backward_passes"):
+        rows = []
+        for group in groups:
+            plateau = comparison.group(group.name).plateau
+            if plateau is not None:
+                reaches = sweep(group, reference, [share * best for share in TARGETS], grids, axis, comparison.level)
+                told = f"{points(plateau.difference.mean)} ({plateau.verdict})"
+                rows.append((group.name, percent(plateau.own.mean), told, *map(reach_cell, reaches)))
+        title = (
+            f"Fewer {NAMES[axis]} to shares of the best plateau ({percent(best)}): {reference.name}'s cost divided by "
+            "the run's, by the first evaluation on the common grid, then interpolated"
+        )
+        tables += [Table(title, header, tuple(rows))] if rows else []
+    return tables
+
+
+def reach_cell(reach: Reach) -> str:
+    """`1.7 [1.6, 1.9]; 1.5 [1.4, 1.6]`: by first crossing, interpolated; a dash where a seed did not get there."""
+
+    def shown(interval: Interval | None) -> str:
+        if interval is None:
+            return UNKNOWN
+        bounds = dict.fromkeys(f"{bound:.2f}" for bound in (interval.low, interval.high) if bound is not None)
+        return f"{interval.mean:.2f}" + (f" [{', '.join(bounds)}]" if len(bounds) == 2 else "")
+
+    both = (reach.first, reach.interpolated) if GRID_OF[reach.axis] == reach.axis else (reach.interpolated,)
+    return UNKNOWN if not any(both) else "; ".join(map(shown, both))
+
+
 def budget_table(comparison: Comparison) -> Table:
     """Accuracy at equal budgets: the last evaluation at or before the budget counts."""
-    header = ("budget", "run", "accuracy", f"against {comparison.baseline}", "over seeds", "over problems")
+    header = ("budget", "run", "accuracy", f"against {comparison.baseline}", "over seeds", "over problems, these seeds")
     rows = []
     keys = list(dict.fromkeys((b.axis, b.budget) for group in comparison.groups for b in group.budgets))
     for axis, budget in keys:
@@ -174,7 +224,7 @@ def _payoff_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: f
 
 
 def payoff_table(comparison: Comparison, share: float, source: str) -> Table:
-    """Speed-up in time at a sampling share, and the share above which a group is faster than the baseline.
+    """Speed-up in time at a sampling share. Whether it holds against a baseline tuned for speed, runs cannot tell.
 
     source: where the share is from, for the title.
     """
@@ -186,13 +236,12 @@ def payoff_table(comparison: Comparison, share: float, source: str) -> Table:
             continue
         if payoff is None:
             reached = f"{group.num_reached} of {group.num_paired} seeds reach the peak"
-            rows.append((group.name, reached, *[UNKNOWN] * 4))
+            rows.append((group.name, reached, *[UNKNOWN] * 3))
             continue
-        even = payoff.break_even if payoff.passes != 1 else None
         times = (payoff.speed_up(share), payoff.speed_up(share, asynchronous=True))
         cells = (ratio_interval(payoff.steps, "steps"), *(ratio_interval(time, "hours") for time in times))
-        rows.append((group.name, *cells, f"{payoff.passes:.2f}", _share_of_step(even)))
-    header = ("run", "steps", "time", "time, asynchronous", "passes per step", "pays above a share of")
+        rows.append((group.name, *cells, f"{payoff.passes:.2f}"))
+    header = ("run", "steps", "time", "time, asynchronous", "passes per step")
     title = f"When it pays: sampling takes {100 * share:.0f}% of a step of {baseline.name} ({source})"
     return Table(title, header, tuple(rows))
 
@@ -226,14 +275,3 @@ def _bounds(interval: Interval | None) -> str:
     if interval is None or interval.low is None or interval.high is None:
         return UNKNOWN
     return f"{points(interval.low)} to {points(interval.high)}"
-
-
-def _share_of_step(interval: Interval | None) -> str:
-    """A break-even share as a percentage; what lies outside 0 to 100% is `always` or `never`."""
-    if interval is None:
-        return UNKNOWN
-    words = "always" if interval.mean <= 0 else "never" if interval.mean >= 1 else f"{100 * interval.mean:.0f}%"
-    if interval.low is None or interval.high is None:
-        return words
-    low, high = (100 * min(1.0, max(0.0, bound)) for bound in (interval.low, interval.high))
-    return f"{words} ({low:.0f}% to {high:.0f}%)"

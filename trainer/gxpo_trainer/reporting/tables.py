@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import Comparison
-from gxpo_trainer.compare.intervals import paired_bootstrap
+from gxpo_trainer.compare.intervals import mean_interval
 from gxpo_trainer.compare.published import gxpo_paper, published_model
 from gxpo_trainer.compare.seeds import SeedGroup, incomparable
 from gxpo_trainer.compare.text_tables import Table as TextTable
@@ -76,7 +77,7 @@ def _difference(record: Record, before: Record) -> str:
     reasons = incomparable(record, before)
     if reasons:
         return "not comparable: " + "; ".join(reasons)
-    interval = paired_bootstrap(record["per_problem"], before["per_problem"])
+    interval = mean_interval(np.subtract(record["per_problem"], before["per_problem"]))
     if interval.low is None or interval.high is None:
         return f"{interval.mean:+.1%}"
     return f"{interval.mean:+.1%} [{interval.low:+.1%}, {interval.high:+.1%}]"

@@ -17,12 +17,13 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
+from gxpo_trainer.compare.rows import forward_passes
 from gxpo_trainer.compare.seeds import SeedGroup, find_differences
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
 from gxpo_trainer.reporting.reading import load_run, read_identity, read_metrics
-from gxpo_trainer.studies.definition import RunKey, RunResult, Study
-from gxpo_trainer.studies.runner import read_results
+from gxpo_trainer.studies.definition import RunKey, RunResult, Study, run_config
+from gxpo_trainer.studies.runner import REGISTERED, read_results
 
 STUDY, RUNS, EVALUATIONS = "study.json", "runs.parquet", "evaluations.parquet"
 _SECONDS = ("rollout", "verify", "update", "sync")
@@ -151,12 +152,13 @@ def _curves(study: Study, key: RunKey, rows: list[Row]) -> RunCurves:
         **{name: np.array([float(row[name]) for row in rows]) for name in _COLUMNS},
         per_problem=np.array([row["per_problem"] for row in rows]) if problems else None,
         problem_ids=tuple(f"{digest}/{number}" for number in range(problems)),
+        forward_passes=forward_passes(run_config(study, key).model_dump(mode="json")),
     )
     return RunCurves(key.folder, study.arms[key.arm].label, key.seed, curve)
 
 
 def _conditions(study: Study, root: Path, curves: dict[RunKey, RunCurves]) -> dict[str, Any]:
-    """Machine and versions of the first run, and what differs between arms that should be equal."""
+    """Machine and versions of the first run, what differs between arms and should not, and what was registered."""
     identity = read_identity(root / next(iter(curves)).folder)
     by_arm: dict[str, list[RunCurves]] = {}
     for key, run in curves.items():
@@ -166,4 +168,6 @@ def _conditions(study: Study, root: Path, curves: dict[RunKey, RunCurves]) -> di
     allowed = {name.partition("=")[0] for arm in study.arms.values() for name in arm.overrides}
     unequal = [d.setting for d in find_differences(groups) if d.setting not in allowed] if groups else []
     kept = ("code", "packages", "hardware", "policy_sha256", "data_sha256")
-    return {**{name: identity.get(name) for name in kept}, "unequal": unequal}
+    file = root / REGISTERED
+    registered = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    return {**{name: identity.get(name) for name in kept}, "unequal": unequal, "registered": registered}

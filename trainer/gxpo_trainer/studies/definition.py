@@ -17,6 +17,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from gxpo_trainer.compare.curves import PLATEAU
+from gxpo_trainer.compare.groups import TARGETS
+from gxpo_trainer.compare.intervals import MARGIN
 from gxpo_trainer.config import RunConfig, Settings
 from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS
 from gxpo_trainer.config.io import load_preset, read_settings
@@ -55,11 +58,33 @@ class Ladder(Settings):
         return rates
 
 
+class Analysis(Settings):
+    """What is computed of the results. The first `gxpo study run` registers it, before there are any."""
+
+    plateau: float = Field(
+        PLATEAU, gt=0, le=1, description="The plateau is the mean of the evaluations in this last share of the budget."
+    )
+    margin: float = Field(
+        MARGIN, gt=0, lt=1, description="Largest difference of plateaus that counts as none: 0.01 is one point."
+    )
+    targets: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
+        TARGETS, min_length=1, max_length=20, description="Shares of the best plateau that costs are compared to."
+    )
+    comparisons: tuple[str, ...] = Field(
+        (), max_length=100, description="Arms that are tested against the baseline, as one family; default: all."
+    )
+
+
 class Study(Settings):
     """Everything that a study fixes before its first run."""
 
     name: str = Field(description="Letters, digits and dashes; names the folder of its runs and data.")
     title: str = Field(min_length=1, description="Heading of the report.")
+    question: str = Field("", max_length=2000, description="For the report: what the study asks.")
+    task: str = Field("", max_length=5000, description="For the report: what is trained, and what that can show.")
+    limits: tuple[str, ...] = Field(
+        (), max_length=100, description="For the report and its summary: what does not follow from the results."
+    )
     remarks: tuple[str, ...] = Field(
         (),
         max_length=1000,
@@ -76,19 +101,18 @@ class Study(Settings):
     compare_at: tuple[Annotated[int, Field(le=LARGEST_INTEGER)], ...] = Field(
         (), max_length=1000, description="Backward passes at which arms are compared, besides the end of the budget."
     )
-    target: float | None = Field(
-        None, gt=0, lt=1, description="Accuracy, between start and plateau, that arms are timed to."
-    )
+    analysis: Analysis = Field(Analysis(), description="What is computed of the results.")
     ladder: Ladder
     arms: dict[str, Arm] = Field(min_length=2, max_length=100, description="In order of execution.")
 
     @model_validator(mode="before")
     @classmethod
     def _of_an_earlier_version(cls, data: Any) -> Any:
-        """Studies that 0.1.0 stored have `extrapolation`, which is gone, as null."""
-        if isinstance(data, dict) and data.get("extrapolation", ...) is None:
-            return {name: value for name, value in data.items() if name != "extrapolation"}
-        return data
+        """Studies that 0.1.0 stored have `extrapolation`, as null, and one `target`: both are gone."""
+        gone = {"target"} | (
+            {"extrapolation"} if isinstance(data, dict) and data.get("extrapolation") is None else set()
+        )
+        return {name: value for name, value in data.items() if name not in gone} if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _consistent(self) -> Study:
@@ -97,6 +121,8 @@ class Study(Settings):
                 raise ValueError(f"name {name!r} must consist of lower-case letters, digits and dashes, at most 40")
         if self.baseline not in self.arms:
             raise ValueError(f"baseline = {self.baseline!r} is no arm; choose one of {', '.join(self.arms)}")
+        if unknown := set(self.analysis.comparisons) - (set(self.arms) - {self.baseline}):
+            raise ValueError(f"analysis.comparisons names {sorted(unknown)}; name arms other than the baseline")
         if shared := set(self.seeds) & set(self.ladder.seeds):
             raise ValueError(
                 f"seeds {sorted(shared)} are used for tuning and reported; choose others in ladder.seeds, for an arm "
@@ -199,6 +225,27 @@ def run_config(study: Study, key: RunKey) -> RunConfig:
     every = max(1, round(between / per_step))
     name = f"{study.name} {key.arm} {key.learning_rate:g} seed {key.seed}"
     return load_preset(study.preset, [*overrides, f"evaluation.every_steps={every}", f'name="{name}"'])
+
+
+def registration(study: Study, registered: Mapping[str, Any] | None) -> tuple[list[str], list[str]]:
+    """What of a study is as registered, its dump before the first run if known, and what is exploratory."""
+
+    def choices(dumped: Mapping[str, Any]) -> dict[str, Any]:
+        analysis, of_ladder = dumped["analysis"], dumped["ladder"]
+        return {
+            "arms": (dumped["arms"], dumped["baseline"]),
+            "seeds": (dumped["seeds"], of_ladder["seeds"]),
+            "budgets": (dumped["backward_passes"], dumped["evaluate_every"], of_ladder),
+            "costs of comparison": dumped["compare_at"],
+            "plateau window": analysis["plateau"],
+            "equivalence margin": analysis["margin"],
+            "targets": analysis["targets"],
+            "comparisons": analysis["comparisons"],
+        }
+
+    now, then = choices(study.model_dump(mode="json")), choices(registered) if registered else {}
+    kept = [name for name, value in now.items() if name in then and then[name] == value]
+    return kept, [name for name in now if name not in kept]
 
 
 def largest_cost(study: Study) -> tuple[int, int]:

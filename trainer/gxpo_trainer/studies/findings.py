@@ -2,73 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import Any, TypeVar
 
 import numpy as np
 
-from gxpo_trainer.compare.curves import Axis, Floats, RunCurves, at_budget, crossing
-from gxpo_trainer.compare.groups import Payoff, compare_groups
-from gxpo_trainer.compare.intervals import (
-    Interval,
-    detectable_difference,
-    holm,
-    mean_interval,
-    paired_p_value,
-    ratio_interval,
-    shared_bootstrap,
+from gxpo_trainer.compare.curves import Axis, EvaluationCurve, common_grid
+from gxpo_trainer.compare.groups import (
+    Grids,
+    Reach,
+    best_plateau,
+    common_budgets,
+    common_grids,
+    plateau_contrasts,
+    plateaus,
+    sweep,
 )
+from gxpo_trainer.compare.intervals import Contrast, Interval, contrast, corrected, detectable, holm, mean_interval
 from gxpo_trainer.compare.seeds import SeedGroup
 from gxpo_trainer.jsonl import Row
 from gxpo_trainer.studies.data import MEDIANS, StudyData
 
 COLLAPSED = 0.5
 """A run whose last accuracy is below this share of its peak has collapsed."""
-
-
-@dataclass(frozen=True, slots=True)
-class EqualCost:
-    """An arm against the baseline at a cost at which all their runs were evaluated.
-
-    accuracy, baseline: means over seeds. difference: paired by seed. over_problems: the same mean difference,
-    bootstrapped over problems. p_value: of the paired t-test; adjusted: after Holm over all comparisons on this axis.
-    detectable: the smallest difference that so many seeds show with 80% probability.
-    """
-
-    axis: Axis
-    cost: float
-    accuracy: Interval
-    baseline: Interval
-    difference: Interval
-    over_problems: Interval | None
-    p_value: float | None
-    detectable: float | None
-    adjusted: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Speed-up to an accuracy over the baseline's run of the same seed.
-
-    accuracy: None for the peak of that run. reached: seeds whose run, and that of the baseline, reached it. steps,
-    passes: geometric means over those; None without one.
-    """
-
-    accuracy: float | None
-    reached: int
-    steps: Interval | None
-    passes: Interval | None
+SWEPT: tuple[Axis, ...] = ("steps", "backward_passes", "token_passes")
+"""Costs of a study: batches, gradients, and gradients weighted by their tokens."""
+Cost = tuple[Axis, float]
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
 class ArmFindings:
-    """One arm. final: accuracy at the end of the budget. ladder: (rate, mean accuracy over its seeds, diverged).
+    """One arm. final, plateau: accuracies. ladder: (rate, mean accuracy over its seeds, diverged).
 
-    passes, steps: against the baseline at equal costs, ascending: those of `compare_at` and the end for passes, the end
-    for steps; empty for the baseline and without a common evaluation. matches: to the baseline's peak, and to the
-    study's target. payoff: by the last of these; None unless all seeds reached it.
-    medians: of the diagnostics, over seeds.
+    tuning_runs: of its ladder, 0 for an arm with another's rate. against: plateau against the baseline; None for the
+    baseline. equal: accuracy against the baseline's at equal costs. sweep: costs to the targets, by axis. fewer:
+    p-value by axis that its cost differs from the baseline's at every target, in one direction; None where a target is
+    not reached. medians: of the diagnostics, over seeds.
     """
 
     arm: str
@@ -76,26 +48,34 @@ class ArmFindings:
     learning_rate: float
     seeds: tuple[int, ...]
     final: Interval
+    plateau: Interval
     ladder: tuple[tuple[float, float, bool], ...]
+    tuning_runs: int
     at_end_of_ladder: bool
     collapsed: int
     diverged: int
-    passes: tuple[EqualCost, ...]
-    steps: tuple[EqualCost, ...]
-    matches: tuple[Match, ...]
-    payoff: Payoff | None
     medians: dict[str, float]
+    against: Contrast | None
+    equal: Mapping[Cost, Contrast]
+    sweep: Mapping[Axis, list[Reach]]
+    fewer: Mapping[Axis, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """arms: those with all reported seeds, the baseline first. missing: labels of the others. sampling_share: the
-    measured share of a baseline's step that sampling and verifying take."""
+    """arms: those with all reported seeds, the baseline first. missing: labels of the others.
+
+    targets: accuracies. grids: the common grids of batches and passes. detectable: smallest difference of plateaus that
+    the study shows with 80% probability; None without a spread.
+    """
 
     baseline: ArmFindings
     arms: tuple[ArmFindings, ...]
     missing: tuple[str, ...]
-    sampling_share: float
+    targets: tuple[float, ...]
+    best: float
+    grids: Grids
+    detectable: float | None
 
     @property
     def candidates(self) -> list[ArmFindings]:
@@ -104,126 +84,112 @@ class Findings:
 
 def find(data: StudyData) -> Findings | None:
     """The findings; None before the baseline has all its seeds."""
-    study = data.study
+    study, plan = data.study, data.study.analysis
     groups = {arm: group for arm in study.arms if (group := data.group(arm)) and len(group.runs) == len(study.seeds)}
     if study.baseline not in groups:
         return None
-    order = [study.baseline, *(arm for arm in groups if arm != study.baseline)]
-    arms = [_arm(data, arm, groups[arm], groups[study.baseline]) for arm in order]
-    passes, steps = _adjusted([arm.passes for arm in arms]), _adjusted([arm.steps for arm in arms])
-    arms = [replace(arm, passes=p, steps=s) for arm, p, s in zip(arms, passes, steps, strict=True)]
+    reference = groups[study.baseline]
+    tested = set(plan.comparisons or study.arms) - {study.baseline}
+    grids = common_grids(list(groups.values()))
+    best = best_plateau(list(groups.values()), study.backward_passes, plan.plateau)
+    targets = tuple(share * best for share in plan.targets)
+    raw = plateau_contrasts(list(groups.values()), reference, study.backward_passes, plan.plateau, plan.margin)
+    against = _family({arm: raw[group.name] for arm, group in groups.items() if group.name in raw}, tested)
+    equal = _equal_costs(groups, reference, study.compare_at, study.backward_passes)
+    for axis in SWEPT:
+        of_axis = {key: one for key, one in equal.items() if key[1][0] == axis}
+        equal |= _family(of_axis, {key for key in of_axis if key[0] in tested})
+    swept = {
+        arm: {axis: sweep(group, reference, targets, grids, axis) for axis in SWEPT} for arm, group in groups.items()
+    }
+    keys = [(arm, axis) for arm in tested & set(groups) for axis in SWEPT]
+    fewer = dict(zip(keys, holm([_p_of_sweep(swept[arm][axis]) for arm, axis in keys]), strict=True))
+    arms = [
+        _arm(
+            data,
+            groups[arm],
+            arm=arm,
+            against=against.get(arm),
+            equal={cost: one for (name, cost), one in equal.items() if name == arm},
+            sweep=swept[arm],
+            fewer={axis: fewer.get((arm, axis)) for axis in SWEPT},
+        )
+        for arm in [study.baseline, *(arm for arm in groups if arm != study.baseline)]
+    ]
     missing = tuple(study.arms[arm].label for arm in study.arms if arm not in groups)
-    rows = data.reported(study.baseline)
-    share = sum(row["rollout_s"] + row["verify_s"] for row in rows) / sum(row["training_s"] for row in rows)
-    return Findings(arms[0], tuple(arms), missing, float(share))
+    family = [one for arm, one in against.items() if arm in tested]
+    return Findings(arms[0], tuple(arms), missing, targets, best, grids, detectable(family))
 
 
-def equal_costs(
-    group: SeedGroup, baseline: SeedGroup, axis: Axis, requested: Sequence[float] = ()
-) -> tuple[EqualCost, ...]:
-    """See EqualCost: at the largest cost at which all runs were evaluated, and at those of `requested` where they were.
-
-    Empty without such a cost above 0.
-    """
-    shared = set.intersection(*(set(run.curve.cost(axis).tolist()) for run in (*group.runs, *baseline.runs)))
-    costs = {max(shared, default=0.0), *(shared & {float(cost) for cost in requested})} - {0.0}
-    return tuple(_equal_cost(group, baseline, axis, cost) for cost in sorted(costs))
+def _family(contrasts: Mapping[K, Contrast], tested: Iterable[K]) -> dict[K, Contrast]:
+    """Holm's correction over the tested contrasts; the others keep their interval and no test."""
+    keys = [key for key in contrasts if key in set(tested)]
+    done = dict(zip(keys, corrected([contrasts[key] for key in keys]), strict=True))
+    return {key: done.get(key, replace(one, adjusted=None, equivalence=None)) for key, one in contrasts.items()}
 
 
-def _equal_cost(group: SeedGroup, baseline: SeedGroup, axis: Axis, cost: float) -> EqualCost:
-    pairs = [(run, baseline.by_seed[run.seed]) for run in group.runs if run.seed in baseline.by_seed]
-    differences = [_accuracy(run, axis, cost) - _accuracy(other, axis, cost) for run, other in pairs]
-    return EqualCost(
-        axis,
-        cost,
-        mean_interval([_accuracy(run, axis, cost) for run in group.runs]),
-        mean_interval([_accuracy(run, axis, cost) for run in baseline.runs]),
-        mean_interval(differences),
-        _over_problems(pairs, axis, cost),
-        paired_p_value(differences),
-        detectable_difference(differences),
-    )
+def _p_of_sweep(reaches: list[Reach]) -> float | None:
+    """That the cost differs in one direction at every target: the largest p-value (an intersection-union test)."""
+    ratios = [reach.interpolated.mean if reach.interpolated else 1.0 for reach in reaches]
+    values = [reach.p_value for reach in reaches if reach.p_value is not None]
+    one_way = all(ratio > 1 for ratio in ratios) or all(ratio < 1 for ratio in ratios)
+    return max(values) if one_way and len(values) == len(reaches) else None
 
 
-def _arm(data: StudyData, arm: str, group: SeedGroup, baseline: SeedGroup) -> ArmFindings:
-    rows = data.reported(arm)
-    is_baseline = group.name == baseline.name
-    compared = compare_groups([baseline] if is_baseline else [baseline, group], baseline.name, budgets={})
-    result = compared.group(group.name)
-    peak = Match(None, result.num_reached, result.seed_speed_ups["steps"], result.seed_speed_ups["backward_passes"])
-    target = data.study.target
-    matches = (peak,) if target is None else (peak, _match(group, baseline, target))
-    ratio = matches[-1].steps if matches[-1].reached == len(result.seeds) and not is_baseline else None
-    ladder = _ladder(data, arm)
+def _equal_costs(
+    groups: Mapping[str, SeedGroup], reference: SeedGroup, compare_at: Iterable[float], budget: float
+) -> dict[tuple[str, Cost], Contrast]:
+    """Accuracy by arm and cost: at the requested passes, at the most common batches and at the common token-passes."""
+    least = common_budgets(list(groups.values())).get("token_passes", ())
+    found = {}
+    for arm, group in groups.items():
+        if group.name == reference.name:
+            continue
+        curves = [run.curve for run in (*group.runs, *reference.runs)]
+        steps = common_grid(curves, "steps")
+        most = max((s for s in steps if all(s <= c.steps[-1] for c in curves)), default=0.0)
+        passes = [cost for cost in (*compare_at, budget) if all(cost in curve.backward_passes for curve in curves)]
+        costs: list[Cost] = [("backward_passes", cost) for cost in passes]
+        costs += [("steps", float(most))] if most else []
+        costs += [("token_passes", cost) for cost in least if cost > 0]
+        for axis, cost in costs:
+            own, other = (
+                {run.seed: _accuracy(run.curve, axis, cost) for run in one.runs} for one in (group, reference)
+            )
+            if compared := contrast(own, other):
+                found[arm, (axis, cost)] = compared
+    return found
+
+
+def _accuracy(curve: EvaluationCurve, axis: Axis, cost: float) -> float:
+    """On the line between two evaluations, which at a common evaluation is that one."""
+    return float(np.interp(cost, curve.cost(axis), curve.accuracy))
+
+
+def _arm(data: StudyData, group: SeedGroup, arm: str, **compared: Any) -> ArmFindings:
+    study, rows = data.study, data.reported(arm)
+    tuning: dict[float, list[Row]] = {}
+    for row in data.runs:
+        if row["stage"] == "ladder" and row["arm"] == arm:
+            tuning.setdefault(float(row["learning_rate"]), []).append(row)
     rate = float(rows[0]["learning_rate"])
-    per_step = float(sum(row["backward_passes"] for row in rows) / sum(row["steps"] for row in rows))
     medians = {name: [row[name] for row in rows if row[name] is not None] for name in MEDIANS}
+    own = plateaus(group, study.backward_passes, study.analysis.plateau) or {}
     return ArmFindings(
         arm=arm,
         label=group.name,
         learning_rate=rate,
-        seeds=result.seeds,
+        seeds=tuple(run.seed for run in group.runs),
         final=mean_interval([float(row["accuracy"]) for row in rows]),
-        ladder=ladder,
-        at_end_of_ladder=bool(ladder) and rate == ladder[-1][0],
+        plateau=mean_interval(list(own.values())) if own else Interval(np.nan, None, None, 0),
+        ladder=tuple(
+            (rate, fmean(row["accuracy"] for row in runs), any(row["diverged"] for row in runs))
+            for rate, runs in sorted(tuning.items())
+        ),
+        tuning_runs=sum(map(len, tuning.values())),
+        at_end_of_ladder=bool(tuning) and rate == max(tuning),
         collapsed=sum(row["accuracy"] < COLLAPSED * row["peak"] for row in rows),
         diverged=sum(row["diverged"] for row in rows),
-        passes=() if is_baseline else equal_costs(group, baseline, "backward_passes", data.study.compare_at),
-        steps=() if is_baseline else equal_costs(group, baseline, "steps"),
-        matches=matches,
-        payoff=None if ratio is None else Payoff(ratio, per_step),
         medians={name: median(values) for name, values in medians.items() if values},
+        **compared,
     )
-
-
-def _match(group: SeedGroup, baseline: SeedGroup, accuracy: float) -> Match:
-    """Costs on the line between evaluations, for arms are evaluated at steps of different length."""
-    ratios: dict[Axis, list[float]] = {"steps": [], "backward_passes": []}
-    for run in group.runs:
-        reference = baseline.by_seed[run.seed]
-        for axis, values in ratios.items():
-            own, other = (crossing(curve, accuracy, axis) for curve in (run.curve, reference.curve))
-            if own and other:
-                values.append(other / own)
-    steps, passes = (ratio_interval(values) if values else None for values in ratios.values())
-    return Match(accuracy, len(ratios["steps"]), steps, passes)
-
-
-def _adjusted(by_arm: Sequence[tuple[EqualCost, ...]]) -> list[tuple[EqualCost, ...]]:
-    """The comparisons of all arms with Holm's correction over all of them."""
-    adjusted = iter(holm([cost.p_value for costs in by_arm for cost in costs if cost.p_value is not None]))
-    return [
-        tuple(cost if cost.p_value is None else replace(cost, adjusted=next(adjusted)) for cost in costs)
-        for costs in by_arm
-    ]
-
-
-def _ladder(data: StudyData, arm: str) -> tuple[tuple[float, float, bool], ...]:
-    by_rate: dict[float, list[Row]] = {}
-    for row in data.runs:
-        if row["stage"] == "ladder" and row["arm"] == arm:
-            by_rate.setdefault(float(row["learning_rate"]), []).append(row)
-    return tuple(
-        (rate, fmean(row["accuracy"] for row in rows), any(row["diverged"] for row in rows))
-        for rate, rows in sorted(by_rate.items())
-    )
-
-
-def _accuracy(run: RunCurves, axis: Axis, cost: float) -> float:
-    point = at_budget(run.curve, axis, cost)
-    assert point is not None
-    return point.accuracy
-
-
-def _over_problems(pairs: Sequence[tuple[RunCurves, RunCurves]], axis: Axis, cost: float) -> Interval | None:
-    """Mean over seeds of the difference per problem, resampling problems; None unless all runs have the same ones."""
-    if len({run.curve.problem_ids for pair in pairs for run in pair}) > 1:
-        return None
-
-    def scores(run: RunCurves) -> Floats | None:
-        point = at_budget(run.curve, axis, cost)
-        return None if point is None or run.curve.per_problem is None else run.curve.per_problem[point.index]
-
-    rows = [(scores(run), scores(other)) for run, other in pairs]
-    differences = [own - reference for own, reference in rows if own is not None and reference is not None]
-    return shared_bootstrap(np.mean(differences, axis=0)[None])[0] if len(differences) == len(rows) else None

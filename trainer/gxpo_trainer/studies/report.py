@@ -1,7 +1,7 @@
 """The report of a study as Markdown and HTML with tables and pictures. Every number comes from the study's data.
 
-The pictures are PNG: accuracy against costs, the ladder, and when a look-ahead pays. `styles`: of the arms' lines, by
-arm.
+It reads as a short paper: summary, question, task, method, figures, what follows and what does not. The pictures are
+PNG: accuracy against costs, and the learning rates. `styles`: of the arms' lines, by arm.
 """
 
 from __future__ import annotations
@@ -15,91 +15,87 @@ from pathlib import Path
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
-from gxpo_trainer.compare.evidence import ratio, ratio_bounds, ratio_interval, ratio_words
-from gxpo_trainer.compare.groups import SHARES
-from gxpo_trainer.compare.intervals import Interval
+from gxpo_trainer.compare.curves import Axis, in_plateau
+from gxpo_trainer.compare.intervals import ALPHA, Contrast, Interval
 from gxpo_trainer.compare.published import gxpo_paper
-from gxpo_trainer.compare.text_tables import Table
+from gxpo_trainer.compare.text_tables import Table, reach_cell
 from gxpo_trainer.reporting.figures import LineStyle, draw_curves, html_page, html_table, line_styles
 from gxpo_trainer.studies.data import StudyData, key_of
-from gxpo_trainer.studies.definition import run_config
-from gxpo_trainer.studies.findings import COLLAPSED, ArmFindings, EqualCost, Findings, Match, find
+from gxpo_trainer.studies.definition import registration, run_config
+from gxpo_trainer.studies.findings import COLLAPSED, SWEPT, ArmFindings, Findings, find
 
-NEVER = "never"
 PAPER_K = 5
 """K of the paper's row among the diagnostics."""
 
 
-def equal_cost_table(findings: Findings, axis: str) -> Table:
-    """Accuracy and difference to the baseline; `axis` is `passes` or `steps`."""
-    header = ("arm", "at", "accuracy", "baseline", "difference", "over problems", "p", "p (Holm)", "would show")
-    empty = ["–"] * (len(header) - 1)
-    rows = [
-        (arm.label, *(empty if cost is None else _equal_cost_cells(cost)))
-        for arm in findings.candidates
-        for cost in (getattr(arm, axis) or (None,))
-    ]
-    title = "Accuracy in %, differences in points with 95% intervals over seeds"
+def plateau_table(data: StudyData, findings: Findings) -> Table:
+    """Every arm at its plateau: the study's main comparison."""
+    tests = ("p", "p (Holm)", "p (Welch)", "p (equivalence)")
+    rows = []
+    for arm in findings.arms:
+        cells = ["–"] * 7
+        if (one := arm.against) is not None:
+            over = points(one.over_problems) if one.over_problems else "–"
+            p_values = map(_p_value, (one.p_value, one.adjusted, one.welch, one.equivalence))
+            cells = [points(one.difference), over, *p_values, one.verdict if arm.arm in tested(data) else "not tested"]
+        rows.append((arm.label, percent(arm.final), percent(arm.plateau), *cells))
+    span = f"from {_first_pass(data):g} to {data.study.backward_passes} backward passes"
+    title = (
+        f"Accuracy in %, mean of the evaluations {span}; differences in points; 95% intervals. {_would_show(findings)}"
+    )
+    header = ("arm", "last value", "plateau", "difference", "over problems, these seeds", *tests, "verdict")
     return Table(title, header, tuple(rows))
 
 
-def _equal_cost_cells(cost: EqualCost) -> list[str]:
-    return [
-        f"{cost.cost:g}",
-        percent(cost.accuracy),
-        percent(cost.baseline),
-        points(cost.difference),
-        points(cost.over_problems) if cost.over_problems else "–",
-        _p_value(cost.p_value),
-        _p_value(cost.adjusted),
-        "–" if cost.detectable is None else f"{100 * cost.detectable:.1f}",
-    ]
-
-
-def match_table(findings: Findings) -> Table:
-    header = ("arm", "reach", "seeds that do", "steps", "backward passes")
-    rows = [
-        (
-            arm.label,
-            goal(match),
-            f"{match.reached} of {len(arm.seeds)}",
-            "–" if match.steps is None else ratio_interval(match.steps, "steps"),
-            "–" if match.passes is None else ratio_interval(match.passes, "backward_passes"),
-        )
-        for arm in findings.candidates
-        for match in arm.matches
-    ]
-    return Table(
-        "Cost relative to the baseline's run of the same seed: geometric mean over the seeds, 95% intervals. An "
-        "accuracy in % is reached on the straight line between two evaluations, the baseline's peak at an evaluation",
-        header,
-        tuple(rows),
-    )
-
-
-def payoff_table(findings: Findings) -> Table:
-    shares = sorted({*SHARES, round(findings.sampling_share, 2)})
-    header = ("arm", *(f"{100 * share:.0f}%" for share in shares), "asynchronous at 50%", "break-even")
+def equal_cost_table(findings: Findings) -> Table:
+    """Differences to the baseline at equal passes, token-passes and batches."""
+    costs = list(dict.fromkeys(cost for arm in findings.candidates for cost in arm.equal if cost[0] != "steps"))
     rows = []
     for arm in findings.candidates:
-        if (payoff := arm.payoff) is not None:
-            values = [ratio(payoff.speed_up(share).mean, "hours") for share in shares]
-            overlapped = ratio(payoff.speed_up(0.5, asynchronous=True).mean, "hours")
-            even = share(payoff.break_even) if payoff.passes > 1 else "–"
-            rows.append((arm.label, *values, overlapped, even))
-    title = f"Time to the same accuracy by share of sampling ({100 * findings.sampling_share:.0f}% in this study)"
-    return Table(title, header, tuple(rows))
+        batches = [f"at {cost:g}: {_equal_cell(one)}" for (axis, cost), one in arm.equal.items() if axis == "steps"]
+        cells = [_equal_cell(arm.equal[cost]) if cost in arm.equal else "–" for cost in costs]
+        rows.append((arm.label, *cells, *(batches or ["–"])))
+    names = [
+        f"{cost:g} passes" if axis == "backward_passes" else f"{cost / 1e3:.0f}k token-passes" for axis, cost in costs
+    ]
+    title = "Differences in points, 95% intervals over seeds, p-values after Holm's correction over each kind of cost"
+    return Table(title, ("arm", *names, "equal batches"), tuple(rows))
 
 
-def ladder_table(findings: Findings) -> Table:
+def _equal_cell(one: Contrast) -> str:
+    return f"{points(one.difference)}, p {_p_value(one.adjusted)}"
+
+
+def sweep_table(data: StudyData, findings: Findings, axis: Axis) -> Table:
+    """Speed-ups to the targets, with the plateau that each arm pays for them; the baseline's row has its costs."""
+    header = ("arm", "plateau", *(f"{100 * share:g}%" for share in data.study.analysis.targets))
+    rows = []
+    for arm in findings.arms:
+        reaches = arm.sweep[axis]
+        if arm.against is None:
+            unit, digits = (1e-3, 0) if axis == "token_passes" else (1, 1)
+            costs = [[f"{unit * c:.{digits}f}" for c in reach.costs if c is not None] for reach in reaches]
+            rows.append((f"{arm.label}: its cost", percent(arm.plateau), *("; ".join(cell) or "–" for cell in costs)))
+        else:
+            told = f"{points(arm.against.difference)}: {arm.against.verdict}"
+            rows.append((arm.label, told, *map(reach_cell, reaches)))
+    grid = findings.grids.get(axis)
+    step = "" if grid is None or len(grid) < 2 else f", every {np.diff(grid).max():g}"
+    by = f"first crossing on the common grid{step}; then on the monotone curve through the same evaluations"
+    if axis == "token_passes":
+        by = "thousands, on the monotone curve: sampled tokens times their passes, a forward pass alone a third"
+    return Table(f"{_NOUNS[axis]}, the baseline's divided by the arm's: {by}".capitalize(), header, tuple(rows))
+
+
+def tuning_table(findings: Findings) -> Table:
     rates = sorted({rate for arm in findings.arms for rate, _, _ in arm.ladder})
     rows = []
     for arm in findings.arms:
         by_rate = {rate: f"{100 * value:.1f}" + (" (diverged)" if lost else "") for rate, value, lost in arm.ladder}
-        rows.append((arm.label, *(by_rate.get(rate, "–") for rate in rates), f"{arm.learning_rate:g}"))
-    header = ("arm", *(f"{rate:g}" for rate in rates), "chosen")
+        runs = str(arm.tuning_runs) if arm.tuning_runs else "0, rate of another arm"
+        rows.append((arm.label, runs, *(by_rate.get(rate, "–") for rate in rates), f"{arm.learning_rate:g}"))
+    header = ("arm", "tuning runs", *(f"{rate:g}" for rate in rates), "chosen")
     return Table("Accuracy in % at the tuning budget by learning rate", header, tuple(rows))
 
 
@@ -123,22 +119,39 @@ def diagnostics_table(findings: Findings) -> Table:
     return Table("Medians", ("arm", *names.values(), "final accuracy"), tuple(rows))
 
 
-def goal(match: Match) -> str:
-    return "the baseline's peak" if match.accuracy is None else f"{100 * match.accuracy:g}%"
-
-
 def percent(interval: Interval) -> str:
     return _with_bounds(interval, lambda value: f"{100 * value:.1f}", "%")
 
 
 def points(interval: Interval) -> str:
-    return _with_bounds(interval, lambda value: f"{100 * value:+.1f}", " points")
+    return _with_bounds(interval, lambda value: f"{100 * value:+.1f}", "")
 
 
-def share(interval: Interval) -> str:
-    if interval.low is not None and interval.low >= 1:
-        return NEVER
-    return _with_bounds(interval, lambda value: f"{100 * max(0.0, value):.0f}", "%")
+def _points(margin: float) -> str:
+    return f"{100 * margin:g} point{'' if margin == 0.01 else 's'}"
+
+
+def tested(data: StudyData) -> set[str]:
+    """The arms whose comparison with the baseline is tested."""
+    return set(data.study.analysis.comparisons or data.study.arms) - {data.study.baseline}
+
+
+def _first_pass(data: StudyData) -> float:
+    """The first evaluation of the plateau, in backward passes."""
+    passes = data.study.backward_passes
+    runs = [run.curve for key, run in data.curves.items() if key.stage == "report"]
+    return float(
+        min(c.backward_passes[in_plateau(c, passes, data.study.analysis.plateau)].min(initial=passes) for c in runs)
+    )
+
+
+def _would_show(findings: Findings) -> str:
+    if findings.detectable is None:
+        return "One seed shows no difference"
+    return (
+        f"With this many seeds the first step of Holm's correction shows, with 80% probability, a difference of "
+        f"{100 * findings.detectable:.1f} points (spread pooled over the arms)"
+    )
 
 
 def _with_bounds(interval: Interval, show: Callable[[float], str], unit: str) -> str:
@@ -156,7 +169,6 @@ def _number(value: float | None) -> str:
 
 IMAGES = "images"
 """Folder of the pictures, next to the report."""
-_NOT_SHOWN = "no difference shown after Holm's correction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +209,6 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     return {
         f"{name}-curves.png": draw_curves(list(groups.values()), [styles[arm] for arm in groups]),
         f"{name}-ladder.png": draw_ladder(findings, styles),
-        f"{name}-payoff.png": draw_payoff(findings, styles),
     }
 
 
@@ -212,92 +223,112 @@ def compose(data: StudyData) -> list[Block]:
     if findings is None:
         done = len(data.curves)
         return [f"# {study.title}", f"Incomplete: {done} runs are done, and the baseline lacks seeds. No result yet."]
-    name = study.name
+    name, base = study.name, findings.baseline.label
     return [
         f"# {study.title}",
-        "For readers who choose an update rule. Intervals are 95% over seeds; a difference counts as shown only after "
-        "Holm's correction for all comparisons. The tables below have every figure of this summary.",
+        "For readers who choose an update rule. The summary comes first; the tables below have all of its figures.",
         conclusion(data, findings),
+        "## Question",
+        study.question or f"Which arm is better than {base} at the same cost?",
+        "## Task",
+        study.task or f"That of the preset `{study.preset}`.",
+        "## Method",
+        _method(data, findings),
+        "## Accuracy along the way",
         Picture(f"{name}-curves.png", "Held-out accuracy against backward passes, steps, tokens and time, by arm"),
-        "## At equal backward passes",
-        equal_cost_table(findings, "passes"),
-        "## At equal steps",
-        "Equal steps are equal numbers of sampled batches: what counts where sampling dominates the cost.",
-        equal_cost_table(findings, "steps"),
-        "## Steps and passes to reach an accuracy",
-        match_table(findings),
-        "## When it pays",
-        "A step of the baseline is a share of sampling and a rest of updating. An arm samples as much a step, updates "
-        "more often, and may need fewer steps to the same accuracy. The table shows its time to that accuracy "
-        "against the baseline's; asynchronous means that sampling runs during the update.",
-        payoff_table(findings),
-        Picture(f"{name}-payoff.png", "Speed-up in time against the share of sampling, by arm"),
-        "## Learning rates",
-        f"Each arm was tuned on seeds apart from the reported ones ({', '.join(map(str, study.ladder.seeds))}), for "
-        f"{study.ladder.backward_passes} backward passes a run, upwards until its accuracy fell by more than "
-        f"{100 * study.ladder.drop:g} points.",
-        ladder_table(findings),
+        "## At the plateau",
+        "*Equivalent* is said only if two one-sided tests (TOST) reject a loss and a gain of the margin, after Holm's "
+        "correction; *not shown equivalent* means that neither a difference nor its absence is shown. Intervals are "
+        "over seeds. Those over problems are conditional on the seeds that ran: they hold for other problems and these "
+        "policies, and are too narrow for other seeds.",
+        plateau_table(data, findings),
+        "## At equal cost",
+        "Passes count where updating is the larger cost, batches where sampling is, token-passes where answers differ "
+        f"in length. Batches are the most that an arm and {base} have in common.",
+        equal_cost_table(findings),
+        "## Cost to reach a target",
+        f"Targets are shares of the best plateau ({100 * findings.best:.1f}%). Values above 1 are savings: 2 means "
+        f"half of the cost of {base}. A first crossing is only known to within one step of the grid: arms that cross "
+        "at the same point are told apart by the second value alone, and there is no interval where all seeds have "
+        "the same ratio. A dash means that at least one seed did not reach the target. The second column repeats the "
+        "plateau, because a faster arm may end lower.",
+        *(sweep_table(data, findings, axis) for axis in SWEPT),
+        "## Tuning",
+        f"Each arm was tuned for its accuracy after {study.ladder.backward_passes} backward passes, on seeds apart "
+        f"from the reported ones ({', '.join(map(str, study.ladder.seeds))}), upwards until that fell by more than "
+        f"{100 * study.ladder.drop:g} points. None was tuned for speed, so no share of sampling is stated from which "
+        "an arm saves time: it would compare arms on what they were not tuned for.",
+        tuning_table(findings),
         Picture(f"{name}-ladder.png", "Accuracy at the tuning budget against the learning rate, by arm"),
         "## Predictions and diagnostics",
         f"Medians over steps and seeds, and those of the GXPO paper for K = {PAPER_K} (Qwen2.5-1.5B). The error is "
         "that of the predicted θᴷ against a true K-step trajectory.",
         diagnostics_table(findings),
-        "## Method",
-        _method(data, findings),
-        "## Still open",
-        _open_questions(data, findings),
+        "## What follows",
+        [_follows(arm) for arm in findings.candidates] or ["Nothing yet: no other arm has all its seeds."],
+        "## What does not follow",
+        [*study.limits, *_open_questions(data, findings)],
     ]
 
 
 def conclusion(data: StudyData, findings: Findings) -> list[str]:
-    """The result in a sentence for each question: at equal passes, at equal steps, and when it pays."""
-    base = findings.baseline
+    """The study in at most ten lines, if its limits are few."""
+    study, base = data.study, findings.baseline
+    span = f"{_first_pass(data):g} to {study.backward_passes} backward passes"
     lines = [
-        f"After {data.study.backward_passes} backward passes {base.label}, at its best learning rate "
-        f"({base.learning_rate:g}), reaches {percent(base.final)}: mean and 95% interval over {len(base.seeds)} "
-        "seeds. Every other arm is compared with it at its own best rate."
+        f"Arms against {base.label}: {len(findings.candidates)}, on {len(base.seeds)} seeds not used for tuning.",
+        f"{base.label} ends at {percent(base.plateau)} of the held-out problems (plateau: mean over {span}; brackets: "
+        "95% intervals over seeds).",
     ]
-    for spent in sorted({cost.cost for arm in findings.candidates for cost in arm.passes}):
-        pairs = [(arm.label, cost) for arm in findings.candidates for cost in arm.passes if cost.cost == spent]
-        lines.append(f"At {spent:g} backward passes: {_by_claim(pairs)}.")
-    steps = [(f"{arm.label} at {cost.cost:g}", cost) for arm in findings.candidates for cost in arm.steps]
-    if steps:
-        lines.append(f"At equal steps: {_by_claim(steps)}.")
-    lines += [f"{arm.label} {_pays(arm)}." for arm in findings.candidates]
+    verdicts: dict[str, list[str]] = {}
+    for arm in findings.candidates:
+        if arm.against is not None and arm.arm in tested(data):
+            verdicts.setdefault(arm.against.verdict, []).append(f"{arm.label} {points(arm.against.difference)}")
+    told = [f"{verdict}: {', '.join(arms)}" for verdict, arms in sorted(verdicts.items())]
+    if told:
+        none = "" if "higher" in " ".join(verdicts) else "none is shown to be higher; "
+        margin = _points(study.analysis.margin)
+        lines.append(f"Plateaus against {base.label}, in points, with a margin of {margin}: {none}{'; '.join(told)}.")
+    low, high = (f"{100 * end(study.analysis.targets):g}%" for end in (min, max))
+    for axis in ("backward_passes", "steps"):
+        faster = [
+            f"{arm.label} ({saved}, plateau {points(arm.against.difference)}: {arm.against.verdict})"
+            for arm in findings.candidates
+            if arm.against and "fewer" in (saved := _saving(arm, axis))
+        ]
+        what = f"Fewer {_NOUNS[axis]} than {base.label} to every target from {low} to {high} of the best plateau"
+        lines.append(f"{what}: {'; '.join(faster) or 'shown for no arm'}.")
+    lines += study.limits
+    kept, rest = registration(study, data.conditions.get("registered"))
+    known, open_ = (", ".join(names) or "nothing" for names in (kept, rest))
+    lines.append(f"Registered before the first run: {known}. Exploratory: {open_}.")
     if findings.missing:
         lines.append(f"Not complete yet, and so not compared: {', '.join(findings.missing)}.")
     return lines
 
 
-def _by_claim(pairs: Sequence[tuple[str, EqualCost]]) -> str:
-    """Labels with their differences, by what the corrected test carries and never more."""
-    claims: dict[str, list[str]] = {"higher": [], "lower": [], _NOT_SHOWN: []}
-    for label, cost in pairs:
-        significant = cost.adjusted is not None and cost.adjusted < 0.05
-        claim = ("higher" if cost.difference.mean > 0 else "lower") if significant else _NOT_SHOWN
-        claims[claim].append(f"{label} {points(cost.difference)}")
-    return "; ".join(f"{claim}: {', '.join(arms)}" for claim, arms in claims.items() if arms)
+_NOUNS: dict[Axis, str] = {"backward_passes": "backward passes", "steps": "batches", "token_passes": "token-passes"}
 
 
-def _pays(arm: ArmFindings) -> str:
-    match = arm.matches[-1]
-    if arm.payoff is None:
-        return f"has no speed-up stated: {match.reached} of {len(arm.seeds)} seeds reached {goal(match)}"
-    even = arm.payoff.break_even if arm.payoff.passes > 1 else None
-    ratio = arm.payoff.steps
-    steps = f"needs {ratio_words(ratio.mean, 'steps')} to {goal(match)}{ratio_bounds(ratio, 'steps')}"
-    if even is None:
-        return steps
-    if even.low is not None and even.high is not None and even.high < 1:
-        least = f"{100 * max(0.0, even.high):.0f}%"
-        return f"{steps} and saves time where sampling takes {least} of a step or more (break-even {share(even)})"
-    if share(even) == NEVER:
-        return f"{steps} and saves time at no share of sampling"
-    return f"{steps}; no share of sampling is shown at which it saves time (break-even {share(even)})"
+def _saving(arm: ArmFindings, axis: Axis) -> str:
+    """`1.3 to 1.7 times fewer batches`, if it is shown at every target; else that it is not."""
+    p_value = arm.fewer[axis]
+    if p_value is None or p_value >= ALPHA:
+        return f"no difference in {_NOUNS[axis]} shown at every target"
+    means = [reach.interpolated.mean for reach in arm.sweep[axis] if reach.interpolated is not None]
+    word = "fewer" if min(means) > 1 else "more"
+    times = means if word == "fewer" else [1 / mean for mean in means]
+    return f"{min(times):.1f} to {max(times):.1f} times {word} {_NOUNS[axis]}"
+
+
+def _follows(arm: ArmFindings) -> str:
+    """What an arm's costs and plateau show together."""
+    plateau = "" if arm.against is None else f"; plateau {points(arm.against.difference)}: {arm.against.verdict}"
+    return f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT)}{plateau}."
 
 
 def _method(data: StudyData, findings: Findings) -> list[str]:
-    study = data.study
+    study, plan = data.study, data.study.analysis
     versions = data.conditions.get("packages") or {}
     engines = ", ".join(f"{name} {versions[name]}" for name in ("torch", "vllm", "deepspeed") if name in versions)
     num_tuned = sum(key.stage == "ladder" for key in data.curves)
@@ -307,13 +338,17 @@ def _method(data: StudyData, findings: Findings) -> list[str]:
         if arm.collapsed or arm.diverged
     ]
     lines = [
-        f"Preset `{study.preset}`, seeds {', '.join(map(str, study.seeds))}, "
-        f"{study.backward_passes} backward passes a run, "
-        f"evaluated every {study.evaluate_every} passes.",
+        f"Preset `{study.preset}`, seeds {', '.join(map(str, study.seeds))}, {study.backward_passes} backward passes a "
+        f"run, evaluated every {study.evaluate_every} passes.",
         *study.remarks,
-        "Differences are paired by seed: t-intervals over seeds, bootstrap over problems, geometric means of ratios, "
-        "Holm's correction over all comparisons of a table.",
-        "`would show`: the smallest true difference that this number of seeds shows with 80% probability.",
+        f"The plateau is the mean of the evaluations in the last {100 * plan.plateau:g}% of the budget; the margin of "
+        f"equivalence is {_points(plan.margin)}.",
+        "Differences are paired by seed, with t-intervals and paired t-tests; Welch's test stands beside them. Ratios "
+        "of costs are geometric means over seeds. Holm's correction is over all arms of a table, tests and equivalence "
+        "tests alike. An arm counts as faster if its cost is lower at every target, by a t-test on the monotone curve "
+        "at each, corrected over arms and kinds of cost.",
+        "All arms are compared on one grid of evaluations for batches and one for passes: the points at which every "
+        "arm that ran so far was evaluated. An arm that is evaluated more often gains nothing by it.",
         f"Outcomes: {'; '.join(ends) or 'no reported run diverged or collapsed'} (a run collapses when it ends below "
         f"{100 * COLLAPSED:.0f}% of its peak).",
         f"Runs: {len(data.curves)}, of which {num_tuned} for tuning. {engines}.",
@@ -329,8 +364,9 @@ def _open_questions(data: StudyData, findings: Findings) -> list[str]:
     edge = [arm.label for arm in findings.arms if arm.at_end_of_ladder]
     if edge:
         lines.append(f"The best rate is the highest that was tried, so a better one may exist: {', '.join(edge)}.")
-    if findings.missing:
-        lines.append(f"Arms without all seeds: {', '.join(findings.missing)}.")
+    tuned = sorted({arm.tuning_runs for arm in findings.arms if arm.tuning_runs})
+    if len(tuned) > 1:
+        lines.append(f"Arms were tuned with {tuned[0]} to {tuned[-1]} runs each: not all had the same chance.")
     if len(data.study.ladder.seeds) == 1:
         lines.append("Learning rates were chosen on one tuning seed, so neighbouring rates may be as good.")
     return lines
@@ -364,9 +400,6 @@ def _html_block(block: Block) -> str:
     return f"<h{level}>{html.escape(block[level:].strip())}</h{level}>" if level else f"<p>{html.escape(block)}</p>"
 
 
-_SHARES = np.linspace(0.0, 0.95, 96)
-
-
 def draw_ladder(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
     """Accuracy at the tuning budget against the learning rate, a line an arm; a cross where a run diverged."""
     figure = _figure((8, 5.5))
@@ -380,29 +413,6 @@ def draw_ladder(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
                     axes.plot([rate], [100 * value], marker="x", markersize=12, color="#000000")
     axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
     axes.grid(alpha=0.25)
-    return _png(figure)
-
-
-def draw_payoff(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
-    """Speed-up in time over the baseline against the share of a step that sampling takes, with bands over seeds."""
-    figure = _figure((8, 5.5))
-    axes = figure.subplots()
-    for arm in findings.arms:
-        if arm.payoff is None:
-            continue
-        speed_ups = [arm.payoff.speed_up(float(share)) for share in _SHARES]
-        line = styles[arm.arm].options | {"marker": ""}
-        axes.plot(100 * _SHARES, [interval.mean for interval in speed_ups], label=arm.label, **line)
-        low, high = ([getattr(interval, bound) for interval in speed_ups] for bound in ("low", "high"))
-        if None not in low:
-            axes.fill_between(100 * _SHARES, low, high, color=line["color"], alpha=0.08, linewidth=0)
-    axes.axhline(1.0, color="#555555", linewidth=1, linestyle=":")
-    axes.axvline(100 * findings.sampling_share, color="#555555", linewidth=1, linestyle="--", label="measured here")
-    axes.set(xlabel="Share of a baseline step that sampling takes (%)", ylabel="Speed-up in time", yscale="log")
-    axes.set_yticks([0.3, 0.5, 0.7, 1, 1.5, 2, 3])
-    axes.yaxis.set_major_formatter("{x:g}×")
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.grid(alpha=0.25, which="both")
     return _png(figure)
 
 

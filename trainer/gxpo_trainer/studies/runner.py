@@ -13,14 +13,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.jsonl import read_lines
 from gxpo_trainer.reporting.outcome import OUTCOME
 from gxpo_trainer.reporting.reading import EVALUATIONS
-from gxpo_trainer.studies.definition import RunKey, RunResult, Study, pending, run_config
+from gxpo_trainer.studies.definition import RunKey, RunResult, Stage, Study, pending, run_config
 
+REGISTERED = "registered.json"
+"""The study as it was before its first run, in its folder."""
 _ATTEMPTS = 2
 """Launches of a run before the study gives up on it."""
 _POLL_S = 1.0
@@ -39,6 +42,9 @@ class StudyRunner:
 
     def run(self) -> None:
         """Execute until nothing is missing. Raises TrainingError when a run failed twice, once the others ended."""
+        if not any((self.root / stage).exists() for stage in get_args(Stage)):
+            self.root.mkdir(parents=True, exist_ok=True)
+            (self.root / REGISTERED).write_text(self.study.model_dump_json(indent=2) + "\n", encoding="utf-8")
         running: dict[RunKey, tuple[subprocess.Popen[bytes], float]] = {}
         try:
             while True:

@@ -63,11 +63,28 @@ def two(database: Database) -> tuple[str, str]:
 def test_two_runs_by_hand(client: TestClient, two: tuple[str, str]) -> None:
     answer = compare(client, runs=list(two))
     assert (answer["baseline"], answer["metric"], answer["benchmarks"]) == ("GRPO", "pass@1", ["easy"])
-    assert answer["target"] == {"accuracy": 0.625, "steps": 20, "backward_passes": 20, "hours": 0.2, "tokens": 2000}
+    assert answer["target"] == {
+        "accuracy": 0.625,
+        "steps": 20,
+        "backward_passes": 20,
+        "hours": 0.2,
+        "tokens": 2000,
+        "token_passes": 2000,
+    }
     fast = group(answer, "GXPO K=5")
     assert fast["peak"]["accuracy"] == 0.875
-    assert fast["match"] == {"accuracy": 0.625, "steps": 10, "backward_passes": 30, "hours": 0.1, "tokens": 1000}
-    assert fast["speed_ups"] == pytest.approx({"steps": 2, "backward_passes": 2 / 3, "hours": 2, "tokens": 2})
+    assert fast["match"] == {
+        "accuracy": 0.625,
+        "steps": 10,
+        "backward_passes": 30,
+        "hours": 0.1,
+        "tokens": 1000,
+        "token_passes": 3000,
+    }
+    # In common are their steps; their backward passes are not, so that own evaluations count.
+    ratios = {"steps": 2, "backward_passes": 2 / 3, "hours": 2, "tokens": 2, "token_passes": 2 / 3}
+    assert fast["speed_ups"] == pytest.approx(ratios)
+    assert fast["plateau"] is None, "GXPO has no evaluation between 12 and 20 passes"
     assert (fast["num_paired"], fast["num_reached"], fast["shutoff_steps"]) == (1, 1, [12])
     run = fast["runs"][0]
     assert (run["id"], run["name"], run["seed"]) == (two[1], '<b>fast</b>, "x"\n🦆', 0)
@@ -93,8 +110,9 @@ def test_at_equal_budgets_the_last_evaluation_counts(client: TestClient, two: tu
     assert (early["accuracy"]["mean"], early["over_seeds"]["mean"], early["all_reached"]) == (0.25, -0.375, True)
     assert (late["accuracy"]["mean"], late["over_seeds"]["mean"], late["all_reached"]) == (0.625, 0.0, False)
     assert timed["over_seeds"] == {"mean": 0.25, "low": None, "high": None, "num": 1}
-    # Per problem −.5 and −.25: a resample of two lies between them.
-    assert early["over_problems"] == {"mean": -0.375, "low": -0.5, "high": -0.25, "num": 2}
+    # Per problem −.5 and −.25: s/√2 = .125, t(1) = 12.7062.
+    low, high = -0.375 - 12.7062 * 0.125, -0.375 + 12.7062 * 0.125
+    assert early["over_problems"] == pytest.approx({"mean": -0.375, "low": low, "high": high, "num": 2}, abs=1e-4)
 
 
 def test_tables_are_the_papers_views(client: TestClient, two: tuple[str, str]) -> None:
@@ -128,14 +146,21 @@ def test_the_sampling_share_is_that_of_the_baselines_runs(
 def test_seeds_of_a_group_are_configurations(client: TestClient, database: Database) -> None:
     sweep = add_group(database)
     for seed, end in enumerate((0.4, 0.5, 0.6)):
-        evaluated_run(database, config(GRPO, seed, f"a{seed}"), {0: [0.2], 10: [end]}, group=sweep)
-        evaluated_run(database, config(GXPO, seed, f"b{seed}"), {0: [0.2], 5: [end], 10: [end]}, group=sweep)
+        grpo = {0: [0.2], 5: [0.3], 8: [0.3], 10: [end]} if seed else {0: [0.2], 5: [0.3], 8: [end], 10: [end]}
+        evaluated_run(database, config(GRPO, seed, f"a{seed}"), grpo, group=sweep)
+        evaluated_run(database, config(GXPO, seed, f"b{seed}"), {0: [0.2], 5: [end], 8: [end], 10: [end]}, group=sweep)
     answer = compare(client, groups=sweep)
     base, fast = answer["groups"]
     assert [(g["name"], g["seeds"]) for g in (base, fast)] == [("GRPO", [0, 1, 2]), ("GXPO K=5", [0, 1, 2])]
     # s = .1, t(2) = 4.3027: half-width 4.3027 · .1 / √3 = .2484.
-    assert base["mean"]["high"] == pytest.approx([0.2, 0.7484], abs=1e-4)
-    assert fast["seed_speed_ups"]["steps"] == dict.fromkeys(("mean", "low", "high"), pytest.approx(2)) | {"num": 3}
+    assert base["mean"]["high"] == pytest.approx([0.2, 0.3, 0.4768, 0.7484], abs=1e-4)
+    # Speed-ups 8/5, 2 and 2: logarithms with s = .1288, half-width 4.3027 · .1288 / √3 = .3200. p = .0141.
+    expected = {"mean": 6.4 ** (1 / 3), "low": math.exp(0.6188 - 0.32), "high": math.exp(0.6188 + 0.32), "num": 3}
+    assert fast["seed_speed_ups"]["steps"] == pytest.approx(expected, abs=1e-3)
+    # The plateau, from 6 to 10 passes, is that of steps 8 and 10: GRPO 0.4, 0.4 and 0.45, GXPO 0.4, 0.5 and 0.6.
+    plateau = fast["plateau"]
+    assert plateau["difference"]["mean"] == pytest.approx(0.25 / 3)
+    assert plateau["verdict"] == "not shown equivalent"
     assert answer["supported"] == {"GXPO K=5": ["steps", "backward_passes", "hours"]}
     assert {run["group"] for run in fast["runs"]} == {sweep}
 

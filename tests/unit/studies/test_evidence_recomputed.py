@@ -1,0 +1,290 @@
+"""Every figure of docs/evidence.md that comes from the shipped data, recomputed with pandas and SciPy alone.
+
+No code of the package: what is tested is its analysis. Cells are compared as text, so to the last digit printed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import optimize, stats
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "studies" / "reference"
+PAGE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+STUDY = json.loads((FOLDER / "study.json").read_text(encoding="utf-8"))["study"]
+RUNS = pd.read_parquet(FOLDER / "runs.parquet")
+ALL = pd.read_parquet(FOLDER / "evaluations.parquet").sort_values(["arm", "seed", "step"])
+REPORTED = ALL[ALL.stage == "report"].set_index(["arm", "seed"])
+BASE, SEEDS, BUDGET = STUDY["baseline"], STUDY["seeds"], STUDY["backward_passes"]
+LABELS = {arm: body["label"] for arm, body in STUDY["arms"].items()}
+ORDER = [BASE, *(arm for arm in LABELS if arm != BASE)]
+PLAN = STUDY["analysis"]
+COSTS = ("steps", "backward_passes", "token_passes")
+NOUNS = dict(zip(COSTS, ("batches", "backward passes", "token-passes"), strict=True))
+
+
+def curves() -> dict[str, list[pd.DataFrame]]:
+    found = {}
+    for arm in ORDER:
+        row = RUNS[(RUNS.stage == "report") & (RUNS.arm == arm)]
+        # The gate is off and no arm has a forward pass of its own, so that every step has the same passes.
+        per_step = (row.backward_passes / row.steps).unique()
+        assert len(per_step) == 1
+        found[arm] = [
+            REPORTED.loc[(arm, seed)].reset_index().assign(
+                steps=lambda d: d.step, token_passes=lambda d, p=per_step[0]: d.tokens * p
+            )
+            for seed in SEEDS
+        ]  # fmt: skip
+    return found
+
+
+CURVES = curves()
+
+
+def t_interval(values: np.ndarray) -> tuple[float, float, float]:
+    low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
+    return float(np.mean(values)), float(low), float(high)
+
+
+def bracket(values: np.ndarray, form: str = "+.1f", unit: str = "") -> str:
+    mean, low, high = (f"{100 * value:{form}}" for value in t_interval(np.asarray(values)))
+    return f"{mean}{unit} [{low}, {high}]".replace("-", "−")
+
+
+def p_text(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def holm(values: dict) -> dict:
+    """Textbook form: reject in order while p ≤ α/(m − k); adjusted p by the running maximum."""
+    ranked = sorted((p, key) for key, p in values.items() if p is not None)
+    running = itertools.accumulate((min(1.0, p * (len(ranked) - k)) for k, (p, _) in enumerate(ranked)), max)
+    return {key: adjusted for (_, key), adjusted in zip(ranked, running, strict=True)}
+
+
+def rows_below(heading: str, table: int = 0) -> list[list[str]]:
+    """Cells of a table of a section, without its head."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [block for block in section.split("\n\n") if block.startswith("| ")][table].strip().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+WINDOW = {arm: [c[c.backward_passes >= (1 - PLAN["plateau"]) * BUDGET] for c in runs] for arm, runs in CURVES.items()}
+PLATEAU = {arm: np.array([c.accuracy.mean() for c in runs]) for arm, runs in WINDOW.items()}
+DIFFERENCE = {arm: PLATEAU[arm] - PLATEAU[BASE] for arm in ORDER[1:]}
+MARGIN = PLAN["margin"]
+P = {arm: stats.ttest_rel(PLATEAU[arm], PLATEAU[BASE]).pvalue for arm in ORDER[1:]}
+SIDES = ((-MARGIN, "greater"), (MARGIN, "less"))
+TOST = {
+    arm: max(stats.ttest_1samp(d, bound, alternative=side).pvalue for bound, side in SIDES)
+    for arm, d in DIFFERENCE.items()
+}
+P_HOLM, TOST_HOLM = holm(P), holm(TOST)
+
+
+def verdict(arm: str) -> str:
+    words = [("higher" if DIFFERENCE[arm].mean() > 0 else "lower")] if P_HOLM[arm] < 0.05 else []
+    if TOST_HOLM[arm] < 0.05:
+        words.append("equivalent within 1 point")
+    return ", ".join(words) or "not shown equivalent"
+
+
+def test_the_plateaus() -> None:
+    expected = []
+    for arm in ORDER:
+        last = np.array([c.accuracy.iloc[-1] for c in CURVES[arm]])
+        row = [LABELS[arm], bracket(last, ".1f", "%"), bracket(PLATEAU[arm], ".1f", "%")]
+        if arm == BASE:
+            expected.append([*row, *["–"] * 7])
+            continue
+        scores = [np.mean([np.stack(c.per_problem).mean(axis=0) for c in WINDOW[a]], axis=0) for a in (arm, BASE)]
+        welch = stats.ttest_ind(PLATEAU[arm], PLATEAU[BASE], equal_var=False).pvalue
+        tests = map(p_text, (P[arm], P_HOLM[arm], welch, TOST_HOLM[arm]))
+        expected.append([*row, bracket(DIFFERENCE[arm]), bracket(scores[0] - scores[1]), *tests, verdict(arm)])
+    assert rows_below("At the plateau") == expected
+    first = min(c.backward_passes.min() for runs in WINDOW.values() for c in runs)
+    assert f"evaluations from {first:g} to {BUDGET} backward passes" in PAGE
+
+
+def test_the_difference_that_would_show() -> None:
+    pooled = math.sqrt(np.mean([d.var(ddof=1) for d in DIFFERENCE.values()]))
+    degrees = len(SEEDS) - 1
+    critical = stats.t.ppf(1 - 0.05 / len(DIFFERENCE) / 2, degrees)
+
+    def power(effect: float) -> float:
+        shift = effect / (pooled / math.sqrt(len(SEEDS)))
+        return float(stats.nct.sf(critical, degrees, shift))
+
+    effect = optimize.brentq(lambda effect: power(effect) - 0.8, 1e-4, 0.05)
+    assert f"with 80% probability, a difference of {100 * effect:.1f} points" in PAGE
+
+
+def test_the_differences_at_equal_cost() -> None:
+    least = min(c.token_passes.iloc[-1] for runs in CURVES.values() for c in runs)
+
+    def differences(arm: str, axis: str, cost: float) -> np.ndarray:
+        own, base = ([np.interp(cost, c[axis], c.accuracy) for c in CURVES[a]] for a in (arm, BASE))
+        return np.subtract(own, base)
+
+    columns = [("backward_passes", cost) for cost in (*STUDY["compare_at"], BUDGET)] + [("token_passes", least)]
+    most = {arm: max(set(CURVES[arm][0].steps) & set(CURVES[BASE][0].steps)) for arm in ORDER[1:]}
+    cells = {
+        (arm, *column): differences(arm, *column) for arm in ORDER[1:] for column in [*columns, ("steps", most[arm])]
+    }
+    p_values = {}
+    for axis in COSTS:
+        p_values |= holm({key: stats.ttest_1samp(d, 0).pvalue for key, d in cells.items() if key[1] == axis})
+
+    def cell(key: tuple) -> str:
+        return f"{bracket(cells[key])}, p {p_text(p_values[key])}"
+
+    expected = [
+        [
+            LABELS[arm],
+            *(cell((arm, *column)) for column in columns),
+            f"at {most[arm]}: {cell((arm, 'steps', most[arm]))}",
+        ]
+        for arm in ORDER[1:]
+    ]
+    assert rows_below("At equal cost") == expected
+    assert f"| {least / 1e3:.0f}k token-passes |" in PAGE
+
+
+BEST = max(values.mean() for values in PLATEAU.values())
+TARGETS = [share * BEST for share in PLAN["targets"]]
+
+
+@functools.cache
+def grid(axis: str) -> list[float]:
+    """The points at which every arm that ran so far was evaluated."""
+    runs = [set(c[axis]) for runs in CURVES.values() for c in runs]
+    return sorted(x for x in set.union(*runs) if all(x in own or x > max(own) for own in runs))
+
+
+def monotone(values: np.ndarray) -> np.ndarray:
+    """Isotonic regression by its min-max formula: max over i ≤ k of min over j ≥ k of the mean of i … j."""
+    n = len(values)
+    return np.array([max(min(values[i : j + 1].mean() for j in range(k, n)) for i in range(k + 1)) for k in range(n)])
+
+
+@functools.cache
+def costs_of(arm: str, axis: str, target: float) -> tuple[list, list]:
+    """First crossing on the grid, and on the monotone curve, by seed; None where it is not reached."""
+    on = "steps" if axis == "steps" else "backward_passes"
+    first, between = [], []
+    for c in CURVES[arm]:
+        c = c[c[on].isin(grid(on))]
+        reached = c[axis][c.accuracy >= target]
+        first.append(float(reached.iloc[0]) if len(reached) else None)
+        curve = monotone(c.accuracy.to_numpy())
+        k = int(np.argmax(curve >= target - 1e-12))
+        x = c[axis].to_numpy(float)
+        share = (target - curve[k - 1]) / (curve[k] - curve[k - 1]) if k else 0
+        between.append(x[k - 1] + share * (x[k] - x[k - 1]) if curve[-1] >= target else None)
+    return (first if axis == on else []), between
+
+
+def logs(arm: str, axis: str, target: float) -> list[np.ndarray | None]:
+    """Logarithms of the baseline's cost over the arm's, of both kinds."""
+    pairs = zip(costs_of(arm, axis, target), costs_of(BASE, axis, target), strict=True)
+    return [
+        np.log(np.divide(base, own)) if own and None not in own and None not in base else None for own, base in pairs
+    ]
+
+
+def ratio_text(values: np.ndarray | None) -> str:
+    if values is None:
+        return "–"
+    mean, low, high = (
+        f"{math.exp(value):.2f}" for value in (t_interval(values) if np.ptp(values) > 1e-12 else [values[0]] * 3)
+    )
+    return mean if low == high else f"{mean} [{low}, {high}]"
+
+
+@pytest.mark.parametrize(("number", "axis"), list(enumerate(COSTS)))
+def test_the_costs_of_the_targets(number: int, axis: str) -> None:
+    unit, digits = (1e-3, 0) if axis == "token_passes" else (1, 1)
+    own = [[np.mean(kind) for kind in costs_of(BASE, axis, target) if kind] for target in TARGETS]
+    expected = [
+        [f"{LABELS[BASE]}: its cost", bracket(PLATEAU[BASE], ".1f", "%")]
+        + ["; ".join(f"{unit * cost:.{digits}f}" for cost in costs) for costs in own]
+    ]
+    for arm in ORDER[1:]:
+        kinds = [logs(arm, axis, target) for target in TARGETS]
+        texts = [[ratio_text(kind) for kind in (both if axis != "token_passes" else both[1:])] for both in kinds]
+        cells = ["–" if set(text) == {"–"} else "; ".join(text) for text in texts]
+        expected.append([LABELS[arm], f"{bracket(DIFFERENCE[arm])}: {verdict(arm)}", *cells])
+    assert rows_below("Cost to reach a target", number) == expected
+    assert f"shares of the best plateau ({100 * BEST:.1f}%)" in PAGE
+
+
+def savings() -> dict[tuple[str, str], str]:
+    """By arm and cost: whether it differs at every target, and by how much."""
+    p_values, ranges = {}, {}
+    for arm, axis in itertools.product(ORDER[1:], COSTS):
+        kinds = [logs(arm, axis, target)[1] for target in TARGETS]
+        means = [kind.mean() for kind in kinds if kind is not None]
+        if len(means) == len(TARGETS) and len({mean > 0 for mean in means}) == 1:
+            p_values[arm, axis] = max(stats.ttest_1samp(kind, 0).pvalue for kind in kinds)
+            low, high = sorted(np.exp(np.abs([min(means, key=abs), max(means, key=abs)])))
+            ranges[arm, axis] = f"{low:.1f} to {high:.1f} times {'fewer' if means[0] > 0 else 'more'} {NOUNS[axis]}"
+    shown = {key for key, p in holm(p_values).items() if p < 0.05}
+    return {
+        (arm, axis): ranges[arm, axis]
+        if (arm, axis) in shown
+        else f"no difference in {NOUNS[axis]} shown at every target"
+        for arm, axis in itertools.product(ORDER[1:], COSTS)
+    }
+
+
+def test_what_follows_and_the_summary() -> None:
+    told = savings()
+    plateaus = {arm: f"{bracket(DIFFERENCE[arm])}: {verdict(arm)}" for arm in ORDER[1:]}
+    for arm in ORDER[1:]:
+        costs = ", ".join(told[arm, axis] for axis in COSTS)
+        assert f"\n- {LABELS[arm]}: {costs}; plateau {plateaus[arm]}.\n" in PAGE
+    summary = [line for line in PAGE.split("\n## ")[0].splitlines() if line.startswith("- ")]
+    assert len(summary) <= 10
+    assert f"{LABELS[BASE]} ends at {bracket(PLATEAU[BASE], '.1f', '%')} of the held-out problems" in summary[1]
+    groups: dict[str, list[str]] = {}
+    for arm in ORDER[1:]:
+        groups.setdefault(verdict(arm), []).append(f"{LABELS[arm]} {bracket(DIFFERENCE[arm])}")
+    for word, arms in groups.items():
+        assert f"{word}: {', '.join(arms)}" in summary[2]
+    assert ("none is shown to be higher" in summary[2]) == (not any("higher" in word for word in groups))
+    for line, axis in zip(summary[3:5], ("backward_passes", "steps"), strict=True):
+        faster = [
+            f"{LABELS[a]} ({told[a, axis]}, plateau {plateaus[a]})" for a in ORDER[1:] if "fewer" in told[a, axis]
+        ]
+        assert line.endswith(f"best plateau: {'; '.join(faster) or 'shown for no arm'}.")
+
+
+def test_the_learning_rates_and_diagnostics() -> None:
+    ladder = RUNS[RUNS.stage == "ladder"]
+    rates = sorted(ladder.learning_rate.unique())
+    expected = []
+    for arm in ORDER:
+        own = ladder[ladder.arm == arm].groupby("learning_rate").accuracy.mean()
+        runs = int((ladder.arm == arm).sum())
+        chosen = RUNS[(RUNS.stage == "report") & (RUNS.arm == arm)].learning_rate.iloc[0]
+        if runs:
+            assert chosen == own.idxmax()
+        cells = [f"{100 * own[rate]:.1f}" if rate in own else "–" for rate in rates]
+        expected.append([LABELS[arm], str(runs) if runs else "0, rate of another arm", *cells, f"{chosen:g}"])
+    assert rows_below("Tuning") == expected
+    assert f"- Runs: {len(RUNS)}, of which {len(ladder)} for tuning." in PAGE
+    names = "theta_k_relative_error retention_mean scale_mean displacement_ratio cos_g0_slow inactive_fraction".split()
+    for label, *cells, final in rows_below("Predictions and diagnostics")[:-1]:
+        rows = RUNS[(RUNS.stage == "report") & (RUNS.arm == {v: k for k, v in LABELS.items()}[label])]
+        medians = [rows[("grad/" if name.startswith("cos") else "gxpo/") + name].median() for name in names]
+        assert cells == ["–" if math.isnan(value) else f"{value:.3f}" for value in medians]
+        assert final == bracket(rows.accuracy.to_numpy(), ".1f", "%")
