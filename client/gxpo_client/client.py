@@ -14,6 +14,9 @@ __all__ = ["Client", "Json", "connect"]
 _MOST_ACTED_ON = 500
 """Runs that the service accepts in one request for an action on many."""
 _DOWNLOAD_S = 600.0
+Span = tuple[float | None, float | None]
+"""Ends of a range of an axis, in its units; None for an open end."""
+NO_SPAN: Span = (None, None)
 
 
 class Client(Connection):
@@ -60,11 +63,19 @@ class Client(Connection):
     # Records of a run
 
     def metrics(
-        self, run: str, names: Sequence[str], x: str, after: int | None, max_points: int, *, joined: bool = False
+        self,
+        run: str,
+        names: Sequence[str],
+        x: str,
+        after: int | None,
+        max_points: int,
+        *,
+        joined: bool = False,
+        span: Span = NO_SPAN,
     ) -> Json:
-        """Metrics of a run; `joined`: with the same steps for all names, and sums."""
+        """Metrics of a run; `joined`: with the same steps for all names, and sums; span: of the axis."""
         query = {"names": ",".join(names), "x": x, "after": after, "max_points": max_points, "joined": joined or None}
-        return self.get("/runs", run, "metrics", **query)
+        return self.get("/runs", run, "metrics", **query, **dict(zip(("from", "to"), span, strict=True)))
 
     def metrics_of(
         self,
@@ -75,10 +86,12 @@ class Client(Connection):
         max_points: int,
         *,
         smoothing: float = 0.0,
+        span: Span = NO_SPAN,
     ) -> dict[str, Json]:
         """Metrics of several runs, by run; smoothing: weight of an exponential average, 0 for none."""
         query = {"runs": list(runs), "names": ",".join(names), "x": x, "after": after, "max_points": max_points}
-        return dict(self.get("/metrics", **query, smoothing=smoothing or None)["runs"])
+        query |= {"smoothing": smoothing or None, **dict(zip(("from", "to"), span, strict=True))}
+        return dict(self.get("/metrics", **query)["runs"])
 
     def metric_names(self, run: str) -> list[str]:
         return self.get_list("/runs", run, "metrics", "names")

@@ -21,11 +21,12 @@ from urllib.parse import urlsplit
 
 import streamlit as st
 
-from gxpo_client.client import Client
+from gxpo_client.client import NO_SPAN, Client, Span
 from gxpo_client.connection import ResponseCache, connect, is_loopback_host
 from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavailable
 from gxpo_client.shared_responses import RunChanges, SharedResponses
 from gxpo_dashboard.labels import TERMINAL, plain
+from gxpo_dashboard.session import permalinks
 from gxpo_dashboard.view_models.forms import settings_of
 from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh
@@ -231,13 +232,21 @@ def rules() -> Rules:
         return Rules()
 
 
-def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = False) -> LiveSeries:
-    """This session's series of a run, refreshed; `joined`: with the same steps for all names, and totals."""
-    series = _stored((run, x, names, joined), LiveSeries(joined=joined))
+def _span(x: str) -> Span:
+    """The visible part of the axis in the units of the API: seconds, where charts have hours."""
+    low, high = permalinks.span(x) or NO_SPAN
+    return (low, high) if low is None or high is None or x != "time" else (3600 * low, 3600 * high)
+
+
+def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = False, whole: bool = False) -> LiveSeries:
+    """This session's series of a run, refreshed; `joined`: with the same steps for all names, and totals; `whole`: also
+    what is not visible."""
+    span = NO_SPAN if whole else _span(x)
+    series = _stored((run, x, names, joined, span), LiveSeries(joined=joined))
     service = client()
     try:
-        most = series.max_points
-        refresh({run: series}, lambda _, after: {run: service.metrics(run, names, x, after, most, joined=joined)})
+        query: Json = {"x": x, "max_points": series.max_points, "joined": joined, "span": span}
+        refresh({run: series}, lambda _, after: {run: service.metrics(run, names, after=after, **query)})
     except ServiceUnavailable:
         if series.revision is None:
             raise
@@ -253,7 +262,8 @@ def live_series_of(
     """
     # Up to twice as many are held before they are thinned.
     most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
-    series = {run: _stored((run, x, names, most, smoothing), LiveSeries(most)) for run in runs}
+    span = _span(x)
+    series = {run: _stored((run, x, names, most, smoothing, span), LiveSeries(most)) for run in runs}
     service = client()
     due = {
         run: live
@@ -263,7 +273,8 @@ def live_series_of(
         or runs[run]["progress"]["steps"] > live.last_step
     }
     with suppress(ServiceUnavailable):
-        refresh(due, lambda ids, after: service.metrics_of(ids, names, x, after, most, smoothing=smoothing))
+        query: Json = {"x": x, "max_points": most, "smoothing": smoothing, "span": span}
+        refresh(due, lambda ids, after: service.metrics_of(ids, names, after=after, **query))
     return series
 
 

@@ -41,5 +41,8 @@ def test_variants_of_a_rule_are_shades_of_its_hue_and_rules_have_their_own() -> 
     assert abs(hue(colors["GXPO K=5"]) - hue(colors["GRPO"])) > 0.05
 
 
-def test_a_third_colour_of_one_base_is_another_shade() -> None:
-    assert len(set(rules_of({}).colors(dict.fromkeys("abc", "gxpo")).values())) == 3
+@pytest.mark.parametrize("color", HUES)
+def test_twenty_variants_of_a_rule_differ_and_are_seen_on_both_pages(color: str) -> None:
+    variants = [shade(color, variant) for variant in range(20)]
+    assert len(set(variants)) == 20
+    assert min(contrast(variant, page) for variant in variants for page in PAGES.values()) >= 2.95
