@@ -133,7 +133,7 @@ def no_data(run: Mapping[str, Any], what: str, holders: str = "") -> tuple[str, 
         ended = {"failed": f"The run failed. {plain(why(run))}", "cancelled": "The run was cancelled."}
         return f"No {what}", ended.get(state, "The run reported none.")
     if state == "queued":
-        held = f" {holders} hold{'' if ' and ' in holders else 's'} resources of the cluster." if holders else ""
+        held = f" Resources are held by {holders}." if holders else ""
         text = f"The run is queued at position {run['progress']['queue_position']}.{held}"
     elif state == "paused":
         text = "The run is paused. Resume it to continue."

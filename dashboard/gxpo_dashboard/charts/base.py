@@ -105,14 +105,16 @@ class Chart:
         A series with intervals has two more columns. `labels` are headers by column. The step is a column where it is
         not the x-axis.
         """
-        frame = self.points
+        frame = self.points.drop(
+            columns=[name for name in BOUNDS if name in self.points and self.points[name].isna().all()]
+        )
         labels = {"x": AXES.get(self.x, "x"), **self.labels}
         titles = {name: heading(labels.get(name, name)) for name in frame.columns}
         index = ["x", "step"] if "step" in frame and not frame["step"].eq(frame["x"]).all() else ["x"]
         if not {"series", "x", "y"} <= set(frame.columns) or frame.duplicated(["series", *index]).any():
             table = frame.rename(columns=titles)
         else:
-            bounds = [name for name in BOUNDS if name in frame and frame[name].notna().any()]
+            bounds = [name for name in BOUNDS if name in frame]
             wide = frame.pivot(index=index, columns="series", values=["y", *bounds])
             columns = {}
             for series in self.series:
@@ -191,7 +193,7 @@ def with_brush(chart: Chart) -> Spec:
     """The specification with a selection of a range of x by dragging; the wheel scrolls the page."""
     select = {"type": "interval", "encodings": ["x"], "zoom": False, "translate": False}
     if "layer" not in chart.spec:
-        views = [row["layer"][0]["name"] for row in chart.spec["vconcat"]]
+        views = [row["layer"][1]["name"] for row in chart.spec["vconcat"]]
         return {**chart.spec, "params": [*chart.spec["params"], {"name": BRUSH, "select": select, "views": views}]}
     first, *others = chart.spec["layer"]
     params = [*first.get("params", []), {"name": BRUSH, "select": select}]

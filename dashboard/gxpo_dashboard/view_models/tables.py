@@ -177,7 +177,7 @@ def runs_table(
     Missing values are NaN. trends: addresses of pictures by run.
     """
     reference = number((baseline or {}).get("score"))
-    rows = [_row(run, reference) | {"trend": (trends or {}).get(run["id"])} for run in runs]
+    rows = [_row(run, reference) | {"trend": (trends or {}).get(run["id"]) or None} for run in runs]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     for name in dict.fromkeys(name for run in runs for name in run.get("metrics") or {}):
         frame[METRIC + name] = [number(run["metrics"].get(name)) for run in runs]

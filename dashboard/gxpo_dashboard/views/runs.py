@@ -40,10 +40,9 @@ SORTS = {name: tables.column_label(tables.ordered_column(name)) for name in tabl
 SORTS |= {name: tables.column_label(name) for name in ("metric:policy/entropy", "metric:rollout/logprob_gap_mean")}
 _ARROWS = {"desc": " ↓", "asc": " ↑"}
 _ONE_ORDER = """<style>
-[data-testid="stDataFrameColumnMenu"] [role="menuitem"]:has(+ [role="menuitem"] + :not([role])),
-[data-testid="stDataFrameColumnMenu"] [role="menuitem"]:has(+ :not([role])) { display: none; }
+[data-testid="stDataFrameColumnMenu"] > [role="menu"] > :nth-child(n+2):nth-child(-n+4) { display: none; }
 </style>"""
-"""Hides the menu items that sort the loaded page."""
+"""Hides the menu items of a header that would sort the loaded page."""
 PAGE_SIZES = ("25", "50", "100", "200")
 _METRIC_RUNS = 50
 _METRIC_COLUMNS_S = 30.0

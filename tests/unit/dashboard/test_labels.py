@@ -52,7 +52,7 @@ def test_every_state_and_reason_has_words() -> None:
     ("run", "title", "text"),
     [
         ({"state": "queued", "progress": {"queue_position": 2}}, "No data yet",
-         "The run is queued at position 2. a holds resources of the cluster."),
+         "The run is queued at position 2. Resources are held by a."),
         ({"state": "starting", "phase": "waiting for 3 GPUs"}, "No data yet",
          "The run is starting: waiting for 3 GPUs."),
         ({"state": "running", "phase": "starting engines"}, "No data yet",
