@@ -169,14 +169,19 @@ _FEWEST = 12
 
 def without_outliers(chart: Chart) -> tuple[Chart, int]:
     """The chart without the values of a series that are further from its quartiles than FAR_OUT times their distance
-    (Tukey's outer fences), and their number."""
-    if not {"series", "x", "y"} <= set(chart.points.columns):
+    (Tukey's outer fences), and their number. A band is cut by the quartiles of its bounds."""
+    points = chart.points
+    if not {"series", "x", "y"} <= set(points.columns):
         return chart, 0
-    by = [name for name in ("metric", "series") if name in chart.points]
-    quartiles = chart.points.groupby(by)["y"].quantile([0.25, 0.75]).unstack()
-    quartiles = quartiles[(chart.points.groupby(by)["y"].count() >= _FEWEST) & (quartiles[0.75] > quartiles[0.25])]
-    reach = FAR_OUT * (quartiles[0.75] - quartiles[0.25])
-    limits = pd.DataFrame({"least": quartiles[0.25] - reach, "most": quartiles[0.75] + reach})
+    by = [name for name in ("metric", "series") if name in points]
+
+    def fences(column: str) -> tuple[pd.Series, pd.Series]:
+        values = points.get(column, points["y"]).fillna(points["y"]).groupby([points[name] for name in by])
+        first, third = values.quantile(0.25), values.quantile(0.75)
+        reach = FAR_OUT * (third - first).where((third > first) & (values.count() >= _FEWEST))
+        return first - reach, third + reach
+
+    limits = pd.DataFrame({"least": fences("low")[0], "most": fences("high")[1]})
 
     def cut(frame: pd.DataFrame) -> pd.DataFrame:
         if not {*by, "y"} <= set(frame.columns):
@@ -186,7 +191,10 @@ def without_outliers(chart: Chart) -> tuple[Chart, int]:
         return kept.assign(**{name: kept[name].clip(least, most) for name in BOUNDS if name in kept})
 
     datasets = {name: cut(frame) for name, frame in chart.datasets.items()}
-    return replace(chart, datasets=datasets), int(chart.points["y"].count() - datasets["points"]["y"].count())
+    # A mean whose extremes are cut is counted like a value.
+    columns = [name for name in ("y", *BOUNDS) if name in chart.points]
+    before, after = (frame["points"][columns].fillna(math.inf) for frame in (chart.datasets, datasets))
+    return replace(chart, datasets=datasets), int((before != after).any(axis=1).sum())
 
 
 def with_brush(chart: Chart) -> Spec:
@@ -263,7 +271,7 @@ def x_encoding(x: str) -> Spec:
     if x in ("tokens", "backward_passes"):
         axis["format"] = "~s"
     if x == "step":
-        axis |= {"format": ",d", "tickMinStep": 1}
+        axis |= {"format": ",d", "tickMinStep": 1, "labelExpr": "datum.value % 1 ? '' : datum.label"}
     return quantity("x", title=AXES[x], axis=axis, scale={"nice": False, "zero": False, "padding": EDGE})
 
 
@@ -362,7 +370,7 @@ def line_layers(
     alone = {"joinaggregate": [{"op": "count", "as": "num"}], "groupby": ["series"]}
     bars = layer("points", "rule", bounds, aria=False, opacity=0.5)
     return [
-        {**layer("points", "area", bounds, aria=False, opacity=0.2), "transform": known},
+        layer("points", "area", bounds, aria=False, opacity=0.2),
         *([{**bars, "transform": [*known, alone, {"filter": "datum.num == 1"}]}] if marks else []),
         layer("points", "line", lines, strokeWidth=2, interpolate="linear", **quiet),
         layer("points" if marks else "near", "point", dots, params=hover_params(), filled=True, size=55, **quiet),

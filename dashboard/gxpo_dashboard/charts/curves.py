@@ -97,7 +97,7 @@ def sparkline(points: Sequence[tuple[float, float]], color: str) -> str:
             # Round ends make a dot of a move without a line.
             path += f"L{place}" if math.isfinite(previous) else f"M{place}h0"
         previous = y
-    style = f"fill='none' stroke='{color}' stroke-width='2' stroke-linejoin='round' stroke-linecap='round'"
+    style = f"fill='none' stroke='{color}' stroke-width='2.5' stroke-linejoin='round' stroke-linecap='round'"
     drawing = f"<svg xmlns='http://www.w3.org/2000/svg' width='100' height='28'><path d='{path}' {style}/></svg>"
     return f"data:image/svg+xml,{quote(drawing)}"
 
@@ -190,7 +190,6 @@ def _row(name: str, number: int, runs: Sequence[str], x: str, log: bool, num_row
     line = {**place, "strokeDash": styles["strokeDash"], "opacity": chosen}
     dots = {**place, "opacity": base.on_hover(), "tooltip": base.tooltip(x, base.NUMBER)}
     bounds = {**place, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
-    shown = {"filter": "isValid(datum.low) && isValid(datum.high)"}
     lines = base.layer("points", "line", line, aria=False, strokeWidth=2)
     bands = base.layer("points", "area", bounds, aria=False, opacity=0.2)
     points = base.layer("near", "point", dots, aria=False, filled=True, size=50)
@@ -198,7 +197,7 @@ def _row(name: str, number: int, runs: Sequence[str], x: str, log: bool, num_row
     return {
         "height": _HEIGHT,
         "layer": [
-            {**bands, "transform": [of_metric, shown]},
+            {**bands, "transform": [of_metric]},
             {**lines, "name": f"lines{number}", "transform": [of_metric]},
             {**points, "name": f"points{number}", "transform": [of_metric]},
             {**rule, "transform": [of_metric, {"filter": {"param": "hover", "empty": False}}]},

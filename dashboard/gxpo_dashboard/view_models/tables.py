@@ -72,13 +72,13 @@ def further(columns: Iterable[str], prefix: str) -> list[str]:
     return [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
 
 
-def filled(frame: pd.DataFrame, columns: Sequence[str]) -> list[str]:
-    """The columns that have a value in any row; name and state always."""
+def filled(frame: pd.DataFrame, columns: Sequence[str], always: Sequence[str] = ("name", "state")) -> list[str]:
+    """The columns that have a value in any row, and some always."""
 
     def is_missing(value: Any) -> bool:
         return not value if isinstance(value, list) else value is None or value in ("", formats.NONE) or value != value
 
-    return [name for name in columns if name in ("name", "state") or not frame[name].map(is_missing).all()]
+    return [name for name in columns if name in always or not frame[name].map(is_missing).all()]
 
 
 def configurations(runs: Sequence[dict[str, Any]], sections: Sequence[str]) -> list[list[dict[str, Any]]]:

@@ -207,7 +207,7 @@ def _table(
     event = st.dataframe(
         frame.style.format(tables.written(frame), na_rep=NONE),
         key=key,
-        column_order=tables.filled(frame, columns),
+        column_order=tables.filled(frame, columns, ("name", "state", ordered)),
         column_config=config,
         hide_index=True,
         row_height=36,

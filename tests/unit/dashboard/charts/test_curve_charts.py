@@ -200,6 +200,11 @@ def test_outliers_are_left_out_where_a_series_has_quartiles() -> None:
     assert hidden == 1
     assert math.isnan(chart.points["y"][16])
     assert chart.points["y"][17] == 5.0
+    # A band is cut by its own bounds, whose quartiles are 2 and 3: the fence is 3 + 3.
+    series = Points([], [], [], BANDS, [(step, float(step), 1.5, 0.0, 2.0 + step % 2) for step in range(16)])
+    series.band.append((16, 16.0, 1.5, 0.0, 90.0))
+    chart, hidden = base.without_outliers(explorer_chart({"m": {"a": series}}, ["a"], "step"))
+    assert (hidden, chart.points["high"].max(), chart.points["y"].isna().any()) == (1, 6.0, False)
     for few in ([1.0, 2.0, 400.0], [0.0] * 20 + [1.0]):
         assert base.without_outliers(drawn({"a": points(few)}, {"a": "A"}))[1] == 0
 
