@@ -77,8 +77,7 @@ def none(run_id: str, what: str, otherwise: str = "") -> None:
             holders = [f"[{plain(item['name'])}](?view=run&run={item['id']})" for item in page["items"]]
             if (more := (page["total"] or 0) - len(holders)) > 0:
                 holders.append(number_of(more, "other run"))
-        words = " and ".join([", ".join(holders[:-1]), holders[-1]]) if len(holders) > 1 else "".join(holders)
-        empty(*no_data(run, what, words))
+        empty(*no_data(run, what, ", ".join(holders)))
 
 
 def by_prompt(items: Sequence[Json]) -> list[list[Json]]:
