@@ -70,8 +70,12 @@ def draw_first() -> None:
 
 
 def axis(name: str, default: str, words: Mapping[str, str] = AXIS_WORDS) -> str:
-    """Controls of the view's charts: the x-axis, whether outliers are shown, and the end of a zoom."""
-    x = permalinks.axis(name, words, default)
+    """Controls of the view's charts: the x-axis, whether outliers are shown, and the end of a zoom.
+
+    Another x-axis has other units: choosing it ends the zoom.
+    """
+    x = permalinks.choice("X-axis", name, words, default, on_change=permalinks.zoom)
+    st.session_state["axis"] = x
     permalinks.check("Outliers", "outliers", True)
     if (span := permalinks.span(x)) is not None:
         label = f"Reset zoom ({figure(span[0])} to {figure(span[1])})"
@@ -84,7 +88,7 @@ def chart(chart: Chart, scope: str) -> None:
 
     Dragging over it zooms all charts of the view that have its axis.
     """
-    zoomable, span = chart.x != "" and chart.x == st.session_state.get("axis"), permalinks.span(chart.x)
+    zoomable, span = chart.x == st.session_state.get("axis"), permalinks.span(chart.x)
     note = "Drag over the chart to zoom in." if zoomable else ""
     with st.container(border=True, height="stretch"):
         st.markdown(f"##### {plain(chart.title)}", help=plain(f"{chart.text} {note}"))

@@ -146,15 +146,8 @@ def number(label: str, name: str, default: int, least: int, most: int, **widget:
     return value
 
 
-def axis(name: str, options: Options, default: str) -> str:
-    """The x-axis of the view's charts. Another one has other units: choosing it ends the zoom."""
-    x = choice("X-axis", name, options, default, on_change=zoom)
-    st.session_state["axis"] = x
-    return x
-
-
 def span(x: str) -> Span | None:
-    """The visible part of the view's x-axis in its units, if the address has one and the axis is `x`."""
+    """The visible part of the x-axis in its units, if the address has one and the view's charts have the axis `x`."""
     try:
         low, high = (float(st.query_params[end]) for end in ("from", "to"))
     except (KeyError, ValueError):
@@ -165,7 +158,7 @@ def span(x: str) -> Span | None:
 def zoom(low: float | None = None, high: float | None = None) -> None:
     """Write the visible part of the x-axis to the address; without one, the whole axis is visible."""
     for end, value in (("from", low), ("to", high)):
-        _write(end, [] if value is None else [f"{value:.6g}"])
+        _write(end, [] if value is None else [f"{value:.9g}"])
 
 
 def received(name: str) -> list[str] | None:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import streamlit as st
 
-from gxpo_client.client import NO_SPAN, Client, Span
+from gxpo_client.client import Client
 from gxpo_client.connection import ResponseCache, connect, is_loopback_host
 from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavailable
 from gxpo_client.shared_responses import RunChanges, SharedResponses
@@ -232,21 +232,21 @@ def rules() -> Rules:
         return Rules()
 
 
-def _span(x: str) -> Span:
-    """The visible part of the axis in the units of the API: seconds, where charts have hours."""
-    low, high = permalinks.span(x) or NO_SPAN
-    return (low, high) if low is None or high is None or x != "time" else (3600 * low, 3600 * high)
+def _visible(x: str) -> Json:
+    """Query of the visible part of the axis, in the API's units: seconds, where charts have hours."""
+    scale = 3600 if x == "time" else 1
+    return {} if (span := permalinks.span(x)) is None else {"from": scale * span[0], "to": scale * span[1]}
 
 
 def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = False, whole: bool = False) -> LiveSeries:
     """This session's series of a run, refreshed; `joined`: with the same steps for all names, and totals; `whole`: also
     what is not visible."""
-    span = NO_SPAN if whole else _span(x)
-    series = _stored((run, x, names, joined, span), LiveSeries(joined=joined))
+    part = {} if whole else _visible(x)
+    series = _stored((run, x, names, joined, *part.values()), LiveSeries(joined=joined))
     service = client()
     try:
-        query: Json = {"x": x, "max_points": series.max_points, "joined": joined, "span": span}
-        refresh({run: series}, lambda _, after: {run: service.metrics(run, names, after=after, **query)})
+        most, more = series.max_points, {"joined": joined or None, **part}
+        refresh({run: series}, lambda _, after: {run: service.metrics(run, names, x, after, most, **more)})
     except ServiceUnavailable:
         if series.revision is None:
             raise
@@ -262,8 +262,8 @@ def live_series_of(
     """
     # Up to twice as many are held before they are thinned.
     most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
-    span = _span(x)
-    series = {run: _stored((run, x, names, most, smoothing, span), LiveSeries(most)) for run in runs}
+    more = {"smoothing": smoothing or None, **_visible(x)}
+    series = {run: _stored((run, x, names, most, *more.values()), LiveSeries(most)) for run in runs}
     service = client()
     due = {
         run: live
@@ -273,8 +273,7 @@ def live_series_of(
         or runs[run]["progress"]["steps"] > live.last_step
     }
     with suppress(ServiceUnavailable):
-        query: Json = {"x": x, "max_points": most, "smoothing": smoothing, "span": span}
-        refresh(due, lambda ids, after: service.metrics_of(ids, names, after=after, **query))
+        refresh(due, lambda ids, after: service.metrics_of(ids, names, x, after, most, **more))
     return series
 
 
