@@ -93,7 +93,8 @@ def test_every_step_has_its_times_and_the_gates_band_is_drawn(site: Site, page: 
     page.open("run", run=site.fired, part="System")
     for title in ("GPU memory", "GPUs", "CPU", "Network and disk", "Disk space"):
         page.shows(title)
-    page.wait(lambda: page.chart("step-time", SERIES_END) == len(steps), "the parts of all steps")
+    drawn = SERIES_END.replace("points", "areas")
+    page.wait(lambda: page.chart("step-time", drawn) == len(steps), "the parts of all steps")
     page.open("run", run=site.recorded["demo"], part="Gate")
     # The window's spread is known from its second step on.
     known = sum(isinstance(row.get("gate/std"), float) for row in steps)
