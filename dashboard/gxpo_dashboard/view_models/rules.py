@@ -15,7 +15,7 @@ HUES = ("#3f7fbf", "#b8621b", "#2b8a6e", "#8a63c9", "#b0478a", "#7a7f1c", "#a359
 """By order of the rules in the schema. Contrast of 3:1 or better on light and dark pages, as of their shades."""
 _LUMINANCES = (None, 0.29, 0.13)
 """Of the first, second and third variant of a rule."""
-_TURN = 0.035
+_TURN = 0.07
 """Part of the circle of hues between a rule's first three variants and the next three, to either side in turn."""
 
 
