@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import colorsys
+import tomllib
+from pathlib import Path
 
 import pytest
 from support.contrast import contrast
 
+import gxpo_dashboard
 from gxpo_dashboard.view_models.rules import HUES, luminance, rules_of, shade
 from gxpo_trainer.config import RunConfig
 
@@ -30,6 +33,13 @@ def test_every_shade_is_seen_on_both_pages_and_keeps_its_hue(color: str, page: s
     for variant in range(3):
         assert contrast(shade(color, variant), page) >= 3
         assert hue(shade(color, variant)) == pytest.approx(hue(color), abs=0.02)
+
+
+def test_red_is_that_of_failures_and_in_no_chart() -> None:
+    file = Path(gxpo_dashboard.__file__).with_name(".streamlit") / "config.toml"
+    theme = tomllib.loads(file.read_text(encoding="utf-8"))["theme"]
+    for color in (*HUES, *(color for page in PAGES for color in theme[page]["chartCategoricalColors"])):
+        assert min(hue(color), 1 - hue(color)) > 0.03, color
 
 
 def test_variants_of_a_rule_are_shades_of_its_hue_and_rules_have_their_own() -> None:
