@@ -27,7 +27,7 @@ def test_any_metric_is_searched_for_smoothed_and_drawn_on_a_logarithmic_axis(sit
     # Each value is 0.9 of the average so far and 0.1 of its own.
     assert smooth[1][2] == pytest.approx(0.9 * raw[0][2] + 0.1 * raw[1][2])
     assert page.chart("explorer", "view.scale('concat_0_y').type") == "linear"
-    page.one("[data-testid=stCheckbox] label").click()
+    page.click(page.one(".st-key-in_log label"))
     page.wait(lambda: page.chart("explorer", "view.scale('concat_0_y').type") == "log", "the logarithmic axis")
     assert page.query["log"] == ["1"]
     assert page.query["msmooth"] == ["0.9"]
