@@ -129,6 +129,8 @@ def chart(chart: Chart, scope: str) -> None:
 _LONG_TABLE = 16
 _SOFT = {"labelOpacity": 0.8, "titleOpacity": 0.8}
 _FRAME = {
+    # Streamlit draws many points on a canvas, which has no page's own text colour: words would be black in the dark.
+    "usermeta": {"embedOptions": {"renderer": "svg"}},
     "autosize": {"type": "fit", "contains": "padding"},
     "padding": {"left": 4, "right": 12, "top": 4, "bottom": 4},
     "config": {

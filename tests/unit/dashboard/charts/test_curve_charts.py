@@ -140,7 +140,7 @@ def test_a_legend_has_as_many_columns_as_fit_into_the_plot() -> None:
     legend = base.legend(["a" * 14, "b"])
     assert legend is not None
     # 14 letters of 7 pixels, and a symbol with its margins.
-    assert legend["columns"] == {"expr": "max(1, floor(containerSize()[0] / 132))"}
+    assert legend["columns"] == {"expr": "max(1, floor((width || containerSize()[0]) / 132))"}
     assert base.legend(["alone"]) is None
 
 
