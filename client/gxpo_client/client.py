@@ -59,26 +59,18 @@ class Client(Connection):
 
     # Records of a run
 
-    def metrics(
-        self, run: str, names: Sequence[str], x: str, after: int | None, max_points: int, *, joined: bool = False
-    ) -> Json:
-        """Metrics of a run; `joined`: with the same steps for all names, and sums."""
-        query = {"names": ",".join(names), "x": x, "after": after, "max_points": max_points, "joined": joined or None}
+    def metrics(self, run: str, names: Sequence[str], x: str, after: int | None, max_points: int, **more: Any) -> Json:
+        """Metrics of a run. more: `from` and `to`, the ends of a part of the axis; `smoothing`, the weight of an
+        exponential average; `joined`, with the same steps for all names, and sums."""
+        query = {"names": ",".join(names), "x": x, "after": after, "max_points": max_points, **more}
         return self.get("/runs", run, "metrics", **query)
 
     def metrics_of(
-        self,
-        runs: Sequence[str],
-        names: Sequence[str],
-        x: str,
-        after: int | None,
-        max_points: int,
-        *,
-        smoothing: float = 0.0,
+        self, runs: Sequence[str], names: Sequence[str], x: str, after: int | None, max_points: int, **more: Any
     ) -> dict[str, Json]:
-        """Metrics of several runs, by run; smoothing: weight of an exponential average, 0 for none."""
+        """The same of several runs, by run."""
         query = {"runs": list(runs), "names": ",".join(names), "x": x, "after": after, "max_points": max_points}
-        return dict(self.get("/metrics", **query, smoothing=smoothing or None)["runs"])
+        return dict(self.get("/metrics", **query, **more)["runs"])
 
     def metric_names(self, run: str) -> list[str]:
         return self.get_list("/runs", run, "metrics", "names")

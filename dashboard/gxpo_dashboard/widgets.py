@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import pandas as pd
 import streamlit as st
 
-from gxpo_client.formats import count
-from gxpo_dashboard.charts.base import ZOOM, Chart
-from gxpo_dashboard.labels import plain
+from gxpo_client.formats import count, figure
+from gxpo_dashboard.charts.base import AXIS_WORDS, BRUSH, Chart, between, with_brush, without_outliers
+from gxpo_dashboard.labels import number_of, plain
+from gxpo_dashboard.session import permalinks
 from gxpo_dashboard.view_models.tables import csv_file
 
 T = TypeVar("T")
@@ -68,18 +69,52 @@ def draw_first() -> None:
         time.sleep(_DRAWING_S)
 
 
+def axis(name: str, default: str, words: Mapping[str, str] = AXIS_WORDS) -> str:
+    """Controls of the view's charts: the x-axis, whether outliers are shown, and the end of a zoom.
+
+    Another x-axis has other units: choosing it ends the zoom.
+    """
+    x = permalinks.choice("X-axis", name, words, default, on_change=permalinks.zoom)
+    st.session_state["axis"] = x
+    permalinks.check("Outliers", "outliers", True)
+    if (span := permalinks.span(x)) is not None:
+        label = f"Reset zoom ({figure(span[0])} to {figure(span[1])})"
+        st.button(label, icon=":material/zoom_out_map:", type="tertiary", on_click=permalinks.zoom, key="reset-zoom")
+    return x
+
+
 def chart(chart: Chart, scope: str) -> None:
-    """A chart with its summary, its data as a table and as CSV. `scope` makes keys of equal charts unique."""
+    """A chart with its summary, its data as a table and as CSV. `scope` makes keys of equal charts unique.
+
+    Dragging over it zooms all charts of the view that have its axis.
+    """
+    zoomable, span = chart.x == st.session_state.get("axis"), permalinks.span(chart.x)
+    note = "Drag over the chart to zoom in." if zoomable else ""
     with st.container(border=True, height="stretch"):
-        st.markdown(f"##### {plain(chart.title)}", help=plain(chart.text))
-        key = f"{scope}-{chart.key}"
+        st.markdown(f"##### {plain(chart.title)}", help=plain(f"{chart.text} {note}"))
         if chart.points.empty:
             st.caption(chart.summary)
             return
-        spec = {**_FRAME, **chart.spec, "datasets": dict(chart.datasets)}
-        # Only a selection with a listener survives new data; this keeps the zoom.
-        zoom: dict[str, Any] = {"on_select": "rerun", "selection_mode": [ZOOM]} if chart.zoomable else {}
-        st.vega_lite_chart(None, spec, key=key, alt=chart.alt, width="stretch", height=chart.height, **zoom)
+        # A brush is drawn until its chart is replaced.
+        key = f"{scope}-{chart.key}-{span}" if span else f"{scope}-{chart.key}"
+        if span is not None:
+            chart = between(chart, *span)
+            if chart.points.empty:
+                st.caption("No points in the visible range. Reset the zoom.")
+                return
+        num_hidden = 0
+        if st.query_params.get("outliers") == "0":
+            chart, num_hidden = without_outliers(chart)
+        spec = {**_FRAME, **(with_brush(chart) if zoomable else chart.spec), "datasets": dict(chart.datasets)}
+        brush: dict[str, Any] = {"on_select": "rerun", "selection_mode": [BRUSH]} if zoomable else {}
+        event: Any = st.vega_lite_chart(
+            None, spec, key=key, alt=chart.alt, width="stretch", height=chart.height, **brush
+        )
+        if zoomable and (ends := event.selection.get(BRUSH, {}).get("x")):
+            permalinks.zoom(*ends)
+            st.rerun()
+        if num_hidden:
+            st.caption(f"{number_of(num_hidden, 'outlier')} hidden.")
         if chart.thinned:
             st.caption(chart.thinning)
         drawer = st.expander("Data", key=f"{key}-data", on_change="rerun", icon=":material/table:")
@@ -94,6 +129,8 @@ def chart(chart: Chart, scope: str) -> None:
 _LONG_TABLE = 16
 _SOFT = {"labelOpacity": 0.8, "titleOpacity": 0.8}
 _FRAME = {
+    # Streamlit draws many points on a canvas, which has no page's own text colour: words would be black in the dark.
+    "usermeta": {"embedOptions": {"renderer": "svg"}},
     "autosize": {"type": "fit", "contains": "padding"},
     "padding": {"left": 4, "right": 12, "top": 4, "bottom": 4},
     "config": {

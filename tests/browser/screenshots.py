@@ -110,7 +110,7 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
         "run": {"view": "run", "run": look_ahead},
         "gate": {"view": "run", "run": look_ahead, "part": "Gate"},
         "samples": {"view": "run", "run": look_ahead, "part": "Samples"},
-        "compare": {"view": "compare", "runs": compared, "over": "step"},
+        "compare": {"view": "compare", "runs": compared},
         "benchmarks": {"view": "benchmarks", "runs": [of_label[0] for of_label in by_label.values()]},
         "submit": {"view": "submit", "sweep": "1"},
     }

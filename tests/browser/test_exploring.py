@@ -27,7 +27,7 @@ def test_any_metric_is_searched_for_smoothed_and_drawn_on_a_logarithmic_axis(sit
     # Each value is 0.9 of the average so far and 0.1 of its own.
     assert smooth[1][2] == pytest.approx(0.9 * raw[0][2] + 0.1 * raw[1][2])
     assert page.chart("explorer", "view.scale('concat_0_y').type") == "linear"
-    page.one("[data-testid=stCheckbox] label").click()
+    page.click(page.one(".st-key-in_log label"))
     page.wait(lambda: page.chart("explorer", "view.scale('concat_0_y').type") == "log", "the logarithmic axis")
     assert page.query["log"] == ["1"]
     assert page.query["msmooth"] == ["0.9"]
@@ -50,6 +50,59 @@ def test_the_pointer_marks_one_step_in_all_rows_and_the_legend_shows_one_run(sit
     page.choose("Hidden runs", names[0])
     page.wait(lambda: page.chart("explorer", SERIES) == names[1:], "the other run alone")
     assert len(page.query["hide"]) == 1
+
+
+X, Y = "view.scale('x').domain()", "view.scale('y').domain()"
+
+
+def test_the_wheel_scrolls_the_page_and_dragging_zooms_all_charts_until_the_reset(site: Site, page: Page) -> None:
+    page.open("run", run=site.recorded["demo"])
+    whole = page.wait(lambda: page.chart("-reward", X), "the reward chart")
+    page.wheel("-reward")
+    page.wait(lambda: page.scrolled > 0, "the page to scroll")
+    assert page.chart("-reward", X) == whole
+    height = page.chart("-reward", Y)
+    page.drag("-reward", 0.4, 0.6)
+    page.wait(lambda: {"from", "to"} <= page.query.keys(), "the range in the address")
+    page.settle()
+    low, high = (float(page.query[end][0]) for end in ("from", "to"))
+    for key in ("-reward", "gate-z", "budget"):
+        steps = page.wait(lambda key=key: page.chart(key, ROWS), key)  # type: ignore[misc]
+        assert all(low <= x <= high for _, x, _ in steps), key
+    assert 1 < low < high < 30
+    assert page.chart("-reward", Y) != height, "y fits to the visible range"
+    page.driver.refresh()
+    page.settle()
+    page.press("Reset zoom")
+    page.wait(lambda: page.chart("-reward", X) == whole, "the whole axis")
+    assert not {"from", "to"} & page.query.keys()
+
+
+def test_a_click_on_a_header_is_the_order_of_the_service_and_shown(page: Page) -> None:
+    headers = "return [...document.querySelectorAll('[data-testid=stDataFrame] th')].map(cell => cell.textContent)"
+    page.open("runs", cols=["name", "step"], text="demo")
+    page.wait(lambda: "Created ↓" in page.script(headers), "the order in the header")
+    page.click_row(-1, 120)
+    page.wait(lambda: page.query.get("sort") == ["name"], "the order in the address")
+    page.settle()
+    page.wait(lambda: "Name ↓" in page.script(headers), "the new order in the header")
+    page.click_row(-1, 120)
+    page.wait(lambda: page.query.get("order") == ["asc"], "the other direction")
+    page.wait(lambda: "Name ↑" in page.script(headers), "the direction in the header")
+
+
+def test_a_legend_is_not_cut_on_a_narrow_page(site: Site, page: Page) -> None:
+    size = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page.open("run", run=site.fired)
+        texts = page.wait(lambda: page.chart("budget", TEXTS), "the budget")
+        width = page.chart("budget", "view.container().getBoundingClientRect().width")
+        legend = [box for words, box in texts if "per step" in words]
+        assert len(legend) == 2
+        assert all(left >= 0 and right <= width for left, _, right, _ in legend)
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_a_saved_view_is_an_address(site: Site, page: Page) -> None:

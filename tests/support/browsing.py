@@ -254,7 +254,7 @@ class Page:
         self.click_row(row, 18)
 
     def click_row(self, row: int, at: int) -> None:
-        """Click into a row of the table, so many pixels from its left edge."""
+        """Click into a row of the table, so many pixels from its left edge; row -1 is the header."""
         canvas = self.one("[data-testid=stDataFrame] canvas[data-testid=data-grid-canvas]")
         half = {side: canvas.size[side] / 2 for side in ("width", "height")}
         x, y = round(at - half["width"]), round(36 * (row + 1.5) - half["height"])
@@ -280,10 +280,19 @@ class Page:
         self._to_the_middle(chart)
         return chart
 
-    def zoom(self, key: str) -> None:
-        """Turn the wheel over the middle of a chart."""
+    def wheel(self, key: str) -> None:
+        """Turn the wheel over the middle of a chart, downwards."""
         chart = self._drawing(key)
-        self._keys().scroll_from_origin(ScrollOrigin.from_element(chart), 0, -200).perform()
+        self._keys().scroll_from_origin(ScrollOrigin.from_element(chart), 0, 200).perform()
+
+    def drag(self, key: str, start: float, end: float) -> None:
+        """Drag over a chart between these shares of its width, with a pause before the button is released."""
+        chart = self._drawing(key)
+        places = [round((share - 0.5) * chart.size["width"]) for share in (start, (start + end) / 2, end)]
+        keys = self._keys().move_to_element_with_offset(chart, places[0], 0).click_and_hold()
+        for place in places[1:]:
+            keys = keys.move_to_element_with_offset(chart, place, 0).pause(0.4)
+        keys.release().perform()
 
     def scroll_to(self, top: int) -> None:
         self.script("document.querySelector('[data-testid=stMain]').scrollTop = arguments[0]", top)

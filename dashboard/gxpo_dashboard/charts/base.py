@@ -27,14 +27,15 @@ DASHES: tuple[tuple[int, ...], ...] = (
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 MUTED = "#7b8794"
 """Grey with a contrast of 3:1 or better on light and dark pages."""
-ALARM = "#d1495b"
 TEXT = "currentColor"
 """Of words in charts: the page's own, whose contrast is above 4.5:1 in both modes."""
-ZOOM = "zoom"
+BRUSH = "brush"
+PLOT_WIDTH = "(width || containerSize()[0])"
+"""Pixels, as a Vega expression; charts of several rows have no width of their own."""
 NUMBER = ",.4~g"
 """Four significant digits, with an exponent only where needed."""
 EDGE = 6
-"""Padding in pixels: zoomable plots clip marks at their edge."""
+"""Padding of the x-axis in pixels: plots clip marks at their edge."""
 
 AXES = {
     "step": "training step",
@@ -44,14 +45,13 @@ AXES = {
 }
 AXIS_WORDS = {"step": "Steps", "backward_passes": "Backward passes", "time": "Hours", "tokens": "Tokens"}
 """Labels of the control of the x-axis."""
+COMPARED_AXES = {"backward_passes": "Backward passes"} | AXIS_WORDS | {"step": "Steps (unequal cost)"}
+"""The same where runs of different rules are compared."""
 BOUNDS = ("low", "high")
-POINTS = {"series": "str", "x": "float64", "y": "float64", "step": "int64"}
-INTERVALS = {"series": "str", "x": "float64", "y": "float64", "low": "float64", "high": "float64", "step": "int64"}
+POINTS = {"series": "str", "x": "float64", "y": "float64", "low": "float64", "high": "float64", "step": "int64"}
 PARTS = {"x": "float64", "series": "str", "y": "float64"}
 LABELS = {"y": "float64", "label": "str"}
 """Columns of frequent datasets and their types."""
-SQUARES: Spec = {"orient": "top", "title": None, "symbolType": "square", "columns": 5}
-"""Legend of areas and bars."""
 
 
 def typed_frame(rows: Iterable[Sequence[Any]], **kinds: str) -> pd.DataFrame:
@@ -64,8 +64,8 @@ class Chart:
     """A chart.
 
     key: unique on its page. spec: Vega-Lite without data. datasets: by the names in the spec; "points" is also a
-    table. alt: fixed alternative text. summary: its current content as text. note: how to read it. thinned: which
-    points of long series are left, empty for all.
+    table. alt: fixed alternative text. summary: its current content as text. note: how to read it. x: its axis, of
+    AXES, empty for another one. thinned: what is drawn of long series, empty for all points.
     """
 
     key: str
@@ -75,7 +75,7 @@ class Chart:
     alt: str
     summary: str
     note: str = ""
-    zoomable: bool = True
+    x: str = ""
     height: int = 300
     labels: Mapping[str, str] = field(default_factory=dict)
     thinned: str = ""
@@ -105,18 +105,21 @@ class Chart:
         A series with intervals has two more columns. `labels` are headers by column. The step is a column where it is
         not the x-axis.
         """
-        frame = self.points
-        titles = {name: heading(self.labels.get(name, name)) for name in frame.columns}
+        frame = self.points.drop(
+            columns=[name for name in BOUNDS if name in self.points and self.points[name].isna().all()]
+        )
+        labels = {"x": AXES.get(self.x, "x"), **self.labels}
+        titles = {name: heading(labels.get(name, name)) for name in frame.columns}
         index = ["x", "step"] if "step" in frame and not frame["step"].eq(frame["x"]).all() else ["x"]
         if not {"series", "x", "y"} <= set(frame.columns) or frame.duplicated(["series", *index]).any():
             table = frame.rename(columns=titles)
         else:
-            bounds = [name for name in BOUNDS if name in frame and frame[name].notna().any()]
+            bounds = [name for name in BOUNDS if name in frame]
             wide = frame.pivot(index=index, columns="series", values=["y", *bounds])
             columns = {}
             for series in self.series:
                 columns[series] = wide["y", series]
-                columns |= {f"{series}, {self.labels.get(name, name)}": wide[name, series] for name in bounds}
+                columns |= {f"{series}, {labels.get(name, name)}": wide[name, series] for name in bounds}
             table = pd.DataFrame(columns, index=wide.index).reset_index()
             table = table.rename(columns={name: titles[name] for name in index})
         return table.assign(**{"Thinned to": self.thinned}) if self.thinned else table
@@ -146,15 +149,86 @@ def with_colors(chart: Chart, colors: Mapping[str, str]) -> Chart:
     return replace(chart, spec=colored(chart.spec))
 
 
-def long_frame(series: Series, names: Mapping[str, str], x: str = "step") -> pd.DataFrame:
-    """Metrics as rows (series, x, y, step); hours for `time`. Columns exist even without rows."""
-    rows = [
-        (label, axis_value(at, x), value, step)
+def between(chart: Chart, low: float, high: float) -> Chart:
+    """The chart with the part of its data from `low` to `high` on the x-axis, to which both axes then fit."""
+
+    def cut(frame: pd.DataFrame) -> pd.DataFrame:
+        if "x" not in frame:
+            return frame
+        end = frame["x2"] if "x2" in frame else frame["x"]
+        kept = frame[(end >= low) & (frame["x"] <= high)]
+        return kept.assign(**{name: kept[name].clip(low, high) for name in ("x", "x2") if "x2" in frame})
+
+    return replace(chart, datasets={name: cut(frame) for name, frame in chart.datasets.items()})
+
+
+FAR_OUT = 3.0
+_FEWEST = 12
+"""Points of a series in which outliers can be told."""
+
+
+def without_outliers(chart: Chart) -> tuple[Chart, int]:
+    """The chart without the values of a series that are further from its quartiles than FAR_OUT times their distance
+    (Tukey's outer fences), and their number. A band is cut by the quartiles of its bounds."""
+    points = chart.points
+    if not {"series", "x", "y"} <= set(points.columns):
+        return chart, 0
+    by = [name for name in ("metric", "series") if name in points]
+
+    def fences(column: str) -> tuple[pd.Series, pd.Series]:
+        values = points.get(column, points["y"]).fillna(points["y"]).groupby([points[name] for name in by])
+        first, third = values.quantile(0.25), values.quantile(0.75)
+        reach = FAR_OUT * (third - first).where((third > first) & (values.count() >= _FEWEST))
+        return first - reach, third + reach
+
+    limits = pd.DataFrame({"least": fences("low")[0], "most": fences("high")[1]})
+
+    def cut(frame: pd.DataFrame) -> pd.DataFrame:
+        if not {*by, "y"} <= set(frame.columns):
+            return frame
+        least, most = (frame.join(limits, on=by)[name] for name in limits)
+        kept = frame.assign(y=frame["y"].mask((frame["y"] < least) | (frame["y"] > most)))
+        return kept.assign(**{name: kept[name].clip(least, most) for name in BOUNDS if name in kept})
+
+    datasets = {name: cut(frame) for name, frame in chart.datasets.items()}
+    # A mean whose extremes are cut is counted like a value.
+    columns = [name for name in ("y", *BOUNDS) if name in chart.points]
+    before, after = (frame["points"][columns].fillna(math.inf) for frame in (chart.datasets, datasets))
+    return replace(chart, datasets=datasets), int((before != after).any(axis=1).sum())
+
+
+def with_brush(chart: Chart) -> Spec:
+    """The specification with a selection of a range of x by dragging; the wheel scrolls the page."""
+    select = {"type": "interval", "encodings": ["x"], "zoom": False, "translate": False}
+    if "layer" not in chart.spec:
+        views = [row["layer"][1]["name"] for row in chart.spec["vconcat"]]
+        return {**chart.spec, "params": [*chart.spec["params"], {"name": BRUSH, "select": select, "views": views}]}
+    first, *others = chart.spec["layer"]
+    params = [*first.get("params", []), {"name": BRUSH, "select": select}]
+    return {**chart.spec, "layer": [{**first, "params": params}, *others]}
+
+
+def line_data(rows: Iterable[Sequence[Any]], **more: str) -> dict[str, pd.DataFrame]:
+    """Datasets of line_layers: `points` with the columns of POINTS after those of `more`, and the hover points `near`
+    with `lone`, whether a point has no neighbour to which a line could lead."""
+    frame = typed_frame(rows, **more, **POINTS)
+    by = [*more, "series"]
+    known = frame["y"].notna()
+    joined = [known & known.groupby([frame[name] for name in by]).shift(way, fill_value=False) for way in (1, -1)]
+    frame["lone"] = known & ~joined[0] & ~joined[1]
+    evenly = near(frame)
+    dots = frame[frame.index.isin(evenly.index) | frame["lone"]]
+    return {"points": frame.drop(columns="lone"), "near": dots}
+
+
+def long_frame(series: Series, names: Mapping[str, str], x: str = "step") -> dict[str, pd.DataFrame]:
+    """Datasets of metrics (name → label); hours for `time`."""
+    return line_data(
+        (label, axis_value(at, x), value, low, high, step)
         for name, label in names.items()
         if (points := series.get(name))
-        for step, at, value in zip(points.steps, points.x, points.y, strict=True)
-    ]
-    return typed_frame(rows, **POINTS)
+        for step, at, value, low, high in points.drawn
+    )
 
 
 def axis_value(value: float, x: str) -> float:
@@ -175,6 +249,12 @@ def value_at(points: Points | None, step: int, x: str = "step") -> float:
     return axis_value(before[-1], x) if before else math.nan
 
 
+def positive(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame without what has no place on a logarithmic axis."""
+    values = frame[["y", *BOUNDS]]
+    return frame.assign(**values.where(values > 0))
+
+
 def near(frame: pd.DataFrame, most: int = 500) -> pd.DataFrame:
     """At most `most` evenly spaced rows as hover points. The browser rebuilds its nearest-point index on new data,
     which takes seconds for tens of thousands."""
@@ -191,7 +271,7 @@ def x_encoding(x: str) -> Spec:
     if x in ("tokens", "backward_passes"):
         axis["format"] = "~s"
     if x == "step":
-        axis |= {"format": ",d", "tickMinStep": 1}
+        axis |= {"format": ",d", "tickMinStep": 1, "labelExpr": "datum.value % 1 ? '' : datum.label"}
     return quantity("x", title=AXES[x], axis=axis, scale={"nice": False, "zero": False, "padding": EDGE})
 
 
@@ -208,22 +288,21 @@ def z_encoding() -> Spec:
     return {**y_encoding("z-score"), "scale": {"zero": True, "nice": False, "padding": 18}}
 
 
-def legend(names: Sequence[str], marks: bool = False) -> Spec | None:
-    """A legend above the plot, in as many columns as fit; None for a single series.
+def legend(names: Sequence[str], **symbol: Any) -> Spec | None:
+    """A legend above the plot, in as many columns as fit into its width; None for a single series.
 
-    It shows the stroke of each series, or with `marks` the shape of its points.
+    symbol: properties of the symbols, by default the stroke of each series.
     """
     if len(names) < 2:
         return None
-    longest = max(len(name) for name in names)
-    symbol: Spec = {"symbolStrokeWidth": 0} if marks else {"symbolType": "stroke", "symbolStrokeWidth": 2}
+    column = 34 + 7 * max(len(name) for name in names)
     return {
         "orient": "top",
         "direction": "horizontal",
-        "columns": 4 if longest <= 14 else 3 if longest <= 22 else 2 if longest <= 36 else 1,
+        "columns": {"expr": f"max(1, floor({PLOT_WIDTH} / {column}))"},
         "title": None,
-        "labelLimit": 420,
-        **symbol,
+        "labelLimit": {"expr": f"{PLOT_WIDTH} - 30"},
+        **(symbol or {"symbolType": "stroke", "symbolStrokeWidth": 2}),
         "symbolOpacity": 1,
         "symbolSize": 110,
         "rowPadding": 2,
@@ -240,7 +319,7 @@ def by_series(legend: Spec | None, names: Sequence[str], **scale: Any) -> Spec:
 def line_styles(names: Sequence[str], marks: bool = False) -> dict[str, Spec]:
     """Encodings by series: `color`, shared by lines, points and bands so that they have one legend, `strokeDash`, and
     `shape` of points that are always drawn (`marks`)."""
-    key = legend(names, marks)
+    key = legend(names, symbolStrokeWidth=0) if marks else legend(names)
     dashes = [list(DASHES[i % len(DASHES)]) for i in range(len(names))]
     return {
         "color": by_series(key, names),
@@ -255,18 +334,14 @@ def layer(data: str, mark: str, encoding: Spec, *, params: Sequence[Spec] = (), 
     return {**spec, "params": list(params)} if params else spec
 
 
-def zoom_params() -> list[Spec]:
-    """Zoom and pan along x; a double click resets."""
-    return [{"name": ZOOM, "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}]
-
-
 def hover_params() -> list[Spec]:
     return [{"name": "hover", "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}}]
 
 
-def on_hover(otherwise: int) -> Spec:
-    """Opacity of points: 1 under the pointer."""
-    return {"condition": {"param": "hover", "empty": False, "value": 1}, "value": otherwise}
+def on_hover(always: bool = False) -> Spec:
+    """Opacity of points: visible under the pointer, without neighbours, or `always`."""
+    alone = {"test": "datum.lone", "value": 1}
+    return {"condition": [{"param": "hover", "empty": False, "value": 1}, alone], "value": int(always)}
 
 
 def tooltip(x: str, form: str, more: Iterable[Spec] = ()) -> list[Spec]:
@@ -279,31 +354,33 @@ def tooltip(x: str, form: str, more: Iterable[Spec] = ()) -> list[Spec]:
 def line_layers(
     names: Sequence[str], x: str, y: Spec, *, marks: bool = False, form: str = NUMBER, more: Iterable[Spec] = ()
 ) -> list[Spec]:
-    """Lines of the dataset `points`, and hover points: those of `near`, or with `marks` all points, always drawn, one
-    shape per series."""
+    """Bands from `low` to `high` of the dataset `points`, its lines, and hover points: those of `near`, or with `marks`
+    all points, always drawn, one shape per series."""
     styles = line_styles(names, marks)
     place = {"x": x_encoding(x), "y": y, "color": styles["color"]}
-    dots = {**place, "opacity": on_hover(1 if marks else 0), "tooltip": tooltip(x, form, more)}
+    # The title of the lines: Vega would join two different ones, and drop that of all layers for a missing one.
+    bounds = {**place, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    known = [{"filter": "isValid(datum.low) && isValid(datum.high)"}]
+    dots = {**place, "opacity": on_hover(marks), "tooltip": tooltip(x, form, more)}
     if marks:
         dots["shape"] = styles["shape"]
     # ARIA descriptions of every point are expensive; the chart has one, and a table.
     quiet: Spec = {} if marks else {"aria": False}
     lines = {**place, "strokeDash": styles["strokeDash"]}
+    alone = {"joinaggregate": [{"op": "count", "as": "num"}], "groupby": ["series"]}
+    bars = layer("points", "rule", bounds, aria=False, opacity=0.5)
     return [
-        layer("points", "line", lines, params=zoom_params(), strokeWidth=2, interpolate="linear", **quiet),
+        layer("points", "area", bounds, aria=False, opacity=0.2),
+        *([{**bars, "transform": [*known, alone, {"filter": "datum.num == 1"}]}] if marks else []),
+        layer("points", "line", lines, strokeWidth=2, interpolate="linear", **quiet),
         layer("points" if marks else "near", "point", dots, params=hover_params(), filled=True, size=55, **quiet),
     ]
 
 
 def interval_layers(names: Sequence[str], metric: str, x: str = "step") -> list[Spec]:
-    """Bands from `low` to `high`, where points without an interval leave a gap, and lines of scores with all points."""
-    # The title of the lines: Vega would join two different ones, and drop that of all layers for a missing one.
-    place = {"x": x_encoding(x), "y": quantity("low", title=metric), "y2": {"field": "high"}}
-    place["color"] = line_styles(names, marks=True)["color"]
-    band = layer("points", "area", place, aria=False, opacity=0.16)
-    band["transform"] = [{"filter": "isValid(datum.low) && isValid(datum.high)"}]
+    """Scores with their 95% intervals, and all points; an interval without neighbours is a bar."""
     more = [{"field": name, "title": f"95% {name}", "format": ".1%"} for name in BOUNDS]
-    return [band, *line_layers(names, x, y_encoding(metric, ".0%"), marks=True, form=".1%", more=more)]
+    return line_layers(names, x, y_encoding(metric, ".0%"), marks=True, form=".1%", more=more)
 
 
 def rule_layers(data: str, rule: Spec, words: Spec, along: Spec, place: Spec) -> list[Spec]:
@@ -321,7 +398,7 @@ def rule_layers(data: str, rule: Spec, words: Spec, along: Spec, place: Spec) ->
 def threshold_layers() -> list[Spec]:
     """Labelled horizontal rules of the dataset `rules`."""
     place = {"align": "right", "baseline": "bottom", "dx": -4, "dy": -3, "fontSize": 12, "fontWeight": 600}
-    rule = {"strokeDash": [6, 4], "color": ALARM}
+    rule = {"strokeDash": [6, 4], "color": TEXT}
     return rule_layers("rules", rule, {"x": {"value": "width"}}, {"y": quantity()}, place)
 
 
@@ -347,20 +424,20 @@ class Plot:
 def metric_chart(plot: Plot, series: Series, x: str = "step") -> Chart:
     """The chart of a plot. Metrics without points are omitted."""
     present = {name: label for name, label in plot.metrics.items() if series.get(name)}
-    frame = long_frame(series, present, x)
+    data = long_frame(series, present, x)
     if plot.log:
-        frame.loc[frame["y"] <= 0, "y"] = math.nan
+        data = {name: positive(frame) for name, frame in data.items()}
     y = y_encoding(plot.y_title, plot.form, plot.zero, plot.log)
     words = ", ".join(f"{label} {plot.say(series[name].last)}" for name, label in present.items())
     return Chart(
         plot.key,
         plot.title,
         {"layer": line_layers(list(present.values()), x, y)},
-        {"points": frame, "near": near(frame)},
+        data,
         f"{plot.title}: {', '.join((present or plot.metrics).values())} over {AXES[x]}",
-        f"At step {int(frame['step'].max())}: {words}." if words else "No data yet.",
+        f"At step {max(series[name].steps[-1] for name in present)}: {words}." if words else "No data yet.",
         plot.note,
-        labels={"x": AXES[x]},
+        x=x,
         thinned=thinned(*(series[name] for name in present)),
     )
 

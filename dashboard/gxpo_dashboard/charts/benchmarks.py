@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from gxpo_client.formats import percent
-from gxpo_dashboard.charts.base import AXES, INTERVALS, MUTED, Chart, interval_layers, layer, quantity, typed_frame
+from gxpo_dashboard.charts.base import AXES, MUTED, POINTS, Chart, interval_layers, layer, quantity, typed_frame
 from gxpo_dashboard.view_models.series import number
 
 TITLES = {
@@ -37,7 +37,7 @@ def scores_frame(
         if metric in scores and (at is None or step in at):
             values = [number(scores.get(name)) for name in names]
             rows.append((record["benchmark"], label, step if at is None else at[step], *values, step))
-    return typed_frame(rows, benchmark="str", **INTERVALS)
+    return typed_frame(rows, benchmark="str", **POINTS)
 
 
 def metrics_of(evaluations: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -82,7 +82,8 @@ def benchmark_chart(
         f"{metric} on {title} over {AXES[x]} with 95% intervals",
         _words(own, metric) + (f" Published: {', '.join(rules['label'])}." if len(rules) and len(own) else ""),
         _INTERVAL + (" Dashed: published." if len(rules) else ""),
-        labels={"x": AXES[x], "y": metric, "low": "95% low", "high": "95% high"},
+        x=x,
+        labels={"y": metric, "low": "95% low", "high": "95% high"},
     )
 
 
@@ -105,7 +106,8 @@ def accuracy_chart(
         f"{metric} over {AXES[x]} with 95% intervals",
         _words(frame, metric),
         _INTERVAL,
-        labels={"x": AXES[x], "y": metric, "low": "95% low", "high": "95% high"},
+        x=x,
+        labels={"y": metric, "low": "95% low", "high": "95% high"},
     )
 
 

@@ -25,7 +25,7 @@ COST_OF = {"step": "steps", "backward_passes": "backward_passes", "time": "hours
 def curves_frame(comparison: Response, x: str) -> pd.DataFrame:
     """Rows (series, x, y, low, high, step): the smoothed mean of each configuration."""
     rows = [row for group in comparison["groups"] for row in _curve_rows(group["name"], group["mean"], x)]
-    return base.typed_frame(rows, **base.INTERVALS)
+    return base.typed_frame(rows, **base.POINTS)
 
 
 def seeds_frame(comparison: Response, x: str) -> pd.DataFrame:
@@ -36,7 +36,7 @@ def seeds_frame(comparison: Response, x: str) -> pd.DataFrame:
         for run in group["runs"]
         for row in _curve_rows(group["name"], run["curve"], x)
     ]
-    return base.typed_frame(rows, **base.INTERVALS, seed="str")
+    return base.typed_frame(rows, **base.POINTS, seed="str")
 
 
 def _curve_rows(name: str, curve: Mapping[str, Any], x: str) -> list[tuple[Any, ...]]:
@@ -66,7 +66,8 @@ def accuracy_chart(comparison: Response, x: str, seeds: bool = False) -> Chart:
         f"Last evaluations: {', '.join(parts)}.",
         f"Band: {level} over seeds; over problems where there is one seed.{smoothing}",
         height=380,
-        labels={"x": base.AXES[x], "y": metric, **{name: f"{level} {name}" for name in base.BOUNDS}},
+        x=x,
+        labels={"y": metric, **{name: f"{level} {name}" for name in base.BOUNDS}},
     )
 
 
@@ -76,7 +77,7 @@ def gate_chart(comparison: Response, z: Mapping[str, Points]) -> Chart:
     for label, run in gates(comparison):
         gate = run["gate"]
         points, tau = z.get(run["id"], Points()), number(gate["threshold"])
-        rows += [(label, step, value, step) for step, value in zip(points.steps, points.y, strict=True)]
+        rows += [(label, step, *bounds, step) for step, _, *bounds in points.drawn]
         if points and known(tau):
             limits[tau] = f"τ = {figure(tau)}"
             if gate["two_sided"]:
@@ -84,17 +85,17 @@ def gate_chart(comparison: Response, z: Mapping[str, Points]) -> Chart:
         if gate["threshold"] is not None:
             step = gate["shutoff_step"]
             states.append(f"{label} " + ("not yet" if step is None else f"at step {step}"))
-    frame = base.typed_frame(rows, **base.POINTS)
-    names = list(dict.fromkeys(frame["series"]))
+    data = base.line_data(rows)
+    names = list(dict.fromkeys(data["points"]["series"]))
     return Chart(
         "compare-gate",
         "Gates: z-scores",
         {"layer": [*base.line_layers(names, "step", base.z_encoding()), *base.threshold_layers()]},
-        {"points": frame, "near": base.near(frame), "rules": base.typed_frame(limits.items(), **base.LABELS)},
+        {**data, "rules": base.typed_frame(limits.items(), **base.LABELS)},
         f"z-scores of all runs with a gate over {base.AXES['step']}",
         f"Shut off: {', '.join(states)}." if states else "No run has a gate.",
         "Not smoothed.",
-        labels={"x": base.AXES["step"]},
+        x="step",
         thinned=base.thinned(*z.values()),
     )
 
@@ -150,7 +151,6 @@ def heat_map_chart(heat_map: Response) -> Chart:
         {"points": frame},
         f"Heat map of {heat_map['metric']} over {heat_map['x']} and {heat_map['y']}",
         f"{word}: {best[3]} at {at}.{mixed}" if best else "No value.",
-        zoomable=False,
         height=110 + 60 * len(y_names),
         labels={"x": heat_map["x"], "y": heat_map["y"], "value": "mean"},
     )
@@ -206,7 +206,6 @@ def parallel_chart(runs: Sequence[Response], settings: Sequence[str], measure: s
         f"A line per run over {', '.join(axes)}",
         f"Highest: {percent(highest)} in {best['name']}." if best else "No evaluations yet.",
         "Darker lines have a higher score. Values of a setting are evenly spaced.",
-        zoomable=False,
         height=360,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
 from gxpo_client.formats import percent, significant, size
 from gxpo_dashboard.charts import base
@@ -81,12 +82,24 @@ SYSTEM = (
 )  # fmt: skip
 
 
-def sparkline(values: Sequence[float], most: int = 30) -> list[float]:
-    """At most `most` evenly spaced values, for a table cell."""
-    if len(values) <= most:
-        return list(values)
-    stride = (len(values) - 1) / (most - 1)
-    return [values[round(i * stride)] for i in range(most)]
+def sparkline(points: Sequence[tuple[float, float]], color: str) -> str:
+    """A line through points (x, y) on scales of its own, as the address of a picture for a table cell. What is not
+    finite is a gap, a point without neighbours a dot."""
+    values = [y for _, y in points if math.isfinite(y)]
+    if not values:
+        return ""
+    (left, *_), low = points[0], min(values)
+    across, up = 92 / ((points[-1][0] - left) or 1), 20 / ((max(values) - low) or 1)
+    path, previous = "", math.nan
+    for x, y in points:
+        if math.isfinite(y):
+            place = f"{4 + across * (x - left):.1f} {24 - up * (y - low):.1f}"
+            # Round ends make a dot of a move without a line.
+            path += f"L{place}" if math.isfinite(previous) else f"M{place}h0"
+        previous = y
+    style = f"fill='none' stroke='{color}' stroke-width='2.5' stroke-linejoin='round' stroke-linecap='round'"
+    drawing = f"<svg xmlns='http://www.w3.org/2000/svg' width='100' height='28'><path d='{path}' {style}/></svg>"
+    return f"data:image/svg+xml,{quote(drawing)}"
 
 
 _MOST_ROWS, _MOST_LINES = 8, 24
@@ -118,20 +131,21 @@ def explorer_chart(metrics: Metrics, runs: Sequence[str], x: str, smoothing: flo
     runs: labels, in the order of the legend. smoothing: weight of the average that `metrics` holds. log: logarithmic
     axes, without non-positive values.
     """
-    rows = [
-        (name, label, base.axis_value(at, x), math.nan if log and value <= 0 else value, step)
+    rows = (
+        (name, label, base.axis_value(at, x), *bounds, step)
         for name, series in metrics.items()
         for label, points in series.items()
-        for step, at, value in zip(points.steps, points.x, points.y, strict=True)
-    ]
-    frame = base.typed_frame(rows, metric="str", **base.POINTS)
+        for step, at, *bounds in points.drawn
+    )
+    data = base.line_data(rows, metric="str")
+    if log:
+        data = {name: base.positive(frame) for name, frame in data.items()}
     lines, dots = [f"lines{i}" for i in range(len(metrics))], [f"points{i}" for i in range(len(metrics))]
     nearest = {**base.hover_params()[0]["select"], "encodings": ["x"]}
     spec: Spec = {
         "vconcat": [_row(name, number, runs, x, log, len(metrics)) for number, name in enumerate(metrics)],
         # One layer of each row: a parameter of two layers of a row is defined twice.
         "params": [
-            {**base.zoom_params()[0], "views": lines},
             {"name": "hover", "select": nearest, "views": dots},
             {"name": _LEGEND, "select": {"type": "point", "fields": ["series"]}, "bind": "legend", "views": lines},
         ],
@@ -148,12 +162,13 @@ def explorer_chart(metrics: Metrics, runs: Sequence[str], x: str, smoothing: flo
         "explorer",
         "Metrics",
         spec,
-        {"points": frame, "near": base.near(frame, 600)},
+        data,
         f"{', '.join(metrics)} over {base.AXES[x]}",
         words if metrics else "No data yet.",
         "Select a run in the legend to show it alone." + (average if smoothing else ""),
         height=70 + (_HEIGHT + 34) * len(metrics),
-        labels={"x": base.AXES[x], "y": "value", "series": "run"},
+        x=x,
+        labels={"y": "value", "series": "run"},
         thinned=base.thinned(*(points for series in metrics.values() for points in series.values())),
     )
 
@@ -173,13 +188,16 @@ def _row(name: str, number: int, runs: Sequence[str], x: str, log: bool, num_row
     place = {"x": place_x, "y": y, "color": styles["color"]}
     of_metric = {"filter": {"field": "metric", "equal": name}}
     line = {**place, "strokeDash": styles["strokeDash"], "opacity": chosen}
-    dots = {**place, "opacity": base.on_hover(0), "tooltip": base.tooltip(x, base.NUMBER)}
+    dots = {**place, "opacity": base.on_hover(), "tooltip": base.tooltip(x, base.NUMBER)}
+    bounds = {**place, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
     lines = base.layer("points", "line", line, aria=False, strokeWidth=2)
+    bands = base.layer("points", "area", bounds, aria=False, opacity=0.2)
     points = base.layer("near", "point", dots, aria=False, filled=True, size=50)
     rule = base.layer("near", "rule", {"x": base.quantity("x")}, aria=False, strokeWidth=1, color=base.MUTED)
     return {
         "height": _HEIGHT,
         "layer": [
+            {**bands, "transform": [of_metric]},
             {**lines, "name": f"lines{number}", "transform": [of_metric]},
             {**points, "name": f"points{number}", "transform": [of_metric]},
             {**rule, "transform": [of_metric, {"filter": {"param": "hover", "empty": False}}]},

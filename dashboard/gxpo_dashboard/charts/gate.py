@@ -19,9 +19,6 @@ METRICS = tuple(f"gate/{name}" for name in ("active", "z", "threshold", "value",
 WINDOW = ("gate/mean", "gate/std")
 """Requested as joined series: both bounds of the band need both."""
 LOOK_AHEAD, FALLBACK = "look-ahead on", "fallback to GRPO"
-PhaseColors = tuple[str, str]
-PHASE_COLORS: PhaseColors = (HUES[2], HUES[0])
-"""Of steps with the look-ahead on (the run's rule) and off (the baseline)."""
 PHASE_OPACITY = 0.22
 """Visible on light and dark pages: tests measure it."""
 
@@ -33,7 +30,7 @@ def shutoff_step(series: Series) -> int | None:
 
 
 def phases(series: Series, x: str = "step") -> pd.DataFrame:
-    """Intervals (x, x2, phase) with the look-ahead on or off; several for a re-armed gate.
+    """Intervals (x, x2, phase) with the look-ahead on; several for a re-armed gate.
 
     `gate/active` is the state after a step, so a change applies from that step on.
     """
@@ -45,41 +42,41 @@ def phases(series: Series, x: str = "step") -> pd.DataFrame:
         changes = [*zip(active.steps[1:], map(bool, active.y[1:]), strict=True), (active.steps[-1], None)]
         for step, value in changes:
             if value != state:
-                phase = LOOK_AHEAD if state else FALLBACK
-                rows.append((base.value_at(active, start, x), base.value_at(active, step, x), phase))
+                if state:
+                    rows.append((base.value_at(active, start, x), base.value_at(active, step, x), LOOK_AHEAD))
                 start, state = step, bool(value)
     return base.typed_frame(rows, x="float64", x2="float64", phase="str")
 
 
-def z_chart(series: Series, x: str = "step", two_sided: bool = False, colors: PhaseColors = PHASE_COLORS) -> Chart:
-    """z-score with τ, shut-off and phases, in units of the window's standard deviation."""
-    frame = base.long_frame(series, {"gate/z": "z-score"}, x)
+def z_chart(series: Series, x: str = "step", two_sided: bool = False, color: str = HUES[2]) -> Chart:
+    """z-score with τ, shut-off and phases, in units of the window's standard deviation. color: of the rule."""
+    data = base.long_frame(series, {"gate/z": "z-score"}, x)
     tau = series["gate/threshold"].last if series.get("gate/threshold") else math.nan
     limits = [tau, -tau] if two_sided else [tau]
     words = [(limit, f"{'−' if limit < 0 else ''}τ = {figure(limit)}") for limit in limits if known(limit)]
     rules = base.typed_frame(words, **base.LABELS)
     layers = [*base.line_layers(["z-score"], x, base.z_encoding()), *base.threshold_layers()]
-    return Chart(
+    drawn = Chart(
         "gate-z",
         "Gate: z-score",
-        {"layer": _marked(layers, x, colors)},
-        {"points": frame, "near": base.near(frame), "rules": rules, **_marks(series, x)},
-        f"z-score of the gate against its threshold over {base.AXES[x]}, phases shaded, shut-off marked",
+        {"layer": _marked(layers, x, color)},
+        {**data, "rules": rules, **_marks(series, x)},
+        f"z-score of the gate against its threshold over {base.AXES[x]}, look-ahead shaded, shut-off marked",
         _z_words(series, tau, two_sided),
         "Not smoothed. 0 is the window mean, 1 its standard deviation; at τ the look-ahead is switched off."
         + (" Two-sided: also at −τ." if two_sided else ""),
-        labels={"x": base.AXES[x], "y": "z-score"},
+        x=x,
+        labels={"y": "z-score"},
         thinned=base.thinned(series.get("gate/z")),
     )
+    return base.with_colors(drawn, {"z-score": base.TEXT})
 
 
-def value_chart(
-    series: Series, x: str = "step", watched: str = "monitored value", colors: PhaseColors = PHASE_COLORS
-) -> Chart:
+def value_chart(series: Series, x: str = "step", watched: str = "monitored value", color: str = HUES[2]) -> Chart:
     """The monitored value, called `watched`, and the window's mean ± one standard deviation as a band."""
     names = {"gate/value": watched, "gate/mean": "window mean"}
     present = {name: label for name, label in names.items() if series.get(name)}
-    frame = base.long_frame(series, present, x)
+    data = base.long_frame(series, present, x)
     bounds = {"x": base.x_encoding(x), "y": base.quantity("low", title=watched), "y2": {"field": "high"}}
     band = base.layer("band", "area", bounds, aria=False, opacity=0.22, color=base.MUTED)
     layers = [band, *base.line_layers(list(present.values()), x, base.y_encoding(watched))]
@@ -88,17 +85,18 @@ def value_chart(
         f"Latest value {figure(last.get('gate/value'))}; window mean {figure(last.get('gate/mean'))} "
         f"and standard deviation {figure(last.get('gate/std'))}."
     )
-    return Chart(
+    drawn = Chart(
         "gate-value",
         "Gate: monitored value",
-        {"layer": _marked(layers, x, colors)},
-        {"points": frame, "near": base.near(frame), "band": _band(series, x), **_marks(series, x)},
+        {"layer": _marked(layers, x, color)},
+        {**data, "band": _band(series, x), **_marks(series, x)},
         f"{watched} with the gate window's mean and spread over {base.AXES[x]}",
         words if last else "No data yet.",
         "Band: window mean ± one standard deviation.",
-        labels={"x": base.AXES[x]},
+        x=x,
         thinned=base.thinned(*(series[name] for name in present)),
     )
+    return base.with_colors(drawn, {watched: base.TEXT, "window mean": base.MUTED})
 
 
 def _band(series: Series, x: str) -> pd.DataFrame:
@@ -120,16 +118,14 @@ def _marks(series: Series, x: str) -> dict[str, pd.DataFrame]:
     return {"phases": phases(series, x), "shutoff": base.typed_frame(rows, x="float64", label="str")}
 
 
-def _marked(layers: list[Spec], x: str, colors: PhaseColors) -> list[Spec]:
+def _marked(layers: list[Spec], x: str, color: str) -> list[Spec]:
     """Layers above the shaded phases and below the marked shut-off."""
     fill = {
         "field": "phase",
         "type": "nominal",
-        "scale": {"domain": [LOOK_AHEAD, FALLBACK], "range": list(colors)},
-        "legend": {
-            "orient": "top", "title": None, "symbolType": "square", "symbolOpacity": PHASE_OPACITY, "columns": 2,
-        },
-    }  # fmt: skip
+        "scale": {"domain": [LOOK_AHEAD], "range": [color]},
+        "legend": {"orient": "top", "title": None, "symbolType": "square", "symbolOpacity": PHASE_OPACITY},
+    }
     place = {"x": base.x_encoding(x), "x2": {"field": "x2"}, "fill": fill}
     words = {"align": "right", "baseline": "top", "dx": -5, "dy": 4}
     rule = {"strokeDash": [2, 3], "color": base.MUTED}

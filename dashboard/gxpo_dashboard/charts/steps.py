@@ -11,8 +11,8 @@ from gxpo_client.formats import count, duration, known
 from gxpo_dashboard.charts import base
 from gxpo_dashboard.charts.base import Chart, Spec
 from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
-from gxpo_dashboard.view_models.rules import Rule, Rules
-from gxpo_dashboard.view_models.series import Series, Totals
+from gxpo_dashboard.view_models.rules import Rule, Rules, shade
+from gxpo_dashboard.view_models.series import EVEN, Series, Totals
 
 PASSES = ("update/backward_passes", "update/backward_passes_total")
 
@@ -63,7 +63,7 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     steps = sorted({int(step) for step in own["x"]})
     hypothetical = others([0, *steps] if steps else [], settings, rules)
     lines = {other.label_with_cost(settings): other for other in _other_rules(settings, rules)} if steps else {}
-    styles = _styles(_phases(rule), (rule.color, rules.baseline.color), lines)
+    styles = _styles(_phases(rule), (rule.color, shade(rules.baseline.color, 1)), lines)
     x, axis = base.x_encoding("step"), {"format": "~s", "tickCount": 5, "titlePadding": 8, "labelFlush": False}
     y = base.quantity(title="backward passes", axis=axis, scale={"padding": 18, "nice": False})
     order = {"condition": [{"test": f"datum.series === '{FALLBACK}'", "value": 1}], "value": 0}
@@ -73,9 +73,9 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
         {"field": "x", "title": "step"},
         {"field": "y", "title": "backward passes", "format": base.NUMBER},
     ]
-    dots = {"x": x, "y": y, "opacity": base.on_hover(0), "tooltip": tips}
+    dots = {"x": x, "y": y, "opacity": base.on_hover(), "tooltip": tips}
     layers = [
-        base.layer("own", "area", area, params=base.zoom_params(), opacity=0.6),
+        base.layer("own", "area", area, opacity=0.6),
         base.layer("others", "line", {"x": x, "y": y, **styles}, strokeWidth=2),
         base.layer("points", "point", dots, params=base.hover_params(), filled=True, size=45, color=base.MUTED),
     ]
@@ -83,6 +83,8 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     layers += base.rule_layers("limit", {"color": base.MUTED}, {"x": {"value": 0}}, {"y": base.quantity()}, place)
     limit = [(budget, f"budget {count(budget)}")] if budget else []
     points = pd.concat([own, hypothetical[hypothetical["x"] > 0]], ignore_index=True)
+    # From zero passes at step 0, so that a single step has an area.
+    own = pd.concat([own.drop_duplicates("series").assign(x=0.0, y=0.0), own], ignore_index=True)
     return Chart(
         "budget",
         "Backward passes",
@@ -91,8 +93,8 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
         f"Backward passes over {base.AXES['step']} by phase, compared with other rules",
         _spent(own, hypothetical, budget),
         "Areas: this run. Lines: other rules on the same steps with open gates.",
-        labels={"x": base.AXES["step"]},
-        thinned=base.thinned(series.get("update/backward_passes_total")),
+        x="step",
+        thinned=EVEN if base.thinned(series.get("update/backward_passes_total")) else "",
     )
 
 
@@ -179,23 +181,26 @@ def step_time_chart(series: Series, totals: Totals) -> Chart:
             stack="zero", title="seconds", axis={"format": base.NUMBER, "tickCount": 5, "labelFlush": False}
         ),
         "order": base.quantity("order"),
-        "fill": base.by_series(base.SQUARES, names),
+        "fill": base.by_series(base.legend(names, symbolType="square"), names),
     }
-    area: Spec = {"interpolate": "step", "opacity": 0.85, "line": False, "tooltip": True}
+    area: Spec = {"interpolate": "step-before", "opacity": 0.85, "line": False, "tooltip": True}
     parts = mean_seconds(totals, STEP_PARTS)
     whole = mean_seconds(totals, {WHOLE: WHOLE}).get(WHOLE, 0.0)
     parts[REST] = max(0.0, whole - sum(parts.values()))
     words = ", ".join(f"{name} {duration(mean)} ({100 * mean / whole:.0f}%)" for name, mean in parts.items() if whole)
+    points = frame[["x", "series", "y", "order"]]
+    # A step takes from the end of the one before it to its own.
+    first = points[points["x"] == points["x"].min()]
     outside = "".join(f", {name} {duration(mean)}" for name, mean in mean_seconds(totals, OUTSIDE_STEP).items())
     return Chart(
         "step-time",
         "Step time",
-        {"layer": [base.layer("points", "area", encoding, params=base.zoom_params(), **area)]},
-        {"points": frame[["x", "series", "y", "order"]]},
+        {"layer": [base.layer("areas", "area", encoding, **area)]},
+        {"points": points, "areas": pd.concat([first.assign(x=first["x"] - 1), points], ignore_index=True)},
         f"Seconds of sampling, verifying, update, weight sync and other, stacked over {base.AXES['step']}",
         f"Mean: {words}{outside and f'; outside of steps{outside[1:]} a step'}." if whole else "No steps yet.",
         "Stacked in legend order, from the bottom. Evaluation and checkpoints are not part of a step.",
-        labels={"x": base.AXES["step"]},
+        x="step",
         thinned=base.thinned(series.get(WHOLE)),
     )
 
@@ -224,7 +229,7 @@ def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
         "x": base.quantity("x", title="seconds", axis={"grid": False, "tickCount": 8}, scale={"nice": False}),
         "x2": {"field": "x2"},
         "y": {"field": "process", "type": "nominal", "sort": processes, "title": None},
-        "fill": base.by_series(base.SQUARES, ACTIVITIES),
+        "fill": base.by_series(base.legend(ACTIVITIES, symbolType="square"), ACTIVITIES),
         "tooltip": [{"field": name} for name in ("process", "series", "step", "x", "x2")],
     }
     length = frame["x2"].max() - frame["x"].min()
@@ -233,7 +238,7 @@ def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
     return Chart(
         "timeline",
         "Timeline",
-        {"layer": [base.layer("points", "bar", encoding, params=base.zoom_params(), height={"band": 0.8})]},
+        {"layer": [base.layer("points", "bar", encoding, height={"band": 0.8})]},
         {"points": frame},
         "Sampling, verifying, updating and syncing of each process over the last steps",
         f"Busy over the last {frame['step'].nunique()} steps: {shares}." if shares else "No timeline yet.",

@@ -18,6 +18,7 @@ import streamlit as st
 
 Options = Sequence[str] | Mapping[str, str]
 """What can be selected; a mapping has the label of each option."""
+Span = tuple[float, float]
 
 
 def adopt(
@@ -143,6 +144,21 @@ def number(label: str, name: str, default: int, least: int, most: int, **widget:
     value = int(st.number_input(label, min_value=least, max_value=most, step=1, key=key, **widget))
     _publish(name, value, [str(default)])
     return value
+
+
+def span(x: str) -> Span | None:
+    """The visible part of the x-axis in its units, if the address has one and the view's charts have the axis `x`."""
+    try:
+        low, high = (float(st.query_params[end]) for end in ("from", "to"))
+    except (KeyError, ValueError):
+        return None
+    return (low, high) if low <= high and x == st.session_state.get("axis") else None
+
+
+def zoom(low: float | None = None, high: float | None = None) -> None:
+    """Write the visible part of the x-axis to the address; without one, the whole axis is visible."""
+    for end, value in (("from", low), ("to", high)):
+        _write(end, [] if value is None else [f"{value:.9g}"])
 
 
 def received(name: str) -> list[str] | None:

@@ -16,6 +16,7 @@ from gxpo_client.connection import ResponseCache, connect
 from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavailable
 from gxpo_client.shared_responses import RunChanges, SharedResponses
 from gxpo_dashboard.labels import TERMINAL, plain
+from gxpo_dashboard.session import permalinks
 from gxpo_dashboard.session.link import cookie_name, may_use_local_token, read_secret, sessions
 from gxpo_dashboard.view_models.forms import settings_of
 from gxpo_dashboard.view_models.rules import Rules, rules_of
@@ -159,13 +160,21 @@ def rules() -> Rules:
         return Rules()
 
 
-def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = False) -> LiveSeries:
-    """This session's series of a run, refreshed; `joined`: with the same steps for all names, and totals."""
-    series = _stored((run, x, names, joined), LiveSeries(joined=joined))
+def _visible(x: str) -> Json:
+    """Query of the visible part of the axis, in the API's units: seconds, where charts have hours."""
+    scale = 3600 if x == "time" else 1
+    return {} if (span := permalinks.span(x)) is None else {"from": scale * span[0], "to": scale * span[1]}
+
+
+def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = False, whole: bool = False) -> LiveSeries:
+    """This session's series of a run, refreshed; `joined`: with the same steps for all names, and totals; `whole`: also
+    what is not visible."""
+    part = {} if whole else _visible(x)
+    series = _stored((run, x, names, joined, *part.values()), LiveSeries(joined=joined))
     service = client()
     try:
-        most = series.max_points
-        refresh({run: series}, lambda _, after: {run: service.metrics(run, names, x, after, most, joined=joined)})
+        most, more = series.max_points, {"joined": joined or None, **part}
+        refresh({run: series}, lambda _, after: {run: service.metrics(run, names, x, after, most, **more)})
     except ServiceUnavailable:
         if series.revision is None:
             raise
@@ -181,7 +190,8 @@ def live_series_of(
     """
     # Up to twice as many are held before they are thinned.
     most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
-    series = {run: _stored((run, x, names, most, smoothing), LiveSeries(most)) for run in runs}
+    more = {"smoothing": smoothing or None, **_visible(x)}
+    series = {run: _stored((run, x, names, most, *more.values()), LiveSeries(most)) for run in runs}
     service = client()
     due = {
         run: live
@@ -191,7 +201,7 @@ def live_series_of(
         or runs[run]["progress"]["steps"] > live.last_step
     }
     with suppress(ServiceUnavailable):
-        refresh(due, lambda ids, after: service.metrics_of(ids, names, x, after, most, smoothing=smoothing))
+        refresh(due, lambda ids, after: service.metrics_of(ids, names, x, after, most, **more))
     return series
 
 

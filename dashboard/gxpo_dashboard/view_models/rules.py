@@ -14,7 +14,9 @@ from typing import Any
 HUES = ("#3f7fbf", "#b8621b", "#2b8a6e", "#8a63c9", "#b0478a", "#7a7f1c", "#a3593f", "#5f7a8c")
 """By order of the rules in the schema. Contrast of 3:1 or better on light and dark pages, as of their shades."""
 _LUMINANCES = (None, 0.29, 0.13)
-"""Of the first, second and third variant of a rule; further ones start again and differ in dash and shape."""
+"""Of the first, second and third variant of a rule."""
+_TURN = 0.07
+"""Part of the circle of hues between a rule's first three variants and the next three, to either side in turn."""
 
 
 def luminance(color: str) -> float:
@@ -25,11 +27,15 @@ def luminance(color: str) -> float:
 
 
 def shade(color: str, variant: int) -> str:
-    """The colour of a rule's variant, counted from 0: the same hue, lighter or darker."""
-    target = _LUMINANCES[variant % len(_LUMINANCES)]
+    """The colour of a rule's variant, counted from 0: the same hue, lighter or darker; after three a hue beside it."""
+    turn, variant = divmod(variant, len(_LUMINANCES))
+    target = _LUMINANCES[variant]
     if target is None:
-        return color
+        if not turn:
+            return color
+        target = luminance(color)
     hue, _, saturation = colorsys.rgb_to_hls(*(int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)))
+    hue = (hue + _TURN * ((turn + 1) // 2) * (-1) ** turn) % 1.0
     low, high = 0.0, 1.0
     for _ in range(12):
         middle = (low + high) / 2

@@ -14,11 +14,15 @@ from typing import Any
 
 MAX_POINTS = 600
 """Approximate points per series; up to twice as many before it is requested again, thinned."""
-EXTREMES, EVEN = "minima and maxima", "evenly spaced steps"
+BANDS, EVEN = "means in a band of minima and maxima", "evenly spaced steps"
 """Which points of a long series are left."""
 
 Fetch = Callable[[list[str], int | None], Mapping[str, Mapping[str, Any]]]
 """The responses of runs, by run, with the points after a step, or all for None."""
+
+
+Bucket = tuple[int, float, float, float, float]
+"""Step, x, y, low and high."""
 
 
 def number(value: Any) -> float:
@@ -33,13 +37,17 @@ def number(value: Any) -> float:
 
 @dataclass(slots=True)
 class Points:
-    """A metric as equal-length lists. x: steps, backward passes, seconds or tokens. thinned: which points of a long
-    series are left, empty for all."""
+    """A metric as equal-length lists. x: steps, backward passes, seconds or tokens. thinned: what is drawn of a long
+    series, empty for all its points. band: of a thinned one the buckets (step, x, mean, low, high); the points are then
+    its minima and maxima, and those added later."""
 
     steps: list[int] = field(default_factory=list)
     x: list[float] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
     thinned: str = ""
+    band: list[Bucket] = field(default_factory=list)
+    _complete: int = -1
+    """The last step in the band."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -48,6 +56,12 @@ class Points:
     def last(self) -> float:
         """Last value, NaN if empty."""
         return self.y[-1] if self.y else math.nan
+
+    @property
+    def drawn(self) -> list[Bucket]:
+        """The line and its band: the buckets, then the points that are newer, which have no bounds."""
+        points = zip(self.steps, self.x, self.y, strict=True)
+        return [*self.band, *((*point, math.nan, math.nan) for point in points if point[0] > self._complete)]
 
     def cut(self, step: int) -> None:
         """Drop points after `step`."""
@@ -62,6 +76,10 @@ class Points:
                 self.steps.append(int(step))
                 self.x.append(number(x))
                 self.y.append(number(y))
+        if band := entry.get("band"):
+            columns = (map(number, band[name]) for name in ("x", "mean", "low", "high"))
+            self.band = list(zip(band["steps"], *columns, strict=True))
+            self._complete = self.steps[-1]
 
 
 Series = Mapping[str, Points]
@@ -101,12 +119,12 @@ class LiveSeries:
     def take(self, response: Mapping[str, Any], after: int | None) -> bool:
         """Merge the response to a request with `after`.
 
-        False when everything must be requested again: its revision does not match, or a series is longer than twice
-        `max_points`, which the service then thins.
+        False when everything must be requested again: its revision does not match, the increment is itself thinned, or
+        a series is longer than twice `max_points`, which the service then thins.
         """
         if after is None:
             self.points = {}
-        elif response["revision"] != self.revision:
+        elif response["revision"] != self.revision or any(e.get("band") for e in response["series"].values()):
             return False
         for points in self.points.values():
             points.cut(after or 0)
@@ -114,7 +132,7 @@ class LiveSeries:
             points = self.points.setdefault(name, Points())
             points.extend(entry)
             if entry.get("downsampled"):
-                points.thinned = EVEN if self.joined else EXTREMES
+                points.thinned = EVEN if self.joined else BANDS
             if self.joined:
                 self.totals[name] = Total(number(entry["sum"]), int(entry["count"]))
         self.revision = response["revision"]

@@ -36,6 +36,7 @@ COLUMNS: dict[str, str] = {
     "training": "Training time",
     "tokens": "Tokens",
     "created": "Created",
+    "updated": "Changed",
     "by": "By",
     "group": "Group",
     "reason": "Reason",
@@ -43,6 +44,12 @@ COLUMNS: dict[str, str] = {
 }
 DEFAULTS = ("name", "state", "rule", "progress", "score", "difference", "trend", "passes", "left", "model", "tags")
 """Columns of the table at first."""
+ORDERS = {
+    **{name: name for name in ("name", "state", "rule", "score", "model", "seed", "step", "tokens", "reason")},
+    "best": "score_best", "reward": "metric:reward/mean", "passes": "backward_passes", "training": "training_s",
+    "created": "created_at", "updated": "updated_at", "by": "created_by",
+}  # fmt: skip
+"""Column → what the service orders by; a column of a metric is itself an order."""
 _COSTS = ("backward_passes", "backward_passes_budget", "seconds_left", "training_s", "tokens")
 METRIC, SETTING = "metric:", "config:"
 """Prefixes of further columns: last value of a metric, and a setting of the config."""
@@ -55,18 +62,23 @@ def column_label(name: str) -> str:
     return COLUMNS.get(name) or name.removeprefix(METRIC).removeprefix(SETTING)
 
 
+def ordered_column(order: str) -> str:
+    """The column that shows what an order compares."""
+    return next((column for column, name in ORDERS.items() if name == order), order)
+
+
 def further(columns: Iterable[str], prefix: str) -> list[str]:
     """Metrics or settings among the columns."""
     return [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
 
 
-def filled(frame: pd.DataFrame, columns: Sequence[str]) -> list[str]:
-    """The columns that have a value in any row; name and state always."""
+def filled(frame: pd.DataFrame, columns: Sequence[str], always: Sequence[str] = ("name", "state")) -> list[str]:
+    """The columns that have a value in any row, and some always."""
 
     def is_missing(value: Any) -> bool:
         return not value if isinstance(value, list) else value is None or value in ("", formats.NONE) or value != value
 
-    return [name for name in columns if name in ("name", "state") or not frame[name].map(is_missing).all()]
+    return [name for name in columns if name in always or not frame[name].map(is_missing).all()]
 
 
 def configurations(runs: Sequence[dict[str, Any]], sections: Sequence[str]) -> list[list[dict[str, Any]]]:
@@ -158,14 +170,14 @@ def _joint(values: pd.Series) -> Any:
 
 
 def runs_table(
-    runs: Sequence[Json], *, baseline: Json | None = None, trends: Mapping[str, Sequence[float]] | None = None
+    runs: Sequence[Json], *, baseline: Json | None = None, trends: Mapping[str, str] | None = None
 ) -> pd.DataFrame:
     """One row per run. Accuracies in percent, differences in percentage points, rewards as reported.
 
-    Missing values are NaN.
+    Missing values are NaN. trends: addresses of pictures by run.
     """
     reference = number((baseline or {}).get("score"))
-    rows = [_row(run, reference) | {"trend": list((trends or {}).get(run["id"]) or [])} for run in runs]
+    rows = [_row(run, reference) | {"trend": (trends or {}).get(run["id"]) or None} for run in runs]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     for name in dict.fromkeys(name for run in runs for name in run.get("metrics") or {}):
         frame[METRIC + name] = [number(run["metrics"].get(name)) for run in runs]
@@ -217,6 +229,7 @@ def _row(run: Json, reference: float) -> dict[str, Any]:
         "best": 100 * number(run.get("score_best")),
         "step": progress.get("steps"),
         "created": formats.moment(run.get("created_at")),
+        "updated": formats.moment(run.get("updated_at")),
         "by": run.get("created_by"),
     }
 

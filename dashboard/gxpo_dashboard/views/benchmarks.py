@@ -9,13 +9,13 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_dashboard.charts import benchmarks as charts
-from gxpo_dashboard.charts.base import AXIS_WORDS, with_colors
+from gxpo_dashboard.charts.base import COMPARED_AXES, with_colors
 from gxpo_dashboard.labels import TERMINAL, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.tables import csv_file
 from gxpo_dashboard.views import explorer
 from gxpo_dashboard.views.run import evaluated_at
-from gxpo_dashboard.widgets import chart, charts_ahead, download, empty, grid, live
+from gxpo_dashboard.widgets import axis, chart, charts_ahead, download, empty, grid, live
 
 Json = dict[str, Any]
 MOST_RUNS = 8
@@ -38,7 +38,9 @@ def show() -> None:
         evaluations = {run: visitor.client().evaluations(run) for run in runs}
         metrics = charts.metrics_of(record for records in evaluations.values() for record in records)
         if not metrics:
-            empty("No evaluations yet", "The first one runs before step 1, unless `evaluation.at_start` is false.")
+            going = any(view["state"] not in TERMINAL for view in runs.values())
+            first = "The first one runs before step 1, unless `evaluation.at_start` is false."
+            empty("No evaluations", first if going else "The runs ended without one.")
             return
         with header:
             x, metric, published = _controls(metrics)
@@ -48,7 +50,7 @@ def show() -> None:
 
 def _controls(metrics: list[str]) -> tuple[str, str, pd.DataFrame]:
     """The x-axis, the score, and the published results to show."""
-    x = permalinks.choice("X-axis", "over", AXIS_WORDS, "step")
+    x = axis("over", "backward_passes", COMPARED_AXES)
     published = charts.published_scores(visitor.client().get("/published"))
     with st.popover("Settings", icon=":material/tune:"):
         metric = permalinks.select("Score", "score", metrics, metrics[0]) or metrics[0]

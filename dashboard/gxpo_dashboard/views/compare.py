@@ -12,12 +12,12 @@ import streamlit as st
 
 from gxpo_client.errors import InvalidRequest
 from gxpo_dashboard.charts import compare as charts
-from gxpo_dashboard.charts.base import AXIS_WORDS, Chart, with_colors
+from gxpo_dashboard.charts.base import COMPARED_AXES, Chart, with_colors
 from gxpo_dashboard.labels import TERMINAL, number_of, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.visitor import keep
 from gxpo_dashboard.views import explorer
-from gxpo_dashboard.widgets import chart, charts_ahead, download, draw_first, empty, live, text_table
+from gxpo_dashboard.widgets import axis, chart, charts_ahead, download, draw_first, empty, live, text_table
 
 Json = dict[str, Any]
 
@@ -90,7 +90,7 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
     scores, benchmarks = _measured(with_own_evaluations(everything))
     baselines = {"": f"first {visitor.rules().baseline.label}"} | unique_labels(everything)
     averaged = {"": "average of all"} | {name: name for name in benchmarks}
-    x = permalinks.choice("X-axis", "over", AXIS_WORDS, "step")
+    x = axis("over", "backward_passes", COMPARED_AXES)
     with st.popover("Settings", icon=":material/tune:"):
         baseline = permalinks.select("Baseline", "baseline", baselines, "")
         metric = permalinks.select("Score", "score", scores, scores[0])

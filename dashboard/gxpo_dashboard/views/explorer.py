@@ -14,6 +14,7 @@ from gxpo_dashboard.charts.base import with_colors
 from gxpo_dashboard.charts.curves import explorer_chart, matching, most_rows
 from gxpo_dashboard.labels import unique_labels
 from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.views import records
 from gxpo_dashboard.widgets import chart, empty
 
 Json = dict[str, Any]
@@ -26,7 +27,10 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     labels = unique_labels(runs)
     names = sorted({name for run in runs for name in visitor.client().metric_names(run)})
     if not names:
-        empty("No metrics yet", "Metrics appear after the first step.")
+        if len(runs) == 1:
+            records.none(next(iter(runs)), "metrics")
+        else:
+            empty("No metrics yet", "None of the runs has reported a step.")
         return
     groups = sorted({name.partition("/")[0] for name in names})
     with st.container(horizontal=True, vertical_alignment="bottom"):

@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_client.formats import count, figure, moment, percent, size
-from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, plain, with_formulas
+from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, no_data, number_of, plain, with_formulas
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.series import number
 from gxpo_dashboard.view_models.tables import episode_facts, turn_rows
@@ -32,7 +32,7 @@ def samples(run: str, x: str) -> None:
     """Prompt, response or its turns, extracted answer, gold answer and verdict of each sample."""
     steps = [str(step) for step in visitor.client().get("/runs", run, "samples", limit=1)["steps"]]
     if not steps:
-        _none(run, "No samples yet", "Samples appear after the first step.")
+        none(run, "samples")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         offered = {"": "newest"} | {step: step for step in ("all", *reversed(steps))}
@@ -58,13 +58,26 @@ def samples(run: str, x: str) -> None:
         _group(next((group for group in whole if _identity(group[0]) == _identity(first)), groups[row]))
 
 
-def _none(run: str, title: str, text: str) -> None:
-    """Why there is nothing: not yet, or deleted by retention."""
-    pruned_at = visitor.client().run(run)["pruned_at"]
-    if pruned_at is not None:
-        title = "Deleted by retention"
-        text = f"Samples and log: {plain(moment(pruned_at))}. Metrics, evaluations and checkpoints are kept."
-    empty(title, text)
+_HOLDING = ("starting", "running", "recovering", "pausing", "cancelling")
+_MOST_HOLDERS = 3
+
+
+def none(run_id: str, what: str, otherwise: str = "") -> None:
+    """Why a run has no `what`. otherwise: the reason of a run that has reported steps."""
+    run = visitor.client().run(run_id)
+    if run["pruned_at"] is not None and what in ("samples", "log lines"):
+        at = plain(moment(run["pruned_at"]))
+        empty("Deleted by retention", f"Samples and log: {at}. Metrics, evaluations and checkpoints are kept.")
+    elif otherwise and run["progress"]["steps"]:
+        empty(f"No {what}", otherwise)
+    else:
+        holders = []
+        if run["state"] == "queued":
+            page = visitor.client().get("/runs", state=_HOLDING, limit=_MOST_HOLDERS, archived="any")
+            holders = [f"[{plain(item['name'])}](?view=run&run={item['id']})" for item in page["items"]]
+            if (more := (page["total"] or 0) - len(holders)) > 0:
+                holders.append(number_of(more, "other run"))
+        empty(*no_data(run, what, ", ".join(holders)))
 
 
 def by_prompt(items: Sequence[Json]) -> list[list[Json]]:
@@ -176,7 +189,7 @@ def log(run: str, x: str) -> None:
     """The log, oldest line first; follows its end while the run executes."""
     tail = visitor.log_tail(run)
     if not tail["size"]:
-        _none(run, "The log is empty", "It starts with the run's job.")
+        none(run, "log lines")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = st.text_input("Search log", key="log-search", icon=":material/search:", placeholder="part of a line")
@@ -214,7 +227,7 @@ def checkpoints(run: str, x: str) -> None:
     """Checkpoints with download of the policy."""
     items = visitor.client().get("/runs", run, "checkpoints")["items"]
     if not items:
-        empty("No checkpoints yet", "Checkpoints are written every `checkpoint.every_steps` steps.")
+        none(run, "checkpoints", "Checkpoints are written every `checkpoint.every_steps` steps.")
         return
     for item in items:
         step, marks = item["step"], [word for word in ("best", "newest") if item.get(word)]

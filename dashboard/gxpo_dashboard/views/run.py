@@ -18,7 +18,7 @@ from gxpo_dashboard.view_models.rules import Rule
 from gxpo_dashboard.view_models.series import Series, number
 from gxpo_dashboard.view_models.tables import time_left
 from gxpo_dashboard.views import actions, explorer, records
-from gxpo_dashboard.widgets import chart, charts_ahead, empty, grid, live
+from gxpo_dashboard.widgets import axis, chart, charts_ahead, empty, grid, live
 
 Json = dict[str, Any]
 
@@ -38,7 +38,7 @@ def show() -> None:
         part = permalinks.choice("Part", "part", list(PARTS), "Overview")
         x = "step"
         if part in CHARTED:
-            x = permalinks.choice("X-axis", "x", base.AXIS_WORDS, "step")
+            x = axis("x", "step")
     every = None if ended else PARTS[part][1]
 
     def body() -> None:
@@ -125,15 +125,13 @@ def _figures(run: Json, fraction: float) -> list[str]:
     return words
 
 
+def _is_two_sided(settings: Json) -> bool:
+    return bool((settings.get("gate") or {}).get("two_sided"))
+
+
 def rule_settings(run: Json) -> Json:
     """The settings of the update rule in a run's config."""
     return (run["config"].get("learner") or {}).get("rule") or {}
-
-
-def _gate_style(settings: Json) -> tuple[bool, gate.PhaseColors]:
-    """Whether the gate is two-sided, and the colours of its phases."""
-    rules = visitor.rules()
-    return bool((settings.get("gate") or {}).get("two_sided")), (rules.of(settings).color, rules.baseline.color)
 
 
 def _overview(run_id: str, x: str) -> None:
@@ -142,12 +140,12 @@ def _overview(run_id: str, x: str) -> None:
     settings = rule_settings(run)
     evaluations = visitor.client().evaluations(run_id)
     if not any(series.values()) and not evaluations:
-        empty("No data yet", "The first step takes longest, because engines start and compile.")
+        records.none(run_id, "data")
         return
     scores = accuracy_chart(evaluations, "pass@1", x, evaluated_at(run_id, x))
     charts = [base.metric_chart(curves.REWARD, series, x), scores]
-    if visitor.rules().of(settings).watched is not None:
-        charts.append(gate.z_chart(series, x, *_gate_style(settings)))
+    if (rule := visitor.rules().of(settings)).watched is not None:
+        charts.append(gate.z_chart(series, x, _is_two_sided(settings), rule.color))
     _grid([*charts, _budget(run, series, x)], run)
 
 
@@ -174,18 +172,17 @@ def _gate(run_id: str, x: str) -> None:
     if rule.watched is None:
         empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")
     else:
-        two_sided, colors = _gate_style(settings)
-        tints = dict.fromkeys(("z-score", rule.watched), rule.color) | {"window mean": base.MUTED}
-        chart(base.with_colors(gate.z_chart(series, x, two_sided, colors), tints), run_id)
+        chart(gate.z_chart(series, x, _is_two_sided(settings), rule.color), run_id)
         window = visitor.live_series(run_id, x, gate.WINDOW, joined=True).points
-        chart(base.with_colors(gate.value_chart({**series, **window}, x, rule.watched, colors), tints), run_id)
+        chart(gate.value_chart({**series, **window}, x, rule.watched, rule.color), run_id)
     chart(_budget(run, series, x), run_id)
 
 
 def _budget(run: Json, series: Series, x: str) -> Chart:
-    """Backward passes over steps, whatever the x-axis: over themselves they would be a straight line."""
-    if x != "step":
-        series = visitor.live_series(run["id"], "step", (*steps.PASSES, "gate/active")).points
+    """Backward passes over steps, whatever the x-axis: over themselves they would be a straight line. Those of a phase
+    are counted from the first step, also of a part."""
+    if x != "step" or permalinks.span(x) is not None:
+        series = visitor.live_series(run["id"], "step", (*steps.PASSES, "gate/active"), whole=True).points
     bound = run["progress"].get("backward_passes_budget")
     return steps.budget_chart(series, rule_settings(run), number(bound) if bound else None, visitor.rules())
 
@@ -196,7 +193,10 @@ def _plots(plots: Iterable[Plot], run_id: str, x: str) -> None:
     if charts:
         _grid(charts, visitor.client().run(run_id))
     else:
-        empty("No data yet", "Either the run has no step yet, or its rule does not report these metrics.")
+        otherwise = (
+            "No points in the visible range." if permalinks.span(x) else "The run does not report these metrics."
+        )
+        records.none(run_id, "data", otherwise)
 
 
 def _system(run_id: str, x: str) -> None:
@@ -204,7 +204,8 @@ def _system(run_id: str, x: str) -> None:
     timeline = visitor.client().get("/runs", run_id, "timeline", steps=4)["items"]
     if timeline:
         chart(steps.timeline_chart(timeline), run_id)
-    chart(steps.step_time_chart(times.points, times.totals), run_id)
+    if any(times.points.values()):
+        chart(steps.step_time_chart(times.points, times.totals), run_id)
     _plots(curves.SYSTEM, run_id, x)
 
 
@@ -212,7 +213,10 @@ def _evaluations(run_id: str, x: str) -> None:
     evaluations = visitor.client().evaluations(run_id)
     at = evaluated_at(run_id, x)
     charts = [accuracy_chart(evaluations, metric, x, at) for metric in metrics_of(evaluations)]
-    _grid(charts or [accuracy_chart([])], visitor.client().run(run_id))
+    if charts:
+        _grid(charts, visitor.client().run(run_id))
+    else:
+        records.none(run_id, "evaluations", "The run is evaluated every `evaluation.every_steps` steps.")
 
 
 CHARTED = ("Overview", "Gate", "Look-ahead", "Policy", "System", "Metrics", "Evaluations")

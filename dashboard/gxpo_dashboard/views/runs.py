@@ -26,7 +26,7 @@ from gxpo_dashboard.labels import (
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import tables
-from gxpo_dashboard.view_models.series import number
+from gxpo_dashboard.view_models.series import Points
 from gxpo_dashboard.views import actions
 from gxpo_dashboard.widgets import cursors, empty, live, pager
 
@@ -36,19 +36,13 @@ MOST_GROUPED = 500
 """Runs that are grouped into configurations: their configs are requested at each refresh."""
 _TREND_RUNS = 100
 """Runs per request of reward trends."""
-SORTS = {
-    "created_at": "newest",
-    "updated_at": "last changed",
-    "name": "name",
-    "state": "state",
-    "score": "accuracy",
-    "score_best": "best accuracy",
-    "backward_passes": "backward passes",
-    "step": "steps",
-    "metric:reward/mean": "reward",
-    "metric:policy/entropy": "entropy",
-    "metric:rollout/logprob_gap_mean": "log-prob gap",
-}
+SORTS = {name: tables.column_label(tables.ordered_column(name)) for name in tables.ORDERS.values()}
+SORTS |= {name: tables.column_label(name) for name in ("metric:policy/entropy", "metric:rollout/logprob_gap_mean")}
+_ARROWS = {"desc": " ↓", "asc": " ↑"}
+_ONE_ORDER = """<style>
+[data-testid="stDataFrameColumnMenu"] > [role="menu"] > :nth-child(n+2):nth-child(-n+4) { display: none; }
+</style>"""
+"""Hides the menu items of a header that would sort the loaded page."""
 PAGE_SIZES = ("25", "50", "100", "200")
 _METRIC_RUNS = 50
 _METRIC_COLUMNS_S = 30.0
@@ -68,6 +62,7 @@ def show() -> None:
     header = st.container(horizontal=True, vertical_alignment="center", gap="small")
     header.title("Runs", width="content")
     actions.dialogs()
+    st.html(_ONE_ORDER)
     with header:
         with st.popover("Views", icon=":material/bookmark:"):
             for label, view in _SAVED.items():
@@ -91,7 +86,9 @@ def _filters() -> tuple[Json, list[str], str]:
         names = rules.names or st.query_params.get_all("rule")
         labels = {"": "any"} | {name: rules.of({"name": name}).label for name in names}
         rule = permalinks.select("Rule", "rule", labels, "")
-        sort = permalinks.select("Sort by", "sort", SORTS, "created_at")
+        further = [*st.query_params.get_all("cols"), *st.query_params.get_all("sort")]
+        orders = SORTS | {name: tables.column_label(name) for name in further if name.startswith(tables.METRIC)}
+        sort = permalinks.select("Sort by", "sort", orders, "created_at") or "created_at"
         order = permalinks.select("Order", "order", _ORDER, "desc")
     with st.expander("More filters and columns", icon=":material/tune:"):
         with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -114,7 +111,10 @@ def _filters() -> tuple[Json, list[str], str]:
         "limit": int(size),
         "archived": "any" if archived else "false",
     }
-    return query, columns or list(tables.DEFAULTS), baseline
+    first, *others = columns or tables.DEFAULTS
+    if (ordered := tables.ordered_column(sort)) not in (first, *others):
+        others.insert(0, ordered)
+    return query, [first, *others], baseline
 
 
 def _offered() -> dict[str, str]:
@@ -158,7 +158,8 @@ def _configurations(query: Json, columns: Sequence[str], baseline_id: str) -> No
         rows = [[position[run["id"]] for run in members] for members in groups]
         frame = tables.means(tables.runs_table(runs, baseline=baseline), runs, rows)
         first, *others = columns
-        _bar(_table(frame, groups, [first, tables.RUNS, *others], "configurations", means=True), baseline)
+        chosen = _table(frame, groups, [first, tables.RUNS, *others], "configurations", query, means=True)
+        _bar(chosen, baseline)
 
 
 def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
@@ -176,7 +177,7 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
             baseline = _baseline(baseline_id, runs)
             _summary(runs, total)
             frame = tables.runs_table(runs, baseline=baseline, trends=_trends(runs) if "trend" in columns else {})
-            _bar(_table(frame, [[run] for run in runs], columns, f"runs-{len(visited)}"), baseline)
+            _bar(_table(frame, [[run] for run in runs], columns, f"runs-{len(visited)}", query), baseline)
         if visited or page["next_cursor"]:
             of = f" of {count(total)}" if total is not None else ""
             pager("runs", visited, page["next_cursor"], len(visited) * query["limit"], len(runs), of)
@@ -191,41 +192,53 @@ def _summary(runs: list[Json], total: int | None) -> None:
 
 
 def _table(
-    frame: pd.DataFrame, rows: list[list[Json]], columns: Sequence[str], key: str, *, means: bool = False
+    frame: pd.DataFrame, rows: list[list[Json]], columns: Sequence[str], key: str, query: Json, *, means: bool = False
 ) -> list[Json]:
-    """Show a row for each group of runs; returns the runs of the selected rows."""
-    _place_selection(key, [min(run["id"] for run in members) for members in rows])
+    """Show a row for each group of runs; returns the runs of the selected rows. A click on a header orders by its
+    column, in the service: the table has one page alone."""
+    pressed = _place_selection(key, [min(run["id"] for run in members) for members in rows])
+    config, ordered = _column_config(columns, means), tables.ordered_column(query["sort"])
+    config[ordered]["label"] += _ARROWS[query["order"]]
+    order = tables.ORDERS.get(pressed, pressed)
+    if order in SORTS or order.startswith(tables.METRIC):
+        st.query_params["sort"] = order
+        st.query_params["order"] = "asc" if pressed == ordered and query["order"] == "desc" else "desc"
+        st.rerun()
     event = st.dataframe(
         frame.style.format(tables.written(frame), na_rep=NONE),
         key=key,
-        column_order=tables.filled(frame, columns),
-        column_config=_column_config(columns, means),
+        column_order=tables.filled(frame, columns, ("name", "state", ordered)),
+        column_config=config,
         hide_index=True,
         row_height=36,
         height=min(38 + 36 * len(rows), 640),
         on_select="rerun",
-        selection_mode="multi-row",
+        selection_mode=["multi-row", "single-column"],
         placeholder="–",
         alt="Runs with state, progress, accuracy and cost",
     )
     return [run for row in event.selection.rows if row < len(rows) for run in rows[row]]
 
 
-def _place_selection(key: str, ids: list[str]) -> None:
+def _place_selection(key: str, ids: list[str]) -> str:
     """Select the rows of the table `key` whose items are selected: Streamlit keeps the row numbers in any order.
+    Returns the column whose header was pressed, or nothing, and releases it.
 
     A key that depends on the order would select nothing wrong either, but each reordering would make a new grid, which
     loses its scroll position and the widths of its columns.
     """
     selection: tables.RowSelection = st.session_state.setdefault(f"selection-{key}", tables.RowSelection())
     reported: list[int] = []
+    pressed: list[str] = []
     if key in st.session_state:
         # By item: what a script sets stays a plain dict until the table is drawn, which a click may prevent.
-        reported = sorted(st.session_state[key]["selection"]["rows"])
+        reported, pressed = (st.session_state[key]["selection"].get(part, []) for part in ("rows", "columns"))
+        reported = sorted(reported)
         selection.report(reported)
     rows = selection.place(ids)
-    if rows != reported:
-        st.session_state[key] = {"selection": {"rows": rows}}
+    if rows != reported or pressed:
+        st.session_state[key] = {"selection": {"rows": rows, "columns": []}}
+    return next(iter(pressed), "")
 
 
 def _column_config(columns: Sequence[str], means: bool) -> dict[str, Any]:
@@ -251,24 +264,27 @@ def _column_config(columns: Sequence[str], means: bool) -> dict[str, Any]:
         "difference": column.NumberColumn(
             "Δ baseline", help="Percentage points relative to the pinned run.", width="small"
         ),
-        "trend": column.LineChartColumn("Trend", help="Reward so far, each on its own scale.", width="small"),
+        "trend": column.ImageColumn("Trend", help="Reward so far, each on its own scale.", width="small"),
         "passes": column.TextColumn("Backward passes", help="Backward passes, of the budget.", width="small"),
         "left": column.TextColumn("Time left", help="Estimated from the pace so far.", width="small"),
         "tags": column.ListColumn("Tags", width="small"),
     }
 
 
-def _trends(runs: Sequence[Json]) -> dict[str, list[float]]:
-    """Rewards of each run; requested again only when a run has changed."""
-    store: dict[str, tuple[Any, list[float]]] = st.session_state.setdefault("trends", {})
+def _trends(runs: Sequence[Json]) -> dict[str, str]:
+    """Pictures of each run's rewards; requested again only when a run has changed."""
+    store: dict[str, tuple[Any, str]] = st.session_state.setdefault("trends", {})
     stale = [run for run in runs if store.get(run["id"], (None,))[0] != (run["attempt"], run["progress"]["steps"])]
     for start in range(0, len(stale), _TREND_RUNS):
         part = stale[start : start + _TREND_RUNS]
         rewards = visitor.client().metrics_of([run["id"] for run in part], ["reward/mean"], "step", None, 40)
         for run in part:
-            entry = rewards.get(run["id"], {}).get("series", {}).get("reward/mean") or {"y": []}
-            values = [value for value in map(number, entry["y"]) if value == value]
-            store[run["id"]] = ((run["attempt"], run["progress"]["steps"]), sparkline(values))
+            points = Points()
+            points.extend(rewards[run["id"]]["series"]["reward/mean"])
+            picture = sparkline(
+                [(x, y) for _, x, y, *_ in points.drawn], visitor.rules().of({"name": run["rule"]}).color
+            )
+            store[run["id"]] = ((run["attempt"], run["progress"]["steps"]), picture)
     while len(store) > 1000:
         store.pop(next(iter(store)))
     return {run["id"]: store[run["id"]][1] for run in runs if run["id"] in store}

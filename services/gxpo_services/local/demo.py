@@ -82,7 +82,7 @@ def free_folder(wanted: Path) -> Path:
 
 def comparison_link(dashboard_url: str, ids: list[str]) -> str:
     """The dashboard's comparison of these runs over backward passes, their common budget."""
-    return f"{dashboard_url}/compare?over=backward_passes&" + "&".join(f"runs={run_id}" for run_id in ids)
+    return f"{dashboard_url}/compare?" + "&".join(f"runs={run_id}" for run_id in ids)
 
 
 def _submit(client: Client, passes: int) -> list[str]:

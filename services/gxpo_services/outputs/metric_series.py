@@ -79,6 +79,27 @@ class _Line:
             "downsampled": len(kept) < len(self.steps),
         }
 
+    def thinned(self, max_points: int) -> Json:
+        """SeriesView of at most `max_points` points, with a band if points are left out."""
+        if len(self.steps) <= max_points:
+            return self.at(np.arange(len(self.steps)))
+        return self.at(thin(self.values, max_points)) | {"band": self.band(max_points // 2)}
+
+    def band(self, most: int) -> Json:
+        """BandView of at most `most` buckets of equal numbers of steps; NaN for a bucket without a finite value."""
+        begin = np.arange(0, len(self.values), -(-len(self.values) // most))
+        middle = (begin + np.append(begin[1:], len(self.values)) - 1) // 2
+        finite = np.isfinite(self.values)
+        count = np.add.reduceat(finite, begin, dtype=np.float64)
+        count[count == 0] = np.nan
+        return {
+            "x": self.places[middle].tolist(),
+            "steps": self.steps[middle].tolist(),
+            "mean": (np.add.reduceat(np.where(finite, self.values, 0.0), begin) / count).tolist(),
+            "low": np.fmin.reduceat(np.where(finite, self.values, np.nan), begin).tolist(),
+            "high": np.fmax.reduceat(np.where(finite, self.values, np.nan), begin).tolist(),
+        }
+
 
 def series_of(histories: Mapping[str, Records], query: SeriesQuery, costs: Records | None) -> dict[str, Json]:
     """SeriesView of each metric, in the same order; NaN and the infinities are floats yet.
@@ -87,7 +108,7 @@ def series_of(histories: Mapping[str, Records], query: SeriesQuery, costs: Recor
     """
     lines = {name: _line(name, records, query, costs) for name, records in histories.items()}
     if not query.joined:
-        return {name: line.at(thin(line.values, query.max_points)) for name, line in lines.items()}
+        return {name: line.thinned(query.max_points) for name, line in lines.items()}
     steps = np.unique(np.concatenate([line.steps for line in lines.values()]))
     steps = steps[spread(len(steps), query.max_points)]
     return {
@@ -104,6 +125,10 @@ def _line(name: str, records: Records, query: SeriesQuery, costs: Records | None
     chosen = np.isfinite(places)
     if query.after is not None:
         chosen &= steps > query.after
+    if query.from_ is not None:
+        chosen &= places >= query.from_
+    if query.to is not None:
+        chosen &= places <= query.to
     return _Line(steps[chosen], places[chosen], values[chosen])
 
 
@@ -140,6 +165,16 @@ def costs_at(steps: Steps, costs: Records | None) -> Floats:
 Axis = Literal["step", "backward_passes", "time", "tokens"]
 
 
+class BandView(BaseModel):
+    """A thinned series as equal buckets of steps; lists of equal lengths, with `NaN` for a bucket without a value."""
+
+    x: list[float] = Field(description="Position of each bucket's middle.", examples=[[4, 12]])
+    steps: list[int] = Field(description="Step of each bucket's middle.", examples=[[4, 12]])
+    mean: list[JsonNumber] = Field(description="Means of the finite values.", examples=[[0.25, 0.3]])
+    low: list[JsonNumber] = Field(description="Minima.", examples=[[0.1, 0.2]])
+    high: list[JsonNumber] = Field(description="Maxima.", examples=[[0.5, 0.4]])
+
+
 class SeriesView(BaseModel):
     """Series of a metric; the three lists have equal lengths, in order of steps."""
 
@@ -149,6 +184,7 @@ class SeriesView(BaseModel):
     downsampled: bool = Field(
         description="Whether the series was thinned: to minima and maxima, with `joined` to evenly spaced steps."
     )
+    band: BandView | None = Field(None, description="To draw a series that was thinned without `joined`.")
     sum: float | None = Field(
         None, description="Sum of the finite values of all steps, also those up to `after`; only with `joined`."
     )
@@ -240,6 +276,10 @@ class SeriesQuery(BaseModel):
     )
     x: Axis = Field("step", description="The x-axis: steps, or cumulative backward passes, seconds or tokens.")
     after: int | None = Field(None, ge=-1, le=2**31 - 1, description="Only points after this step.")
+    from_: float | None = Field(
+        None, alias="from", description="Only points from this position on the requested axis on."
+    )
+    to: float | None = Field(None, description="Only points up to this position.")
     max_points: int = Field(
         1000,
         ge=4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.dashboard_pages import Pages
 from support.reporting import sample_row
 
@@ -29,6 +30,19 @@ def test_the_header_of_a_queued_run_has_its_position(pages: Pages) -> None:
     page = pages.open("run", run=run)
     (words,) = [bar.proto.text for bar in page.get("progress")]
     assert words.endswith(" · queue: 2"), words
+
+
+@pytest.mark.parametrize("part", ["Overview", "Policy", "Metrics", "Evaluations", "Samples", "Log", "Checkpoints"])
+def test_a_run_without_data_says_what_it_waits_for_and_an_ended_one_that_there_is_none(pages: Pages, part: str) -> None:
+    holder, run = (pages.submit(f"{name} {part}") for name in ("holds", "waits"))
+    pages.service.report(holder)
+    words = [text.value for text in pages.open("run", run=run, part=part).markdown]
+    (cause,) = [text for text in words if "is queued at position" in text]
+    assert f"[holds {part}](?view=run&run={holder})" in cause
+    pages.cancel(run)
+    words = [text.value for text in pages.open("run", run=run, part=part).markdown]
+    assert [text for text in words if text == "The run was cancelled."]
+    pages.cancel(holder)
 
 
 def test_the_overview_of_a_run_without_data_says_so_once_and_the_gate_claims_nothing(pages: Pages) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+from urllib.parse import unquote
 
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 from support.dashboard_pages import Pages, labelled
+from support.reporting import metric_row
 from support.site import RECORDINGS
 
 from gxpo_dashboard.view_models.tables import RowSelection
@@ -46,6 +49,28 @@ def test_a_run_that_may_not_be_deleted_does_not_keep_the_others(pages: Pages) ->
     assert labelled(page.button, "Delete run")
 
 
+def test_the_order_is_that_of_the_service_in_address_and_header(pages: Pages) -> None:
+    for name, accuracies in (("late", [0.1, 0.4]), ("early", [0.9, 0.2])):
+        rows = [metric_row(step, **{"eval/average/pass@1": score}) for step, score in enumerate(accuracies)]
+        pages.service.report(pages.submit(name, tags=["order"]), metrics=rows)
+
+    def table(page: AppTest) -> tuple[list[str], list[str]]:
+        frame, config = page.dataframe[0], json.loads(page.dataframe[0].proto.columns)
+        return [unquote(name).partition("#")[2] for name in frame.value["name"]], [
+            part["label"] for part in config.values() if "label" in part and part["label"][-1] in "↓↑"
+        ]
+
+    page = pages.open("runs", tag="order", sort="score_best")
+    assert table(page) == (["early", "late"], ["Best ↓"])
+    assert "best" in page.dataframe[0].proto.column_order
+    pressed = {"selection": {"rows": [], "columns": ["score"]}}
+    page = pages.open("runs", {"runs-0": pressed}, tag="order")
+    assert page.query_params["sort"] == "score"
+    assert table(page) == (["late", "early"], ["Accuracy ↓"])
+    page = pages.open("runs", {"runs-0": pressed}, tag="order", sort="score")
+    assert table(page) == (["early", "late"], ["Accuracy ↑"])
+
+
 def test_means_are_over_all_pages_and_over_runs_that_succeeded(pages: Pages) -> None:
     tag: dict[str, Any] = {"tags": ["means"]}
     for seed, steps in enumerate((1, 3)):
@@ -81,10 +106,10 @@ def test_a_selected_run_opens_in_the_same_tab(pages: Pages) -> None:
 
 def test_metrics_of_a_later_run_are_offered_as_columns(pages: Pages) -> None:
     page = pages.open("runs")
-    assert "reward/mean" not in labelled(page.multiselect, "Columns").options
+    assert "gate/z" not in labelled(page.multiselect, "Columns").options
     pages.service.replay(RECORDINGS / "demo", name="with metrics")
     st.cache_data.clear()  # in place of the time for which the names of metrics are kept
-    assert "reward/mean" in labelled(pages.open("runs").multiselect, "Columns").options
+    assert "gate/z" in labelled(pages.open("runs").multiselect, "Columns").options
 
 
 def test_the_view_opens_while_the_service_does_not_answer(pages: Pages) -> None:

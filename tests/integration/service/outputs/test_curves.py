@@ -109,7 +109,10 @@ def test_thinning_smoothing_and_sums_are_those_of_the_query(client: TestClient, 
     thinned = get(client, run_id, names=["a", "b"], max_points=50)["series"]
     assert (len(thinned["a"]["steps"]) <= 50, thinned["a"]["downsampled"]) == (True, True)
     assert set(thinned["b"]["y"]) == {"NaN"}
+    assert set(thinned["b"]["band"]["mean"] + thinned["b"]["band"]["low"]) == {"NaN"}
     assert "sum" not in thinned["a"]
+    part = get(client, run_id, names="a", **{"from": 10, "to": 12})["series"]["a"]
+    assert (part["steps"], "band" in part) == ([10, 11, 12], False)
     # Between 0.2 and 1.0 in turn the average with weight 1/2 tends to 2/3 of the new and 1/3 of the old value.
     smoothed = get(client, run_id, names="a", smoothing=0.5, after=299)["series"]["a"]
     assert smoothed["y"] == [pytest.approx(2 / 3 * 0.2 + 1 / 3 * 1.0)]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from urllib.parse import unquote
 
+import pandas as pd
 import pytest
 
 from gxpo_dashboard.charts import base, curves
 from gxpo_dashboard.charts.base import Chart, Plot, heading
 from gxpo_dashboard.charts.curves import explorer_chart, matching, most_rows
-from gxpo_dashboard.view_models.series import EXTREMES, Points, Series
+from gxpo_dashboard.view_models.series import BANDS, Points, Series
 
 
 def points(y: list[float], x: list[float] | None = None) -> Points:
@@ -107,18 +110,18 @@ def test_lines_differ_in_more_than_colour() -> None:
 
 def test_a_legend_shows_points_by_their_shape_and_lines_by_their_stroke() -> None:
     names = ["a", "b"]
-    lines, dots = base.line_layers(names, "step", base.y_encoding("y"), marks=True)
+    *_, lines, dots = base.line_layers(names, "step", base.y_encoding("y"), marks=True)
     assert lines["encoding"]["strokeDash"]["legend"] is None, "a dashed outline would spoil the shapes"
     assert "symbolType" not in dots["encoding"]["shape"]["legend"]
     assert dots["encoding"]["shape"]["legend"] == dots["encoding"]["color"]["legend"]
-    plain = base.line_layers(names, "step", base.y_encoding("y"))[0]["encoding"]
+    plain = base.line_layers(names, "step", base.y_encoding("y"))[1]["encoding"]
     assert plain["strokeDash"]["legend"] == plain["color"]["legend"]
     assert plain["color"]["legend"]["symbolType"] == "stroke"
 
 
 def test_of_many_points_only_some_answer_to_the_pointer() -> None:
     chart = drawn({"a": points([0.5] * 2500)}, {"a": "A"})
-    line, dots = chart.spec["layer"]
+    *_, line, dots = chart.spec["layer"]
     assert (line["data"]["name"], dots["data"]["name"]) == ("points", "near")
     assert len(chart.points) == 2500
     # Every fifth of 2500.
@@ -128,26 +131,91 @@ def test_of_many_points_only_some_answer_to_the_pointer() -> None:
 
 
 def test_the_first_and_the_last_point_are_not_cut_in_half() -> None:
-    dots = base.line_layers(["a"], "step", base.y_encoding("y"), marks=True)[1]
+    dots = base.line_layers(["a"], "step", base.y_encoding("y"), marks=True)[-1]
     radius = math.sqrt(dots["mark"]["size"] / math.pi)
     assert dots["encoding"]["x"]["scale"]["padding"] > radius
 
 
-def test_long_names_take_fewer_columns() -> None:
-    def columns(name: str) -> int:
-        legend = base.legend([name, "b"])
-        assert legend is not None
-        return int(legend["columns"])
-
-    assert [columns("a"), columns("a" * 20), columns("a" * 30), columns("a" * 60)] == [4, 3, 2, 1]
+def test_a_legend_has_as_many_columns_as_fit_into_the_plot() -> None:
+    legend = base.legend(["a" * 14, "b"])
+    assert legend is not None
+    # 14 letters of 7 pixels, and a symbol with its margins.
+    assert legend["columns"] == {"expr": "max(1, floor((width || containerSize()[0]) / 132))"}
     assert base.legend(["alone"]) is None
 
 
-def test_a_sparkline_keeps_its_ends() -> None:
-    values = [float(value) for value in range(100)]
-    cell = curves.sparkline(values)
-    assert (len(cell), cell[0], cell[-1]) == (30, 0.0, 99.0)
-    assert curves.sparkline([1.0]) == [1.0]
+def picture(*y: float) -> list[tuple[str, float, float]]:
+    """The commands of a sparkline's path with their places, `h` for a dot."""
+    address = curves.sparkline(list(enumerate(y)), "#3f7fbf")
+    path = unquote(address).split("path d='")[1].split("'")[0]
+    return [(kind, float(x), float(height)) for kind, x, height in re.findall(r"([ML])([\d.]+) ([\d.]+)", path)]
+
+
+def test_a_sparkline_draws_each_point_where_it_is_and_leaves_gaps() -> None:
+    # 92 pixels for three steps after a margin of 4; 20 pixels from the lowest to the highest.
+    assert picture(0.0, 1.0, 0.5, 1.0) == [("M", 4, 24), ("L", 34.7, 4), ("L", 65.3, 14), ("L", 96, 4)]
+    assert picture(1.0, math.nan, 0.0, 1.0) == [("M", 4, 4), ("M", 65.3, 24), ("L", 96, 4)]
+    assert picture(0.25) == [("M", 4, 24)]
+    assert curves.sparkline([(1.0, math.nan)], "#3f7fbf") == curves.sparkline([], "#3f7fbf") == ""
+
+
+def test_a_point_without_neighbours_is_drawn_and_kept_among_the_hover_points() -> None:
+    values = [0.5] * 2500
+    values[7] = values[9] = math.nan
+    chart = drawn({"a": points(values), "b": points([0.3])}, {"a": "A", "b": "B"})
+    near = chart.datasets["near"]
+    assert near[near["lone"]][["series", "step"]].to_numpy().tolist() == [["A", 9], ["B", 1]]
+    condition = chart.spec["layer"][-1]["encoding"]["opacity"]["condition"]
+    assert {"test": "datum.lone", "value": 1} in condition
+
+
+def test_a_thinned_series_is_a_line_of_means_in_a_band_and_its_newer_points() -> None:
+    series = Points([1, 4, 8, 9], [1.0, 4.0, 8.0, 9.0], [9.0, 1.0, 3.0, 2.0], BANDS)
+    series.band, series._complete = [(2, 2.0, 5.0, 1.0, 9.0), (6, 6.0, 3.0, 3.0, 3.0)], 8
+    chart = drawn({"a": series}, {"a": "A"})
+    assert chart.points[["x", "y", "low"]].to_numpy().tolist()[:2] == [[2.0, 5.0, 1.0], [6.0, 3.0, 3.0]]
+    assert chart.points["step"].tolist() == [2, 6, 9]
+    assert chart.summary == "At step 9: A 2."
+    band, line, _ = chart.spec["layer"]
+    assert (band["encoding"]["y"]["field"], band["encoding"]["y2"]["field"]) == ("low", "high")
+    assert line["encoding"]["y"]["field"] == "y"
+
+
+def test_the_part_of_a_chart_has_its_data_alone() -> None:
+    datasets = {
+        "points": pd.DataFrame({"x": [1.0, 2.0, 3.0, 4.0]}),
+        "phases": pd.DataFrame({"x": [0.0, 3.5], "x2": [2.5, 9.0]}),
+        "rules": pd.DataFrame({"y": [3.0]}),
+    }
+    part = base.between(Chart("k", "t", {}, datasets, "", "", x="step"), 2.0, 3.0).datasets
+    assert part["points"]["x"].tolist() == [2.0, 3.0]
+    assert part["phases"].to_numpy().tolist() == [[2.0, 2.5]]
+    assert part["rules"]["y"].tolist() == [3.0]
+
+
+def test_outliers_are_left_out_where_a_series_has_quartiles() -> None:
+    # Quartiles 1 and 2: the outer fences are 1 - 3 and 2 + 3.
+    usual = [1.0, 2.0] * 8
+    chart, hidden = base.without_outliers(drawn({"a": points([*usual, 400.0, 5.0])}, {"a": "A"}))
+    assert hidden == 1
+    assert math.isnan(chart.points["y"][16])
+    assert chart.points["y"][17] == 5.0
+    # A band is cut by its own bounds, whose quartiles are 2 and 3: the fence is 3 + 3.
+    series = Points([], [], [], BANDS, [(step, float(step), 1.5, 0.0, 2.0 + step % 2) for step in range(16)])
+    series.band.append((16, 16.0, 1.5, 0.0, 90.0))
+    chart, hidden = base.without_outliers(explorer_chart({"m": {"a": series}}, ["a"], "step"))
+    assert (hidden, chart.points["high"].max(), chart.points["y"].isna().any()) == (1, 6.0, False)
+    for few in ([1.0, 2.0, 400.0], [0.0] * 20 + [1.0]):
+        assert base.without_outliers(drawn({"a": points(few)}, {"a": "A"}))[1] == 0
+
+
+def test_a_range_is_selected_by_dragging_and_nothing_takes_the_wheel() -> None:
+    explored = explorer_chart({"gate/z": {}, "reward/mean": {}}, ["a", "b"], "step")
+    for chart in (drawn({"a": points([1.0])}, {"a": "A"}), explored):
+        assert not re.search("wheel|scales", json.dumps(chart.spec))
+        text = json.dumps(base.with_brush(chart))
+        assert text.count('"brush"') == 1
+        assert '"zoom": false, "translate": false' in text
 
 
 NAMES = ["time/step_s", "gate/z", "gate/value", "reward/mean"]
@@ -172,11 +240,11 @@ def test_averages_arrive_from_the_service_and_the_note_gives_their_weight() -> N
 
 
 def test_a_thinned_series_is_named_below_the_chart_and_in_its_table() -> None:
-    series = {"a": Points([1, 9], [1.0, 9.0], [0.0, 4.0], EXTREMES), "b": Points([1], [1.0], [2.0])}
+    series = {"a": Points([1, 9], [1.0, 9.0], [0.0, 4.0], BANDS), "b": Points([1], [1.0], [2.0])}
     chart = explorer_chart({"reward/mean": series}, ["a", "b"], "step")
-    assert chart.thinned == EXTREMES
-    assert chart.text.endswith("Thinned to minima and maxima; the export in Compare has every step.")
-    assert set(chart.table()["Thinned to"]) == {EXTREMES}
+    assert chart.thinned == BANDS
+    assert chart.text.endswith("Thinned to means in a band of minima and maxima; the export in Compare has every step.")
+    assert set(chart.table()["Thinned to"]) == {BANDS}
     whole = explorer_chart({"reward/mean": {"b": series["b"]}}, ["b"], "step")
     assert (whole.thinning, "Thinned to" in whole.table()) == ("", False)
 
@@ -194,8 +262,8 @@ def test_rows_share_pointer_zoom_and_legend_and_new_data_keeps_the_specification
         series = {"a": Points([1] * num, [1.0] * num, [1.0] * num), "b": Points([1], [1.0], [2.0])}
         return explorer_chart({"gate/z": series, "reward/mean": series}, ["a", "b"], "step").spec
 
-    spec = explorer_chart({"gate/z": {}, "reward/mean": {}}, ["a", "b"], "step").spec
+    spec = base.with_brush(explorer_chart({"gate/z": {}, "reward/mean": {}}, ["a", "b"], "step"))
     names = {layer["name"] for row in spec["vconcat"] for layer in row["layer"] if "name" in layer}
     assert {view for param in spec["params"] for view in param.get("views", [])} <= names
-    assert [param["name"] for param in spec["params"]] == ["zoom", "hover", "selected"]
+    assert [param["name"] for param in spec["params"]] == ["hover", "selected", "brush"]
     assert json.dumps(chart(1)) == json.dumps(chart(3))

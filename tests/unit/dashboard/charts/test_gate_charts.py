@@ -37,16 +37,12 @@ SERIES = {
 
 def test_phases_change_at_the_step_that_fired() -> None:
     intervals = gate.phases(SERIES)
-    assert intervals.to_dict("records") == [
-        {"x": 1.0, "x2": 3.0, "phase": gate.LOOK_AHEAD},
-        {"x": 3.0, "x2": 5.0, "phase": gate.FALLBACK},
-    ]
+    assert intervals.to_dict("records") == [{"x": 1.0, "x2": 3.0, "phase": gate.LOOK_AHEAD}]
 
 
 def test_a_rearmed_gate_gives_a_phase_for_each_stretch() -> None:
     intervals = gate.phases({"gate/active": points(STEPS, [1, 0, 0, 1, 1])})
-    assert list(intervals["phase"]) == [gate.LOOK_AHEAD, gate.FALLBACK, gate.LOOK_AHEAD]
-    assert list(intervals["x"]) == [1.0, 2.0, 4.0]
+    assert intervals[["x", "x2"]].to_numpy().tolist() == [[1.0, 2.0], [4.0, 5.0]]
 
 
 def test_the_z_chart_marks_threshold_and_shutoff() -> None:
@@ -104,7 +100,7 @@ def test_over_another_axis_the_shutoff_lies_where_that_step_lies() -> None:
     series = {name: points(p.steps, p.y, [passes[s - 1] for s in p.steps]) for name, p in SERIES.items()}
     chart = gate.z_chart(series, "backward_passes")
     assert list(chart.datasets["shutoff"]["x"]) == [9.0]
-    assert list(chart.datasets["phases"]["x2"]) == [9.0, 11.0]
+    assert list(chart.datasets["phases"]["x2"]) == [9.0]
     assert list(chart.points["x"]) == [6.0, 9.0]
 
 
@@ -114,3 +110,18 @@ def test_new_data_does_not_change_the_specification() -> None:
     for make in (gate.z_chart, gate.value_chart):
         assert json.dumps(make(short).spec) == json.dumps(make(SERIES).spec)
         assert make(short).alt == make(SERIES).alt
+
+
+def test_no_two_entries_of_a_legend_have_one_colour() -> None:
+    """The phase has the hue of the rule, so that its lines have none."""
+    rule = RULES.of({"name": "gxpo"})
+    for chart in (gate.z_chart(SERIES, color=rule.color), gate.value_chart(SERIES, color=rule.color)):
+        scales = [
+            layer["encoding"][channel]["scale"]
+            for layer in chart.spec["layer"]
+            for channel in ("fill", "color")
+            if channel in layer["encoding"]
+        ]
+        colors = {name: color for s in scales for name, color in zip(s["domain"], s["range"], strict=True)}
+        assert len(set(colors.values())) == len(colors)
+        assert colors[gate.LOOK_AHEAD] == rule.color

@@ -69,6 +69,25 @@ def test_new_data_does_not_change_the_specification() -> None:
     assert json.dumps(before.spec) == json.dumps(after.spec)
 
 
+@pytest.mark.parametrize("rule", RULES.names)
+def test_no_two_entries_of_the_legend_have_one_colour(rule: str) -> None:
+    settings = RULES.of({"name": rule}).defaults
+    color = steps.budget_chart(SHUT_OFF, dict(settings) | {"name": rule}, None, RULES).spec["layer"][1]["encoding"][
+        "color"
+    ]
+    assert len(set(color["scale"]["range"])) == len(color["scale"]["domain"])
+
+
+def test_a_single_step_has_an_area() -> None:
+    one = {name: points(p.steps[:1], p.y[:1]) for name, p in SHUT_OFF.items()}
+    own = steps.budget_chart(one, GXPO, None, RULES).datasets["own"]
+    assert own[own["series"] == LOOK_AHEAD][["x", "y"]].to_numpy().tolist() == [[0, 0], [1, 3]]
+    first = {name: points(p.steps[:1], p.y[:1]) for name, p in SERIES.items() if p.steps[0] == 1}
+    chart = steps.step_time_chart(first, {})
+    assert chart.datasets["areas"].query("series == 'update'")[["x", "y"]].to_numpy().tolist() == [[0, 2], [1, 2]]
+    assert set(chart.points["x"]) == {1.0}
+
+
 def test_a_rule_has_one_colour_and_dash_whichever_run_it_is_compared_with() -> None:
     def styles(settings: dict[str, object]) -> dict[str, tuple[str, list[int]]]:
         encoding = steps.budget_chart(SHUT_OFF, settings, None, RULES).spec["layer"][1]["encoding"]

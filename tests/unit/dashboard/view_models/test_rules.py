@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import colorsys
+import tomllib
+from pathlib import Path
 
 import pytest
 from support.contrast import contrast
 
+import gxpo_dashboard
 from gxpo_dashboard.view_models.rules import HUES, luminance, rules_of, shade
 from gxpo_trainer.config import RunConfig
 
@@ -32,6 +35,13 @@ def test_every_shade_is_seen_on_both_pages_and_keeps_its_hue(color: str, page: s
         assert hue(shade(color, variant)) == pytest.approx(hue(color), abs=0.02)
 
 
+def test_red_is_that_of_failures_and_in_no_chart() -> None:
+    file = Path(gxpo_dashboard.__file__).with_name(".streamlit") / "config.toml"
+    theme = tomllib.loads(file.read_text(encoding="utf-8"))["theme"]
+    for color in (*HUES, *(color for page in PAGES for color in theme[page]["chartCategoricalColors"])):
+        assert min(hue(color), 1 - hue(color)) > 0.03, color
+
+
 def test_variants_of_a_rule_are_shades_of_its_hue_and_rules_have_their_own() -> None:
     rules = rules_of(RunConfig.model_json_schema())
     colors = rules.colors({"GRPO": "grpo", "GRPO lr 6e-05": "grpo", "GXPO K=5": "gxpo", "GXPO K=10": "gxpo"})
@@ -41,5 +51,8 @@ def test_variants_of_a_rule_are_shades_of_its_hue_and_rules_have_their_own() -> 
     assert abs(hue(colors["GXPO K=5"]) - hue(colors["GRPO"])) > 0.05
 
 
-def test_a_third_colour_of_one_base_is_another_shade() -> None:
-    assert len(set(rules_of({}).colors(dict.fromkeys("abc", "gxpo")).values())) == 3
+@pytest.mark.parametrize("color", HUES)
+def test_twenty_variants_of_a_rule_differ_and_are_seen_on_both_pages(color: str) -> None:
+    variants = [shade(color, variant) for variant in range(20)]
+    assert len(set(variants)) == 20
+    assert min(contrast(variant, page) for variant in variants for page in PAGES.values()) >= 2.95

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_dashboard.view_models.series import EVEN, EXTREMES, LiveSeries, Points, Total, number, refresh
+from gxpo_dashboard.view_models.series import BANDS, EVEN, LiveSeries, Points, Total, number, refresh
 
 Json = dict[str, Any]
 
@@ -77,12 +77,23 @@ def thinned(steps: list[int], total: float | None = None, downsampled: bool = Tr
 
 def test_a_thinned_series_says_which_points_are_left_also_after_an_increment() -> None:
     live, joined = LiveSeries(), LiveSeries(joined=True)
-    for series, total, kind in ((live, None, EXTREMES), (joined, 5.0, EVEN)):
+    for series, total, kind in ((live, None, BANDS), (joined, 5.0, EVEN)):
         series.take(thinned([1, 999], total), None)
         series.take(thinned([999, 1000], total, downsampled=False), 998)
         assert (series.points["m"].steps, series.points["m"].thinned) == ([1, 999, 1000], kind)
         series.take(thinned([1, 2], total, downsampled=False), None)
         assert series.points["m"].thinned == ""
+
+
+def test_a_band_stands_for_the_points_of_its_answer_and_later_points_follow_it() -> None:
+    live, answer = LiveSeries(), thinned([1, 5, 8])
+    answer["series"]["m"]["band"] = {"steps": [2, 6], "x": [2, 6], "mean": [1.5, "NaN"], "low": [1, 0], "high": [2, 0]}
+    assert live.take(answer, None)
+    assert live.take(thinned([8, 9], downsampled=False), 7)
+    steps, _, means, *_ = zip(*live.points["m"].drawn, strict=True)
+    assert (steps, means[0], means[2]) == ((2, 6, 9), 1.5, 1.0)
+    assert math.isnan(means[1])
+    assert not live.take(answer, 7), "a thinned increment would lose the points before it"
 
 
 def test_totals_are_those_of_the_last_answer() -> None:

@@ -16,6 +16,7 @@ from gxpo_client.formats import literal
 from gxpo_dashboard.charts.base import Chart
 from gxpo_dashboard.charts.benchmarks import score_table
 from gxpo_dashboard.view_models import tables
+from gxpo_services.runs import listing
 
 Json = dict[str, Any]
 
@@ -30,8 +31,8 @@ def run(**fields: Any) -> Json:
 
 
 def test_a_row_of_the_list() -> None:
-    row = tables.runs_table([run()], baseline=run(score=0.35), trends={"r1": [1.0, 2.0]}).iloc[0]
-    assert (row["progress"], row["score"], row["trend"]) == (50.0, 40.0, [1.0, 2.0])
+    row = tables.runs_table([run()], baseline=run(score=0.35), trends={"r1": "data:"}).iloc[0]
+    assert (row["progress"], row["score"], row["trend"]) == (50.0, 40.0, "data:")
     assert row["difference"] == pytest.approx(5.0)
     assert (row["passes"], row["left"], row["state"]) == ("45 of 90", "1 min 15 s", ["▶ running"])
     assert math.isnan(row["reward"])
@@ -311,3 +312,10 @@ def test_what_the_visitor_changes_is_of_the_order_shown() -> None:
     assert selection.place(["b", "a", "new"]) == [0, 1]
     selection.report([])
     assert selection.place(["a", "b", "new"]) == []
+
+
+def test_every_order_of_a_column_is_known_to_the_service_and_shown_in_that_column() -> None:
+    assert {name for name in tables.ORDERS.values() if not name.startswith(tables.METRIC)} <= set(listing.COLUMNS)
+    assert set(tables.ORDERS) <= set(tables.COLUMNS)
+    shown = {order: tables.ordered_column(order) for order in ("score", "score_best", "metric:reward/mean", "metric:m")}
+    assert list(shown.values()) == ["score", "best", "reward", "metric:m"]

@@ -122,7 +122,7 @@ def test_a_demo_takes_a_folder_that_holds_nothing(tmp_path: Path) -> None:
 
 def test_the_link_names_every_run() -> None:
     link = comparison_link("http://127.0.0.1:8501", ["r1", "r2"])
-    assert link == "http://127.0.0.1:8501/compare?over=backward_passes&runs=r1&runs=r2"
+    assert link == "http://127.0.0.1:8501/compare?runs=r1&runs=r2"
 
 
 class Answering:

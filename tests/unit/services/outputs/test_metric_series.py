@@ -136,3 +136,27 @@ def test_a_single_peak_anywhere_is_never_lost(length: int, most: int) -> None:
         values = np.zeros(length)
         values[place] = 1.0
         assert place in thin(values, most)
+
+
+def test_a_thinned_series_has_the_mean_and_the_bounds_of_equal_buckets_at_their_middles() -> None:
+    # Two buckets of four for four points; the NaN and the infinity count for nothing.
+    values = dict(enumerate([1.0, 5, 3, 3, 9, math.nan, math.inf, 3], start=1))
+    series = over_steps({"a": values, "b": dict.fromkeys(range(1, 9), math.nan)}, 4)
+    bounds = {"mean": [3.0, 6.0], "low": [1.0, 3.0], "high": [5.0, 9.0]}
+    assert series["a"]["band"] == {"x": [2, 6], "steps": [2, 6], **bounds}
+    assert np.isnan(series["b"]["band"]["mean"]).all()
+    assert np.isnan(series["b"]["band"]["low"]).all()
+    assert "band" not in over_steps({"a": values}, 8)["a"]
+    assert "band" not in over_steps({"a": values}, 4, joined=True)["a"]
+
+
+def test_a_range_of_the_axis_is_thinned_alone_and_averaged_over_all_steps() -> None:
+    values = {step: float(step) for step in range(1, 5001)}
+    near = over_steps({"a": values}, 600, **{"from": 100, "to": 300})["a"]
+    assert (near["steps"], near["downsampled"]) == (list(range(100, 301)), False)
+    # 0.5 of the step and 0.5 of the average before, which is the step minus one: m = s - 1.
+    smoothed = over_steps({"a": values}, 600, smoothing=0.5, **{"from": 4999.5})["a"]
+    assert (smoothed["steps"], smoothed["y"]) == ([5000], [pytest.approx(4999.0)])
+    costs = records({step: 10.0 * step for step in values})
+    query = SeriesQuery(names=["a"], x="tokens", **{"from": 45, "to": 70})  # type: ignore[arg-type]
+    assert series_of({"a": records(values)}, query, costs)["a"]["steps"] == [5, 6, 7]
