@@ -150,7 +150,8 @@ def _database_lines(text: str) -> set[int]:
         if isinstance(node, ast.FunctionDef):
             annotations = [a.annotation for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             if any(isinstance(a, ast.Name) and a.id in DATABASE for a in annotations):
-                lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                lines.update(range(first, (node.end_lineno or node.lineno) + 1))
     return lines
 
 
