@@ -8,8 +8,8 @@ import math
 import pytest
 
 from gxpo_dashboard.charts import base, curves
-from gxpo_dashboard.charts.base import Chart, Plot, heading
-from gxpo_dashboard.charts.curves import explorer_chart, matching, most_rows
+from gxpo_dashboard.charts.base import Chart, Plot
+from gxpo_dashboard.charts.curves import explorer_chart, matching
 from gxpo_dashboard.view_models.series import EXTREMES, Points, Series
 
 
@@ -40,21 +40,10 @@ def test_the_table_over_a_cost_keeps_the_steps() -> None:
     assert table.to_dict("list") == {"Sampled tokens": [100.0, 250.0], "Step": [1, 2], "A": [1.0, 2.0]}
 
 
-def test_headers_are_in_sentence_case_and_names_stay() -> None:
-    assert [heading(label) for label in ("training step", "z-score", "pass@1", "95% low", "")] == [
-        "Training step", "z-score", "pass@1", "95% low", ""
-    ]  # fmt: skip
-
-
 def test_what_is_not_positive_has_no_place_on_a_logarithmic_axis() -> None:
     chart = drawn({"a": points([1e-7, 0.0])}, {"a": "A"}, log=True)
     assert chart.points["y"][0] == 1e-7
     assert math.isnan(chart.points["y"][1])
-
-
-def test_seconds_become_hours() -> None:
-    chart = drawn({"a": points([1.0], [7200.0])}, {"a": "A"}, "time")
-    assert chart.points["x"].tolist() == [2.0]
 
 
 def test_where_a_step_lies_on_another_axis() -> None:
@@ -105,17 +94,6 @@ def test_lines_differ_in_more_than_colour() -> None:
     assert len(set(styles["shape"]["scale"]["range"])) == 8
 
 
-def test_a_legend_shows_points_by_their_shape_and_lines_by_their_stroke() -> None:
-    names = ["a", "b"]
-    lines, dots = base.line_layers(names, "step", base.y_encoding("y"), marks=True)
-    assert lines["encoding"]["strokeDash"]["legend"] is None, "a dashed outline would spoil the shapes"
-    assert "symbolType" not in dots["encoding"]["shape"]["legend"]
-    assert dots["encoding"]["shape"]["legend"] == dots["encoding"]["color"]["legend"]
-    plain = base.line_layers(names, "step", base.y_encoding("y"))[0]["encoding"]
-    assert plain["strokeDash"]["legend"] == plain["color"]["legend"]
-    assert plain["color"]["legend"]["symbolType"] == "stroke"
-
-
 def test_of_many_points_only_some_answer_to_the_pointer() -> None:
     chart = drawn({"a": points([0.5] * 2500)}, {"a": "A"})
     line, dots = chart.spec["layer"]
@@ -125,12 +103,6 @@ def test_of_many_points_only_some_answer_to_the_pointer() -> None:
     assert chart.datasets["near"]["step"].tolist() == list(range(1, 2501, 5))
     few = base.near(chart.points.head(500))
     assert len(few) == 500
-
-
-def test_the_first_and_the_last_point_are_not_cut_in_half() -> None:
-    dots = base.line_layers(["a"], "step", base.y_encoding("y"), marks=True)[1]
-    radius = math.sqrt(dots["mark"]["size"] / math.pi)
-    assert dots["encoding"]["x"]["scale"]["padding"] > radius
 
 
 def test_long_names_take_fewer_columns() -> None:
@@ -143,13 +115,6 @@ def test_long_names_take_fewer_columns() -> None:
     assert base.legend(["alone"]) is None
 
 
-def test_a_sparkline_keeps_its_ends() -> None:
-    values = [float(value) for value in range(100)]
-    cell = curves.sparkline(values)
-    assert (len(cell), cell[0], cell[-1]) == (30, 0.0, 99.0)
-    assert curves.sparkline([1.0]) == [1.0]
-
-
 NAMES = ["time/step_s", "gate/z", "gate/value", "reward/mean"]
 
 
@@ -157,10 +122,6 @@ def test_metrics_match_their_group_and_every_word_of_a_search_in_any_order() -> 
     assert matching(NAMES, "gate", "") == ["gate/value", "gate/z"]
     assert matching(NAMES, "", "step TIME") == ["time/step_s"]
     assert matching(NAMES, "gate", "mean") == []
-
-
-def test_many_runs_share_a_bounded_number_of_lines() -> None:
-    assert [most_rows(num) for num in (1, 3, 4, 20, 60)] == [8, 8, 6, 1, 1]
 
 
 def test_averages_arrive_from_the_service_and_the_note_gives_their_weight() -> None:
