@@ -86,16 +86,18 @@ def judge(tree: Tree, share: Sample, files: list[str], calls: Calls) -> None:
             with OUTCOMES.open("a") as file:
                 file.write(json.dumps([mutant.key, digest(source), outcome]) + "\n")
 
-    test([item for item in share if not item[0].in_body()], tree.outcome_in_new_session)
-    tree.session(files, lambda session: test([item for item in share if item[0].in_body()], session.outcome))
+    in_body = [item for item in share if item[0].in_body()]
+    # In a fork, because a new session must import the mutated module itself.
+    in_forks([lambda: tree.session(files, lambda session: test(in_body, session.outcome))])
+    test([item for item in share if item not in in_body], tree.outcome_in_new_session)
 
 
 def tests_for(mutant: Mutant, calls: Calls) -> list[str]:
-    """The tests that call the mutated function; for code outside functions all tests of `test_files`."""
-    places = {name: place for place, name in enumerate(test_files(mutant.path))}
+    """The tests that call the mutated function, the fastest first; for code outside functions all of `test_files`."""
+    files = test_files(mutant.path)
     function = mutant.function()
     known = calls.seconds if function is None else calls.tests_of.get(f"{mutant.path}:{function}", [])
-    return sorted((t for t in known if t.split("::")[0] in places), key=lambda t: places[t.split("::")[0]])
+    return sorted((t for t in known if t.split("::")[0] in files), key=lambda t: calls.seconds[t])
 
 
 def report(chosen: Sample, outcomes: dict[str, str], heading: str) -> str:

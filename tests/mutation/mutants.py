@@ -2,7 +2,7 @@
 
 The mutants are cosmic-ray's: comparisons, arithmetic, boolean logic, constants, loops and exception handlers. Left out
 are those that say nothing about tests: an operator of another kind (a float cannot be shifted), identity in place of
-equality, type annotations, and that data classes are frozen.
+equality, and what no result depends on (`_meaning`). The targets are pure; docs/mutants.md has the criterion.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ TARGETS = (
     "trainer/gxpo_trainer/compare/*.py",
     "trainer/gxpo_trainer/grading/**/*.py",
     "services/gxpo_services/run_states.py",
-    "services/gxpo_services/settings.py",
     "services/gxpo_services/api/fields.py",
-    "services/gxpo_services/compare/export.py",
     "services/gxpo_services/compare/schemas.py",
-    "services/gxpo_services/runs/configs.py",
     "services/gxpo_services/sweeps/grid.py",
     "services/gxpo_services/ingest/batches.py",
     "services/gxpo_services/outputs/metric_series.py",
     "services/gxpo_services/scheduling/decisions.py",
 )
 IMPURE = tuple(f"grading/{name}.py" for name in ("files", "http_rewards", "pool", "worker"))
+DATABASE = {"Session", "ReadSession", "Database"}
+"""Types of parameters whose functions are not pure."""
 # Replacements within a set of operators.
 FAMILIES = (
     {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow"},
@@ -65,7 +64,9 @@ class Mutant:
         """The mutated file; None when nothing that counts changes, or when it is not Python."""
         original = (ROOT / self.path).read_text()
         mutated = mutate_code(original, plugins.get_operator(self.operator)(), self.occurrence)
-        return None if mutated is None or _meaning(mutated) in (None, _meaning(original)) else mutated
+        if mutated is None or _meaning(mutated, self.operator) in (None, _meaning(original, self.operator)):
+            return None
+        return mutated
 
     def function(self) -> str | None:
         """Qualified name, as code objects have it, of the innermost named function around; None outside of any."""
@@ -108,6 +109,7 @@ def all_mutants() -> list[Mutant]:
     for path in target_files():
         name, text = str(path.relative_to(ROOT)), path.read_text()
         nodes, lines = list(ast_nodes(get_ast(text))), text.splitlines()
+        impure = _database_lines(text)
         seen: Counter[str] = Counter()
         for operator_name, operator in operators:
             places = ((node, place) for node in nodes for place in operator.mutation_positions(node))
@@ -116,6 +118,8 @@ def all_mutants() -> list[Mutant]:
                     continue  # the star before keyword-only parameters is no product
                 key = f"{name} {operator_name} {lines[line - 1].strip()}"
                 seen[key] += 1
+                if line in impure:
+                    continue
                 mutants.append(Mutant(name, operator_name, occurrence, line, f"{key} {seen[key]}"))
     return mutants
 
@@ -139,8 +143,20 @@ def _is_used(operator: str) -> bool:
     return any(set(words) <= family for family in FAMILIES) if words else kind in OTHERS
 
 
-def _meaning(source: str) -> str | None:
-    """The syntax tree without annotations and decorators of classes; None for what does not parse."""
+def _database_lines(text: str) -> set[int]:
+    """Lines of the functions that take a session or the database."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            annotations = [a.annotation for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            if any(isinstance(a, ast.Name) and a.id in DATABASE for a in annotations):
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                lines.update(range(first, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def _meaning(source: str, operator: str) -> str | None:
+    """The syntax tree without what no result depends on (see docs/mutants.md); None for what does not parse."""
     try:
         tree = ast.parse(source)
     except SyntaxError:  # the star of keyword-only parameters, taken for a product
@@ -152,4 +168,10 @@ def _meaning(source: str) -> str | None:
             node.returns = None
         elif isinstance(node, ast.ClassDef):
             node.decorator_list = []
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            no_effect = {"lru_cache": {"maxsize"}, "Field": {"examples"}}.get(name, set())
+            if name == "zip" and operator == "core/ReplaceTrueWithFalse":
+                no_effect = {"strict"}
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in no_effect]
     return ast.dump(tree)

@@ -114,18 +114,28 @@ class Tree:
             raise SystemExit(f"pytest could not collect the tests: {code}")
 
     def outcome_in_new_session(self, path: str, source: str, tests: list[str], cpu_s: float) -> str:
-        """`Session.outcome` for a module that must be imported again. Call it before any session."""
-        target, files = self.folder / path, list(dict.fromkeys(test.split("::")[0] for test in tests))
-        original, times = target.read_text(), target.stat()
+        """`Session.outcome` for a module that must be imported again. Call it before any session.
+
+        The tests named after the module come first, alone: importing the others costs more than running them.
+        """
+        target, original = self.folder / path, (self.folder / path).read_text()
+        times, files = target.stat(), list(dict.fromkeys(test.split("::")[0] for test in tests))
+        own = [name for name in files if target.stem in Path(name).stem]
         target.write_text(source)
 
-        def test() -> None:
+        def test(names: list[str]) -> None:
+            chosen = [test for test in tests if test.split("::")[0] in names]
             with contextlib.suppress(SystemExit):
-                self.session(files, lambda session: os._exit(session.run(tests)))
+                self.session(names, lambda session: os._exit(session.run(chosen)))
             os._exit(2)  # the mutant cannot be imported
 
         try:
-            return _outcome(limited_fork(test, cpu_s, self.log))
+            outcomes = (
+                _outcome(limited_fork(lambda names=names: test(names), cpu_s, self.log))  # type: ignore[misc]
+                for names in (own, [name for name in files if name not in own])
+                if names
+            )
+            return next((outcome for outcome in outcomes if outcome != "survived"), "survived")
         finally:
             target.write_text(original)
             os.utime(target, (times.st_atime, times.st_mtime))

@@ -26,20 +26,6 @@ def test_one_step_ahead_a_step_is_the_longer_of_its_parts(in_flight: bool) -> No
     assert result.staleness == 1
 
 
-def test_engines_wait_where_the_update_is_longer() -> None:
-    slow = Measured(0.01, 0.01, 2.0, 0.1, [10], [0.0], prompts=4, samples=2, max_num_seqs=8)
-    result = Simulation(slow, 1, 1).run(9)
-    assert result.step_s == pytest.approx(2.1)
-    assert result.learner == pytest.approx(1.0)
-    assert result.engines == pytest.approx(0.9 / 2.1)
-
-
-def test_a_second_wave_waits_for_room() -> None:
-    # Two samples at a time: four waves of 10 · (0.01 + 2 · 0.01) = 0.3 s.
-    narrow = Measured(0.01, 0.01, 0.5, 0.1, [10], [0.0], prompts=4, samples=2, max_num_seqs=2)
-    assert Simulation(narrow, 1, 0).run(6).step_s == pytest.approx(1.2 + 0.6)
-
-
 def test_in_flight_updates_hide_the_longest_responses() -> None:
     tailed = Measured(0.01, 0.0, 0.1, 0.01, [*[10] * 15, 100], [0.0], prompts=8, samples=2, max_num_seqs=16)
     strict, waiting, flying = (

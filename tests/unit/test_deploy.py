@@ -175,12 +175,6 @@ def test_what_is_not_set_keeps_its_default(services: dict[str, Any], monkeypatch
     assert {name: getattr(settings, name) for name in default} == {name: f.default for name, f in default.items()}
 
 
-def test_ray_s_nodes_know_the_file_of_reward_tokens(services: dict[str, Any]) -> None:
-    (worker,) = yaml.safe_load((ROOT / "deploy/ray-cluster/worker.yml").read_text())["services"].values()
-    for service in (services["ray-head"], services["ray-worker"], services["ray-worker-gpu"], worker):
-        assert service["environment"]["GXPO_REWARD_TOKEN_FILE"] == "${GXPO_REWARD_TOKEN_FILE:-}"
-
-
 def test_every_image_ends_as_a_user_that_is_not_root() -> None:
     users: dict[str, str | None] = {}
     stage = ""
@@ -343,21 +337,6 @@ def test_the_kubectl_commands_name_what_the_manifest_has() -> None:
     assert named <= names
     all_named = {name for line in lines for name in re.findall(r"\b(gxpo-[a-z-]+)\b", line)}
     assert all_named <= {name for _, name in names}
-
-
-def test_the_upgrade_applies_the_migration_alone_first() -> None:
-    selector = {match for line in kubectl_lines() for match in re.findall(r" -l app=(\S+)", line)}
-    labelled = [d for d in manifests() if (d["metadata"].get("labels") or {}).get("app") in selector]
-    assert [document["kind"] for document in labelled] == ["Job"]
-
-
-def test_the_pod_of_the_api_has_what_is_done_in_it() -> None:
-    """Create a token in the database; copy and restore artifacts."""
-    (api,) = [d for d in manifests() if d["kind"] == "Deployment" and d["metadata"]["name"] == "gxpo-api"]
-    (container,) = api["spec"]["template"]["spec"]["containers"]
-    mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
-    assert mounts["/artifacts"] is False
-    assert "/secrets/database" in mounts
 
 
 def test_the_job_and_the_command_for_the_first_token_work_with_the_settings_of_the_manifest(tmp_path: Path) -> None:

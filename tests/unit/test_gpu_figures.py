@@ -4,23 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu import ELEMENTS, bf16_peak, model_flops
+from benchmarks.gpu import ELEMENTS, model_flops
 from benchmarks.policies import LARGE_SHAPE
-
-
-@pytest.mark.parametrize(
-    ("name", "tflops"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989.0),
-        ("NVIDIA H200", 989.0),
-        ("NVIDIA A100-SXM4-40GB", 312.0),
-        ("NVIDIA B200", 2250.0),
-        ("NVIDIA L40S", 362.0),
-        ("Tesla T4", None),
-    ],
-)
-def test_the_peak_of_a_chip_is_that_of_the_planner(name: str, tflops: float | None) -> None:
-    assert bf16_peak(name) == (None if tflops is None else tflops * 1e12)
 
 
 def test_a_pass_counts_six_products_a_parameter_and_token() -> None:

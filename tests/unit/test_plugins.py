@@ -322,14 +322,6 @@ def test_a_service_accepts_what_is_listed(setting: str, monkeypatch: pytest.Monk
     checked(SECTIONS[setting], server)
 
 
-def test_a_typing_error_in_a_service_is_a_suggestion() -> None:
-    with pytest.raises(Invalid) as refused:
-        checked({"learner": {"rule": {"name": "gxp"}}}, ServiceSettings())
-    (error,) = refused.value.errors
-    assert error.field == "config.learner.rule.name"
-    assert 'did you mean "gxpo"?' in error.message
-
-
 def test_starting_a_service_imports_no_component(workbench: Path, tmp_path: Path) -> None:
     program = (
         "import sys; from gxpo_services.app import create_app; from gxpo_services.runs.configs import config_schema\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
 
 from docs_build import pictures
 
@@ -16,12 +15,3 @@ def test_a_picture_has_a_circle_for_each_pass_that_its_title_states(name: str) -
     (axes,) = pictures.draw(name).axes
     circles = [text.get_text() for text in axes.texts if text.get_text().isdigit()]
     assert len(circles) == int(re.search(r"(\d+) pass", title)[1]) == settings.passes_per_step(gate_open=True)
-
-
-def test_the_extrapolated_point_of_gxpo_is_near_the_one_that_sfpo_walks_to() -> None:
-    ends = []
-    for name in ("sfpo", "gxpo"):
-        learner = pictures.RecordingLearner(pictures.RATE)
-        pictures.make_rule(pictures.RULES[name][1]).step(learner)
-        ends.append(pictures._looked_ahead(pictures.RULES[name][1], learner.record.updates[-1][0]))
-    assert torch.linalg.norm(ends[0] - ends[1]) < 0.1 * torch.linalg.norm(ends[0] - pictures.START)

@@ -112,9 +112,9 @@ def faults(value: Any) -> list[tuple[str, str]]:
     waiting: list[tuple[str, Any, int]] = [("", value, 0)]
     visited = 0
     while waiting:
-        visited += 1
         if visited + len(waiting) > MAX_VALUES:
             return [("", f"has more than {MAX_VALUES} values")]
+        visited += 1
         path, item, depth = waiting.pop()
         if depth > MAX_DEPTH:
             reasons.append((path, f"is nested deeper than {MAX_DEPTH} levels"))

@@ -8,8 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from gxpo_trainer.algo.losses import TokenOutputs, combine_statistics, finish_statistics, k3_divergence, policy_loss
@@ -95,14 +93,6 @@ def test_k3_by_hand() -> None:
     # q = log π_ref − log π = ln 2 and −ln 2: 2 − ln 2 − 1 and 1/2 + ln 2 − 1.
     kl = k3_divergence(logs(1.0, 2.0), logs(2.0, 1.0))
     assert kl.tolist() == pytest.approx([1 - math.log(2), math.log(2) - 0.5], abs=1e-15)
-
-
-@given(st.floats(-20, 0), st.floats(-20, 0))
-def test_k3_is_never_negative_and_zero_at_equality(a: float, b: float) -> None:
-    x, y = torch.tensor([a, a], dtype=torch.float64), torch.tensor([b, a], dtype=torch.float64)
-    kl = k3_divergence(x, y)
-    assert kl[0] >= 0
-    assert kl[1] == 0
 
 
 def test_kl_is_added_with_beta_and_not_scaled_by_the_importance_weight() -> None:
@@ -287,6 +277,27 @@ def test_the_mask_of_a_response_uses_its_whole_weight_by_hand() -> None:
     assert logprobs.grad.tolist() == pytest.approx([0, 0, -1, -1], abs=1e-14)
 
 
+@pytest.mark.parametrize("correction", ["token_mask", "sequence_mask"])
+def test_a_mask_keeps_weights_at_its_bounds_and_may_leave_nothing(correction: str) -> None:
+    settings = LossConfig(
+        **UNCLIPPED, proximal="sampler", correction=correction, importance_low=0.5, importance_high=2.0
+    )
+
+    def masked(*ratios: float) -> tuple[list[float], float]:
+        logprobs = logs(*ratios).requires_grad_()
+        num = len(ratios)
+        micro = micro_batch([1.0] * num, [1.0] * num, [0.0] * num, list(range(num)))
+        loss, sums = policy_loss(TokenOutputs(logprobs, None), micro, None, None, settings)
+        loss.backward()
+        assert logprobs.grad is not None
+        return logprobs.grad.tolist(), finish_statistics(sums)["importance_effective_sample_fraction"]
+
+    gradient, fraction = masked(0.5, 2.0, 0.499, 2.001)
+    assert gradient == pytest.approx([-0.5, -2.0, 0.0, 0.0], abs=1e-14)
+    assert fraction == pytest.approx(2.5**2 / (4 * 4.25))
+    assert masked(0.1, 9.0) == ([0.0, 0.0], 0.0)
+
+
 class Toy:
     """Two policies over all responses of two tokens from a vocabulary of three, given by tables of probabilities.
 
@@ -357,13 +368,6 @@ def test_expectation_of_each_correction_equals_its_formula(proximal: str, correc
     )
     weights = "one" if (proximal, correction) == ("learner", "none") else correction
     assert toy.measured(settings) == pytest.approx(toy.expectation(weights, under=toy.behaviour), abs=1e-14)
-
-
-def test_each_correction_differs_from_the_others_on_the_toy_policies() -> None:
-    toy = Toy(seed=3)
-    names = ("one", "none", "token_truncate", "token_mask", "sequence_mask")
-    gradients = [toy.expectation(name, under=toy.behaviour) for name in names]
-    assert all(np.abs(a - b).max() > 1e-3 for a, b in itertools.combinations(gradients, 2))
 
 
 @pytest.mark.parametrize("proximal", ["learner", "sampler"])

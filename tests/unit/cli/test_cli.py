@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import socket
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gxpo_trainer import cli
-from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.io import load_preset, preset_names, to_toml
+from gxpo_trainer.config.io import load_preset, to_toml
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.errors import ConfigError, Diverged
 from gxpo_trainer.training import evaluation
@@ -23,15 +21,6 @@ RECORDED = Path(__file__).parents[2] / "browser" / "recordings" / "demo-grpo"
 
 def run(*argv: str | Path) -> int:
     return cli.main([str(part) for part in argv])
-
-
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run("--help")
-    assert ended.value.code == 0
-    out = capsys.readouterr().out
-    commands = ("train", "eval", "grade", "config", "report", "study", "plan", "checkpoints", "submit", "up")
-    assert all(f"    {name}" in out for name in commands)
 
 
 @pytest.mark.parametrize(
@@ -161,35 +150,6 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     assert f"--out {tmp_path / 'file'}" in capsys.readouterr().err
 
 
-def test_a_run_file_is_printed_with_its_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text("seed = 5\n")
-    assert run("config", "--file", file) == 0
-    printed = tomllib.loads(capsys.readouterr().out)
-    assert printed["seed"] == 5
-    assert printed["learner"]["rule"]["k"] == RunConfig().learner.rule.k  # type: ignore[union-attr]
-
-
-def test_the_schema_describes_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("config", "--schema") == 0
-    schema = json.loads(capsys.readouterr().out)
-    assert schema["$defs"]["GxpoRule"]["properties"]["k"]["description"].startswith("K:")
-
-
-def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("config", "--list-presets") == 0
-    assert capsys.readouterr().out.split() == preset_names()
-
-
-def test_train_hands_over_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[argparse.Namespace] = []
-    monkeypatch.setattr(cli, "run_train", lambda args: seen.append(args))
-    assert run("train", "r.toml", "--set", "a=1", "--set", "b=2", "--out", "o", "--resume", "--log", "wandb") == 0
-    (args,) = seen
-    assert (args.config, args.set, args.out) == (Path("r.toml"), ["a=1", "b=2"], Path("o"))
-    assert (args.resume, args.log) == (True, ("wandb",))
-
-
 @pytest.mark.parametrize("temperature", ["0", "0.009", "2.1", "nan"])
 def test_eval_refuses_temperatures_that_vllm_would_change(temperature: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("eval", "--model", "starter", "--benchmark", "b", "--temperature", temperature) == 2
@@ -310,14 +270,6 @@ def test_a_run_that_does_not_fit_ends_with_code_1_and_the_setting(
     assert "set model.gradient_checkpointing = true." in out
 
 
-def test_four_gpus_are_shared_by_as_many_ranks_and_samplers(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    even = ("placement.learner_ranks=4", "placement.samplers=4", "placement.colocate=auto")
-    code, plan = planned(capsys, paper, "--gpus", "4", *(part for change in even for part in ("--set", change)))
-    assert (code, plan["devices_needed"], plan["shared_devices"], plan["resident"]) == (0, 4, True, True)
-    assert run("plan", paper, "--gpus", "4", *(part for change in even for part in ("--set", change))) == 0
-    assert "Learner and sampler stay on their shared devices." in capsys.readouterr().out
-
-
 def test_as_many_gpus_as_asked_for_are_planned(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, plan = planned(capsys, paper, "--gpu", "h100-80", "--set", "placement.learner_ranks=7")
     assert (code, plan["num_devices"], plan["devices_needed"]) == (0, 8, 8)
@@ -365,19 +317,3 @@ def test_gpus_that_stay_idle_are_named_with_the_settings_that_use_them(
     assert f"\n4 of 8 GPUs stay idle; set {fix} to use them.\n" in capsys.readouterr().out
     assert run("plan", paper, "--gpus", "4", "--set", f"placement.colocate={colocate}") == 0
     assert "idle" not in capsys.readouterr().out
-
-
-def test_a_model_folder_without_a_config_is_named(
-    paper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("plan", paper, "--set", f"model.path={tmp_path}") == 2
-    assert f"model.path = '{tmp_path}' has no config.json" in capsys.readouterr().err
-
-
-def test_an_engine_that_cannot_split_the_heads_is_refused(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Qwen2.5-1.5B: 12 heads, 2 key/value heads.
-    assert run("plan", paper, "--set", "placement.tensor_parallel=3") == 2
-    assert (
-        "placement.tensor_parallel = 3 does not divide the 12 attention heads and 2 key/value heads of "
-        "'Qwen/Qwen2.5-1.5B-Instruct'; set it to one of 1, 2, 4, 6, 12" in capsys.readouterr().err
-    )

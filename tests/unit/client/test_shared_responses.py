@@ -186,14 +186,6 @@ def test_two_sessions_at_once_send_one_request() -> None:
     assert len(sent) == 1
 
 
-def test_a_response_is_used_for_a_second() -> None:
-    clock, counter = Clock(), iter(range(10))
-    shared = SharedResponses(1.0, clock)
-    assert [shared.get("key", lambda: next(counter)) for _ in range(2)] == [0, 0]
-    clock.now = 1.1
-    assert shared.get("key", lambda: next(counter)) == 1
-
-
 def test_an_error_is_not_kept() -> None:
     shared = SharedResponses()
 

@@ -282,6 +282,8 @@ def test_equal_budgets_are_stated_with_the_cost_of_the_evaluations_and_never_for
     # 20 passes in common: b has 60%; a has 40% at 20, 30% at 12 of them, and after 24 at first only its initial 20%.
     both = "−20.0 at equal steps (20), {}−20.0 at equal time (2 h 0 min)."
     assert stated((0, 10, 20)).endswith(both.format("−20.0 at equal backward passes (20), "))
+    # 18 is a tenth before it, which is not stated.
+    assert stated((0, 18, 36)).endswith(both.format("−30.0 at equal backward passes (20), "))
     assert stated((0, 12, 24)).endswith(both.format("−30.0 at equal backward passes (20, evaluated from 12 on), "))
     assert stated((0, 24, 48)).endswith(both.format(""))
 
@@ -306,6 +308,21 @@ def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() ->
         "by +9.0 points (+9.0 to +9.0): not shown equivalent"
     )
     assert evidence.sentence.splitlines()[0] == f"To reach the best accuracy of GRPO, {claim}."
+
+
+def test_a_cost_that_is_larger_in_the_whole_interval_is_stated_beside_the_gains() -> None:
+    candidate = three_seeds("GXPO", (5, 5, 4))
+    runs = [replace(one, curve=replace(one.curve, backward_passes=3 * one.curve.steps)) for one in candidate.runs]
+    groups = [three_seeds("GRPO", (10, 10, 10)), SeedGroup("GXPO", tuple(runs))]
+    first, *_, over_seeds = weigh(compare_groups(groups, "GRPO")).sentence.splitlines()
+    # The ratios above: 2.15 (1.56 to 2.97) of the steps, a third of that of the passes: 0.718 (0.52 to 0.989).
+    gains = "2.2× fewer steps and 2.2× less time but 1.4× more backward passes"
+    assert first == f"To reach the best accuracy of GRPO, GXPO needs {gains} (3 seeds)."
+    intervals = "steps 2.2× fewer (1.6 to 3.0), backward passes 1.4× more (1.0 to 1.9), time 2.2× less (1.6 to 3.0)"
+    assert over_seeds == (
+        f"GXPO: 3 of 3 seeds reached the baseline's peak; 95% intervals over seeds: {intervals}; "
+        "supported: less steps and time."
+    )
 
 
 @pytest.mark.parametrize(("count", "others"), [(1, "other configuration"), (2, "2 other configurations")])
@@ -339,6 +356,13 @@ def test_a_time_that_no_run_knows_is_neither_shown_nor_supported() -> None:
     evidence = weigh(compare_groups(groups, "GRPO"))
     assert evidence.supported == {"GXPO": ("steps", "backward_passes")}
     assert "time" not in evidence.sentence
+
+
+def test_two_seeds_support_nothing_however_large_the_advantage() -> None:
+    evidence = weigh(compare_groups([three_seeds("GRPO", (10, 10)), three_seeds("GXPO", (5, 5))], "GRPO"))
+    assert evidence.supported == {"GXPO": ()}
+    assert evidence.missing == ("seeds shared with the baseline (2 of at least 3)",)
+    assert evidence.sentence.splitlines()[0] == "Inconclusive: only 2 shared seeds. Run at least 3."
 
 
 def test_intervals_that_include_no_difference_support_nothing() -> None:
@@ -457,8 +481,8 @@ def test_a_single_group_cannot_be_compared() -> None:
 @pytest.mark.parametrize(
     "seconds",
     [
-        0.0, 0.0042, 0.0994, 0.2, 4.2, 9.96, 10, 59.4, 59.6, 75, 145, 3599, 3600, 11520, 86399, 86400, 200_000,
-        -1.0, math.nan, math.inf,
+        0.0, 0.0042, 0.0994, 0.0995, 0.2, 4.2, 9.96, 10, 59.4, 59.6, 75, 119, 120, 145, 3599, 3600, 3659, 3660, 7199,
+        7200, 11520, 86399, 86400, 89_999, 90_000, 93_599, 172_799, 172_800, 200_000, -1.0, math.nan, math.inf,
     ],
 )  # fmt: skip
 def test_a_duration_reads_like_the_clients(seconds: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
+from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
 from gxpo_trainer.compare.groups import Payoff, compare_groups, default_baseline, payoff_of, spread_budgets
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.rows import (
@@ -34,7 +34,14 @@ from gxpo_trainer.compare.seeds import (
     seed_band,
     varied_settings,
 )
-from gxpo_trainer.compare.text_tables import all_tables, budget_table, curve_table, equal_cost_table
+from gxpo_trainer.compare.text_tables import (
+    _share_of_step,
+    all_tables,
+    budget_table,
+    curve_table,
+    equal_cost_table,
+    payoff_table,
+)
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.reporting.tables import difference_table
 
@@ -137,12 +144,30 @@ def test_named_benchmarks_are_averaged_at_the_steps_that_have_them_all() -> None
         run_curves({"config": config()}, rows, {}, metric="maj@4")
 
 
+def test_bounds_of_an_average_add_in_quadrature_and_its_problems_weigh_as_their_benchmarks() -> None:
+    rows = [
+        {"step": 0, "benchmark": name, "scores": {"pass@1": mean, "pass@1/ci_low": mean - 0.3, "pass@1/ci_high": high},
+         "per_problem": scores, "problem_ids": [str(number) for number in range(len(scores))]}
+        for name, mean, high, scores in (("a", 0.5, 0.53, [0.25, 0.75]), ("b", 0.75, 0.79, [1.0, 1.0, 0.5, 0.5]))
+    ]  # fmt: skip
+    curve = run_curves({"config": config()}, rows, {}).curve
+    # (0.5 + 0.75)/2; √(0.03² + 0.04²)/2 above and √(0.3² + 0.3²)/2 below.
+    assert (curve.accuracy[0], curve.ci_high[0]) == (0.625, pytest.approx(0.65))
+    assert curve.ci_low[0] == pytest.approx(0.625 - 0.3 / 2**0.5)
+    # Six problems: those of a count 6/(2 · 2) = 1.5 times, those of b 6/(2 · 4) = 0.75 times.
+    assert curve.per_problem.tolist() == [[0.375, 1.125, 0.75, 0.75, 0.375, 0.375]]
+    assert curve.problem_ids == ("a/0", "a/1", "b/0", "b/1", "b/2", "b/3")
+    for lacking in ({"per_problem": []}, {"problem_ids": ["0"]}, {"per_problem": [math.nan, 1.0]}):
+        assert run_curves({"config": config()}, [rows[0] | lacking, rows[1]], {}).curve.per_problem is None
+
+
 def test_scores_per_problem_are_kept_for_pass_at_1_unless_left_out() -> None:
-    scores = {"pass@1": 0.5, "maj@4": 1.0}
+    scores = {"pass@1": 0.5, "pass@4": 0.75, "maj@4": 1.0}
     rows = [{"step": 0, "benchmark": "a", "scores": scores, "per_problem": [0.25, 0.75], "problem_ids": ["p", "q"]}]
     assert run_curves({"config": config()}, rows, {}).curve.per_problem.tolist() == [[0.25, 0.75]]
     assert run_curves({"config": config()}, rows, {}, with_problems=False).curve.per_problem is None
-    assert run_curves({"config": config()}, rows, {}, metric="maj@4").curve.per_problem is None
+    for metric in ("pass@4", "maj@4"):
+        assert run_curves({"config": config()}, rows, {}, metric=metric).curve.per_problem is None
 
 
 def test_an_identity_that_states_little_still_gives_a_run() -> None:
@@ -256,8 +281,9 @@ def test_budgets_are_spread_up_to_the_largest_common_one() -> None:
     ]
     spread = spread_budgets(groups, {"backward_passes": 3, "hours": 3, "steps": 1})
     assert spread == {"steps": (300.0,), "backward_passes": (100.0, 200.0, 300.0), "hours": (3.0, 6.0, 9.0)}
-    tiny = [SeedGroup("a", (flat_run(0.5, last=1),))]
-    assert spread_budgets(tiny, {"steps": 3}) == {"steps": (1.0,)}
+    for last, values in ((1, (1.0,)), (4, (1.0, 3.0, 4.0))):
+        # A third and two thirds of it, rounded: neither 0 nor one twice.
+        assert spread_budgets([SeedGroup("a", (flat_run(0.5, last=last),))], {"steps": 3}) == {"steps": values}
     unknown = [SeedGroup("a", (flat_run(0.5, hours=math.nan),))]
     assert "hours" not in spread_budgets(unknown, {"hours": 3})
 
@@ -437,6 +463,75 @@ def test_a_payoff_by_hand() -> None:
     assert table.title == "When it pays: sampling takes 80% of a step of GRPO (measured)"
     # In time 2/(0.8 + 0.6), asynchronously 2 · 0.8/max(0.8, 0.6).
     assert table.rows == (("Epochs", "2.0× fewer", "1.4× less", "2.0× less", "3.00"),)
+
+
+def by_steps(name: str, accuracy: Sequence[float], passes: int = 1, **fields: Any) -> RunCurves:
+    """Evaluated every ten steps, of six minutes each. shutoff: of the gate."""
+    steps = np.arange(len(accuracy)) * 10.0
+    unknown, shutoff = np.full(len(steps), np.nan), fields.pop("shutoff", None)
+    made = EvaluationCurve(steps, passes * steps, steps / 10, 100 * steps, np.array(accuracy), unknown, unknown)
+    return RunCurves(name, name, fields.pop("seed", 0), made, replace(GateTrace(), shutoff_step=shutoff), **fields)
+
+
+def test_tables_of_a_comparison_by_hand() -> None:
+    at_a, at_b = ({"conditions": {"data": word}, "hardware": {"cpu": word.upper()}} for word in "ab")
+    slow = [by_steps("Slow", (0.2, 0.3, 0.4), 3, seed=seed, shutoff=12 - 5 * seed, **at_b) for seed in (0, 1)]
+    groups = [SeedGroup("GRPO", (by_steps("GRPO", (0.2, 0.4, 0.5), **at_a),)), SeedGroup("Slow", tuple(slow))]
+    result, convergence, best, budgets, payoff, curves, differences = all_tables(
+        groups, compare_groups(groups, "GRPO", budgets={"steps": (10, 30)}), 0.8
+    )
+    assert result.rows == (
+        ("GRPO", "1", "50.0%", "20", "20", "2 h 0 min", "–"), ("Slow", "2", "40.0%", "20", "60", "2 h 0 min", "7/12")
+    )  # fmt: skip
+    assert convergence.title == "To match the best of GRPO: 50.0% at step 20"
+    assert convergence.rows == (
+        ("GRPO", "50.0%", "20", "20 (1.00×)", "20 (1.00×)", "2 h 0 min (1.00×)"),
+        ("Slow", "40.0%", "20", *["not reached"] * 3),
+    )
+    assert best.rows[1] == ("Slow", "7/12", "60", "2 h 0 min", "40.0%", "20", "60", "2 h 0 min")
+    # The seed that both have: 0.3 − 0.4 and 0.4 − 0.5.
+    assert budgets.rows == (
+        ("10 steps", "GRPO", "40.0%", "–", "–", "–"), ("", "Slow", "30.0%", "−10.0", "–", "–"),
+        ("30 steps", "GRPO", "50.0% (ended before)", "–", "–", "–"),
+        ("", "Slow", "40.0% (ended before)", "−10.0", "–", "–"),
+    )  # fmt: skip
+    assert payoff.title == "When it pays: sampling takes 80% of a step of GRPO (as given)"
+    assert payoff.rows == (("Slow", "0 of 1 seeds reach the peak", *["–"] * 4),)
+    assert curves.rows[1] == ("10", "40.0 (10, 60.0)", "30.0 (30, 60.0)")
+    assert differences.header == ("setting", "GRPO", "Slow")
+    assert differences.rows == (("data", "a", "b"), ("cpu (hardware)", "A", "B"))
+    # Averages of 0.2, 0.3, 0.4.
+    smoothed = all_tables(groups, compare_groups(groups, "GRPO", smoothing=0.5))
+    assert smoothed[1].title == "To match the best of GRPO: 40.0% at step 20, exponential average 0.5"
+    assert [table.title for table in smoothed if "pays" in table.title] == [], "no share is measured"
+    assert len(all_tables(groups[:1], compare_groups(groups[:1], "GRPO"), 0.8)) == 5, "nothing to pay against"
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        (Interval(0.5, 0.25, 0.75, 3), "50% (25% to 75%)"), (Interval(0.5, -0.5, 1.5, 3), "50% (0% to 100%)"),
+        (Interval(0.0, None, None, 1), "always"), (Interval(-0.5, None, None, 1), "always"),
+        (Interval(0.004, None, None, 1), "0%"),
+        (Interval(1.0, None, None, 1), "never"), (Interval(0.996, None, None, 1), "100%"), (None, "–"),
+    ],
+)  # fmt: skip
+def test_a_break_even_share_outside_of_0_to_100_percent_is_a_word(interval: Interval | None, words: str) -> None:
+    assert _share_of_step(interval) == words
+
+
+def test_an_arm_of_which_a_seed_misses_the_peak_has_no_payoff() -> None:
+    base = SeedGroup("GRPO", tuple(by_steps("GRPO", (0.2, 0.5), seed=seed) for seed in (0, 1)))
+    runs = (by_steps("Ahead", (0.2, 0.6), 3, seed=0), by_steps("Ahead", (0.2, 0.4), 3, seed=1))
+    compared = compare_groups([base, SeedGroup("Ahead", runs)], "GRPO")
+    assert compared.group("Ahead").num_reached == 1
+    assert payoff_of(compared.group("Ahead"), compared.group("GRPO")) is None
+
+
+def test_an_arm_with_the_baselines_passes_pays_in_any_case() -> None:
+    groups = [rising("Ahead", 10, passes=2, share=0.1), rising("GRPO", 20, passes=2, share=0.8)]
+    table = payoff_table(compare_groups(groups, "GRPO"), 0.5, "measured")
+    assert table.rows == (("Ahead", "2.0× fewer", "2.0× less", "2.0× less", "1.00", "–"),)
 
 
 RECORD: dict[str, Any] = {

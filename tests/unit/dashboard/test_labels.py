@@ -27,10 +27,6 @@ def test_addresses_do_not_become_links() -> None:
         assert not any(mark in escaped for mark in ("://", "www.", "@b"))
 
 
-def test_lines_are_joined() -> None:
-    assert labels.plain("a\n\n# b") == "a \\# b"
-
-
 def test_formulas_are_set_and_everything_else_stays_text() -> None:
     rendered = labels.with_formulas("so $x^2$ and **bold** [link](http://a)")
     assert rendered is not None

@@ -81,14 +81,6 @@ def test_without_a_data_root_the_hub_is_asked_for_the_split_alone(
     assert any(fnmatch.fnmatch(FILES[name], pattern) for pattern in settings["allow_patterns"])
 
 
-def test_a_hub_that_cannot_be_reached_is_an_error_that_names_the_local_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        DataError, match=r"evaluation\.benchmarks: cannot download math500 .* set evaluation\.data_root to a folder"
-    ):
-        load("math500")
-
-
 @pytest.mark.parametrize("file", ["gsm8k_test.jsonl", "gsm8k.jsonl", "gsm8k.parquet"])
 def test_a_local_file_may_have_any_of_the_benchmarks_names(file: str, tmp_path: Path) -> None:
     write(tmp_path / file, {"id": "a", "problem": "p", "answer": "18", "solution": "#### 18"})
@@ -104,12 +96,6 @@ def test_a_data_root_without_the_benchmark_is_rejected_with_the_fix(tmp_path: Pa
     (tmp_path / "aime24").mkdir()
     with pytest.raises(DataError, match=r"of the split 'train' of aime24"):
         load("aime24", tmp_path)
-
-
-def test_a_row_without_an_answer_is_reported(tmp_path: Path) -> None:
-    file = write(tmp_path / "math500.jsonl", {"problem": "p", "answer": "1"}, {"problem": "q"})
-    with pytest.raises(DataError, match=rf"{file.name}:2: has no field 'answer' .*evaluation\.data_root"):
-        load("math500", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -196,13 +182,6 @@ def test_the_rules_of_a_row_of_ones_own_file_are_read_and_checked(tmp_path: Path
     write(file, {"problem": "p", "answer": "1", "verify": {"tolerance": "a"}})
     with pytest.raises(DataError, match=r"mine\.jsonl:1: 'verify': tolerance = 'a'"):
         load(str(file))
-
-
-def test_the_presets_name_benchmarks_that_exist() -> None:
-    from gxpo_trainer.config.io import load_preset, preset_names
-
-    named = {name for preset in preset_names() for name in load_preset(preset).evaluation.benchmarks}
-    assert {name for name in named if name not in BY_ANY_NAME} == {"word_problems"}
 
 
 def test_the_run_files_of_the_evaluation_page_are_valid() -> None:
@@ -302,10 +281,6 @@ def test_copies_are_rejected_or_kept_as_configured() -> None:
     with pytest.raises(DataError, match=r"data\.contamination = 'refuse': 1 of 3 .*such as t1 is e0 of mine"):
         without_contamination(data(), HELD_OUT, "refuse")
     assert without_contamination(data(), HELD_OUT, "ignore") == data()
-
-
-def test_clean_data_is_left_as_it_is() -> None:
-    assert without_contamination(data(), {"mine": prompts("3 + 3?")}, "refuse") == data()
 
 
 def test_training_on_the_benchmark_alone_is_rejected() -> None:

@@ -18,7 +18,6 @@ from gxpo_trainer.data.word_problems import (
     Split,
     WordProblem,
     generate,
-    split_of,
 )
 
 # What each kind of problem asks for, written from its English text: the numbers in reading order → the result.
@@ -94,14 +93,6 @@ def test_sides_share_no_text_and_no_calculation_for_any_seeds(train_seed: int, h
         assert not {key(p) for p in train} & {key(p) for p in heldout}
 
 
-def test_side_is_decided_by_the_hash_of_the_calculation(problems: list[WordProblem]) -> None:
-    # The rule written out again: one in five by the first eight bytes of SHA-256.
-    for problem in problems[:300]:
-        calculation = problem.prompt.extra["calculation"]
-        digest = hashlib.sha256(("gxpo word problem " + calculation).encode()).hexdigest()
-        assert (split_of(calculation) == "heldout") == (int(digest[:16], 16) % 5 == 0)
-
-
 def test_swapped_operands_of_sums_and_products_are_the_same_calculation() -> None:
     by_calculation: dict[str, set[tuple[int, ...]]] = {}
     for problem in generate("train", 3000, 1, ("easy",)):
@@ -125,24 +116,10 @@ def test_list_is_the_same_on_every_machine() -> None:
     )
 
 
-def test_other_seeds_give_other_problems() -> None:
-    first, second = ({p.prompt.text for p in generate("train", 300, seed)} for seed in (0, 1))
-    assert len(first & second) < 30
-
-
-def test_no_problem_occurs_twice() -> None:
-    drawn = generate("train", 4096, 0)
-    assert len({p.prompt.text for p in drawn}) == len({p.prompt.id for p in drawn}) == 4096
-
-
 @pytest.mark.parametrize("levels", [("easy",), ("medium",), ("hard",), ("easy", "hard"), DIFFICULTIES])
 def test_levels_come_in_equal_shares_and_no_other_level_occurs(levels: tuple[Difficulty, ...]) -> None:
     counts = Counter(p.prompt.extra["difficulty"] for p in generate("heldout", 30 * len(levels), 2, levels))
     assert counts == dict.fromkeys(levels, 30)
-
-
-def test_order_in_which_levels_are_named_does_not_matter() -> None:
-    assert generate("train", 50, 0, ("hard", "easy")) == generate("train", 50, 0, ("easy", "hard"))
 
 
 def test_unknown_side_level_and_negative_count_are_rejected_with_the_fix() -> None:
@@ -154,13 +131,3 @@ def test_unknown_side_level_and_negative_count_are_rejected_with_the_fix() -> No
         generate("train", 1, 0, ())
     with pytest.raises(ValueError, match=r"num_problems is -1; set it to 0 or more"):
         generate("train", -1, 0)
-
-
-def test_math_verify_accepts_the_worked_answer_and_refuses_a_neighbour() -> None:
-    from math_verify import parse, verify
-
-    for problem in generate("heldout", 40, 5):
-        gold = parse(f"\\boxed{{{problem.prompt.gold}}}")
-        assert verify(gold, parse(problem.solution))
-        neighbour = int(problem.prompt.gold) + 1
-        assert not verify(gold, parse(f"so \\boxed{{{neighbour}}}"))

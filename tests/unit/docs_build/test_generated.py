@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
-from docs_build import commands, generated, metrics, rest
+from docs_build import commands, generated, metrics
 from docs_build.metrics import SECTIONS, undescribed
 from gxpo_trainer.cli import build_parser
 
@@ -51,43 +50,3 @@ def test_a_bar_in_a_meaning_does_not_end_the_cell() -> None:
 def test_every_command_and_argument_has_a_help_text() -> None:
     bare = re.findall(r"^\| `[^|]*` \|  \|$", commands.render_page(build_parser()), re.MULTILINE)
     assert {line.split("`")[1].split()[0] for line in bare} <= {"--name", "--notes", "--title"}
-
-
-def test_arguments_are_rendered_with_their_values_and_choices() -> None:
-    parser = argparse.ArgumentParser(prog="tool")
-    nested = parser.add_subparsers().add_parser("go", help="go somewhere")
-    nested.add_argument("--fast", action="store_true", help="90%% faster")
-    nested.add_argument("--by", choices=("car", "foot"), required=True, help="means")
-    nested.add_argument("places", metavar="PLACE", nargs="+", help="where to")
-    page = commands.render_page(parser)
-    assert "| [`tool go`](#tool-go) | go somewhere |" in page
-    rows = ["| `PLACE …` | where to |", "| `--fast` | 90% faster |", r"| `--by car\|foot` | required; means |"]
-    assert page.endswith("\n".join(["| argument | meaning |", "|---|---|", *rows]) + "\n")
-
-
-def test_a_call_is_rendered_with_parameters_body_and_answers() -> None:
-    call = {
-        "tags": ["runs"],
-        "summary": "Submit a run",
-        "operationId": "runs_submit",
-        "parameters": [
-            {"name": "run_id", "in": "path", "schema": {"type": "string"}},
-            {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1}, "description": "a | b <c>"},
-        ],
-        "requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Request"}}}},
-        "responses": {"201": {"description": "Queued."}, "401": {"description": "Sign in"}},
-    }
-    members = {"seeds": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
-    description = {
-        "tags": [{"name": "runs", "description": "All runs."}],
-        "paths": {"/runs": {"post": call}},
-        "components": {"schemas": {"Request": {"properties": members, "required": ["seeds"]}}},
-    }
-    page = rest.render_page(description)
-    assert "### POST /runs { #runs_submit }" in page
-    assert r"| `limit` | integer, ≥ 1 | a \| b &lt;c> |" in page
-    assert "run_id" not in page
-    assert "Body: [Request](#request)" in page
-    assert "| 201 | – | Queued. |" in page
-    assert "Sign in" not in page
-    assert "| `seeds`* | array of integer or null |  |" in page

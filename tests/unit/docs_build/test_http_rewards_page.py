@@ -52,14 +52,6 @@ def test_the_judge_asks_its_model_and_its_mark_is_the_reward(tmp_path: Path) -> 
     assert [answer.value for answer in answers] == [0.9, 0.2]
 
 
-def test_a_judge_whose_model_is_away_gives_no_reward(tmp_path: Path) -> None:
-    with served(tmp_path, "model.py") as model:
-        pass
-    with served(tmp_path, "judge.py", model.rstrip("/") + "/v1") as judge:
-        (answer,) = rewards(judge, "4", retries=0)
-    assert (answer.value, answer.failure) == (None, "error")
-
-
 def test_the_sandbox_rewards_programs_that_print_the_gold(tmp_path: Path) -> None:
     def program(code: str) -> str:
         return f"First:\n```python\nprint(4)\n```\nBetter:\n```python\n{code}\n```\n"

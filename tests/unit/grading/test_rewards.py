@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gxpo_trainer.config import RewardConfig, VerifierConfig
-from gxpo_trainer.config.io import build, load_run, to_toml
+from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.grading.rewards import Correctness, Format, RewardFailed, RewardInput, Scorer
@@ -20,7 +20,7 @@ from gxpo_trainer.plugins import allowed
 from gxpo_trainer.reporting.reading import read_samples
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.rollout.requests import FinishedGroups
-from gxpo_trainer.rollout.verification import VerifierActor, check_rewards
+from gxpo_trainer.rollout.verification import VerifierActor
 from gxpo_trainer.training.controller import component_means
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
 
@@ -110,19 +110,6 @@ def test_correctness_alone_is_the_default_and_needs_no_components() -> None:
 # ---- settings and permission ----------------------------------------------------------------------------------
 
 
-def test_rewards_survive_a_run_file(module: str, tmp_path: Path) -> None:
-    names = [
-        {"name": "correctness"},
-        {"name": "format", "weight": 0.1},
-        {"name": "own_rewards:Brevity", "weight": -2.0},
-    ]
-    config = build({"verifier": {"rewards": names}})
-    file = tmp_path / "run.toml"
-    file.write_text(to_toml(config))
-    assert load_run(file) == config
-    assert [reward.label for reward in config.verifier.rewards] == ["correctness", "format", "Brevity"]
-
-
 @pytest.mark.parametrize(
     ("rewards", "complaint"),
     [
@@ -150,15 +137,6 @@ def test_a_class_not_on_the_allowlist_is_rejected_without_import() -> None:
             Scorer.load([{"name": name, "weight": 1.0}], {ALLOWLIST: "a:B"})
 
 
-def test_a_run_with_a_class_that_is_not_allowed_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ALLOWLIST, "")
-    refused = (
-        r"workers fail to start with these classes: .*'my\.pkg:Mine' is not allowed on this machine.*\(now empty\)"
-    )
-    with pytest.raises(ConfigError, match=refused):
-        check_rewards(VerifierConfig(rewards=(RewardConfig(name="my.pkg:Mine"),)))
-
-
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
@@ -173,10 +151,6 @@ def test_a_class_that_cannot_be_created_is_rejected(module: str, name: str, comp
         Scorer.load([{"name": f"{module}:{name}", "weight": 1.0}], {ALLOWLIST: f"{module}:{name}"})
     assert complaint in str(caught.value)
     assert f"{module}:{name}" in str(caught.value)
-
-
-def test_a_class_that_works_passes_the_check_before_a_run(module: str) -> None:
-    check_rewards(VerifierConfig(rewards=(RewardConfig(), RewardConfig(name=f"{module}:Brevity"))))
 
 
 # ---- in the workers -------------------------------------------------------------------------------------------

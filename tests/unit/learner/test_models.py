@@ -162,13 +162,6 @@ def test_a_hub_name_is_a_folder_of_one_revision(cache: Path, revision: str | Non
     assert pin_revision(model).revision == commit
 
 
-def test_the_policy_and_the_tokenizer_come_from_that_folder(cache: Path) -> None:
-    policy, starter = (load_policy(model, precision="fp32") for model in (settings(NAME, revision="v1"), ModelConfig()))
-    for left, right in zip(policy.parameters(), starter.parameters(), strict=True):
-        assert torch.equal(left, right)
-    assert load_tokenizer(settings(NAME, revision="v1")).get_vocab() == load_tokenizer(ModelConfig()).get_vocab()
-
-
 def test_a_run_holds_the_revision_it_started_from(cache: Path, tmp_path: Path) -> None:
     body: dict[str, Any] = {"model": {"path": NAME, "max_length": 256}, "data": {"num_problems": 8}}
     config = RunConfig.model_validate({**body, "evaluation": {"num_problems": 4}})

@@ -110,39 +110,6 @@ def test_policy_is_a_plain_fp32_qwen2_of_about_a_million_parameters(model: Qwen2
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_vocabulary_covers_the_tokenizer_and_special_tokens_agree(tokenizer: PreTrainedTokenizerBase) -> None:
-    config = AutoConfig.from_pretrained(STARTER_FOLDER)
-    generation = json.loads((STARTER_FOLDER / "generation_config.json").read_text())
-    assert config.vocab_size >= len(tokenizer)
-    assert config.vocab_size % 64 == 0
-    assert len({tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}) == 3
-    assert generation["eos_token_id"] == config.eos_token_id == tokenizer.eos_token_id
-    assert generation["pad_token_id"] == config.pad_token_id == tokenizer.pad_token_id
-    assert generation["temperature"] == 1.0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Anna has 23 apples. She gets 15 more. How many does Anna have now?",
-        "6*8=48, 48+15=63, so \\boxed{63}",
-        "Unknown words, naïve façade, 漢字 and 🙂\n\tstay  as they are.",
-        "$\\frac{1}{2} + x^{10} = 3.25$",
-    ],
-)
-def test_any_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert tokenizer.decode(ids) == text
-    assert tokenizer(text)["input_ids"] == ids, "no token is added on the quiet"
-
-
-def test_every_digit_is_one_token_of_its_own(tokenizer: PreTrainedTokenizerBase) -> None:
-    for number in ("7", "48", "199", "20360"):
-        ids = tokenizer(f"has {number} pears", add_special_tokens=False)["input_ids"]
-        pieces = [tokenizer.decode([token]) for token in ids]
-        assert pieces[-len(number) - 1 :] == [*number, " pears"]
-
-
 def test_auto_tokenizer_splits_as_the_shipped_file_and_as_the_recipe(tokenizer: PreTrainedTokenizerBase) -> None:
     # AutoTokenizer replaces the splitting rule of a Qwen2 folder by that of its own class, without a word.
     drawn = generate("train", Recipe().num_problems, Recipe().seed)
@@ -167,21 +134,6 @@ def test_chat_template_writes_turns_and_opens_the_answer(tokenizer: PreTrainedTo
     assert ids[0] == tokenizer.bos_token_id
     with pytest.raises(Exception, match="unknown role tool"):
         tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
-
-
-def test_prompts_and_worked_answers_are_short(tokenizer: PreTrainedTokenizerBase) -> None:
-    drawn = generate("train", 600, 4)
-    prompts = tokenizer(prompts_of(tokenizer, drawn), add_special_tokens=False)["input_ids"]
-    answers = tokenizer([p.solution + starter.END for p in drawn], add_special_tokens=False)["input_ids"]
-    assert max(map(len, prompts)) <= 40
-    assert max(map(len, answers)) <= 44 < MAX_NEW_TOKENS
-
-
-def test_greedy_answers_end_and_carry_a_box(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
-    problems = generate("heldout", 60, 11)
-    answers = answers_of(model, tokenizer, problems, sampled=False)
-    complete = [answer for answer in answers if answer.endswith(starter.END) and boxed(answer) is not None]
-    assert len(complete) >= 0.95 * len(problems)
 
 
 def test_sampled_answers_are_some_worked_some_hasty_and_the_worked_ones_mostly_right(
@@ -224,17 +176,6 @@ def calls_of(text: str) -> list[str]:
     return re.findall(r"<calc>(.*?)</calc>", text)
 
 
-def test_policy_has_the_size_of_the_first_starter(model: Qwen2ForCausalLM, tools_model: Qwen2ForCausalLM) -> None:
-    shapes = {name: weight.shape for name, weight in tools_model.named_parameters()}
-    assert shapes == {name: weight.shape for name, weight in model.named_parameters()}
-
-
-def test_a_tag_is_one_token_that_decoding_keeps(tools_tokenizer: PreTrainedTokenizerBase) -> None:
-    ids = tools_tokenizer("<calc>12*7</calc><|end|>", add_special_tokens=False)["input_ids"]
-    assert [tools_tokenizer.decode([token]) for token in ids] == ["<calc>", "1", "2", "*", "7", "</calc>", "<|end|>"]
-    assert tools_tokenizer.decode(ids, skip_special_tokens=True) == "<calc>12*7</calc>"
-
-
 def test_tokenizer_is_the_first_one_s_with_two_more_tokens(tools_tokenizer: PreTrainedTokenizerBase) -> None:
     first = AutoTokenizer.from_pretrained(STARTER_FOLDER)
     raw = Tokenizer.from_file(str(STARTER_TOOLS_FOLDER / "tokenizer.json"))
@@ -247,14 +188,6 @@ def test_tokenizer_is_the_first_one_s_with_two_more_tokens(tools_tokenizer: PreT
         ids = tools_tokenizer(turn, add_special_tokens=False)["input_ids"]
         assert ids == raw.encode(turn, add_special_tokens=False).ids
         assert ids == built(turn, add_special_tokens=False)["input_ids"]
-
-
-def test_chat_template_continues_a_conversation_by_its_end(tools_tokenizer: PreTrainedTokenizerBase) -> None:
-    turns = [{"role": "user", "content": "12*7?"}, {"role": "assistant", "content": "<calc>12*7</calc>"}]
-    rendered = tools_tokenizer.apply_chat_template(turns, tokenize=False)
-    longer = [*turns, {"role": "user", "content": "84"}]
-    whole = tools_tokenizer.apply_chat_template(longer, tokenize=False, add_generation_prompt=True)
-    assert whole == f"{rendered}<|user|>84<|end|><|assistant|>"
 
 
 @torch.no_grad()

@@ -12,9 +12,8 @@ from support.small_plan import CPU, EXACT, GPU, SHAPE, small
 from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule, RuleSettings, RunConfig
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.config.rules import Family, PassCount
-from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner import inputs_of, make_plan, refusal
-from gxpo_trainer.planner.devices import assumptions_for, device_named
+from gxpo_trainer.planner.devices import device_named
 from gxpo_trainer.planner.inputs import read_shape
 from gxpo_trainer.planner.plan import fit_of
 
@@ -39,10 +38,6 @@ def big(**changes: Any) -> Any:
         checkpointing=True,
     )
     return replace(base, **changes)
-
-
-def assumed() -> Any:
-    return assumptions_for(device_named("a100-80"))
 
 
 def test_stage_3_is_advised_first_and_makes_it_fit() -> None:
@@ -225,12 +220,6 @@ def test_the_papers_presets_fit_on_its_four_h100() -> None:
     for name in ("paper-1.5b", "paper-3b", "paper-7b-lora", "paper-llama-3b"):
         config: RunConfig = load_preset(name)
         assert make_plan(inputs_of(config, read_shape(config.model.path), device_named("h100-80"), 4)).fits, name
-
-
-def test_a_transport_that_cannot_work_is_refused() -> None:
-    config = load_preset("paper-1.5b", ["placement.weight_transport=cuda_ipc"])
-    with pytest.raises(ConfigError, match='placement: weight_transport = "cuda_ipc" needs learner and engines on the'):
-        inputs_of(config, read_shape(config.model.path), device_named("h100-80"), 8)
 
 
 class Thrice(RuleSettings):

@@ -109,8 +109,3 @@ def test_a_missing_package_is_reported_with_the_fix(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--log wandb: the package 'wandb' is not installed; pip install wandb"):
         make_exporters(["wandb"], tmp_path)
-
-
-def test_no_name_means_no_exporter(tmp_path: Path) -> None:
-    assert make_exporters("", tmp_path) == []
-    assert list(tmp_path.iterdir()) == []

@@ -201,14 +201,6 @@ def test_a_launch_continues_from_the_offsets_of_the_service(tmp_path: Path, serv
     assert server.calls[before]["batch"] is None, "it asks first"
 
 
-def test_a_heartbeat_detects_lost_rows(tmp_path: Path, server: IngestServer) -> None:
-    run = Run(tmp_path, server, Timing(poll=0.01, heartbeat=0.0, first_retry=0.005))
-    run.write("metrics", 5)
-    run.arrives(server)
-    server.forget("metrics", 5)
-    run.until(lambda: server.rows == run.on_disk())
-
-
 def test_rows_the_service_already_has_are_not_sent(run: Run, server: IngestServer) -> None:
     run.write("metrics", 4)
     server.rows["metrics"] = [{"number": number} for number in (1, 2, 3, 4)]

@@ -27,25 +27,6 @@ def test_an_engine_takes_more_when_it_has_finished_some() -> None:
     assert dispatcher.assign() == {0: [2]}
 
 
-def test_a_fast_engine_gets_more_requests_than_a_slow_one() -> None:
-    dispatcher = Dispatcher([1] * 40, [1] * 40, max_sequences=2)
-    dispatcher.add_engine(0)
-    dispatcher.add_engine(1)
-    taken = {0: 0, 1: 0}
-    open_requests: dict[int, list[int]] = {0: [], 1: []}
-    for tick in range(1000):
-        for engine, indices in dispatcher.assign().items():
-            open_requests[engine] += indices
-            taken[engine] += len(indices)
-        # Engine 0 finishes a request every tick, engine 1 every third one.
-        for engine in (0, 1) if tick % 3 == 0 else (0,):
-            if open_requests[engine]:
-                dispatcher.finish(engine, open_requests[engine].pop(0))
-    assert dispatcher.done
-    assert taken[0] + taken[1] == 40
-    assert 2.5 <= taken[0] / taken[1] <= 3.5
-
-
 def test_requests_of_a_lost_engine_come_before_those_that_wait() -> None:
     dispatcher = Dispatcher([1] * 4, [1] * 4, max_sequences=2)
     dispatcher.add_engine(0)

@@ -149,3 +149,9 @@ def test_the_displacement_ratio_is_that_of_lengths(predictor):
     # K = 4, r = (0, 1): scales 1 and 2. Probed (0.1·1, 0.1·2), ahead (0.1, 0.4): √(0.01 + 0.16)/√(0.01 + 0.04).
     metrics = metrics_of([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]], k=4, predictor=predictor)
     assert metrics["gxpo/displacement_ratio"] == pytest.approx((0.17 / 0.05) ** 0.5)
+
+
+def test_without_a_gradient_there_is_neither_a_displacement_nor_a_ratio():
+    metrics = metrics_of([[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]], k=4)
+    assert metrics["gxpo/inactive_fraction"] == 1.0
+    assert not {"gxpo/displacement_ratio", "gxpo/retention_mean", "gxpo/scale_mean"} & metrics.keys()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import pytest
 
 from gxpo_trainer.config import GateConfig, SfpoGateConfig
-from gxpo_trainer.rules.gate import Gate, alarm_probability, describe, expected_false_alarm_step
+from gxpo_trainer.rules.gate import Gate, GatedLookAhead, alarm_probability, describe, expected_false_alarm_step
 
 
 def run(gate, values):
@@ -21,6 +22,17 @@ def test_z_uses_the_population_std_of_the_window_before_the_value_enters():
     assert readings[0].z is None
     assert readings[1].z is None
     assert (readings[2].mean, readings[2].std, readings[2].z) == (2.0, 1.0, 2.0)
+
+
+def test_a_gate_fires_at_its_threshold_and_rearms_only_below_the_lower_one():
+    settings = {"mode": "rearm", "rearm_after": 1, "rearm_threshold": 1.0, "epsilon": 0.0}
+    gate = Gate(GateConfig(threshold=2.0, window=2, warmup=2, **settings))
+    run(gate, [1.0, 3.0, 4.0])
+    assert gate.state.shutoff_step == 3  # mean 2, std 1: z = 2
+    # The window (3, 4) has mean 3.5 and std 0.5: z is 1 at 4 and 0.5 at 3.75.
+    for value, active in [(4.0, False), (3.75, True)]:
+        gate.observe_inactive(value)
+        assert gate.active is active
 
 
 def test_no_z_before_the_warm_up_is_over():
@@ -100,14 +112,14 @@ def test_a_permanent_gate_stays_shut():
     assert not gate.active
 
 
-def test_state_survives_json():
-    import json
-
-    gate = Gate(GateConfig(threshold=2.0, window=4, warmup=2))
-    run(gate, [1.0, 1.2, 1.1])
-    other = Gate(gate.settings)
-    other.load_state_dict(json.loads(json.dumps(gate.state_dict())))
-    assert other.read(3.0) == gate.read(3.0)
+def test_the_state_of_a_look_ahead_survives_json():
+    rule = GatedLookAhead(4, GateConfig(threshold=2.0, window=4, warmup=2))
+    run(rule.gate, [1.0, 1.2, 1.1])
+    rule.num_steps = 3
+    other = GatedLookAhead(4, rule.gate.settings)
+    other.load_state_dict(json.loads(json.dumps(rule.state_dict())))
+    assert other.gate.read(3.0) == rule.gate.read(3.0)
+    assert (other.num_steps, other.look_ahead_steps) == (3, 4)
 
 
 def test_contradictory_settings_are_refused_by_name():

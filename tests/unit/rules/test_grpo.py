@@ -49,9 +49,3 @@ def test_a_gradient_that_is_not_finite_skips_the_step() -> None:
     report = GRPO().step(toy)
     assert toy.flat().tolist() == [1.0, -2.0]
     assert (report.finite, report.fallback) == (False, "the gradient is not finite")
-
-
-def test_there_is_no_state_to_restore() -> None:
-    GRPO().load_state_dict(GRPO().state_dict())
-    with pytest.raises(ValueError, match=r"\['num_steps'\]"):
-        GRPO().load_state_dict({"num_steps": 3})

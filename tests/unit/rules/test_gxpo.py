@@ -187,15 +187,6 @@ def test_rollback_shows_the_optimizer_one_step_not_three():
     assert torch.allclose(toy.optimizer_state().moments()["exp_avg"][0], expected, rtol=1e-12)
 
 
-def test_buffers_are_kept_from_step_to_step():
-    toy = ToyLearner(torch.ones(3), quadratic(torch.tensor([0.1, 0.5, 0.9])), optimizer="adamw", lr=0.01)
-    subject = gxpo(k=5)
-    subject.step(toy)
-    first = subject.buffers.theta0[0].data_ptr()
-    subject.step(toy)
-    assert subject.buffers.theta0[0].data_ptr() == first
-
-
 @pytest.mark.parametrize("k", [3, 4, 5, 10])
 def test_the_clamps_bound_a_coordinate_whose_first_gradient_is_just_over_delta(k):
     # |g⁰| barely over δ makes r huge; the clamped scale is at most K/2 + 1.

@@ -141,13 +141,6 @@ def test_the_example_of_the_documentation_is_a_study(tmp_path: Path) -> None:
     assert f"at most {largest_cost(example)[0]} runs and {largest_cost(example)[1]} backward passes" in page
 
 
-def test_a_study_that_cannot_write_says_so_at_once(tmp_path: Path, capsys) -> None:
-    assert main(["study", "run", str(REFERENCE), "--out", "/proc/x"]) == 2
-    assert "--out /proc/x: cannot create the folder (No such file or directory)" in capsys.readouterr().err
-    assert main(["study", "report", str(REFERENCE), "--page", "/proc/x.md", "--out", str(tmp_path / "none")]) == 2
-    assert "--page /proc/x.md: cannot write the file (No such file or directory)" in capsys.readouterr().err
-
-
 def test_an_arm_climbs_its_ladder_until_its_accuracy_falls_and_then_runs_its_seeds() -> None:
     results: dict[RunKey, RunResult] = {}
     assert [key.learning_rate for key in pending(study(), results) if key.arm == "grpo"] == [1e-5]

@@ -81,13 +81,6 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_trace_of_the_failed_on
     assert [p.name for p in subject.root.iterdir()] == ["step-00000001"]
 
 
-def test_an_unfinished_folder_is_not_a_checkpoint(tmp_path):
-    subject = store(tmp_path)
-    subject.save(1, {}, parts())
-    (subject.root / ".step-00000002.partial" / "learner").mkdir(parents=True)
-    assert subject.steps() == [1]
-
-
 @pytest.mark.parametrize("left", ["partial", "replaced", "dropped"])
 def test_the_next_checkpoint_removes_what_a_kill_left_of_any_step(tmp_path, left):
     subject = store(tmp_path, keep_last=1)

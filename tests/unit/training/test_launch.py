@@ -18,7 +18,6 @@ import pytest
 from support.ingest_server import IngestServer
 
 from gxpo_trainer import cli
-from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import (
     ConfigError,
     Diverged,
@@ -28,7 +27,6 @@ from gxpo_trainer.reporting.reading import read_events, read_metrics
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import ServiceAddress
 from gxpo_trainer.runtime.locks import RunLock, process_start
-from gxpo_trainer.runtime.placement import ray_address
 from gxpo_trainer.training.checkpoints import Checkpoint, next_attempt, repeated_passes
 from gxpo_trainer.training.launch import TERMINATED, Launch
 
@@ -328,14 +326,3 @@ def test_an_attempt_is_above_all_that_have_begun_and_counts_what_it_repeats(tmp_
     assert repeated_passes(tmp_path, checkpoint(tmp_path, 1, 6.0)) == 12
     assert repeated_passes(tmp_path, None) == 18
     assert [(row["step"], row["attempt"]) for row in read_metrics(tmp_path)] == [(1, 1), (2, 1), (3, 2)]
-
-
-def test_the_config_names_the_ray_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert ray_address(RunConfig()) is None
-    monkeypatch.setenv("RAY_ADDRESS", "")
-    assert ray_address(RunConfig()) is None
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert ray_address(RunConfig()) == "10.0.0.1:6379"
-    config = RunConfig.model_validate({"placement": {"ray_address": "10.0.0.2:6379"}})
-    assert ray_address(config) == "10.0.0.2:6379"

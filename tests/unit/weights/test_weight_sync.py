@@ -159,20 +159,6 @@ def test_published_values_have_the_wanted_dtype_and_no_negative_zero(publisher: 
     assert published.view(torch.int16)[0] == 0
 
 
-def test_changed_fraction_counts_changed_elements(publisher: SharedMemoryPublisher) -> None:
-    meter = ChangeMeter(num_elements=12)
-    weights = torch.zeros(3, 4)
-
-    def fraction(version: int) -> float | None:
-        bucket = publisher.publish(packer(("w", weights)), version, 0)
-        return meter.add(bucket, publisher.buffer(bucket))
-
-    assert fraction(1) is None
-    weights[0, :3] = 1.0
-    assert fraction(2) == 3 / 12
-    assert fraction(3) == 0.0
-
-
 def test_a_version_that_is_published_again_is_compared_with_the_one_before_it(publisher: SharedMemoryPublisher) -> None:
     """Two tensors in two buckets: the second attempt begins after the first bucket, the third after both."""
     meter = ChangeMeter(num_elements=16)

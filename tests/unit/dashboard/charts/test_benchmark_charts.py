@@ -78,12 +78,6 @@ def test_the_table_of_a_chart_has_the_intervals_where_they_are_known() -> None:
     assert table["GSM8K, 95% low"].isna().tolist() == [False, True]
 
 
-def test_without_an_evaluation_it_says_so() -> None:
-    chart = benchmarks.accuracy_chart([])
-    assert chart.points.empty
-    assert chart.summary == "No evaluations yet."
-
-
 def test_benchmarks_of_a_run_are_lines_of_a_chart_and_each_score_has_a_chart() -> None:
     records = [record(0, 0.2), record(0, 0.9, "amc23"), record(10, 0.3)]
     assert benchmarks.accuracy_chart(records).points["series"].tolist() == ["GSM8K", "GSM8K", "AMC23"]

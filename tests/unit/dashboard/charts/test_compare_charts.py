@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -176,21 +175,3 @@ def test_parallel_coordinates_place_settings_by_rank_and_accuracy_by_value() -> 
     assert "d" not in set(frame["series"])
     assert chart.summary == "Highest: 50.0% in b."
     assert compare.parallel_chart([], ["k", "rate"]).points.empty
-
-
-def test_labels_of_parallel_coordinates_have_a_halo_above_the_lines() -> None:
-    layers = compare.parallel_chart([], ["k", "rate"]).spec["layer"]
-    halo, words = (layer["mark"] for layer in layers[-2:])
-    assert [layer["mark"]["type"] for layer in layers] == ["line", "point", "text", "text"]
-    assert halo["stroke"] == {"expr": "background"}
-    assert "stroke" not in words
-    assert (halo["dx"], halo["fontSize"]) == (words["dx"], words["fontSize"])
-
-
-def test_specifications_are_json() -> None:
-    for chart in (
-        compare.accuracy_chart(answer(), "tokens", seeds=True),
-        compare.gate_chart(answer(), Z),
-        compare.heat_map_chart(heat()),
-    ):
-        json.dumps(chart.spec, allow_nan=False)

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from gxpo_dashboard.charts import base, curves
-from gxpo_dashboard.charts.base import Chart, Plot, heading
-from gxpo_dashboard.charts.curves import explorer_chart, matching, most_rows
+from gxpo_dashboard.charts.base import Chart, Plot
+from gxpo_dashboard.charts.curves import explorer_chart, matching
 from gxpo_dashboard.view_models.series import BANDS, Points, Series
 
 
@@ -43,21 +43,10 @@ def test_the_table_over_a_cost_keeps_the_steps() -> None:
     assert table.to_dict("list") == {"Sampled tokens": [100.0, 250.0], "Step": [1, 2], "A": [1.0, 2.0]}
 
 
-def test_headers_are_in_sentence_case_and_names_stay() -> None:
-    assert [heading(label) for label in ("training step", "z-score", "pass@1", "95% low", "")] == [
-        "Training step", "z-score", "pass@1", "95% low", ""
-    ]  # fmt: skip
-
-
 def test_what_is_not_positive_has_no_place_on_a_logarithmic_axis() -> None:
     chart = drawn({"a": points([1e-7, 0.0])}, {"a": "A"}, log=True)
     assert chart.points["y"][0] == 1e-7
     assert math.isnan(chart.points["y"][1])
-
-
-def test_seconds_become_hours() -> None:
-    chart = drawn({"a": points([1.0], [7200.0])}, {"a": "A"}, "time")
-    assert chart.points["x"].tolist() == [2.0]
 
 
 def test_where_a_step_lies_on_another_axis() -> None:
@@ -106,17 +95,6 @@ def test_lines_differ_in_more_than_colour() -> None:
     styles = base.line_styles(names, marks=True)
     assert len({tuple(style) for style in styles["strokeDash"]["scale"]["range"]}) == 8
     assert len(set(styles["shape"]["scale"]["range"])) == 8
-
-
-def test_a_legend_shows_points_by_their_shape_and_lines_by_their_stroke() -> None:
-    names = ["a", "b"]
-    *_, lines, dots = base.line_layers(names, "step", base.y_encoding("y"), marks=True)
-    assert lines["encoding"]["strokeDash"]["legend"] is None, "a dashed outline would spoil the shapes"
-    assert "symbolType" not in dots["encoding"]["shape"]["legend"]
-    assert dots["encoding"]["shape"]["legend"] == dots["encoding"]["color"]["legend"]
-    plain = base.line_layers(names, "step", base.y_encoding("y"))[1]["encoding"]
-    assert plain["strokeDash"]["legend"] == plain["color"]["legend"]
-    assert plain["color"]["legend"]["symbolType"] == "stroke"
 
 
 def test_of_many_points_only_some_answer_to_the_pointer() -> None:
@@ -225,10 +203,6 @@ def test_metrics_match_their_group_and_every_word_of_a_search_in_any_order() -> 
     assert matching(NAMES, "gate", "") == ["gate/value", "gate/z"]
     assert matching(NAMES, "", "step TIME") == ["time/step_s"]
     assert matching(NAMES, "gate", "mean") == []
-
-
-def test_many_runs_share_a_bounded_number_of_lines() -> None:
-    assert [most_rows(num) for num in (1, 3, 4, 20, 60)] == [8, 8, 6, 1, 1]
 
 
 def test_averages_arrive_from_the_service_and_the_note_gives_their_weight() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -12,7 +13,8 @@ from support.bounds import unbounded
 
 from gxpo_services.api.fields import MAX_VALUES, Body, faults, read_json
 from gxpo_services.app import create_app
-from gxpo_services.runs.schemas import BulkRequest, CloneRequest, RunPatch, RunRequest
+from gxpo_services.compare.schemas import CompareQuery, ExportQuery, HeatMapQuery
+from gxpo_services.outputs.metric_series import ManySeriesQuery
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps.grid import SweepRequest
 
@@ -60,23 +62,61 @@ def test_strict_json_is_read_as_the_standard_library_reads_it() -> None:
         read_json(b'"\xff"')
 
 
-@pytest.mark.parametrize(
-    ("request_type", "body"),
-    [
-        (RunRequest, {"preset": "demo", "priority": False}),
-        (RunRequest, {"preset": "demo", "priority": 1.0}),
-        (RunRequest, {"preset": "demo", "priority": "1"}),
-        (RunPatch, {"priority": True}),
-        (RunPatch, {"archived": 1}),
-        (RunPatch, {"archived": "yes"}),
-        (CloneRequest, {"priority": False}),
-        (SweepRequest, {"name": "s", "base": {"preset": "demo"}, "seeds": [True]}),
-        (BulkRequest, {"action": "cancel", "runs": [1]}),
-    ],
-)
-def test_a_member_of_another_type_is_refused(request_type: type[BaseModel], body: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match="Input should be a valid"):
-        request_type.model_validate(body)
+SWEEP = {"name": "s", "base": {"preset": "demo"}}
+SERIES = {"names": ["a"], "runs": ["r"]}
+BOUNDS: list[tuple[type[BaseModel], str, list[Any], list[Any]]] = [
+    (CompareQuery, "smoothing", [0, 0.999], [-0.001, 1, math.nan]),
+    (CompareQuery, "sampling_share", [0, 0.999], [-0.001, 1, math.nan]),
+    (CompareQuery, "budgets", [["x" * 1000] * 50], [["x"] * 51, ["x" * 1001]]),
+    (CompareQuery, "baseline", ["x" * 1000], ["x" * 1001]),
+    (CompareQuery, "benchmark", ["x" * 200], ["x" * 201]),
+    (CompareQuery, "metric", ["pass@1", "maj@999999"], ["pass@", "pass@1000000", "mean@1"]),
+    (CompareQuery, "runs", [["x" * 20_000] * 200], [["x"] * 201, ["x" * 20_001]]),
+    (CompareQuery, "groups", [["x" * 20_000] * 200], [["x"] * 201, ["x" * 20_001]]),
+    (HeatMapQuery, "x", ["x" * 200], ["x" * 201]),
+    (HeatMapQuery, "y", ["x" * 200], ["x" * 201]),
+    (ExportQuery, "parts", [["runs"], ["runs"] * 4], [[], ["runs"] * 5]),
+    (ManySeriesQuery, "names", [["x" * 20_000] * 500], [[], ["x"] * 501, ["x" * 20_001]]),
+    (ManySeriesQuery, "runs", [["r"], ["r" * 64] * 200], [[], ["r"] * 201, ["r" * 65], ["r/"]]),
+    (ManySeriesQuery, "after", [-1, 2**31 - 1], [-2, 2**31]),
+    (ManySeriesQuery, "max_points", [4, 20_000], [3, 20_001]),
+    (ManySeriesQuery, "smoothing", [0, 0.999], [-0.001, 1]),
+    (SweepRequest, "name", ["x", "x" * 200], ["", "x" * 201]),
+    (SweepRequest, "seeds", [[0, 2**63 - 1], [1] * 100], [[-1], [2**63], [1] * 101, [True]]),
+    (SweepRequest, "grid", [{"p" * 200: ["x" * 100_000]}, {str(n): [1] * 100 for n in range(8)}, {"p": [[1] * 20]},
+                            {"p": [-(2**63) + 1]}],
+     [{"": [1]}, {"p" * 201: [1]}, {"p": []}, {"p": [1] * 101}, {str(n): [1] for n in range(9)}, {"p": [[1] * 21]},
+      {"p": ["x" * 100_001]}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("request_type", "member", "accepted", "refused"), BOUNDS)
+def test_a_member_has_its_stated_bounds(
+    request_type: type[BaseModel], member: str, accepted: list[Any], refused: list[Any]
+) -> None:
+    others: dict[type[BaseModel], dict[str, Any]] = {
+        SweepRequest: SWEEP,
+        ManySeriesQuery: {"names": ["a"], "runs": ["r"]},
+    }
+    for value in accepted:
+        request_type.model_validate(others.get(request_type, {}) | {member: value})
+    for value in refused:
+        with pytest.raises(ValidationError):
+            request_type.model_validate(others.get(request_type, {}) | {member: value})
+
+
+def test_what_a_request_leaves_out_has_these_values() -> None:
+    compared, series = CompareQuery(), ManySeriesQuery.model_validate(SERIES)
+    assert (compared.metric, compared.x, compared.smoothing, compared.gates) == ("pass@1", "step", 0, True)
+    assert (compared.baseline, compared.benchmark, compared.sampling_share) == (None, None, None)
+    assert (compared.runs, compared.groups, compared.budgets) == ([], [], [])
+    assert (HeatMapQuery().metric, HeatMapQuery().show) == ("pass@1", "final")
+    assert (ExportQuery().format, ExportQuery().parts) == ("csv", ["metrics", "evaluations", "runs"])
+    assert (series.x, series.after, series.max_points) == ("step", None, 1000)
+    assert (series.joined, series.smoothing) == (False, 0)
+    sweep = SweepRequest.model_validate(SWEEP)
+    assert (sweep.grid, sweep.seeds, sweep.preset, sweep.control) == ({}, [], None, False)
+    assert (sweep.tags, sweep.notes, sweep.priority) == ([], "", 0)
 
 
 def test_every_request_body_is_strict() -> None:
@@ -91,6 +131,22 @@ class Counted(dict[str, object]):
     def items(self) -> object:  # type: ignore[override]
         type(self).reads += 1
         return super().items()
+
+
+def nested(depth: int) -> dict[str, object]:
+    value: dict[str, object] = {"a": 1}
+    for _ in range(depth - 1):
+        value = {"a": value}
+    return value
+
+
+def test_free_form_json_is_bounded_in_depth_keys_and_number_of_values() -> None:
+    assert faults(nested(32)) == []
+    assert faults(nested(33)) == [(".".join("a" * 33), "is nested deeper than 32 levels")]
+    assert faults({"k" * 100: [1]}) == []
+    assert faults({"x": [0] * (MAX_VALUES - 2)}) == [], "the list and the object are values too"
+    assert faults({"x": [0] * (MAX_VALUES - 1)}) == [("", f"has more than {MAX_VALUES} values")]
+    assert faults({"\ud800": 1, "x": {"a\0": 1}}) == [(p, "has a key that cannot be stored") for p in ("", "x")]
 
 
 def test_the_work_of_checking_free_form_json_is_bounded_whatever_its_shape() -> None:

@@ -43,10 +43,6 @@ def test_what_cannot_be_asked(url: str) -> None:
             read_settings(**{name: url})
 
 
-def test_an_address_of_ipv6_has_brackets() -> None:
-    assert ServiceSettings(host="::1").api_url == "http://[::1]:8000"
-
-
 Servers = tuple[RecordingServer, RecordingServer]
 
 

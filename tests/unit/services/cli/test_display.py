@@ -13,7 +13,7 @@ from gxpo_services.cli import tables
 from gxpo_services.cli.common import one_line, plain
 from gxpo_services.cli.submit import _check
 from gxpo_services.cli.watch import Bars, describe
-from gxpo_services.local.demo import comparison_link, free_folder
+from gxpo_services.local.demo import free_folder
 
 
 def run(**changes: Any) -> Any:
@@ -118,11 +118,6 @@ def test_a_demo_takes_a_folder_that_holds_nothing(tmp_path: Path) -> None:
     (wanted / "gxpo.sqlite").touch()
     (tmp_path / "demo-2").touch()
     assert free_folder(wanted) == tmp_path / "demo-3"
-
-
-def test_the_link_names_every_run() -> None:
-    link = comparison_link("http://127.0.0.1:8501", ["r1", "r2"])
-    assert link == "http://127.0.0.1:8501/compare?runs=r1&runs=r2"
 
 
 class Answering:

@@ -88,6 +88,35 @@ def test_the_sums_of_an_increment_are_those_of_all_steps_without_what_is_not_fin
     assert (series["steps"], series["sum"], series["count"]) == ([3, 4], 7.0, 3)
 
 
+@pytest.mark.parametrize(
+    ("steps", "costs", "places"),
+    [
+        # The last total at or before a step; nothing is known before the first one, but that step 0 costs nothing.
+        ([0, 1, 2, 3, 9], {2: 10.0, 4: 30.0}, [0.0, None, 10.0, 10.0, 30.0]),
+        ([2, 4], {2: 10.0, 4: 30.0}, [10.0, 30.0]),
+        ([0, 4], {0: 5.0, 4: 30.0}, [5.0, 30.0]),
+        ([0, 1], {}, [0.0, None]),
+        ([0, 1], None, [0.0, None]),
+    ],
+)
+def test_a_point_lies_at_the_cost_of_its_step_and_one_of_unknown_cost_is_left_out(
+    steps: list[int], costs: dict[int, float] | None, places: list[float | None]
+) -> None:
+    history = {"a": records({step: step + 0.5 for step in steps})}
+    query = SeriesQuery(names=["a"], x="tokens")
+    series = series_of(history, query, None if costs is None else records(costs))["a"]
+    known = [(step, place) for step, place in zip(steps, places, strict=True) if place is not None]
+    assert list(zip(series["steps"], series["x"], strict=True)) == known
+    assert series["y"] == [step + 0.5 for step, _ in known]
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "joined", "all_steps"), [(0.0, False, False), (0.1, False, True), (0, True, True)]
+)
+def test_averages_and_sums_need_the_steps_before_an_increment(smoothing: float, joined: bool, all_steps: bool) -> None:
+    assert SeriesQuery(names=["a"], smoothing=smoothing, joined=joined).needs_all_steps is all_steps
+
+
 VALUES = st.lists(st.floats(), max_size=300).map(np.array)
 MOST = st.integers(4, 60)
 

@@ -89,22 +89,6 @@ def write(root: Path, text: str) -> RunFiles:
     return RunFiles(root, "r1")
 
 
-def test_the_last_steps_are_read_in_order(tmp_path: Path) -> None:
-    steps = last_steps(write(tmp_path, "".join(map(line, range(9)))), 2)
-    assert [item.step for item in steps] == [7, 8]
-    assert steps[0].spans[0].model_dump() == {"process": "learner", "activity": "updating", "begin": 0.0, "end": 0.5}
-
-
-def test_other_lines_are_left_out(tmp_path: Path) -> None:
-    torn = line(3)[:20]
-    others = ["[1]\n", "null\n", json.dumps({"spans": [["too", "short"]]}) + "\n", "\n"]
-    assert [item.step for item in last_steps(write(tmp_path, "".join([*others, line(2), torn])), 9)] == [2]
-
-
 def test_a_long_file_is_read_from_its_end_only(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(timeline, "LARGEST_TAIL", 2 * len(line(1)) + 5)
     assert [item.step for item in last_steps(write(tmp_path, "".join(map(line, range(6)))), 9)] == [4, 5]
-
-
-def test_a_run_without_a_timeline_has_none(tmp_path: Path) -> None:
-    assert last_steps(RunFiles(tmp_path, "r2"), 3) == []

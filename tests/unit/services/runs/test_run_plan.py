@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from gxpo_services.api.errors import Invalid
 from gxpo_services.runs.configs import RunSource, checked, settings_of
@@ -36,12 +35,6 @@ def test_a_plan_is_made_for_the_clusters_gpus_else_for_a_named_default() -> None
     assert plan is not None
     assert plan.device == "cpu"
     assert [rule.label for rule in plan.rules if rule.own] == ["GXPO K=5"]
-
-
-def test_a_plan_survives_json() -> None:
-    plan, _ = planned(load_preset("paper-7b-lora"), UNKNOWN)
-    assert plan is not None
-    assert type(plan).model_validate(json.loads(plan.model_dump_json())) == plan
 
 
 def test_without_a_known_shape_there_is_a_reason_instead(tmp_path: Path) -> None:
@@ -124,11 +117,6 @@ def test_the_largest_numbers_that_a_request_may_hold_are_planned_or_refused() ->
     assert plan.rules[0].steps is None
 
 
-def test_an_unknown_kind_of_gpu_is_refused_at_the_start() -> None:
-    with pytest.raises(ValidationError, match="there is no device 'h1000'"):
-        ServiceSettings(gpu="h1000")
-
-
 def config(rule: dict[str, Any] | None = None, **budget: float) -> RunConfig:
     learner = {} if rule is None else {"learner": {"rule": rule}}
     return RunConfig.model_validate({**learner, "budget": budget or {"steps": 40}})
@@ -138,11 +126,7 @@ def config(rule: dict[str, Any] | None = None, **budget: float) -> RunConfig:
     ("rule", "per_step"),
     [
         ({"name": "grpo"}, 1),
-        ({"name": "sfpo", "k": 3}, 4),
         ({"name": "sfpo", "k": 10}, 11),
-        ({"name": "gxpo", "k": 3}, 3),
-        ({"name": "gxpo", "k": 10}, 3),
-        ({"name": "gxpo", "k": 10, "predictor": "replay"}, 3),
         ({"name": "gxpo", "k": 10, "predictor": "replay", "probes": 1}, 2),
     ],
 )

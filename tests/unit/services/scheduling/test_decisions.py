@@ -181,7 +181,7 @@ def test_the_end_of_a_job_ends_its_launch(state: RunState, job: str) -> None:
 
 @pytest.mark.parametrize("state", [S.STARTING, S.RECOVERING])
 def test_a_launch_without_a_job_gets_one_until_its_time_is_over(state: RunState) -> None:
-    assert action(state, "unknown", launch=899) == "submit"
+    assert action(state, "unknown", launch=900) == "submit"
     assert action(state, "unknown", launch=901) == "finish"
 
 
@@ -193,13 +193,13 @@ def test_a_job_that_is_forgotten_ends_its_launch(state: RunState) -> None:
 @pytest.mark.parametrize("job", ["pending", "running"])
 def test_each_state_has_its_own_time_out(job: str) -> None:
     for state in (S.STARTING, S.RECOVERING):
-        assert action(state, job, silence=899, request=9999) == "wait"
+        assert action(state, job, silence=900, request=9999) == "wait"
         assert action(state, job, silence=901) == "stop"
-    assert action(S.RUNNING, job, silence=119, launch=9999, request=9999) == "wait"
+    assert action(S.RUNNING, job, silence=120, launch=9999, request=9999) == "wait"
     assert action(S.RUNNING, job, silence=121) == "stop"
-    assert action(S.CANCELLING, job, request=59, silence=9999) == "wait"
+    assert action(S.CANCELLING, job, request=60, silence=9999) == "wait"
     assert action(S.CANCELLING, job, request=61) == "stop"
-    assert action(S.PAUSING, job, request=299, silence=119) == "wait"
+    assert action(S.PAUSING, job, request=300, silence=120) == "wait"
     assert action(S.PAUSING, job, request=301) == "stop"
     assert action(S.PAUSING, job, request=0, silence=121) == "stop"
 

@@ -8,7 +8,7 @@ import pytest
 
 from gxpo_services.api.errors import Invalid
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.sweeps.grid import Planned, SweepRequest, plan
+from gxpo_services.sweeps.grid import Planned, SweepRequest, _shape_errors, plan
 from gxpo_services.sweeps.groups import validate_sweep
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
@@ -70,11 +70,6 @@ def test_the_control_is_grpo_at_the_longer_step_once_a_product_of_alpha_and_k() 
     assert controls[0].values.keys() == {"learner.rule.name", "learner.optimizer.learning_rate", "seed"}
 
 
-@pytest.mark.parametrize(("preset", "size"), [("alpha", 9), ("k", 3), ("tau", 4), ("rules", 4)])
-def test_the_papers_ablations(preset: str, size: int) -> None:
-    assert len(sweep({"preset": "paper-1.5b"}, preset=preset, seeds=[0, 1])) == 2 * size
-
-
 def test_the_alpha_ablation_has_the_rows_of_the_papers_table_5() -> None:
     from gxpo_trainer.compare.published import gxpo_paper
 
@@ -133,6 +128,17 @@ def test_a_sweep_has_a_largest_size_control_included() -> None:
     assert "makes 510 runs" in errors_of(grid={"data.num_problems": list(range(1, 52))}, seeds=list(range(10)))["grid"]
     errors = errors_of(grid={"learner.rule.alpha": [n / 100 for n in range(30)]}, seeds=list(range(10)), control=True)
     assert "makes 600 runs" in errors["grid"]
+
+
+def test_the_largest_sweep_is_one_of_500_runs() -> None:
+    grid: dict[str, list[Any]] = {"data.num_problems": list(range(1, 51)), "learner.rule.k": [3, 5]}
+    for seeds, words in ((range(5), []), (range(6), ["makes 600 runs including seeds; a sweep has at most 500"])):
+        request = SweepRequest.model_validate({"name": "s", "base": {"preset": "demo"}, "seeds": list(seeds)})
+        assert [error.message for error in _shape_errors(request, grid)] == words
+    unseeded = SweepRequest.model_validate({"name": "s", "base": {"preset": "demo"}})
+    assert _shape_errors(unseeded, {"a": list(range(25)), "b": list(range(20))}) == []
+    (error,) = _shape_errors(unseeded, {"a": list(range(167)), "b": [1, 2, 3]})
+    assert error.message.startswith("makes 501 runs")
 
 
 def test_the_rules_need_a_base_that_has_what_they_take_from_it() -> None:
