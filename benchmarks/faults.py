@@ -457,7 +457,12 @@ class Faults:
     def _freeze_database(self, name: str) -> Fault | None:
         """The API must say so within its time-out."""
         fault = self._for_a_while(name, self._postgres.stopped(), _FROZEN_S, bound_s=DATABASE_S + _ANSWER_S)
-        fault.noticed = lambda: self._answer("/api/v1/runs", DATABASE_S + _ANSWER_S) is not None
+
+        def says_so() -> bool:
+            answer = self._answer("/api/v1/runs", DATABASE_S + _ANSWER_S)
+            return answer is not None and answer.status_code in (200, 503)
+
+        fault.noticed = says_so
         thawed = fault.over
         fault.over = lambda: thawed() and self._is_ready()
         return fault

@@ -101,9 +101,9 @@ class RunSupervisor:
         action, why = decisions.next_action(
             RunState(run.state),
             job,
-            launch_age_s=now - (self._past(run.launched_at, now) or hold.since),
+            launch_age_s=now - max(hold.since, self._past(run.launched_at, now)),
             silence_s=self._silence(run, hold, now),
-            request_age_s=now - (self._past(run.request_at, now) or hold.since),
+            request_age_s=now - max(hold.since, self._past(run.request_at, now)),
             timeouts=self._timeouts,
         )
         if action == "stop" and run.phase:

@@ -40,8 +40,9 @@ from gxpo_services.sweeps import studies
 from gxpo_trainer.errors import ConfigError
 
 LONGEST_GAP_FRACTION = 0.5
-"""Fraction of heartbeat_s without a renewal of leases, e.g. while the database was away or the machine was suspended,
-after which the silence of trainers counts from zero. The other half is for a trainer to report again."""
+"""Fraction of heartbeat_s without a renewal of leases, e.g. while the database was away, the machine was suspended or
+the clock jumped, after which silence, launches and requests count from zero. The other half is for a trainer to report
+again."""
 RECONCILE_EVERY_S = 60.0
 """Interval at which the launcher's jobs are compared with the database; also at the first round."""
 CLEAN_EVERY_S = 600.0

@@ -1,10 +1,11 @@
-"""A clock that is set back by an hour: times that were stored before it are in the future and say nothing."""
+"""A clock that is set back by an hour: times that were stored before it are in the future and say nothing. One that is
+set forward: no time has passed."""
 
 from __future__ import annotations
 
 from support.scheduling import PAUSE_S, Cluster
 
-from gxpo_services.scheduling.launcher import JobStatus
+from gxpo_services.scheduling.launcher import JobRefused, JobStatus
 from gxpo_services.scheduling.scheduler import RECONCILE_EVERY_S
 
 BACK_S = -3600.0
@@ -45,10 +46,7 @@ def test_a_cancel_request_from_before_ends_its_job(cluster: Cluster) -> None:
     scheduler.tick()
     cluster.clock.passes(BACK_S)
     scheduler.tick()
-    for _ in range(4):  # its trainer reports, but does not stop
-        cluster.clock.passes(cluster.settings.cancel_grace_s / 3)
-        cluster.report(run_id)
-        scheduler.tick()
+    cluster.rounds(scheduler, cluster.settings.cancel_grace_s + 1, reporting=run_id)  # its trainer does not stop
     assert cluster.launcher.stopped() == [f"{run_id}-1"]
 
 
@@ -73,3 +71,24 @@ def test_orphaned_jobs_are_found_as_often(cluster: Cluster) -> None:
         cluster.clock.passes(seconds)
         scheduler.tick()
     assert cluster.launcher.stopped() == ["orphan"]
+
+
+def test_a_clock_that_is_set_forward_uses_up_no_grace(cluster: Cluster) -> None:
+    """The job of the second run is refused, so that it has not started."""
+
+    def refuse(verb: str, job_id: str) -> None:
+        if verb == "submit":
+            raise JobRefused("busy")
+
+    scheduler, run_id = cluster.supervising()
+    cluster.request(run_id, "pause")
+    cluster.launcher.before = refuse
+    starting = cluster.add_run()
+    scheduler.tick()
+    cluster.clock.passes(-BACK_S)
+    scheduler.tick()
+    assert cluster.launcher.stopped() == []
+    assert cluster.get(starting).launch == 1
+    cluster.launcher.before = lambda verb, job_id: None
+    cluster.rounds(scheduler, cluster.settings.pause_grace_s + 1, reporting=run_id)
+    assert f"{run_id}-1" in cluster.launcher.stopped()
