@@ -46,7 +46,7 @@ SERVICE = {
     "GXPO_MAX_FORGOTTEN": "20",
     "GXPO_MAX_CONCURRENT_RUNS": "2",
 }
-_PHASE_S, _SAMPLING_S, _SETUP_S = 40.0, 80.0, 180.0
+_PHASE_S, _SAMPLING_S, _SETUP_S = 40.0, 80.0, 300.0
 TIMEOUTS = dict.fromkeys(("verifying_s", "updating_s", "syncing_s", "checkpointing_s"), _PHASE_S)
 TIMEOUTS |= {"sampling_s": _SAMPLING_S, "evaluating_s": _SAMPLING_S, "setup_s": _SETUP_S}
 """Of the runs. An environment that hangs is replaced before its engine counts as stalled."""

@@ -22,6 +22,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -80,7 +81,7 @@ _LONGEST_WAIT_S, _LONGEST_GAP_S = 10.0, 3.0
 """Before a fault, and between two at a time."""
 _UNBOUNDED_S = 20.0
 """Longest effect on another fault of one that promises no reaction."""
-GIVE_UP_S, STUCK_S = 300.0, 900.0
+GIVE_UP_S, STUCK_S = 600.0, 1800.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -98,6 +99,8 @@ def main(argv: list[str] | None = None) -> int:
         RESULTS.with_suffix(".txt").write_text(text, encoding="utf-8")
         print(text, end="")
         return 0
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs ignore the latter
+        signal.signal(number, signal.default_int_handler)
     home = (args.home or Path(tempfile.mkdtemp(prefix="gxpo-soak-"))).resolve()
     soak = Soak(home, args.steps, random.Random(f"{args.seed}-{args.part}"))
     try:
