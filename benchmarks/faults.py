@@ -345,6 +345,10 @@ class Faults:
             return None
         victim = self._chance.choice(actors)
         kind, job, begun = _title(victim).split(".")[0], victim.environ().get("RAY_JOB_ID"), time.time()
+        bound = _STARTING_S
+        if number == signal.SIGSTOP:
+            phases = [str(run["phase"]) for run in self._up.runs() if run["id"] in runs]
+            bound += _SETUP_S if any(phase.startswith(_STARTING) for phase in phases) else _ACTORS[kind]
         victim.send_signal(number)
 
         def replaced() -> bool:
@@ -356,10 +360,6 @@ class Faults:
             likes = [actor for actor in self.actors() if _title(actor).startswith(kind) and actor.create_time() > begun]
             return any(actor.environ().get("RAY_JOB_ID") == job for actor in likes)
 
-        bound = _STARTING_S
-        if number == signal.SIGSTOP:
-            phases = [str(run["phase"]) for run in self._up.runs() if run["id"] in runs]
-            bound += _SETUP_S if any(phase.startswith(_STARTING) for phase in phases) else _ACTORS[kind]
         return Fault(f"{name}: {kind.removeprefix('ray::')}", bound, replaced, ends=frozenset(runs))
 
     # ---- the service --------------------------------------------------------------------------------------------

@@ -95,7 +95,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--picture", type=Path, help="file for the panels of the dashboard for operators")
     args = parser.parse_args(argv)
     if args.command == "report":
-        text = report([json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("*.json"))])
+        parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("*.json"))]
+        if not parts:
+            raise SystemExit(f"{RESULTS} has no results; run a part first")
+        text = report(parts)
         RESULTS.with_suffix(".txt").write_text(text, encoding="utf-8")
         print(text, end="")
         return 0
