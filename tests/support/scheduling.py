@@ -45,11 +45,13 @@ class Cluster:
         settings = self.settings.model_copy(update=changes)
         return Scheduler(self.database, settings, self.launcher, owner=owner, api_answers=answers, clock=self.clock)
 
-    def rounds(self, scheduler: Scheduler, seconds: float) -> None:
-        """Rounds of a scheduler for so long, at most 10 s apart."""
+    def rounds(self, scheduler: Scheduler, seconds: float, *, reporting: str | None = None) -> None:
+        """Rounds of a scheduler for so long, at most 10 s apart. reporting: run whose trainer reports before each."""
         steps = math.ceil(seconds / 10.0)
         for _ in range(steps):
             self.clock.passes(seconds / steps)
+            if reporting is not None:
+                self.report(reporting)
             scheduler.tick()
 
     def running(self, scheduler: Scheduler, **values: Any) -> str:

@@ -2,7 +2,8 @@
 
 A lease has an owner, a fencing token and an expiry. Each claim and take-over increments the token, and every write of a
 scheduler names the token that it holds, so a stale scheduler changes nothing. Expiry uses the wall clocks of the
-schedulers, which must agree to within a fraction of `lease_s`. Everything happens in the caller's transaction.
+schedulers, which must agree to within a fraction of `lease_s`; one far beyond any lease is from before the clock was
+set back. Everything happens in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def renew(session: Session, owner: str, until: float) -> dict[str, int]:
 
 def take_over(session: Session, owner: str, now: float, until: float) -> dict[str, int]:
     """Take over every executing run without a lease or with an expired one; returns run id → new lease token."""
-    free = or_(Run.lease_owner.is_(None), Run.lease_expires_at.is_(None), Run.lease_expires_at < now)
+    expired = or_(Run.lease_expires_at < now, Run.lease_expires_at > until + (until - now))
+    free = or_(Run.lease_owner.is_(None), Run.lease_expires_at.is_(None), expired)
     orphans = session.execute(select(Run.number, Run.id, Run.lease_token).where(IS_EXECUTING, free)).all()
     taken: dict[str, int] = {}
     for number, run_id, token in orphans:

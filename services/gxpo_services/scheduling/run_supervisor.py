@@ -101,9 +101,9 @@ class RunSupervisor:
         action, why = decisions.next_action(
             RunState(run.state),
             job,
-            launch_age_s=now - (run.launched_at or now),
+            launch_age_s=now - max(hold.since, self._past(run.launched_at, now)),
             silence_s=self._silence(run, hold, now),
-            request_age_s=now - (run.request_at or now),
+            request_age_s=now - max(hold.since, self._past(run.request_at, now)),
             timeouts=self._timeouts,
         )
         if action == "stop" and run.phase:
@@ -135,19 +135,26 @@ class RunSupervisor:
 
     def end_jobs(self) -> None:
         """Stop jobs that outlive their run, to free their resources."""
+        now = self._clock()
         for job_id, since in list(self._ending.items()):
+            self._ending[job_id] = since = min(since, now)
             if not self._launcher.status(job_id).is_alive:
                 del self._ending[job_id]
-            elif self._clock() - since > self._settings.cancel_grace_s:
+            elif now - since > self._settings.cancel_grace_s:
                 with suppress(JobRefused):  # retried in the next round
                     self._launcher.stop(job_id)
 
     def _silence(self, run: Run, hold: Hold, now: float) -> float:
         """Seconds since the last heartbeat, excluding outages of the API."""
-        last_seen = max(run.heartbeat_at or 0.0, run.launched_at or 0.0, hold.since, self._api_away_at)
+        stored = (run.heartbeat_at, run.launched_at, self._api_away_at)
+        last_seen = max(hold.since, *(self._past(at, now) for at in stored))
         if now - last_seen > API_PROBE_FRACTION * self._settings.heartbeat_s and not self._api_answers():
             self._api_away_at = last_seen = now
         return now - last_seen
+
+    def _past(self, at: float | None, now: float) -> float:
+        """A stored time; 0 for none, and for one that is a lease ahead: the clock was set back since."""
+        return at if at is not None and at <= now + self._settings.lease_s else 0.0
 
     @contextmanager
     def _writing(self, run: Run, hold: Hold) -> Iterator[tuple[Session, Run]]:

@@ -43,8 +43,9 @@ from gxpo_services.sweeps import studies
 from gxpo_trainer.errors import ConfigError
 
 LONGEST_GAP_FRACTION = 0.5
-"""Fraction of heartbeat_s without a renewal of leases, e.g. while the database was away or the machine was suspended,
-after which the silence of trainers counts from zero. The other half is for a trainer to report again."""
+"""Fraction of heartbeat_s without a renewal of leases, e.g. while the database was away, the machine was suspended or
+the clock jumped, after which silence, launches and requests count from zero. The other half is for a trainer to report
+again."""
 RECONCILE_EVERY_S = 60.0
 """Interval at which the launcher's jobs are compared with the database; also at the first round."""
 CLEAN_EVERY_S = 600.0
@@ -245,10 +246,15 @@ class Scheduler:
         for run_id in taken:
             self._log.info("run taken over", run=run_id)
         resumed_at = self._clock()
-        if resumed_at - self._renewed_at > LONGEST_GAP_FRACTION * self._settings.heartbeat_s:
+        set_back = resumed_at < self._renewed_at - self._settings.lease_s
+        if set_back or resumed_at - self._renewed_at > LONGEST_GAP_FRACTION * self._settings.heartbeat_s:
             for hold in self._held.values():
                 hold.since = resumed_at
+                if set_back:
+                    hold.not_before = 0.0
             self._oversized.clear()
+        if set_back:
+            self._counted_at = self._clean_at = self._reconcile_at = 0.0
         self._renewed_at = now
         known = {run_id: hold for run_id, hold in self._held.items() if held.get(run_id) == hold.lease_token}
         dropped = self._held.keys() - known.keys()
@@ -343,9 +349,10 @@ def liveness_age_s(home: Path) -> float | None:
 
 
 def is_alive(home: Path) -> bool:
-    """Whether a scheduler with this home has made a round within LONGEST_ROUND_S."""
+    """Whether a scheduler with this home has made a round within LONGEST_ROUND_S. One in the future is from before the
+    clock was set back."""
     age_s = liveness_age_s(home)
-    return age_s is not None and age_s <= LONGEST_ROUND_S
+    return age_s is not None and abs(age_s) <= LONGEST_ROUND_S
 
 
 def main() -> int:

@@ -151,8 +151,7 @@ def test_a_folder_that_stays_unusable_fails_the_run_after_start_s(
     run_id = cluster.add_run()
     scheduler = cluster.scheduler(max_recoveries=0)
     scheduler.tick()
-    cluster.clock.passes(cluster.settings.start_s - 1)
-    scheduler.tick()
+    cluster.rounds(scheduler, cluster.settings.start_s - 1)
     assert cluster.get(run_id).state == S.STARTING
     cluster.clock.passes(2)
     scheduler.tick()

@@ -43,9 +43,7 @@ def test_a_run_that_is_cancelled_before_its_job_is_there_never_gets_one(cluster:
 def test_a_pause_that_takes_too_long_ends_at_the_last_checkpoint_and_can_be_resumed(cluster: Cluster) -> None:
     scheduler, run_id = cluster.supervising()
     cluster.request(run_id, "pause")
-    cluster.clock.passes(cluster.settings.pause_grace_s + 1)
-    cluster.report(run_id)
-    scheduler.tick()
+    cluster.rounds(scheduler, cluster.settings.pause_grace_s + 1, reporting=run_id)
     assert cluster.launcher.stopped() == [f"{run_id}-1"]
     cluster.launcher.ends(f"{run_id}-1", "stopped")
     scheduler.tick()
