@@ -28,12 +28,13 @@ from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRout
 from gxpo_services.api.errors import Conflict, Gone, Invalid, TooLarge, Unauthorized, responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.api.principals import same_hash
+from gxpo_services.db.database import note_change
 from gxpo_services.db.tables import EvaluationRow, Run, Sample
 from gxpo_services.ingest.batches import KINDS, LONGEST_PHASE, MOST_ROWS, BadRow, Batch, MetricRow, TooManyRows, parse
 from gxpo_services.outputs import events, metrics, samples
 from gxpo_services.outputs.events import TRAINER
 from gxpo_services.outputs.metrics import BACKWARD_PASSES, SCORE, TOKENS, TRAINING_S, Summary, encode
-from gxpo_services.run_states import RunState, pending_request
+from gxpo_services.run_states import RunState, pending_request, silent_s
 from gxpo_services.runs import lifecycle, service
 from gxpo_trainer.config.base import half_of_limit_passed
 
@@ -60,8 +61,12 @@ class LinesMissing(Exception):
 
 def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) -> None:
     """Record a heartbeat; the first one of a launch moves the run to `running`."""
-    run.heartbeat_at = time.time()
+    now = time.time()
+    if silent_s(run.state, run.heartbeat_at, now) is not None:
+        note_change(session, run.number)
+    run.heartbeat_at = now
     if phase is not None and phase != run.phase:
+        note_change(session, run.number)
         if half_of_limit_passed(phase) and not half_of_limit_passed(run.phase):
             events.record(session, run.number, actor, "no_progress", phase)
         run.phase = phase
@@ -84,6 +89,8 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestA
         fresh = rows[max(0, offsets[kind] - batch.offsets.get(kind, 0)) :]
         offsets[kind] += len(fresh)
         new[kind] = [row for row in fresh if row is not None]
+    if batch.identity is not None or any(new.values()):
+        note_change(session, run.number)
     if new["metrics"]:
         _apply_metrics(session, run, new["metrics"])
     samples.add_rows(session, Sample, run.number, new["samples"])
