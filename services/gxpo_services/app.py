@@ -12,7 +12,14 @@ from fastapi import FastAPI
 from gxpo_services import logging
 from gxpo_services.api import errors
 from gxpo_services.api.connections import most_connections
-from gxpo_services.api.dependencies import HEAVY_AT_ONCE, MAX_SESSIONS, PROBES_AT_ONCE, READS_AT_ONCE, Slots
+from gxpo_services.api.dependencies import (
+    HEAVY_AT_ONCE,
+    MAX_SESSIONS,
+    PROBES_AT_ONCE,
+    READS_AT_ONCE,
+    REPORTS_AT_ONCE,
+    Slots,
+)
 from gxpo_services.api.feed import ChangeFeed
 from gxpo_services.api.middleware import describe, operation_id
 from gxpo_services.api.middleware import install as install_middleware
@@ -67,7 +74,9 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         settings.artifacts.mkdir(parents=True, exist_ok=True)
         files.restore(settings.artifacts, database)
         files.empty_trash(settings.artifacts, database)  # finish deletions that a crash interrupted
-        app.state.session_gate = anyio.Semaphore(MAX_SESSIONS)
+        # SQLite has one writer: others would wait in a thread, and by sleeping.
+        app.state.session_gate = anyio.Semaphore(1 if database.is_sqlite else MAX_SESSIONS)
+        app.state.report_gate = app.state.session_gate if database.is_sqlite else anyio.Semaphore(REPORTS_AT_ONCE)
         app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
         app.state.probe_gate = anyio.Semaphore(PROBES_AT_ONCE)
         app.state.heavy_gate = anyio.Semaphore(HEAVY_AT_ONCE)

@@ -34,6 +34,9 @@ MAX_SESSIONS = 24
 
 If all 40 threads of the pool waited for a lock, its holder would get no thread to finish in: a deadlock.
 """
+REPORTS_AT_ONCE = 4
+"""Maximum number of reports of trainers that are applied at the same time: enough to share commits of PostgreSQL. More
+threads only take the GIL from each other and from the event loop."""
 READS_AT_ONCE = 2
 """Maximum number of reading requests that hold a session. They share the GIL: with more of them, short queries wait for
 long ones. The second one runs while the first waits for the database."""

@@ -392,6 +392,6 @@ async def ingest(request: Request, run_id: RunId, token: BearerToken, database: 
         body = await request.body()
     except ClientDisconnect:
         body = b""  # the client is gone
-    async with request.app.state.session_gate:
+    async with request.app.state.report_gate:
         answer = await run_in_threadpool(_receive, database, run_id, token, body, not is_small)
     return JSONResponse({"applied": answer.applied, "offsets": answer.offsets, "request": answer.request})
