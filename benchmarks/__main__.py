@@ -18,6 +18,7 @@ ALL = (
     "driver_load",
     "grader",
     "service",
+    "service_load",
     "dashboard",
     "gpu",
 )

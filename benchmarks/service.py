@@ -84,6 +84,7 @@ class Api:
         self._log = (home / "api.log").open("wb")
         command = [sys.executable, "-m", "gxpo_trainer.cli", "serve"]
         self._process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log)
+        self.pid = self._process.pid
         with self.client() as client:
             while True:
                 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,16 @@ from fastapi import FastAPI
 
 from gxpo_services import logging
 from gxpo_services.api import errors
-from gxpo_services.api.dependencies import HEAVY_AT_ONCE, MAX_SESSIONS, PROBES_AT_ONCE, READS_AT_ONCE, Slots
+from gxpo_services.api.connections import most_connections
+from gxpo_services.api.dependencies import (
+    HEAVY_AT_ONCE,
+    MAX_SESSIONS,
+    PROBES_AT_ONCE,
+    READS_AT_ONCE,
+    REPORTS_AT_ONCE,
+    Slots,
+)
+from gxpo_services.api.feed import ChangeFeed
 from gxpo_services.api.middleware import describe, operation_id
 from gxpo_services.api.middleware import install as install_middleware
 from gxpo_services.api.principals import TokenUses
@@ -28,7 +38,7 @@ from gxpo_services.outputs.logs import router as run_logs
 from gxpo_services.outputs.metric_series import router as metrics
 from gxpo_services.outputs.samples import router as samples
 from gxpo_services.outputs.timeline import router as timeline
-from gxpo_services.runs.changes import router as run_changes
+from gxpo_services.runs import changes as run_changes
 from gxpo_services.runs.configs import router as configs
 from gxpo_services.runs.endpoints import router as runs
 from gxpo_services.settings import ServiceSettings, limit_plugins
@@ -36,8 +46,8 @@ from gxpo_services.sweeps.groups import router as groups
 from gxpo_services.sweeps.studies import router as studies
 
 PREFIX = "/api/v1"
-STREAMS_AT_ONCE, STREAMS_OF_ONE = 100, 20
-"""Open streams of logs and events: of a process, and of one token."""
+STREAMS_OF_ONE = 20
+"""Open streams of logs and events of one token. All together have half of the connections."""
 HEAVY_UNDER_WAY, HEAVY_OF_ONE = 32, 4
 """Comparisons and heat maps that are computed or wait for their turn: of a process, and of one token."""
 EXPORTS_AT_ONCE, EXPORTS_OF_ONE = 8, 2
@@ -64,17 +74,22 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         settings.artifacts.mkdir(parents=True, exist_ok=True)
         files.restore(settings.artifacts, database)
         files.empty_trash(settings.artifacts, database)  # finish deletions that a crash interrupted
-        app.state.session_gate = anyio.Semaphore(MAX_SESSIONS)
+        # SQLite has one writer: others would wait in a thread, and by sleeping.
+        app.state.session_gate = anyio.Semaphore(1 if database.is_sqlite else MAX_SESSIONS)
+        app.state.report_gate = app.state.session_gate if database.is_sqlite else anyio.Semaphore(REPORTS_AT_ONCE)
         app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
         app.state.probe_gate = anyio.Semaphore(PROBES_AT_ONCE)
         app.state.heavy_gate = anyio.Semaphore(HEAVY_AT_ONCE)
-        app.state.stream_slots = Slots("streams", STREAMS_AT_ONCE, STREAMS_OF_ONE)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        app.state.stream_slots = Slots("streams", most_connections(descriptors) // 2, STREAMS_OF_ONE)
+        app.state.changes = ChangeFeed(database, run_changes.messages)
         app.state.heavy_slots = Slots("comparisons and heat maps", HEAVY_UNDER_WAY, HEAVY_OF_ONE)
         app.state.export_slots = Slots("exports", EXPORTS_AT_ONCE, EXPORTS_OF_ONE)
         app.state.download_slots = Slots("downloads", DOWNLOADS_AT_ONCE, DOWNLOADS_OF_ONE)
         uses = app.state.token_uses = TokenUses()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(uses.keep_writing, database)
+            tasks.start_soon(app.state.changes.run)
             yield
             tasks.cancel_scope.cancel()
         uses.write(database)
@@ -96,7 +111,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     errors.install(app)
     install_middleware(app, settings)
     for router in (
-        *(runs, run_changes, configs, groups, studies, ingest, metrics, samples, events, audit),
+        *(runs, run_changes.router, configs, groups, studies, ingest, metrics, samples, events, audit),
         *(run_logs, timeline, checkpoints, comparisons, tokens),
     ):
         app.include_router(router, prefix=PREFIX)

@@ -22,6 +22,8 @@ class RunState(StrEnum):
 
 
 Action = Literal["cancel", "pause", "resume"]
+SILENCE_S = 15.0
+"""A trainer that reports sends a heartbeat every 4 s."""
 _S = RunState
 
 TRANSITIONS: dict[RunState, frozenset[RunState]] = {
@@ -81,6 +83,13 @@ def requested_state(state: RunState, action: Action) -> RunState | None:
         return None
     possible = ", ".join(sorted(_REQUESTED[action]))
     raise IllegalTransition(f"a run that is {state} cannot {action}; {action} applies to runs that are {possible}")
+
+
+def silent_s(state: RunState | str, heartbeat_at: float | None, now: float) -> float | None:
+    """Seconds without a heartbeat of a run whose trainer has reported, once they exceed SILENCE_S."""
+    if heartbeat_at is None or state not in EXECUTING or now - heartbeat_at <= SILENCE_S:
+        return None
+    return now - heartbeat_at
 
 
 def pending_request(state: RunState) -> Literal["pause", "cancel"] | None:

@@ -82,8 +82,9 @@ class ProcessLauncher:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.killpg(session, signal.SIGKILL if late else signal.SIGTERM)
 
-    def live_jobs(self, artifacts: Path) -> list[str]:
-        return [file.stem for file in self._folder.glob("*.lock") if self._is_alive(file.stem)]
+    def statuses(self, artifacts: Path) -> dict[str, JobStatus]:
+        statuses = {file.stem: self.status(file.stem) for file in self._folder.glob("*.lock")}
+        return {job_id: status for job_id, status in statuses.items() if status.state != "unknown"}
 
     def resources(self) -> tuple[float, float]:
         """The cores of this machine. Its GPUs are not counted: use Ray for them."""

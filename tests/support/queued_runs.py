@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import inspect, select
 
 from gxpo_services.api.fields import new_id
-from gxpo_services.db.database import Database
+from gxpo_services.db.database import Database, note_change
 from gxpo_services.db.tables import Event, Run
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import Action, RunState, requested_state
@@ -60,6 +60,7 @@ def change(database: Database, run_id: str, **values: Any) -> None:
         run = session.scalars(select(Run).where(Run.id == run_id)).one()
         for name, value in values.items():
             setattr(run, name, value)
+        note_change(session, run.number)
 
 
 def move(database: Database, run_id: str, new: RunState) -> None:

@@ -48,9 +48,11 @@ class ScriptedLauncher:
             self.ends(job_id, "stopped")
         self.after("stop", job_id)
 
-    def live_jobs(self, artifacts: Path) -> list[str]:
-        self._begin("live_jobs", "")
-        return [job_id for job_id, status in self.jobs.items() if status.is_alive]
+    def statuses(self, artifacts: Path) -> dict[str, JobStatus]:
+        self._begin("statuses", "")
+        known = dict(self.jobs)
+        self.after("statuses", "")
+        return known
 
     def resources(self) -> tuple[float, float]:
         self._begin("resources", "")

@@ -22,7 +22,7 @@ from gxpo_services.api.errors import BadRequest, HeadTooLarge, Problem, TooSlow,
 
 MOST_CONNECTIONS = 2000
 RESERVED_DESCRIPTORS = 640
-"""Of files and databases: 8 downloads of 64 files, 45 database connections, and what the process itself has open."""
+"""Of files and databases: 8 downloads of 64 files, 46 database connections, and what the process itself has open."""
 UNREAD_S = 60.0
 """Time in which a client must read on; it can continue a download and a stream later."""
 _MOST_DESCRIPTORS = 65_536
@@ -127,10 +127,14 @@ def raise_descriptor_limit() -> int:
     return soft if soft != resource.RLIM_INFINITY else _MOST_DESCRIPTORS
 
 
+def most_connections(descriptors: int) -> int:
+    """Connections of a process that may have so many descriptors."""
+    return max(16, min(MOST_CONNECTIONS, descriptors - RESERVED_DESCRIPTORS))
+
+
 def server_config(app: Any, head_s: float, descriptors: int, **options: Any) -> Config:
     """How uvicorn serves an application with these limits. descriptors: that the process may have."""
-    most = max(16, min(MOST_CONNECTIONS, descriptors - RESERVED_DESCRIPTORS))
-    protocol: Any = functools.partial(Connection, head_s=head_s, most=most, idle={})
+    protocol: Any = functools.partial(Connection, head_s=head_s, most=most_connections(descriptors), idle={})
     return Config(
         app,
         # Not the one that happens to be installed: parsers differ in what they accept.

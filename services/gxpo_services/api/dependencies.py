@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
@@ -34,6 +34,9 @@ MAX_SESSIONS = 24
 
 If all 40 threads of the pool waited for a lock, its holder would get no thread to finish in: a deadlock.
 """
+REPORTS_AT_ONCE = 4
+"""Maximum number of reports of trainers that are applied at the same time: enough to share commits of PostgreSQL. More
+threads only take the GIL from each other and from the event loop."""
 READS_AT_ONCE = 2
 """Maximum number of reading requests that hold a session. They share the GIL: with more of them, short queries wait for
 long ones. The second one runs while the first waits for the database."""
@@ -72,17 +75,25 @@ class Slots:
 
 
 class SlottedResponse(StreamingResponse):
-    """A stream that holds a slot from its first to its last byte, or until its client is gone.
+    """A stream that holds a slot from its first to its last byte, or until its client is gone; `within` as well.
 
     Without a free slot the response is the problem LimitReached.
     """
 
-    def __init__(self, slots: Slots, owner: str, content: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        owner: str,
+        content: Any,
+        *,
+        within: AbstractContextManager[None] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(content, **options)
-        self._slots, self._owner = slots, owner
+        self._slots, self._owner, self._within = slots, owner, within or nullcontext()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._slots.holding(self._owner):
+        with self._slots.holding(self._owner), self._within:
             await super().__call__(scope, receive, send)
 
 

@@ -154,6 +154,8 @@ class RequestMiddleware:
         path = getattr(scope.get("route"), "path", "unknown")
         self.metrics.requests.labels(method, path, status).inc()
         self.metrics.seconds.labels(method, path).observe(seconds)
+        if status < 400 and scope.get("state", {}).get("is_routine"):
+            return
         run = scope.get("path_params", {}).get("run_id")
         fields = {"method": scope["method"], "path": scope["path"], "status": status} | ({"run": run} if run else {})
         _log.info("request", **fields, ms=round(seconds * 1e3, 1))

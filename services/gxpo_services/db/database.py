@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,22 @@ def make_engine(url: str, server: postgres.Server | None = None) -> Engine:
     return engine
 
 
+_CHANGED = "gxpo_changed"
+"""Key in Session.info: numbers of the runs that a transaction changes."""
+CHANNEL = "gxpo_changes"
+_MOST_NAMED = 500
+"""Runs in one notification, which PostgreSQL limits to 8,000 bytes."""
+
+
+def note_change(session: Session, run_number: int | None) -> None:
+    """Tell the readers of all processes after the commit that a run has changed; None: something of no run has.
+
+    Only what streams of changes show counts, so not a heartbeat alone. A change that is not noted is found later, when
+    the streams compare all runs.
+    """
+    session.info.setdefault(_CHANGED, set()).add(run_number or 0)
+
+
 def _refuse_changes(session: Session, *_: Any) -> None:
     """Reject writes: without a transaction they could not be rolled back."""
     raise RuntimeError(f"changes in a reading session: {[*session.new, *session.dirty, *session.deleted]}")
@@ -79,6 +95,9 @@ class Database:
         """A session in a transaction: committed at the end, rolled back on any exception."""
         with self._write.begin() as session:
             yield session
+        changed = session.info.pop(_CHANGED, None)
+        if changed and not self.is_sqlite:
+            self._notify(changed)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -94,6 +113,25 @@ class Database:
         """A connection for single queries, each of which sees the latest state, without the cost of a session."""
         with self._reading_engine.connect() as connection:
             yield connection
+
+    def _notify(self, changed: set[int]) -> None:
+        """Send the numbers of changed runs, without any if there are too many.
+
+        After the commit: within a transaction NOTIFY holds a lock of the whole server until the commit is on disk, so
+        commits would wait for each other. One that is lost, as in a crash, only delays the streams.
+        """
+        payload = ",".join(str(number) for number in sorted(changed)) if len(changed) <= _MOST_NAMED else ""
+        with suppress(*UNAVAILABLE), self.autocommit_connection() as connection:
+            connection.exec_driver_sql("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
+
+    async def notifications(self) -> AsyncIterator[set[int] | None]:
+        """Numbers of changed runs as processes commit them, 0 for what belongs to no run; None: any run.
+
+        The first item, None, comes as soon as nothing is missed any more. Occupies a connection and no thread. Only on
+        PostgreSQL. Raises psycopg.Error and OSError when the connection is lost.
+        """
+        async for payload in postgres.listen(self.engine.url, CHANNEL):
+            yield {int(number) for number in payload.split(",")} if payload else None
 
     @property
     def is_sqlite(self) -> bool:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import psycopg
 from psycopg.abc import PQGen
 from psycopg.pq import Format
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DisconnectionError
 
 BINARY_ROWS = "gxpo_binary_rows"
@@ -135,6 +135,24 @@ def make_engine(url: str, server: Server | None = None, **options: Any) -> Engin
             cursor.format = Format.BINARY
 
     return engine
+
+
+async def listen(url: URL, channel: str) -> AsyncIterator[str]:
+    """Payloads of a channel's notifications; an empty one first, once the connection listens.
+
+    Raises psycopg.Error and OSError when the connection cannot be made or is lost; keep-alives notice that of a silent
+    host.
+    """
+    _, given = url.get_dialect()().create_connect_args(url)
+    connection = await psycopg.AsyncConnection.connect(**{**_CONNECTING, **given}, autocommit=True)
+    try:
+        await connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
+        yield ""
+        async for notification in connection.notifies():
+            yield notification.payload
+    finally:
+        # Not AsyncConnection's own context manager, which would send a statement on a connection that is lost.
+        await connection.close()
 
 
 def _ping(engine: Engine, connection: Any) -> None:

@@ -14,26 +14,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import select
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect
 
-from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, WriteSession
+from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute
 from gxpo_services.api.errors import Conflict, Gone, Invalid, TooLarge, Unauthorized, responses
 from gxpo_services.api.fields import RunId
-from gxpo_services.api.principals import same_hash
+from gxpo_services.api.principals import hash_token, same_hash
+from gxpo_services.db.database import Database, note_change
 from gxpo_services.db.tables import EvaluationRow, Run, Sample
 from gxpo_services.ingest.batches import KINDS, LONGEST_PHASE, MOST_ROWS, BadRow, Batch, MetricRow, TooManyRows, parse
 from gxpo_services.outputs import events, metrics, samples
 from gxpo_services.outputs.events import TRAINER
 from gxpo_services.outputs.metrics import BACKWARD_PASSES, SCORE, TOKENS, TRAINING_S, Summary, encode
-from gxpo_services.run_states import RunState, pending_request
+from gxpo_services.run_states import SILENCE_S, RunState, pending_request, silent_s
 from gxpo_services.runs import lifecycle, service
 from gxpo_trainer.config.base import half_of_limit_passed
 
@@ -60,8 +62,12 @@ class LinesMissing(Exception):
 
 def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) -> None:
     """Record a heartbeat; the first one of a launch moves the run to `running`."""
-    run.heartbeat_at = time.time()
+    now = time.time()
+    if silent_s(run.state, run.heartbeat_at, now) is not None:
+        note_change(session, run.number)
+    run.heartbeat_at = now
     if phase is not None and phase != run.phase:
+        note_change(session, run.number)
         if half_of_limit_passed(phase) and not half_of_limit_passed(run.phase):
             events.record(session, run.number, actor, "no_progress", phase)
         run.phase = phase
@@ -84,8 +90,11 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestA
         fresh = rows[max(0, offsets[kind] - batch.offsets.get(kind, 0)) :]
         offsets[kind] += len(fresh)
         new[kind] = [row for row in fresh if row is not None]
+    if batch.identity is not None or any(new.values()):
+        note_change(session, run.number)
     if new["metrics"]:
-        _apply_metrics(session, run, new["metrics"])
+        with session.no_autoflush:  # one UPDATE of the run, at the end
+            _apply_metrics(session, run, new["metrics"])
     samples.add_rows(session, Sample, run.number, new["samples"])
     samples.add_rows(session, EvaluationRow, run.number, new["evaluations"])
     events.add_events(session, run.number, new["events"], actor=events.TRAINER)
@@ -285,6 +294,8 @@ def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestAns
         raise Invalid.of(error.place, error.message) from None
     except TooManyRows as error:
         raise TooLarge(str(error)) from None
+    if batch.number is None and (answer := _repeat_heartbeat(session, run_id, token, batch)) is not None:
+        return answer
     run = service.lock(session, run_id)
     if run is None:
         raise Gone(_TAKES_NONE)
@@ -297,9 +308,41 @@ def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestAns
         answer = apply_batch(session, run, batch, TRAINER)
     except LinesMissing as error:
         raise Conflict("lines are missing before this batch; continue from `offsets`", offsets=error.offsets) from None
-    if batch.number is None:
-        return IngestAnswer(False, answer.offsets, answer.request)
-    return answer
+    return answer if batch.number is not None else replace(answer, applied=False)
+
+
+_table = Run.__table__.c
+_REPEAT = (
+    update(Run.__table__)  # type: ignore[arg-type]
+    .where(
+        _table.id == bindparam("run"),
+        _table.run_token_sha256 == bindparam("token"),
+        _table.launch == bindparam("of_launch"),
+        _table.state.not_in((RunState.STARTING, RunState.RECOVERING)),
+        _table.heartbeat_at > bindparam("since"),
+    )
+    .values(heartbeat_at=bindparam("now"))
+    .returning(_table.offsets, _table.state)
+)
+_REPEAT_PHASE = _REPEAT.where(_table.phase == bindparam("of_phase"))
+
+
+def _repeat_heartbeat(session: Session, run_id: str, token: str, batch: Batch) -> IngestAnswer | None:
+    """Record a heartbeat that says nothing new, in one statement: most of what a service receives. None if it does."""
+    now = time.time()
+    values = {
+        "run": run_id,
+        "token": hash_token(token),
+        "of_launch": batch.launch,
+        "since": now - SILENCE_S,
+        "now": now,
+    }
+    query, phase = (_REPEAT, {}) if batch.phase is None else (_REPEAT_PHASE, {"of_phase": batch.phase})
+    row = session.connection().execute(query, values | phase).one_or_none()
+    if row is None:
+        return None
+    offsets: dict[str, int] = {kind: row.offsets.get(kind, 0) for kind in KINDS}
+    return IngestAnswer(False, offsets, pending_request(RunState(row.state)))
 
 
 def _check_owner(token_sha256: str | None, token: str) -> None:
@@ -316,18 +359,20 @@ _INGEST = IngestRequest.model_json_schema(ref_template="#/components/schemas/{mo
 _INGEST.pop("$defs")  # they are components: the answer has them too
 
 
-async def _body(request: Request) -> bytes:
-    try:
-        return await request.body()
-    except ClientDisconnect:
-        return b""  # the client is gone
+_SMALL_BODY = 65_536
 
 
-def _run_token(run_id: RunId, token: BearerToken, database: DatabaseDep) -> str:
-    """Check the token of the run's current launch, before the body is read and the row is locked."""
-    with database.reading() as session:
-        _check_owner(session.scalar(select(Run.run_token_sha256).where(Run.id == run_id)), token)
-    return token
+def _check_token(database: Database, run_id: str, token: str) -> None:
+    """Check the token of the run's current launch. Raises Gone, Unauthorized."""
+    with database.autocommit_connection() as connection:
+        _check_owner(connection.scalar(select(_table.run_token_sha256).where(_table.id == run_id)), token)
+
+
+def _receive(database: Database, run_id: str, token: str, body: bytes, is_checked: bool) -> IngestAnswer:
+    if not is_checked:
+        _check_token(database, run_id, token)
+    with database.writing() as session:
+        return receive(session, run_id, token, body)
 
 
 @router.post(
@@ -337,17 +382,23 @@ def _run_token(run_id: RunId, token: BearerToken, database: DatabaseDep) -> str:
     responses=responses(409, 410, 413),
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _INGEST}}}},
 )
-def ingest(
-    run_id: RunId,
-    token: Annotated[str, Depends(_run_token)],
-    body: Annotated[bytes, Depends(_body)],
-    session: WriteSession,
-) -> Response:
+async def ingest(request: Request, run_id: RunId, token: BearerToken, database: DatabaseDep) -> Response:
     """Rows of a run's files, applied exactly once: a repeated batch number changes nothing, and rows that the service
     already has are skipped. Needs the token of the run's current launch; access tokens are not accepted.
 
     409 contains `offsets`, the lines that the service has: continue from there. 401: another launch owns the run. 410:
     the run is over or deleted. 422 names the invalid row; nothing of the batch is applied.
     """
-    answer = receive(session, run_id, token, body)
-    return JSONResponse(asdict(answer))
+    # The token is checked before a large body is read and before the row is locked. Each switch of threads costs as
+    # much as a query, so everything about a small one happens in one thread.
+    request.state.is_routine = True  # a line of the log for each heartbeat would be most of it
+    is_small = int(request.headers.get("content-length") or _SMALL_BODY + 1) <= _SMALL_BODY
+    if not is_small:
+        await run_in_threadpool(_check_token, database, run_id, token)
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        body = b""  # the client is gone
+    async with request.app.state.report_gate:
+        answer = await run_in_threadpool(_receive, database, run_id, token, body, not is_small)
+    return JSONResponse({"applied": answer.applied, "offsets": answer.offsets, "request": answer.request})

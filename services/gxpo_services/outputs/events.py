@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, run_number
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import MAX_INTEGER, Id, Position, RunId, Text, decode_cursor, encode_cursor
+from gxpo_services.db.database import note_change
 from gxpo_services.db.tables import Event, Run
 
 
@@ -91,6 +92,7 @@ def add_events(session: Session, run_number: int | None, rows: Sequence[dict[str
     """
     if not rows:
         return
+    note_change(session, run_number)
     rows = [{"run_number": run_number, "actor": actor, **row} for row in rows]
     if session.get_bind().dialect.name == "sqlite":
         session.execute(insert(Event.__table__), rows)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 import anyio
@@ -23,13 +23,13 @@ from gxpo_services.api.dependencies import (
     Slots,
     SlottedResponse,
     Viewer,
-    find_run,
+    run_number,
 )
 from gxpo_services.api.errors import responses
-from gxpo_services.api.fields import MAX_INTEGER
+from gxpo_services.api.feed import ChangeFeed, Subscription
+from gxpo_services.api.fields import MAX_INTEGER, RunId
 from gxpo_services.db.database import Database
 from gxpo_services.outputs.files import RunFiles
-from gxpo_services.run_states import TERMINAL
 
 
 class LogView(BaseModel):
@@ -75,8 +75,7 @@ def read_log(run: RunFiles, offset: int, limit: int) -> tuple[LogView, bool]:
 
 async def follow(
     run: RunFiles,
-    is_over: Callable[[], bool],
-    may_read: Callable[[], bool],
+    changes: Subscription,
     offset: int,
     *,
     pause_s: float = 0.5,
@@ -89,16 +88,17 @@ async def follow(
         event: end         the run has ended
         event: revoked     the reader's token is no longer valid
 
-    A comment every `heartbeat_s` seconds without text keeps the connection open. is_over: whether the run has ended;
-    called in a thread, like the reads. may_read: whether the reader's token is still valid; asked before each read.
+    A comment every `heartbeat_s` seconds without text keeps the connection open. changes: of the run. The file is read
+    every `pause_s` seconds, because file systems of clusters do not tell of writes of other hosts.
     """
     yield b": log\n\n"
-    quiet_s = 0.0
+    quiet_since = anyio.current_time()
     while True:
         # Checked before the read, so that the last output is not missed.
-        over = await run_sync(is_over)
-        if not await run_sync(may_read):
-            yield streams.event("revoked", {"next_offset": offset})
+        over = changes.is_over
+        if changes.end is not None:
+            if changes.end == "revoked":
+                yield streams.event("revoked", {"next_offset": offset})
             return
         piece, was_cut = await run_sync(read_log, run, offset, LARGEST_PIECE)
         if was_cut:
@@ -107,16 +107,15 @@ async def follow(
         if piece.text:
             data = {"text": piece.text, "offset": piece.offset, "next_offset": offset}
             yield streams.event("log", data, offset)
-            quiet_s = 0.0
+            quiet_since = anyio.current_time()
             continue
         if over:
             yield streams.event("end", {"next_offset": offset})
             return
-        await anyio.sleep(pause_s)
-        quiet_s += pause_s
-        if quiet_s >= heartbeat_s:
+        await changes.wait(pause_s)
+        if anyio.current_time() - quiet_since >= heartbeat_s:
             yield streams.COMMENT
-            quiet_s = 0.0
+            quiet_since = anyio.current_time()
 
 
 router = APIRouter(
@@ -146,7 +145,7 @@ def logs(
 async def stream_log(
     request: Request,
     principal: Viewer,
-    run_id: ExistingRun,
+    run_id: RunId,
     settings: Settings,
     database: DatabaseDep,
     token: BearerToken,
@@ -156,14 +155,18 @@ async def stream_log(
     """Server-Sent Events: `log` with {text, offset, next_offset}, `truncated` when the log was restarted, `end` when
     the run has ended and its whole log has been sent, `revoked` when the token has become invalid."""
     begin = last_event_id if last_event_id is not None else offset
-    run = RunFiles(settings.artifacts, run_id)
-    stream = follow(run, lambda: _is_over(database, run_id), lambda: streams.is_valid(database, token), begin)
+    changes = Subscription(token, [await run_sync(_number, database, run_id)])
+    feed: ChangeFeed = request.app.state.changes
     slots: Slots = request.app.state.stream_slots
-    return SlottedResponse(slots, principal.token_id, stream, media_type=streams.MEDIA_TYPE)
+    return SlottedResponse(
+        slots,
+        principal.token_id,
+        follow(RunFiles(settings.artifacts, run_id), changes, begin),
+        within=feed.following(changes),
+        media_type=streams.MEDIA_TYPE,
+    )
 
 
-def _is_over(database: Database, run_id: str) -> bool:
-    """Whether a run has ended or was deleted."""
+def _number(database: Database, run_id: str) -> int:
     with database.reading() as session:
-        run = find_run(session, run_id)
-    return run is None or run[1] in TERMINAL
+        return run_number(session, run_id)

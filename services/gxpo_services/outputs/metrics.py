@@ -6,9 +6,10 @@ extreme values have a table of their own, for lists."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,8 @@ def numbers_of(session: Session, names: Collection[str]) -> dict[str, int]:
     missing = sorted(set(names) - numbers.keys())
     if not missing:
         return numbers
-    insert = _insert(session)(MetricName.__table__).on_conflict_do_nothing(index_elements=["name"])
+    insert = _INSERTS[session.get_bind().dialect.name](MetricName.__table__)
+    insert = insert.on_conflict_do_nothing(index_elements=["name"])
     session.execute(insert, [{"name": name} for name in missing])
     return numbers | find_numbers(session, missing, lock=True)
 
@@ -161,9 +163,7 @@ def first_steps(session: Session, run_numbers: Iterable[int]) -> dict[int, dict[
 def put_first_steps(session: Session, run_number: int, firsts: Mapping[int, int]) -> None:
     rows = [{"run_number": run_number, "attempt": a, "first_step": first} for a, first in sorted(firsts.items())]
     if rows:
-        insert = _insert(session)(Attempt.__table__)
-        changed = {"first_step": insert.excluded.first_step}
-        session.execute(insert.on_conflict_do_update(index_elements=["run_number", "attempt"], set_=changed), rows)
+        session.execute(_upsert(session.get_bind().dialect.name, Attempt, ("first_step",)), rows)
 
 
 def append_blocks(session: Session, run_number: int, attempt: int, parts: Mapping[tuple[int, int], bytes]) -> None:
@@ -172,11 +172,7 @@ def append_blocks(session: Session, run_number: int, attempt: int, parts: Mappin
         {"run_number": run_number, "name_number": name, "attempt": attempt, "block": block, "data": data}
         for (name, block), data in sorted(parts.items())
     ]
-    insert = _insert(session)(MetricBlock.__table__)
-    # In SQLite, || of two blobs is a text; the cast makes it a blob with the same bytes.
-    joined = cast(MetricBlock.data.op("||")(insert.excluded.data), LargeBinary)
-    keys = ["run_number", "name_number", "attempt", "block"]
-    session.execute(insert.on_conflict_do_update(index_elements=keys, set_={"data": joined}), rows)
+    session.execute(_upsert(session.get_bind().dialect.name, MetricBlock, ("data",)), rows)
 
 
 def summaries(session: Session, run_number: int) -> dict[int, Summary]:
@@ -193,15 +189,12 @@ def put_summaries(session: Session, run_number: int, changed: Mapping[int, Summa
         condition = (MetricLast.run_number == run_number) & MetricLast.name_number.in_(gone)
         session.execute(delete(MetricLast).where(condition).execution_options(synchronize_session=False))
     rows = [
-        {"run_number": run_number, "name_number": name, **asdict(summary)}
+        {"run_number": run_number, "name_number": name, **{field: getattr(summary, field) for field in _SUMMARY}}
         for name, summary in sorted(changed.items())
         if summary is not None
     ]
     if rows:
-        insert = _insert(session)(MetricLast.__table__)
-        values = {name: insert.excluded[name] for name in ("last", "last_step", "lowest", "highest")}
-        keys = ["run_number", "name_number"]
-        session.execute(insert.on_conflict_do_update(index_elements=keys, set_=values), rows)
+        session.execute(_upsert(session.get_bind().dialect.name, MetricLast, _SUMMARY), rows)
 
 
 def histories(
@@ -243,9 +236,20 @@ def summary_of(records: Records) -> Summary | None:
     return Summary(None if math.isnan(last) else last, int(records["step"][-1]), lowest, highest)
 
 
-def _insert(session: Session) -> Any:
-    """`INSERT … ON CONFLICT` of this database; both spell it alike."""
-    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+_SUMMARY = Summary.__slots__
+_INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
+"""`INSERT … ON CONFLICT` of each database; both spell it alike."""
+
+
+@functools.cache
+def _upsert(dialect: str, table: Any, names: tuple[str, ...]) -> Any:
+    """Insert rows, or replace these columns; bytes are appended. Making the statement takes longer than a row."""
+    insert = _INSERTS[dialect](table.__table__)
+    changed: dict[str, Any] = {name: insert.excluded[name] for name in names}
+    if table is MetricBlock:
+        # In SQLite, || of two blobs is a text; the cast makes it a blob with the same bytes.
+        changed = {"data": cast(MetricBlock.data.op("||")(insert.excluded.data), LargeBinary)}
+    return insert.on_conflict_do_update(index_elements=list(table.__table__.primary_key), set_=changed)
 
 
 _last = MetricLast.__table__.c

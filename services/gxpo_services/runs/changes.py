@@ -2,131 +2,35 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated
 
-import anyio
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api import streams
 from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Slots, SlottedResponse, Viewer
 from gxpo_services.api.errors import NotFound, responses
+from gxpo_services.api.feed import EVENTS_AT_ONCE, RUNS_AT_ONCE, ChangeFeed, Subscription
 from gxpo_services.api.fields import MAX_INTEGER, Id
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import Event, Run
-from gxpo_services.outputs.events import EventView
-from gxpo_services.run_states import TERMINAL
-from gxpo_services.runs import service
-from gxpo_services.runs.schemas import SILENCE_S, silent_s
-
-_EVENTS_AT_ONCE = 500
-_RUNS_AT_ONCE = 200
-"""Runs that are read in full at a time, as in the largest page of a list."""
-_columns = Run.__table__.c
-_COLUMNS = (
-    *(_columns.number, _columns.id),
-    *(_columns.state, _columns.updated_at, _columns.launch, _columns.phase, _columns.recoveries),
-    *(_columns.step, _columns.attempt, _columns.backward_passes, _columns.score_step, _columns.heartbeat_at),
-)
-"""Number, id, columns of which one changes with everything that a reader of a run wants to know, and the heartbeat."""
+from gxpo_services.db.tables import Run
+from gxpo_services.runs import listing, schemas
+from gxpo_services.runs.schemas import RunView
 
 
-@dataclass(slots=True)
-class Changes:
-    """What a reader has seen. numbers: the runs to follow; None: every run that has not ended.
-
-    after: number of the last event that was sent. ids_only: a run that changed is told by its id alone, for readers who
-    ask for what they need of it.
-    """
-
-    numbers: list[int] | None
-    after: int
-    ids_only: bool = False
-    _seen: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-    _ids: dict[int, str] = field(default_factory=dict)
-    is_over: bool = False
-    """Whether all runs to follow have ended."""
-
-    unsent: list[int] = field(default_factory=list)
-    """Runs that changed and have not been sent: the next call of `read` returns more of them."""
-
-    def read(self, session: Session) -> list[bytes]:
-        """What has changed since the last call: deleted runs, a page of runs, and events after the last page."""
-        messages = [] if self.unsent else self._compare(session)
-        page, self.unsent = self.unsent[:_RUNS_AT_ONCE], self.unsent[_RUNS_AT_ONCE:]
-        messages += [streams.event("run", view) for view in self._views(session, page)]
-        if self.unsent:
-            return messages
-        events = self._events(session)
-        if len(events) < _EVENTS_AT_ONCE:
-            self._end()
-        return messages + events
-
-    def _compare(self, session: Session) -> list[bytes]:
-        """Note which runs changed; the messages for those that were deleted."""
-        if self.numbers is not None:
-            rows = list(session.execute(select(*_COLUMNS).where(_columns.number.in_(self.numbers))))
-        else:
-            rows = list(session.execute(select(*_COLUMNS).where(_columns.state.not_in(sorted(TERMINAL)))))
-            ended = sorted(self._seen.keys() - {row[0] for row in rows})  # since the last call
-            for begin in range(0, len(ended), _RUNS_AT_ONCE):
-                part = ended[begin : begin + _RUNS_AT_ONCE]
-                rows += session.execute(select(*_COLUMNS).where(_columns.number.in_(part)))
-        now = time.time()
-        silences = {row.number: silent_s(row.state, row.heartbeat_at, now) or 0.0 for row in rows}
-        # A silence is told when it becomes one, and at each further multiple.
-        marks = {row.number: (*row[2:-1], silences[row.number] // SILENCE_S) for row in rows}
-        self.unsent = sorted(number for number, mark in marks.items() if self._seen.get(number) != mark)
-        deleted = [{"id": self._ids[number]} for number in sorted(self._seen.keys() - marks.keys())]
-        self._ids = {row[0]: row[1] for row in rows}
-        self._seen = marks
-        return [streams.event("deleted", gone) for gone in deleted]
-
-    def _end(self) -> None:
-        """Stop following runs that ended and were sent, or note that all of the requested ones did."""
-        followed = {number: mark for number, mark in self._seen.items() if mark[0] not in TERMINAL}
-        if self.numbers is not None:
-            self.is_over = not followed
-            return
-        self._seen = followed
-        self._ids = {number: self._ids[number] for number in followed}
-
-    def _views(self, session: Session, changed: list[int]) -> list[dict[str, Any]]:
-        if self.ids_only:
-            return [{"id": self._ids[number]} for number in changed]
-        return [view.model_dump(mode="json") for view in service.views(session, changed)]
-
-    def _events(self, session: Session) -> list[bytes]:
-        if last_event(session) <= self.after:  # spares the search among thousands of runs
-            return []
-        query = select(Event).where(Event.run_number.in_(list(self._ids)), Event.number > self.after)
-        messages = []
-        for event in session.scalars(query.order_by(Event.number).limit(_EVENTS_AT_ONCE)):
-            view = EventView.model_validate(event, from_attributes=True).model_dump(mode="json")
-            messages.append(streams.event("event", view | {"run": self._ids[event.run_number or 0]}, event.number))
-            self.after = event.number
-        return messages
+def messages(session: Session, numbers: Sequence[int]) -> dict[int, bytes]:
+    """The message of each run as lists have it, by number, without those deleted meanwhile."""
+    rows = listing.list_rows(session, numbers)
+    views = (RunView.model_validate(schemas.with_progress(row)).model_dump(mode="json") for row in rows)
+    return {row["number"]: streams.event("run", view) for row, view in zip(rows, views, strict=True)}
 
 
-def last_event(session: Session) -> int:
-    return session.scalar(select(func.max(Event.number))) or 0
-
-
-async def follow(
-    database: Database,
-    changes: Changes,
-    may_read: Callable[[], bool],
-    *,
-    pause_s: float = 0.5,
-    comment_s: float = 2.0,
-) -> AsyncIterator[bytes]:
+async def follow(feed: ChangeFeed, changes: Subscription, *, comment_s: float = 2.0) -> AsyncIterator[bytes]:
     """Server-Sent Events until all runs have ended.
 
         run      data: the run as in lists, or its id alone; first of every run, then of each that changed
@@ -135,35 +39,43 @@ async def follow(
         end      all runs have ended
         revoked  the reader's token is no longer valid
 
-    A comment every `comment_s` seconds without changes. may_read: asked before each read, in a thread like the reads.
+    A comment every `comment_s` seconds without changes. Without `end` or `revoked` the service could not go on: its
+    database is unavailable.
     """
-
-    def read() -> list[bytes] | None:
-        if not may_read():
-            return None
-        with database.reading() as session:
-            return changes.read(session)
-
     yield b": runs\n\n"
-    quiet_s = 0.0
     while True:
-        messages = await run_sync(read)
-        if messages is None:
-            yield streams.event("revoked", {"after": changes.after})
+        if not await changes.wait(comment_s):
+            yield streams.COMMENT
+        while changes.end is None and (parts := await _next(feed, changes)):
+            yield b"".join(parts)
+        if changes.end is not None:
+            if changes.end == "revoked":
+                yield streams.event("revoked", {"after": changes.after})
             return
-        if messages:
-            yield b"".join(messages)
-            quiet_s = 0.0
         if changes.is_over:
             yield streams.event("end", {"after": changes.after})
             return
-        if changes.unsent:
-            continue
-        await anyio.sleep(pause_s)
-        quiet_s += pause_s
-        if quiet_s >= comment_s:
-            yield streams.COMMENT
-            quiet_s = 0.0
+
+
+async def _next(feed: ChangeFeed, changes: Subscription) -> list[bytes]:
+    """The next messages: deleted runs and a page of runs; events when no run is unsent; none when all is sent."""
+    parts, changes.deleted = changes.deleted, []
+    if changes.changed:
+        page = {number: changes.changed.pop(number) for number in list(changes.changed)[:RUNS_AT_ONCE]}
+        unread = [number for number, message in page.items() if message is None]
+        if unread:
+            page |= await run_sync(feed.read_views, unread)
+        return parts + [message for message in page.values() if message is not None]
+    if changes.after is not None and changes.after < changes.behind_to:
+        behind_to = changes.behind_to
+        events = await run_sync(feed.read_events, changes)
+        changes.after = events[-1][0] if len(events) == EVENTS_AT_ONCE else behind_to
+        if parts or events:
+            return parts + [message for _, message in events]
+    while changes.events:
+        changes.after, message = changes.events.popleft()
+        parts.append(message)
+    return parts
 
 
 router = APIRouter(route_class=ServiceRoute, tags=["runs"], responses=responses(401, 404, 422, 503))
@@ -194,18 +106,24 @@ async def stream_changes(
     an event and its `run`; `deleted` with an id; `end` when all `runs` have ended; `revoked` when the token has become
     invalid."""
     begin = last_event_id if last_event_id is not None else after
-    changes = await run_in_threadpool(_begin, database, runs, begin, ids_only)
-    stream = follow(database, changes, lambda: streams.is_valid(database, token))
+    numbers = await run_in_threadpool(_numbers, database, runs) if runs else None
+    changes = Subscription(token, numbers, begin, "ids" if ids_only else "runs")
+    feed: ChangeFeed = request.app.state.changes
     slots: Slots = request.app.state.stream_slots
-    return SlottedResponse(slots, principal.token_id, stream, media_type=streams.MEDIA_TYPE)
+    return SlottedResponse(
+        slots,
+        principal.token_id,
+        follow(feed, changes),
+        within=feed.following(changes),
+        media_type=streams.MEDIA_TYPE,
+    )
 
 
-def _begin(database: Database, runs: list[str], after: int | None, ids_only: bool) -> Changes:
+def _numbers(database: Database, runs: list[str]) -> list[int]:
     """Raises NotFound."""
     with database.reading() as session:
         numbers: dict[str, int] = dict(session.execute(select(Run.id, Run.number).where(Run.id.in_(runs))).all())
-        missing = [run_id for run_id in runs if run_id not in numbers]
-        if missing:
-            raise NotFound(f"there is no run {missing[0]}")
-        after = last_event(session) if after is None else after
-    return Changes(sorted(numbers.values()) if runs else None, after, ids_only)
+    missing = [run_id for run_id in runs if run_id not in numbers]
+    if missing:
+        raise NotFound(f"there is no run {missing[0]}")
+    return sorted(numbers.values())

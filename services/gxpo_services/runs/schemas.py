@@ -13,7 +13,7 @@ from gxpo_services.api.errors import FieldError, ProblemDetails
 from gxpo_services.api.fields import Body, Id, JsonNumber, Tag, Text, Word
 from gxpo_services.api.idempotency import etag
 from gxpo_services.db.tables import RunDocument
-from gxpo_services.run_states import EXECUTING, TERMINAL, Action, IllegalTransition, RunState, requested_state
+from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state, silent_s
 from gxpo_services.runs.configs import Override, RunSource
 from gxpo_services.runs.plan import ExpectedCostView, expected_cost
 from gxpo_trainer.config import RunConfig
@@ -231,8 +231,6 @@ _NUMBERS = ("score", "score_best", "reward")
 _NUMBERS_OF_PROGRESS = ("backward_passes", "tokens", "training_s", "hours_budget")
 _BUDGETS = ("step_budget", "backward_passes_budget", "tokens_budget", "hours_budget")
 
-SILENCE_S = 15.0
-"""A trainer that reports sends a heartbeat every 4 s."""
 RunRow = dict[str, Any]
 """A row of listing.list_rows."""
 
@@ -275,13 +273,6 @@ def with_progress(run: RunRow) -> dict[str, Any]:
         "silent_s": silent_s(state, run["heartbeat_at"], time.time()),
         "possible_actions": possible_actions(state),
     }
-
-
-def silent_s(state: RunState | str, heartbeat_at: float | None, now: float) -> float | None:
-    """Seconds without a heartbeat of a run whose trainer has reported, once they exceed SILENCE_S."""
-    if heartbeat_at is None or state not in EXECUTING or now - heartbeat_at <= SILENCE_S:
-        return None
-    return now - heartbeat_at
 
 
 @functools.cache

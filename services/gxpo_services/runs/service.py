@@ -16,6 +16,7 @@ from gxpo_services.api.errors import Conflict, Forbidden, LimitReached, NotFound
 from gxpo_services.api.fields import new_id
 from gxpo_services.api.idempotency import check_match
 from gxpo_services.api.principals import Principal, Role
+from gxpo_services.db.database import note_change
 from gxpo_services.db.tables import Group, Run, RunDocument, RunTag
 from gxpo_services.outputs import events, files, samples
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
@@ -202,6 +203,7 @@ def delete(session: Session, root: Path, principal: Principal, run_id: str) -> N
     except OSError as error:
         raise Unavailable(f"cannot remove the folder of run {run_id}: {error.strerror}") from error
     # Before the run's own events are gone: SQLite reuses the numbers above the largest one that is left.
+    note_change(session, run.number)
     events.record(session, None, principal.actor, "run_deleted", f"run {run.name!r} was deleted", run=run_id)
     # One statement for all of them could take longer than PostgreSQL's time-out.
     while samples.delete_some(session, run.number, _SAMPLES_AT_ONCE):

@@ -102,8 +102,8 @@ class Launcher(Protocol):
     def stop(self, job_id: str) -> None:
         """Terminate a job, then kill it; returns immediately. Does nothing when the job has ended or is unknown."""
 
-    def live_jobs(self, artifacts: Path) -> list[str]:
-        """Ids of all pending and running jobs of the service with this artifact folder."""
+    def statuses(self, artifacts: Path) -> dict[str, JobStatus]:
+        """Status of every known job of the service with this artifact folder, by id."""
 
     def resources(self) -> tuple[float, float]:
         """Logical CPUs and GPUs of the whole cluster, free or not."""
@@ -203,11 +203,10 @@ class RayLauncher:
         if response.status_code == 404:
             return JobStatus("unknown")
         job = self._object(response)
-        states: tuple[JobState, ...] = ("pending", "running", "succeeded", "failed", "stopped")
-        state = next((state for state in states if state.upper() == job.get("status")), None)
-        if state is None:
+        status = _status(job)
+        if status is None:
             raise JobRefused(f"Ray at {self._address} reports an unknown status of job {job_id}: {job.get('status')!r}")
-        return JobStatus(state, str(job.get("message") or "").replace("\0", ""))
+        return status
 
     def stop(self, job_id: str) -> None:
         response = self._ask("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
@@ -215,17 +214,17 @@ class RayLauncher:
         if response.status_code not in (200, 404) and self.status(job_id).is_alive:
             raise JobRefused(f"Ray at {self._address} did not stop job {job_id}: {_reason(response)}")
 
-    def live_jobs(self, artifacts: Path) -> list[str]:
+    def statuses(self, artifacts: Path) -> dict[str, JobStatus]:
+        """One with an unknown status is left out, so that `status` tells of it."""
         response = self._ask("GET", "/api/jobs/")
         try:
-            jobs = response.json() if response.status_code == 200 else None
-            return [
-                str(job["submission_id"])
-                for job in jobs or ()
-                if job["status"] in ("PENDING", "RUNNING")
-                and (job.get("metadata") or {}).get("gxpo_artifacts") == str(artifacts)
-            ]
-        except (KeyError, TypeError, ValueError) as error:
+            if response.status_code != 200:
+                raise ValueError(_reason(response))
+            folder = str(artifacts)
+            mine = [job for job in response.json() if (job.get("metadata") or {}).get("gxpo_artifacts") == folder]
+            statuses = {str(job["submission_id"]): _status(job) for job in mine}
+            return {job_id: status for job_id, status in statuses.items() if status is not None}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise LauncherUnavailable(
                 f"Ray at {self._address} returned jobs in an unknown format: {error!r}"
             ) from error
@@ -262,6 +261,16 @@ class RayLauncher:
         if not isinstance(body, dict):
             raise LauncherUnavailable(f"Ray at {self._address} returned an invalid response: {_reason(response)}")
         return body
+
+
+_STATES: dict[str, JobState] = {
+    **{"PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "succeeded", "FAILED": "failed", "STOPPED": "stopped"}
+}
+
+
+def _status(job: Mapping[str, Any]) -> JobStatus | None:
+    state = _STATES.get(str(job.get("status")))
+    return None if state is None else JobStatus(state, str(job.get("message") or "").replace("\0", ""))
 
 
 def _authorization(environment: Mapping[str, str]) -> dict[str, str]:

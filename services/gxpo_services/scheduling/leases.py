@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.principals import hash_token, new_token
+from gxpo_services.api.principals import RUN_TOKEN, hash_token, new_token
 from gxpo_services.db.tables import Event, Run, RunDocument, SchedulerRow
 from gxpo_services.outputs import events
 from gxpo_services.run_states import EXECUTING, RunState
@@ -52,9 +52,14 @@ class Counters:
 # ---- leases ---------------------------------------------------------------------------------------------------------
 
 
-def renew(session: Session, owner: str, until: float) -> dict[str, int]:
-    """Extend all leases of `owner`; returns run id → lease token of the runs it still holds."""
-    query = update(Run).where(Run.lease_owner == owner, IS_EXECUTING).values(lease_expires_at=until)
+def renew(session: Session, owner: str, until: float, before: float) -> dict[str, int]:
+    """Extend the leases of `owner` that end before `before`; returns run id → lease token of all runs it still holds.
+
+    Not all of them each time: the rows of executing runs are locked meanwhile, and their trainers report.
+    """
+    # One that ends later than a new one is of before the clock was set back.
+    due = or_(Run.lease_expires_at < before, Run.lease_expires_at > until)
+    query = update(Run).where(Run.lease_owner == owner, IS_EXECUTING, due).values(lease_expires_at=until)
     session.execute(query.execution_options(synchronize_session=False))
     rows = session.execute(select(Run.id, Run.lease_token).where(Run.lease_owner == owner, IS_EXECUTING))
     return {row.id: row.lease_token for row in rows}
@@ -64,14 +69,11 @@ def take_over(session: Session, owner: str, now: float, until: float) -> dict[st
     """Take over every executing run without a lease or with an expired one; returns run id → new lease token."""
     expired = or_(Run.lease_expires_at < now, Run.lease_expires_at > until + (until - now))
     free = or_(Run.lease_owner.is_(None), Run.lease_expires_at.is_(None), expired)
-    orphans = session.execute(select(Run.number, Run.id, Run.lease_token).where(IS_EXECUTING, free)).all()
-    taken: dict[str, int] = {}
-    for number, run_id, token in orphans:
-        query = update(Run).where(Run.number == number, Run.lease_token == token, IS_EXECUTING, free)
-        values = {"lease_owner": owner, "lease_token": token + 1, "lease_expires_at": until}
-        if _changed(session, query.values(**values)):
-            taken[run_id] = token + 1
-    return taken
+    values = {"lease_owner": owner, "lease_token": Run.lease_token + 1, "lease_expires_at": until}
+    # Without waiting for rows that another scheduler or a trainer has locked: two that wait can be a deadlock.
+    orphans = select(Run.number).where(IS_EXECUTING, free).with_for_update(skip_locked=True)
+    query = update(Run).where(Run.number.in_(orphans)).values(values).returning(Run.id, Run.lease_token)
+    return dict(session.execute(query.execution_options(synchronize_session=False)).all())
 
 
 def num_held_by_others(session: Session, owner: str, run_ids: Collection[str]) -> int:
@@ -90,6 +92,12 @@ def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | N
     """The current row of a run; None when `owner` no longer holds it or it no longer executes."""
     query = select(Run).where(Run.id == run_id, Run.lease_owner == owner, Run.lease_token == lease_token, IS_EXECUTING)
     return session.scalar(query)
+
+
+def all_held(session: Session, owner: str) -> Sequence[Any]:
+    """What decides on the next action of each run that `owner` holds; whole rows of a thousand runs take seconds."""
+    columns = (Run.id, Run.lease_token, Run.job_id, Run.state, Run.launched_at, Run.heartbeat_at, Run.request_at)
+    return session.execute(select(*columns).where(Run.lease_owner == owner, IS_EXECUTING)).all()
 
 
 def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> None:
@@ -190,7 +198,7 @@ def relaunch(
 
 def renew_secret(session: Session, run: Run, *, lease_token: int) -> str:
     """A new secret for the current launch, after its old one was lost with another scheduler. Raises StateChanged."""
-    secret = new_token("run")
+    secret = new_token(RUN_TOKEN)
     set_held(session, run, lease_token, run_token_sha256=hash_token(secret))
     return secret
 
@@ -206,7 +214,7 @@ def fail(session: Session, run: Run, reason: str, detail: str, *, actor: str, le
 
 
 def _next_launch(run: Run, now: float) -> tuple[str, dict[str, Any]]:
-    secret, launch = new_token("run"), run.launch + 1
+    secret, launch = new_token(RUN_TOKEN), run.launch + 1
     return secret, {
         "launch": launch,
         "job_id": job_id(run.id, launch),

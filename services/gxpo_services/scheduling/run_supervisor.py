@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy import select
@@ -87,25 +88,32 @@ class RunSupervisor:
         self._ending: dict[str, float] = {}
         self._log = logging.get_logger(__name__)
 
-    def advance(self, run_id: str, hold: Hold) -> bool:
+    def due(self, held: Mapping[str, Hold], jobs: Mapping[str, JobStatus]) -> list[str]:
+        """The runs of `held` for which something may be to do, by one query. jobs: the latest statuses by id."""
+        with self._database.reading() as session:
+            rows = {row.id: row for row in leases.all_held(session, self._owner)}
+        now = self._clock()
+        due = []
+        for run_id, hold in held.items():
+            row = rows.get(run_id)
+            job = jobs.get(row.job_id) if row is not None and row.lease_token == hold.lease_token else None
+            if job is None or self._next_action(row, hold, job, now)[0] != "wait":
+                due.append(run_id)
+        return due
+
+    def advance(self, run_id: str, hold: Hold, jobs: Mapping[str, JobStatus]) -> bool:
         """Take the next action for a run; False when this scheduler no longer holds it.
 
-        Raises StateChanged after a concurrent change, LauncherUnavailable, JobRefused when a job cannot be stopped.
+        A job that is not among `jobs` may have been submitted since, so its status is asked for. Raises StateChanged
+        after a concurrent change, LauncherUnavailable, JobRefused when a job cannot be stopped.
         """
         with self._database.reading() as session:
             run = leases.held(session, run_id, self._owner, hold.lease_token)
         if run is None or run.job_id is None:
             return False
-        job = self._launcher.status(run.job_id)
+        job = jobs.get(run.job_id) or self._launcher.status(run.job_id)
         now = self._clock()
-        action, why = decisions.next_action(
-            RunState(run.state),
-            job,
-            launch_age_s=now - max(hold.since, self._past(run.launched_at, now)),
-            silence_s=self._silence(run, hold, now),
-            request_age_s=now - max(hold.since, self._past(run.request_at, now)),
-            timeouts=self._timeouts,
-        )
+        action, why = self._next_action(run, hold, job, now)
         if action == "stop" and run.phase:
             why += f"; its last phase was {run.phase}"
         if action == "submit" and now >= hold.not_before:
@@ -133,18 +141,32 @@ class RunSupervisor:
             self._ending[job_id] = self._clock()
             self._log.info("job outlives its run", job=job_id)
 
-    def end_jobs(self) -> None:
-        """Stop jobs that outlive their run, to free their resources."""
+    @property
+    def ends_jobs(self) -> bool:
+        return bool(self._ending)
+
+    def end_jobs(self, jobs: Mapping[str, JobStatus]) -> None:
+        """Stop jobs that outlive their run, to free their resources. Those of `jobs` are known before they are here."""
         now = self._clock()
         for job_id, since in list(self._ending.items()):
             self._ending[job_id] = since = min(since, now)
-            if not self._launcher.status(job_id).is_alive:
+            if job_id not in jobs or not jobs[job_id].is_alive:
                 del self._ending[job_id]
             elif now - since > self._settings.cancel_grace_s:
                 with suppress(JobRefused):  # retried in the next round
                     self._launcher.stop(job_id)
 
-    def _silence(self, run: Run, hold: Hold, now: float) -> float:
+    def _next_action(self, run: Any, hold: Hold, job: JobStatus, now: float) -> tuple[decisions.Action, str]:
+        return decisions.next_action(
+            RunState(run.state),
+            job,
+            launch_age_s=now - max(hold.since, self._past(run.launched_at, now)),
+            silence_s=self._silence(run, hold, now),
+            request_age_s=now - max(hold.since, self._past(run.request_at, now)),
+            timeouts=self._timeouts,
+        )
+
+    def _silence(self, run: Any, hold: Hold, now: float) -> float:
         """Seconds since the last heartbeat, excluding outages of the API."""
         stored = (run.heartbeat_at, run.launched_at, self._api_away_at)
         last_seen = max(hold.since, *(self._past(at, now) for at in stored))

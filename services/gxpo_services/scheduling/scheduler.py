@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,7 +36,14 @@ from gxpo_services.run_states import TERMINAL
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import decisions, leases
 from gxpo_services.scheduling.alerts import Alerts
-from gxpo_services.scheduling.launcher import LOG, Launcher, LauncherUnavailable, RayLauncher, trainer_command
+from gxpo_services.scheduling.launcher import (
+    LOG,
+    JobStatus,
+    Launcher,
+    LauncherUnavailable,
+    RayLauncher,
+    trainer_command,
+)
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings, limit_plugins, make_home, need_roots, read_settings
 from gxpo_services.sweeps import studies
@@ -128,20 +135,27 @@ class Scheduler:
         self._continue_studies()
         with self._errors.outages("launcher", LauncherUnavailable):
             self._claim()
-            for run_id in list(self._held):
+            jobs = self._jobs()
+            for run_id in self._supervisor.due(self._held, jobs):
                 if self._clock() - self._renewed_at > self._settings.lease_s / 3:
                     self._hold_leases()
                 if run_id in self._held:
-                    self._advance(run_id, self._held[run_id])
-            self._reconcile()
-            self._supervisor.end_jobs()
+                    self._advance(run_id, self._held[run_id], jobs)
+            self._reconcile(jobs)
+            self._supervisor.end_jobs(jobs)
         self._alerts.send_new()
         self._clean()
         self._count()  # last: a round that raised has not ended
 
-    def _advance(self, run_id: str, hold: Hold) -> None:
+    def _jobs(self) -> dict[str, JobStatus]:
+        """Status of all jobs, in one request; none while nothing depends on them."""
+        if not self._held and not self._supervisor.ends_jobs and self._clock() < self._reconcile_at:
+            return {}
+        return self._launcher.statuses(self._settings.artifacts)
+
+    def _advance(self, run_id: str, hold: Hold, jobs: Mapping[str, JobStatus]) -> None:
         try:
-            if not self._supervisor.advance(run_id, hold):
+            if not self._supervisor.advance(run_id, hold, jobs):
                 del self._held[run_id]
                 self._supervisor.dropped(run_id)
             self._errors.clear(run_id)
@@ -175,12 +189,12 @@ class Scheduler:
                 self._errors.clear(subject)
                 self._ended_runs[number] = count
 
-    def _reconcile(self) -> None:
+    def _reconcile(self, jobs: Mapping[str, JobStatus]) -> None:
         """Find jobs that outlived their run, such as those of a scheduler that was killed."""
         now = self._clock()
         if now < self._reconcile_at:
             return
-        live = set(self._launcher.live_jobs(self._settings.artifacts))
+        live = {job_id for job_id, status in jobs.items() if status.is_alive}
         if live:
             query = select(Run.job_id).where(leases.IS_EXECUTING, Run.job_id.is_not(None))
             with self._database.reading() as session:
@@ -241,7 +255,8 @@ class Scheduler:
     def _hold_leases(self) -> None:
         now = self._clock()
         with self._database.writing() as session:
-            held = leases.renew(session, self.owner, now + self._settings.lease_s)
+            until, before = (now + part * self._settings.lease_s for part in (1.0, 2 / 3))
+            held = leases.renew(session, self.owner, until, before)
             taken = leases.take_over(session, self.owner, now, now + self._settings.lease_s)
         for run_id in taken:
             self._log.info("run taken over", run=run_id)

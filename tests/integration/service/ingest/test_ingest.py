@@ -111,6 +111,25 @@ def test_the_first_word_of_a_launch_makes_the_run_running(anonymous: TestClient,
     assert ("state", "launch 1 sent its first heartbeat") in runs.messages(database, run.id)
 
 
+def test_a_heartbeat_that_says_nothing_new_changes_its_time_alone(anonymous: TestClient, database: Database) -> None:
+    launched = launch(database)
+    run_id, secret = launched.split()
+    assert post(anonymous, launched, body(None) | {"phase": "training"}).status_code == 200
+    assert post(anonymous, launched, body(1, metrics=[totals(1)])).status_code == 200
+    before = runs.row(database, run_id)
+    for phase in (None, "training"):
+        answer = post(anonymous, launched, body(None) | {"phase": phase})
+        assert answer.json() == {"applied": False, "offsets": before["offsets"], "request": None}
+    assert before["phase"] == "training"
+    after = runs.row(database, run_id)
+    assert after["heartbeat_at"] > before["heartbeat_at"]
+    assert after | {"heartbeat_at": 0.0} == before | {"heartbeat_at": 0.0}
+    for other in (body(None, attempt=2), body(None, attempt=2) | {"phase": "training"}):
+        assert post(anonymous, launched, other).status_code == 401
+    assert post(anonymous, f"{run_id} {secret}x", body(None)).status_code == 401
+    assert runs.row(database, run_id) == after
+
+
 @pytest.mark.parametrize(
     ("state", "age_s", "silent"),
     [("running", 14.0, False), ("running", 16.0, True), ("pausing", 40.0, True), ("succeeded", 40.0, False)],

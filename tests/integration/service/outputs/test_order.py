@@ -11,11 +11,11 @@ from sqlalchemy.orm import Session
 from support import queued_runs as runs
 from support.service_processes import until
 
+from gxpo_services.api.feed import last_event
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Event
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
-from gxpo_services.runs.changes import last_event
 
 pytestmark = pytest.mark.each_database
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
+import httpx
 import pytest
+from fastapi import FastAPI
+from sqlalchemy import event, text
+from sqlalchemy.exc import OperationalError
 from support import queued_runs as runs
+from support.change_reader import Reader
+from support.scheduling import Cluster
+from support.service_processes import until
 
 from gxpo_client.client import Client, Json, connect
 from gxpo_client.errors import NotFound, NotSignedIn
+from gxpo_services.api import feed
+from gxpo_services.api.feed import ChangeFeed, Subscription
 from gxpo_services.api.principals import hash_token
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import AccessToken
+from gxpo_services.ingest.batches import KINDS
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import changes as run_changes
 from gxpo_services.runs import service
-from gxpo_services.runs.changes import Changes
+from gxpo_services.settings import ServiceSettings
 
 
 @pytest.fixture
@@ -63,29 +75,31 @@ def test_every_change_is_pushed_until_all_runs_have_ended(client: Client, databa
     assert [kind for kind, _ in again] == ["run"], "no event twice"
 
 
-def test_a_silence_is_a_change_and_a_heartbeat_is_none(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silence_is_a_change_and_a_heartbeat_is_none(
+    database: Database, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1e9
-    monkeypatch.setattr(run_changes, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(feed, "time", SimpleNamespace(time=lambda: now, monotonic=lambda: 0.0))
     run_id = runs.add_run(database, state=RunState.RUNNING, heartbeat_at=now)
-    changes = Changes(None, 0)
 
-    def told() -> int:
-        with database.reading() as session:
-            return sum(b"event: run" in message for message in changes.read(session))
+    async def test() -> None:
+        nonlocal now
+        reader = Reader(database, secret)
+        assert len(await reader.read()) == 1
+        counts = []
+        for passed in (4.0, 8.0, 4.0, 4.0, 10.0, 10.0):
+            now += passed
+            if passed == 8.0:
+                runs.change(database, run_id, heartbeat_at=now)
+            counts.append(len(await reader.read()))
+        # Silent for 4, 0, 4, 8, 18 and 28 s.
+        assert counts == [0, 0, 0, 0, 1, 0]
+        now += 3.0
+        assert len(await reader.read()) == 1, "and for 31 s"
+        runs.change(database, run_id, heartbeat_at=now)
+        assert len(await reader.read()) == 1, "its end is one"
 
-    assert told() == 1
-    counts = []
-    for passed in (4.0, 8.0, 4.0, 4.0, 10.0, 10.0):
-        now += passed
-        if passed == 8.0:
-            runs.change(database, run_id, heartbeat_at=now)
-        counts.append(told())
-    # Silent for 4, 0, 4, 8, 18 and 28 s.
-    assert counts == [0, 0, 0, 0, 1, 0]
-    now += 3.0
-    assert told() == 1, "and for 31 s"
-    runs.change(database, run_id, heartbeat_at=now)
-    assert told() == 1, "its end is one"
+    anyio.run(test)
 
 
 def test_a_deleted_run_an_unknown_one_and_a_revoked_token_end_a_stream(
@@ -121,48 +135,215 @@ def test_without_ids_every_run_that_has_not_ended_is_followed(client: Client, da
     assert next_change(changes)[1]["id"] == new
 
 
-def test_a_run_that_has_ended_is_not_read_again_after_its_end_was_sent(database: Database) -> None:
+def test_a_run_that_has_ended_is_not_read_again_after_its_end_was_sent(database: Database, secret: str) -> None:
     ended, waiting = (runs.add_run(database) for _ in range(2))
-    changes = Changes(None, 0)
 
-    def read() -> list[bytes]:
-        with database.reading() as session:
-            return changes.read(session)
+    async def test() -> None:
+        reader = Reader(database, secret)
+        assert len(await reader.read()) == 2
+        runs.change(database, ended, state=RunState.FAILED)
+        (message,) = await reader.read()
+        assert b"event: run" in message
+        assert ended.encode() in message
+        assert reader.feed._marks.keys() == {runs.get(database, waiting).number}
+        runs.change(database, ended, recoveries=1)
+        assert await reader.read() == []
+        assert not reader.stream.is_over
 
-    def number(run_id: str) -> int:
-        return runs.get(database, run_id).number
-
-    assert len(read()) == 2
-    runs.change(database, ended, state=RunState.FAILED)
-    (message,) = read()
-    assert b"event: run" in message
-    assert ended.encode() in message
-    assert changes._seen.keys() == changes._ids.keys() == {number(waiting)}
-    runs.change(database, ended, recoveries=1)
-    assert read() == []
-    assert not changes.is_over
+    anyio.run(test)
 
 
 def test_thousands_of_runs_are_sent_in_pages_and_then_events(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_changes, "_RUNS_AT_ONCE", 3)
+    for module in (feed, run_changes):
+        monkeypatch.setattr(module, "RUNS_AT_ONCE", 3)
     ids = [runs.add_run(database) for _ in range(8)]
     runs.move(database, ids[0], RunState.STARTING)
-    changes = Changes(None, 0)
-    sizes, kinds = [], []
-    with database.reading() as session:
-        while not sizes or changes.unsent:
-            messages = changes.read(session)
-            sizes.append(len(messages))
-            kinds += [message.split(b"\n")[0] for message in messages]
-    assert sizes == [3, 3, 2 + 1], "the event of the first run comes with the last page"
-    assert kinds == [b"event: run"] * 8 + [b"event: event"]
-    for run_id in ids[:5]:
-        runs.change(database, run_id, state=RunState.CANCELLED)
-    with database.reading() as session:
-        assert [len(changes.read(session)) for _ in range(3)] == [3, 2, 0]
-    assert len(changes._seen) == 3
+
+    async def test() -> None:
+        reader = Reader(database, secret, after=0)
+        pages = await reader.pages()
+        assert [len(page) for page in pages] == [3, 3, 2, 1]
+        kinds = [message.split(b"\n")[0] for page in pages for message in page]
+        assert kinds == [b"event: run"] * 8 + [b"event: event"]
+        for run_id in ids[:5]:
+            runs.change(database, run_id, state=RunState.CANCELLED)
+        assert [len(page) for page in await reader.pages()] == [3, 2]
+        assert len(reader.feed._marks) == 3
+
+    anyio.run(test)
+
+
+def test_a_slow_stream_gets_every_event_once_and_in_order(
+    database: Database, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "_MOST_UNSENT", 4)
+    for module in (feed, run_changes):
+        monkeypatch.setattr(module, "EVENTS_AT_ONCE", 3)
+    run_id = runs.add_run(database)
+    number = runs.get(database, run_id).number
+
+    def record(*names: str) -> None:
+        for name in names:
+            with database.writing() as session:
+                events.record(session, number, "tests", name, "")
+
+    def kinds(messages: list[bytes]) -> list[str]:
+        return [json.loads(m.split(b"data: ")[1])["kind"] for m in messages if m.startswith(b"event: event")]
+
+    async def test() -> None:
+        record("a", "b", "c", "d")
+        reader = Reader(database, secret, [number], after=0)
+        assert kinds(await reader.read()) == ["a", "b", "c", "d"]
+        record("e", "f")
+        for _ in range(6):  # nobody takes them from the stream
+            record("g")
+            await reader.feed._update()
+            reader.feed._compare_at = 0.0
+        record("h")
+        assert kinds(await reader.read()) == ["e", "f", *"gggggg", "h"]
+        assert len(await reader.read()) == 0
+
+    anyio.run(test)
+
+
+def test_any_number_of_streams_is_one_reading_and_holds_nothing(database: Database, secret: str) -> None:
+    ids = [runs.add_run(database) for _ in range(5)]
+    numbers = [runs.get(database, run_id).number for run_id in ids]
+    statements: list[str] = []
+    event.listen(database._reading_engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+
+    async def test() -> None:
+        reader = Reader(database, secret)
+        counts = []
+        for more in (0, 300):
+            streams = [Subscription(secret, [numbers[n % 5]], shows="runs") for n in range(more)]
+            for stream in streams:
+                reader.held.enter_context(reader.feed.following(stream))
+            await reader.read()
+            statements.clear()
+            runs.change(database, ids[0], step=more + 1)
+            assert len(await reader.read()) == 1
+            counts.append(len(statements))
+            assert sum(bool(stream.changed) for stream in streams) == more // 5 + 4 * more // 5, "first of every run"
+        assert counts[0] == counts[1]
+        assert database._reading_engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+    anyio.run(test)
+
+
+def test_streams_end_when_changes_cannot_be_read(
+    client: Client, app: FastAPI, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = client.changes([runs.add_run(database)])
+    next_change(changes)
+
+    def fail(*_: Any) -> None:
+        raise OperationalError("select", {}, Exception("gone"))
+
+    monkeypatch.setattr(app.state.changes, "_read", fail)
+    assert [change for change in changes if change is not None] == []
+    monkeypatch.undo()
+    assert next_change(client.changes([runs.add_run(database)]))[0] == "run"
+
+
+@pytest.fixture
+def only_notified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On PostgreSQL nothing but notifications tells of changes."""
+    monkeypatch.setattr(feed, "COMPARE_S", 3600.0)
+
+
+@pytest.mark.each_database
+@pytest.mark.usefixtures("only_notified")
+def test_whatever_changes_a_run_is_pushed_at_once(
+    client: Client, database: Database, url: str, token_for: Callable[[str], str], settings: ServiceSettings
+) -> None:
+    admin = token_for("admin")
+    changes = client.changes([])
+    assert next(changes) is None
+    with Client(connect(url), admin) as submitter:
+        run_id = submitter.submit({"preset": "demo"})["id"]
+        assert [next_change(changes)[1].get("state"), next_change(changes)[0]] == ["queued", "event"]
+        cluster = Cluster(database, settings)
+        scheduler = cluster.scheduler()
+        scheduler.tick()
+        assert [next_change(changes)[1].get("state"), next_change(changes)[0]] == ["starting", "event"]
+        token = scheduler._held[run_id].secret
+        report = {"attempt": 1, "batch": None, "phase": "training"}
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, trust_env=False) as trainer:
+            trainer.post(f"/api/v1/runs/{run_id}/ingest", json=report).raise_for_status()
+            kind, run = next_change(changes)
+            assert (kind, run["state"], run["phase"]) == ("run", "running", "training")
+            assert next_change(changes)[0] == "event"
+            row = {"attempt": 1, "step": 7, "time": 1.0, "metrics": {"reward/mean": 0.5}}
+            report = {"attempt": 1, "batch": 1, "offsets": dict.fromkeys(KINDS, 0), "metrics": [row]}
+            trainer.post(f"/api/v1/runs/{run_id}/ingest", json=report).raise_for_status()
+            assert next_change(changes)[1]["progress"]["steps"] == 7
+        submitter.request("PATCH", f"/runs/{run_id}", json={"name": "other"})
+        assert next_change(changes)[1]["name"] == "other"
+        assert next_change(changes)[0] == "event"
+        submitter.post("/runs", run_id, "cancel")
+        assert next_change(changes)[1]["state"] == "cancelling"
+        assert next_change(changes)[0] == "event"
+        mine = client.get("/tokens/me")["id"]
+        submitter.request("DELETE", f"/tokens/{mine}")
+    with pytest.raises(NotSignedIn, match="revoked"):
+        next_change(changes)
+
+
+@pytest.mark.each_database
+@pytest.mark.usefixtures("only_notified")
+def test_a_change_during_a_reading_is_read_next(database: Database, secret: str) -> None:
+    run_id = runs.add_run(database)
+    number = runs.get(database, run_id).number
+    steps = iter(range(1, 4))
+
+    def views(session: Any, numbers: Any) -> dict[int, bytes]:
+        """The rows of this reading have been read already."""
+        found = run_changes.messages(session, numbers)
+        if (step := next(steps, None)) is not None:
+            runs.change(database, run_id, step=step)
+        return found
+
+    async def test() -> None:
+        changes, stream = ChangeFeed(database, views), Subscription(secret, [number], shows="runs")
+        seen = 0
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(changes.run)
+            with anyio.fail_after(60.0), changes.following(stream):
+                while seen < 3:
+                    await stream.wait(60.0)
+                    for message in await run_changes._next(changes, stream):
+                        seen = json.loads(message.split(b"data: ")[1])["progress"]["steps"]
+            tasks.cancel_scope.cancel()
+
+    anyio.run(test)
+
+
+@pytest.mark.each_database
+@pytest.mark.usefixtures("only_notified")
+def test_a_lost_listening_connection_is_replaced_and_bridged_by_polling(
+    client: Client, database: Database, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if database.is_sqlite:
+        pytest.skip("SQLite does not notify")
+    monkeypatch.setattr(feed, "_RELISTEN_S", 3600.0)
+    run_id = runs.add_run(database)
+    changes = client.changes([run_id])
+    assert next_change(changes)[0] == "run"
+    until(lambda: app.state.changes._is_listening, "the feed listens")
+    listening = "FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+    with database.autocommit_connection() as connection:
+        monkeypatch.setattr(feed, "_RELISTEN_S", 2.0)
+        connection.execute(text(f"SELECT pg_terminate_backend(pid, 5000) {listening}"))
+        until(lambda: not app.state.changes._is_listening, "the loss is noticed")
+        connection.execute(text("UPDATE runs SET step = 1"))  # notifies nobody
+        assert next_change(changes)[1]["progress"]["steps"] == 1
+        until(lambda: app.state.changes._is_listening, "the feed listens again")
+        assert connection.execute(text(f"SELECT count(*) {listening}")).scalar_one() == 1
+    runs.change(database, run_id, step=2)
+    assert next_change(changes)[1]["progress"]["steps"] == 2
 
 
 def test_ids_alone_are_sent_to_a_reader_who_asks_for_the_rest(client: Client, database: Database) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import anyio
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy.orm import Session
 from support import queued_runs as runs
+from support.change_reader import Reader
 from support.reporting import body, launch, metric_row, post
 
 from gxpo_services.api.errors import NotFound
@@ -16,7 +18,6 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import listing, service
-from gxpo_services.runs.changes import Changes
 
 pytestmark = pytest.mark.each_database
 
@@ -89,13 +90,16 @@ def test_an_action_on_it_finds_nothing(database: Database, monkeypatch: pytest.M
         service.act(session, run_id, "cancel", actor="second")
 
 
-def test_a_stream_goes_on(database: Database, delete_meanwhile: Delete) -> None:
+def test_a_stream_goes_on(database: Database, delete_meanwhile: Delete, token_for: Callable[[str], str]) -> None:
     gone, kept = (runs.add_run(database, state=RunState.FAILED) for _ in range(2))
-    changes = Changes([runs.get(database, run_id).number for run_id in (gone, kept)], after=0)
-    delete_meanwhile(gone)
-    with database.reading() as session:
-        assert kept.encode() in b"".join(changes.read(session))
-    with database.reading() as session:
-        (deleted,) = changes.read(session)
-    assert b"event: deleted" in deleted
-    assert gone.encode() in deleted
+
+    async def test() -> None:
+        reader = Reader(database, token_for("viewer"), [runs.get(database, run_id).number for run_id in (gone, kept)])
+        delete_meanwhile(gone)
+        (message,) = await reader.read()
+        assert kept.encode() in message
+        (deleted,) = await reader.read()
+        assert b"event: deleted" in deleted
+        assert gone.encode() in deleted
+
+    anyio.run(test)

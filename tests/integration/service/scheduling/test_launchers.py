@@ -136,7 +136,7 @@ def test_a_job_that_is_stopped_ends_even_when_it_does_not_want_to(
     launcher.submit(made)
     pid = int(until_written(made.log.parent / "pid"))
     assert until(launcher, made.id, lambda status: status.state == "running").is_alive
-    assert made.id in launcher.live_jobs(made.log.parent.parent)
+    assert launcher.statuses(made.log.parent.parent)[made.id].state == "running"
     deadline = time.monotonic() + WAIT_S
     while launcher.status(made.id).is_alive:
         launcher.stop(made.id)
@@ -144,7 +144,7 @@ def test_a_job_that_is_stopped_ends_even_when_it_does_not_want_to(
         time.sleep(0.2)
     assert not is_alive(pid)
     launcher.stop(made.id)
-    assert made.id not in launcher.live_jobs(made.log.parent.parent)
+    assert not launcher.statuses(made.log.parent.parent)[made.id].is_alive
 
 
 def test_nothing_happens_to_a_job_that_is_not_known(launcher: Launcher) -> None:
@@ -164,8 +164,8 @@ def test_ray_tells_who_runs_what_and_keeps_the_jobs_of_two_services_apart(
     made = replace(job("import time; time.sleep(600)"), owner="ada")
     ray_launcher.submit(made)
     until(ray_launcher, made.id, lambda status: status.state == "running")
-    assert ray_launcher.live_jobs(tmp_path) == [made.id]
-    assert ray_launcher.live_jobs(tmp_path / "another") == []
+    assert ray_launcher.statuses(tmp_path) == {made.id: ray_launcher.status(made.id)}
+    assert ray_launcher.statuses(tmp_path / "another") == {}
     metadata = ray_launcher._ask("GET", f"/api/jobs/{made.id}").json()["metadata"]
     assert metadata["gxpo_owner"] == "ada"
     assert f"{metadata['gxpo_run']}-{metadata['gxpo_launch']}" == made.id
@@ -198,6 +198,23 @@ def test_the_answer_of_a_starting_head_is_not_a_status() -> None:
         for ask in (lambda launcher=launcher: launcher.status("a"), launcher.resources):
             with pytest.raises(LauncherUnavailable):
                 ask()
+
+
+def test_one_job_in_an_unknown_state_does_not_hide_the_others() -> None:
+    jobs = [
+        {"submission_id": "a-1", "status": "RUNNING", "message": "fine", "metadata": {"gxpo_artifacts": "/x"}},
+        {"submission_id": "b-1", "status": "BORED", "message": None, "metadata": {"gxpo_artifacts": "/x"}},
+        {"submission_id": "c-1", "status": "FAILED", "message": None, "metadata": {"gxpo_artifacts": "/other"}},
+        {"submission_id": None, "status": "RUNNING", "message": None, "metadata": None},
+    ]
+
+    def answering(body: Any) -> RayLauncher:
+        return RayLauncher("http://ray", transport=httpx.MockTransport(lambda _: httpx.Response(200, json=body)))
+
+    assert answering(jobs).statuses(Path("/x")) == {"a-1": JobStatus("running", "fine")}
+    for body in ({"a": 1}, [1], [{"metadata": {"gxpo_artifacts": "/x"}}]):
+        with pytest.raises(LauncherUnavailable, match="unknown format"):
+            answering(body).statuses(Path("/x"))
 
 
 def test_the_command_continues_the_run_in_its_folder() -> None:

@@ -208,7 +208,8 @@ def test_a_scheduler_that_loses_its_lease_in_the_middle_of_a_round_changes_nothi
     cluster.launcher.ends(f"{run_id}-1", "failed")
     seen: list[dict[str, Any]] = []
 
-    def taken_over(verb: str, job_id: str) -> None:
+    def taken_over(verb: str, _: str) -> None:
+        job_id = f"{run_id}-1"
         cluster.launcher.before = lambda verb, job_id: None
         cluster.launcher.jobs[job_id] = runs_still = type(cluster.launcher.jobs[job_id])("running")
         cluster.clock.passes(cluster.settings.lease_s + 1)

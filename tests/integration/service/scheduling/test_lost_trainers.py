@@ -92,6 +92,31 @@ def test_what_a_trainer_calls_its_events_counts_for_nothing(cluster: Cluster) ->
     assert cluster.get(run_id).state == S.RECOVERING
 
 
+def test_the_jobs_of_all_runs_are_one_request_of_a_round(cluster: Cluster) -> None:
+    scheduler = cluster.scheduler()
+    run_ids = [cluster.running(scheduler) for _ in range(5)]
+    cluster.launcher.calls.clear()
+    scheduler.tick()
+    assert cluster.launcher.calls == [("statuses", "")]
+    missing = cluster.launcher.jobs.pop(f"{run_ids[0]}-1")
+    cluster.launcher.after = lambda verb, _: cluster.launcher.jobs.update({f"{run_ids[0]}-1": missing})
+    cluster.launcher.calls.clear()
+    scheduler.tick()
+    assert cluster.launcher.calls == [("statuses", ""), ("status", f"{run_ids[0]}-1")]
+    assert cluster.get(run_ids[0]).state == S.RUNNING, "its job was submitted after the statuses were read"
+
+
+def test_a_lease_is_renewed_when_a_third_of_it_has_passed(cluster: Cluster) -> None:
+    scheduler = cluster.scheduler(lease_s=30.0)
+    run_id = cluster.running(scheduler)
+    expires_at = []
+    for _ in range(4):
+        cluster.clock.passes(4.0)
+        scheduler.tick()
+        expires_at.append(cluster.get(run_id).lease_expires_at - cluster.clock.now)
+    assert expires_at == [26.0, 22.0, 30.0, 26.0]
+
+
 def test_a_job_without_a_run_is_found_after_a_restart_of_the_scheduler_and_ended(cluster: Cluster) -> None:
     """The first scheduler is killed between the end of a run and the end of its job; an older launch hangs as well."""
     first = cluster.scheduler("first")
