@@ -298,7 +298,7 @@ class Soak:
                 f"{len(keys[0])} samples on the disk, {len(keys[1])} in the service, not {16 * self._steps}"
             )
         scores = [
-            [(row["step"], row["benchmark"], repr(row["scores"])) for row in part]
+            [(row["step"], row["benchmark"], repr(sorted(row["scores"].items()))) for row in part]
             for part in (read_evaluations(folder), self.client.evaluations(run_id))
         ]
         if scores[0] != scores[1] or [score[0] for score in scores[0]] != [self._steps]:
@@ -394,11 +394,13 @@ def allowed_s(fault: Fault, other: Fault | None) -> float | None:
 def left_processes(home: Path) -> list[str]:
     """Processes of the service of a home that has been closed."""
     problems = []
+    own = {
+        os.getpid(),
+        *(parent.pid for parent in psutil.Process().parents()),
+    }  # which may have the home as an argument
     for process in psutil.process_iter(["pid", "cmdline", "environ"]):
         words, env = process.info["cmdline"] or [], process.info["environ"] or {}
-        if process.pid != os.getpid() and (
-            env.get("GXPO_HOME") == str(home) or any(str(home) in word for word in words)
-        ):
+        if process.pid not in own and (env.get("GXPO_HOME") == str(home) or any(str(home) in word for word in words)):
             problems.append(f"process {process.pid} is left: {' '.join(words)[:200]}")
     return problems
 
