@@ -10,6 +10,7 @@ import pytest
 from support.data_files import write
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.benchmarks import (
     BENCHMARKS,
     BY_ANY_NAME,
@@ -179,14 +180,15 @@ def test_templates_follow_evaluation_then_training_then_the_benchmark(tmp_path: 
     own = "Q: {problem}"
     assert load("aime24", tmp_path, data=DataConfig(template=own)).template == own
     assert load("aime24", tmp_path, data=DataConfig(template=own), template="plain").template == "{problem}"
-    assert load("word_problems").template == "{problem}"
+    assert {load(task).template for task in EMBEDDED_TASKS} == {"{problem}"}
     assert load("word_problems", template=own).template == own
     with pytest.raises(ConfigError, match=r"evaluation\.template = 'bxed': must be one of"):
         load("aime24", tmp_path, template="bxed")
 
 
 def test_an_unknown_name_is_rejected_with_those_that_exist() -> None:
-    with pytest.raises(ConfigError, match=r"'math50' is unknown; use word_problems, math500, .* a \.jsonl file"):
+    known = r"'math50' is unknown; use word_problems, arithmetic_skill, math500, .* a \.jsonl file"
+    with pytest.raises(ConfigError, match=known):
         load("math50")
 
 
@@ -202,7 +204,7 @@ def test_the_presets_name_benchmarks_that_exist() -> None:
     from gxpo_trainer.config.io import load_preset, preset_names
 
     named = {name for preset in preset_names() for name in load_preset(preset).evaluation.benchmarks}
-    assert {name for name in named if name not in BY_ANY_NAME} == {"word_problems"}
+    assert {name for name in named if name not in BY_ANY_NAME} <= set(EMBEDDED_TASKS)
 
 
 def test_the_run_files_of_the_evaluation_page_are_valid() -> None:
