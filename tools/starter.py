@@ -32,7 +32,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-from gxpo_trainer.data.word_problems import MAX_NUMBER, WordProblem, generate
+from gxpo_trainer.data.word_problems import MAX_NUMBER, SHORT, Difficulty, WordProblem, generate
 
 PAD, BOS, END = "<|pad|>", "<|bos|>", "<|end|>"
 ROLES = SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
@@ -63,6 +63,11 @@ class Recipe:
 
     tags: ClassVar[tuple[str, ...]] = ()
     """Texts with a token of their own, which is no special token: it stays when sampled tokens are decoded."""
+    start: ClassVar[Path | None] = None
+    """The policy whose weights the warm-up starts from; none: random ones."""
+    levels: ClassVar[tuple[Difficulty, ...]] = SHORT
+    """The problems of the warm-up. The tokenizer is trained on short ones, so that all policies share it."""
+    max_new_tokens: ClassVar[int] = 48
 
     seed: int = 0
     num_problems: int = 30_000
@@ -84,7 +89,10 @@ class Recipe:
 
     def initial_model(self, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
         """The model that the warm-up trains."""
-        return build_model(tokenizer, self.seed)
+        if self.start is None:
+            return build_model(tokenizer, self.seed)
+        model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(self.start, dtype=torch.float32)
+        return model
 
     def conversation(self, problem: WordProblem, rng: random.Random, *, last_phase: bool) -> list[str]:
         """What follows the problem: texts of the policy and of the user in turn; the first and last by the policy."""
@@ -151,7 +159,7 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True,
         temperature=1.0,
-        max_new_tokens=48,
+        max_new_tokens=Recipe.max_new_tokens,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -172,8 +180,8 @@ def warmup_answer(problem: WordProblem, rng: random.Random, careful_share: float
 
 def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, recipe: Recipe) -> Iterator[float]:
     """Train the model in place, with loss on the policy's turns only; yields each batch's loss in nats per token."""
-    problems = generate("train", recipe.num_problems, recipe.seed)
-    prompts = _prompt_ids(tokenizer, [problem.prompt.text for problem in problems])
+    problems = generate("train", recipe.num_problems, recipe.seed, recipe.levels)
+    prompts = prompt_ids(tokenizer, [problem.prompt.text for problem in problems])
     rng = random.Random(f"gxpo starter warm-up {recipe.seed}")
 
     def draw(last_phase: bool) -> Row:
@@ -186,7 +194,7 @@ def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, recipe: Recipe) 
     )
     for steps, rate, last_phase in phases:
         batches = ([draw(last_phase) for _ in range(recipe.batch)] for _ in range(steps))
-        yield from _train(model, batches, steps, rate, tokenizer.pad_token_id)
+        yield from train(model, batches, steps, rate, tokenizer.pad_token_id)
 
 
 def conversation_row(tokenizer: Qwen2Tokenizer, prompt: list[int], turns: list[str]) -> Row:
@@ -201,7 +209,7 @@ def conversation_row(tokenizer: Qwen2Tokenizer, prompt: list[int], turns: list[s
     return ids, labels
 
 
-def _train(model: Qwen2ForCausalLM, batches: Iterator[list[Row]], steps: int, peak: float, pad: int) -> Iterator[float]:
+def train(model: Qwen2ForCausalLM, batches: Iterator[list[Row]], steps: int, peak: float, pad: int) -> Iterator[float]:
     """One phase of supervised training: Muon on the hidden matrices, AdamW on embeddings, biases and norms."""
     hidden = {name for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name}
     matrices = [weight for name, weight in model.named_parameters() if name in hidden]
@@ -227,6 +235,8 @@ def build(out: Path, recipe: Recipe) -> None:
     torch.set_num_threads(recipe.threads)
     tokenizer = build_tokenizer(generate("train", recipe.num_problems, recipe.seed), recipe.tags)
     model = recipe.initial_model(tokenizer)
+    assert model.generation_config is not None
+    model.generation_config.max_new_tokens = recipe.max_new_tokens
     started = time.perf_counter()
     total = recipe.first_steps + recipe.last_steps
     for step, loss in enumerate(warm_up(model, tokenizer, recipe), start=1):
@@ -252,7 +262,7 @@ def file_hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _prompt_ids(tokenizer: Qwen2Tokenizer, texts: list[str]) -> list[list[int]]:
+def prompt_ids(tokenizer: Qwen2Tokenizer, texts: list[str]) -> list[list[int]]:
     turns = [[{"role": "user", "content": text}] for text in texts]
     prompts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     ids: list[list[int]] = tokenizer(prompts, add_special_tokens=False)["input_ids"]
@@ -291,7 +301,7 @@ def _pad(rows: list[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main(arguments: list[str] | None = None, recipe: type[Recipe] = Recipe, module: str = "starter") -> int:
-    parser = argparse.ArgumentParser(prog=f"python -m gxpo_trainer.learner.{module}", description="Build the policy.")
+    parser = argparse.ArgumentParser(prog=f"python -m tools.{module}", description="Build the policy.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist or be empty")
     for name, value in asdict(recipe()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default {value}")

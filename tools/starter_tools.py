@@ -18,10 +18,8 @@ import random
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
-
-import torch
-from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from gxpo_trainer.data.word_problems import MAX_NUMBER, WordProblem
 from gxpo_trainer.learner.models import STARTER_FOLDER
@@ -41,6 +39,7 @@ class ToolsRecipe(Recipe):
     the starter policy can read the problems already."""
 
     tags: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
+    start: ClassVar[Path | None] = STARTER_FOLDER
 
     first_steps: int = 200
     first_rate: float = 0.01
@@ -52,10 +51,6 @@ class ToolsRecipe(Recipe):
     """Share of conversations with a fault among those of the first phase that call the tool."""
     last_fault_share: float = 0.5
     """The same in the last phase."""
-
-    def initial_model(self, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
-        model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32)
-        return model
 
     def conversation(self, problem: WordProblem, rng: random.Random, *, last_phase: bool) -> list[str]:
         if rng.random() >= self.careful_share(last_phase):

@@ -219,8 +219,9 @@ def _foreseen(config: RunConfig) -> list[str]:
 
     Raises ConfigError or DataError for a model, problems or a benchmark that are not here and cannot be downloaded.
     """
+    from gxpo_trainer.config.tasks import EMBEDDED_TASKS
     from gxpo_trainer.data.benchmarks import BY_ANY_NAME, load_benchmark
-    from gxpo_trainer.data.prompts import EMBEDDED, few_problems, load_prompts
+    from gxpo_trainer.data.prompts import few_problems, load_prompts
     from gxpo_trainer.data.records import on_hub
     from gxpo_trainer.learner.models import is_hub_name, resolve_model
 
@@ -229,7 +230,7 @@ def _foreseen(config: RunConfig) -> list[str]:
         notes.append(f"model.path = {config.model.path!r} is no folder here: a run downloads it from the hub")
     else:
         resolve_model(config.model)
-    if config.data.source != EMBEDDED and on_hub(config.data.source):
+    if config.data.source not in EMBEDDED_TASKS and on_hub(config.data.source):
         notes.append(f"data.source = {config.data.source!r} is no file or folder here: a run downloads it from the hub")
     else:
         problems = load_prompts(config.data, config.seed).prompts

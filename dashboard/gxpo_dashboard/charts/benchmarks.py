@@ -19,6 +19,7 @@ TITLES = {
     "olympiadbench": "OlympiadBench",
     "aime24": "AIME24",
     "word_problems": "Word problems (embedded)",
+    "arithmetic_skill": "Arithmetic skill (embedded)",
 }
 _INTERVAL = "Shaded: 95% interval over problems."
 

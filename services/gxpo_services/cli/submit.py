@@ -18,6 +18,7 @@ from gxpo_services.cli.common import UsageError, confirmed, connect, named, one_
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.studies.definition import largest_cost, load_study
 
@@ -54,14 +55,14 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Make relative paths of existing files absolute: a local service has another working directory."""
     evaluation = config.evaluation.model_copy(
         update={
-            "benchmarks": tuple(_absolute(name, ("word_problems",)) for name in config.evaluation.benchmarks),
+            "benchmarks": tuple(_absolute(name, EMBEDDED_TASKS) for name in config.evaluation.benchmarks),
             "data_root": config.evaluation.data_root and _absolute(config.evaluation.data_root),
         }
     )
     return config.model_copy(
         update={
             "model": config.model.model_copy(update={"path": _absolute(config.model.path, tuple(STARTER_POLICIES))}),
-            "data": config.data.model_copy(update={"source": _absolute(config.data.source, ("word_problems",))}),
+            "data": config.data.model_copy(update={"source": _absolute(config.data.source, EMBEDDED_TASKS)}),
             "evaluation": evaluation,
         }
     )

@@ -34,6 +34,7 @@ from gxpo_trainer.config.components import CHOICES, known_classes
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import apply_overrides, build, load_preset, preset_names, to_toml
 from gxpo_trainer.config.messages import BadSettings
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
 
@@ -72,7 +73,6 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 """Narrower than what the trainer tries on the hub: no part of a name may be `.` or `..`, which are folders."""
 _PATH_STARTS = ("/", "~", "./", "../")
 _DATA_FILES = (".jsonl", ".parquet", ".json", ".csv")
-_EMBEDDED_TASK = "word_problems"
 _MOST_ITEMS = 100
 Refusals = list[tuple[str, str]]
 
@@ -96,7 +96,7 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
     check_place("model.path", STARTER_POLICIES, server.model_roots, hub=server.allow_hub)
     if setting(values, "model.trust_remote_code") not in (None, False) and not server.allow_remote_code:
         refused.append(("model.trust_remote_code", "is not allowed on this server; set it to false"))
-    check_place("data.source", (_EMBEDDED_TASK,), server.data_roots, hub=server.allow_hub)
+    check_place("data.source", EMBEDDED_TASKS, server.data_roots, hub=server.allow_hub)
     for name in ("split", "subset"):
         # Both become parts of file names below data.source.
         part = setting(values, f"data.{name}")
@@ -108,7 +108,7 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
         fault = None
         if isinstance(name, str) and name.endswith(".jsonl"):
             fault = _place_fault(name, server.data_roots, hub=None)
-        elif isinstance(name, str) and name != _EMBEDDED_TASK and from_hub and not server.allow_hub:
+        elif isinstance(name, str) and name not in EMBEDDED_TASKS and from_hub and not server.allow_hub:
             fault = "is a hub data set, which this server does not allow; set evaluation.data_root"
         if fault is not None:
             refused.append((f"evaluation.benchmarks[{number}]", fault))

@@ -10,6 +10,7 @@ import pytest
 from support.data_files import write
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.benchmarks import (
     BENCHMARKS,
     BY_ANY_NAME,
@@ -165,14 +166,15 @@ def test_templates_follow_evaluation_then_training_then_the_benchmark(tmp_path: 
     own = "Q: {problem}"
     assert load("aime24", tmp_path, data=DataConfig(template=own)).template == own
     assert load("aime24", tmp_path, data=DataConfig(template=own), template="plain").template == "{problem}"
-    assert load("word_problems").template == "{problem}"
+    assert {load(task).template for task in EMBEDDED_TASKS} == {"{problem}"}
     assert load("word_problems", template=own).template == own
     with pytest.raises(ConfigError, match=r"evaluation\.template = 'bxed': must be one of"):
         load("aime24", tmp_path, template="bxed")
 
 
 def test_an_unknown_name_is_rejected_with_those_that_exist() -> None:
-    with pytest.raises(ConfigError, match=r"'math50' is unknown; use word_problems, math500, .* a \.jsonl file"):
+    known = r"'math50' is unknown; use word_problems, arithmetic_skill, math500, .* a \.jsonl file"
+    with pytest.raises(ConfigError, match=known):
         load("math50")
 
 

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gxpo_trainer.config import DataConfig
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.prompts import (
     PromptCursor,
     final_answer,
@@ -250,7 +251,7 @@ def test_a_chat_template_wraps_the_problem_and_opens_the_answer(
 
 
 def test_templates_by_name() -> None:
-    assert resolve_template("auto", "word_problems") == "{problem}"
+    assert {resolve_template("auto", task) for task in EMBEDDED_TASKS} == {"{problem}"}
     assert resolve_template("auto", "mine.jsonl") == resolve_template("boxed", "word_problems")
     assert "\\boxed{}" in resolve_template("boxed", "x")
     assert resolve_template("Q: {problem}", "x") == "Q: {problem}"

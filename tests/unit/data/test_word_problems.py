@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from gxpo_trainer.data.word_problems import (
     DIFFICULTIES,
     MAX_NUMBER,
+    MAX_NUMBER_LONG,
+    SHORT,
     Difficulty,
     Split,
     WordProblem,
@@ -37,13 +39,21 @@ READINGS: dict[str, Callable[..., float]] = {
     "bags_loss_share": lambda a, b, c, d: (a * b - c) / d,
     "more_together_share": lambda a, b, c: (2 * a + b) / c,
     "savings": lambda a, b, c, d: a * b - c + d,
+    "bags_and_trades": lambda a, b, c, d, e: a + b * c + d - e,
+    "more_together_trades": lambda a, b, c, d: a + (a + b) - c + d,
+    "bags_loss_share_stock": lambda a, b, c, d, e: (a * b - c) / d + e,
+    "two_kinds_trades": lambda a, b, c, d, e, f: a * b + c * d - e + f,
+    "savings_and_bags": lambda a, b, c, d, e, f: a * b - c + d + e * f,
 }
-NUM_STEPS = {"easy": 1, "medium": 2, "hard": 3}
+STEPS = {"easy": {1}, "medium": {2}, "hard": {3}, "long": {4, 5}}
 
 
 @pytest.fixture(scope="module")
 def problems() -> list[WordProblem]:
-    return generate("train", 1500, 0) + generate("heldout", 600, 0)
+    return [
+        *(generate("train", 1500, 0) + generate("heldout", 600, 0)),
+        *(generate("train", 300, 0, ("long",)) + generate("heldout", 200, 0, ("long",))),
+    ]
 
 
 def numbers_in(text: str) -> list[int]:
@@ -58,7 +68,7 @@ def test_gold_is_what_the_english_text_asks_for(problems: list[WordProblem]) -> 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
 def test_every_family_occurs_on_both_sides_and_has_a_reading(split: Split) -> None:
-    assert {p.prompt.extra["family"] for p in generate(split, 600, 3)} == set(READINGS)
+    assert {p.prompt.extra["family"] for p in generate(split, 800, 3, DIFFICULTIES)} == set(READINGS)
 
 
 def test_worked_steps_are_true_use_known_numbers_and_end_in_the_boxed_gold(problems: list[WordProblem]) -> None:
@@ -73,14 +83,14 @@ def test_worked_steps_are_true_use_known_numbers_and_end_in_the_boxed_gold(probl
             assert z == {"+": x + y, "-": x - y, "*": x * y, "/": x / y}[operator], problem
             known.add(z)
         assert boxed == problem.prompt.gold == str(z)
-        assert len(lines) == NUM_STEPS[problem.prompt.extra["difficulty"]]
+        assert len(lines) in STEPS[problem.prompt.extra["difficulty"]]
 
 
 def test_text_is_english_and_numbers_are_whole_positive_and_bounded(problems: list[WordProblem]) -> None:
     for problem in problems:
         values = numbers_in(problem.prompt.text) + numbers_in(problem.solution)
         assert min(values) >= 2
-        assert max(values) <= MAX_NUMBER
+        assert max(values) <= (MAX_NUMBER_LONG if problem.prompt.extra["difficulty"] == "long" else MAX_NUMBER)
         assert re.fullmatch(r"[A-Za-z0-9 ,.]+\?", problem.prompt.text)
         assert re.fullmatch(r"\d+", problem.prompt.gold)
 
@@ -116,7 +126,7 @@ def test_list_is_the_same_on_every_machine() -> None:
     )
 
 
-@pytest.mark.parametrize("levels", [("easy",), ("medium",), ("hard",), ("easy", "hard"), DIFFICULTIES])
+@pytest.mark.parametrize("levels", [("easy",), ("long",), ("easy", "hard"), SHORT, DIFFICULTIES])
 def test_levels_come_in_equal_shares_and_no_other_level_occurs(levels: tuple[Difficulty, ...]) -> None:
     counts = Counter(p.prompt.extra["difficulty"] for p in generate("heldout", 30 * len(levels), 2, levels))
     assert counts == dict.fromkeys(levels, 30)
@@ -125,7 +135,7 @@ def test_levels_come_in_equal_shares_and_no_other_level_occurs(levels: tuple[Dif
 def test_unknown_side_level_and_negative_count_are_rejected_with_the_fix() -> None:
     with pytest.raises(ValueError, match=r"split is 'test'; use one of train, heldout"):
         generate("test", 1, 0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"difficulty is .*'brutal'.*name at least one of easy, medium, hard"):
+    with pytest.raises(ValueError, match=r"difficulty is .*'brutal'.*name at least one of easy, medium, hard, long"):
         generate("train", 1, 0, ("brutal",))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"difficulty is \(\)"):
         generate("train", 1, 0, ())

@@ -7,7 +7,7 @@ import pytest
 
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.sources import Rollouts, num_sampled
-from gxpo_trainer.training.controller import environment_metrics, rollout_metrics, staleness_metrics
+from gxpo_trainer.training.controller import careful_metrics, environment_metrics, rollout_metrics, staleness_metrics
 from gxpo_trainer.training.evaluation import score_groups
 from gxpo_trainer.types import Episode, EpisodeEnd, Group, Prompt, Sample, ScoredGroup, Utterance, Verdict
 
@@ -82,3 +82,17 @@ def test_sampled_tokens_of_each_version() -> None:
     assert sample([1, 0, 0, 1], "done", 2, ((1, 1), (2, 2), (3, 1))).sampled_versions == ((1, 1), (3, 1))
     plain = Sample("", np.arange(3, dtype=np.int32), np.zeros(3, dtype=np.float32), "stop", ((1, 3),))
     assert plain.sampled_versions == ((1, 3),)
+
+
+def test_careful_answers_are_those_with_a_calculation() -> None:
+    def answers(*texts: str, correct: tuple[bool, ...]) -> ScoredGroup:
+        ids = np.arange(1, dtype=np.int32)
+        samples = tuple(Sample(text, ids, ids.astype(np.float32), "stop") for text in texts)
+        verdicts = tuple(Verdict("correct" if right else "wrong", None, 0.0) for right in correct)
+        return ScoredGroup(Group(Prompt("a", "a", "1"), ids, samples, weights_version=3), verdicts)
+
+    hasty = answers("\\boxed{4}", "\\boxed{5}", correct=(True, False))
+    mixed = answers("1+3=4, so \\boxed{4}", "\\boxed{4}", "1+3=5, so \\boxed{5}", correct=(True, True, False))
+    assert careful_metrics([hasty]) == {"response/careful_fraction": 0}
+    # Two of five answers calculate, and one of the two is right.
+    assert careful_metrics([hasty, mixed]) == {"response/careful_fraction": 0.4, "response/careful_correctness": 0.5}

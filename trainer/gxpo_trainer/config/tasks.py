@@ -22,13 +22,18 @@ from gxpo_trainer.config.base import (
 )
 from gxpo_trainer.config.components import Choice
 
+EMBEDDED_TASKS = ("word_problems", "arithmetic_skill")
+"""Generated problems, as `data.source` and as a benchmark: short ones for a policy that either works an answer out or
+guesses it, and long ones for a policy that works every answer out and miscalculates."""
+
 
 class DataConfig(Settings):
     """Training problems."""
 
     source: str = Field(
         "word_problems",
-        description="`word_problems` (the embedded task), a .jsonl file, a local folder in hub layout, or a hub name.",
+        description="`word_problems` or `arithmetic_skill` (embedded tasks), a .jsonl file, a local folder in hub "
+        "layout, or a hub name.",
     )
     split: str = Field("train", description="Split of a hub data set.")
     subset: str | None = Field(None, description="Configuration name of a hub data set.")
@@ -37,16 +42,19 @@ class DataConfig(Settings):
     template: str = Field(
         "auto",
         max_length=100_000,
-        description="`plain`, `boxed`, a text with {problem}, or `auto`: plain for the embedded task, else boxed.",
+        description="`plain`, `boxed`, a text with {problem}, or `auto`: plain for embedded tasks, else boxed.",
     )
     levels: tuple[Annotated[int, Field(ge=-MOST_STEPS, le=MOST_STEPS)], ...] | None = Field(
         None, max_length=100, description="Keep only these MATH levels, e.g. [3, 4, 5]."
     )
     num_problems: int = Field(
-        4096, ge=1, le=10_000_000, description="Embedded task only: number of generated problems."
+        4096, ge=1, le=10_000_000, description="Embedded tasks only: number of generated problems."
     )
     difficulty: tuple[Literal["easy", "medium", "hard"], ...] = Field(
-        ("easy", "medium", "hard"), min_length=1, max_length=100, description="Embedded task only: levels to draw from."
+        ("easy", "medium", "hard"),
+        min_length=1,
+        max_length=100,
+        description="`word_problems` only: levels to draw from.",
     )
     contamination: Literal["drop", "refuse", "ignore"] = Field(
         "drop",
@@ -263,8 +271,8 @@ class EvaluationConfig(Settings):
     benchmarks: tuple[str, ...] = Field(
         ("word_problems",),
         max_length=100,
-        description="`word_problems`, `math500`, `amc23`, `gsm8k`, `minerva`, `olympiadbench`, `aime24`, "
-        "or paths of .jsonl files.",
+        description="`word_problems`, `arithmetic_skill`, `math500`, `amc23`, `gsm8k`, `minerva`, `olympiadbench`, "
+        "`aime24`, or paths of .jsonl files.",
     )
     data_root: str | None = Field(
         None, description="Folder with local copies: `<name>.jsonl` or a folder `<name>` in hub layout; none: the hub."

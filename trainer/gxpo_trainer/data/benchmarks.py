@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Literal
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.prompts import (
-    EMBEDDED,
     GoldCheck,
     PromptSet,
+    embedded_levels,
     field_text,
     final_answer,
     load_prompts,
@@ -149,7 +150,7 @@ BENCHMARKS = {
 BY_ANY_NAME = {name: spec for spec in BENCHMARKS.values() for name in spec.names}
 """Benchmarks by name or alias."""
 HELD_OUT_SEED = 0
-"""Every run evaluates the same held-out problems of the embedded task, so that seeds are comparable."""
+"""Every run evaluates the same held-out problems of an embedded task, so that seeds are comparable."""
 HELD_OUT_PROBLEMS = 512
 
 
@@ -174,15 +175,16 @@ def load_benchmark(
 ) -> Benchmark:
     """Load the first `evaluation.num_problems` problems of a benchmark.
 
-    name: a named benchmark, `word_problems` (the embedded task's held-out set), or a .jsonl file with the fields of
+    name: a named benchmark, an embedded task (its held-out set), or a .jsonl file with the fields of
     `data`. Raises ConfigError for an unknown name or template, DataError for missing or invalid data.
     """
     spec = BY_ANY_NAME.get(name)
     files: dict[str, str] = {}
-    if name == EMBEDDED:
-        generated = generate("heldout", evaluation.num_problems or HELD_OUT_PROBLEMS, HELD_OUT_SEED, data.difficulty)
+    if name in EMBEDDED_TASKS:
+        levels = embedded_levels(name, data)
+        generated = generate("heldout", evaluation.num_problems or HELD_OUT_PROBLEMS, HELD_OUT_SEED, levels)
         prompts = tuple(problem.prompt for problem in generated)
-        label, template = EMBEDDED, resolve_template(evaluation.template, EMBEDDED, "evaluation.template")
+        label, template = name, resolve_template(evaluation.template, name, "evaluation.template")
     elif name.endswith(".jsonl"):
         loaded = load_prompts(data.model_copy(update={"source": name, "levels": None}), 0, gold_check)
         prompts, files = loaded.prompts, loaded.sha256
@@ -196,7 +198,7 @@ def load_benchmark(
             raise DataError(f"{paths[0]}: contains no problems; evaluation.data_root must contain all of {spec.name}")
         label, template = spec.name, _template(data, evaluation, spec.template)
     else:
-        known = ", ".join((EMBEDDED, *BENCHMARKS))
+        known = ", ".join((*EMBEDDED_TASKS, *BENCHMARKS))
         raise ConfigError(f"evaluation.benchmarks: {name!r} is unknown; use {known}, or the path of a .jsonl file")
     evaluated = prompts[: evaluation.num_problems]
     rows = []

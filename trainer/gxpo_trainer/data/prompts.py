@@ -20,15 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import DataConfig
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.records import Record, find_files, read_records, sha256_of_file
-from gxpo_trainer.data.word_problems import generate
+from gxpo_trainer.data.word_problems import Difficulty, generate
 from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
 from gxpo_trainer.grading.extract import boxed_answer
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.types import Prompt
 
-EMBEDDED = "word_problems"
 TEMPLATES = {
     "plain": "{problem}",
     "boxed": "{problem}\n\nReason step by step and put the final answer in \\boxed{}.",
@@ -42,7 +42,7 @@ GoldCheck = Callable[[str], str | None]
 class PromptSet:
     """Training problems and their provenance.
 
-    sha256: hash of each data file by name, of generated problems under `word_problems`. num_left_out: number of
+    sha256: hash of each data file by name, of generated problems under the task's name. num_left_out: number of
     filtered rows by setting. near_duplicates: descriptions of kept problems that are similar to evaluation problems.
     """
 
@@ -66,7 +66,7 @@ def load_prompts(data: DataConfig, seed: int, gold_check: GoldCheck | None = Non
 
     Raises DataError, with file and line or setting, when there is no problem or a row is invalid.
     """
-    if data.source == EMBEDDED and not Path(data.source).exists():
+    if data.source in EMBEDDED_TASKS and not Path(data.source).exists():
         return _embedded(data, seed)
     files = find_files(data.source, data.split, data.subset)
     records = [record for file in files for record in read_records(file)]
@@ -114,14 +114,19 @@ def read_prompts(
     return tuple(prompts)
 
 
+def embedded_levels(task: str, data: DataConfig) -> tuple[Difficulty, ...]:
+    """The levels of an embedded task's problems."""
+    return data.difficulty if task == "word_problems" else ("long",)
+
+
 def _embedded(data: DataConfig, seed: int) -> PromptSet:
     try:
-        problems = generate("train", data.num_problems, seed, data.difficulty)
+        problems = generate("train", data.num_problems, seed, embedded_levels(data.source, data))
     except ValueError as error:
         raise DataError(f"data.{error}") from None
     prompts = tuple(problem.prompt for problem in problems)
     body = json.dumps([[prompt.id, prompt.text, prompt.gold] for prompt in prompts])
-    return PromptSet(prompts, {EMBEDDED: hashlib.sha256(body.encode()).hexdigest()})
+    return PromptSet(prompts, {data.source: hashlib.sha256(body.encode()).hexdigest()})
 
 
 def _prompt(record: Record, data: DataConfig) -> Prompt:
@@ -179,7 +184,7 @@ def read_level(value: Any) -> int | None:
 def resolve_template(template: str, source: str, setting: str = "data.template") -> str:
     """The template text of a setting. Raises ConfigError if it is neither a known name nor a text with {problem}."""
     if template == "auto":
-        template = "plain" if source == EMBEDDED else "boxed"
+        template = "plain" if source in EMBEDDED_TASKS else "boxed"
     text = TEMPLATES.get(template, template)
     if "{problem}" not in text:
         known = ", ".join(("auto", *TEMPLATES))

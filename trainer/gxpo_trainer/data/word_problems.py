@@ -1,7 +1,8 @@
-"""The embedded task: generated word problems, which need no download. Free of torch.
+"""The embedded tasks: generated word problems, which need no download. Free of torch.
 
-Problems are plain English with whole numbers, need one (easy), two (medium) or three steps (hard), and have a worked
-answer that ends in a boxed result.
+Problems are plain English with whole numbers and have a worked answer that ends in a boxed result. They need one
+(easy), two (medium) or three steps (hard) with numbers up to 199, or four or five with numbers up to 399 (long), which
+need carries. The first three levels make up the task `word_problems`, the last one the task `arithmetic_skill`.
 
 Training and held-out problems are disjoint by construction: a hash of the calculation, independent of names, things
 and seed, assigns each problem to a split. No held-out calculation occurs in training, not even in other words.
@@ -17,15 +18,19 @@ from typing import Literal, get_args
 
 from gxpo_trainer.types import Prompt
 
-Difficulty = Literal["easy", "medium", "hard"]
+Difficulty = Literal["easy", "medium", "hard", "long"]
 Split = Literal["train", "heldout"]
 DIFFICULTIES: tuple[Difficulty, ...] = get_args(Difficulty)
+SHORT: tuple[Difficulty, ...] = ("easy", "medium", "hard")
+"""The levels of the task `word_problems`."""
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 HELDOUT_SHARE = 5
 """One in this many calculations is held out."""
 MAX_NUMBER = 199
-"""Largest number in a problem or worked answer."""
+"""Largest number in a problem or worked answer of at most three steps."""
+MAX_NUMBER_LONG = 399
+"""The same of a long one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class WordProblem:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """A kind of problem. Steps use the text's numbers a, b, c, d and earlier results x, y."""
+    """A kind of problem. Steps use the text's numbers a to f and earlier results x, y, z, u."""
 
     name: str
     steps: tuple[str, ...]
@@ -51,7 +56,7 @@ class _Family:
 
     @property
     def difficulty(self) -> Difficulty:
-        return DIFFICULTIES[len(self.steps) - 1]
+        return DIFFICULTIES[min(len(self.steps), len(DIFFICULTIES)) - 1]
 
 
 _FAMILIES = (
@@ -89,6 +94,26 @@ _FAMILIES = (
     _Family("savings", ("a*b", "x-c", "d+y"), {"a": (2, 9), "b": (2, 12), "c": (3, 40), "d": (3, 40)},
             "{name} finds {a} {things} a day for {b} days, gives away {c} and then gets {d} more. "
             "How many does {name} have now?"),
+    _Family("bags_and_trades", ("b*c", "a+x", "y+d", "z-e"),
+            {"a": (12, 99), "b": (3, 9), "c": (11, 25), "d": (12, 99), "e": (12, 99)},
+            "{name} has {a} {things}, buys {b} bags of {c} {things}, gets {d} more and gives away {e}. "
+            "How many are left?"),
+    _Family("more_together_trades", ("a+b", "a+x", "y-c", "z+d"),
+            {"a": (12, 99), "b": (12, 60), "c": (12, 99), "d": (12, 99)},
+            "{name} has {a} {things}. {other} has {b} more than {name}. They give away {c} and get {d} more. "
+            "How many do they have together?"),
+    _Family("bags_loss_share_stock", ("a*b", "x-c", "y/d", "e+z"),
+            {"a": (3, 9), "b": (11, 40), "c": (12, 99), "d": (2, 9), "e": (12, 99)},
+            "{name} buys {a} bags of {b} {things}, gives away {c} and shares the rest equally among {d} friends. "
+            "{other}, one of them, has {e} already. How many does {other} have now?"),
+    _Family("two_kinds_trades", ("a*b", "c*d", "x+y", "z-e", "u+f"),
+            {"a": (3, 9), "b": (11, 20), "c": (3, 9), "d": (11, 20), "e": (12, 99), "f": (12, 99)},
+            "{name} buys {a} bags of {b} {things} and {c} boxes of {d} {things}, gives away {e} and gets {f} more. "
+            "How many does {name} have now?"),
+    _Family("savings_and_bags", ("a*b", "x-c", "y+d", "e*f", "z+u"),
+            {"a": (11, 25), "b": (3, 9), "c": (12, 99), "d": (12, 99), "e": (3, 9), "f": (11, 20)},
+            "{name} finds {a} {things} a day for {b} days, gives away {c}, gets {d} more and buys {e} bags of {f} "
+            "{things}. How many does {name} have now?"),
 )  # fmt: skip
 
 _PEOPLE = (
@@ -99,7 +124,7 @@ _THINGS = ("apples", "beads", "books", "cards", "coins", "cups", "eggs", "marble
 
 
 def generate(
-    split: Split, num_problems: int, seed: int, difficulty: tuple[Difficulty, ...] = DIFFICULTIES
+    split: Split, num_problems: int, seed: int, difficulty: tuple[Difficulty, ...] = SHORT
 ) -> list[WordProblem]:
     """Generate `num_problems` distinct problems of one split, with equal shares of the levels, in random order.
 
@@ -164,17 +189,18 @@ class _Worked:
 
 
 def _work_out(family: _Family, numbers: dict[str, int]) -> _Worked | None:
-    """Compute the steps; None if a result is not a whole number from 2 to MAX_NUMBER."""
+    """Compute the steps; None if a result is not a whole number from 2 to the level's largest."""
     values = dict(numbers)
     lines: list[str] = []
     canonical: list[str] = []
     result = 0
-    for step, target in zip(family.steps, "xyz", strict=False):
+    largest = MAX_NUMBER_LONG if family.difficulty == "long" else MAX_NUMBER
+    for step, target in zip(family.steps, "xyzuv", strict=False):
         match = re.fullmatch(r"(\w)([-+*/])(\w)", step)
         assert match is not None
         left, operator, right = values[match[1]], match[2], values[match[3]]
         result = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}[operator]
-        if not 2 <= result <= MAX_NUMBER or (operator == "/" and left % right):
+        if not 2 <= result <= largest or (operator == "/" and left % right):
             return None
         values[target] = result
         lines.append(f"{left}{operator}{right}={result}")

@@ -18,6 +18,7 @@ import numpy as np
 
 from gxpo_trainer.algo.batch import learning_rate, make_batch, mini_batches
 from gxpo_trainer.config import BudgetConfig
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS, SINGLE_TURN
 from gxpo_trainer.errors import Diverged, Interrupted, LearnerDied, TrainingError
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.reporting.reporter import RunReporter
@@ -206,6 +207,8 @@ class Controller:
         synced.update(self._sync())
         metrics.update(result.metrics)
         metrics.update(rollout_metrics(rollouts, result, version=number - 1, total=self.counters.tokens))
+        if self.config.data.source in EMBEDDED_TASKS and self.config.environment.name == SINGLE_TURN:
+            metrics.update(careful_metrics(rollouts.groups))
         if self.config.rollout.async_depth:
             metrics.update(staleness_metrics(rollouts, version=number - 1))
         if outlier:
@@ -425,6 +428,21 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
         metrics["reward/http_cache_hits"] = float(http.cache_hits)
     if rollouts.num_resampled:
         metrics["rollout/resample_rounds"] = float(rollouts.num_resampled)
+    return metrics
+
+
+def careful_metrics(groups: Sequence[ScoredGroup]) -> Metrics:
+    """`response/…`: share of responses to an embedded task that write a calculation down, and how many of them are
+    correct."""
+    answers = [
+        ("=" in sample.text, verdict.status == "correct")
+        for group in groups
+        for sample, verdict in zip(group.group.samples, group.verdicts, strict=True)
+    ]
+    careful = [correct for calculates, correct in answers if calculates]
+    metrics: Metrics = {"response/careful_fraction": len(careful) / len(answers)}
+    if careful:
+        metrics["response/careful_correctness"] = sum(careful) / len(careful)
     return metrics
 
 
