@@ -208,13 +208,15 @@ class ChangeFeed:
         compares = time.monotonic() >= self._compare_at
         if compares:
             self._compare_at = time.monotonic() + (COMPARE_S if self._is_listening else POLL_S)
-        known = [one for one in subscriptions if one.is_ready and one.shows == "runs"]
+        known = [stream for stream in subscriptions if stream.is_ready and stream.shows == "runs"]
         wanted = _Wanted(
             None if compares else numbers,
-            set().union(*(one.numbers for one in subscriptions if one.numbers is not None)),
-            any(one.numbers is None for one in subscriptions),
-            None if any(one.numbers is None for one in known) else set().union(*(one.numbers or () for one in known)),
-            {one.token_sha256 for one in subscriptions},
+            set().union(*(stream.numbers for stream in subscriptions if stream.numbers is not None)),
+            any(stream.numbers is None for stream in subscriptions),
+            None
+            if any(stream.numbers is None for stream in known)
+            else set().union(*(stream.numbers or () for stream in known)),
+            {stream.token_sha256 for stream in subscriptions},
             self._last_event,
         )
         news = None
@@ -224,12 +226,12 @@ class ChangeFeed:
         except Exception as error:  # ends these streams, not the service
             self._errors.log_once("changes", error, "cannot read changes of runs")
             self._compare_at = 0.0
-        for one in subscriptions:
-            if news is None or one.token_sha256 not in news.valid:
-                one.end = "lost" if news is None else "revoked"
-                one.wake()
+        for stream in subscriptions:
+            if news is None or stream.token_sha256 not in news.valid:
+                stream.end = "lost" if news is None else "revoked"
+                stream.wake()
         if news is not None:
-            self._pass_on(news, [one for one in subscriptions if one.end is None])
+            self._pass_on(news, [stream for stream in subscriptions if stream.end is None])
 
     # ---- in a thread ------------------------------------------------------------------------------------------------
 
@@ -267,15 +269,15 @@ class ChangeFeed:
         changed = [number for number, mark in news.marks.items() if before.get(number) != mark]
         self._marks = {number: mark for number, mark in before.items() if number not in news.gone} | news.marks
         ids: dict[int, bytes] = {}
-        for one in subscriptions:
-            if not one.is_ready:
-                self._begin(one)
+        for stream in subscriptions:
+            if not stream.is_ready:
+                self._begin(stream)
                 continue
             woken = False
             for number in changed:
                 mark = news.marks[number]
-                if one.numbers is not None:
-                    is_shown = number in one.numbers
+                if stream.numbers is not None:
+                    is_shown = number in stream.numbers
                 else:  # also that a run has ended
                     old = before.get(number)
                     is_shown = mark.state not in TERMINAL or (old is not None and old.state not in TERMINAL)
@@ -283,54 +285,56 @@ class ChangeFeed:
                     continue
                 woken = True
                 if mark.state in TERMINAL:
-                    one.unfinished.discard(number)
-                if one.shows == "ids":
-                    one.changed[number] = ids.setdefault(number, streams.event("run", {"id": mark.id}))
-                elif one.shows == "runs":
-                    one.changed[number] = news.views.get(number)
+                    stream.unfinished.discard(number)
+                if stream.shows == "ids":
+                    stream.changed[number] = ids.setdefault(number, streams.event("run", {"id": mark.id}))
+                elif stream.shows == "runs":
+                    stream.changed[number] = news.views.get(number)
             for number in news.gone:
-                if number in one.numbers if one.numbers is not None else before[number].state not in TERMINAL:
+                if number in stream.numbers if stream.numbers is not None else before[number].state not in TERMINAL:
                     woken = True
-                    one.unfinished.discard(number)
-                    one.changed.pop(number, None)
-                    if one.shows != "ends":
-                        one.deleted.append(streams.event("deleted", {"id": before[number].id}))
-            if one.shows != "ends":
+                    stream.unfinished.discard(number)
+                    stream.changed.pop(number, None)
+                    if stream.shows != "ends":
+                        stream.deleted.append(streams.event("deleted", {"id": before[number].id}))
+            if stream.shows != "ends":
                 for event, run, message in news.events:
-                    if run in (self._marks if one.numbers is None else one.numbers):
+                    if run in (self._marks if stream.numbers is None else stream.numbers):
                         woken = True
-                        one.add_event(event, message)
+                        stream.add_event(event, message)
             if woken:
-                one.wake()
+                stream.wake()
         if not news.more_events:  # some may be of runs that have ended
-            kept: set[int] = set().union(*(one.numbers or () for one in subscriptions))
+            kept: set[int] = set().union(*(stream.numbers or () for stream in subscriptions))
             self._marks = {n: mark for n, mark in self._marks.items() if n in kept or mark.state not in TERMINAL}
 
-    def _begin(self, one: Subscription) -> None:
+    def _begin(self, stream: Subscription) -> None:
         runs = {
             number: mark
             for number, mark in sorted(self._marks.items())
-            if (number in one.numbers if one.numbers is not None else mark.state not in TERMINAL)
+            if (number in stream.numbers if stream.numbers is not None else mark.state not in TERMINAL)
         }
-        if one.shows == "ids":
-            one.changed = {number: streams.event("run", {"id": mark.id}) for number, mark in runs.items()}
-        elif one.shows == "runs":
-            one.changed = dict.fromkeys(runs)
-        one.unfinished = {number for number, mark in runs.items() if mark.state not in TERMINAL}
+        if stream.shows == "ids":
+            stream.changed = {number: streams.event("run", {"id": mark.id}) for number, mark in runs.items()}
+        elif stream.shows == "runs":
+            stream.changed = dict.fromkeys(runs)
+        stream.unfinished = {number for number, mark in runs.items() if mark.state not in TERMINAL}
         assert self._last_event is not None
-        if one.after is None:
-            one.after = self._last_event
-        one.behind_to = max(one.after, self._last_event)
-        one.is_ready = True
-        one.wake()
+        if stream.after is None:
+            stream.after = self._last_event
+        stream.behind_to = max(stream.after, self._last_event)
+        stream.is_ready = True
+        stream.wake()
 
-    def read_events(self, one: Subscription) -> list[tuple[int, bytes]]:
+    def read_events(self, stream: Subscription) -> list[tuple[int, bytes]]:
         """The next page of the events that a stream is behind with; call in a thread."""
-        numbers = sorted(one.numbers if one.numbers is not None else self._marks)
+        numbers = sorted(stream.numbers if stream.numbers is not None else self._marks)
         query = select(*_EVENT, _runs.id.label("run")).join_from(
             Event.__table__, Run.__table__, _runs.number == _events.run_number
         )
-        query = query.where(_runs.number.in_(numbers), _events.number > one.after, _events.number <= one.behind_to)
+        query = query.where(
+            _runs.number.in_(numbers), _events.number > stream.after, _events.number <= stream.behind_to
+        )
         with self._database.reading() as session:
             rows = session.execute(query.order_by(_events.number).limit(EVENTS_AT_ONCE))
             return [(row.number, _event_message(row)) for row in rows]

@@ -192,14 +192,14 @@ def plateau_contrasts(
     budget: backward passes of which the last share `window` counts.
     """
     own = plateaus(reference, budget, window)
-    found: dict[str, Contrast] = {}
+    contrasts: dict[str, Contrast] = {}
     for group in groups:
         values = plateaus(group, budget, window)
         if group.name != reference.name and values and own and (compared := contrast(values, own, margin, level)):
             pairs = [(run, reference.by_seed[run.seed]) for run in group.runs if run.seed in own]
             scores = [tuple(_plateau_scores(run.curve, budget, window) for run in pair) for pair in pairs]
-            found[group.name] = replace(compared, over_problems=_over_problems(pairs, scores, level))
-    return found
+            contrasts[group.name] = replace(compared, over_problems=_over_problems(pairs, scores, level))
+    return contrasts
 
 
 def plateaus(group: SeedGroup, budget: float, window: float) -> dict[int, float] | None:
@@ -252,15 +252,15 @@ def sweep(
         known = [[c for c in pair if c] for pair in both]
         return known if all(len(pair) == 2 for pair in known) else []
 
-    found = []
+    reaches = []
     for target in targets:
         first, between = costs(crossing, target) if on == axis else [], costs(interpolated, target)
         ratios = [[other / own for own, other in known] for known in (first, between)]
         intervals = [ratio_interval(values, level) if values else None for values in ratios]
         p_value = p_of_mean([math.log(ratio) for ratio in ratios[1]])
         means = [float(np.mean([other for _, other in known])) if known else None for known in (first, between)]
-        found.append(Reach(axis, target, intervals[0], intervals[1], p_value, (means[0], means[1])))
-    return found
+        reaches.append(Reach(axis, target, intervals[0], intervals[1], p_value, (means[0], means[1])))
+    return reaches
 
 
 def default_baseline(groups: Sequence[SeedGroup]) -> str:

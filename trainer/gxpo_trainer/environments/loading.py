@@ -70,14 +70,14 @@ class OpenEnvEnvironment:
     def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         self._connection.send(json.dumps({"type": kind, "data": data}))
         answer = json.loads(self._connection.recv())
-        found = answer.get("data") if isinstance(answer, dict) else None
-        if not isinstance(found, dict):
+        body = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(body, dict):
             raise ServerFailed(f"the answer to {kind} is no message of OpenEnv")
         if answer.get("type") == "error":
-            raise ServerFailed(f"the server answers {kind} with {found.get('code')}: {found.get('message')}")
-        if answer.get("type") != "observation" or "observation" not in found:
+            raise ServerFailed(f"the server answers {kind} with {body.get('code')}: {body.get('message')}")
+        if answer.get("type") != "observation" or "observation" not in body:
             raise ServerFailed(f"the answer to {kind} is a message of type {answer.get('type')!r}, not an observation")
-        return found
+        return body
 
     def _shown(self, observation: Any) -> str:
         """The observation as text for the policy; empty where it has nothing."""

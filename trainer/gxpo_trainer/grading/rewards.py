@@ -213,12 +213,12 @@ def tokens(environment: Mapping[str, str]) -> dict[str, str]:
         lines = Path(name).read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{TOKEN_FILE} = {name} cannot be read: {error}") from None
-    found = {}
+    values = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         parts = line.split()
         if len(parts) != 2:
             raise ConfigError(f"{TOKEN_FILE} = {name}, line {number}: must be an address, a blank and a token")
-        found[parts[0]] = parts[1]
-    return found
+        values[parts[0]] = parts[1]
+    return values

@@ -217,8 +217,8 @@ def interface_to(address: str) -> str | None:
         except OSError:
             return None
         own = probe.getsockname()[0]
-    found = (name for name, all_of in psutil.net_if_addrs().items() if any(one.address == own for one in all_of))
-    return next(found, None)
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if any(a.address == own for a in addresses)), None)
 
 
 def listen_on(variable: str, interface: str | None) -> None:

@@ -141,7 +141,7 @@ def _equal_costs(
 ) -> dict[tuple[str, Cost], Contrast]:
     """Accuracy by arm and cost: at the requested passes, at the most common batches and at the common token-passes."""
     least = common_budgets(list(groups.values())).get("token_passes", ())
-    found = {}
+    contrasts = {}
     for arm, group in groups.items():
         if group.name == reference.name:
             continue
@@ -157,8 +157,8 @@ def _equal_costs(
                 {run.seed: _accuracy(run.curve, axis, cost) for run in one.runs} for one in (group, reference)
             )
             if compared := contrast(own, other):
-                found[arm, (axis, cost)] = compared
-    return found
+                contrasts[arm, (axis, cost)] = compared
+    return contrasts
 
 
 def _accuracy(curve: EvaluationCurve, axis: Axis, cost: float) -> float:

@@ -178,7 +178,7 @@ def _reserve(
 
 def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], None] = lambda line: None) -> None:
     """Record excluded training problems, near duplicates of evaluated ones for the user to check, and too few problems
-    for a step, which are also said."""
+    for a step, which `say` prints too."""
     data, num_problems = prepared.data, len(prepared.prompts.prompts)
     if warning := few_problems(num_problems, prepared.config.rollout.prompts_per_step):
         reporter.log_event("few_problems", warning)
