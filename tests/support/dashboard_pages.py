@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from streamlit.testing.v1 import AppTest
 
-from support.dashboard_process import APP
+import gxpo_dashboard
 from support.replay import ReplayedService
 
+PAGE = Path(gxpo_dashboard.__file__).with_name("app.py")
 WAIT_S = 120.0
 _MAIN = sys.modules["__main__"]
 
@@ -31,7 +33,7 @@ class Pages:
 
     def open(self, view: str, state: Mapping[str, Any] | None = None, **query: Any) -> AppTest:
         """A view with its parameters. state: of the session before its first run."""
-        page = AppTest.from_file(str(APP), default_timeout=WAIT_S)
+        page = AppTest.from_file(str(PAGE), default_timeout=WAIT_S)
         for name, value in {"token": self.token, **(state or {})}.items():
             page.session_state[name] = value
         for name, value in {"view": view, **query}.items():

@@ -89,7 +89,7 @@ def test_a_node_without_a_trainer_waits_for_its_actors_and_for_nothing_else(monk
     }
     try:
         for name, process in processes.items():
-            until(lambda process=process, name=name: psutil.Process(process.pid).cmdline()[0] == name, "its name")
+            until(lambda process=process, name=name: psutil.Process(process.pid).cmdline()[:1] == [name], "its name")
         waiting = threading.Thread(target=ray_start.end_trainers)
         waiting.start()
         waiting.join(0.5)
