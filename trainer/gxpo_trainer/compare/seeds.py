@@ -162,7 +162,7 @@ def _evaluated_elsewhere(groups: Sequence[SeedGroup], baseline: str) -> list[str
 def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -> list[Difference]:
     """Conditions and hardware in which a group differs from the baseline (by default the first group).
 
-    How many steps lie between evaluations is no condition where all were evaluated at the same backward passes.
+    How many steps lie between evaluations is no condition: costs are compared where all were evaluated (schedule_note).
 
     Runs are compared with the baseline's run of the same seed, because some conditions depend on the seed (generated
     problems); without a shared seed the sets of values are compared. A missing setting counts as `unknown`.
@@ -174,9 +174,7 @@ def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -
             group.name: {run.seed: run.hardware if hardware else run.conditions for run in group.runs}
             for group in groups
         }
-        settings = sorted({key for runs in stated.values() for values in runs.values() for key in values})
-        if not _evaluated_elsewhere(groups, reference.name):
-            settings = [setting for setting in settings if setting != _SCHEDULE]
+        settings = sorted({key for runs in stated.values() for values in runs.values() for key in values} - {_SCHEDULE})
         for setting in settings:
             by_seed = {
                 name: {seed: values.get(setting, "unknown") for seed, values in runs.items()}
