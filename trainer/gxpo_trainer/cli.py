@@ -485,7 +485,7 @@ def run_study(args: argparse.Namespace) -> int:
 
 
 def show_status(args: argparse.Namespace) -> int:
-    from gxpo_trainer.studies.definition import best_rate, largest_cost
+    from gxpo_trainer.studies.definition import best_point, largest_cost
     from gxpo_trainer.studies.runner import read_results
 
     study, root = _study(args)
@@ -493,9 +493,9 @@ def show_status(args: argparse.Namespace) -> int:
     runs, passes = largest_cost(study)
     print(f"{study.name}: {len(results)} runs done of at most {runs}; at most {passes} backward passes in all")
     for name, arm in study.arms.items():
-        rate = best_rate(study, name, results)
+        point = best_point(study, name, results)
         done = sum(key.stage == "report" and key.arm == name for key in results)
-        tuned = "not tuned yet" if rate is None else f"best learning rate {rate:g}"
+        tuned = "not tuned yet" if point is None else f"best learning rate {point.text}"
         print(f"  {arm.label}: {tuned}, {done} of {len(study.seeds)} seeds done")
     return 0
 

@@ -31,7 +31,17 @@ from gxpo_services.sweeps.grid import Planned
 from gxpo_services.sweeps.groups import GroupView
 from gxpo_trainer.config.messages import BadSettings, config_error
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.studies.definition import RunKey, RunResult, Study, best_rate, largest_cost, pending, run_config
+from gxpo_trainer.studies.definition import (
+    RunKey,
+    RunResult,
+    Study,
+    best_point,
+    largest_cost,
+    pending,
+    point_of,
+    run_config,
+    search_space,
+)
 
 
 class StudyRequest(Body):
@@ -48,12 +58,13 @@ class ArmView(BaseModel):
 
     name: str
     label: str
-    learning_rate: JsonNumber | None = Field(description="Its best learning rate; null until its ladder is complete.")
+    learning_rate: JsonNumber | None = Field(description="Its best learning rate; null until the arm is tuned.")
+    settings: str | None = Field(description="The other settings that tuning chose, `a.b=c` with spaces between.")
     seeds_done: list[int] = Field(description="Reported seeds that are done.")
 
 
 class StudyCost(BaseModel):
-    """Upper bounds: a ladder ends where an arm's accuracy falls."""
+    """Upper bounds: a ladder ends where an arm's accuracy falls, a search where its space does."""
 
     runs: int
     backward_passes: int
@@ -152,13 +163,16 @@ def _checked(toml: str, server: ServiceSettings) -> Study:
 
 
 def _extremes(study: Study, arm: str) -> Iterator[RunKey]:
-    """Runs of an arm at the ends of its learning rates and seeds, whose valid values are intervals."""
-    rates, source = study.ladder.learning_rates, study.arms[arm].learning_rate_of
+    """Runs that have every searched value once, and the ends of learning rates and seeds, which are intervals."""
+    space, source = search_space(study, arm), study.arms[arm].learning_rate_of
     factor = 1.0 if source is None else study.arms[arm].learning_rate_factor
-    for extreme in (min, max):
-        yield RunKey("report", arm, extreme(rates) * factor, extreme(study.seeds))
-        if source is None:
-            yield RunKey("ladder", arm, extreme(rates), extreme(study.ladder.seeds))
+    for number in range(max(map(len, space.values()))) if study.search else (0, -1):
+        point = point_of({name: values[number % len(values)] for name, values in space.items()})
+        seeds, reported = study.tuning.seeds, study.seeds
+        for extreme in (min, max):
+            yield RunKey("report", arm, point.learning_rate * factor, extreme(reported), point.settings)
+            if source is None:
+                yield RunKey("ladder", arm, point.learning_rate, extreme(seeds), point.settings)
 
 
 def _view(session: Session, group: Group) -> StudyView:
@@ -166,6 +180,7 @@ def _view(session: Session, group: Group) -> StudyView:
     keys = _keys(session, group)
     results = _results(keys)
     most_runs, most_passes = largest_cost(study)
+    tuned = {name: best_point(study, name, results) for name in study.arms}
     settled = {*results, *(key for run, key in keys.items() if run.state not in TERMINAL)}
     return StudyView(
         group=groups.view_of(session, group),
@@ -180,7 +195,8 @@ def _view(session: Session, group: Group) -> StudyView:
             ArmView(
                 name=name,
                 label=arm.label,
-                learning_rate=best_rate(study, name, results),
+                learning_rate=point.learning_rate if (point := tuned[name]) else None,
+                settings=point.settings if point else None,
                 seeds_done=sorted(key.seed for key in results if key.stage == "report" and key.arm == name),
             )
             for name, arm in study.arms.items()

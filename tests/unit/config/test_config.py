@@ -151,7 +151,7 @@ def test_every_setting_has_a_description() -> None:
 @pytest.mark.parametrize(
     ("settings", "exceptions"),
     # The seeds of a study are those of its runs, whose configs bound them.
-    [(RunConfig, set()), (Study, {"seeds[]: integer", "ladder.seeds[]: integer"})],
+    [(RunConfig, set()), (Study, {"seeds[]: integer", "ladder.seeds[]: integer", "search.seeds[]: integer"})],
 )
 def test_every_count_text_and_list_has_an_upper_bound(settings: type[Settings], exceptions: set[str]) -> None:
     schema = settings.model_json_schema()

@@ -18,10 +18,12 @@ from gxpo_trainer.cli import main
 from gxpo_trainer.config.io import load_run
 from gxpo_trainer.errors import ConfigError, TrainingError
 from gxpo_trainer.studies.definition import (
+    Point,
     RunKey,
     RunResult,
     Study,
-    best_rate,
+    best_point,
+    drawn,
     largest_cost,
     load_study,
     pending,
@@ -52,6 +54,17 @@ BODY = {
 }
 
 
+RATE = "learner.optimizer.learning_rate"
+SEARCH = {
+    "settings": {RATE: [1e-5, 2e-5, 4e-5], "learner.mini_batches": [1, 4], "learner.optimizer.schedule": ["cosine"]},
+    "runs": 6,
+    "seeds": [7, 8],
+    "backward_passes": 6,
+}
+
+NO_LADDER = {"ladder": None}
+
+
 def study(**changes) -> Study:
     return Study.model_validate(BODY | changes)
 
@@ -73,7 +86,7 @@ def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> Non
         assert (
             tuning.evaluation.every_steps * per_step
             == tuning.budget.backward_passes
-            == reference.ladder.backward_passes
+            == reference.tuning.backward_passes
         )
 
 
@@ -91,12 +104,33 @@ def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> Non
         ({"analysis": {"comparisons": ["grpo"]}}, r"analysis.comparisons names \['grpo'\]; name arms other than the"),
         ({"analysis": {"targets": [0.7, 1.0]}}, "targets"),
         ({"ladder": BODY["ladder"] | {"learning_rates": [2e-5, 1e-5]}}, "must be positive and in ascending order"),
-        ({"arms": BODY["arms"] | {"a": {"label": "A", "learning_rate_of": "long"}}}, "an arm with a ladder of its own"),
+        (
+            {"arms": BODY["arms"] | {"a": {"label": "A", "learning_rate_of": "long"}}},
+            "must name an arm that is tuned itself",
+        ),
+        (NO_LADDER, r"give \[ladder\] to tune over learning rates, or \[search\] for several settings"),
+        ({"search": SEARCH}, "one of them"),
+        ({**NO_LADDER, "search": SEARCH | {"seeds": [1]}}, r"choose others in search.seeds"),
+        ({**NO_LADDER, "search": SEARCH | {"runs": 1}}, "runs = 1 does not cover one run on each of 2 seeds"),
+        (
+            {**NO_LADDER, "search": SEARCH | {"settings": {"learner.mini_batches": [1]}}},
+            "every arm is tuned over",
+        ),
+        ({**NO_LADDER, "search": SEARCH | {"settings": {RATE: [0.0]}}}, "rates must be positive numbers"),
+        (
+            {**NO_LADDER, "search": SEARCH | {"settings": {RATE: [1.0], "a.b": ["../x"]}}},
+            "'../x' cannot be",
+        ),
+        (
+            {**NO_LADDER, "search": SEARCH | {"settings": {RATE: [1.0], "a.k": [1], "b.k": [1]}}},
+            "settings end alike",
+        ),
+        ({"arms": BODY["arms"] | {"a": {"label": "A", "search": {RATE: [1e-5]}}}}, "needs the study's"),
     ],
 )
 def test_a_bad_study_gets_one_line_that_names_the_setting(tmp_path, changes, message) -> None:
     file = tmp_path / "study.toml"
-    file.write_text(tomli_w.dumps(BODY | changes))
+    file.write_text(tomli_w.dumps({name: value for name, value in (BODY | changes).items() if value is not None}))
     with pytest.raises(ConfigError, match=message):
         load_study(file)
 
@@ -146,10 +180,10 @@ def test_an_arm_climbs_its_ladder_until_its_accuracy_falls_and_then_runs_its_see
     assert [key.learning_rate for key in pending(study(), results) if key.arm == "grpo"] == [1e-5]
     results |= rung(1e-5, 0.3)
     assert [key.learning_rate for key in pending(study(), results) if key.arm == "grpo"] == [2e-5]
-    assert best_rate(study(), "grpo", results) is None
+    assert best_point(study(), "grpo", results) is None
     # 0.1 below the best is still a rung; below that the ladder ends, and 4e-5 is never tried.
     results |= rung(2e-5, 0.19)
-    assert best_rate(study(), "grpo", results) == 1e-5
+    assert best_point(study(), "grpo", results) == Point(1e-5)
     assert [key for key in pending(study(), results) if key.arm == "grpo"] == [
         RunKey("report", "grpo", 1e-5, 0), RunKey("report", "grpo", 1e-5, 1)
     ]  # fmt: skip
@@ -157,16 +191,58 @@ def test_an_arm_climbs_its_ladder_until_its_accuracy_falls_and_then_runs_its_see
 
 
 def test_the_best_rate_is_the_lowest_of_equally_good_ones_and_never_one_that_diverged() -> None:
-    assert best_rate(study(), "grpo", rung(1e-5, 0.2) | rung(2e-5, 0.3) | rung(4e-5, 0.3)) == 2e-5
+    assert best_point(study(), "grpo", rung(1e-5, 0.2) | rung(2e-5, 0.3) | rung(4e-5, 0.3)) == Point(2e-5)
     # A rate that diverges ends the ladder.
-    assert best_rate(study(), "grpo", rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)) == 1e-5
+    assert best_point(study(), "grpo", rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)) == Point(1e-5)
 
 
 def test_a_rate_may_follow_another_arms_best() -> None:
     results = rung(1e-5, 0.2, "gxpo") | rung(2e-5, 0.3, "gxpo") | rung(4e-5, 0.1, "gxpo")
-    assert best_rate(study(), "long", results) == pytest.approx(7e-5)
-    assert best_rate(study(), "long", {}) is None
+    assert best_point(study(), "long", results) == Point(3.5 * 2e-5)
+    assert best_point(study(), "long", {}) is None
     assert [key.arm for key in pending(study(), {})] == ["grpo", "gxpo"]
+
+
+def searched(results: dict[RunKey, RunResult], arm: str = "grpo") -> list[tuple[float, str, int]]:
+    """The tuning runs of an arm that can start now."""
+    found = pending(study(ladder=None, search=SEARCH), results)
+    return [(key.learning_rate, key.settings, key.seed) for key in found if (key.arm, key.stage) == (arm, "ladder")]
+
+
+def test_a_search_gives_the_better_half_of_its_points_the_next_seed_and_every_arm_the_same_points() -> None:
+    """6 runs on two seeds: n + n / 2 ≤ 6, so 4 points and then 2."""
+    first = searched({})
+    assert first == searched({}, "gxpo")
+    assert (len(set(first)), {seed for *_, seed in first}) == (4, {7})
+    accuracies = (0.2, 0.5, 0.1, 0.4)
+    results = {
+        RunKey("ladder", "grpo", rate, seed, words): RunResult(value)
+        for (rate, words, seed), value in zip(first, accuracies, strict=True)
+    }
+    second = searched(results)
+    assert second == [(*first[1][:2], 8), (*first[3][:2], 8)]
+    # Means 0.3 and 0.35; the best of the first seed alone does not win.
+    for (rate, words, seed), value in zip(second, (0.1, 0.3), strict=True):
+        results[RunKey("ladder", "grpo", rate, seed, words)] = RunResult(value)
+    best = best_point(study(ladder=None, search=SEARCH), "grpo", results)
+    assert best == Point(*first[3][:2])
+    assert searched(results) == []
+    key = next(key for key in pending(study(ladder=None, search=SEARCH), results) if key.stage == "report")
+    config = run_config(study(ladder=None, search=SEARCH), key)
+    # The decay ends with the budget.
+    assert (key.point, config.learner.optimizer.schedule, config.budget.steps) == (best, "cosine", 12)
+    assert f"learner.mini_batches={config.learner.mini_batches}" in key.settings
+    words = f"lr-{key.learning_rate:g}-mini_batches-{config.learner.mini_batches}-schedule-cosine"
+    assert key.folder == f"report/grpo/{words}-seed-0"
+
+
+def test_a_search_of_a_small_space_tries_all_of_it_and_an_arm_may_have_settings_of_its_own() -> None:
+    own = BODY["arms"] | {"gxpo": BODY["arms"]["gxpo"] | {"search": {"learner.rule.k": [3, 5, 10]}}}
+    wide = study(ladder=None, search=SEARCH | {"runs": 60}, arms=own)
+    assert (len(set(drawn(wide, "grpo", 40))), len(set(drawn(wide, "gxpo", 40)))) == (6, 18)
+    assert {point.settings.rpartition("=")[2] for point in drawn(wide, "gxpo", 40)} == {"3", "5", "10"}
+    # Rounds of 40 and 20: 6 and 6 points of GRPO, 18 and 18 of GXPO; 3 arms report 2 seeds of 12 passes.
+    assert largest_cost(wide) == (12 + 36 + 6, 6 * 48 + 12 * 6)
 
 
 def test_the_cost_is_an_upper_bound() -> None:
@@ -215,11 +291,13 @@ def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, 
     results = read_results(study(), root)
     # Accuracy 1 − 10⁴ · rate: 0.9, 0.8, 0.6. The third rate is 0.3 below the best, and is the last anyway.
     assert len(results) == 3 + 2 + 3 + 2 + 2
-    assert best_rate(study(), "gxpo", results) == 1e-5
+    assert best_point(study(), "gxpo", results) == Point(1e-5)
     assert pending(study(), results) == []
     config = load_run(root / "report" / "long" / "lr-3.5e-05-seed-1.toml")
     assert (config.budget.backward_passes, config.learner.rule.name) == (12, "grpo")
     started = sum("started" in line for line in lines)
+    assert "(0 of at most 12 runs done)" in lines[0]
+    assert any("of at most 12 runs done, at most about 0 min left)" in line for line in lines)
     registered = json.loads((root / REGISTERED).read_text())
     assert registered == study().model_dump(mode="json")
     # An analysis that is changed after the first run does not change what was registered.

@@ -14,7 +14,7 @@ from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.studies import data as study_data
 from gxpo_trainer.studies.data import MEDIANS, StudyData
-from gxpo_trainer.studies.definition import Analysis, RunKey, Study, load_study, run_config
+from gxpo_trainer.studies.definition import Analysis, Point, RunKey, Search, Study, load_study, run_config
 from gxpo_trainer.studies.findings import find
 from gxpo_trainer.studies.report import as_markdown, compose, write_report
 
@@ -90,8 +90,8 @@ def test_findings_by_hand() -> None:
     assert list(gxpo.equal) == [("backward_passes", 6), ("token_passes", 600)]
     assert gxpo.equal["token_passes", 600].difference.mean == pytest.approx(-0.26 / 3)
     assert gxpo.medians["gxpo/retention_mean"] == pytest.approx(0.51)
-    assert gxpo.ladder == ((1e-5, 0.35, False), (2e-5, 0.45, False))
-    assert (gxpo.at_end_of_ladder, gxpo.tuning_runs) == (True, 2)
+    assert gxpo.tuning == ((Point(1e-5), 0.35, 1, False), (Point(2e-5), 0.45, 1, False))
+    assert (gxpo.at_end, gxpo.tuning_runs) == (True, 2)
 
 
 def test_arms_are_compared_at_the_requested_costs_too_and_corrected_together() -> None:
@@ -122,6 +122,29 @@ def test_costs_to_a_share_of_the_best_plateau_by_hand() -> None:
     assert gxpo.sweep["steps"][0].first.mean == pytest.approx(6)
     text = as_markdown(compose(invented(analysis=Analysis(targets=(0.75,)))))
     assert re.search(r"^\| GXPO \| \+7\.7 \[\+1\.4, \+13\.9\]: higher \| 2\.00; 1\.8\d \[", text, re.MULTILINE)
+
+
+def test_a_search_is_reported_with_its_space_and_the_points_that_went_furthest() -> None:
+    space = {"learner.optimizer.learning_rate": [1e-5, 2e-5], "learner.mini_batches": [1, 4]}
+    search = {"settings": space, "runs": 3, "seeds": [7, 8], "backward_passes": 3}
+    data = invented(ladder=None, search=Search.model_validate(search))
+    for row in data.runs:
+        if row["stage"] == "ladder":
+            row["settings"] = "learner.mini_batches=4" if row["learning_rate"] == 2e-5 else "learner.mini_batches=1"
+    # The better of the two had the second seed too.
+    data.runs.extend(
+        [row | {"seed": 8, "accuracy": 0.25} for row in data.runs if row.get("settings") == "learner.mini_batches=4"]
+    )
+    text = as_markdown(compose(data))
+    assert (
+        "at most 3 runs for each arm: 2 → 1 points, a seed more each time. Space: learner.optimizer.learning_rate"
+        in text
+    )
+    table = text.split("## Tuning")[1]
+    assert table.index("| GRPO | 3 | 2e-05, mini_batches=4 | 2 | 35.0 |") < table.index(
+        "| GRPO | 3 | 1e-05, mini_batches=1 | 1 | 35.0 |"
+    )
+    assert "upwards until" not in text
 
 
 def test_only_the_named_comparisons_are_tested() -> None:

@@ -67,7 +67,8 @@ class StudyData:
 
 
 def key_of(row: Row) -> RunKey:
-    return RunKey(row["stage"], row["arm"], row["learning_rate"], row["seed"])
+    # Data of the first versions has no settings.
+    return RunKey(row["stage"], row["arm"], row["learning_rate"], row["seed"], row.get("settings") or "")
 
 
 def collect(study: Study, root: Path) -> StudyData:
@@ -165,7 +166,9 @@ def _conditions(study: Study, root: Path, curves: dict[RunKey, RunCurves]) -> di
         if key.stage == "report":
             by_arm.setdefault(study.arms[key.arm].label, []).append(run)
     groups = [SeedGroup(label, tuple(runs)) for label, runs in by_arm.items()]
-    allowed = {name.partition("=")[0] for arm in study.arms.values() for name in arm.overrides}
+    searched = (word for key in curves for word in key.settings.split())
+    overridden = (word for arm in study.arms.values() for word in arm.overrides)
+    allowed = {word.partition("=")[0] for word in (*overridden, *searched)}
     unequal = [d.setting for d in find_differences(groups) if d.setting not in allowed] if groups else []
     kept = ("code", "packages", "hardware", "policy_sha256", "data_sha256")
     file = root / REGISTERED

@@ -1,15 +1,19 @@
-"""A study's file (arms, seeds, one budget, learning rates to tune over) and the runs that can start now. Pure.
+"""A study's file (arms, seeds, one budget, what is tuned) and the runs that can start now. Pure.
 
-Arms are executed one after the other: first an arm's ladder, upwards until its accuracy falls, then all its reported
-seeds at the best rate, then what is evaluated of them. So an interrupted study has complete arms instead of many
-half-finished ones.
+Arms are executed one after the other: first an arm is tuned, then all its reported seeds run at what came out best. So
+an interrupted study has complete arms instead of many half-finished ones. Tuning is a ladder of learning rates, climbed
+until the accuracy falls, or a random search over several settings with successive halving (Jamieson & Talwalkar 2016,
+arXiv 1502.07943): each round gives the better half of the points one more seed.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import random
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -29,14 +33,25 @@ from gxpo_trainer.errors import ConfigError
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
 
+_RATE = "learner.optimizer.learning_rate"
+SettingValues = dict[
+    Annotated[str, Field(pattern=r"^[a-z_0-9]+(\.[a-z_0-9]+)+$")],
+    Annotated[tuple[bool | int | float | str, ...], Field(min_length=1, max_length=100)],
+]
+"""Values to try by dotted setting."""
+
+
 class Arm(Settings):
-    """One configuration under test, trained at its own best learning rate."""
+    """One configuration under test, trained at what tuning found best for it."""
 
     label: str = Field(min_length=1, max_length=200, description="Name in tables and charts.")
     overrides: tuple[str, ...] = Field(
         (), max_length=200, description="Settings `a.b=c` in addition to those of the study."
     )
-    learning_rate_of: str | None = Field(None, description="Take the best rate of this arm instead of a ladder.")
+    search: SettingValues = Field(
+        {}, max_length=20, description="Values of settings that this arm alone has, in addition to search.settings."
+    )
+    learning_rate_of: str | None = Field(None, description="Take what tuning found for this arm instead of tuning.")
     learning_rate_factor: float = Field(1.0, gt=0, description="With learning_rate_of: multiply that rate.")
 
 
@@ -56,6 +71,39 @@ class Ladder(Settings):
         if any(not low < high for low, high in itertools.pairwise((0.0, *rates))):
             raise ValueError("must be positive and in ascending order")
         return rates
+
+
+class Search(Settings):
+    """A random search over settings, with as many runs for every arm."""
+
+    settings: SettingValues = Field(
+        min_length=1, max_length=20, description=f"Values by setting; {_RATE} is one of them."
+    )
+    runs: int = Field(ge=1, le=10_000, description="Most tuning runs of an arm, over all rounds.")
+    seeds: tuple[int, ...] = Field(
+        min_length=1,
+        max_length=20,
+        description="Apart from the reported seeds. Each is a round: all points run on the first, the better half "
+        "of them on the next.",
+    )
+    backward_passes: int = Field(
+        ge=1, le=LARGEST_INTEGER, description="Budget of a tuning run: a short one tunes for speed, a long one for "
+        "the plateau."
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _with_rates(self) -> Search:
+        if _RATE not in self.settings:
+            raise ValueError(f"settings has no {_RATE}; every arm is tuned over it")
+        if self.runs < len(self.rounds):
+            raise ValueError(f"runs = {self.runs} does not cover one run on each of {len(self.seeds)} seeds")
+        return self
+
+    @property
+    def rounds(self) -> list[int]:
+        """Points in each round: halved from one to the next, at most `runs` in all."""
+        first = max(1, math.floor(self.runs / sum(0.5**number for number in range(len(self.seeds)))))
+        return [max(1, first >> number) for number in range(len(self.seeds))]
 
 
 class Analysis(Settings):
@@ -102,7 +150,8 @@ class Study(Settings):
         (), max_length=1000, description="Backward passes at which arms are compared, besides the end of the budget."
     )
     analysis: Analysis = Field(Analysis(), description="What is computed of the results.")
-    ladder: Ladder
+    ladder: Ladder | None = Field(None, description="Tune over learning rates alone; this or search.")
+    search: Search | None = Field(None, description="Tune over several settings.")
     arms: dict[str, Arm] = Field(min_length=2, max_length=100, description="In order of execution.")
 
     @model_validator(mode="before")
@@ -123,9 +172,12 @@ class Study(Settings):
             raise ValueError(f"baseline = {self.baseline!r} is no arm; choose one of {', '.join(self.arms)}")
         if unknown := set(self.analysis.comparisons) - (set(self.arms) - {self.baseline}):
             raise ValueError(f"analysis.comparisons names {sorted(unknown)}; name arms other than the baseline")
-        if shared := set(self.seeds) & set(self.ladder.seeds):
+        if (self.ladder is None) == (self.search is None):
+            raise ValueError("give [ladder] to tune over learning rates, or [search] for several settings; one of them")
+        if shared := set(self.seeds) & set(self.tuning.seeds):
+            table = "ladder" if self.search is None else "search"
             raise ValueError(
-                f"seeds {sorted(shared)} are used for tuning and reported; choose others in ladder.seeds, for an arm "
+                f"seeds {sorted(shared)} are used for tuning and reported; choose others in {table}.seeds, for an arm "
                 "tuned on the seeds that it is judged by looks better than it is"
             )
         for cost in self.compare_at:
@@ -135,14 +187,37 @@ class Study(Settings):
                     f"multiples of evaluate_every = {self.evaluate_every} below backward_passes = "
                     f"{self.backward_passes}"
                 )
-        for seeds in (self.seeds, self.ladder.seeds):
+        for seeds in (self.seeds, self.tuning.seeds):
             if len(set(seeds)) < len(seeds):
                 raise ValueError(f"seeds {list(seeds)} contain one twice; name each once")
         for name, arm in self.arms.items():
             source = arm.learning_rate_of
             if source is not None and (source not in self.arms or self.arms[source].learning_rate_of is not None):
-                raise ValueError(f"arms.{name}.learning_rate_of = {source!r} must name an arm with a ladder of its own")
+                raise ValueError(f"arms.{name}.learning_rate_of = {source!r} must name an arm that is tuned itself")
+            self._check_search(name, arm)
         return self
+
+    def _check_search(self, name: str, arm: Arm) -> None:
+        """Names of settings and values become parts of a folder's name."""
+        if arm.search and (self.search is None or arm.learning_rate_of is not None):
+            raise ValueError(f"arms.{name}.search needs the study's [search], and an arm that is tuned itself")
+        settings = {**(self.search.settings if self.search else {}), **arm.search}
+        last = [path.rpartition(".")[2] for path in settings]
+        if len(set(last)) < len(last):
+            raise ValueError(f"arms.{name}: two searched settings end alike ({', '.join(settings)})")
+        values = [value for path, values in settings.items() if path != _RATE for value in values]
+        if bad := [value for value in values if not re.fullmatch(r"[A-Za-z0-9_.+-]+", str(value))]:
+            raise ValueError(f"arms.{name}: {bad[0]!r} cannot be searched over; values are numbers and single words")
+        rates = settings.get(_RATE, (1.0,))
+        if not all(isinstance(rate, int | float) and 0 < rate < math.inf for rate in rates):
+            raise ValueError(f"{_RATE} = {list(rates)}: learning rates must be positive numbers")
+
+    @property
+    def tuning(self) -> Ladder | Search:
+        """What arms are tuned by."""
+        tuning = self.search or self.ladder
+        assert tuning is not None, "checked when the study was read"
+        return tuning
 
 
 def load_study(path: Path) -> Study:
@@ -160,18 +235,41 @@ Stage = Literal["ladder", "report"]
 
 
 @dataclass(frozen=True, slots=True)
+class Point:
+    """What tuning chooses. settings: those besides the learning rate, as `a.b=c` with spaces between."""
+
+    learning_rate: float
+    settings: str = ""
+
+    def __str__(self) -> str:
+        """`lr-0.00048-mini_batches-4`, a part of a folder's name."""
+        words = [word.rpartition("=") for word in self.settings.split()]
+        return "-".join([f"lr-{self.learning_rate:g}", *(f"{n.rpartition('.')[2]}-{v}" for n, _, v in words)])
+
+    @property
+    def text(self) -> str:
+        """`0.00048, mini_batches=4`."""
+        return ", ".join([f"{self.learning_rate:g}", *(word.rpartition(".")[2] for word in self.settings.split())])
+
+
+@dataclass(frozen=True, slots=True)
 class RunKey:
-    """Identifies a run of a study."""
+    """Identifies a run of a study. settings: as of a Point."""
 
     stage: Stage
     arm: str
     learning_rate: float
     seed: int
+    settings: str = ""
+
+    @property
+    def point(self) -> Point:
+        return Point(self.learning_rate, self.settings)
 
     @property
     def folder(self) -> str:
         """Path below the study's folder."""
-        return f"{self.stage}/{self.arm}/lr-{self.learning_rate:g}-seed-{self.seed}"
+        return f"{self.stage}/{self.arm}/{self.point}-seed-{self.seed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,52 +288,126 @@ def pending(study: Study, results: Results) -> list[RunKey]:
     return [key for arm in study.arms for key in _of_arm(study, arm, results) if key not in results]
 
 
-def best_rate(study: Study, arm: str, results: Results) -> float | None:
-    """The rate with the highest mean accuracy over the ladder's seeds, the lowest of several; None while unknown."""
+def best_point(study: Study, arm: str, results: Results) -> Point | None:
+    """The point with the highest mean accuracy over all tuning seeds, the first of several; None while unknown."""
     source = study.arms[arm].learning_rate_of
     if source is not None:
-        rate = best_rate(study, source, results)
-        return None if rate is None else rate * study.arms[arm].learning_rate_factor
-    means: dict[float, float] = {}
-    for rate in study.ladder.learning_rates:
-        rung = _rung(study, arm, rate)
-        if any(key not in results for key in rung):
-            return None
-        ends = [results[key] for key in rung]
-        means[rate] = 0.0 if any(end.diverged for end in ends) else fmean(end.accuracy for end in ends)
-        if means[rate] < max(means.values()) - study.ladder.drop:
-            break
-    return max(means, key=lambda rate: means[rate])
+        best = best_point(study, source, results)
+        factor = study.arms[arm].learning_rate_factor
+        return None if best is None else Point(best.learning_rate * factor, best.settings)
+    keys = _tuning(study, arm, results)
+    if any(key not in results for key in keys):
+        return None
+    seeds = Counter(key.point for key in keys)
+    found = means(results, keys)
+    return max((point for point in found if seeds[point] == max(seeds.values())), key=lambda point: found[point])
+
+
+def means(results: Results, keys: Iterable[RunKey]) -> dict[Point, float]:
+    """Mean accuracy by point over the seeds that ran; 0 where one of them diverged."""
+    ends: dict[Point, list[RunResult]] = {}
+    for key in keys:
+        if key in results:
+            ends.setdefault(key.point, []).append(results[key])
+    return {
+        point: 0.0 if any(run.diverged for run in runs) else fmean(run.accuracy for run in runs)
+        for point, runs in ends.items()
+    }
+
+
+def _tuning(study: Study, arm: str, results: Results) -> list[RunKey]:
+    """An arm's tuning runs in order, as far as the results decide: to the first rung or round that is not complete."""
+    keys: list[RunKey] = []
+
+    def extend(points: Iterable[Point], seeds: Iterable[int]) -> bool:
+        """Whether the results of all runs so far are known."""
+        keys.extend(
+            RunKey("ladder", arm, point.learning_rate, seed, point.settings) for seed in seeds for point in points
+        )
+        return all(key in results for key in keys)
+
+    if study.search is not None:
+        points = drawn(study, arm, study.search.rounds[0])
+        for seed, count in zip(study.search.seeds, study.search.rounds, strict=True):
+            found = means(results, keys)
+            points = sorted(points, key=lambda point: -found.get(point, 0.0))[:count]
+            if not extend(points, [seed]):
+                break
+    elif study.ladder is not None:
+        for rate in study.ladder.learning_rates:
+            if not extend([Point(rate)], study.ladder.seeds):
+                break
+            found = means(results, keys)
+            if found[Point(rate)] < max(found.values()) - study.ladder.drop:
+                break
+    return keys
+
+
+def drawn(study: Study, arm: str, count: int) -> list[Point]:
+    """At most `count` different points of an arm's search space; arms with one space get the same ones."""
+    space = search_space(study, arm)
+    sizes = [len(values) for values in space.values()]
+    points = []
+    for index in random.Random(study.name).sample(range(math.prod(sizes)), min(count, math.prod(sizes))):
+        values = []
+        for size, of_setting in zip(sizes, space.values(), strict=True):
+            index, place = divmod(index, size)
+            values.append(of_setting[place])
+        points.append(point_of(dict(zip(space, values, strict=True))))
+    return points
+
+
+def search_space(study: Study, arm: str) -> SettingValues:
+    """Values by setting that an arm is tuned over."""
+    if study.search is None:
+        return {_RATE: study.ladder.learning_rates if study.ladder else ()}
+    return {**study.search.settings, **study.arms[arm].search}
+
+
+def point_of(values: Mapping[str, Any]) -> Point:
+    """The point of one value for each setting."""
+    words = (f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items())
+    return Point(float(values[_RATE]), " ".join(word for word in words if not word.startswith(f"{_RATE}=")))
+
+
+def budget(study: Study, key: RunKey) -> int:
+    """Backward passes of a run."""
+    return study.backward_passes if key.stage == "report" else study.tuning.backward_passes
 
 
 def run_config(study: Study, key: RunKey) -> RunConfig:
     """The config of a run. Raises ConfigError for overrides that do not fit."""
-    passes = study.backward_passes if key.stage == "report" else study.ladder.backward_passes
+    passes = budget(study, key)
     overrides = [
         *study.overrides,
         *study.arms[key.arm].overrides,
+        *key.settings.split(),
         f"learner.optimizer.learning_rate={key.learning_rate!r}",
         f"seed={key.seed}",
-        "budget.steps=none",
         f"budget.backward_passes={passes}",
     ]
-    per_step = load_preset(study.preset, overrides).learner.rule.passes_per_step(gate_open=True)
-    # A rung of the ladder counts by its end alone.
+    learner = load_preset(study.preset, [*overrides, f"budget.steps={passes}"]).learner
+    per_step = learner.rule.passes_per_step(gate_open=True)
+    # A decay ends at the last step, which a gate that fires may not change.
+    steps = "none" if learner.optimizer.schedule == "constant" else f"{passes // per_step:.0f}"
+    # A tuning run counts by its end alone.
     between = study.evaluate_every if key.stage == "report" else passes
     every = max(1, round(between / per_step))
-    name = f"{study.name} {key.arm} {key.learning_rate:g} seed {key.seed}"
-    return load_preset(study.preset, [*overrides, f"evaluation.every_steps={every}", f'name="{name}"'])
+    name = f"{study.name} {key.arm} {key.point.text} seed {key.seed}"
+    return load_preset(
+        study.preset, [*overrides, f"budget.steps={steps}", f"evaluation.every_steps={every}", f'name="{name}"']
+    )
 
 
 def registration(study: Study, registered: Mapping[str, Any] | None) -> tuple[list[str], list[str]]:
     """What of a study is as registered, its dump before the first run if known, and what is exploratory."""
 
     def choices(dumped: Mapping[str, Any]) -> dict[str, Any]:
-        analysis, of_ladder = dumped["analysis"], dumped["ladder"]
+        analysis, tuned = dumped["analysis"], dumped.get("search") or dumped["ladder"]
         return {
             "arms": (dumped["arms"], dumped["baseline"]),
-            "seeds": (dumped["seeds"], of_ladder["seeds"]),
-            "budgets": (dumped["backward_passes"], dumped["evaluate_every"], of_ladder),
+            "seeds": (dumped["seeds"], tuned["seeds"]),
+            "budgets": (dumped["backward_passes"], dumped["evaluate_every"], tuned),
             "costs of comparison": dumped["compare_at"],
             "plateau window": analysis["plateau"],
             "equivalence margin": analysis["margin"],
@@ -249,25 +421,21 @@ def registration(study: Study, registered: Mapping[str, Any] | None) -> tuple[li
 
 
 def largest_cost(study: Study) -> tuple[int, int]:
-    """(runs, backward passes) if every ladder is climbed to its end; an upper bound."""
-    tuned = sum(arm.learning_rate_of is None for arm in study.arms.values())
-    rungs = tuned * len(study.ladder.learning_rates) * len(study.ladder.seeds)
+    """(runs, backward passes) if every arm is tuned to the end of its ladder or search; an upper bound."""
+    tuned = 0
+    for name, arm in study.arms.items():
+        if arm.learning_rate_of is None:
+            points = math.prod(map(len, search_space(study, name).values()))
+            rounds = study.search.rounds if study.search else [points] * len(study.tuning.seeds)
+            tuned += sum(min(points, count) for count in rounds)
     reported = len(study.arms) * len(study.seeds)
-    return rungs + reported, rungs * study.ladder.backward_passes + reported * study.backward_passes
+    return tuned + reported, tuned * study.tuning.backward_passes + reported * study.backward_passes
 
 
 def _of_arm(study: Study, arm: str, results: Results) -> Iterator[RunKey]:
-    """The runs of an arm as far as they are known: the ladder to its next open rate, then the reported seeds."""
-    rate = best_rate(study, arm, results)
-    if rate is not None:
-        yield from (RunKey("report", arm, rate, seed) for seed in study.seeds)
+    """The runs of an arm as far as they are known: those that tune it, then the reported seeds."""
+    point = best_point(study, arm, results)
+    if point is not None:
+        yield from (RunKey("report", arm, point.learning_rate, seed, point.settings) for seed in study.seeds)
     elif study.arms[arm].learning_rate_of is None:
-        for step in study.ladder.learning_rates:
-            rung = _rung(study, arm, step)
-            yield from rung
-            if any(key not in results for key in rung):
-                return
-
-
-def _rung(study: Study, arm: str, rate: float) -> list[RunKey]:
-    return [RunKey("ladder", arm, rate, seed) for seed in study.ladder.seeds]
+        yield from _tuning(study, arm, results)

@@ -23,7 +23,8 @@ from gxpo_trainer.compare.groups import (
 from gxpo_trainer.compare.intervals import Contrast, Interval, contrast, corrected, detectable, holm, mean_interval
 from gxpo_trainer.compare.seeds import SeedGroup
 from gxpo_trainer.jsonl import Row
-from gxpo_trainer.studies.data import MEDIANS, StudyData
+from gxpo_trainer.studies.data import MEDIANS, StudyData, key_of
+from gxpo_trainer.studies.definition import Point
 
 COLLAPSED = 0.5
 """A run whose last accuracy is below this share of its peak has collapsed."""
@@ -35,23 +36,23 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class ArmFindings:
-    """One arm. final, plateau: accuracies. ladder: (rate, mean accuracy over its seeds, diverged).
+    """One arm. final, plateau: accuracies. tuning: (point, mean accuracy over its seeds, seeds, diverged), by rate.
 
-    tuning_runs: of its ladder, 0 for an arm with another's rate. against: plateau against the baseline; None for the
-    baseline. equal: accuracy against the baseline's at equal costs. sweep: costs to the targets, by axis. fewer:
-    p-value by axis that its cost differs from the baseline's at every target, in one direction; None where a target is
-    not reached. medians: of the diagnostics, over seeds.
+    tuning_runs: 0 for an arm with another's rate. at_end: the best rate is the highest that was tried. against: plateau
+    against the baseline; None for the baseline. equal: accuracy against the baseline's at equal costs. sweep: costs to
+    the targets, by axis. fewer: p-value by axis that its cost differs from the baseline's at every target, in one
+    direction; None where a target is not reached. medians: of the diagnostics, over seeds.
     """
 
     arm: str
     label: str
-    learning_rate: float
+    point: Point
     seeds: tuple[int, ...]
     final: Interval
     plateau: Interval
-    ladder: tuple[tuple[float, float, bool], ...]
+    tuning: tuple[tuple[Point, float, int, bool], ...]
     tuning_runs: int
-    at_end_of_ladder: bool
+    at_end: bool
     collapsed: int
     diverged: int
     medians: dict[str, float]
@@ -168,26 +169,26 @@ def _accuracy(curve: EvaluationCurve, axis: Axis, cost: float) -> float:
 
 def _arm(data: StudyData, group: SeedGroup, arm: str, **compared: Any) -> ArmFindings:
     study, rows = data.study, data.reported(arm)
-    tuning: dict[float, list[Row]] = {}
+    tuning: dict[Point, list[Row]] = {}
     for row in data.runs:
         if row["stage"] == "ladder" and row["arm"] == arm:
-            tuning.setdefault(float(row["learning_rate"]), []).append(row)
-    rate = float(rows[0]["learning_rate"])
+            tuning.setdefault(key_of(row).point, []).append(row)
+    point = key_of(rows[0]).point
     medians = {name: [row[name] for row in rows if row[name] is not None] for name in MEDIANS}
     own = plateaus(group, study.backward_passes, study.analysis.plateau) or {}
     return ArmFindings(
         arm=arm,
         label=group.name,
-        learning_rate=rate,
+        point=point,
         seeds=tuple(run.seed for run in group.runs),
         final=mean_interval([float(row["accuracy"]) for row in rows]),
         plateau=mean_interval(list(own.values())) if own else Interval(np.nan, None, None, 0),
-        ladder=tuple(
-            (rate, fmean(row["accuracy"] for row in runs), any(row["diverged"] for row in runs))
-            for rate, runs in sorted(tuning.items())
+        tuning=tuple(
+            (tried, fmean(row["accuracy"] for row in runs), len(runs), any(row["diverged"] for row in runs))
+            for tried, runs in sorted(tuning.items(), key=lambda item: (item[0].learning_rate, item[0].settings))
         ),
         tuning_runs=sum(map(len, tuning.values())),
-        at_end_of_ladder=bool(tuning) and rate == max(tuning),
+        at_end=bool(tuning) and point.learning_rate == max(tried.learning_rate for tried in tuning),
         collapsed=sum(row["accuracy"] < COLLAPSED * row["peak"] for row in rows),
         diverged=sum(row["diverged"] for row in rows),
         medians={name: median(values) for name, values in medians.items() if values},

@@ -11,7 +11,9 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -22,7 +24,7 @@ from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.text_tables import Table, reach_cell
 from gxpo_trainer.reporting.figures import LineStyle, draw_curves, html_page, html_table, line_styles
 from gxpo_trainer.studies.data import StudyData, key_of
-from gxpo_trainer.studies.definition import registration, run_config
+from gxpo_trainer.studies.definition import Study, registration, run_config
 from gxpo_trainer.studies.findings import COLLAPSED, SWEPT, ArmFindings, Findings, find
 
 PAPER_K = 5
@@ -88,15 +90,28 @@ def sweep_table(data: StudyData, findings: Findings, axis: Axis) -> Table:
     return Table(f"{_NOUNS[axis]}, the baseline's divided by the arm's: {by}".capitalize(), header, tuple(rows))
 
 
-def tuning_table(findings: Findings) -> Table:
-    rates = sorted({rate for arm in findings.arms for rate, _, _ in arm.ladder})
-    rows = []
+def tuning_table(data: StudyData, findings: Findings) -> Table:
+    """Accuracies by arm and learning rate; of a search the five points of each arm that went furthest."""
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]] = []
+    if data.study.search is None:
+        rates = sorted({point.learning_rate for arm in findings.arms for point, *_ in arm.tuning})
+        for arm in findings.arms:
+            by_rate = {
+                point.learning_rate: f"{100 * mean:.1f}" + (" (diverged)" if lost else "")
+                for point, mean, _, lost in arm.tuning
+            }
+            runs = str(arm.tuning_runs) if arm.tuning_runs else "0, rate of another arm"
+            rows.append((arm.label, runs, *(by_rate.get(rate, "–") for rate in rates), f"{arm.point.learning_rate:g}"))
+        header = ("arm", "tuning runs", *(f"{rate:g}" for rate in rates), "chosen")
+        return Table("Accuracy in % at the tuning budget by learning rate", header, tuple(rows))
     for arm in findings.arms:
-        by_rate = {rate: f"{100 * value:.1f}" + (" (diverged)" if lost else "") for rate, value, lost in arm.ladder}
-        runs = str(arm.tuning_runs) if arm.tuning_runs else "0, rate of another arm"
-        rows.append((arm.label, runs, *(by_rate.get(rate, "–") for rate in rates), f"{arm.learning_rate:g}"))
-    header = ("arm", "tuning runs", *(f"{rate:g}" for rate in rates), "chosen")
-    return Table("Accuracy in % at the tuning budget by learning rate", header, tuple(rows))
+        if not arm.tuning:
+            rows.append((arm.label, "0, point of another arm", arm.point.text, "–", "–"))
+        for point, mean, seeds, _ in sorted(arm.tuning, key=lambda tried: (-tried[2], tried[3], -tried[1]))[:5]:
+            rows.append((arm.label, str(arm.tuning_runs), point.text, str(seeds), f"{100 * mean:.1f}"))
+    header = ("arm", "tuning runs", "learning rate and settings", "seeds", "accuracy")
+    return Table("Accuracy in % at the tuning budget, the five points that went furthest", header, tuple(rows))
 
 
 def diagnostics_table(findings: Findings) -> Table:
@@ -208,7 +223,7 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     name = data.study.name
     return {
         f"{name}-curves.png": draw_curves(list(groups.values()), [styles[arm] for arm in groups]),
-        f"{name}-ladder.png": draw_ladder(findings, styles),
+        f"{name}-ladder.png": draw_tuning(data, findings, styles),
     }
 
 
@@ -254,11 +269,8 @@ def compose(data: StudyData) -> list[Block]:
         "plateau, because a faster arm may end lower.",
         *(sweep_table(data, findings, axis) for axis in SWEPT),
         "## Tuning",
-        f"Each arm was tuned for its accuracy after {study.ladder.backward_passes} backward passes, on seeds apart "
-        f"from the reported ones ({', '.join(map(str, study.ladder.seeds))}), upwards until that fell by more than "
-        f"{100 * study.ladder.drop:g} points. None was tuned for speed, so no share of sampling is stated from which "
-        "an arm saves time: it would compare arms on what they were not tuned for.",
-        tuning_table(findings),
+        _tuning(study),
+        tuning_table(data, findings),
         Picture(f"{name}-ladder.png", "Accuracy at the tuning budget against the learning rate, by arm"),
         "## Predictions and diagnostics",
         f"Medians over steps and seeds, and those of the GXPO paper for K = {PAPER_K} (Qwen2.5-1.5B). The error is "
@@ -359,15 +371,34 @@ def _method(data: StudyData, findings: Findings) -> list[str]:
     return lines
 
 
+def _tuning(study: Study) -> str:
+    passes, seeds = study.tuning.backward_passes, ", ".join(map(str, study.tuning.seeds))
+    text = f"Each arm was tuned for its accuracy after {passes} backward passes, on seeds apart from the reported ones "
+    if study.ladder is not None:
+        return (
+            f"{text}({seeds}), upwards until that fell by more than {100 * study.ladder.drop:g} points. None was tuned "
+            "for speed, so no share of sampling is stated from which an arm saves time: it would compare arms on what "
+            "they were not tuned for."
+        )
+    assert study.search is not None, "a study has a ladder or a search"
+    space = "; ".join(f"{name}: {', '.join(map(str, values))}" for name, values in study.search.settings.items())
+    own = [f"{arm.label} also over {', '.join(arm.search)}" for arm in study.arms.values() if arm.search]
+    rounds = " → ".join(map(str, study.search.rounds))
+    return (
+        f"{text}({seeds}), by random search with successive halving, with at most {study.search.runs} runs for each "
+        f"arm: {rounds} points, a seed more each time. Space: {'; '.join([space, *own])}."
+    )
+
+
 def _open_questions(data: StudyData, findings: Findings) -> list[str]:
     lines = ["One task, one small policy: whether the order of arms holds for large models is not tested here."]
-    edge = [arm.label for arm in findings.arms if arm.at_end_of_ladder]
+    edge = [arm.label for arm in findings.arms if arm.at_end]
     if edge:
         lines.append(f"The best rate is the highest that was tried, so a better one may exist: {', '.join(edge)}.")
     tuned = sorted({arm.tuning_runs for arm in findings.arms if arm.tuning_runs})
     if len(tuned) > 1:
         lines.append(f"Arms were tuned with {tuned[0]} to {tuned[-1]} runs each: not all had the same chance.")
-    if len(data.study.ladder.seeds) == 1:
+    if len(data.study.tuning.seeds) == 1:
         lines.append("Learning rates were chosen on one tuning seed, so neighbouring rates may be as good.")
     return lines
 
@@ -400,19 +431,40 @@ def _html_block(block: Block) -> str:
     return f"<h{level}>{html.escape(block[level:].strip())}</h{level}>" if level else f"<p>{html.escape(block)}</p>"
 
 
-def draw_ladder(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
-    """Accuracy at the tuning budget against the learning rate, a line an arm; a cross where a run diverged."""
-    figure = _figure((8, 5.5))
-    axes = figure.subplots()
-    for arm in findings.arms:
-        if arm.ladder:
-            rates, accuracies, diverged = zip(*arm.ladder, strict=True)
-            axes.plot(rates, [100 * value for value in accuracies], label=arm.label, **styles[arm.arm].options)
-            for rate, value, lost in zip(rates, accuracies, diverged, strict=True):
-                if lost:
-                    axes.plot([rate], [100 * value], marker="x", markersize=12, color="#000000")
-    axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
-    axes.grid(alpha=0.25)
+def draw_tuning(data: StudyData, findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
+    """Accuracy at the tuning budget against the learning rate; a cross where a run diverged.
+
+    Of a ladder one panel with a line an arm; of a search a panel an arm, with a line for each value of the first other
+    setting through its best points, as far as there were several.
+    """
+    tuned = [arm for arm in findings.arms if arm.tuning]
+    panels = 1 if data.study.search is None else max(1, len(tuned))
+    columns = min(panels, 3)
+    figure = _figure((8, 5.5) if panels == 1 else (4.2 * columns, 3.6 * -(-panels // columns)))
+    grid = list(figure.subplots(-(-panels // columns), columns, squeeze=False, sharey=True).flat)
+    for axes in grid[panels:]:
+        axes.set_visible(False)
+    for number, arm in enumerate(tuned):
+        axes = grid[min(number, panels - 1)]
+        lines = [(arm.label, arm.tuning, styles[arm.arm].options)]
+        if data.study.search is not None:
+            axes.set_title(arm.label, fontsize=10)
+            by_value: dict[str, list[Any]] = {}
+            for tried in arm.tuning:
+                by_value.setdefault(tried[0].settings.partition(" ")[0].rpartition(".")[2], []).append(tried)
+            shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(by_value)))
+            lines = [
+                (value, tuple(by_value[value]), {"color": shade, "marker": "o", "linestyle": "none"})
+                for value, shade in zip(sorted(by_value), shades, strict=True)
+            ]
+        for label, tuning, options in lines:
+            rates = [point.learning_rate for point, *_ in tuning]
+            axes.plot(rates, [100 * mean for _, mean, *_ in tuning], label=label, **options)
+            lost = [(point.learning_rate, 100 * mean) for point, mean, _, diverged in tuning if diverged]
+            if lost:
+                axes.plot(*zip(*lost, strict=True), marker="x", markersize=12, color="#000000", linestyle="none")
+        axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
+        axes.grid(alpha=0.25)
     return _png(figure)
 
 

@@ -20,7 +20,17 @@ from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.jsonl import read_lines
 from gxpo_trainer.reporting.outcome import OUTCOME
 from gxpo_trainer.reporting.reading import EVALUATIONS
-from gxpo_trainer.studies.definition import RunKey, RunResult, Stage, Study, pending, run_config
+from gxpo_trainer.studies.definition import (
+    Results,
+    RunKey,
+    RunResult,
+    Stage,
+    Study,
+    budget,
+    largest_cost,
+    pending,
+    run_config,
+)
 
 REGISTERED = "registered.json"
 """The study as it was before its first run, in its folder."""
@@ -39,6 +49,8 @@ class StudyRunner:
     jobs: int
     say: Callable[[str], None]
     _failures: dict[RunKey, int] = field(default_factory=dict)
+    _timed: list[tuple[int, float]] = field(default_factory=list)
+    """Backward passes and minutes of the runs that ended here."""
 
     def run(self) -> None:
         """Execute until nothing is missing. Raises TrainingError when a run failed twice, once the others ended."""
@@ -52,7 +64,7 @@ class StudyRunner:
                 given_up = {key for key, count in self._failures.items() if count >= _ATTEMPTS}
                 open_runs = [key for key in pending(self.study, results) if key not in running and key not in given_up]
                 for key in open_runs[: 0 if given_up else self.jobs - len(running)]:
-                    self.say(f"{key.folder}: started ({len(results)} runs done)")
+                    self.say(f"{key.folder}: started ({self._progress(results)})")
                     running[key] = (self._start(key), time.monotonic())
                 if not running:
                     break
@@ -66,6 +78,16 @@ class StudyRunner:
         if given_up:
             logs = ", ".join(f"{self.root / key.folder}.log" for key in sorted(given_up, key=str))
             raise TrainingError(f"{len(given_up)} runs of the study failed twice; see the end of {logs}")
+
+    def _progress(self, results: Results) -> str:
+        """How much is done; and what is left, at the pace of the runs that ended here."""
+        runs, passes = largest_cost(self.study)
+        text = f"{len(results)} of at most {runs} runs done"
+        if not self._timed:
+            return text
+        pace = sum(minutes for _, minutes in self._timed) / sum(passes for passes, _ in self._timed)
+        left = (passes - sum(budget(self.study, key) for key in results)) * pace / self.jobs
+        return f"{text}, at most about {left:.0f} min left"
 
     def _start(self, key: RunKey) -> subprocess.Popen[bytes]:
         folder = self.root / key.folder
@@ -90,6 +112,7 @@ class StudyRunner:
                 self._failures[key] = self._failures.get(key, 0) + 1
                 self.say(f"{key.folder}: ended with exit code {process.returncode} after {minutes:.1f} min")
             else:
+                self._timed.append((budget(self.study, key), minutes))
                 end = "diverged" if result.diverged else f"accuracy {100 * result.accuracy:.1f}%"
                 self.say(f"{key.folder}: {end} after {minutes:.1f} min")
 

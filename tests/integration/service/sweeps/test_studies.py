@@ -101,6 +101,30 @@ def test_a_study_climbs_its_ladders_and_ends_with_all_seeds(
     ]  # fmt: skip
 
 
+def test_a_study_searches_over_several_settings(client: TestClient, database: Database, scheduler: Scheduler) -> None:
+    space = {"learner.optimizer.learning_rate": [1e-5, 2e-5], "learner.mini_batches": [4]}
+    search = {"settings": space, "runs": 3, "seeds": [7, 8], "backward_passes": 6}
+    body = {
+        "toml": tomli_w.dumps({name: value for name, value in STUDY.items() if name != "ladder"} | {"search": search})
+    }
+    made = client.post(f"{API}/studies", json=body)
+    # 2 arms × (2 points + 1) of 6 passes and 2 × 2 seeds of 12 passes.
+    assert made.json()["cost"] == {"runs": 10, "backward_passes": 84}
+    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
+    scheduler.tick()
+    assert [line.split()[3] for line in queued(database)] == ["8", "8"], "one point of each arm gets the second seed"
+    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
+    scheduler.tick()
+    arms = client.get(made.headers["location"]).json()["arms"]
+    assert [arm["settings"] for arm in arms] == ["learner.mini_batches=4"] * 2
+    with database.reading() as session:
+        configs = [run.config for run in session.scalars(select(Run).where(Run.state == RunState.QUEUED))]
+    assert [config["learner"]["mini_batches"] for config in configs] == [4] * 4
+    bad = body | {"toml": body["toml"].replace("mini_batches", "mini_batch")}
+    refused = client.post(f"{API}/studies", json=bad)
+    assert (refused.status_code, "learner.mini_batch" in refused.text) == (422, True)
+
+
 def test_a_failed_run_is_named_until_its_retry_has_succeeded(
     client: TestClient, database: Database, scheduler: Scheduler
 ) -> None:
