@@ -311,10 +311,11 @@ class Soak:
         ):
             if not math.isclose(last[total], sum(row["metrics"][part] for row in rows), rel_tol=1e-9):
                 problems.append(f"{total} is {last[total]}, not the sum of its steps")
-        longest = max(row["metrics"]["time/step_s"] for row in rows)
-        self._longest_step_s = max(self._longest_step_s, longest)
-        if longest >= TRAINER_STOPPED_S[0]:
-            problems.append(f"a step has {longest:.1f} s of training time: a wait of a fault is in it")
+        slowest = max((row["metrics"] for row in rows), key=lambda metrics: metrics["time/step_s"])
+        self._longest_step_s = max(self._longest_step_s, slowest["time/step_s"])
+        if slowest["time/step_s"] >= TRAINER_STOPPED_S[0]:
+            parts = ", ".join(f"{name} {slowest[name]:.1f}" for name in sorted(slowest) if name.startswith("time/"))
+            problems.append(f"a step has a wait of a fault in its training time: {parts}")
         # Samples: weights as old as allowed, rewards of the server, conversations.
         depth = kind.get("rollout", {}).get("async_depth", 0)
         failed = 0
