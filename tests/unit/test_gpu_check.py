@@ -52,6 +52,15 @@ def test_gpu_check_replaces_a_cpu_environment(clone: Path) -> None:
     assert "install.sh" not in commands(clone, "test")
 
 
+def test_an_environment_of_another_device_is_made_anew(clone: Path) -> None:
+    (clone / "requirements/install.sh").write_text('mkdir -p "$1"\n')
+    install(clone, "cpu")
+    (clone / ".venv/left").touch()
+    for device, kept in (("cpu", True), ("gpu", False)):
+        subprocess.run(["env", "-u", "MAKEFLAGS", "make", "setup", f"DEVICE={device}"], cwd=clone, check=True)
+        assert (clone / ".venv/left").exists() is kept
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is visible")
 def test_a_check_without_a_gpu_fails_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -15,6 +15,7 @@ import contextlib
 import io
 import logging
 import os
+import socket
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -49,8 +50,14 @@ GROUP_TIMEOUT = timedelta(minutes=30)
 def join_process_group(*, rank: int, world_size: int, master_address: str, master_port: int, device: Device) -> None:
     """Join the ranks of one learner: gloo on CPUs, NCCL on GPUs. Does nothing when the process has joined already.
 
-    Raises RuntimeError when the process belongs to a group of another size.
+    Raises RuntimeError when the process belongs to a group of another size, and ConfigError without a GPU to use.
     """
+    if device == "gpu" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"torch {torch.__version__} sees no GPU on {socket.gethostname()}; `make gpu-check` there says why, or set "
+            'placement.device = "cpu"',
+            reason="no_resources",
+        )
     # Read by DeepSpeed at its import and at initialize; a launcher would set them.
     os.environ.setdefault("DS_ACCELERATOR", "cpu" if device == "cpu" else "cuda")
     local_rank = 0 if device == "cpu" else rank % torch.cuda.device_count()
