@@ -40,7 +40,7 @@ from gxpo_trainer.learner.logprobs import (
     num_elements,
 )
 from gxpo_trainer.learner.models import fp32_modules, load_config, load_policy
-from gxpo_trainer.learner.shards import partitions, silence_memory_reports, skip_compiled_ops
+from gxpo_trainer.learner.shards import host_buffer, offsets, partitions, silence_memory_reports, skip_compiled_ops
 from gxpo_trainer.weights.transports import open_store
 
 Device = Literal["cpu", "gpu"]
@@ -243,8 +243,11 @@ class HostReference:
         self._device = device
         self._tensors = [*self._policy.parameters(), *self._policy.buffers()]
         if device.type == "cuda":
-            for tensor in self._tensors:
-                tensor.data = tensor.data.pin_memory()
+            *starts, total = offsets(tensor.nbytes for tensor in self._tensors)
+            host = host_buffer(total, device)
+            for start, tensor in zip(starts, self._tensors, strict=True):
+                place = host[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                tensor.data = place.copy_(tensor.data)
 
     @torch.no_grad()
     def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
