@@ -168,6 +168,10 @@ class Placement:
         """Ray options of one learner rank, placed in the reserved group."""
         variables = _thread_variables(self.learner_threads)
         variables["DS_ACCELERATOR"] = "cuda" if self.device == "gpu" else "cpu"
+        if self.device == "gpu" and not self.colocated:
+            # Micro-batches differ in width. Not on shared GPUs, where buckets are exported to other processes: that has
+            # not been tried with such segments.
+            variables["PYTORCH_ALLOC_CONF"] = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         if self.colocated and self.device == "gpu":
             # The engine holds the bundle's GPUs. With num_gpus = 0 Ray keeps CUDA_VISIBLE_DEVICES unless it is told to
             # clear it.
