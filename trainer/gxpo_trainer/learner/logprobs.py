@@ -215,6 +215,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         entropy = hidden.new_empty(hidden.shape[0] if with_entropy else 0, dtype=dtype)
         probabilities = None
         for part in _parts(hidden.shape[0], chunk):
+            log_softmax: Tensor | None = None
+            probabilities = None  # those of the chunk before are free now
             log_softmax = _log_softmax(hidden[part], weight, temperature)
             logprobs[part] = log_softmax.gather(1, targets[part, None]).squeeze(1)
             if with_entropy:
@@ -249,6 +251,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 grad_weight.addmm_(grad_logits.T, hidden[part].to(weight.dtype))
             elif grad_weight is not None:
                 grad_weight += grad_logits.T @ hidden[part].to(weight.dtype)
+            del grad_logits
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None, None

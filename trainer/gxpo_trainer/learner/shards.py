@@ -391,7 +391,7 @@ def host_buffer(num_bytes: int, device: torch.device) -> Tensor:
     if device.type == "cuda" and num_bytes:
         status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)  # type: ignore[no-untyped-call]
         if int(status):
-            raise torch.cuda.CudaError(int(status))  # type: ignore[attr-defined]
+            raise torch.cuda.CudaError(int(status))
         _registered.append(buffer)
     return buffer
 
