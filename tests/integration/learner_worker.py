@@ -487,6 +487,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
     for function in (
         two_steps,
+        overlapped,
         written_parameters,
         rollback,
         checkpoint,

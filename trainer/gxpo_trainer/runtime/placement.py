@@ -323,7 +323,7 @@ def driver_problem() -> str | None:
     built = torch_cuda() or "0"
     try:
         pynvml.nvmlInit()  # type: ignore[no-untyped-call]
-        driver = str(pynvml.nvmlSystemGetDriverVersion())  # type: ignore[no-untyped-call]
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError as error:
         return f"the NVIDIA driver does not answer ({error}): install it"
     needed = OLDEST_DRIVERS.get(int(built.partition(".")[0]), 0)
