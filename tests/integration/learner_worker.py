@@ -138,6 +138,23 @@ def two_steps(run: Rank, **settings: Any) -> dict[str, Any]:
     return out
 
 
+def overlapped(run: Rank, **settings: Any) -> dict[str, Any]:
+    """`two_steps` while DeepSpeed reduces gradients during the backward pass, as it does on GPUs."""
+    import deepspeed
+
+    plain = deepspeed.initialize
+
+    def initialize(*, config: dict[str, Any], **others: Any) -> Any:
+        config["zero_optimization"]["overlap_comm"] = True
+        engine, *rest = plain(config=config, **others)
+        assert engine.zero_overlap_comm()
+        return engine, *rest
+
+    deepspeed.initialize = initialize
+    run.at_close.callback(setattr, deepspeed, "initialize", plain)
+    return two_steps(run, **settings)
+
+
 def written_parameters(run: Rank, **settings: Any) -> dict[str, Any]:
     """Scale all masters by 1.5 in place, publish, and look at the forward pass and at the gathered weights."""
     learner = run.learner(**settings)
@@ -470,6 +487,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
     for function in (
         two_steps,
+        overlapped,
         written_parameters,
         rollback,
         checkpoint,

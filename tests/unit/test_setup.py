@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -84,3 +85,14 @@ def test_a_machine_without_wheels_gets_one_sentence(
     assert ended.returncode == 1
     assert ended.stderr.count("\n") == 1
     assert sentence in ended.stderr
+
+
+def test_a_gpu_machine_without_a_compiler_is_told_what_to_install(tmp_path: Path) -> None:
+    """A PATH with the programs of this machine except its compiler."""
+    for program in ("bash", "cat", "dirname", "grep", "mktemp", "python3", "rm", "uname"):
+        (tmp_path / program).symlink_to(shutil.which(program) or f"/usr/bin/{program}")
+    command = ["bash", str(INSTALL), sys.prefix, "gpu"]
+    ended = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "compile kernels on this machine and need g++" in ended.stderr
+    assert "make setup again" in ended.stderr

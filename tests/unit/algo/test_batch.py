@@ -166,6 +166,13 @@ def test_micro_batches_fill_the_budget_and_stay_within_it(
     assert [tuple(micro.input_ids.shape) for micro in micros] == [shape] * 2
 
 
+def test_packed_rows_are_as_few_as_their_lengths_allow() -> None:
+    # Sequences of 60, 50, 50 and 40 tokens in rows of 100: in order they would take three rows.
+    batch = same_prompt([56, 46, 46, 36], 4)
+    micros = pack(batch, token_budget=100, layout="packed", aggregation="token_mean", pad_id=0)
+    assert [tuple(micro.input_ids.shape) for micro in micros] == [(1, 100)] * 2
+
+
 def test_model_without_full_attention_refuses_shared_prompts(policy: PolicyModule) -> None:
     (micro,) = pack(same_prompt([3, 3], 4), token_budget=99, layout="shared", aggregation="token_mean", pad_id=0)
     sliding = PolicyModule(tiny_policy())

@@ -133,8 +133,16 @@ def test_shared_devices_are_resident_where_both_fit_and_alternate_where_not() ->
     cache = ["sampler weights", "sampler working memory", "KV cache"]
     assert list(sampling.parts) == ["runtime", "published weights", *cache, "sampler runtime"]
     assert sampling.parts["published weights"] == 2 * 2 * 1448
-    kept = update.parts.keys() - {"activations", "logits"}
+    kept = update.parts.keys() - {"activations", "logits", "rule buffers", "gradients"}
     assert sync.parts.keys() == {*kept, "sampler weights"}
+
+
+def test_a_sleeping_sampler_keeps_its_graphs() -> None:
+    heavy = replace(EXACT, runtime_bytes=4 * 2**30)
+    shared = small(colocate=True, learner_ranks=1, num_devices=1, device=replace(GPU, memory_bytes=8 * 2**30))
+    eager, captured = (make_plan(replace(shared, eager=one), heavy).fit.phases for one in (True, False))
+    more = [after.num_bytes - before.num_bytes for before, after in zip(eager, captured, strict=True)]
+    assert more == [2**30] * 3
 
 
 def test_auto_shares_devices_where_there_are_too_few_and_the_counts_match() -> None:

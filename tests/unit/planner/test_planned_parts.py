@@ -10,9 +10,12 @@ from support.small_plan import CPU, EXACT, GPU, SHAPE, small
 from support.toy_learner import ToyLearner, quadratic
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, RuleSettings, SfpoRule
+from gxpo_trainer.config.engines import logits_chunk
+from gxpo_trainer.planner.devices import device_named
 from gxpo_trainer.planner.inputs import peak_tokens, workload_of
 from gxpo_trainer.planner.memory import (
     activation_bytes,
+    batched_tokens,
     learner_parts,
     mask_bytes,
     reference_bytes,
@@ -105,6 +108,7 @@ def test_lora_shards_are_those_of_the_adapter() -> None:
     assert count == 168
     counted = parts(adapter_rank=3, trainable=count, rule=GxpoRule())
     assert counted["weights"] == 2 * (1448 + 168)
+    assert counted["logits"] == 12 * 60 * 32, "the head has no gradient"
     assert (counted["fp32 masters"], counted["optimizer"], counted["rule buffers"]) == (4 * 84, 8 * 84, 8 * 84)
 
 
@@ -156,11 +160,24 @@ def test_shared_prompts_have_a_mask_in_every_layer() -> None:
 
 
 def test_logits_are_counted_by_chunk() -> None:
-    # 60 tokens × 32 words, three fp32 copies, and the head's gradient.
-    assert parts()["logits"] == 12 * 60 * 32 + 4 * 256
+    # 60 tokens × 32 words, three fp32 copies, and the head's gradient: one product for one chunk, else a sum in fp32,
+    # in bf16 beside the product that is added.
+    assert parts()["logits"] == 12 * 60 * 32 + 2 * 256
     wide = replace(SHAPE, vocabulary=2**25)
-    counted = parts(shape=wide, trainable=wide.parameters)
-    assert counted["logits"] == 12 * 2**25 + 4 * 8 * 2**25
+    for precision, gradient in (("bf16", 6), ("fp32", 4)):
+        counted = parts(shape=wide, trainable=wide.parameters, precision=precision)
+        assert counted["logits"] == 12 * 2**25 + gradient * 8 * 2**25
+
+
+@pytest.mark.parametrize(
+    ("device", "chunk", "tokens"),
+    [("cpu", 25, 8192), ("l4-24", 26, 8192), ("a100-40", 27, 8192), ("a100-80", 28, 8192), ("h100-80", 28, 16384)],
+)
+def test_chunks_and_batches_follow_the_devices_memory(device: str, chunk: int, tokens: int) -> None:
+    """At most 1/24 of the memory for three fp32 copies; vLLM's defaults: 16,384 tokens from 70 GiB on except A100."""
+    known = device_named(device)
+    assert logits_chunk(known.memory_bytes if known.kind == "gpu" else 0) == 2**chunk
+    assert batched_tokens(known) == tokens
 
 
 def test_a_host_holds_two_published_versions_on_rank_0() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.runtime import placement as placement_module
 from gxpo_trainer.runtime.placement import Placement, TooFewGpus, visible_gpus
 
 
@@ -82,13 +83,49 @@ def test_a_device_that_is_named_stays(device: str) -> None:
     assert (placement.device, placement.device_reason) == (device, f'placement.device = "{device}"')
 
 
-def test_without_a_cluster_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_driver(monkeypatch: pytest.MonkeyPatch, driver: str, cuda: str | None) -> None:
+    """One GPU with this driver, and torch's build for this CUDA."""
+    from ray._private.thirdparty import pynvml
+
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(placement_module, "torch_cuda", lambda: cuda)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: driver)
+
+
+def test_without_a_cluster_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_driver(monkeypatch, "580.65.06", "13.0")
     placement = Placement.decide(RunConfig())
     assert (placement.device, placement.device_reason) == (
         "gpu",
         'placement.device = "auto" and 1 GPU visible on this machine',
     )
+
+
+@pytest.mark.parametrize("device", ["auto", "gpu"])
+def test_a_driver_too_old_for_torch_is_refused_with_the_one_that_is_needed(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_driver(monkeypatch, "570.86.15", "13.0")
+    config = RunConfig.model_validate({"placement": {"device": device}})
+    with pytest.raises(ConfigError, match=r"driver 570\.86\.15 .* 580 or newer.* or set placement\.device = \"cpu\""):
+        Placement.decide(config)
+    use_driver(monkeypatch, "570.86.15", "12.9")
+    assert Placement.decide(config).device == "gpu"
+    cpu = config.model_copy(update={"placement": config.placement.model_copy(update={"device": "cpu"})})
+    assert Placement.decide(cpu).device == "cpu"
+
+
+def test_gpus_that_a_build_for_cpus_cannot_use_leave_the_run_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU and the CPU environment, whose Ray counts the GPU all the same."""
+    assert placement_module.torch_cuda() is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    placement = Placement.decide(RunConfig())
+    for decided in (placement, settle(placement, GPU=1)):
+        assert decided.device == "cpu"
+        assert decided.device_reason.endswith("`make setup DEVICE=gpu` installs the one for GPUs")
+    with pytest.raises(ConfigError, match="torch is its build for CPUs here"):
+        Placement.decide(RunConfig.model_validate({"placement": {"device": "gpu"}}))
 
 
 def test_the_transport_follows_the_nodes_of_the_actors() -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gxpo_trainer.runtime.processes import interface_to, listen_on
+from gxpo_trainer.weights import transports
 from gxpo_trainer.weights.transports import open_store
 
 
@@ -68,3 +69,13 @@ def test_members_on_several_hosts_listen_on_the_interface_between_them_or_where_
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     listen_on("NCCL_SOCKET_IFNAME", "eth7")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+def test_a_buffer_grows_by_doubling_up_to_a_full_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them are planned with a bucket each, not with twice that."""
+    monkeypatch.setattr(transports, "WEIGHT_BUCKET_BYTES", 1000)
+    buffer, sizes = torch.empty(0, dtype=torch.uint8), []
+    for used in (300, 400, 700, 950, 1000, 1000):
+        buffer = transports.grown(buffer, used)
+        sizes.append(buffer.numel())
+    assert sizes == [300, 600, 1000, 1000, 1000, 1000]

@@ -100,18 +100,18 @@ def dummy_micro_batch(pad_id: int) -> MicroBatch:
 
 
 def _fill(batch: StepBatch, chosen: list[int], token_budget: int) -> list[list[list[int]]]:
-    """Packed: micro-batches of one row each, filled in order."""
-    micros: list[list[list[int]]] = []
-    used = 0
-    for index in chosen:
-        length = batch.sequences[index].num_tokens
-        if micros and used + length <= token_budget:
-            micros[-1][0].append(index)
-            used += length
-        else:
-            micros.append([[index]])
-            used = length
-    return micros
+    """Packed: micro-batches of one row each; the longest sequences first, each into the first row with room for it."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    lengths = {index: batch.sequences[index].num_tokens for index in chosen}
+    for index in sorted(chosen, key=lambda index: -lengths[index]):
+        fits = next((row for row, left in enumerate(room) if lengths[index] <= left), len(rows))
+        if fits == len(rows):
+            rows.append([])
+            room.append(token_budget)
+        rows[fits].append(index)
+        room[fits] -= lengths[index]
+    return [[row] for row in rows]
 
 
 def _stack(batch: StepBatch, rows: list[list[int]], token_budget: int) -> list[list[list[int]]]:

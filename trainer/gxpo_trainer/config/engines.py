@@ -21,7 +21,21 @@ GRADIENT_BUCKET = 50_000_000
 WEIGHT_BUCKET_BYTES = 512 * 2**20
 """Largest bucket of a sync. Two are in use at a time: one is filled while the engines load the other."""
 LOGITS_CHUNK = 2**25
-"""Maximum number of logits (tokens × vocabulary) in memory, per copy: 128 MB in fp32."""
+"""Maximum number of logits (tokens × vocabulary) in memory, per copy, on a CPU: 128 MB in fp32."""
+LOGITS_COPIES = 3
+"""fp32 copies of a chunk of logits at a time."""
+
+
+def logits_chunk(device_bytes: int) -> int:
+    """Maximum number of logits in memory, per copy. device_bytes: memory of the GPU; 0 for a CPU, or where unknown.
+
+    A power of two, of which all copies take at most 1/24 of the GPU: 2²⁸ on 80 GB. The head's gradient is read and
+    written once a chunk, in fp32: with a vocabulary of 152 k that is every 1,766 tokens, and every 220 with 2²⁵.
+    """
+    elements = device_bytes // (24 * 4 * LOGITS_COPIES)
+    return min(max(1 << elements.bit_length() - 1, LOGITS_CHUNK), 2**28) if elements else LOGITS_CHUNK
+
+
 ATTENTION_BREAK_EVEN = 1024
 """Row width at which dense attention costs about as much as the rest of the model; `shared` fills rows by it."""
 

@@ -46,7 +46,7 @@ class LoadedBatch:
     them forward only, for the statistics. dummy, dummy_no_grad: micro-batches without weight, with which all ranks make
     the same number of passes of both kinds: ZeRO stages 2 and 3 communicate in each. old, reference: log π_old and
     log π_ref, one float32[T] per micro-batch of `counted`; None until known. first_pass: statistics of the first pass
-    over the batch, of all ranks together.
+    over the batch, of all ranks together. entropy: in the first backward pass over it, summed likewise.
     """
 
     grad: list[MicroBatch]
@@ -56,6 +56,7 @@ class LoadedBatch:
     old: list[Tensor] | None = None
     reference: list[Tensor] | None = None
     first_pass: Statistics | None = None
+    entropy: Tensor | None = None
 
     @property
     def num_passes(self) -> int:
@@ -241,13 +242,16 @@ class DeepSpeedLearner:
         no_grad = [self._pass(loaded, len(loaded.grad) + i, gradient=False) for i in range(len(loaded.no_grad))]
         for micro in loaded.dummy_no_grad:
             with torch.no_grad():
-                self._forward(micro, with_entropy=True)
+                self._forward(micro, with_entropy=False)
         passes = [self._pass(loaded, index, gradient=True) for index in range(len(loaded.grad))] + no_grad
         for index, micro in enumerate(loaded.dummy, start=len(loaded.grad) + 1):
-            nothing = self._forward(micro, with_entropy=True).logprobs.sum() * 0.0
+            nothing = self._forward(micro, with_entropy=False).logprobs.sum() * 0.0
             self._accumulate(nothing, last=index == loaded.num_passes)
         self._shards.collect()
         statistics = statistics_over_ranks([part for part, _ in passes], self.device)
+        if loaded.entropy is None:
+            loaded.entropy = statistics["entropy"]
+        statistics["entropy"] = loaded.entropy
         if loaded.old is None:
             loaded.old = [logprobs for _, logprobs in passes]
         if loaded.first_pass is None:
@@ -338,6 +342,13 @@ class DeepSpeedLearner:
             return None
         return f"parameters and optimizer state of {saved.layout.describe()} loaded on {layout.describe()}"
 
+    def trim(self) -> None:
+        """Release the loaded batches, the gradient of the last pass, and what torch keeps reserved on a GPU."""
+        self._batches = []
+        self._shards.begin()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def park(self, others: Sequence[Tensor] = ()) -> int:
         """Move parameters, optimizer state and a partitioned reference to the host, drop gradients; the bytes released.
 
@@ -400,7 +411,8 @@ class DeepSpeedLearner:
         old = None if loaded.old is None else loaded.old[index]
         reference = None if loaded.reference is None else loaded.reference[index]
         with torch.set_grad_enabled(gradient):
-            outputs = self._forward(micro, with_entropy=True)
+            # It reads and writes all logits once more: in the first pass alone.
+            outputs = self._forward(micro, with_entropy=loaded.entropy is None)
             loss, part = policy_loss(outputs, micro, old, reference, self._loss)
         if gradient:
             self._accumulate(loss, last=index + 1 == loaded.num_passes)

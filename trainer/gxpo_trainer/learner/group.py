@@ -115,6 +115,10 @@ class LearnerGroup:
         """Move the learner's memory back."""
         self._get([rank.unpark.remote() for rank in self.ranks], "updating")
 
+    def trim(self) -> None:
+        """See LearnerRank.trim."""
+        self._get([rank.trim.remote() for rank in self.ranks], "updating")
+
     def perturb(self, scale: float, seed: int) -> None:
         """See LearnerRank.perturb."""
         self.devices.need("updating")

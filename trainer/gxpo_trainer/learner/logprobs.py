@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gxpo_trainer.algo.losses import TokenOutputs
 from gxpo_trainer.algo.packing import MicroBatch
-from gxpo_trainer.config.engines import LOGITS_CHUNK
+from gxpo_trainer.config.engines import logits_chunk
 
 NAME = "varlen"
 VARIABLE_LENGTH = (NAME, "flash_attention_2")
@@ -121,13 +121,15 @@ class PolicyModule(nn.Module):
     ZeRO-3's hooks gather both. The weight is shared with the model: `named_parameters()` lists it once, under the
     model's name.
 
+    chunk_elements: most logits in memory; None for what suits the device.
+
     Raises ValueError for a model whose logits are not a plain linear map of its hidden states.
     """
 
     head: nn.Linear
     backbone: nn.Module
 
-    def __init__(self, model: Any, *, chunk_elements: int = LOGITS_CHUNK) -> None:
+    def __init__(self, model: Any, *, chunk_elements: int | None = None) -> None:
         super().__init__()
         self.model = model
         causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -180,9 +182,9 @@ def can_share_prompts(attention: str, layers: frozenset[str]) -> bool:
 class TokenScorer(nn.Module):
     """log softmax(W h / temperature)[target] for T hidden states, through the head's own weight."""
 
-    def __init__(self, head: nn.Linear, chunk_elements: int) -> None:
+    def __init__(self, head: nn.Linear, chunk_elements: int | None) -> None:
         super().__init__()
-        if chunk_elements < 1:
+        if chunk_elements is not None and chunk_elements < 1:
             raise ValueError(f"chunk_elements = {chunk_elements}; set it to at least 1")
         self.weight = head.weight
         self.vocab_size = whole_shape(head.weight)[0]
@@ -190,6 +192,10 @@ class TokenScorer(nn.Module):
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
         """hidden [T, width], targets int64[T] → log-probabilities float32[T], entropies float32[T] (or empty)."""
+        if self.chunk_elements is None:
+            on_gpu = hidden.device.type == "cuda"
+            memory = torch.cuda.get_device_properties(hidden.device).total_memory if on_gpu else 0
+            self.chunk_elements = logits_chunk(memory)
         chunk = max(1, self.chunk_elements // self.vocab_size)
         result: tuple[Tensor, Tensor] = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
             hidden, self.weight, targets, temperature, chunk, with_entropy
@@ -209,6 +215,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         entropy = hidden.new_empty(hidden.shape[0] if with_entropy else 0, dtype=dtype)
         probabilities = None
         for part in _parts(hidden.shape[0], chunk):
+            log_softmax: Tensor | None = None
+            probabilities = None  # those of the chunk before are free now
             log_softmax = _log_softmax(hidden[part], weight, temperature)
             logprobs[part] = log_softmax.gather(1, targets[part, None]).squeeze(1)
             if with_entropy:
@@ -239,8 +247,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_logits = grad_logits.to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = (grad_logits @ weight).to(hidden.dtype)
-            if grad_weight is not None:
+            if grad_weight is not None and grad_weight.dtype == weight.dtype:
+                grad_weight.addmm_(grad_logits.T, hidden[part].to(weight.dtype))
+            elif grad_weight is not None:
                 grad_weight += grad_logits.T @ hidden[part].to(weight.dtype)
+            del grad_logits
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None, None

@@ -167,6 +167,12 @@ class LearnerRank:
         """Open the broadcast group as its member 0. Rank 0 only."""
         self.publisher.join_broadcast(address, port, size)
 
+    def trim(self) -> None:
+        """Release what only a pass or a rule's step needs: its buffers, batches, gradients, and torch's cache."""
+        if isinstance(self.rule, BufferingRule):
+            self.rule.release_buffers()
+        self.learner.trim()
+
     def park(self) -> int:
         """Move all persistent memory to the host; the bytes moved or dropped. No other call but `unpark` may follow."""
         if isinstance(self.rule, BufferingRule):

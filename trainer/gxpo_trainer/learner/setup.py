@@ -15,6 +15,7 @@ import contextlib
 import io
 import logging
 import os
+import socket
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ from gxpo_trainer.learner.logprobs import (
     num_elements,
 )
 from gxpo_trainer.learner.models import fp32_modules, load_config, load_policy
-from gxpo_trainer.learner.shards import partitions, silence_memory_reports, skip_compiled_ops
+from gxpo_trainer.learner.shards import host_buffer, offsets, partitions, silence_memory_reports, skip_compiled_ops
 from gxpo_trainer.weights.transports import open_store
 
 Device = Literal["cpu", "gpu"]
@@ -49,8 +50,14 @@ GROUP_TIMEOUT = timedelta(minutes=30)
 def join_process_group(*, rank: int, world_size: int, master_address: str, master_port: int, device: Device) -> None:
     """Join the ranks of one learner: gloo on CPUs, NCCL on GPUs. Does nothing when the process has joined already.
 
-    Raises RuntimeError when the process belongs to a group of another size.
+    Raises RuntimeError when the process belongs to a group of another size, and ConfigError without a GPU to use.
     """
+    if device == "gpu" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"torch {torch.__version__} sees no GPU on {socket.gethostname()}; `make gpu-check` there says why, or set "
+            'placement.device = "cpu"',
+            reason="no_resources",
+        )
     # Read by DeepSpeed at its import and at initialize; a launcher would set them.
     os.environ.setdefault("DS_ACCELERATOR", "cpu" if device == "cpu" else "cuda")
     local_rank = 0 if device == "cpu" else rank % torch.cuda.device_count()
@@ -236,8 +243,11 @@ class HostReference:
         self._device = device
         self._tensors = [*self._policy.parameters(), *self._policy.buffers()]
         if device.type == "cuda":
-            for tensor in self._tensors:
-                tensor.data = tensor.data.pin_memory()
+            *starts, total = offsets(tensor.nbytes for tensor in self._tensors)
+            host = host_buffer(total, device)
+            for start, tensor in zip(starts, self._tensors, strict=True):
+                place = host[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                tensor.data = place.copy_(tensor.data)
 
     @torch.no_grad()
     def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:

@@ -185,8 +185,8 @@ class Inputs:
     on one node, which sharing devices needs. reference: what the KL term's start policy is: nothing, a model of its
     own, or the policy without its adapter. num_moments: state tensors of the optimizer.
     trainable: parameters that require a gradient. kv_bytes: size of the KV cache where it is set, None where it is
-    what `memory_utilization` leaves. response_limit: sampled tokens of a response; observation_limit: those that an
-    environment adds to it.
+    what `memory_utilization` leaves. eager: no CUDA graphs. response_limit: sampled tokens of a response;
+    observation_limit: those that an environment adds to it.
     """
 
     shape: ModelShape
@@ -216,6 +216,7 @@ class Inputs:
     max_length: int
     sampler_item: int
     memory_utilization: float
+    eager: bool
     kv_bytes: int | None
     max_num_seqs: int
     async_depth: int
@@ -322,6 +323,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         max_length=config.model.max_length,
         sampler_item=4 if sampler_fp32 else 2,
         memory_utilization=rollout.gpu_memory_utilization,
+        eager=rollout.enforce_eager,
         kv_bytes=None if on_gpu else rollout.cpu_kv_cache_gib * 2**30,
         max_num_seqs=rollout.max_num_seqs,
         async_depth=rollout.async_depth,

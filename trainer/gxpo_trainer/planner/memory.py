@@ -17,15 +17,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gxpo_trainer.config.engines import GRADIENT_BUCKET, LOGITS_CHUNK, WEIGHT_BUCKET_BYTES
-from gxpo_trainer.planner.devices import Assumptions
+from gxpo_trainer.config.engines import GRADIENT_BUCKET, LOGITS_COPIES, WEIGHT_BUCKET_BYTES, logits_chunk
+from gxpo_trainer.planner.devices import GIB, Assumptions, Device
 from gxpo_trainer.planner.inputs import Inputs, Workload, peak_tokens
 
 LIVE_PARAMETERS = 1_000_000_000
 """Elements that DeepSpeed keeps gathered at stage 3, its default."""
-LOGITS_COPIES = 3
-BATCHED_TOKENS = 8192
-"""Most tokens that vLLM runs through the model at once."""
+GRAPHS = GIB
+"""Of a sampler with `rollout.enforce_eager = false`; vLLM keeps its captured graphs while it sleeps. A guess."""
 
 
 Parts = Mapping[str, int]
@@ -70,6 +69,17 @@ def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publi
     }
     counted = {name: int(size * assumed.memory_factor) for name, size in parts.items() if size}
     return counted | {"runtime": assumed.runtime_bytes + assumed.engine_bytes}
+
+
+def released_parts(inputs: Inputs) -> frozenset[str]:
+    """Parts that a learner on shared GPUs releases before the sampler's weights wake. DeepSpeed keeps buffers for the
+    gradients of stage 3, and of stage 1 in bf16; the reference of stage 3 stays as well."""
+    released = {"activations", "logits", "rule buffers"}
+    if inputs.zero_stage < 3:
+        released.add("reference")
+        if inputs.zero_stage != 1 or inputs.precision == "fp32":
+            released.add("gradients")
+    return frozenset(released)
 
 
 def published_bytes(inputs: Inputs) -> int:
@@ -140,8 +150,12 @@ def mask_bytes(inputs: Inputs, load: Workload) -> int:
 
 def logits_bytes(inputs: Inputs, load: Workload) -> int:
     """Copies of one chunk of logits in fp32, and the head's gradient."""
-    elements = min(peak_tokens(inputs, load) * inputs.shape.vocabulary, LOGITS_CHUNK)
-    return int(4 * LOGITS_COPIES * elements) + 4 * inputs.shape.embedding_parameters
+    elements = peak_tokens(inputs, load) * inputs.shape.vocabulary
+    chunk = logits_chunk(inputs.device.memory_bytes if inputs.on_gpu else 0)
+    # Over several chunks the gradient is summed in fp32, in bf16 beside the product that is added.
+    gradient = inputs.item if elements <= chunk else 6 if inputs.item == 2 else 4
+    gradient *= inputs.adapter_rank is None
+    return int(4 * LOGITS_COPIES * min(elements, chunk)) + gradient * inputs.shape.embedding_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +165,7 @@ class SamplerMemory:
 
     weights: int
     working: int
+    graphs: int
     kv: int
     sequences: int
     longest_fits: bool
@@ -160,6 +175,7 @@ class SamplerMemory:
         return {
             "sampler weights": self.weights,
             "sampler working memory": self.working,
+            **({"CUDA graphs": self.graphs} if self.graphs else {}),
             "KV cache": max(0, self.kv),
         }
 
@@ -170,12 +186,19 @@ def sampler_memory(inputs: Inputs, load: Workload) -> SamplerMemory:
     weights = -(-shape.parameters * item // tp)
     mlp = shape.intermediate * shape.active_experts // tp
     logits = 4 * LOGITS_COPIES * inputs.max_num_seqs * shape.vocabulary
-    working = BATCHED_TOKENS * (4 * shape.hidden + 3 * mlp) * item + logits
+    working = batched_tokens(inputs.device) * (4 * shape.hidden + 3 * mlp) * item + logits
     # KV heads are split over devices, and repeated where there are more devices than heads.
     token = shape.kv_bytes(item) // min(tp, shape.kv_heads)
+    graphs = GRAPHS if inputs.on_gpu and not inputs.eager else 0
     kv = inputs.kv_bytes
     if kv is None:
         kv = int(inputs.memory_utilization * inputs.device.memory_bytes) - weights - working
     tokens = max(0, kv) // token
     mean = load.response + load.observation + load.prompt / inputs.group
-    return SamplerMemory(weights, working, kv, int(tokens / mean), tokens >= inputs.max_length)
+    return SamplerMemory(weights, working, graphs, kv, int(tokens / mean), tokens >= inputs.max_length)
+
+
+def batched_tokens(device: Device) -> int:
+    """Most tokens that vLLM runs through the model at once, by its own defaults."""
+    large = device.memory_bytes >= 160 * GIB or (device.memory_bytes >= 70 * GIB and not device.name.startswith("a100"))
+    return 16_384 if large and device.kind == "gpu" else 8192

@@ -16,7 +16,7 @@ from gxpo_trainer.config import RuleSettings
 from gxpo_trainer.config.rules import compared_rules, rule_name
 from gxpo_trainer.planner.devices import Assumptions, assumptions_for
 from gxpo_trainer.planner.inputs import Inputs, Reference, Workload, workload_of
-from gxpo_trainer.planner.memory import Parts, Phase, SamplerMemory, learner_parts, sampler_memory
+from gxpo_trainer.planner.memory import Parts, Phase, SamplerMemory, learner_parts, released_parts, sampler_memory
 from gxpo_trainer.planner.timing import StepTime, step_time
 
 MARGIN = 0.15
@@ -63,18 +63,21 @@ def fit_of(inputs: Inputs, assumed: Assumptions) -> Fit:
         # Running out of memory costs a run, parking a second: both stay only where the learner may take MARGIN more.
         more = sum(learner.values()) * MARGIN
         resident = not limit or both.num_bytes + more <= limit
-        phases = (both,) if resident else _alternating(assumed, learner, sampling, limit)
+        phases = (both,) if resident else _alternating(assumed, learner, sampling, limit, released_parts(inputs))
     problem = _problem(inputs, phases, sampler)
     over = [phase.num_bytes / phase.limit for phase in phases if not phase.fits]
     return Fit(phases, sampler, resident, problem, problem is not None and max(over, default=math.inf) > 1 + MARGIN)
 
 
-def _alternating(assumed: Assumptions, learner: Parts, sampling: Parts, limit: int) -> tuple[Phase, ...]:
+def _alternating(
+    assumed: Assumptions, learner: Parts, sampling: Parts, limit: int, released: frozenset[str]
+) -> tuple[Phase, ...]:
     """Shared devices whose phases alternate: the learner is parked while sampling, the sampler sleeps in the update,
-    and a sync needs the weights of both (runtime.shared_devices)."""
+    and a sync needs the weights of both, but nothing that only a pass needs (runtime.shared_devices)."""
     published = {name: size for name, size in learner.items() if name == "published weights"}
-    held = {name: size for name, size in learner.items() if name not in ("activations", "logits")}
-    weights, asleep = {"sampler weights": sampling["sampler weights"]}, {"sampler asleep": assumed.runtime_bytes}
+    held = {name: size for name, size in learner.items() if name not in released}
+    weights = {"sampler weights": sampling["sampler weights"]}
+    asleep = {"sampler asleep": assumed.runtime_bytes + sampling.get("CUDA graphs", 0)}
     return (
         Phase("sampling", {"runtime": assumed.runtime_bytes, **published, **sampling}, limit),
         Phase("update", {**learner, **asleep}, limit),

@@ -64,11 +64,15 @@ class SamplerActor:
         self._folder = _temporary_folder()
         set_environment(settings)
         with frozen_allocations():
+            import torch
             from vllm import LLM
 
             from gxpo_trainer.weights.worker import EngineWeights
         self._settings, self.environments = settings, environments
         self._llm: Any = LLM(**_engine_arguments(settings))
+        # A current stream is that of a thread, and Ray calls the methods in another thread than the constructor.
+        in_process = settings.device == "gpu" and settings.tensor_parallel == 1
+        self._stream = torch.cuda.current_stream() if in_process else None
         self._tokenizer: Any = self._llm.get_tokenizer()
         self._driver = EngineDriver(self._llm)
         self.weights = EngineWeights(self._llm, settings.adapter, self._folder.path)
@@ -241,7 +245,11 @@ class SamplerActor:
     @contextmanager
     def _dies_with_its_workers(self) -> Iterator[None]:
         """End this process when an error is due to a worker of tensor parallelism that has died: Ray then reports a
-        death, which the pool handles."""
+        death, which the pool handles. The engine works on the stream that it was built on."""
+        if self._stream is not None:
+            import torch
+
+            torch.cuda.set_stream(self._stream)
         try:
             yield
         except Exception:

@@ -36,7 +36,8 @@ class BackwardResult:
     """One full gradient of the step's batch.
 
     loss: the scalar that was differentiated. grad_norm: global L2 norm before clipping. statistics: the
-    policy's metrics of this pass without the `policy/` prefix (loss, clip_fraction, kl, entropy, …).
+    policy's metrics of this pass without the `policy/` prefix (loss, clip_fraction, kl, …); `entropy` is that of the
+    first pass over the batch.
     A learner returns the same bits on every rank, so that all ranks take the same decisions.
     """
 
@@ -275,11 +276,12 @@ def reposition(theta: Sequence[Tensor], theta0: Sequence[Tensor], alpha: float) 
 
 
 def policy_metrics(passes: Sequence[BackwardResult]) -> Metrics:
-    """`policy/…` of the last pass and `policy/pass<n>/…` of each, n from 1."""
+    """`policy/…` of the last pass and `policy/pass<n>/…` of each, n from 1; the entropy is that of the first."""
     out: Metrics = {}
     for number, result in enumerate(passes, start=1):
         named = {"loss": result.loss, **result.statistics}
-        out.update({f"policy/pass{number}/{name}": value for name, value in named.items()})
+        own = {name: value for name, value in named.items() if number == 1 or name != "entropy"}
+        out.update({f"policy/pass{number}/{name}": value for name, value in own.items()})
         out.update({f"policy/{name}": value for name, value in named.items()})
     return out
 

@@ -6,10 +6,15 @@ pending.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
+import runpy
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from gxpo_trainer.config import RunConfig
@@ -52,16 +57,18 @@ class Placement:
         watch: notices actors that make no progress.
         """
         requested = config.placement
-        visible = visible_gpus()
         joins = ray_address(config) is not None
+        visible, problem = _usable_gpus(config)
         if requested.device == "gpu" and not visible and not joins:
-            raise ConfigError('placement.device = "gpu" but no GPU is visible; set it to "cpu" or "auto"')
+            why = problem or "no GPU is visible"
+            raise ConfigError(f'placement.device = "gpu" but {why}; set it to "cpu" or "auto"')
         device: Literal["cpu", "gpu"] = (
             "gpu" if requested.device == "gpu" or (requested.device == "auto" and visible) else "cpu"
         )
         reason = f'placement.device = "{requested.device}"'
         if requested.device == "auto":
             reason += f" and {visible or 'no'} GPU{'' if visible == 1 else 's'} visible on this machine"
+            reason += f": {problem}" if problem else ""
         cores = usable_cores()
         learner_threads = requested.learner_threads or max(1, cores // max(1, requested.learner_ranks))
         sampler_threads = requested.sampler_threads or max(1, cores // requested.sampler_devices)
@@ -82,15 +89,18 @@ class Placement:
         ahead or the transport; its bundles are those that would do. Raises ConfigError when no further GPU would help.
         """
         gpus, settled = int(cluster.get("GPU", 0)), replace(self, available_cpus=self._cpus_of(cluster))
+        visible, problem = _usable_gpus(self.config)
+        if problem:  # Ray counts the GPUs of the node that it starts here
+            gpus = 0
         if self.config.placement.device == "auto":
-            if not gpus and (visible := visible_gpus()):
+            if not gpus and visible:
                 settled, shortage = replace(settled, device="gpu")._share(gpus)
                 return settled, shortage or TooFewGpus(
                     f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster '
                     'has none; set placement.device to "gpu" or "cpu"'
                 )
             number = f"{gpus or 'no'} GPU{'' if gpus == 1 else 's'}"
-            reason = f'placement.device = "auto" and {number} in the Ray cluster'
+            reason = f'placement.device = "auto" and {number} in the Ray cluster' + (f": {problem}" if problem else "")
             settled = replace(settled, device="gpu" if gpus else "cpu", device_reason=reason)
         return settled._share(gpus)
 
@@ -158,6 +168,10 @@ class Placement:
         """Ray options of one learner rank, placed in the reserved group."""
         variables = _thread_variables(self.learner_threads)
         variables["DS_ACCELERATOR"] = "cuda" if self.device == "gpu" else "cpu"
+        if self.device == "gpu" and not self.colocated:
+            # Micro-batches differ in width. Not on shared GPUs, where buckets are exported to other processes: that has
+            # not been tried with such segments.
+            variables["PYTORCH_ALLOC_CONF"] = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         if self.colocated and self.device == "gpu":
             # The engine holds the bundle's GPUs. With num_gpus = 0 Ray keeps CUDA_VISIBLE_DEVICES unless it is told to
             # clear it.
@@ -271,6 +285,56 @@ def _thread_variables(count: int) -> dict[str, str]:
         "GOMP_SPINCOUNT": "3000",
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+OLDEST_DRIVERS = {12: 525, 13: 580}
+"""Oldest NVIDIA driver of each major version of CUDA."""
+
+
+def _usable_gpus(config: RunConfig) -> tuple[int, str | None]:
+    """Number of GPUs of this machine that processes started here can use, and why they cannot use those that are there.
+
+    Raises ConfigError where the driver is too old for torch, because training on CPUs instead would surprise. On a Ray
+    that the run joins other environments may decide: the ranks check theirs.
+    """
+    visible = visible_gpus()
+    if not visible or config.placement.device == "cpu" or ray_address(config) is not None:
+        return visible, None
+    if torch_cuda() is None:
+        return 0, "torch is its build for CPUs here, and `make setup DEVICE=gpu` installs the one for GPUs"
+    if (problem := driver_problem()) is not None:
+        raise ConfigError(f'{problem}, or set placement.device = "cpu"', reason="no_resources")
+    return visible, None
+
+
+def torch_cuda() -> str | None:
+    """Version of CUDA that the installed torch is built with, without importing it; None: for CPUs, or no torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    cuda: str | None = runpy.run_path(str(Path(spec.origin).with_name("version.py")))["cuda"]
+    return cuda
+
+
+def driver_problem() -> str | None:
+    """Why torch cannot use the GPUs of this machine, with the fix; None where the driver is new enough for it."""
+    from ray._private.thirdparty import pynvml
+
+    built = torch_cuda() or "0"
+    try:
+        pynvml.nvmlInit()  # type: ignore[no-untyped-call]
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return f"the NVIDIA driver does not answer ({error}): install it"
+    needed = OLDEST_DRIVERS.get(int(built.partition(".")[0]), 0)
+    # NVIDIA's forward compatibility packages run a newer CUDA on an older driver.
+    asks = [sys.executable, "-c", "import torch, sys; sys.exit(not torch.cuda.is_available())"]
+    if int(driver.partition(".")[0]) >= needed or subprocess.run(asks, capture_output=True).returncode == 0:
+        return None
+    return (
+        f"the NVIDIA driver {driver} is too old for torch, which is built with CUDA {built}: update the driver to "
+        f"{needed} or newer, or install NVIDIA's forward compatibility package"
+    )
 
 
 def visible_gpus() -> int:

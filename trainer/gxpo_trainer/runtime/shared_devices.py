@@ -4,7 +4,7 @@
 |---|---|---|
 | sampling | awake | parked on the host |
 | updating | asleep | on the GPU |
-| syncing | weights awake, no KV cache | on the GPU |
+| syncing | weights awake, no KV cache | on the GPU, without what only a pass needs |
 
 Callers state the phase that they need; what leaves the GPU goes first, so the sum of both always fits.
 
@@ -38,6 +38,8 @@ class SharingLearner(Protocol):
     def park(self) -> None: ...
 
     def unpark(self) -> None: ...
+
+    def trim(self) -> None: ...
 
 
 class Devices:
@@ -109,6 +111,8 @@ class SharedDevices(Devices):
             if self.phase == "sampling":
                 self._engines.sleep(discard_weights=not self._adapters)
                 self._learner.unpark()
+            # Activations and logits of the last pass stay reserved by torch until it is told to release them.
+            self._learner.trim()
             self._engines.wake("weights")
             self._weights_lost = False
         self.phase = phase

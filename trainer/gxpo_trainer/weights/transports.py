@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing import reductions
 
+from gxpo_trainer.config.engines import WEIGHT_BUCKET_BYTES
 from gxpo_trainer.errors import TrainingError, WeightsUnavailable
 from gxpo_trainer.runtime.locks import OwnedDirectory
 from gxpo_trainer.runtime.processes import LOOPBACK, interface_to, listen_on
@@ -257,10 +258,11 @@ class BroadcastPublisher:
 
 
 def grown(buffer: torch.Tensor, size: int) -> torch.Tensor:
-    """`buffer`, or a copy of it with room for `size` bytes; at least doubled, so that growing costs little."""
+    """`buffer`, or a copy of it with room for `size` bytes; doubled up to a full bucket to grow cheaply."""
     if buffer.numel() >= size:
         return buffer
-    larger = torch.empty(max(size, 2 * buffer.numel()), dtype=torch.uint8, device=buffer.device)
+    room = max(size, min(2 * buffer.numel(), WEIGHT_BUCKET_BYTES))
+    larger = torch.empty(room, dtype=torch.uint8, device=buffer.device)
     larger[: buffer.numel()].copy_(buffer)
     return larger
 
