@@ -63,6 +63,14 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 """Config of each family by `model_type`, from the settings of its tokenizer."""
 
 
+def save_own_model(folder: Path) -> Path:
+    """What a reader of the documentation brings: a Llama of 3 million parameters with its own chat template."""
+    template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+    template += "{% if add_generation_prompt %}[assistant] {% endif %}"
+    shape = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "max_position_embeddings": 2048}
+    return save_family(folder, "llama", template, **shape, head_dim=64)
+
+
 def save_tokenizer(folder: Path, chat_template: str | None = None) -> dict[str, Any]:
     """A tokenizer with a token for each printable character; the model settings that follow from it."""
     vocabulary = SPECIAL | {letter: number for number, letter in enumerate(LETTERS, len(SPECIAL))}
@@ -76,10 +84,10 @@ def save_tokenizer(folder: Path, chat_template: str | None = None) -> dict[str, 
     return {"vocab_size": len(vocabulary), "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None}
 
 
-def save_family(folder: Path, family: str, **settings: Any) -> Path:
+def save_family(folder: Path, family: str, chat_template: str | None = None, **settings: Any) -> Path:
     """A random model of `family` in fp32; settings: of its config, where they differ."""
     torch.manual_seed(0)
-    config = FAMILIES[family](save_tokenizer(folder))
+    config = FAMILIES[family](save_tokenizer(folder, chat_template))
     config.update(settings)
     model = T5ForConditionalGeneration(config) if family == "t5" else AutoModelForCausalLM.from_config(config)
     model.float().save_pretrained(folder)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from gxpo_trainer.planner.architectures import (
 )
 from gxpo_trainer.types import Prompt
 
-FIRST_ROWS = 1000
-"""Rows of a file that are read where a check must be quick."""
+FIRST_ROWS = 100
+"""Rows of a file that are read where a check must be quick: a sweep has 500 runs."""
 Check = tuple[str, set[str], Callable[["_Files"], Iterator[str]]]
 """Setting, sections whose files are read, and what yields notes and raises ConfigError or DataError."""
 
@@ -83,9 +83,11 @@ class _Files:
 
     @cached_property
     def problems(self) -> tuple[Prompt, ...] | None:
-        """The training problems; None where they must be downloaded."""
+        """The training problems; None where they must be downloaded, or generated for nothing."""
         data = self.config.data
-        if data.source not in EMBEDDED_TASKS and on_hub(data.source):
+        if data.source in EMBEDDED_TASKS:  # generated for every model alike
+            return None if self.most else load_prompts(data, self.config.seed).prompts
+        if on_hub(data.source):
             return None
         return load_prompts(data, self.config.seed, most=self.most).prompts
 
@@ -108,9 +110,9 @@ def _shape(check: Callable[[Mapping[str, Any], RunConfig], None], files: _Files)
 
 def _data(files: _Files) -> Iterator[str]:
     source = files.config.data.source
-    if files.problems is None:
+    if files.problems is None and source not in EMBEDDED_TASKS:
         yield f"data.source = {source!r} is no file or folder here: a run downloads it from the hub"
-    elif files.most is None or len(files.problems) < files.most:
+    elif files.problems is not None and len(files.problems) != files.most:
         yield from filter(None, [few_problems(len(files.problems), files.config.rollout.prompts_per_step)])
 
 
@@ -118,14 +120,15 @@ def _benchmark(name: str, files: _Files) -> Iterator[str]:
     evaluation = files.config.evaluation
     if name in BY_ANY_NAME and evaluation.data_root is None:
         yield f"evaluation.benchmarks: a run downloads {name} from the hub, unless its cache has it"
-    else:
+    elif name not in EMBEDDED_TASKS:
         load_benchmark(name, files.config.data, evaluation, most=files.most)
 
 
 def _answers(files: _Files) -> Iterator[str]:
     """Whether any gold answer alone has room in a response, where the reward asks for it."""
     limit, rewards = files.config.rollout.max_new_tokens, files.config.verifier.rewards
-    tokenizer = None if files.model is None else _tokenizer(files.model)
+    file = files.model and files.model / "tokenizer.json"
+    tokenizer = _tokenizer(file, file.stat().st_mtime_ns) if file and file.is_file() else None
     if tokenizer is not None and files.problems and any(reward.name == "correctness" for reward in rewards):
         shortest = 2**31
         for problem in files.problems:
@@ -140,13 +143,13 @@ def _answers(files: _Files) -> Iterator[str]:
     yield from ()
 
 
-def _tokenizer(folder: Path) -> Any | None:
-    """The tokenizer, without loading transformers; None where that is not possible, as in the service's image."""
-    file = folder / "tokenizer.json"
+@lru_cache(maxsize=2)
+def _tokenizer(file: Path, _version: int) -> Any | None:
+    """A tokenizer, without loading transformers; None where that is not possible, as in the service's image."""
     try:
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_file(str(file)) if file.is_file() else None
+        return Tokenizer.from_file(str(file))
     except Exception:  # The library raises bare Exception; the trainer reports a damaged tokenizer.
         return None
 

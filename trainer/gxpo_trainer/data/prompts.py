@@ -59,13 +59,12 @@ class TokenizedPrompts:
 def load_prompts(
     data: DataConfig, seed: int, gold_check: GoldCheck | None = None, *, most: int | None = None
 ) -> PromptSet:
-    """Load the training problems of `data`, filtered by level. most: the first so many only, without hashes.
+    """Load the training problems of `data`, filtered by level. most: rows of a file to read, without hashes.
 
     Raises DataError, with file and line or setting, when there is no problem or a row is invalid.
     """
     if data.source in EMBEDDED_TASKS and not Path(data.source).exists():
-        few = data if most is None else data.model_copy(update={"num_problems": min(data.num_problems, most)})
-        return _embedded(few, seed)
+        return _embedded(data, seed)
     files = find_files(data.source, data.split, data.subset)
     records = read_records(files, most if data.levels is None else None)
     if not records:
