@@ -43,7 +43,7 @@ def test_a_shut_gate_an_accuracy_and_unknown_values_are_described() -> None:
 
 def test_length_and_what_went_wrong_are_described_without_shares_of_0() -> None:
     row = {"rollout/length_mean": 41.6, "rollout/truncated_fraction": 0.125, "verify/timeout_fraction": 0.001}
-    assert describe(BudgetConfig(steps=9), 3, row, None) == "step 3/9  length 42  truncated 12%  failed verdicts 1%"
+    assert describe(BudgetConfig(steps=9), 3, row, None) == "step 3/9  length 42  truncated 12%  failed verdicts <1%"
     row = dict.fromkeys(row, 0.0) | {"rollout/length_mean": 41.6}
     assert describe(BudgetConfig(steps=9), 3, row, None) == "step 3/9  length 42"
 

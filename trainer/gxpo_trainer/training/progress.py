@@ -125,7 +125,7 @@ def describe(budget: BudgetConfig, step: int, metrics: Mapping[str, float], left
         parts.append(f"length {metrics['rollout/length_mean']:.0f}")
     failed = metrics.get("verify/timeout_fraction", 0.0) + metrics.get("verify/error_fraction", 0.0)
     shares = {"truncated": metrics.get("rollout/truncated_fraction", 0.0), "failed verdicts": failed}
-    parts += [f"{name} {max(share, 0.01):.0%}" for name, share in shares.items() if share]
+    parts += [f"{name} " + ("<1%" if share < 0.01 else f"{share:.0%}") for name, share in shares.items() if share]
     if "gate/z" in metrics:
         parts.append(f"z {metrics['gate/z']:+.2f}")
     if "gate/shutoff_step" in metrics and metrics.get("gate/active", 0.0) == 0.0:
