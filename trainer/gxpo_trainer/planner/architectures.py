@@ -1,7 +1,7 @@
 """What a model folder must hold, and which architectures train, as far as its config.json tells. Free of torch.
 
 `FAMILIES` lists what was tried on tiny random models of each family (tests/unit/learner/test_families.py, and with
-engines tests/integration/test_families.py).
+engines tests/integration/test_training_loop.py).
 """
 
 from __future__ import annotations
