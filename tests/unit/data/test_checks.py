@@ -83,6 +83,7 @@ FAULTS: dict[str, tuple[Settings, str]] = {
     ),
     "template": ({"data": {"template": "Solve it."}}, "or a text that contains {problem}"),
     "evaluation template": ({"evaluation": {"template": "x"}}, "or a text that contains {problem}"),
+    "a name that is too long": ({"data": {"source": f"/{'x' * 300}.jsonl"}}, "data.source: cannot be read ("),
     "no data": ({"data": {"source": "nope.jsonl"}}, "data.source = 'nope.jsonl' does not exist"),
     "no field": ({"data": {"prompt_field": "question"}}, "has no field 'question' (its fields: answer, problem)"),
     "no benchmark": ({"evaluation": {"benchmarks": ["math5000"]}}, "evaluation.benchmarks: 'math5000' is unknown; use"),

@@ -191,7 +191,10 @@ def evaluate_model(args: argparse.Namespace) -> int:
         placement = Placement.decide(config)
         folder = resolve_model(config.model)
         check_heads(body := config_json(config.model), config)
-        check_positions(body, config)
+        try:
+            check_positions(body, config)
+        except ConfigError as error:
+            raise ConfigError(f"{error}, by --max-new-tokens") from None
         tokenizer = load_tokenizer(config.model)
         check_conversations(config, tokenizer)
         benchmarks = tokenized_benchmarks(config, tokenizer)
