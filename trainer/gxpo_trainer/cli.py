@@ -218,9 +218,11 @@ def run_config(args: argparse.Namespace) -> int:
 
 def _gpus_here(config: RunConfig) -> int | None:
     """GPUs of this machine, where the run asks for some and joins no cluster."""
+    if config.placement.device != "gpu":
+        return None
     from gxpo_trainer.runtime.placement import ray_address, visible_gpus
 
-    return visible_gpus() if config.placement.device == "gpu" and ray_address(config) is None else None
+    return visible_gpus() if ray_address(config) is None else None
 
 
 def _gpus(p: PlacementConfig) -> str:
