@@ -150,15 +150,20 @@ def check_heads(body: Mapping[str, Any], config: RunConfig) -> None:
         raise ConfigError(sentence)
 
 
-def check_positions(body: Mapping[str, Any], config: RunConfig) -> None:
-    """Raises ConfigError when sequences may be longer than the positions of a model, unless it scales these."""
-    text, max_length = language_model(body), config.model.max_length
+def positions(body: Mapping[str, Any]) -> int | None:
+    """Longest sequence of a model; None where its config.json does not say, or scales its positions."""
+    text = language_model(body)
     rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    positions = text.get("max_position_embeddings") or text.get("n_positions")
-    if isinstance(positions, int) and max_length > positions and "factor" not in rope and "long_factor" not in rope:
+    most = text.get("max_position_embeddings") or text.get("n_positions")
+    return most if isinstance(most, int) and not {"factor", "long_factor"} & {*rope} else None
+
+
+def check_positions(body: Mapping[str, Any], config: RunConfig) -> None:
+    """Raises ConfigError when sequences may be longer than the positions of a model."""
+    model, most = config.model, positions(body)
+    if most is not None and model.max_length > most:
         raise ConfigError(
-            f"model.max_length = {max_length} exceeds the {positions} positions of {config.model.path!r}; set it to "
-            f"{positions} or less"
+            f"model.max_length = {model.max_length} exceeds the {most} positions of {model.path!r}; set it to {most} or less"
         )
 
 
