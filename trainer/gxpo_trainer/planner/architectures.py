@@ -145,7 +145,9 @@ def check_heads(body: Mapping[str, Any], config: RunConfig) -> None:
             f"model.path: config.json of {model} has no num_attention_heads, so placement.tensor_parallel "
             "cannot be checked; set it to 1"
         )
-    sentence = uneven_split(heads, text.get("num_key_value_heads") or heads, tensor_parallel, model)
+    shared = text.get("num_key_value_heads")
+    key_values = shared if isinstance(shared, int) and shared > 0 else heads
+    sentence = uneven_split(heads, key_values, tensor_parallel, model)
     if sentence is not None:
         raise ConfigError(sentence)
 
@@ -155,7 +157,8 @@ def positions(body: Mapping[str, Any]) -> int | None:
     text = language_model(body)
     rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
     most = text.get("max_position_embeddings") or text.get("n_positions")
-    return most if isinstance(most, int) and not {"factor", "long_factor"} & {*rope} else None
+    scales = isinstance(rope, Mapping) and not rope.keys().isdisjoint(("factor", "long_factor"))
+    return most if isinstance(most, int) and not scales else None
 
 
 def check_positions(body: Mapping[str, Any], config: RunConfig) -> None:
@@ -163,7 +166,8 @@ def check_positions(body: Mapping[str, Any], config: RunConfig) -> None:
     model, most = config.model, positions(body)
     if most is not None and model.max_length > most:
         raise ConfigError(
-            f"model.max_length = {model.max_length} exceeds the {most} positions of {model.path!r}; set it to {most} or less"
+            f"model.max_length = {model.max_length} exceeds the {most} positions of {model.path!r}; set it to {most} or "
+            "less"
         )
 
 
