@@ -11,7 +11,7 @@ from support.tiny_families import FAMILIES, save_family
 from support.tiny_policy import plain_logprobs, random_batch, relative_difference
 
 from gxpo_trainer.algo.packing import Layout, pack
-from gxpo_trainer.config import ModelConfig
+from gxpo_trainer.config import ModelConfig, RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.logprobs import PolicyModule
 from gxpo_trainer.learner.models import config_json, load_policy
@@ -39,7 +39,7 @@ def test_a_family_that_trains_has_transformers_own_log_probabilities(family: str
     windowed = family in ("mistral", "gemma3_text")
     settings = {"sliding_window": WINDOW} if windowed else {}
     config = ModelConfig(path=str(save_family(tmp_path / family, family, **settings)))
-    check_architecture(config_json(config), config.path)
+    check_architecture(config_json(config), RunConfig(model=config))
     model = load_policy(config, precision="fp32").double()
     policy = PolicyModule(model)
     # Prompts are shared by an explicit mask, which would replace a window.
@@ -52,8 +52,6 @@ def test_a_family_that_trains_has_transformers_own_log_probabilities(family: str
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in TRAINED])
 def test_a_family_that_does_not_train_is_refused_by_its_config_alone(family: str, tmp_path: Path) -> None:
-    folder = save_family(tmp_path / family, family)
-    with pytest.raises(
-        ConfigError, match=f"the architecture {family} .*; use a dense decoder-only model, such as qwen2"
-    ):
-        check_architecture(config_json(ModelConfig(path=str(folder))), str(folder))
+    config = RunConfig(model=ModelConfig(path=str(save_family(tmp_path / family, family))))
+    with pytest.raises(ConfigError, match=f"the architecture {family} .*; use a dense decoder-only model"):
+        check_architecture(config_json(config.model), config)

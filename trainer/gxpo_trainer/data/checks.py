@@ -95,11 +95,9 @@ class _Files:
 
 
 def _model(files: _Files) -> Iterator[str]:
-    model = files.config.model
     if files.model is None:
-        yield f"model.path = {model.path!r} is no folder here: a run downloads it from the hub"
-    else:
-        check_architecture(read_config(files.model, model.path), model.path)
+        yield f"model.path = {files.config.model.path!r} is no folder here: a run downloads it from the hub"
+    yield from _shape(check_architecture, files)
 
 
 def _shape(check: Callable[[Mapping[str, Any], RunConfig], None], files: _Files) -> Iterator[str]:

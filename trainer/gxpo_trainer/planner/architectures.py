@@ -24,15 +24,16 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 FOLDER_FIX = "set model.path to `starter`, to a folder written by save_pretrained, or to a hub name such as org/model"
 
 TRAINS = "trains"
+_UNEQUAL = ", which cannot be compared with the engine's"
 FAMILIES: dict[str, str] = {
     **dict.fromkeys(("qwen2", "qwen3", "llama", "mistral", "gemma3_text"), TRAINS),
     "gemma2": "soft-caps its logits and attention scores",
-    **dict.fromkeys(("phi3", "gpt_neox"), "has fused projections, which cannot be compared with the engine's"),
-    "gpt2": "has transposed projections, which cannot be compared with the engine's",
+    **dict.fromkeys(("phi3", "gpt_neox"), f"has fused projections{_UNEQUAL}"),
+    "gpt2": f"has transposed projections{_UNEQUAL}",
     **dict.fromkeys(("mamba", "mamba2"), "has state-space layers, which the learner cannot batch"),
     "t5": "is an encoder-decoder",
 }
-"""`model_type` → TRAINS, or why it does not."""
+"""`model_type` → TRAINS, or why it does not. An adapter alone is compared where the policy is trained by LoRA."""
 HEAD_FACTORS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 """Settings of a model whose logits are no plain linear map of its hidden states, unless they are 1 or absent."""
 _SUPPORTED = "use a dense decoder-only model, such as " + ", ".join(
@@ -113,7 +114,7 @@ def language_model(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else body
 
 
-def check_architecture(body: Mapping[str, Any], setting: str) -> None:
+def check_architecture(body: Mapping[str, Any], config: RunConfig) -> None:
     """Raises ConfigError for a config.json whose model cannot be trained; what nobody tried is not refused."""
     text = language_model(body)
     kind = body.get("model_type")
@@ -126,11 +127,11 @@ def check_architecture(body: Mapping[str, Any], setting: str) -> None:
         elif "quantization_config" in body:
             problem = "is quantized"
         elif experts is not None and text[experts] != 1:
-            problem = f"has experts ({experts} = {text[experts]}), which cannot be compared with the engine's"
+            problem = f"has experts ({experts} = {text[experts]}){_UNEQUAL}"
         elif factor is not None:
             problem = f"scales its logits ({factor} = {text[factor]})"
-    if problem != TRAINS:
-        raise ConfigError(f"model.path = {setting!r}: the architecture {kind} {problem}; {_SUPPORTED}")
+    if problem != TRAINS and not (problem.endswith(_UNEQUAL) and config.learner.lora):
+        raise ConfigError(f"model.path = {config.model.path!r}: the architecture {kind} {problem}; {_SUPPORTED}")
 
 
 def check_heads(body: Mapping[str, Any], config: RunConfig) -> None:
@@ -165,14 +166,12 @@ def check_positions(body: Mapping[str, Any], config: RunConfig) -> None:
     """Raises ConfigError when sequences may be longer than the positions of a model."""
     model, most = config.model, positions(body)
     if most is not None and model.max_length > most:
-        raise ConfigError(
-            f"model.max_length = {model.max_length} exceeds the {most} positions of {model.path!r}; set it to {most} or "
-            "less"
-        )
+        what = f"the {most} positions of {model.path!r}"
+        raise ConfigError(f"model.max_length = {model.max_length} exceeds {what}; set it to {most} or less")
 
 
 def check_model(body: Mapping[str, Any], config: RunConfig) -> None:
     """The three checks of a config.json for one run. Raises ConfigError."""
-    check_architecture(body, config.model.path)
+    check_architecture(body, config)
     check_heads(body, config)
     check_positions(body, config)
