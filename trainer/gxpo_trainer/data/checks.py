@@ -63,8 +63,8 @@ def check_files(
             if not needed & {*unseen}:
                 notes += check(files)
         except (ConfigError, DataError, OSError) as caught:
-            unreadable = isinstance(caught, OSError)  # a name that is too long, or no permission
-            error = ConfigError(f"{setting}: cannot be read ({caught})") if unreadable else caught
+            # A name that is too long, or no permission.
+            error = ConfigError(f"{setting}: cannot be read ({caught})") if isinstance(caught, OSError) else caught
             if all(str(error) != str(earlier) for _, earlier in faults):
                 faults.append((setting, error))
     if gpus == 0 and config.placement.device == "gpu":
