@@ -39,6 +39,29 @@ Gates: `gxpo config` states in its head at which step noise alone is expected to
 defaults (τ = 0.5, warm-up 2) that is the 5th step.
 """
 
+TEN = (
+    ("model.path", "your model: a folder in transformers' layout, or a hub name"),
+    ("model.max_length", "prompt and response together; not above the model's positions"),
+    ("data.source", "your problems"),
+    ("data.template", "what is asked around a problem; evaluations use the same"),
+    ("rollout.max_new_tokens", "as long as the model's answers: look at `rollout/truncated_fraction`"),
+    ("rollout.prompts_per_step", "fewer for quicker, noisier steps"),
+    ("rollout.samples_per_prompt", "more where most groups have no signal (`reward/zero_variance_fraction`)"),
+    ("learner.optimizer.learning_rate", "about 1e-6 for all weights of a large model, 1e-5 to 1e-4 for LoRA"),
+    ("evaluation.benchmarks", "your held-out problems"),
+    ("budget.steps", "when to stop"),
+)
+"""The settings that a run of one's own changes first, and how."""
+
+FIRST = """
+## Ten settings you will change
+
+The others have defaults that you can leave until a chart says otherwise ([troubleshooting](troubleshooting.md)).
+
+| setting | set it to |
+|---|---|
+"""
+
 NAMES = """
 ## Names in TRL and verl
 
@@ -55,7 +78,8 @@ def render_page() -> str:
         f"| {', '.join(f'`{name}`' for name in names.split(', '))} | `{setting}` | {remark} |"
         for names, setting, remark in OTHER_NAMES
     ]
-    return INTRODUCTION + "".join(_sections(RunConfig, "")) + NAMES + "\n".join(rows) + "\n"
+    ten = "".join(f"| `{setting}` | {advice} |\n" for setting, advice in TEN)
+    return INTRODUCTION + FIRST + ten + "".join(_sections(RunConfig, "")) + NAMES + "\n".join(rows) + "\n"
 
 
 def undescribed(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:

@@ -15,7 +15,7 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import device_named
 from gxpo_trainer.plugins import ALLOWLIST, ALLOWLIST_OF_KIND
 
-AlertKind = Literal["failed", "diverged", "recovering", "no_progress", "gate_fired", "budget_reached"]
+AlertKind = Literal["failed", "diverged", "recovering", "no_progress", "no_signal", "gate_fired", "budget_reached"]
 
 
 class ServiceSettings(BaseSettings):

@@ -10,11 +10,13 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from support.tiny_families import save_family
 from transformers import AutoModelForCausalLM
 
 from docs_build.metrics import undescribed
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.planner.architectures import FAMILIES, TRAINS
 from gxpo_trainer.reporting.reading import read_events, read_metrics
 from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.training.run import train_run
@@ -48,6 +50,21 @@ def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run)
     assert not undescribed({name for row in read_metrics(tmp_path / "run") for name in row["metrics"]})
     named = sum(rows[-1][f"time/{part}_s"] for part in ("rollout", "verify", "update", "sync"))
     assert named <= rows[-1]["time/step_s"]
+
+
+@pytest.mark.long("the families of models, each on engines of its own")
+@pytest.mark.parametrize(
+    "family", [family for family, word in FAMILIES.items() if word == TRAINS and family != "qwen2"]
+)
+def test_sampler_and_learner_agree_on_each_family_that_trains(family, tmp_path, small_run):
+    """Every weight of a sync is read back; responses are longer than the attention windows."""
+    model = {"path": str(save_family(tmp_path / family, family)), "max_length": 256}
+    config = small_run(
+        model=model, evaluation={"benchmarks": []}, budget={"steps": 1}, learner={"rule": {"name": "grpo"}}
+    )
+    train_run(config, tmp_path / "run")
+    rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if "rollout/logprob_gap_mean" in row["metrics"]]
+    assert rows[0]["rollout/logprob_gap_mean"] <= 5e-6
 
 
 @pytest.mark.long("shared devices, once more with two engines and two ranks")

@@ -25,7 +25,7 @@ from gxpo_trainer import __version__, plugins
 from gxpo_trainer.errors import CheckpointError, ConfigError, GxpoError
 
 if TYPE_CHECKING:
-    from gxpo_trainer.config import ModelConfig, PlacementConfig, RunConfig
+    from gxpo_trainer.config import PlacementConfig, RunConfig
     from gxpo_trainer.planner.inputs import ModelShape
     from gxpo_trainer.studies.definition import Study
 
@@ -190,6 +190,7 @@ def run_config(args: argparse.Namespace) -> int:
     import json
 
     from gxpo_trainer.config import io as config_io
+    from gxpo_trainer.data.checks import check_files
 
     if args.list_presets:
         print("\n".join(config_io.preset_names()))
@@ -199,10 +200,11 @@ def run_config(args: argparse.Namespace) -> int:
         print(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
     elif args.check is not None:
         config = config_io.load_run(args.check, args.set, runs_here=True)
+        found = check_files(config, gpus=_gpus_here(config))
+        found.refuse()
         bounds = [f"{name} {value}" for name, value in config.budget.model_dump().items() if value is not None]
-        notes = _foreseen(config)
         print(f"{args.check}: valid, rule {config.learner.rule.name}, budget {', '.join(bounds)}")
-        print("".join(f"  {note}\n" for note in notes), end="")
+        print("".join(f"  {note}\n" for note in found.notes), end="")
     else:
         config = (
             config_io.load_preset(args.preset, args.set) if args.preset else config_io.load_run(args.file, args.set)
@@ -214,33 +216,13 @@ def run_config(args: argparse.Namespace) -> int:
     return 0
 
 
-def _foreseen(config: RunConfig) -> list[str]:
-    """What a run would download, and too few problems for a step. Asks no hub.
+def _gpus_here(config: RunConfig) -> int | None:
+    """GPUs of this machine, where the run asks for some and joins no cluster."""
+    if config.placement.device != "gpu":
+        return None
+    from gxpo_trainer.runtime.placement import ray_address, visible_gpus
 
-    Raises ConfigError or DataError for a model, problems or a benchmark that are not here and cannot be downloaded.
-    """
-    from gxpo_trainer.config.tasks import EMBEDDED_TASKS
-    from gxpo_trainer.data.benchmarks import BY_ANY_NAME, load_benchmark
-    from gxpo_trainer.data.prompts import few_problems, load_prompts
-    from gxpo_trainer.data.records import on_hub
-    from gxpo_trainer.learner.models import is_hub_name, resolve_model
-
-    notes = []
-    if is_hub_name(config.model.path):
-        notes.append(f"model.path = {config.model.path!r} is no folder here: a run downloads it from the hub")
-    else:
-        resolve_model(config.model)
-    if config.data.source not in EMBEDDED_TASKS and on_hub(config.data.source):
-        notes.append(f"data.source = {config.data.source!r} is no file or folder here: a run downloads it from the hub")
-    else:
-        problems = load_prompts(config.data, config.seed).prompts
-        notes += filter(None, [few_problems(len(problems), config.rollout.prompts_per_step)])
-    for name in config.evaluation.benchmarks:
-        if name in BY_ANY_NAME and config.evaluation.data_root is None:
-            notes.append(f"evaluation.benchmarks: a run downloads {name} from the hub, unless its cache has it")
-        else:
-            load_benchmark(name, config.data, config.evaluation)
-    return notes
+    return visible_gpus() if ray_address(config) is None else None
 
 
 def _gpus(p: PlacementConfig) -> str:
@@ -283,15 +265,17 @@ def register_plan(subparsers: Subparsers) -> None:
 def run_plan(args: argparse.Namespace) -> int:
     """Print the plan; exit code 0 when the run fits, else 1."""
     from gxpo_trainer.config.io import load_run
+    from gxpo_trainer.data.checks import check_files
     from gxpo_trainer.planner import inputs_of, make_plan, report
     from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, device_named
 
     config = load_run(args.config, args.set)
+    check_files(config).refuse()
     gpu = args.gpu or (DEFAULT_GPU if args.gpus is not None or config.placement.device == "gpu" else CPU)
     device = device_named(gpu)
     if device.kind == "cpu":
         device = dataclasses.replace(device, memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    plan = make_plan(inputs_of(config, _shape(config.model), device, args.gpus))
+    plan = make_plan(inputs_of(config, _shape(config), device, args.gpus))
     if args.format == "json":
         print(report.view_of(plan).model_dump_json(indent=2))
     else:
@@ -299,26 +283,18 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0 if plan.fits else 1
 
 
-def _shape(model: ModelConfig) -> ModelShape:
+def _shape(config: RunConfig) -> ModelShape:
     """The model's shape; for a hub name that is not known only its config.json is downloaded."""
-    from gxpo_trainer.learner.models import is_hub_name
-    from gxpo_trainer.planner.inputs import read_folder, read_shape
+    from gxpo_trainer.learner.models import config_json
+    from gxpo_trainer.planner.architectures import check_model
+    from gxpo_trainer.planner.inputs import read_shape, shape_of
 
     try:
-        return read_shape(model.path)
+        return read_shape(config.model.path)
     except ConfigError:
-        if not is_hub_name(model.path):
-            raise
-    from huggingface_hub import hf_hub_download
-
-    try:
-        file = hf_hub_download(model.path, "config.json", revision=model.revision)
-    except Exception as error:  # The hub client has no common base for offline, unknown name and no access.
-        raise ConfigError(
-            f"the config.json of model.path = {model.path!r} cannot be loaded from the hub ({type(error).__name__}); "
-            "check the name and the connection, or use a local copy of the model"
-        ) from error
-    return read_folder(Path(file).parent, model.path)
+        body = config_json(config.model)
+    check_model(body, config)
+    return shape_of(body, f"model.path = {config.model.path!r}")
 
 
 def register_eval(subparsers: Subparsers) -> None:

@@ -22,7 +22,8 @@ from gxpo_dashboard.widgets import axis, chart, charts_ahead, empty, grid, live
 
 Json = dict[str, Any]
 
-OVERVIEW = (*curves.REWARD.metrics, *gate.METRICS, *steps.PASSES)
+NO_SIGNAL = "reward/no_signal"
+OVERVIEW = (*curves.REWARD.metrics, NO_SIGNAL, *gate.METRICS, *steps.PASSES)
 EVALUATED = "eval/average/pass@1"
 
 
@@ -142,6 +143,13 @@ def _overview(run_id: str, x: str) -> None:
     if not any(series.values()) and not evaluations:
         records.none(run_id, "data")
         return
+    flat, rewards = (series.get(name) for name in (NO_SIGNAL, "reward/mean"))
+    if flat and rewards and flat.steps[-1] == rewards.steps[-1]:
+        st.warning(
+            "No signal: almost all responses of a problem have the same reward, so nothing is learned. The event "
+            "`no_signal` says what to do.",
+            icon=":material/monitoring:",
+        )
     scores = accuracy_chart(evaluations, "pass@1", x, evaluated_at(run_id, x))
     charts = [base.metric_chart(curves.REWARD, series, x), scores]
     if (rule := visitor.rules().of(settings)).watched is not None:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field, model_validator
 from gxpo_services.api.dependencies import Viewer
 from gxpo_services.api.errors import FieldError, Invalid, responses
 from gxpo_services.api.fields import Body, Text, faults
-from gxpo_services.runs.plan import cannot_fit, cannot_split, resources
+from gxpo_services.runs.plan import cannot_fit, cannot_work, resources
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer import plugins
 from gxpo_trainer.compare.published import gxpo_paper
@@ -238,8 +238,8 @@ def checked(values: Settings, server: ServiceSettings) -> RunConfig:
         others = [(place, reason) for place, reason in error.settings if place not in places]
         raise invalid(_fields([*others, *refused])) from None
     refused += _unstorable(config) + _above_quotas(config, server)
-    # These read the model's folder, which is allowed only where nothing has been refused.
-    refused = refused or cannot_split(config) or cannot_fit(config, server)
+    # These read the folders of model and data, which is allowed only where nothing has been refused.
+    refused = refused or cannot_work(config, server) or cannot_fit(config, server)
     if refused:
         raise invalid(_fields(refused))
     return config

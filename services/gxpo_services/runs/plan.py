@@ -6,9 +6,10 @@ from pydantic import BaseModel, Field
 
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.data.checks import FIRST_ROWS, check_files
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner import Plan, inputs_of, make_plan, refusal
-from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, device_named, uneven_split
+from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, device_named
 from gxpo_trainer.planner.inputs import read_shape
 from gxpo_trainer.planner.report import PlanView, view_of
 
@@ -75,18 +76,12 @@ def planned(config: RunConfig, server: ServiceSettings) -> tuple[PlanView | None
         return None, str(error)
 
 
-def cannot_split(config: RunConfig) -> list[tuple[str, str]]:
-    """(setting, reason) where the heads of the model do not divide among the devices of an engine.
-
-    Empty for models of unknown shape, which the trainer checks when it has them.
-    """
-    try:
-        shape = read_shape(config.model.path)
-    except ConfigError:
-        return []
-    tensor_parallel = config.placement.tensor_parallel
-    sentence = uneven_split(shape.heads, shape.kv_heads, tensor_parallel, repr(config.model.path))
-    return [] if sentence is None else [("placement.tensor_parallel", sentence)]
+def cannot_work(config: RunConfig, server: ServiceSettings) -> list[tuple[str, str]]:
+    """(setting, reason) of what the run's files show, as far as this host has the folders of the trainers."""
+    roots = {"model": server.model_roots, "data": server.data_roots}
+    unseen = [name for name, folders in roots.items() if folders and not any(folder.is_dir() for folder in folders)]
+    found = check_files(config, most=FIRST_ROWS, unseen=unseen)
+    return [(setting, str(error)) for setting, error in found.faults]
 
 
 def cannot_fit(config: RunConfig, server: ServiceSettings) -> list[tuple[str, str]]:

@@ -33,7 +33,12 @@ MOST_WAITING = 1_000
 """Alerts that wait for one receiver; further ones are not sent to it."""
 CLOSE_S = 5.0
 """Time for the alerts that wait when the scheduler stops; a container is killed 10 s after SIGTERM."""
-_OF_KIND: dict[str, AlertKind] = {"gate_fired": "gate_fired", "no_progress": "no_progress", "recovery": "recovering"}
+_OF_KIND: dict[str, AlertKind] = {
+    "gate_fired": "gate_fired",
+    "no_progress": "no_progress",
+    "no_signal": "no_signal",
+    "recovery": "recovering",
+}
 _OF_STATE: dict[str | None, AlertKind] = {
     RunState.FAILED: "failed",
     RunState.RECOVERING: "recovering",
@@ -44,6 +49,7 @@ _WORDS: dict[AlertKind, str] = {
     "diverged": "diverged",
     "recovering": "is launched again",
     "no_progress": "makes no progress",
+    "no_signal": "trains without signal",
     "gate_fired": "goes on without look-ahead",
     "budget_reached": "reached its budget",
 }

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gxpo_trainer.config import DataConfig
+from gxpo_trainer.config.io import build
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.prompts import (
     PromptCursor,
@@ -255,8 +256,11 @@ def test_templates_by_name() -> None:
     assert resolve_template("auto", "mine.jsonl") == resolve_template("boxed", "word_problems")
     assert "\\boxed{}" in resolve_template("boxed", "x")
     assert resolve_template("Q: {problem}", "x") == "Q: {problem}"
-    with pytest.raises(ConfigError, match=r"data.template = 'bxed': must be one of auto, plain, boxed, or a text"):
-        resolve_template("bxed", "x")
+    for section in ("data", "evaluation"):
+        with pytest.raises(
+            ConfigError, match=rf'{section}.template = "bxed": must be one of auto, plain, boxed, or a t'
+        ):
+            build({section: {"template": "bxed"}})
 
 
 def test_prompts_that_are_too_long_are_skipped_and_counted() -> None:

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.tiny_families import save_own_model
 from support.walkthrough import ROOT, Reader, install_the_rule, titled
 
 from gxpo_dashboard.views.run import PARTS
 from gxpo_trainer.algo.batch import step_advantages
 from gxpo_trainer.config.io import build
+from gxpo_trainer.planner.architectures import FAMILIES, TRAINS
 from gxpo_trainer.plugins import implementation
 
 CHARTS = ROOT / "dashboard" / "gxpo_dashboard" / "charts"
@@ -21,7 +23,16 @@ CHARTS = ROOT / "dashboard" / "gxpo_dashboard" / "charts"
 
 @pytest.mark.parametrize("page", ["tutorials/train-your-model", "tutorials/write-a-reward", "environments"])
 def test_the_commands_of_the_page_print_what_it_says(page: str, tmp_path: Path) -> None:
+    if page == "tutorials/train-your-model":
+        save_own_model(tmp_path / "my-model")
     Reader(tmp_path).follow(f"{page}.md")
+
+
+def test_the_architectures_of_the_page_are_those_of_the_table() -> None:
+    page = (ROOT / "docs" / "tutorials" / "train-your-model.md").read_text(encoding="utf-8")
+    rows = [row.split("|") for row in page.partition("| `model_type` |")[2].splitlines()[2:] if row.startswith("|")]
+    trained = {name: row[2].strip() == "yes" for row in rows[:6] for name in re.findall(r"`(\w+)`", row[1])}
+    assert trained == {family: word == TRAINS for family, word in FAMILIES.items()}
 
 
 def test_the_rule_of_the_tutorial_passes_its_own_test_and_is_known_to_the_commands(tmp_path: Path) -> None:

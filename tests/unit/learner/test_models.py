@@ -21,13 +21,12 @@ from gxpo_trainer.config import LoraConfig, ModelConfig, RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.models import (
     STARTER_FOLDER,
-    attention_heads,
-    check_tensor_parallel,
     load_policy,
     load_tokenizer,
     pin_revision,
     resolve_model,
 )
+from gxpo_trainer.planner.architectures import check_heads
 from gxpo_trainer.planner.devices import uneven_split
 from gxpo_trainer.training.prepare import prepare
 
@@ -194,28 +193,29 @@ def test_a_revision_of_a_folder_is_refused(path: str) -> None:
 # ---- devices --------------------------------------------------------------------------------------------------------
 
 
-def shaped(path: Path, **config: Any) -> Path:
-    (path / "config.json").write_text(json.dumps(config))
-    return path
+def on(devices: int) -> RunConfig:
+    return RunConfig.model_validate({"placement": {"tensor_parallel": devices}})
 
 
-def test_key_value_heads_may_be_replicated_but_not_split_unevenly(tmp_path: Path) -> None:
+def test_key_value_heads_may_be_replicated_but_not_split_unevenly() -> None:
     # Qwen2.5-1.5B: 12 heads, 2 key/value heads.
-    model = shaped(tmp_path, num_attention_heads=12, num_key_value_heads=2)
+    model = {"num_attention_heads": 12, "num_key_value_heads": 2}
     for devices in (1, 2, 4, 6, 12):
-        check_tensor_parallel(model, devices)
+        check_heads(model, on(devices))
     with pytest.raises(ConfigError, match="tensor_parallel = 3 does not divide the 12 attention heads and 2 key/value"):
-        check_tensor_parallel(model, 3)
+        check_heads(model, on(3))
     with pytest.raises(ConfigError, match=r"tensor_parallel = 8 .*set it to one of 1, 2, 4, 6, 12$"):
-        check_tensor_parallel(model, 8)
+        check_heads(model, on(8))
     # A vast number of heads has its divisors at once.
     assert str(uneven_split(10**15, 10**15, 3, "m")).endswith(" 800, 1000, 1024")
 
 
-def test_heads_are_those_of_the_language_model_each_with_its_own_key_unless_it_says_otherwise(tmp_path: Path) -> None:
+def test_heads_are_those_of_the_language_model_each_with_its_own_key_unless_it_says_otherwise() -> None:
     inner = {"num_attention_heads": 8, "num_key_value_heads": 4}
-    assert attention_heads(shaped(tmp_path, num_attention_heads=5, text_config=inner)) == (8, 4)
-    assert attention_heads(shaped(tmp_path, n_head=6)) == (6, 6)
-    check_tensor_parallel(shaped(tmp_path, model_type="strange"), 1)
+    for body, devices in (({"num_attention_heads": 5, "text_config": inner}, 8), ({"n_head": 6}, 6)):
+        check_heads(body, on(devices))
+        with pytest.raises(ConfigError, match=r"set it to one of 1, .*"):
+            check_heads(body, on(7))
+    check_heads({"model_type": "strange"}, on(1))
     with pytest.raises(ConfigError, match=r"has no num_attention_heads.*set it to 1"):
-        check_tensor_parallel(tmp_path, 2)
+        check_heads({"model_type": "strange"}, on(2))

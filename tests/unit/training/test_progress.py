@@ -41,6 +41,13 @@ def test_a_shut_gate_an_accuracy_and_unknown_values_are_described() -> None:
     assert describe(BudgetConfig(hours=2), 10, row, None) == "step 10  gate shut at 9  accuracy 0.500"
 
 
+def test_length_and_what_went_wrong_are_described_without_shares_of_0() -> None:
+    row = {"rollout/length_mean": 41.6, "rollout/truncated_fraction": 0.125, "verify/timeout_fraction": 0.001}
+    assert describe(BudgetConfig(steps=9), 3, row, None) == "step 3/9  length 42  truncated 12%  failed verdicts <1%"
+    row = dict.fromkeys(row, 0.0) | {"rollout/length_mean": 41.6}
+    assert describe(BudgetConfig(steps=9), 3, row, None) == "step 3/9  length 42"
+
+
 def test_the_bound_nearest_to_its_end_counts() -> None:
     budget = BudgetConfig(steps=100, backward_passes=40, hours=1, tokens=1000)
     row = {"update/backward_passes_total": 10.0, "time/training_s": 1800.0, "rollout/tokens_total": 100.0}

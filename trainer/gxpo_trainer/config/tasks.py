@@ -27,6 +27,18 @@ EMBEDDED_TASKS = ("word_problems", "arithmetic_skill")
 guesses it, and long ones for a policy that works every answer out and miscalculates."""
 
 
+TEMPLATES = {
+    "plain": "{problem}",
+    "boxed": "{problem}\n\nReason step by step and put the final answer in \\boxed{}.",
+}
+
+
+def _with_problem(value: str) -> str:
+    if "{problem}" not in TEMPLATES.get(value, value) and value != "auto":
+        raise ValueError(f"must be one of {', '.join(('auto', *TEMPLATES))}, or a text that contains {{problem}}")
+    return value
+
+
 class DataConfig(Settings):
     """Training problems."""
 
@@ -62,6 +74,8 @@ class DataConfig(Settings):
     )
     max_prompt_tokens: Tokens = Field(1024, description="Longer prompts are excluded and counted.")
     shuffle: bool = Field(True, description="A new order each epoch, from the seed.")
+
+    _has_problem = field_validator("template")(_with_problem)
 
 
 SINGLE_TURN = "single_turn"
@@ -130,7 +144,7 @@ AnyEnvironment = Annotated[
 
 HTTP: Final = "http"
 OWN_REWARDS = ("correctness", "format", "environment", HTTP)
-_OTHER_METRICS = ("mean", "std", "zero_variance_fraction", "http_calls", "http_s", "http_cache_hits")
+_OTHER_METRICS = ("mean", "std", "zero_variance_fraction", "no_signal", "http_calls", "http_s", "http_cache_hits")
 """`reward/…` that are no component."""
 
 
@@ -295,3 +309,5 @@ class EvaluationConfig(Settings):
     )
     max_new_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS, description="none: rollout.max_new_tokens.")
     at_start: bool = Field(True, description="Also before the first step.")
+
+    _has_problem = field_validator("template")(_with_problem)

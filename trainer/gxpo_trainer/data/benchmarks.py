@@ -171,12 +171,18 @@ class Benchmark:
 
 
 def load_benchmark(
-    name: str, data: DataConfig, evaluation: EvaluationConfig, gold_check: GoldCheck | None = None
+    name: str,
+    data: DataConfig,
+    evaluation: EvaluationConfig,
+    gold_check: GoldCheck | None = None,
+    *,
+    most: int | None = None,
 ) -> Benchmark:
     """Load the first `evaluation.num_problems` problems of a benchmark.
 
     name: a named benchmark, an embedded task (its held-out set), or a .jsonl file with the fields of
-    `data`. Raises ConfigError for an unknown name or template, DataError for missing or invalid data.
+    `data`. most: rows to read of its files, without hashes of these; None: all. Raises ConfigError for an unknown name,
+    DataError for missing or invalid data.
     """
     spec = BY_ANY_NAME.get(name)
     files: dict[str, str] = {}
@@ -184,16 +190,15 @@ def load_benchmark(
         levels = embedded_levels(name, data)
         generated = generate("heldout", evaluation.num_problems or HELD_OUT_PROBLEMS, HELD_OUT_SEED, levels)
         prompts = tuple(problem.prompt for problem in generated)
-        label, template = name, resolve_template(evaluation.template, name, "evaluation.template")
+        label, template = name, resolve_template(evaluation.template, name)
     elif name.endswith(".jsonl"):
-        loaded = load_prompts(data.model_copy(update={"source": name, "levels": None}), 0, gold_check)
+        loaded = load_prompts(data.model_copy(update={"source": name, "levels": None}), 0, gold_check, most=most)
         prompts, files = loaded.prompts, loaded.sha256
         label, template = Path(name).stem, _template(data, evaluation, "boxed")
     elif spec is not None:
         paths = locate(spec, evaluation.data_root)
-        files = {path.name: sha256_of_file(path) for path in paths}
-        records = [record for path in paths for record in read_records(path)]
-        prompts = read_prompts(records, lambda record: read_row(spec, record), gold_check)
+        files = {path.name: sha256_of_file(path) for path in paths} if most is None else {}
+        prompts = read_prompts(read_records(paths, most), lambda record: read_row(spec, record), gold_check)
         if not prompts:
             raise DataError(f"{paths[0]}: contains no problems; evaluation.data_root must contain all of {spec.name}")
         label, template = spec.name, _template(data, evaluation, spec.template)
@@ -266,10 +271,8 @@ def read_row(spec: BenchmarkSpec, record: Record) -> Prompt:
 
 
 def _template(data: DataConfig, evaluation: EvaluationConfig, default: str) -> str:
-    chosen, setting = evaluation.template, "evaluation.template"
-    if chosen == "auto":
-        chosen, setting = data.template, "data.template"
-    return resolve_template(default if chosen == "auto" else chosen, "", setting)
+    chosen = data.template if evaluation.template == "auto" else evaluation.template
+    return resolve_template(default if chosen == "auto" else chosen, "")
 
 
 SHINGLE = 8

@@ -20,19 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import DataConfig
-from gxpo_trainer.config.tasks import EMBEDDED_TASKS
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS, TEMPLATES
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.records import Record, find_files, read_records, sha256_of_file
 from gxpo_trainer.data.word_problems import Difficulty, generate
-from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
+from gxpo_trainer.errors import CheckpointError, DataError
 from gxpo_trainer.grading.extract import boxed_answer
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.types import Prompt
-
-TEMPLATES = {
-    "plain": "{problem}",
-    "boxed": "{problem}\n\nReason step by step and put the final answer in \\boxed{}.",
-}
 
 GoldCheck = Callable[[str], str | None]
 """Returns why a gold answer cannot be used, None if it can."""
@@ -61,15 +56,17 @@ class TokenizedPrompts:
     num_too_long: int
 
 
-def load_prompts(data: DataConfig, seed: int, gold_check: GoldCheck | None = None) -> PromptSet:
-    """Load the training problems of `data`, filtered by level.
+def load_prompts(
+    data: DataConfig, seed: int, gold_check: GoldCheck | None = None, *, most: int | None = None
+) -> PromptSet:
+    """Load the training problems of `data`, filtered by level. most: rows of a file to read, without hashes.
 
     Raises DataError, with file and line or setting, when there is no problem or a row is invalid.
     """
     if data.source in EMBEDDED_TASKS and not Path(data.source).exists():
         return _embedded(data, seed)
     files = find_files(data.source, data.split, data.subset)
-    records = [record for file in files for record in read_records(file)]
+    records = read_records(files, most if data.levels is None else None)
     if not records:
         raise DataError(f"{files[0]}: contains no problems; set data.source to a file that does")
     kept = [r for r in records if data.levels is None or read_level(r.fields.get("level")) in data.levels]
@@ -77,7 +74,8 @@ def load_prompts(data: DataConfig, seed: int, gold_check: GoldCheck | None = Non
     if not prompts:
         raise DataError(f"data.levels = {list(data.levels or ())} excludes all {len(records)} problems; add levels")
     left_out = {"data.levels": len(records) - len(kept)} if len(kept) < len(records) else {}
-    return PromptSet(prompts, {file.name: sha256_of_file(file) for file in files}, left_out)
+    hashes = {file.name: sha256_of_file(file) for file in files} if most is None else {}
+    return PromptSet(prompts, hashes, left_out)
 
 
 def few_problems(num_problems: int, prompts_per_step: int) -> str | None:
@@ -181,15 +179,11 @@ def read_level(value: Any) -> int | None:
     return int(match[1]) if match else None
 
 
-def resolve_template(template: str, source: str, setting: str = "data.template") -> str:
-    """The template text of a setting. Raises ConfigError if it is neither a known name nor a text with {problem}."""
+def resolve_template(template: str, source: str) -> str:
+    """The template text of a setting."""
     if template == "auto":
         template = "plain" if source in EMBEDDED_TASKS else "boxed"
-    text = TEMPLATES.get(template, template)
-    if "{problem}" not in text:
-        known = ", ".join(("auto", *TEMPLATES))
-        raise ConfigError(f"{setting} = {template!r}: must be one of {known}, or a text that contains {{problem}}")
-    return text
+    return TEMPLATES.get(template, template)
 
 
 def fill_template(prompt: Prompt, template: str) -> str:

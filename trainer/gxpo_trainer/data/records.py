@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,16 @@ def download(name: str, patterns: list[str], *, problem: str, fix: str) -> Path:
         raise DataError(f"{problem}: {cause}; {fix}") from error
 
 
-def read_records(file: Path) -> Iterator[Record]:
-    """Yield the rows of one file. Raises DataError with the line of the first one that is not a JSON object."""
-    return _parquet(file) if file.suffix == ".parquet" else _jsonl(file)
+def read_records(files: Iterable[Path], most: int | None = None) -> list[Record]:
+    """The first `most` rows of the files, None: all.
+
+    Raises DataError for a file that cannot be read, and with the line of the first row that is not a JSON object.
+    """
+    rows = (row for file in files for row in (_parquet(file) if file.suffix == ".parquet" else _jsonl(file)))
+    try:
+        return list(islice(rows, most))
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from None
 
 
 def _jsonl(file: Path) -> Iterator[Record]:

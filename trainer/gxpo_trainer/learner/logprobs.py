@@ -19,7 +19,12 @@ from torch import Tensor, nn
 
 from gxpo_trainer.algo.losses import TokenOutputs
 from gxpo_trainer.algo.packing import MicroBatch
+<<<<<<< HEAD
 from gxpo_trainer.config.engines import logits_chunk
+=======
+from gxpo_trainer.config.engines import LOGITS_CHUNK
+from gxpo_trainer.planner.architectures import HEAD_FACTORS
+>>>>>>> h/checks
 
 NAME = "varlen"
 VARIABLE_LENGTH = (NAME, "flash_attention_2")
@@ -36,8 +41,13 @@ def register() -> None:
 
 
 def layer_types(model_config: Any) -> frozenset[str]:
-    """Kinds of layers of a transformers config, such as `full_attention`, `sliding_attention`, `linear_attention`."""
-    return frozenset(getattr(model_config, "layer_types", None) or ["full_attention"])
+    """Kinds of layers of a transformers config, such as `full_attention`, `sliding_attention`, `linear_attention`.
+
+    Some have a window and do not list their layers (Mistral, Phi-3): all of them attend to it alone.
+    """
+    windowed = getattr(model_config, "sliding_window", None) is not None
+    default = "sliding_attention" if windowed else "full_attention"
+    return frozenset(getattr(model_config, "layer_types", None) or [default])
 
 
 def attention_of(model_config: Any) -> str:
@@ -276,7 +286,7 @@ def _check_plain_head(causal_lm: Any) -> None:
         raise ValueError(
             f"model.path: the head of {name} is {type(head).__name__}, not a linear map without bias; use another model"
         )
-    for setting in ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier"):
+    for setting in HEAD_FACTORS:
         value = getattr(causal_lm.config, setting, None)
         if value not in (None, 1, 1.0):
             raise ValueError(f"model.path: {name} has {setting} = {value}, which is not supported; use another model")

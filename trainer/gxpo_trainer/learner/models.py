@@ -9,15 +9,21 @@ Uses of transformers 5 that are not public: `fp32_modules` and `_supports_attent
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gxpo_trainer.config import LoraConfig, ModelConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.planner.devices import uneven_split
+from gxpo_trainer.planner.architectures import (
+    FOLDER_FIX,
+    WEIGHTS,
+    checked_folder,
+    local_model,
+    read_config,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,43 +31,20 @@ if TYPE_CHECKING:
 
 STARTER_FOLDER, STARTER_TOOLS_FOLDER = (Path(__file__).with_name(name) for name in STARTER_POLICIES.values())
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 TOKENIZER_FIX = "save one to the model folder with tokenizer.save_pretrained"
 HUB_FILES = (
     *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
 )
 """What is loaded of a hub repository: weights as safetensors, configuration, tokenizer."""
-FOLDER_FIX = "set model.path to `starter`, to a folder written by save_pretrained, or to a hub name such as org/model"
-
-
-def is_hub_name(path: str) -> bool:
-    """Whether `model.path` is looked up in the hub: nothing here has this name, and the hub's could be it."""
-    here = path in STARTER_POLICIES or Path(path).expanduser().exists()
-    return not here and HUB_NAME.fullmatch(path) is not None
 
 
 def resolve_model(config: ModelConfig) -> str:
     """The folder of `model.path`; a hub name is downloaded or taken from the hub's cache. Free of torch.
 
-    Raises ConfigError when a folder is missing or lacks its config, or its weights in safetensors form, and when the
-    hub does not have the name or the revision.
+    Raises ConfigError as `local_model`, and when the hub does not have the name or the revision.
     """
-    embedded = STARTER_POLICIES.get(config.path)
-    folder = Path(__file__).with_name(embedded) if embedded else Path(config.path).expanduser()
-    if folder.is_dir() or embedded:
-        if config.revision is not None:
-            raise ConfigError(
-                f"model.revision = {config.revision!r} but model.path = {config.path!r} is a folder; leave it out, or "
-                "set model.path to a hub name"
-            )
-        return str(_checked_folder(folder, config.path))
-    if folder.exists():
-        raise ConfigError(f"model.path = {config.path!r} is a file, not a model folder; {FOLDER_FIX}")
-    if not HUB_NAME.fullmatch(config.path):
-        raise ConfigError(f"model.path = {config.path!r}: the folder does not exist; {FOLDER_FIX}")
-    return str(_checked_folder(_snapshot(config), config.path))
+    return str(local_model(config) or checked_folder(_snapshot(config), config.path))
 
 
 def pin_revision(config: ModelConfig) -> ModelConfig:
@@ -72,12 +55,29 @@ def pin_revision(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"revision": folder.name})
 
 
+def config_json(config: ModelConfig) -> dict[str, Any]:
+    """The config.json of `model.path`; of a hub name it alone is downloaded. Raises ConfigError."""
+    from huggingface_hub import hf_hub_download
+
+    folder = local_model(config)
+    if folder is None:
+        with _hub_errors(config):
+            folder = Path(hf_hub_download(config.path, "config.json", revision=config.revision)).parent
+    return read_config(folder, config.path)
+
+
 def _snapshot(config: ModelConfig) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = [*HUB_FILES, "*.py"] if config.trust_remote_code else list(HUB_FILES)
-    try:
+    with _hub_errors(config):
         return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=patterns))
+
+
+@contextmanager
+def _hub_errors(config: ModelConfig) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # The hub client has no common base for offline, unknown name and no access.
         raise ConfigError(
             f"model.path = {config.path!r} with model.revision = {config.revision!r} cannot be loaded from the hub "
@@ -220,25 +220,6 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _checked_folder(folder: Path, setting: str) -> Path:
-    if not folder.is_dir():
-        raise ConfigError(f"model.path = {setting!r}: the folder {folder.name} does not exist; {FOLDER_FIX}")
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"model.path = {setting!r} has no config.json; {FOLDER_FIX}")
-    weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
-    if not weights:
-        raise ConfigError(
-            f"model.path = {setting!r} has neither {' nor '.join(WEIGHTS)}; "
-            "write the weights as safetensors with model.save_pretrained"
-        )
-    if weights[0].suffix == ".json":
-        shards = set(json.loads(weights[0].read_text(encoding="utf-8")).get("weight_map", {}).values())
-        missing = sorted(name for name in shards if not (folder / name).is_file())
-        if missing:
-            raise ConfigError(f"model.path = {setting!r} lacks the weight file {missing[0]}; copy the whole folder")
-    return folder
-
-
 def _unloadable(config: ModelConfig, error: Exception) -> ConfigError:
     return ConfigError(f"model.path = {config.path!r} cannot be loaded: {_first_line(error)}; {FOLDER_FIX}")
 
@@ -275,29 +256,3 @@ def _with_adapter(model: Any, lora: LoraConfig) -> Any:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def check_tensor_parallel(folder: Path, tensor_parallel: int) -> None:
-    """Raise ConfigError when vLLM cannot give each device the same number of attention heads (`uneven_split`)."""
-    if tensor_parallel == 1:
-        return
-    sentence = uneven_split(*attention_heads(folder), tensor_parallel, f"the model in {folder.name}")
-    if sentence is not None:
-        raise ConfigError(sentence)
-
-
-def attention_heads(folder: Path) -> tuple[int, int]:
-    """Attention heads and key/value heads of a model folder. Raises ConfigError where its config.json lacks them."""
-    try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: config.json of {folder.name} cannot be read: {error}") from None
-    # Models with several inputs have the shape of their language model in `text_config`.
-    text: dict[str, Any] = config.get("text_config") or config
-    heads = text.get("num_attention_heads") or text.get("n_head")
-    if not isinstance(heads, int) or heads < 1:
-        raise ConfigError(
-            f"model.path: config.json of {folder.name} has no num_attention_heads, so placement.tensor_parallel "
-            "cannot be checked; set it to 1"
-        )
-    return heads, text.get("num_key_value_heads") or heads

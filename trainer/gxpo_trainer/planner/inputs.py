@@ -6,17 +6,15 @@ with experts. Biases and the norms of queries and keys are counted; rotary embed
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from gxpo_trainer.config import BudgetConfig, RuleSettings, RunConfig
-from gxpo_trainer.config.engines import ATTENTION_BREAK_EVEN, STARTER_POLICIES, Transport, choose_transport
+from gxpo_trainer.config.engines import ATTENTION_BREAK_EVEN, Transport, choose_transport
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.planner.architectures import folder_of, known_config, language_model, read_config
 from gxpo_trainer.planner.devices import Assumptions, Device, uneven_split
 
 _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -109,8 +107,7 @@ class ModelShape:
 
 def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
     """The shape that a config.json describes. Raises ConfigError naming `where` for one that is not supported."""
-    body = config.get("text_config") if isinstance(config.get("text_config"), Mapping) else config
-    assert body is not None
+    body = language_model(config)
     missing = [name for name in _REQUIRED if not isinstance(body.get(name), int) or body[name] < 1]
     if missing:
         raise ConfigError(
@@ -148,13 +145,8 @@ def read_shape(model_path: str) -> ModelShape:
 
     Never contacts a hub. Raises ConfigError for a folder without a readable config.json and for another hub name.
     """
-    # By path: the package `learner` is above this one.
-    embedded = STARTER_POLICIES.get(model_path)
-    folder = Path(__file__).parents[1] / "learner" / embedded if embedded else Path(model_path).expanduser()
-    known: dict[str, Any] = tomllib.loads((resources.files(__package__) / "models.toml").read_text(encoding="utf-8"))
-    if model_path in known and not folder.is_dir():
-        return shape_of(known[model_path], model_path)
-    return read_folder(folder, model_path)
+    known = known_config(model_path)
+    return read_folder(folder_of(model_path), model_path) if known is None else shape_of(known, model_path)
 
 
 def read_folder(folder: Path, model_path: str) -> ModelShape:
@@ -162,15 +154,7 @@ def read_folder(folder: Path, model_path: str) -> ModelShape:
     where = f"model.path = {model_path!r}"
     if not folder.is_dir():
         raise ConfigError(f"{where} is not a folder here, and its shape is not known; use a local copy of the model")
-    try:
-        body = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{where} has no config.json; use a folder written by save_pretrained") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: its config.json cannot be read ({error}); restore it") from error
-    if not isinstance(body, dict):
-        raise ConfigError(f"{where}: its config.json is not a JSON object; restore it")
-    return shape_of(body, where)
+    return shape_of(read_config(folder, model_path), where)
 
 
 Rows = Literal["padded", "shared", "packed"]

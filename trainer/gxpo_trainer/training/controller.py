@@ -35,6 +35,8 @@ from gxpo_trainer.types import Metrics, Sample, ScoredGroup, VerdictStatus
 
 MOST_NONFINITE = 3
 """Consecutive steps without a finite gradient after which a run ends as `diverged`."""
+FLAT_STEPS, FLAT_FRACTION = 5, 0.95
+"""Consecutive steps with at least this share of groups without signal after which a run warns."""
 MOST_ENGINES = 16
 """Engines in timeline.jsonl."""
 _UNSCORED: tuple[VerdictStatus, ...] = ("unparsed", "timeout", "error")
@@ -52,6 +54,7 @@ class Counters:
     training_s: float = 0.0
     elapsed_s: float = 0.0
     nonfinite: int = 0
+    flat: int = 0
 
     def reached(self, budget: BudgetConfig) -> str | None:
         """The first bound of the budget that is reached, else None."""
@@ -277,6 +280,10 @@ class Controller:
             metrics["update/repeated_passes_total"] = counters.repeated_passes
         metrics.update(self.host.metrics())
         metrics["system/learner_peak_bytes"] = float(result.peak_bytes)
+        flat = metrics.get("reward/zero_variance_fraction", 0.0) >= FLAT_FRACTION
+        self.counters = replace(counters, flat=counters.flat + 1 if flat else 0)
+        if self.counters.flat >= FLAT_STEPS:
+            metrics["reward/no_signal"] = 1.0
         self.reporter.log_metrics(number, metrics)
         self.reporter.log_samples(number, rollouts.groups)
         if result.fallback:
@@ -285,6 +292,10 @@ class Controller:
             why = f"z = {metrics['gate/z']:.2f}, threshold {metrics['gate/threshold']:g}"
             self.reporter.log_event("gate_fired", f"step {number}: the gate ended the look-ahead ({why})", step=number)
         self.progress.update(number, metrics)
+        if self.counters.flat == FLAT_STEPS:
+            warning = f"step {number}: {no_signal(metrics)}"
+            self.reporter.log_event("no_signal", warning, step=number)
+            self.progress.message(warning)
 
     def _due(self, step: int, what: str) -> bool:
         every = {
@@ -429,6 +440,23 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     if rollouts.num_resampled:
         metrics["rollout/resample_rounds"] = float(rollouts.num_resampled)
     return metrics
+
+
+def no_signal(metrics: Metrics) -> str:
+    """What it means that almost all groups of the last steps have equal rewards, and what to do."""
+    text = (
+        f"no signal for {FLAT_STEPS} steps: the responses of a problem have equal rewards in "
+        f"{metrics['reward/zero_variance_fraction']:.0%} of the groups, which have no gradient. "
+    )
+    truncated, correct = metrics["rollout/truncated_fraction"], metrics["reward/correctness"]
+    if truncated > 0.5:
+        text += f"{truncated:.0%} of the responses are truncated: raise rollout.max_new_tokens. "
+    if correct > 0.5:
+        return f"{text}{correct:.0%} of the responses are correct: choose harder problems"
+    return (
+        f"{text}{correct:.0%} of the responses are correct: choose easier problems, or warm the model up by supervised "
+        "fine-tuning until it solves 5 to 95% of them (`gxpo eval`); read samples.jsonl for the form of its answers"
+    )
 
 
 def careful_metrics(groups: Sequence[ScoredGroup]) -> Metrics:

@@ -29,8 +29,9 @@ from gxpo_trainer.config.io import build
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.jsonl import check_output, plain, read_lines
-from gxpo_trainer.learner.models import check_tensor_parallel, load_tokenizer, resolve_model
+from gxpo_trainer.learner.models import config_json, load_tokenizer, resolve_model
 from gxpo_trainer.learner.policies import base_of, is_adapter, merge_adapter
+from gxpo_trainer.planner.architectures import check_heads, positions
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.tables import difference_table, published_table, scores_table
 from gxpo_trainer.rollout.pool import Collected
@@ -187,9 +188,12 @@ def evaluate_model(args: argparse.Namespace) -> int:
     earlier = None if args.against is None else _earlier(args.against)
     with _merged_model(args.model) as path:
         config = _config(args, path)
+        body = config_json(config.model)
+        length = min(config.model.max_length, positions(body) or config.model.max_length)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"max_length": length})})
         placement = Placement.decide(config)
         folder = resolve_model(config.model)
-        check_tensor_parallel(Path(folder), config.placement.tensor_parallel)
+        check_heads(body, config)
         tokenizer = load_tokenizer(config.model)
         check_conversations(config, tokenizer)
         benchmarks = tokenized_benchmarks(config, tokenizer)

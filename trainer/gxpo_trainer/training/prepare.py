@@ -13,12 +13,14 @@ import numpy.typing as npt
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark, without_contamination
 from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem
+from gxpo_trainer.data.checks import FIRST_ROWS, check_files
 from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.grading.verify import parse_gold
-from gxpo_trainer.learner.models import check_tensor_parallel, load_tokenizer, pin_revision, resolve_model
+from gxpo_trainer.learner.models import config_json, load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.learner.setup import check_attention
+from gxpo_trainer.planner.architectures import check_model
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.reading import IDENTITY
 from gxpo_trainer.rollout.requests import EpisodeStart
@@ -76,6 +78,8 @@ def prepare(
     check_machine(placement)
     if not (resume or continue_run) and (out_dir / IDENTITY).exists():
         raise ConfigError(f"--out {out_dir} already contains a run; add --resume, or choose another folder")
+    check_files(config, most=FIRST_ROWS).refuse()
+    check_model(config_json(config.model), config)  # before the weights of a hub name, which may be many gigabytes
     config = config.model_copy(update={"model": pin_revision(config.model)})
     placement = replace(placement, config=config)
     store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
@@ -86,7 +90,6 @@ def prepare(
         check_same_model(checkpoint, config, out_dir, policy_sha256)
     if config.placement.device != "auto" or ray_address(config) is None:
         check_attention(config, placement.device)
-    check_tensor_parallel(Path(model_folder), config.placement.tensor_parallel)
     check_rewards(config.verifier)
     tokenizer = load_tokenizer(config.model)
     check_conversations(config, tokenizer)

@@ -116,10 +116,16 @@ def share_done(budget: BudgetConfig, step: int, metrics: Mapping[str, float]) ->
 
 
 def describe(budget: BudgetConfig, step: int, metrics: Mapping[str, float], left_s: float | None) -> str:
-    """`step 12/40  reward 0.312  z +0.41  passes 36/120  left 3m12s`, ASCII, without what is unknown."""
+    """`step 12/40  reward 0.312  length 42  truncated 2%  z +0.41  passes 36/120  left 3m12s`, ASCII, without what is
+    unknown, and without shares of 0."""
     parts = [f"step {step}" + (f"/{budget.steps}" if budget.steps is not None else "")]
     if "reward/mean" in metrics:
         parts.append(f"reward {metrics['reward/mean']:.3f}")
+    if "rollout/length_mean" in metrics:
+        parts.append(f"length {metrics['rollout/length_mean']:.0f}")
+    failed = metrics.get("verify/timeout_fraction", 0.0) + metrics.get("verify/error_fraction", 0.0)
+    shares = {"truncated": metrics.get("rollout/truncated_fraction", 0.0), "failed verdicts": failed}
+    parts += [f"{name} " + ("<1%" if share < 0.01 else f"{share:.0%}") for name, share in shares.items() if share]
     if "gate/z" in metrics:
         parts.append(f"z {metrics['gate/z']:+.2f}")
     if "gate/shutoff_step" in metrics and metrics.get("gate/active", 0.0) == 0.0:

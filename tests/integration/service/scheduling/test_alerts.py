@@ -57,6 +57,7 @@ def test_each_event_is_sent_once_whichever_scheduler_sees_it(cluster: Cluster, r
     second.tick()
     happened(cluster, run_id, "gate_fired", "step 12: the gate ended the look-ahead")
     happened(cluster, run_id, "checkpoint", "step 12 saved")
+    happened(cluster, run_id, "no_signal", "step 12: no signal for 5 steps")
     happened(cluster, run_id, "no_progress", "training, no progress for 15 of 30 min")
     ended(cluster, run_id, RunState.RECOVERING, None, "launch 2 started: no heartbeat")
     happened(cluster, run_id, "recovery", "launch 3 started: no heartbeat")
@@ -70,6 +71,7 @@ def test_each_event_is_sent_once_whichever_scheduler_sees_it(cluster: Cluster, r
         scheduler._alerts.close()
     assert [(body["alert"], body["message"]) for body in receiver.bodies] == [
         ("gate_fired", "step 12: the gate ended the look-ahead"),
+        ("no_signal", "step 12: no signal for 5 steps"),
         ("no_progress", "training, no progress for 15 of 30 min"),
         ("recovering", "launch 2 started: no heartbeat"),
         ("recovering", "launch 3 started: no heartbeat"),

@@ -1,0 +1,150 @@
+"""What a run's files tell: each fault, from each entrance, before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gxpo_services.api.errors import Invalid
+from gxpo_services.runs import configs
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer import cli
+from gxpo_trainer.config.io import build
+from gxpo_trainer.data.checks import check_files
+from gxpo_trainer.errors import GxpoError
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.training.prepare import prepare
+
+Settings = dict[str, dict[str, Any]]
+
+
+def with_config(folder: Path, **changes: Any) -> str:
+    """The starter policy's files with another config.json."""
+    folder.mkdir()
+    for file in STARTER_FOLDER.iterdir():
+        (folder / file.name).symlink_to(file)
+    body = json.loads((STARTER_FOLDER / "config.json").read_text())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(body | changes))
+    return str(folder)
+
+
+def entrances() -> dict[str, Callable[[Settings, Path], str]]:
+    """What each entrance answers to a config: the message of its refusal."""
+
+    def command(*words: str) -> Callable[[Settings, Path], str]:
+        def answer(settings: Settings, folder: Path) -> str:
+            file = folder / "run.json"
+            file.write_text(json.dumps(settings))
+            args = cli.build_parser().parse_args([*words, str(file)])
+            with pytest.raises(GxpoError) as refused:
+                args.run(args)
+            assert refused.value.exit_code == 2
+            return str(refused.value)
+
+        return answer
+
+    def train(settings: Settings, folder: Path) -> str:
+        with pytest.raises(GxpoError) as refused:
+            prepare(build(settings), folder / "run")
+        assert refused.value.reason in ("invalid_config", "no_resources")
+        return str(refused.value)
+
+    def service(settings: Settings, folder: Path) -> str:
+        with pytest.raises(Invalid) as refused:
+            configs.checked(settings, ServiceSettings())
+        return "; ".join(f"{error.field.removeprefix('config.')}: {error.message}" for error in refused.value.errors)
+
+    # `submit --check`, Submit and sweeps ask the service, which answers by `configs.checked`.
+    return {"config --check": command("config", "--check"), "plan": command("plan"), "train": train, "service": service}
+
+
+FAULTS: dict[str, tuple[Settings, str]] = {
+    "encoder-decoder": (
+        {"model": {"path": "t5"}},
+        "the architecture t5 is an encoder-decoder; use a dense decoder-only",
+    ),
+    "capped logits": ({"model": {"path": "capped"}}, "scales its logits (final_logit_softcapping = 30.0)"),
+    "experts": ({"model": {"path": "experts"}}, "has experts (num_experts = 4)"),
+    "quantized": ({"model": {"path": "quantized"}}, "is quantized"),
+    "no weights": ({"model": {"path": "no_weights"}}, "has neither model.safetensors nor"),
+    "no model": ({"model": {"path": "./nope"}}, "model.path = './nope': the folder does not exist"),
+    "heads": (
+        {"placement": {"tensor_parallel": 3}},
+        "placement.tensor_parallel = 3 does not divide the 4 attention heads",
+    ),
+    "too long": (
+        {"model": {"max_length": 4097}},
+        "max_length = 4097 exceeds the 4096 positions of 'starter'; set",
+    ),
+    "template": ({"data": {"template": "Solve it."}}, "or a text that contains {problem}"),
+    "evaluation template": ({"evaluation": {"template": "x"}}, "or a text that contains {problem}"),
+    "a name that is too long": ({"data": {"source": f"/{'x' * 300}.jsonl"}}, "data.source: cannot be read ("),
+    "no data": ({"data": {"source": "nope.jsonl"}}, "data.source = 'nope.jsonl' does not exist"),
+    "no field": ({"data": {"prompt_field": "question"}}, "has no field 'question' (its fields: answer, problem)"),
+    "no benchmark": ({"evaluation": {"benchmarks": ["math5000"]}}, "evaluation.benchmarks: 'math5000' is unknown; use"),
+    "no benchmark file": ({"evaluation": {"benchmarks": ["held.jsonl"]}}, "'held.jsonl' does not exist"),
+    "no answer fits": (
+        {"rollout": {"max_new_tokens": 3}},
+        "rollout.max_new_tokens = 3: none of the 2 answers fits, the shortest has 4 tokens; raise it",
+    ),
+}
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A run that works: two problems, whose answers the starter policy writes digit by digit."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"problem": "1 + 1233", "answer": "1234"}, {"problem": "1 + 12344", "answer": "12345"}]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with_config(tmp_path / "t5", model_type="t5")
+    with_config(tmp_path / "capped", final_logit_softcapping=30.0)
+    with_config(tmp_path / "experts", num_experts=4)
+    with_config(tmp_path / "quantized", quantization_config={"bits": 4})
+    (Path(with_config(tmp_path / "no_weights")) / "model.safetensors").unlink()
+    return {
+        "model": {"max_length": 128},
+        "data": {"source": "mine.jsonl", "template": "plain"},
+        "rollout": {"prompts_per_step": 2},
+        "evaluation": {"benchmarks": ["word_problems"]},
+        "placement": {"device": "cpu"},
+    }
+
+
+def merged(base: Settings, changes: Settings) -> Settings:
+    return base | {section: base.get(section, {}) | values for section, values in changes.items()}
+
+
+@pytest.mark.parametrize("entrance", entrances())
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_that_files_show_is_refused_at_each_entrance(
+    base: Settings, tmp_path: Path, fault: str, entrance: str
+) -> None:
+    changes, words = FAULTS[fault]
+    assert words in entrances()[entrance](merged(base, changes), tmp_path)
+
+
+def test_a_run_that_works_has_no_fault_and_all_faults_are_said_at_once(base: Settings) -> None:
+    found = check_files(build(base))
+    assert found.faults == found.notes == ()
+    changes = {"placement": {"device": "gpu", "tensor_parallel": 3}, "data": {"source": "nope.jsonl"}}
+    found = check_files(build(merged(base, changes)), gpus=0)
+    assert [setting for setting, _ in found.faults] == ["placement.tensor_parallel", "data.source", "placement.device"]
+    with pytest.raises(
+        GxpoError, match=r"(?s)the run cannot work:\n  placement.tensor_parallel.*\n  data.source.*\n  pl"
+    ):
+        found.refuse()
+
+
+def test_nothing_follows_from_folders_that_only_other_machines_have(base: Settings, tmp_path: Path) -> None:
+    settings = merged(base, {"model": {"path": "/models/mine"}, "data": {"source": "/data/mine.jsonl"}})
+    elsewhere = ServiceSettings(model_roots=(Path("/models"),), data_roots=(Path("/data"),))
+    assert configs.checked(settings, elsewhere).model.path == "/models/mine"
+    with pytest.raises(Invalid, match=r"config.data.source: .* does not exist"):
+        configs.checked(
+            merged(base, {"data": {"source": f"{tmp_path}/x.jsonl"}}), ServiceSettings(data_roots=(tmp_path,))
+        )

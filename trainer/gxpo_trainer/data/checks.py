@@ -1,0 +1,169 @@
+"""What a run's files tell before anything starts: one list of checks for `gxpo config --check`, `gxpo plan`, `gxpo
+train`, and for requests to the service. Free of torch; asks no hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS
+from gxpo_trainer.data.benchmarks import BY_ANY_NAME, load_benchmark
+from gxpo_trainer.data.prompts import few_problems, load_prompts
+from gxpo_trainer.data.records import on_hub
+from gxpo_trainer.errors import ConfigError, DataError, GxpoError
+from gxpo_trainer.planner.architectures import (
+    check_architecture,
+    check_heads,
+    check_positions,
+    known_config,
+    local_model,
+    read_config,
+)
+from gxpo_trainer.types import Prompt
+
+FIRST_ROWS = 100
+"""Rows of a file that are read where a check must be quick: a sweep has 500 runs."""
+Check = tuple[str, set[str], Callable[["_Files"], Iterator[str]]]
+"""Setting, sections whose files are read, and what yields notes and raises ConfigError or DataError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """faults: setting, why the run cannot work with it and what to do. notes: what to know about a run that can."""
+
+    faults: tuple[tuple[str, GxpoError], ...]
+    notes: tuple[str, ...]
+
+    def refuse(self) -> None:
+        """Raise the only fault, or a ConfigError with one line for each."""
+        if len(self.faults) == 1:
+            raise self.faults[0][1]
+        if self.faults:
+            raise ConfigError("\n".join(["the run cannot work:", *(f"  {error}" for _, error in self.faults)]))
+
+
+def check_files(
+    config: RunConfig, *, most: int | None = None, gpus: int | None = None, unseen: Collection[str] = ()
+) -> Findings:
+    """Every fault of the run that its files show.
+
+    most: rows to read of each file; None: all. gpus: of the machine that the run is for, None where it is not known.
+    unseen: sections whose files are on other machines only, so that nothing follows from their absence.
+    """
+    files = _Files(config, most)
+    faults: list[tuple[str, GxpoError]] = []
+    notes: list[str] = []
+    for setting, needed, check in _checks(config):
+        try:
+            if not needed & {*unseen}:
+                notes += check(files)
+        except (ConfigError, DataError, OSError) as caught:
+            # A name that is too long, or no permission.
+            error = ConfigError(f"{setting}: cannot be read ({caught})") if isinstance(caught, OSError) else caught
+            if all(str(error) != str(earlier) for _, earlier in faults):
+                faults.append((setting, error))
+    if gpus == 0 and config.placement.device == "gpu":
+        reason = 'placement.device = "gpu" but this machine has none; set it to "auto", or placement.ray_address'
+        faults.append(("placement.device", ConfigError(reason, reason="no_resources")))
+    return Findings(tuple(faults), tuple(notes))
+
+
+class _Files:
+    """What the checks read, each at most once. Reading raises ConfigError or DataError."""
+
+    def __init__(self, config: RunConfig, most: int | None) -> None:
+        self.config, self.most = config, most
+
+    @cached_property
+    def model(self) -> Path | None:
+        return local_model(self.config.model)
+
+    @cached_property
+    def problems(self) -> tuple[Prompt, ...] | None:
+        """The training problems; None where they must be downloaded, or generated for nothing."""
+        data = self.config.data
+        if data.source in EMBEDDED_TASKS:  # generated for every model alike
+            return None if self.most else load_prompts(data, self.config.seed).prompts
+        if on_hub(data.source):
+            return None
+        return load_prompts(data, self.config.seed, most=self.most).prompts
+
+
+def _model(files: _Files) -> Iterator[str]:
+    if files.model is None:
+        yield f"model.path = {files.config.model.path!r} is no folder here: a run downloads it from the hub"
+    yield from _shape(check_architecture, files)
+
+
+def _shape(check: Callable[[Mapping[str, Any], RunConfig], None], files: _Files) -> Iterator[str]:
+    path = files.config.model.path
+    body = known_config(path) if files.model is None else read_config(files.model, path)
+    if body is not None:
+        check(body, files.config)
+    yield from ()
+
+
+def _data(files: _Files) -> Iterator[str]:
+    source = files.config.data.source
+    if files.problems is None and source not in EMBEDDED_TASKS:
+        yield f"data.source = {source!r} is no file or folder here: a run downloads it from the hub"
+    elif files.problems is not None and len(files.problems) != files.most:
+        yield from filter(None, [few_problems(len(files.problems), files.config.rollout.prompts_per_step)])
+
+
+def _benchmark(name: str, files: _Files) -> Iterator[str]:
+    evaluation = files.config.evaluation
+    if name in BY_ANY_NAME and evaluation.data_root is None:
+        yield f"evaluation.benchmarks: a run downloads {name} from the hub, unless its cache has it"
+    elif name not in EMBEDDED_TASKS:
+        load_benchmark(name, files.config.data, evaluation, most=files.most)
+
+
+def _answers(files: _Files) -> Iterator[str]:
+    """Whether any gold answer alone has room in a response, where the reward asks for it."""
+    limit, rewards = files.config.rollout.max_new_tokens, files.config.verifier.rewards
+    file = files.model and files.model / "tokenizer.json"
+    tokenizer = _tokenizer(file, file.stat().st_mtime_ns) if file and file.is_file() else None
+    if tokenizer is not None and files.problems and any(reward.name == "correctness" for reward in rewards):
+        shortest = 2**31
+        for problem in files.problems:
+            shortest = min(shortest, len(tokenizer.encode(problem.gold, add_special_tokens=False).ids))
+            if shortest <= limit:
+                break
+        else:
+            raise ConfigError(
+                f"rollout.max_new_tokens = {limit}: none of the {len(files.problems)} answers fits, the shortest has "
+                f"{shortest} tokens; raise it"
+            )
+    yield from ()
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(file: Path, _version: int) -> Any | None:
+    """A tokenizer, without loading transformers; None where that is not possible, as in the service's image."""
+    try:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(file))
+    except Exception:  # The library raises bare Exception; the trainer reports a damaged tokenizer.
+        return None
+
+
+def _checks(config: RunConfig) -> list[Check]:
+    """All checks, in the order of the messages."""
+    return [
+        ("model.path", {"model"}, _model),
+        ("placement.tensor_parallel", {"model"}, partial(_shape, check_heads)),
+        ("model.max_length", {"model"}, partial(_shape, check_positions)),
+        ("data.source", {"data"}, _data),
+        *(
+            (f"evaluation.benchmarks[{number}]", {"data"}, partial(_benchmark, name))
+            for number, name in enumerate(config.evaluation.benchmarks)
+        ),
+        ("rollout.max_new_tokens", {"model", "data"}, _answers),
+    ]

@@ -1,0 +1,177 @@
+"""What a model folder must hold, and which architectures train, as far as its config.json tells. Free of torch.
+
+`FAMILIES` lists what was tried on tiny random models of each family (tests/unit/learner/test_families.py, and with
+engines tests/integration/test_training_loop.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from gxpo_trainer.config import ModelConfig, RunConfig
+from gxpo_trainer.config.engines import STARTER_POLICIES
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.planner.devices import uneven_split
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+FOLDER_FIX = "set model.path to `starter`, to a folder written by save_pretrained, or to a hub name such as org/model"
+
+TRAINS = "trains"
+_UNEQUAL = ", which cannot be compared with the engine's"
+FAMILIES: dict[str, str] = {
+    **dict.fromkeys(("qwen2", "qwen3", "llama", "mistral", "gemma3_text"), TRAINS),
+    "gemma2": "soft-caps its logits and attention scores",
+    **dict.fromkeys(("phi3", "gpt_neox"), f"has fused projections{_UNEQUAL}"),
+    "gpt2": f"has transposed projections{_UNEQUAL}",
+    **dict.fromkeys(("mamba", "mamba2"), "has state-space layers, which the learner cannot batch"),
+    "t5": "is an encoder-decoder",
+}
+"""`model_type` → TRAINS, or why it does not. An adapter alone is compared where the policy is trained by LoRA."""
+HEAD_FACTORS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
+"""Settings of a model whose logits are no plain linear map of its hidden states, unless they are 1 or absent."""
+_SUPPORTED = "use a dense decoder-only model, such as " + ", ".join(
+    name for name, word in FAMILIES.items() if word == TRAINS
+)
+
+
+def local_model(config: ModelConfig) -> Path | None:
+    """The folder of `model.path`; None for a hub name.
+
+    Raises ConfigError when a folder is missing or lacks its config, or its weights in safetensors form, and for a name
+    that no hub can have.
+    """
+    folder = folder_of(config.path)
+    if not folder.is_dir() and config.path not in STARTER_POLICIES:
+        if folder.exists():
+            raise ConfigError(f"model.path = {config.path!r} is a file, not a model folder; {FOLDER_FIX}")
+        if not HUB_NAME.fullmatch(config.path):
+            raise ConfigError(f"model.path = {config.path!r}: the folder does not exist; {FOLDER_FIX}")
+        return None
+    if config.revision is not None:
+        raise ConfigError(
+            f"model.revision = {config.revision!r} but model.path = {config.path!r} is a folder; leave it out, or "
+            "set model.path to a hub name"
+        )
+    return checked_folder(folder, config.path)
+
+
+def folder_of(path: str) -> Path:
+    """Where `model.path` would be on this machine: an embedded policy's folder, else the path itself."""
+    # By path: the package `learner` is above this one.
+    embedded = STARTER_POLICIES.get(path)
+    return Path(__file__).parents[1] / "learner" / embedded if embedded else Path(path).expanduser()
+
+
+def known_config(path: str) -> Mapping[str, Any] | None:
+    """The config.json of a hub model that this package knows; None for others, and for a folder of this name."""
+    known: dict[str, Any] = tomllib.loads((resources.files(__package__) / "models.toml").read_text(encoding="utf-8"))
+    return None if folder_of(path).is_dir() else known.get(path)
+
+
+def checked_folder(folder: Path, setting: str) -> Path:
+    """The folder, which has a config and complete weights in safetensors form. Raises ConfigError."""
+    if not folder.is_dir():
+        raise ConfigError(f"model.path = {setting!r}: the folder {folder.name} does not exist; {FOLDER_FIX}")
+    read_config(folder, setting)
+    weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
+    if not weights:
+        raise ConfigError(
+            f"model.path = {setting!r} has neither {' nor '.join(WEIGHTS)}; "
+            "write the weights as safetensors with model.save_pretrained"
+        )
+    if weights[0].suffix == ".json":
+        shards = set(json.loads(weights[0].read_text(encoding="utf-8")).get("weight_map", {}).values())
+        missing = sorted(name for name in shards if not (folder / name).is_file())
+        if missing:
+            raise ConfigError(f"model.path = {setting!r} lacks the weight file {missing[0]}; copy the whole folder")
+    return folder
+
+
+def read_config(folder: Path, setting: str) -> dict[str, Any]:
+    """A folder's config.json. Raises ConfigError naming `setting`, the value of model.path."""
+    where = f"model.path = {setting!r}"
+    try:
+        body = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{where} has no config.json; {FOLDER_FIX}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: its config.json cannot be read ({error}); restore it") from error
+    if not isinstance(body, dict):
+        raise ConfigError(f"{where}: its config.json is not a JSON object; restore it")
+    return body
+
+
+def language_model(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the language model: of models with several inputs `text_config`."""
+    inner = body.get("text_config")
+    return inner if isinstance(inner, Mapping) else body
+
+
+def check_architecture(body: Mapping[str, Any], config: RunConfig) -> None:
+    """Raises ConfigError for a config.json whose model cannot be trained; what nobody tried is not refused."""
+    text = language_model(body)
+    kind = body.get("model_type")
+    problem = FAMILIES.get(kind, TRAINS) if isinstance(kind, str) else TRAINS
+    factor = next((name for name in HEAD_FACTORS if text.get(name) not in (None, 1)), None)
+    experts = next((name for name in ("num_local_experts", "num_experts", "n_routed_experts") if text.get(name)), None)
+    if problem == TRAINS:
+        if body.get("is_encoder_decoder"):
+            problem = FAMILIES["t5"]
+        elif "quantization_config" in body:
+            problem = "is quantized"
+        elif experts is not None and text[experts] != 1:
+            problem = f"has experts ({experts} = {text[experts]}){_UNEQUAL}"
+        elif factor is not None:
+            problem = f"scales its logits ({factor} = {text[factor]})"
+    if problem != TRAINS and not (problem.endswith(_UNEQUAL) and config.learner.lora):
+        raise ConfigError(f"model.path = {config.model.path!r}: the architecture {kind} {problem}; {_SUPPORTED}")
+
+
+def check_heads(body: Mapping[str, Any], config: RunConfig) -> None:
+    """Raises ConfigError when vLLM cannot give each device the same number of attention heads (`uneven_split`)."""
+    model, tensor_parallel = repr(config.model.path), config.placement.tensor_parallel
+    if tensor_parallel == 1:
+        return
+    text = language_model(body)
+    heads = text.get("num_attention_heads") or text.get("n_head")
+    if not isinstance(heads, int) or heads < 1:
+        raise ConfigError(
+            f"model.path: config.json of {model} has no num_attention_heads, so placement.tensor_parallel "
+            "cannot be checked; set it to 1"
+        )
+    shared = text.get("num_key_value_heads")
+    key_values = shared if isinstance(shared, int) and shared > 0 else heads
+    sentence = uneven_split(heads, key_values, tensor_parallel, model)
+    if sentence is not None:
+        raise ConfigError(sentence)
+
+
+def positions(body: Mapping[str, Any]) -> int | None:
+    """Longest sequence of a model; None where its config.json does not say, or scales its positions."""
+    text = language_model(body)
+    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    most = text.get("max_position_embeddings") or text.get("n_positions")
+    scales = isinstance(rope, Mapping) and not rope.keys().isdisjoint(("factor", "long_factor"))
+    return most if isinstance(most, int) and not scales else None
+
+
+def check_positions(body: Mapping[str, Any], config: RunConfig) -> None:
+    """Raises ConfigError when sequences may be longer than the positions of a model."""
+    model, most = config.model, positions(body)
+    if most is not None and model.max_length > most:
+        what = f"the {most} positions of {model.path!r}"
+        raise ConfigError(f"model.max_length = {model.max_length} exceeds {what}; set it to {most} or less")
+
+
+def check_model(body: Mapping[str, Any], config: RunConfig) -> None:
+    """The three checks of a config.json for one run. Raises ConfigError."""
+    check_architecture(body, config)
+    check_heads(body, config)
+    check_positions(body, config)
