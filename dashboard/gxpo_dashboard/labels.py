@@ -53,6 +53,7 @@ VERDICTS = {
     "unparsed": "? no answer found",
     "timeout": "◷ grader timed out",
     "error": "! grader failed",
+    "ungraded": "– no answer to compare with",
 }
 ACTIONS = {
     "cancel": ("Cancel", ":material/stop_circle:"),

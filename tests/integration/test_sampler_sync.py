@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,26 @@ def test_logprobs_agree_with_transformers_after_every_sync(pair: Pair) -> None:
     groups = pair.generate(pair.requests(), SamplingSettings(max_new_tokens=8, temperature=0.6))
     assert pair.gaps(groups, temperature=0.6).mean() <= 1e-6
     assert pair.gaps(groups, temperature=1.0).mean() > 0.1
+
+
+def test_a_stop_text_ends_a_response_before_itself(pair: Pair) -> None:
+    """With top_k = 1 all samples of a prompt are the likeliest one; a token is a letter."""
+    requests = pair.requests()
+    greedy = SamplingSettings(max_new_tokens=16, top_k=1)
+    whole = {group.prompt.id: group.samples[0] for group in pair.generate(requests, greedy)}
+    stopped = 0
+    for request in requests:
+        stop = whole[request.prompt.id].text[4:6]
+        if len(stop) < 2:
+            continue
+        (group,) = pair.generate([request], replace(greedy, stop=(stop,)))
+        for sample in group.samples:
+            assert sample.text == whole[request.prompt.id].text.partition(stop)[0]
+            assert sample.finish_reason == "stop"
+            assert sample.token_ids.tolist() == whole[request.prompt.id].token_ids[: len(sample.token_ids)].tolist()
+            assert len(sample.token_ids) < 16
+            stopped += 1
+    assert stopped
 
 
 def test_every_group_comes_once_and_whole_whatever_the_order(pair: Pair) -> None:

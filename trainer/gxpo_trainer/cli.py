@@ -179,6 +179,12 @@ def register_config(subparsers: Subparsers) -> None:
     what.add_argument("--preset", metavar="NAME", help="print this preset; --list-presets names them")
     what.add_argument("--file", metavar="FILE", type=Path, help="print this run file with all defaults filled in")
     what.add_argument("--check", metavar="FILE", type=Path, help="check this run file; exit code 0 or 2")
+    what.add_argument(
+        "--show-prompt",
+        metavar="FILE",
+        type=Path,
+        help="print the first prompts of this run file as the policy sees them",
+    )
     what.add_argument("--schema", action="store_true", help="print the JSON schema of all settings")
     what.add_argument("--list-presets", action="store_true", help="print the names of the presets")
     add_set(parser)
@@ -205,6 +211,14 @@ def run_config(args: argparse.Namespace) -> int:
         bounds = [f"{name} {value}" for name, value in config.budget.model_dump().items() if value is not None]
         print(f"{args.check}: valid, rule {config.learner.rule.name}, budget {', '.join(bounds)}")
         print("".join(f"  {note}\n" for note in found.notes), end="")
+    elif args.show_prompt is not None:
+        from gxpo_trainer.training.prepare import load_problems
+
+        config = config_io.load_run(args.show_prompt, args.set, runs_here=True)
+        print("\n\n".join(load_problems(config).shown()))
+        print(
+            f"\nreward: {'only a box counts as the answer' if config.trains_on_boxes else 'any stated answer counts'}"
+        )
     else:
         config = (
             config_io.load_preset(args.preset, args.set) if args.preset else config_io.load_run(args.file, args.set)
@@ -303,7 +317,11 @@ def register_eval(subparsers: Subparsers) -> None:
         "--model", metavar="DIR", required=True, help="transformers folder, PEFT adapter, hub name, or `starter`"
     )
     parser.add_argument(
-        "--benchmark", metavar="NAMES", required=True, type=names, help="comma-separated names or .jsonl files"
+        "--benchmark",
+        metavar="NAMES",
+        required=True,
+        type=names,
+        help="comma-separated names, or .jsonl, .csv or .parquet files",
     )
     parser.add_argument("--samples", metavar="N", type=positive, default=16, help="responses per problem; default 16")
     parser.add_argument("--problems", metavar="N", type=positive, help="use the first N problems of each benchmark")

@@ -9,10 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-VerdictStatus = Literal["correct", "wrong", "unparsed", "timeout", "error"]
+VerdictStatus = Literal["correct", "wrong", "unparsed", "timeout", "error", "ungraded"]
+"""ungraded: the problem has no answer to compare with, so that only other rewards can judge the response."""
 EVASION = "evades a verdict"
 """How the detail of a `wrong` verdict begins when the answer asks for more computation than an honest one could."""
 VERDICTS: tuple[VerdictStatus, ...] = ("correct", "wrong", "unparsed", "timeout", "error")
+"""Of problems with an answer."""
 
 EpisodeEnd = Literal["done", "max_turns", "length", "timeout", "error"]
 
@@ -24,7 +26,8 @@ Metrics = dict[str, float]
 class Prompt:
     """One verifiable problem.
 
-    text: the problem before any template. gold: the final answer alone.
+    text: the problem before any template; of a row of messages the last one. gold: the final answer alone, empty where
+    there is none.
     """
 
     id: str
@@ -32,6 +35,8 @@ class Prompt:
     gold: str
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of the problem's row and its verification options."""
+    history: tuple[dict[str, str], ...] = ()
+    """Messages before the problem, `role` and `content` each: the system prompt, earlier turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +163,17 @@ class Verdict:
         return self.status == "wrong" and self.detail.startswith(EVASION)
 
     @property
+    def failed(self) -> bool:
+        """Whether the grader failed, so that the response has no reward."""
+        return self.status in ("timeout", "error")
+
+    @property
     def reward(self) -> float | None:
-        """The score, or else 1 for correct and 0 for wrong and unparsed; None for timeout and error."""
-        if self.status in ("timeout", "error"):
+        """The score, or else 1 for correct and 0 for wrong and unparsed; None for a failure, and where nothing judges
+        the response."""
+        if self.failed:
             return None
-        if self.score is not None:
+        if self.score is not None or self.status == "ungraded":
             return self.score
         return 1.0 if self.status == "correct" else 0.0
 

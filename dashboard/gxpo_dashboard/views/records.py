@@ -126,7 +126,10 @@ def _group(group: list[Json]) -> None:
     with st.container(border=True):
         st.caption(f"Step {first['step']}, attempt {first['attempt']}, group {first['group']}.")
         _text("Prompt", first["prompt"])
-        untrusted("Gold answer", first["gold"])
+        if shown := first["extra"].get("rendered_prompt"):
+            with st.expander("What the policy saw"):
+                untrusted("Rendered prompt", shown)
+        untrusted("Gold answer", first["gold"] or "(none)")
     for item in group:
         with st.container(border=True):
             _response(item)

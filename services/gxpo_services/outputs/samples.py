@@ -57,7 +57,8 @@ class SampleView(BaseModel):
     end_detail: str | None = Field(description="How the environment failed.")
     sampled_length: int | None = Field(description="Tokens that the policy wrote; null without an environment.")
     extra: dict[str, Any] = Field(
-        description="Other members of the trainer's line, e.g. detail, weights_version, components."
+        description="Other members of the trainer's line, e.g. rendered_prompt (what the policy saw), detail, "
+        "weights_version, components."
     )
 
 

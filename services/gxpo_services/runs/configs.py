@@ -106,7 +106,7 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
     from_hub = setting(values, "evaluation.data_root") in (None, "none")
     for number, name in enumerate(_items(values, "evaluation.benchmarks")):
         fault = None
-        if isinstance(name, str) and name.endswith(".jsonl"):
+        if isinstance(name, str) and name.endswith(_DATA_FILES):
             fault = _place_fault(name, server.data_roots, hub=None)
         elif isinstance(name, str) and name not in EMBEDDED_TASKS and from_hub and not server.allow_hub:
             fault = "is a hub data set, which this server does not allow; set evaluation.data_root"

@@ -17,12 +17,15 @@ def test_counts_of_a_prompt_are_of_all_its_responses(pages: Pages) -> None:
     ]
     for row in rows[6 * 8 : 6 * 8 + 7]:
         row["verdict"] = "correct"
+        row["rendered_prompt"] = "<|user|>**1 + 1?**<|assistant|>"
     pages.service.report(run, samples=[sample_row(0), *rows])
     table = pages.open("run", run=run, part="Samples").dataframe[0].value
     assert table[["Correct", "Responses"]].values.tolist() == [*[[0, 8]] * 6, [7, 8]]
     page = pages.open("run", run=run, part="Samples", verdict="correct")
     assert page.dataframe[0].value[["Correct", "Responses"]].values.tolist() == [[7, 8]]
     assert len([words for words in page.markdown if "✔ correct" in words.value]) == 7
+    (seen,) = [each for each in page.expander if each.label == "What the policy saw"]
+    assert [code.value for code in seen.code] == ["<|user|>**1 + 1?**<|assistant|>"]
 
 
 def test_the_header_of_a_queued_run_has_its_position(pages: Pages) -> None:

@@ -111,6 +111,19 @@ def test_a_bad_run_file_ends_with_code_2_and_one_line_a_setting(
     ]
 
 
+def test_the_prompts_of_a_run_file_are_shown_as_the_policy_sees_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.csv").write_text("question,final\n2+2?,4\n")
+    file = tmp_path / "run.toml"
+    file.write_text(f'[data]\nsource = "{tmp_path}/own.csv"\nprompt_field = "question"\nanswer_field = "final"\n')
+    assert run("config", "--show-prompt", file, "--set", "data.template=Q: {problem}") == 0
+    first, second = capsys.readouterr().out.split("\n\n")[:2]
+    assert first.splitlines()[0].startswith("first of 1 training prompts, ")
+    assert first.endswith("rendered with the model's chat template:\n<|bos|><|user|>Q: 2+2?<|end|><|assistant|>")
+    assert second.startswith("first of 256 word_problems prompts, ")
+
+
 def test_a_check_says_what_a_run_would_download_and_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +166,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
 @pytest.mark.parametrize("temperature", ["0", "0.009", "2.1", "nan"])
 def test_eval_refuses_temperatures_that_vllm_would_change(temperature: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("eval", "--model", "starter", "--benchmark", "b", "--temperature", temperature) == 2
-    assert f"--temperature {float(temperature)}: must be from 0.01 to 2" in capsys.readouterr().err
+    assert f"evaluation.temperature = {float(temperature)}: must be at" in capsys.readouterr().err
 
 
 def test_eval_refuses_an_engine_that_cannot_split_the_heads_before_anything_starts(

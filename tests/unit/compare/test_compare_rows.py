@@ -555,6 +555,11 @@ def test_the_same_conditions_are_comparable_whatever_the_scores_and_seeds() -> N
             {"environment": {"name": "calculator"}},
             "the environments differ (single_turn and {'name': 'calculator'})",
         ),
+        ({"answer": "boxed"}, "what counts as an answer differs (answer: any and boxed)"),
+        (
+            {"sampling": {**RECORD["sampling"], "top_p": 0.9}},
+            "the sampled distributions differ (sampling.top_p: 1.0 and 0.9)",
+        ),
         ({"versions": None}, "versions is not recorded on both sides"),
         (
             {"template": "x" * 60},

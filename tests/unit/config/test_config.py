@@ -57,6 +57,9 @@ def refusal(*overrides: str) -> str:
         ("learner.optimizer.epsilon=inf", "learner.optimizer.epsilon = inf: must be a finite number"),
         ("placement.learner_cpus=inf", "placement.learner_cpus = inf: must be a finite number"),
         ("rollout.max_new_tokens=4096", "rollout.max_new_tokens = 4096 leaves no room for a prompt"),
+        ("data.answer_field=none", "verifier.rewards: correctness compares with a final answer, and data.answer_field"),
+        ("evaluation.top_p=0", "evaluation.top_p = 0: must be above 0"),
+        ("evaluation.min_p=1.5", "evaluation.min_p = 1.5: must be at most 1"),
         ("learner.mini_batches=65", "learner.mini_batches = 65 exceeds rollout.prompts_per_step = 64"),
     ],
 )
@@ -122,6 +125,24 @@ def test_the_hash_ignores_the_name_and_sees_everything_else() -> None:
     base = RunConfig()
     assert base.model_copy(update={"name": "other"}).sha256() == base.sha256()
     assert build({"seed": 1}).sha256() != base.sha256()
+
+
+EARLIER_HASH = "4754a2fff5abb25eff937e66aba429d4f2e62b3324f95ec5a32744ffb9bde34d"
+EARLIER_BOXED_HASH = "984c56a32d7cb0f0372ed691c37c15b1b00db012a0d7a7d61bac2856589079c9"
+
+
+def test_settings_that_earlier_versions_lacked_leave_the_hash_of_what_they_did() -> None:
+    """Both hashes were printed by the version before: of the defaults, and of a template that asks for a box."""
+    boxed = {"data": {"source": "x.jsonl"}}
+    assert RunConfig().sha256() == EARLIER_HASH
+    assert build({**boxed, "verifier": {"answer": "any"}}).sha256() == EARLIER_BOXED_HASH
+    assert build(boxed).sha256() != EARLIER_BOXED_HASH, "training counts boxes alone now"
+    assert build({"evaluation": {"top_p": 0.9}}).sha256() != EARLIER_HASH
+    assert build({"verifier": {"answer": "boxed"}}).sha256() != EARLIER_HASH
+
+
+def test_a_stop_text_and_turns_of_an_environment_exclude_each_other() -> None:
+    assert "evaluation.stop cannot end turns" in refusal('evaluation.stop=["Q:"]', "environment.name=calculator")
 
 
 def test_the_hash_tells_an_infinite_threshold_from_a_finite_one() -> None:

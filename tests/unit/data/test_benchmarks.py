@@ -170,6 +170,19 @@ def test_templates_follow_evaluation_then_training_then_the_benchmark(tmp_path: 
     assert load("word_problems", template=own).template == own
 
 
+def test_fields_and_system_prompt_of_an_own_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "own.csv", {"question": "1?", "final": "1"})
+    data = DataConfig(answer_field=None, system_prompt="Add.")
+    with pytest.raises(ConfigError, match=r"evaluation.answer_field: the problems of .*own.csv' need answers"):
+        load(str(file), data=data, prompt_field="question")
+    loaded = load(str(file), data=data, prompt_field="question", answer_field="final")
+    system = {"role": "system", "content": "Add."}
+    assert loaded.prompts == (Prompt("own/1", "1?", "1", history=(system,)),)
+    plain = load(str(file), prompt_field="question", answer_field="final")
+    assert (plain.name, plain.prompts[0].history) == ("own", ())
+    assert plain.sha256 != loaded.sha256
+
+
 def test_an_unknown_name_is_rejected_with_those_that_exist() -> None:
     known = r"'math50' is unknown; use word_problems, arithmetic_skill, math500, .* a \.jsonl file"
     with pytest.raises(ConfigError, match=known):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem, render_messages
+from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem, conversation, render_messages
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from tools.starter import CHAT_TEMPLATE as STARTER
@@ -106,6 +106,13 @@ def test_first_messages_of_several_roles() -> None:
     ids = render_messages(messages, tokenizer())
     assert ids.tolist() == ids_of("<|bos|><|system|>Calculate.<|end|><|user|>12 * 7?<|end|><|assistant|>")
     assert render_messages(messages, tokenizer(None)).tolist() == ids_of("Calculate.\n12 * 7?")
+
+
+def test_a_system_message_of_an_environment_replaces_the_runs() -> None:
+    system, mine, user = ({"role": role, "content": role} for role in ("system", "system", "user"))
+    assert conversation((system, user), [user]) == [system, user, user]
+    assert conversation((system, user), [mine, user]) == [user, mine, user]
+    assert conversation((), [user]) == [user]
 
 
 @pytest.mark.parametrize("template", [STARTER, LINES, None])

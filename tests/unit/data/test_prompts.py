@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from gxpo_trainer.config import DataConfig
 from gxpo_trainer.config.io import build
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
+from gxpo_trainer.data.chat import prompt_text
 from gxpo_trainer.data.prompts import (
     PromptCursor,
     final_answer,
@@ -57,12 +58,68 @@ def test_a_jsonl_file_gives_its_problems_in_order(tmp_path: Path) -> None:
     assert loaded.num_left_out == {}
 
 
+def test_a_csv_file_gives_its_problems(tmp_path: Path) -> None:
+    """As spreadsheets save it: with a byte order mark, and quoted cells of several lines."""
+    text = '\ufeffid,question,final,level\r\na,"1, and\r\n1?",2,3\r\n,2*3?,6,\r\n'
+    (tmp_path / "mine.csv").write_bytes(text.encode())
+    loaded = load(tmp_path / "mine.csv", prompt_field="question", answer_field="final")
+    assert loaded.prompts == (Prompt("a", "1, and\r\n1?", "2", {"level": "3"}), Prompt("mine/2", "2*3?", "6", {}))
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+EARLIER = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("before", "system_prompt", "rendered"),
+    [
+        ([], None, ""),
+        (EARLIER, None, "<user>1+1?<assistant>2"),
+        (EARLIER, "Add.", "<system>Add.<user>1+1?<assistant>2"),
+        ([SYSTEM, *EARLIER], "Add.", "<system>Be brief.<user>1+1?<assistant>2"),
+    ],
+)
+def test_the_template_applies_to_the_last_message_of_a_row(
+    suffix: str, before: list[dict[str, str]], system_prompt: str | None, rendered: str, tmp_path: Path
+) -> None:
+    row = {"prompt": [*before, {"role": "user", "content": "2+2?"}], "answer": "4"}
+    file = write(tmp_path / f"chat.{suffix}", row)
+    (prompt,) = load(file, prompt_field="prompt", system_prompt=system_prompt).prompts
+    assert (prompt.text, prompt.gold, prompt.extra) == ("2+2?", "4", {})
+    (ids,) = tokenize_prompts([prompt], tokenizer(chat=True), "Q: {problem}", max_prompt_tokens=99).token_ids
+    assert prompt_text(tokenizer(chat=True), ids).replace(" ", "") == f"{rendered}<user>Q:2+2?<assistant>".replace(
+        " ", ""
+    )
+
+
+def test_the_system_prompt_comes_before_every_problem() -> None:
+    prompts = load_prompts(DataConfig(num_problems=2, system_prompt="Add."), seed=0).prompts
+    assert [prompt.history for prompt in prompts] == [({"role": "system", "content": "Add."},)] * 2
+
+
+def test_a_chat_template_that_refuses_system_messages_is_reported_with_the_setting() -> None:
+    mine = tokenizer(chat=True)
+    mine.chat_template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    prompt = Prompt("a", "1?", "1", history=(SYSTEM,))
+    with pytest.raises(
+        DataError, match=r"problem a: .* refuses messages of system, user \(no system\); remove data.sys"
+    ):
+        tokenize_prompts([prompt], mine, "{problem}", max_prompt_tokens=99)
+
+
+def test_rows_need_no_answer_where_the_setting_says_so(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.jsonl", {"problem": "Write a haiku."}, {"problem": "And?", "answer": "unused"})
+    loaded = load_prompts(DataConfig(source=str(file), answer_field=None), 0, lambda gold: "cannot be parsed")
+    assert [(prompt.gold, prompt.extra) for prompt in loaded.prompts] == [("", {}), ("", {"answer": "unused"})]
+
+
 @pytest.mark.parametrize(
     ("layout", "settings"),
     [
         ("data/train-00000-of-00001.parquet", {}), ("train-00000-of-00001.parquet", {}),
         ("main/train-00000-of-00001.parquet", {"subset": "main"}), ("data/main/train.parquet", {"subset": "main"}),
-        ("train/part.parquet", {}), ("train.parquet", {}),
+        ("train/part.parquet", {}), ("train.parquet", {}), ("data/train.csv", {}),
     ],
 )  # fmt: skip
 def test_a_folder_in_hub_layout_gives_its_split(layout: str, settings: dict[str, str], tmp_path: Path) -> None:
@@ -140,6 +197,10 @@ def test_golds_read_from_worked_solutions_are_the_given_answers() -> None:
         ({"problem": "1?"}, r"has no field 'answer' \(its fields: problem\); set data.answer_field"),
         ({"question": "1?", "answer": "1"}, r"has no field 'problem' .*set data.prompt_field"),
         ({"problem": " ", "answer": "1"}, "field 'problem' is empty"),
+        ({"problem": [SYSTEM], "answer": "1"}, "the last message of 'problem' is not the user's"),
+        ({"problem": [{"role": "tool", "content": "1"}], "answer": "1"}, "message 1 of 'problem' has the role 'tool'"),
+        ({"problem": [{"role": "user", "text": "1"}], "answer": "1"}, "message 1 of 'problem' has role, text; it must"),
+        ({"problem": [SYSTEM, {"role": "user", "content": " "}], "answer": "1"}, "message 2 of 'problem' is empty"),
         ({"problem": "1?", "answer": ""}, "field 'answer' is empty"),
         ({"problem": "1?", "answer": None}, "field 'answer' is null; text is expected"),
         ({"problem": "1?", "answer": True}, "field 'answer' is true; text is expected"),
@@ -183,9 +244,16 @@ def test_a_bad_parquet_row_is_rejected_with_its_number(tmp_path: Path) -> None:
         ("mine.jsonl", b'{"problem": "\xff", "answer": "1"}\n', None, {}, r"mine\.jsonl:1: is not valid JSON"),
         ("t.parquet", b"PAR1 and no more", None, {}, r"t\.parquet: cannot be read as parquet"),
         ("empty.jsonl", b"\n\n", None, {}, r"empty\.jsonl: contains no problems"),
-        ("data.csv", b"a,b", None, {}, r"ends in '\.csv'"),
+        ("data.txt", b"a,b", None, {}, r"ends in '\.txt'; use a \.jsonl, \.csv or \.parquet file"),
+        ("a.csv", b"problem,answer\n", None, {}, r"a\.csv: contains no problems"),
+        ("a.csv", b"problem,answer\n1?,1,2\n", None, {}, r"a\.csv:2: has not the 2 cells .*; quote cells"),
+        ("a.csv", b"problem,answer\n1?,1\n2?\n", None, {}, r"a\.csv:3: has not the 2 cells .*; add the missing"),
+        ("a.csv", b"problem,answer\n1?,\n", None, {}, r"a\.csv:2: has no field 'answer' \(its fields: problem\)"),
+        ("a.csv", b"problem,problem\n1?,1\n", None, {}, r"a\.csv:1: the first line must name each column once"),
+        ("a.csv", b"problem,answer\n\"1?,1\n", None, {}, r"a\.csv:1: is not valid CSV \(unexpected end"),
+        ("a.csv", b"problem,answer\n\xff,1\n", None, {}, r"is not valid CSV \('utf-8' codec.*save it as UTF-8 CSV"),
         ("mine.jsonl", b"", "missing.jsonl", {}, r"missing\.jsonl' does not exist"),
-        ("folder/data.csv", b"a,b", "folder", {}, r"folder contains no \.jsonl or \.parquet file"),
+        ("folder/data.txt", b"a,b", "folder", {}, r"folder contains no \.jsonl, \.csv or \.parquet file"),
         ("main/test.jsonl", b"{}", ".", {}, r"no files of data.split = 'train'.*: main/test\.jsonl"),
         ("mine.jsonl", b'{"problem": "1?", "answer": "1", "level": 3}', None, {"levels": (2,)},
          r"data.levels = \[2\] excludes all 1 problems"),

@@ -328,8 +328,26 @@ def test_several_answers_may_stand_in_boxes_of_their_own() -> None:
     assert verify("69,84", r"First \boxed{3}. Then $\boxed{69}$. And then \boxed{84}.", SEVERAL).status == "wrong"
 
 
+@pytest.mark.parametrize(
+    ("gold", "response", "by_default", "boxed"),
+    [
+        ("84", "12*7=84, so \\boxed{84}", "correct", "correct"),
+        ("84", "some random words and then 84", "correct", "unparsed"),
+        ("84", "84", "correct", "unparsed"),
+        ("84", "\\boxed{12}. No, the final answer is 84.", "correct", "wrong"),
+        ("84", "<think>\\boxed{84}</think> It is 84.", "correct", "unparsed"),
+        ("B", "The answer is B.", "correct", "unparsed"),
+        ("B", "\\boxed{B}", "correct", "correct"),
+        ("", "84", "ungraded", "ungraded"),
+    ],
+)
+def test_with_boxed_only_a_box_counts(gold: str, response: str, by_default: str, boxed: str) -> None:
+    assert verify(gold, response).status == by_default
+    assert verify(gold, response, VerifyOptions(boxed=True)).status == boxed
+
+
 def test_options_survive_json() -> None:
-    options = VerifyOptions((0.1, 0.5), "km/h", True)
+    options = VerifyOptions((0.1, 0.5), "km/h", True, boxed=True)
     assert VerifyOptions.from_dict(json.loads(json.dumps(options.to_dict()))) == options
     assert VerifyOptions().to_dict() == {}
     assert VerifyOptions.from_dict({"tolerance": 0.1}) == VerifyOptions((0.1,))
@@ -339,7 +357,7 @@ def test_options_survive_json() -> None:
     ("body", "complaint"),
     [
         ([], "is list instead of an object"),
-        ({"tolerence": 1}, "unknown key 'tolerence'; use tolerance, unit, several"),
+        ({"tolerence": 1}, "unknown key 'tolerence'; use tolerance, unit, several, boxed"),
         ({"tolerance": "0.1"}, "must be a number or a list"), ({"tolerance": -1}, "finite numbers of at least 0"),
         ({"tolerance": float("inf")}, "finite numbers"), ({"unit": 3}, "unit = 3: must be text"),
         ({"unit": " "}, "unit is empty"), ({"several": 1}, "must be true or false"),

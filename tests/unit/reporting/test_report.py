@@ -153,9 +153,10 @@ def test_evaluations_are_unique_per_step_and_benchmark(tmp_path: Path) -> None:
 def test_samples_hold_the_first_groups_and_their_text(tmp_path: Path) -> None:
     verdicts = [Verdict("correct", "42", 0.1), Verdict("timeout", None, 5.0, "killed")]
     groups = [scored(f"p{number}", ["NaN", 'an "answer"\n\u2028'], verdicts) for number in range(3)]
-    with reporter(tmp_path, samples_per_step=2) as made:
+    with reporter(tmp_path, samples_per_step=2, show=str) as made:
         made.log_samples(1, groups)
     rows = read_samples(tmp_path)
+    assert rows[0]["rendered_prompt"] == str(groups[0].group.prompt_token_ids)
     assert [(row["prompt_id"], row["sample"]) for row in rows] == [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1)]
     assert rows[0]["response"] == "NaN"
     assert (rows[0]["reward"], rows[0]["verdict"], rows[0]["extracted"], rows[0]["gold"]) == (

@@ -96,6 +96,16 @@ def test_an_episode_decides_its_verdict_by_failing_or_by_its_rewards(sample: Sam
     assert episode_verdict(sample) == expected
 
 
+def test_without_an_answer_only_other_components_judge() -> None:
+    group = Group(Prompt("p", "Write.", ""), np.zeros(1, np.int32), (single(RIGHT), played(RIGHT)), 0)
+    for verdict in score((RewardConfig(name="format", weight=2.0),), group):
+        assert (verdict.status, verdict.reward, verdict.components) == ("ungraded", 2.0, {"format": 1.0})
+    assert [verdict.reward for verdict in score((RewardConfig(),), group)] == [None, None]
+    (verdict, _) = score((RewardConfig(), RewardConfig(name="format")), group)
+    assert (verdict.status, verdict.reward) == ("error", None)
+    assert "the problem has no answer, and its environment gave no reward" in verdict.detail
+
+
 def test_a_failed_episode_has_no_reward_and_the_sum_is_the_reward_of_a_judged_one() -> None:
     failed, judged = (episode_verdict(played("", 0.5, end=end)) for end in ("error", "done"))
     assert failed is not None

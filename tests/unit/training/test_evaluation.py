@@ -10,6 +10,7 @@ import numpy as np
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark
 from gxpo_trainer.environments.contract import Problem
+from gxpo_trainer.rollout.requests import SamplingSettings
 from gxpo_trainer.training.evaluation import Evaluator
 from gxpo_trainer.training.prepare import TokenizedBenchmark
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
@@ -57,6 +58,17 @@ def test_a_full_evaluation_keeps_the_subset_comparable() -> None:
     assert (record["num_problems"], record["problem_ids"]) == (2, ["0", "2"])
     assert (metrics["eval/sums/pass@1"], metrics["eval/average/pass@1"]) == (1.0, 1.0)
     assert metrics["eval/sums/full/pass@1"] == 2 / 6
+
+
+def test_how_an_evaluation_samples_is_set_and_recorded() -> None:
+    given = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "stop": ["Q:"]}
+    benchmark = Benchmark("sums", (Prompt("0", "", "7"),), "{problem}", "hash")
+    made = Evaluator(RunConfig.model_validate({"evaluation": given}), [TokenizedBenchmark(benchmark, [IDS])])
+    assert made.sampling == SamplingSettings(48, 0.6, top_p=0.95, top_k=20, stop=("Q:",))
+    (record,), _ = made.run(Collector(), step=1, version=1)  # type: ignore[arg-type]
+    assert record["sampling"] == {**given, "max_new_tokens": 48, "seeded": False}
+    (record, *_), _ = evaluator().run(Collector(), step=1, version=1)  # type: ignore[arg-type]
+    assert record["sampling"] == {"temperature": 1.0, "max_new_tokens": 48, "seeded": False}
 
 
 def test_an_evaluation_plays_in_the_environment_of_the_run() -> None:

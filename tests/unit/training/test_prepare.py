@@ -13,11 +13,14 @@ import ray
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
+from gxpo_trainer.config.tasks import EnvironmentConfig
+from gxpo_trainer.data.chat import rendering
 from gxpo_trainer.errors import ConfigError, DataError
+from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.reporting.reading import read_events
 from gxpo_trainer.reporting.reporter import RunReporter
-from gxpo_trainer.training.prepare import prepare
+from gxpo_trainer.training.prepare import load_problems, prepare
 from gxpo_trainer.training.run import record_data, train_run
 
 PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"
@@ -51,12 +54,77 @@ def config(tmp_path: Path) -> Any:
 
 def test_a_training_problem_that_is_evaluated_is_excluded_and_reported(config: Any, tmp_path: Path) -> None:
     prepared = prepare(config(), tmp_path / "run", resume=False)
-    assert [prompt.id for prompt in prepared.prompts.prompts] == ["3+4", "7+8"]
+    assert [prompt.id for prompt in prepared.problems.prompts.prompts] == ["3+4", "7+8"]
     with RunReporter(tmp_path / "run") as reporter:
         record_data(prepared, reporter)
-    (event,) = read_events(tmp_path / "run")
+    _, event = read_events(tmp_path / "run")
     assert (event["kind"], event["setting"]) == ("problems_left_out", "data.contamination")
     assert event["message"] == "data.contamination excluded 1 training problems"
+
+
+ASKING = """
+from gxpo_trainer.environments import Observation, Turn
+class Asking:
+    def reset(self, problem, seed):
+        return Observation.of_text("Ask. " + problem.text)
+    def step(self, action):
+        return Turn(done=True)
+"""
+
+
+def test_the_first_event_shows_what_the_policy_sees(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the starter's template: <|role|>content<|end|>; of an environment what its `reset` returned."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with RunReporter(tmp_path / "run") as reporter:
+        single = config(data={"system_prompt": "Add.", "template": "Q: {problem}"})
+        record_data(prepare(single, tmp_path / "new"), reporter)
+        played = single.model_copy(update={"environment": EnvironmentConfig(name="asking:Asking")})
+        record_data(prepare(played, tmp_path / "new"), reporter)
+    shown = [event["message"] for event in read_events(tmp_path / "run") if event["kind"] == "prompt"]
+    question = f"Q: {PROBLEM.format(3, 4)}"
+    for message, first in zip(shown, (question, f"Ask. {question}"), strict=True):
+        head, _, text = message.partition(":\n")
+        assert head.startswith("first of 2 training prompts, ")
+        assert head.endswith(" tokens, rendered with the model's chat template")
+        assert text == f"<|bos|><|system|>Add.<|end|><|user|>{first}<|end|><|assistant|>"
+
+
+def test_a_model_without_a_chat_template_is_reported(config: Any, tmp_path: Path) -> None:
+    shutil.copytree(STARTER_FOLDER, tmp_path / "base", ignore=shutil.ignore_patterns("chat_template*"))
+    settings = json.loads((tmp_path / "base/tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (tmp_path / "base/tokenizer_config.json").write_text(json.dumps(settings))
+    said: list[str] = []
+    with RunReporter(tmp_path / "run") as reporter:
+        record_data(prepare(config(model={"path": str(tmp_path / "base")}), tmp_path / "new"), reporter, said.append)
+    assert said == ["prompts are " + rendering(None)]
+    assert rendering(None) in read_events(tmp_path / "run")[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "template", "system_prompt", "training", "evaluation"),
+    [
+        ("auto", "boxed", None, True, False),
+        ("auto", "plain", None, False, False),
+        ("auto", "plain", "Write \\boxed{}.", True, False),
+        ("any", "boxed", None, False, False),
+        ("boxed", "plain", None, True, True),
+    ],
+)
+def test_only_a_box_counts_where_the_prompt_asks_for_one(
+    config: Any, answer: str, template: str, system_prompt: str | None, training: bool, evaluation: bool
+) -> None:
+    settings = config(verifier={"answer": answer}, data={"template": template, "system_prompt": system_prompt})
+    problems = load_problems(settings)
+    for prompts, boxed in (
+        (problems.prompts.prompts, training),
+        (problems.benchmarks[0].benchmark.prompts, evaluation),
+    ):
+        assert {prompt.extra.get("verify") == VerifyOptions(boxed=True) for prompt in prompts} == {boxed}
 
 
 def test_fewer_problems_than_prompts_a_step_are_a_warning(config: Any, tmp_path: Path) -> None:
@@ -64,15 +132,15 @@ def test_fewer_problems_than_prompts_a_step_are_a_warning(config: Any, tmp_path:
     said: list[str] = []
     with RunReporter(tmp_path / "run") as reporter:
         record_data(prepared, reporter, said.append)
-    event = read_events(tmp_path / "run")[0]
+    event = read_events(tmp_path / "run")[1]
     assert (event["kind"], [event["message"]]) == ("few_problems", said)
     assert said[0].startswith("2 problems for 4 prompts a step: a step contains copies of the same problems; lower")
 
 
 def test_problems_beyond_those_evaluated_in_the_run_count_too(config: Any, tmp_path: Path) -> None:
     prepared = prepare(config(evaluation={"num_problems": 2}), tmp_path / "run", resume=False)
-    assert len(prepared.benchmarks[0].benchmark.prompts) == 2
-    assert prepared.data.num_left_out == {"data.contamination": 1}
+    assert len(prepared.problems.benchmarks[0].benchmark.prompts) == 2
+    assert prepared.problems.data.num_left_out == {"data.contamination": 1}
 
 
 @pytest.mark.parametrize(
@@ -93,10 +161,10 @@ def test_training_prompts_that_are_too_long_are_counted_and_reported(
     changes = {**changes, "evaluation": {"benchmarks": [write(tmp_path / "short.jsonl", [(1, 2)])]}}
     changes["data"] = {**changes.get("data", {}), "source": train}
     prepared = prepare(config(**changes), tmp_path / "run", resume=False)
-    assert [prompt.id for prompt in prepared.prompts.prompts] == ["3+4", "5+6"]
+    assert [prompt.id for prompt in prepared.problems.prompts.prompts] == ["3+4", "5+6"]
     with RunReporter(tmp_path / "run") as reporter:
         record_data(prepared, reporter)
-    (event,) = read_events(tmp_path / "run")
+    _, event = read_events(tmp_path / "run")
     assert (event["kind"], event["setting"]) == ("problems_left_out", setting)
     assert event["message"] == f"{setting} excluded 1 training problems"
 
@@ -218,9 +286,9 @@ def test_conversations_leave_room_for_their_observations(config: Any, tmp_path: 
         settings = config(environment=environment, model={"max_length": max_length}, rollout={"max_new_tokens": 40})
         return prepare(settings, tmp_path / "run", resume=False)
 
-    longest = max(len(ids) for ids in prepared(1000).benchmarks[0].token_ids)
+    longest = max(len(ids) for ids in prepared(1000).problems.benchmarks[0].token_ids)
     # Two observations of 30 tokens, and 40 sampled ones.
-    assert len(prepared(longest + 100).prompts.prompts) == 2
+    assert len(prepared(longest + 100).problems.prompts.prompts) == 2
     with pytest.raises(ConfigError, match="leave no room for 40 new tokens"):
         prepared(longest + 99)
     with pytest.raises(ConfigError, match="max_observation_tokens = 3 leaves no room for an observation"):

@@ -228,7 +228,7 @@ def _conditions(
     identity: Mapping[str, Any], settings: Mapping[str, str], evaluations: Mapping[str, Row]
 ) -> dict[str, str]:
     packages = identity.get("packages") or {}
-    recorded = ("data_sha256", "sampling", "template", "num_problems", "samples_per_prompt")
+    recorded = ("data_sha256", "sampling", "template", "answer", "num_problems", "samples_per_prompt")
     return {
         **{name: value for name, value in settings.items() if not (_FREE.match(name) or _SPEED.match(name))},
         "policy_sha256": str(identity.get("policy_sha256")),

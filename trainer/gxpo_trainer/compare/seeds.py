@@ -209,13 +209,22 @@ _CONDITIONS = (
     ("sampling.max_new_tokens", "the longest responses differ"),
     ("versions", "the graders differ"),
 )
+_DEFAULTED: tuple[tuple[str, Any, str], ...] = (
+    ("environment", SINGLE_TURN, "the environments differ"),
+    ("answer", "any", "what counts as an answer differs"),
+    ("sampling.top_p", 1.0, "the sampled distributions differ"),
+    ("sampling.top_k", 0, "the sampled distributions differ"),
+    ("sampling.min_p", 0.0, "the sampled distributions differ"),
+    ("sampling.stop", [], "the texts that end a response differ"),
+)
+"""Conditions that are recorded only where they have another value."""
 
 
 def incomparable(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Reasons why the pass@1 of two records is not comparable; empty if it is.
 
-    A condition missing from a record is a reason; only `environment` is recorded just where there is one. pass@k for
-    larger k also requires equal `samples_per_prompt`.
+    A condition missing from a record is a reason, unless it has a default. pass@k for larger k also requires equal
+    `samples_per_prompt`.
     """
     reasons = []
     for path, words in _CONDITIONS:
@@ -224,9 +233,11 @@ def incomparable(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[st
             reasons.append(f"{path} is not recorded on both sides")
         elif values[0] != values[1]:
             reasons.append(f"{words} ({path}: {_short(values[0])} and {_short(values[1])})")
-    environments = [record.get("environment", SINGLE_TURN) for record in (first, second)]
-    if environments[0] != environments[1]:
-        reasons.append(f"the environments differ ({_short(environments[0])} and {_short(environments[1])})")
+    for path, default, words in _DEFAULTED:
+        values = [default if (value := _at(record, path)) is None else value for record in (first, second)]
+        if values[0] != values[1]:
+            name = "" if path == "environment" else f"{path}: "
+            reasons.append(f"{words} ({name}{_short(values[0])} and {_short(values[1])})")
     return reasons
 
 

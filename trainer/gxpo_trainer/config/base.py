@@ -27,6 +27,8 @@ LONGEST_TEXT = 4096
 Steps = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Processes = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
+Temperature = Annotated[float, Field(ge=0.01, le=2.0)]
+"""vLLM samples at 0.01 where a request says less, and refuses more than 2."""
 
 
 NOT_FINITE = ("Infinity", "-Infinity", "NaN")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-from gxpo_trainer.config.base import MOST_PROCESSES, MOST_TOKENS, Processes, Settings, Steps, Tokens
+from gxpo_trainer.config.base import MOST_PROCESSES, MOST_TOKENS, Processes, Settings, Steps, Temperature, Tokens
 
 STARTER_POLICIES = {"starter": "starter_policy", "starter-tools": "starter_tools_policy"}
 """Embedded policies, and the folder of each in the package `models`."""
@@ -68,10 +68,6 @@ class ModelConfig(Settings):
         return self.gradient_checkpointing
 
 
-LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
-"""vLLM samples at 0.01 where a request says less, and refuses more than 2."""
-
-
 class RolloutConfig(Settings):
     """Sampling by vLLM."""
 
@@ -79,12 +75,7 @@ class RolloutConfig(Settings):
     samples_per_prompt: int = Field(8, le=100_000, description="Responses per prompt: the group.")
     max_new_tokens: Tokens = Field(48, description="Longest response.")
     ignore_eos: bool = Field(False, description="Continue to max_new_tokens after an end token, for measurements.")
-    temperature: float = Field(
-        1.0,
-        ge=LOWEST_TEMPERATURE,
-        le=HIGHEST_TEMPERATURE,
-        description="Sampling temperature; the learner's policy uses the same.",
-    )
+    temperature: Temperature = Field(1.0, description="Sampling temperature; the learner's policy uses the same.")
     top_p: float = Field(1.0, gt=0, le=1, description="Must be 1: the learner's log-probabilities are untruncated.")
     deterministic: bool = Field(
         False, description="One seed per sample, so that a resumed run draws the samples of an uninterrupted one."

@@ -12,7 +12,14 @@ from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS, Fraction, Sett
 from gxpo_trainer.config.components import Choice
 from gxpo_trainer.config.engines import FULL_SHARES, ModelConfig, PlacementConfig, RolloutConfig
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
-from gxpo_trainer.config.tasks import AnyEnvironment, DataConfig, EnvironmentConfig, EvaluationConfig, VerifierConfig
+from gxpo_trainer.config.tasks import (
+    EMBEDDED_TASKS,
+    AnyEnvironment,
+    DataConfig,
+    EnvironmentConfig,
+    EvaluationConfig,
+    VerifierConfig,
+)
 
 
 class LoraConfig(Settings):
@@ -240,6 +247,16 @@ class BudgetConfig(Settings):
         return self
 
 
+_LATER_SETTINGS = (
+    ("data", "system_prompt"),
+    *(
+        ("evaluation", name)
+        for name in ("prompt_field", "answer_field", "temperature", "top_p", "top_k", "min_p", "stop")
+    ),
+)
+"""Settings that runs of earlier versions lack."""
+
+
 class RunConfig(Settings):
     """A whole run."""
 
@@ -277,6 +294,17 @@ class RunConfig(Settings):
                 f'verifier.rewards: environment is always 0 with environment.name = "{self.environment.name}"; remove '
                 "the component or choose an environment"
             )
+        graded = not self.environment.multi_turn and any(r.name == "correctness" for r in self.verifier.rewards)
+        if graded and self.data.answer_field is None:
+            raise ValueError(
+                'verifier.rewards: correctness compares with a final answer, and data.answer_field = "none" says that '
+                "no row has one; remove the component, or name the field of the answers"
+            )
+        if self.evaluation.stop and self.environment.multi_turn:
+            raise ValueError(
+                f'evaluation.stop cannot end turns of environment.name = "{self.environment.name}": each ends with the '
+                "end token of the chat template; remove one of the two"
+            )
         if self.learner.mini_batches > self.rollout.prompts_per_step:
             raise ValueError(
                 f"learner.mini_batches = {self.learner.mini_batches} exceeds rollout.prompts_per_step = "
@@ -296,6 +324,14 @@ class RunConfig(Settings):
                 "rollout.async_depth = 0"
             )
         return self
+
+    @property
+    def trains_on_boxes(self) -> bool:
+        """Whether only a box counts as the answer to a training problem (`verifier.answer`)."""
+        data = self.data
+        boxed = data.template == "auto" and data.source not in EMBEDDED_TASKS
+        asked = boxed or any("boxed" in text for text in (data.template, data.system_prompt or ""))
+        return self.verifier.answer == "boxed" or (self.verifier.answer == "auto" and asked)
 
     @property
     def compares_in_fp32(self) -> bool:
@@ -320,6 +356,11 @@ class RunConfig(Settings):
         body = self.model_dump(mode="json", exclude={"name", "timeouts"})
         if self.learner.advantage == GroupAdvantageConfig():
             del body["learner"]["advantage"]
+        for section, name in _LATER_SETTINGS:
+            if getattr(getattr(self, section), name) == type(getattr(self, section)).model_fields[name].default:
+                del body[section][name]
+        if self.verifier.answer == "any" or not self.trains_on_boxes:
+            del body["verifier"]["answer"]
         for part, share in FULL_SHARES._asdict().items():
             if body["placement"][f"{part}_cpus"] == "auto":
                 body["placement"][f"{part}_cpus"] = share

@@ -18,6 +18,7 @@ from gxpo_trainer.config.base import (
     Processes,
     Settings,
     Steps,
+    Temperature,
     Tokens,
 )
 from gxpo_trainer.config.components import Choice
@@ -44,17 +45,28 @@ class DataConfig(Settings):
 
     source: str = Field(
         "word_problems",
-        description="`word_problems` or `arithmetic_skill` (embedded tasks), a .jsonl file, a local folder in hub "
-        "layout, or a hub name.",
+        description="`word_problems` or `arithmetic_skill` (embedded tasks), a .jsonl, .csv or .parquet file, a local "
+        "folder in hub layout, or a hub name.",
     )
     split: str = Field("train", description="Split of a hub data set.")
     subset: str | None = Field(None, description="Configuration name of a hub data set.")
-    prompt_field: str = Field("problem", description="Field that holds the problem.")
-    answer_field: str = Field("answer", description="Field that holds the final answer.")
+    prompt_field: str = Field(
+        "problem", description="Field that holds the problem: a text, or messages with `role` and `content`."
+    )
+    answer_field: str | None = Field(
+        "answer", description="Field that holds the final answer; none: rows have none, for rewards that need none."
+    )
     template: str = Field(
         "auto",
         max_length=100_000,
-        description="`plain`, `boxed`, a text with {problem}, or `auto`: plain for embedded tasks, else boxed.",
+        description="`plain`, `boxed`, a text with {problem}, or `auto`: plain for embedded tasks, else boxed. Of "
+        "messages it applies to the last one.",
+    )
+    system_prompt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=100_000,
+        description="System message before each problem, in training and evaluation; a row's own replaces it.",
     )
     levels: tuple[Annotated[int, Field(ge=-MOST_STEPS, le=MOST_STEPS)], ...] | None = Field(
         None, max_length=100, description="Keep only these MATH levels, e.g. [3, 4, 5]."
@@ -239,6 +251,12 @@ class VerifierConfig(Settings):
     workers: Processes = Field(2, description="Worker processes.")
     deadline_s: float = Field(5.0, gt=0, description="Time limit of one answer, after which its process is killed.")
     memory_mb: int = Field(2048, ge=256, le=MOST_MEMORY_MB, description="Address-space limit of a worker.")
+    answer: Literal["auto", "any", "boxed"] = Field(
+        "auto",
+        description="What counts as the final answer. boxed: the last \\boxed{} alone; any: also what a sentence, the "
+        "last line or the last number states. auto: boxed for training problems whose template or system prompt asks "
+        "for it, else any (docs/evaluation.md).",
+    )
     rewards: tuple[AnyReward, ...] = Field(
         (RewardConfig(),), max_length=100, description="Components of the reward; their weighted sum is the reward."
     )
@@ -286,11 +304,13 @@ class EvaluationConfig(Settings):
         ("word_problems",),
         max_length=100,
         description="`word_problems`, `arithmetic_skill`, `math500`, `amc23`, `gsm8k`, `minerva`, `olympiadbench`, "
-        "`aime24`, or paths of .jsonl files.",
+        "`aime24`, or paths of .jsonl, .csv or .parquet files.",
     )
     data_root: str | None = Field(
         None, description="Folder with local copies: `<name>.jsonl` or a folder `<name>` in hub layout; none: the hub."
     )
+    prompt_field: str | None = Field(None, description="Of the rows of files; none: data.prompt_field.")
+    answer_field: str | None = Field(None, description="Of the rows of files; none: data.answer_field.")
     template: str = Field(
         "auto",
         max_length=100_000,
@@ -308,6 +328,13 @@ class EvaluationConfig(Settings):
         False, description="At the end of the budget all problems of each too, as `eval/<benchmark>/full/…`."
     )
     max_new_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS, description="none: rollout.max_new_tokens.")
+    temperature: Temperature = Field(1.0, description="pass@k needs distinct samples.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Sample among the likeliest tokens of this total probability.")
+    top_k: int = Field(0, ge=0, le=MOST_STEPS, description="Sample among so many of the likeliest tokens; 0: all.")
+    min_p: float = Field(0.0, ge=0, le=1, description="Least probability of a token, as a fraction of the largest.")
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(
+        (), max_length=100, description="Texts that end a response, without themselves; for models that do not stop."
+    )
     at_start: bool = Field(True, description="Also before the first step.")
 
     _has_problem = field_validator("template")(_with_problem)

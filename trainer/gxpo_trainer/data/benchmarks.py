@@ -31,6 +31,7 @@ from gxpo_trainer.data.prompts import (
     load_prompts,
     read_prompts,
     resolve_template,
+    with_system_prompt,
 )
 from gxpo_trainer.data.records import SUFFIXES, Record, download, files_of_split, read_records, sha256_of_file
 from gxpo_trainer.data.word_problems import generate
@@ -158,8 +159,8 @@ HELD_OUT_PROBLEMS = 512
 class Benchmark:
     """Problems, their template (a text with {problem}), and hashes.
 
-    sha256: of the evaluated problems, golds and options. files_sha256: of the source files. left_out: problems beyond
-    `evaluation.num_problems`, which must not be trained on either.
+    sha256: of the evaluated problems, golds and options, and of the messages before the problems. files_sha256: of the
+    source files. left_out: problems beyond `evaluation.num_problems`, which must not be trained on either.
     """
 
     name: str
@@ -180,9 +181,9 @@ def load_benchmark(
 ) -> Benchmark:
     """Load the first `evaluation.num_problems` problems of a benchmark.
 
-    name: a named benchmark, an embedded task (its held-out set), or a .jsonl file with the fields of
-    `data`. most: rows to read of its files, without hashes of these; None: all. Raises ConfigError for an unknown name,
-    DataError for missing or invalid data.
+    name: a named benchmark, an embedded task (its held-out set), or a data file with the fields of `evaluation`, or
+    else of `data`. most: rows to read of its files, without hashes of these; None: all. Raises ConfigError for an
+    unknown name, DataError for missing or invalid data.
     """
     spec = BY_ANY_NAME.get(name)
     files: dict[str, str] = {}
@@ -191,8 +192,18 @@ def load_benchmark(
         generated = generate("heldout", evaluation.num_problems or HELD_OUT_PROBLEMS, HELD_OUT_SEED, levels)
         prompts = tuple(problem.prompt for problem in generated)
         label, template = name, resolve_template(evaluation.template, name)
-    elif name.endswith(".jsonl"):
-        loaded = load_prompts(data.model_copy(update={"source": name, "levels": None}), 0, gold_check, most=most)
+    elif name.endswith(SUFFIXES):
+        fields = {
+            "prompt_field": evaluation.prompt_field or data.prompt_field,
+            "answer_field": evaluation.answer_field or data.answer_field,
+        }
+        if fields["answer_field"] is None:
+            raise ConfigError(
+                f"evaluation.answer_field: the problems of {name!r} need answers, and data.answer_field is none; name "
+                "their field"
+            )
+        source = {"source": name, "levels": None, "system_prompt": None}
+        loaded = load_prompts(data.model_copy(update=source | fields), 0, gold_check, most=most)
         prompts, files = loaded.prompts, loaded.sha256
         label, template = Path(name).stem, _template(data, evaluation, "boxed")
     elif spec is not None:
@@ -203,13 +214,15 @@ def load_benchmark(
             raise DataError(f"{paths[0]}: contains no problems; evaluation.data_root must contain all of {spec.name}")
         label, template = spec.name, _template(data, evaluation, spec.template)
     else:
-        known = ", ".join((*EMBEDDED_TASKS, *BENCHMARKS))
-        raise ConfigError(f"evaluation.benchmarks: {name!r} is unknown; use {known}, or the path of a .jsonl file")
+        known, suffixes = ", ".join((*EMBEDDED_TASKS, *BENCHMARKS)), ", ".join(SUFFIXES)
+        raise ConfigError(f"evaluation.benchmarks: {name!r} is unknown; use {known}, or the path of a {suffixes} file")
+    prompts = with_system_prompt(prompts, data.system_prompt)
     evaluated = prompts[: evaluation.num_problems]
     rows = []
     for prompt in evaluated:
         options = prompt.extra.get(EXTRA_KEY)
-        rows.append((prompt.id, prompt.text, prompt.gold, *([] if options is None else [options.to_dict()])))
+        further = ([] if options is None else [options.to_dict()]) + ([prompt.history] if prompt.history else [])
+        rows.append((prompt.id, prompt.text, prompt.gold, *further))
     digest = hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()
     return Benchmark(label, evaluated, template, digest, files, left_out=prompts[len(evaluated) :])
 
@@ -250,7 +263,7 @@ def _files_in(folder: Path, spec: BenchmarkSpec) -> list[Path]:
             with suppress(DataError):
                 return files_of_split(folder, split, subset)
     raise DataError(
-        f"{folder}: contains no .jsonl or .parquet file of the split {spec.split!r} of {spec.name}; "
+        f"{folder}: contains no .jsonl, .csv or .parquet file of the split {spec.split!r} of {spec.name}; "
         f"set evaluation.data_root to a folder that contains {spec.name}.jsonl"
     )
 

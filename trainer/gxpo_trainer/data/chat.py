@@ -35,6 +35,28 @@ def render_messages(messages: Messages, tokenizer: Any) -> npt.NDArray[np.int32]
     return np.asarray(ids, dtype=np.int32)
 
 
+def conversation(history: Messages, messages: Messages) -> list[Mapping[str, Any]]:
+    """The messages after those of the problem (`Prompt.history`); a system message of theirs replaces the other."""
+    own = messages[0]["role"] == "system"
+    return [*(message for message in history if not (own and message["role"] == "system")), *messages]
+
+
+def prompt_text(tokenizer: Any, token_ids: npt.NDArray[np.int32]) -> str:
+    """What the policy sees, with special tokens."""
+    text: str = tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text
+
+
+def rendering(tokenizer: Any) -> str:
+    """How prompts are rendered, and what is done without a chat template."""
+    if getattr(tokenizer, "chat_template", None):
+        return "rendered with the model's chat template"
+    return (
+        "plain text: the model has no chat template, so messages are joined by newlines without roles, and the policy "
+        "has to learn where its answer ends (docs/models.md)"
+    )
+
+
 def chat_template_problem(tokenizer: Any) -> str | None:
     """Why a conversation of several turns cannot be rendered with the chat template; None when it can."""
     if not getattr(tokenizer, "chat_template", None):

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from gxpo_trainer.grading.extract import boxed_answer
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.types import Prompt
 
+_ROLES = ("system", "user", "assistant")
 GoldCheck = Callable[[str], str | None]
 """Returns why a gold answer cannot be used, None if it can."""
 
@@ -64,7 +65,26 @@ def load_prompts(
     Raises DataError, with file and line or setting, when there is no problem or a row is invalid.
     """
     if data.source in EMBEDDED_TASKS and not Path(data.source).exists():
-        return _embedded(data, seed)
+        loaded = _embedded(data, seed)
+    else:
+        loaded = _from_files(data, gold_check, most)
+    return replace(loaded, prompts=with_system_prompt(loaded.prompts, data.system_prompt))
+
+
+def with_system_prompt(prompts: tuple[Prompt, ...], system_prompt: str | None) -> tuple[Prompt, ...]:
+    """The problems after a system message, unless their rows have one."""
+    if system_prompt is None:
+        return prompts
+    first = {"role": "system", "content": system_prompt}
+    return tuple(
+        prompt
+        if prompt.history and prompt.history[0]["role"] == "system"
+        else replace(prompt, history=(first, *prompt.history))
+        for prompt in prompts
+    )
+
+
+def _from_files(data: DataConfig, gold_check: GoldCheck | None, most: int | None) -> PromptSet:
     files = find_files(data.source, data.split, data.subset)
     records = read_records(files, most if data.levels is None else None)
     if not records:
@@ -102,7 +122,7 @@ def read_prompts(
                 f"{record.location}: repeats the id {prompt.id!r} of {locations[prompt.id]}; make it unique"
             )
         locations[prompt.id] = record.location
-        reason = gold_check(prompt.gold) if gold_check else None
+        reason = gold_check(prompt.gold) if gold_check and prompt.gold else None
         if reason is not None:
             bad_golds.append(f"{record.location}: the gold {prompt.gold[:80]!r} cannot be parsed: {reason}")
         prompts.append(prompt)
@@ -128,10 +148,20 @@ def _embedded(data: DataConfig, seed: int) -> PromptSet:
 
 
 def _prompt(record: Record, data: DataConfig) -> Prompt:
-    text = field_text(record, data.prompt_field, "set data.prompt_field to one of them")
-    gold = final_answer(field_text(record, data.answer_field, "set data.answer_field to one of them"))
-    if not gold:
-        raise DataError(f"{record.location}: the answer in {data.answer_field!r} is empty; correct or remove the row")
+    fix = "set data.prompt_field to one of them"
+    value = record.fields.get(data.prompt_field)
+    history: tuple[dict[str, str], ...] = ()
+    if isinstance(value, list) and value and all(isinstance(message, dict) for message in value):
+        text, history = _messages(record, data.prompt_field, value)
+    else:
+        text = field_text(record, data.prompt_field, fix)
+    gold = ""
+    if data.answer_field is not None:
+        fix = 'set data.answer_field to one of them, or to "none" for rewards that need no answer'
+        gold = final_answer(field_text(record, data.answer_field, fix))
+        if not gold:
+            fault = f"the answer in {data.answer_field!r} is empty"
+            raise DataError(f"{record.location}: {fault}; correct or remove the row")
     left_out = {"id", "solution", data.prompt_field, data.answer_field}
     extra = {name: value for name, value in record.fields.items() if name not in left_out and value is not None}
     if EXTRA_KEY in extra:
@@ -140,7 +170,26 @@ def _prompt(record: Record, data: DataConfig) -> Prompt:
         except ValueError as error:
             raise DataError(f"{record.location}: {EXTRA_KEY!r}: {error}") from None
     given = record.fields.get("id")
-    return Prompt(record.name if given is None else str(given), text, gold, extra)
+    return Prompt(record.name if given is None else str(given), text, gold, extra, history)
+
+
+def _messages(record: Record, name: str, value: list[dict[str, Any]]) -> tuple[str, tuple[dict[str, str], ...]]:
+    """Text of the last message, which is the user's, and the messages before it."""
+    for number, message in enumerate(value, start=1):
+        place = f"{record.location}: message {number} of {name!r}"
+        given = {key: part for key, part in message.items() if part is not None}
+        if given.keys() != {"role", "content"} or not all(isinstance(part, str) for part in given.values()):
+            raise DataError(
+                f"{place} has {', '.join(given) or 'nothing'}; it must have a role and a content, both text"
+            )
+        if given["role"] not in _ROLES:
+            raise DataError(f"{place} has the role {given['role']!r:.40}; use one of {', '.join(_ROLES)}")
+        if not given["content"].strip():
+            raise DataError(f"{place} is empty; correct or remove the row")
+    if value[-1]["role"] != "user":
+        raise DataError(f"{record.location}: the last message of {name!r} is not the user's; end with what is asked")
+    messages = tuple({"role": message["role"], "content": message["content"]} for message in value)
+    return messages[-1]["content"], messages[:-1]
 
 
 def field_text(record: Record, name: str, fix: str) -> str:
@@ -211,14 +260,23 @@ def tokenize_prompts(
 ) -> TokenizedPrompts:
     """Render all prompts; skip and count those longer than `max_prompt_tokens`.
 
-    With a chat template the text of `fill_template` is the user's turn, followed by the generation prompt; otherwise it
-    is tokenized alone. Raises DataError when none is left. It names the limit's `setting`, and the `fix`.
+    The text of `fill_template` is the user's turn after the prompt's history (`render_messages`). Raises DataError when
+    the chat template refuses a prompt, or when none is left. It names the limit's `setting`, and the `fix`.
     """
     kept: list[tuple[Prompt, npt.NDArray[np.int32]]] = []
     num_too_long = 0
     shortest = math.inf
     for prompt in prompts:
-        ids = render_messages([{"role": "user", "content": fill_template(prompt, template)}], tokenizer)
+        messages = [*prompt.history, {"role": "user", "content": fill_template(prompt, template)}]
+        try:
+            ids = render_messages(messages, tokenizer)
+        except Exception as error:  # a template may raise anything
+            roles = ", ".join(message["role"] for message in messages)
+            advice = "remove data.system_prompt, or " if roles.startswith("system") else ""
+            raise DataError(
+                f"problem {prompt.id}: the model's chat template refuses messages of {roles} ({error}); {advice}change "
+                "the row or the template"
+            ) from None
         shortest = min(shortest, len(ids))
         if len(ids) > max_prompt_tokens:
             num_too_long += 1

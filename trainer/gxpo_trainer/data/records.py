@@ -1,11 +1,12 @@
 """Rows of data files with their location, for error messages. Free of torch.
 
-Reads a .jsonl or .parquet file, a local folder in the layout of a hub data set, or a hub data set by name, which is
-downloaded first.
+Reads a .jsonl, .csv or .parquet file, a local folder in the layout of a hub data set, or a hub data set by name, which
+is downloaded first.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import re
@@ -17,13 +18,14 @@ from typing import Any
 
 from gxpo_trainer.errors import DataError
 
-SUFFIXES = (".jsonl", ".parquet")
+SUFFIXES = (".jsonl", ".csv", ".parquet")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row. `location` is `file:line`, or `file, row n` for parquet, both counted from 1."""
+    """One row. `location` is `file:line`, or `file, row n` for parquet, both counted from 1; of a row of several lines
+    the last one."""
 
     location: str
     name: str
@@ -39,12 +41,15 @@ def find_files(source: str, split: str, subset: str | None) -> list[Path]:
     path = Path(source).expanduser()
     if path.is_file():
         if path.suffix not in SUFFIXES:
-            raise DataError(f"data.source = {source!r} ends in {path.suffix!r}; use a .jsonl or a .parquet file")
+            raise DataError(f"data.source = {source!r} ends in {path.suffix!r}; use a .jsonl, .csv or .parquet file")
         return [path]
     if path.is_dir():
         return files_of_split(path, split, subset)
     if not on_hub(source):
-        raise DataError(f"data.source = {source!r} does not exist; set it to a .jsonl file, a folder or a hub name")
+        raise DataError(
+            f"data.source = {source!r} does not exist; set it to a .jsonl, .csv or .parquet file, a folder or "
+            "a hub name"
+        )
     homes = ["" if home == "." else f"{home}/" for home in _homes(subset)]
     patterns = [f"{home}{split}{rest}" for home in homes for rest in ("-*", ".*", "/*")]
     copy = download(
@@ -59,22 +64,22 @@ def find_files(source: str, split: str, subset: str | None) -> list[Path]:
 def on_hub(source: str) -> bool:
     """Whether `data.source` is looked up in the hub: nothing here has this name, and the hub's could be it."""
     path = Path(source).expanduser()
-    named = path.suffix not in (*SUFFIXES, ".json", ".csv") and _HUB_NAME.fullmatch(source) is not None
+    named = path.suffix not in (*SUFFIXES, ".json") and _HUB_NAME.fullmatch(source) is not None
     return named and not path.exists()
 
 
 def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
     """Files of one split in hub layout: data/train-00000-of-00001.parquet, main/train-….parquet (subset `main`),
-    train.jsonl, or train/….jsonl. Parquet files take precedence over JSONL files."""
+    train.jsonl, or train/….jsonl. Parquet files take precedence over JSONL files, and those over CSV files."""
     for home in _homes(subset):
-        for suffix in (".parquet", ".jsonl"):
+        for suffix in (".parquet", ".jsonl", ".csv"):
             patterns = (f"{split}-*{suffix}", f"{split}{suffix}", f"{split}/*{suffix}")
             files = sorted({file for pattern in patterns for file in (folder / home).glob(pattern)})
             if files:
                 return files
     present = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.suffix in SUFFIXES)
     if not present:
-        raise DataError(f"{folder} contains no .jsonl or .parquet file; set data.source to a folder that does")
+        raise DataError(f"{folder} contains no .jsonl, .csv or .parquet file; set data.source to a folder that does")
     listed = ", ".join(present[:8]) + (", …" if len(present) > 8 else "")
     raise DataError(
         f"{folder} has no files of data.split = {split!r}, data.subset = {subset!r}; "
@@ -103,13 +108,31 @@ def download(name: str, patterns: list[str], *, problem: str, fix: str) -> Path:
 def read_records(files: Iterable[Path], most: int | None = None) -> list[Record]:
     """The first `most` rows of the files, None: all.
 
-    Raises DataError for a file that cannot be read, and with the line of the first row that is not a JSON object.
+    Raises DataError for a file that cannot be read, and with the line of the first row that cannot be read.
     """
-    rows = (row for file in files for row in (_parquet(file) if file.suffix == ".parquet" else _jsonl(file)))
+    readers = {".parquet": _parquet, ".csv": _csv}
     try:
-        return list(islice(rows, most))
+        return list(islice((row for file in files for row in readers.get(file.suffix, _jsonl)(file)), most))
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from None
+
+
+def _csv(file: Path) -> Iterator[Record]:
+    """Rows of a comma-separated UTF-8 file, whose first line names the columns; an empty cell is a missing field."""
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.DictReader(stream, strict=True)
+        try:
+            names = reader.fieldnames or []
+            if len({*names}) < len(names) or "" in names:
+                raise DataError(f"{file}:1: the first line must name each column once; its names: {', '.join(names)}")
+            for number, row in enumerate(reader, start=1):
+                location = f"{file}:{reader.line_num}"
+                if None in row or None in row.values():
+                    fix = "quote cells that contain commas" if None in row else "add the missing cells"
+                    raise DataError(f"{location}: has not the {len(names)} cells of the first line; {fix}")
+                yield Record(location, f"{file.stem}/{number}", {name: cell for name, cell in row.items() if cell})
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{file}:{reader.line_num}: is not valid CSV ({error}); save it as UTF-8 CSV") from None
 
 
 def _jsonl(file: Path) -> Iterator[Record]:

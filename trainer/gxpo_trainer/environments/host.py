@@ -439,8 +439,9 @@ def _free(episode: _Episode) -> None:
     episode.process = episode.actions = episode.last = None
 
 
-def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) -> None:
-    """Begin an episode of this problem, in a process of its own as in the run.
+def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) -> Observation | None:
+    """Begin an episode of this problem, in a process of its own as in the run. Returns its first messages, None for a
+    single turn.
 
     A second episode and one turn of the policy follow, because only a call shows whether `reset` gives a group the same
     messages and what `step` returns. An exception or a time-out of `step` refuses no run: the text is not the policy's.
@@ -449,14 +450,14 @@ def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) ->
     or the episode does not begin.
     """
     if not config.multi_turn:
-        return
+        return None
     check_allowed(config.model_dump(), os.environ)
 
     try:
         first, again, turn = asyncio.run(_first_replies(config, problem, seed))
     except TrainingError as error:
         raise ConfigError(f"environment: {error}") from error
-    if first.answer is None:
+    if not isinstance(first.answer, Observation):
         raise ConfigError(
             f"environment.name = {config.name!r} does not begin an episode of problem {problem.id}: {first.detail}"
         )
@@ -468,6 +469,7 @@ def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) ->
         )
     if turn.failure == "error" and f"{config.name}.step raised" not in turn.detail:
         raise ConfigError(f"environment.name = {config.name!r} violates the contract: {turn.detail}")
+    return first.answer
 
 
 async def _first_replies(config: EnvironmentConfig, problem: Problem, seed: int) -> tuple[Reply, Reply, Reply]:

@@ -165,6 +165,12 @@ def extract_answer(response: str) -> str:
     return next((answer for find in finders if (answer := find(text))), "")
 
 
+def extract_box(response: str) -> str:
+    """The last boxed answer of a response; empty when it has none."""
+    boxed = boxed_answer(response_tail(response).translate(_PLAIN))
+    return "" if boxed is None else boxed[0].strip()
+
+
 def _boxed_or_final(text: str) -> str:
     boxed = boxed_answer(text)
     for anchor in reversed(list(_FINAL.finditer(text))[-_TRAILING_ANCHORS:]):

@@ -35,8 +35,9 @@ from gxpo_trainer.types import Utterance, Verdict, VerdictStatus
 class RewardInput:
     """One response with its problem and verdict.
 
-    problem: text before any template. gold: the final answer alone. num_tokens: those that the policy wrote.
-    truncated: cut at the length limit. status: correct, wrong or unparsed (timeouts and errors have no reward).
+    problem: text before any template. gold: the final answer alone, empty without one. num_tokens: those that the
+    policy wrote. truncated: cut at the length limit. status: correct, wrong, unparsed, or ungraded where the problem
+    has no answer (timeouts and errors have no reward).
     extracted: the final answer in the response, None if there is none or the environment gave the verdict. extra:
     further JSON-serializable fields of the problem's row. turns: the conversation after the prompt; empty without an
     environment, where `response` is all of it. environment_reward: sum of the environment's rewards, None where it gave
@@ -69,9 +70,11 @@ __all__ = ["Reward", "RewardInput"]
 
 
 class Correctness:
-    """1 if the final answer equals the gold answer, else 0."""
+    """1 if the final answer equals the gold answer, else 0. Raises ValueError where the problem has none."""
 
     def __call__(self, sample: RewardInput) -> float:
+        if sample.status == "ungraded":
+            raise ValueError("the problem has no answer, and its environment gave no reward")
         return 1.0 if sample.status == "correct" else 0.0
 
 
@@ -134,7 +137,7 @@ class Scorer:
         context: problem, num_tokens, truncated, extra; for an episode also turns, each speaker, text and reward, and
         environment_reward. Raises RewardFailed.
         """
-        if verdict.reward is None:
+        if verdict.failed:
             return {}
         turns = tuple(Utterance(*turn) for turn in context.get("turns", ()))
         sample = RewardInput(

@@ -16,7 +16,7 @@ from gxpo_trainer.grading.compare import MAX_MATCHED, answers_equal
 from gxpo_trainer.grading.engine import nesting, parse_latex
 from gxpo_trainer.grading.equality import DIGITS, Undefined, no_symbols, precise, rational_value, value_at
 from gxpo_trainer.grading.expression import Node
-from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS, every_box, extract_answer, extract_choice
+from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS, every_box, extract_answer, extract_box, extract_choice
 from gxpo_trainer.grading.latex import MAX_NESTING, TooLarge, clean, same_tokens
 from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.grading.relations import is_assignment, value_of
@@ -77,6 +77,7 @@ def _constant_value(node: Node) -> Fraction | None:
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _THOUSANDS = re.compile(r"(?<![\w.,])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![\w,])")
 _DECIMAL_COMMA = re.compile(r"([+-]?[0-9]+),([0-9]+)")
+NO_BOX = "no \\boxed{} answer (verifier.answer)"
 TOO_LARGE = f"{EVASION}: a magnitude beyond the bounds"
 
 
@@ -124,14 +125,19 @@ def _is_readable(text: str) -> bool:
 def verify(gold: str, response: str, options: VerifyOptions | None = None) -> Verdict:
     """Whether the response's final answer is the gold. Pure; no time-out of its own (see `pool.VerifierPool`).
 
-    options: rules of the problem in addition to its gold; None for the common case.
+    gold: empty where the problem has none. options: rules of the problem in addition to it; None for the common case.
     """
     rules = options or VerifyOptions()
-    answer = (is_choice(_cleaned_gold(gold)) and extract_choice(response)) or extract_answer(response)
-    if response.strip() == gold and gold:
+    if rules.boxed:
+        answer = extract_box(response)
+    else:
+        answer = (is_choice(_cleaned_gold(gold)) and extract_choice(response)) or extract_answer(response)
+    if not gold:
+        return Verdict("ungraded", answer or None, 0.0, "the problem has no answer to compare with")
+    if response.strip() == gold and not rules.boxed:
         return Verdict("correct", response.strip(), 0.0)
     if not answer:
-        return Verdict("unparsed", None, 0.0, "no final answer found")
+        return Verdict("unparsed", None, 0.0, NO_BOX if rules.boxed else "no final answer found")
     verdict = _judged(gold, answer, rules)
     if rules.several and verdict.status != "correct":
         # Several answers may stand in boxes of their own, with sentences between them.

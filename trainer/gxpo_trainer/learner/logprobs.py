@@ -19,12 +19,8 @@ from torch import Tensor, nn
 
 from gxpo_trainer.algo.losses import TokenOutputs
 from gxpo_trainer.algo.packing import MicroBatch
-<<<<<<< HEAD
 from gxpo_trainer.config.engines import logits_chunk
-=======
-from gxpo_trainer.config.engines import LOGITS_CHUNK
 from gxpo_trainer.planner.architectures import HEAD_FACTORS
->>>>>>> h/checks
 
 NAME = "varlen"
 VARIABLE_LENGTH = (NAME, "flash_attention_2")

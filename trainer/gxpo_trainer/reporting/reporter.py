@@ -20,6 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from gxpo_trainer.jsonl import JsonLines, Row, plain, write_json
 from gxpo_trainer.reporting.reading import EVALUATIONS, EVENTS, IDENTITY, METRICS, SAMPLES, TIMELINE, read_identity
 from gxpo_trainer.types import ScoredGroup
@@ -40,8 +43,9 @@ class RunReporter:
     Order: `start_attempt` first, then any of the log calls; `sync` before each checkpoint is published, so that no
     checkpoint is newer than its metrics on disk. A context manager, which closes the files.
 
-    samples_per_step: groups per step written to samples.jsonl. exporters: receive each metric row after it is written;
-    one that raises is closed, recorded as an event and dropped, because its rows can be exported later from the file.
+    samples_per_step: groups per step written to samples.jsonl. show: text of a prompt's tokens, for samples. exporters:
+    receive each metric row after it is written; one that raises is closed, recorded as an event and dropped, because
+    its rows can be exported later from the file.
     Raises TrainingError (`disk_full`) when the disk is full.
     """
 
@@ -51,6 +55,7 @@ class RunReporter:
         *,
         samples_per_step: int = 4,
         exporters: Iterable[Exporter] = (),
+        show: Callable[[npt.NDArray[np.int32]], str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.out_dir = out_dir
@@ -59,7 +64,7 @@ class RunReporter:
         self._resume_step = 0
         self._samples_per_step = samples_per_step
         self._exporters = list(exporters)
-        self._clock = clock
+        self._show, self._clock = show, clock
         self._files = {name: JsonLines(out_dir / name) for name in (METRICS, SAMPLES, EVALUATIONS, EVENTS, TIMELINE)}
         for name, file in self._files.items():
             if file.bytes_cut:
@@ -93,6 +98,7 @@ class RunReporter:
         head = self._head(step)
         for index, scored in enumerate(groups[: self._samples_per_step]):
             prompt = scored.group.prompt
+            shown = {} if self._show is None else {"rendered_prompt": self._show(scored.group.prompt_token_ids)}
             for number, (sample, verdict) in enumerate(zip(scored.group.samples, scored.verdicts, strict=True)):
                 row = {
                     **head,
@@ -100,6 +106,7 @@ class RunReporter:
                     "group": index,
                     "sample": number,
                     "prompt": prompt.text,
+                    **shown,
                     "response": sample.text,
                     "extracted": verdict.extracted,
                     "gold": prompt.gold,

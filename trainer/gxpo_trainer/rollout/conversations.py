@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config.tasks import EnvironmentConfig
-from gxpo_trainer.data.chat import ObservationEncoder, render_messages
+from gxpo_trainer.data.chat import ObservationEncoder, conversation, render_messages
 from gxpo_trainer.environments.contract import Call, Environments, Message, Observation, Reply, Turn
 from gxpo_trainer.rollout.requests import (
     CompleteGroups,
@@ -235,7 +235,8 @@ class Conversations:
         """Render the first messages of a group."""
         group.messages = observation.messages
         try:
-            prompt = render_messages(observation.messages, self._tokenizer)
+            messages = conversation(group.request.prompt.history, observation.messages)
+            prompt = render_messages(messages, self._tokenizer)
         except Exception as error:  # a chat template may raise anything
             group.refusal = f"{self._config.name}.reset: the chat template refuses its messages ({error})"
             return

@@ -61,11 +61,16 @@ class SamplingSettings:
     """max_new_tokens: most tokens that a response samples. temperature: > 0, or 0 for greedy decoding in an evaluation.
 
     ignore_eos: sample past the end-of-sequence token, so that every response has max_new_tokens (for benchmarks).
+    top_p, top_k, min_p: truncate the distribution; the defaults do not. stop: texts that end a single turn.
     """
 
     max_new_tokens: int
     temperature: float = 1.0
     ignore_eos: bool = False
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +200,8 @@ class SingleTurns:
 
     def _group(self, request: SampleRequest, responses: list[Response]) -> Group:
         texts = self._tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
+        for stop in (request.sampling or self._sampling).stop:
+            texts = [text.partition(stop)[0] for text in texts]
         samples = tuple(
             Sample(text, np.asarray(r.token_ids, dtype=np.int32), r.logprobs, finish_reason(r), r.versions)
             for r, text in zip(responses, texts, strict=True)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -163,9 +164,7 @@ class SamplerActor:
         """Start a response for each seed."""
         return self._driver.submit(
             prompt,
-            max_new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            ignore_eos=sampling.ignore_eos,
+            **asdict(sampling),
             seeds=seeds,
             **self._current_weights,
         )

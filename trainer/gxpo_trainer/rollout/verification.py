@@ -67,7 +67,7 @@ class VerifierActor:
     async def _verdicts(self, group: Group, components: bool) -> tuple[Verdict, ...]:
         """Verdicts of a group, from its episodes where they decide, and else from the worker processes."""
         verdicts = [episode_verdict(sample) for sample in group.samples]
-        open_ = [i for i, verdict in enumerate(verdicts) if not verdict or (components and verdict.reward is not None)]
+        open_ = [i for i, verdict in enumerate(verdicts) if not verdict or (components and not verdict.failed)]
         pairs = pairs_of(group, [(group.samples[i], verdicts[i]) for i in open_], components)
         graded = await asyncio.wrap_future(self._pool.submit(pairs))
         for i, verdict in zip(open_, graded, strict=True):
@@ -76,7 +76,7 @@ class VerifierActor:
 
     async def _with_http(self, http: list[HttpReward], group: Group, sample: Sample, verdict: Verdict) -> Verdict:
         """The verdict with the components over HTTP, in the order of the run file, and the sum of all."""
-        if verdict.reward is None:
+        if verdict.failed:
             return replace(verdict, http=HttpUsage())
         body = http_body(group, sample, verdict)
         responses = await asyncio.gather(*(component.answer(body) for component in http))

@@ -22,13 +22,14 @@ class Response:
     """Output of one request so far; `finish_reason` is vLLM's, None while the request is running.
 
     request: as vLLM's core last received it. starts: (weights version, number of tokens before it) of each part.
-    observed: (begin, end) of each part that an environment wrote.
+    stop: texts that end it. observed: (begin, end) of each part that an environment wrote.
     """
 
     request: Any
     prompt_length: int
     max_new_tokens: int
     starts: list[tuple[int, int]]
+    stop: tuple[str, ...] = ()
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     observed: list[tuple[int, int]] = field(default_factory=list)
@@ -67,6 +68,7 @@ class EngineDriver:
     def __init__(self, llm: Any) -> None:
         self._engine = llm.llm_engine
         self._core = self._engine.engine_core
+        self._tokenizer = llm.get_tokenizer()
         self._running: dict[str, Response] = {}
         self._suspended: list[Response] = []
         self._submitted = 0
@@ -83,6 +85,10 @@ class EngineDriver:
         max_new_tokens: int,
         temperature: float,
         ignore_eos: bool,
+        top_p: float,
+        top_k: int,
+        min_p: float,
+        stop: tuple[str, ...],
         seeds: Sequence[int | None],
         cache_salt: str,
         version: int,
@@ -98,6 +104,9 @@ class EngineDriver:
 
         params = SamplingParams(
             temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
             max_tokens=max_new_tokens,
             ignore_eos=ignore_eos,
             logprobs=0,
@@ -117,7 +126,7 @@ class EngineDriver:
             if seed is not None:
                 request.sampling_params = copy(template.sampling_params)
                 request.sampling_params.seed = seed
-            responses.append(Response(request, len(token_ids), max_new_tokens, [(version, 0)]))
+            responses.append(Response(request, len(token_ids), max_new_tokens, [(version, 0)], stop))
             self._add(responses[-1])
         return responses
 
@@ -185,9 +194,22 @@ class EngineDriver:
                 response._logprobs.append(output.new_logprobs.logprobs)
             if output.finish_reason is not None:
                 response.finish_reason = str(output.finish_reason)
+            elif self._has_stopped(response, len(output.new_token_ids)):
+                response.finish_reason = "stop"
+                self._core.abort_requests([output.request_id])
+            if response.finish_reason is not None:
                 del self._running[output.request_id]
                 finished.append(response)
         return finished
+
+    def _has_stopped(self, response: Response, num_new: int) -> bool:
+        """Whether a stop text ends in the new tokens. The core does not decode: vLLM's front end would look for it."""
+        if not response.stop:
+            return False
+        # A token has at least one byte, but for the special ones, which the text lacks.
+        longest = max(len(stop.encode()) for stop in response.stop)
+        tail = self._tokenizer.decode(response.token_ids[-(longest + num_new) :], skip_special_tokens=True)
+        return any(stop in tail for stop in response.stop)
 
     def abort(self) -> None:
         """Abort all running and suspended requests."""

@@ -1,6 +1,6 @@
 """Benchmarks during a run, on its sampler, and `gxpo eval` of a transformers folder, an adapter or a hub model.
 
-n responses per problem at temperature 1: pass@1 is their mean, pass@k the unbiased estimator, maj@n that of the
+n responses per problem: pass@1 is their mean, pass@k the unbiased estimator, maj@n that of the
 majority's answer; 95% intervals by bootstrap over problems.
 """
 
@@ -22,12 +22,12 @@ from rich.console import Console
 
 from gxpo_trainer import __version__
 from gxpo_trainer.algo.passk import majority_at_n, pass_at_k, proportion_interval
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config import EvaluationConfig, RunConfig
 from gxpo_trainer.config.base import MOST_TOKENS
-from gxpo_trainer.config.engines import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, STARTER_POLICIES
+from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import build
 from gxpo_trainer.environments.host import check_environment
-from gxpo_trainer.errors import ConfigError, DataError
+from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import check_output, plain, read_lines
 from gxpo_trainer.learner.models import config_json, load_tokenizer, resolve_model
 from gxpo_trainer.learner.policies import base_of, is_adapter, merge_adapter
@@ -59,14 +59,19 @@ _RECORDED = {"name", "max_turns", "max_observation_tokens"}
 class Evaluator:
     """Runs the configured benchmarks and turns verdicts into scores."""
 
-    def __init__(
-        self, config: RunConfig, benchmarks: Sequence[TokenizedBenchmark], *, temperature: float = 1.0
-    ) -> None:
+    def __init__(self, config: RunConfig, benchmarks: Sequence[TokenizedBenchmark]) -> None:
         self.config = config
         self._multi_turn = config.environment.multi_turn
         self.benchmarks = benchmarks
-        limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
-        self.sampling = SamplingSettings(max_new_tokens=limit, temperature=temperature)
+        evaluation = config.evaluation
+        limit = evaluation.max_new_tokens or config.rollout.max_new_tokens
+        shaped = {name: getattr(evaluation, name) for name in ("top_p", "top_k", "min_p", "stop")}
+        self.sampling = SamplingSettings(limit, evaluation.temperature, **shaped)
+        self._recorded = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in shaped.items()
+            if value != EvaluationConfig.model_fields[name].default
+        }
 
     def run(
         self, collector: Collector, *, step: int, version: int, full: bool = False
@@ -134,8 +139,10 @@ class Evaluator:
                 "temperature": self.sampling.temperature,
                 "max_new_tokens": self.sampling.max_new_tokens,
                 "seeded": self.config.rollout.deterministic,
+                **self._recorded,
             },
             "template": benchmark.template,
+            **({"answer": "boxed"} if self.config.verifier.answer == "boxed" else {}),
             # What a verdict may depend on.
             "versions": {"gxpo": __version__, "math-verify": importlib.metadata.version("math-verify")},
             **({"environment": self.config.environment.model_dump(include=_RECORDED)} if self._multi_turn else {}),
@@ -178,11 +185,6 @@ def _with_interval(scores: Metrics, name: str, values: npt.NDArray[np.float64]) 
 
 def evaluate_model(args: argparse.Namespace) -> int:
     """`gxpo eval`: sample, grade and print tables; with --out also write one JSON line per benchmark."""
-    if not LOWEST_TEMPERATURE <= args.temperature <= HIGHEST_TEMPERATURE:
-        raise ConfigError(
-            f"--temperature {args.temperature}: must be from {LOWEST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}; "
-            "pass@k needs distinct samples"
-        )
     if args.out is not None:
         check_output(args.out)
     earlier = None if args.against is None else _earlier(args.against)
@@ -200,7 +202,7 @@ def evaluate_model(args: argparse.Namespace) -> int:
         first = benchmarks[0].benchmark
         start = EpisodeStart.of(first.prompts[0], first.template, config.seed)
         check_environment(config.environment, start.problem, start.seed)
-        evaluator = Evaluator(config, benchmarks, temperature=args.temperature)
+        evaluator = Evaluator(config, benchmarks)
         identity = _identity(args.model, folder)
         records = [{**identity, **record} for record in _sample_and_grade(config, placement, folder, evaluator)]
     if args.out is not None:
@@ -289,6 +291,7 @@ def _config(args: argparse.Namespace, model: str) -> RunConfig:
                 "samples_per_prompt": args.samples,
                 "num_problems": args.problems,
                 "max_new_tokens": max_new_tokens,
+                "temperature": args.temperature,
             },
         }
         return build(body, args.set, source="gxpo eval")

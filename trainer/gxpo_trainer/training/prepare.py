@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,19 @@ import numpy.typing as npt
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark, without_contamination
-from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem
+from gxpo_trainer.data.chat import (
+    ObservationEncoder,
+    chat_template_problem,
+    conversation,
+    prompt_text,
+    render_messages,
+    rendering,
+)
 from gxpo_trainer.data.checks import FIRST_ROWS, check_files
 from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
+from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.grading.verify import parse_gold
 from gxpo_trainer.learner.models import config_json, load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.learner.setup import check_attention
@@ -29,6 +37,7 @@ from gxpo_trainer.runtime.placement import Placement, ray_address
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.runtime.ray_session import check_machine
 from gxpo_trainer.training.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore, check_same_model, check_same_run
+from gxpo_trainer.types import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,28 @@ class TokenizedBenchmark:
 
 
 @dataclass(frozen=True, slots=True)
+class Problems:
+    """Training and evaluation problems of a run, rendered for its model.
+
+    first_ids: what the policy sees of the first training problem, with what an environment's `reset` returned.
+    """
+
+    tokenizer: Any
+    data: PromptSet
+    prompts: TokenizedPrompts
+    benchmarks: Sequence[TokenizedBenchmark]
+    first_ids: npt.NDArray[np.int32]
+
+    def shown(self) -> Iterator[str]:
+        """The first training prompt as the policy sees it, and that of each benchmark, each after a line about it."""
+        how = rendering(self.tokenizer)
+        firsts = [("training", len(self.prompts.prompts), self.first_ids)]
+        firsts += [(b.benchmark.name, len(b.token_ids), b.token_ids[0]) for b in self.benchmarks if len(b.token_ids)]
+        for name, number, ids in firsts:
+            yield f"first of {number} {name} prompts, {len(ids)} tokens, {how}:\n{prompt_text(self.tokenizer, ids)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A run that has passed every check that needs no engine."""
 
@@ -52,9 +83,7 @@ class Prepared:
     placement: Placement
     model_folder: str
     policy_sha256: str
-    data: PromptSet
-    prompts: TokenizedPrompts
-    benchmarks: Sequence[TokenizedBenchmark]
+    problems: Problems
     store: CheckpointStore
     checkpoint: Checkpoint | None
     skipped: Sequence[str]
@@ -91,6 +120,12 @@ def prepare(
     if config.placement.device != "auto" or ray_address(config) is None:
         check_attention(config, placement.device)
     check_rewards(config.verifier)
+    problems = load_problems(config)
+    return Prepared(config, out_dir, placement, model_folder, policy_sha256, problems, store, checkpoint, skipped)
+
+
+def load_problems(config: RunConfig) -> Problems:
+    """Load and render everything that a run samples from. Raises ConfigError or DataError."""
     tokenizer = load_tokenizer(config.model)
     check_conversations(config, tokenizer)
     benchmarks = tokenized_benchmarks(config, tokenizer)
@@ -101,11 +136,18 @@ def prepare(
     )
     template = resolve_template(config.data.template, config.data.source)
     data, prompts = fitting_prompts(config, data, tokenizer, template)
-    start = EpisodeStart.of(prompts.prompts[0], template, config.seed)
-    check_environment(config.environment, start.problem, start.seed)
-    return Prepared(
-        config, out_dir, placement, model_folder, policy_sha256, data, prompts, benchmarks, store, checkpoint, skipped
-    )
+    first, first_ids = prompts.prompts[0], prompts.token_ids[0]
+    start = EpisodeStart.of(first, template, config.seed)
+    observation = check_environment(config.environment, start.problem, start.seed)
+    if observation is not None:
+        try:
+            first_ids = render_messages(conversation(first.history, observation.messages), tokenizer)
+        except Exception as error:  # a chat template may raise anything
+            raise ConfigError(
+                f"environment.name = {config.environment.name!r}: the chat template refuses the messages of problem "
+                f"{first.id} ({error}); change what reset returns, or data.system_prompt"
+            ) from None
+    return Problems(tokenizer, data, prompts, benchmarks, first_ids)
 
 
 def prompt_limit(config: RunConfig, section: str, max_new_tokens: int) -> tuple[int, str, str]:
@@ -134,7 +176,8 @@ def fitting_prompts(
         prompt_limit(config, "rollout", config.rollout.max_new_tokens),
         key=lambda limit: limit[0],
     )
-    prompts = tokenize_prompts(data.prompts, tokenizer, template, longest, setting=setting, fix=fix)
+    problems = with_boxes(data.prompts) if config.trains_on_boxes else data.prompts
+    prompts = tokenize_prompts(problems, tokenizer, template, longest, setting=setting, fix=fix)
     if prompts.num_too_long:
         data = replace(data, num_left_out={**data.num_left_out, setting: prompts.num_too_long})
     return data, prompts
@@ -161,6 +204,9 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
     tokenized: list[TokenizedBenchmark] = []
     for name in config.evaluation.benchmarks:
         benchmark = load_benchmark(name, config.data, config.evaluation, gold_problem)
+        if config.verifier.answer == "boxed":
+            boxed, left_out = with_boxes(benchmark.prompts), with_boxes(benchmark.left_out)
+            benchmark = replace(benchmark, prompts=boxed, left_out=left_out)
         if any(benchmark.name == other.benchmark.name for other in tokenized):
             raise ConfigError(f"evaluation.benchmarks: two have the name {benchmark.name}; rename the file of one")
         problems = benchmark.prompts + (benchmark.left_out if config.evaluation.full_at_end else ())
@@ -173,6 +219,16 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
         count = len(benchmark.prompts)
         tokenized.append(TokenizedBenchmark(benchmark, fitted.token_ids[:count], fitted.token_ids[count:]))
     return tokenized
+
+
+def with_boxes(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+    """The problems with the rule that only a box holds an answer."""
+    return tuple(
+        replace(
+            prompt, extra=prompt.extra | {EXTRA_KEY: replace(prompt.extra.get(EXTRA_KEY, VerifyOptions()), boxed=True)}
+        )
+        for prompt in prompts
+    )
 
 
 def gold_problem(gold: str) -> str | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import ray
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
+from gxpo_trainer.data.chat import prompt_text, rendering
 from gxpo_trainer.data.prompts import few_problems
 from gxpo_trainer.reporting.exporters import make_exporters
 from gxpo_trainer.reporting.identity import run_identity
@@ -26,6 +28,9 @@ from gxpo_trainer.training.launch import Launch
 from gxpo_trainer.training.prepare import Prepared, prepare
 from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.runtime import Runtime, build_runtime, check_memory
+
+LONGEST_SHOWN = 10_000
+"""Characters of the first prompt in its event."""
 
 
 def train_run(
@@ -67,10 +72,13 @@ def train_in_launch(
         dump = config.model_dump(mode="json")
         exporters = make_exporters(loggers, out_dir, run_name=config.name, config=dump, options=logger_options)
         with (
-            RunReporter(out_dir, exporters=exporters) as reporter,
+            RunReporter(
+                out_dir, exporters=exporters, show=partial(prompt_text, prepared.problems.tokenizer)
+            ) as reporter,
             progress or TrainingProgress(config.budget, name=config.name) as display,
         ):
             launch.begin(reporter)
+            record_data(prepared, reporter, display.message)
             ended = _run(prepared, launch, reporter, display)
     launch.end(ended)
     return ended
@@ -97,7 +105,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
             config,
             placement,
             prepared.model_folder,
-            prepared.prompts,
+            prepared.problems.prompts,
             reporter.log_event,
             # Again: the GPUs of nodes that joined meanwhile are known now.
             fit=check_memory(placement, prepared.model_folder, cluster_resources()),
@@ -105,7 +113,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         )
         controller = Controller(
             runtime,
-            Evaluator(config, prepared.benchmarks),
+            Evaluator(config, prepared.problems.benchmarks),
             reporter,
             prepared.store,
             progress,
@@ -117,7 +125,6 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         _write_identity(prepared, launch, reporter, attempt)
         for problem in prepared.skipped:
             reporter.log_event("checkpoint_skipped", problem)
-        record_data(prepared, reporter, progress.message)
         progress.message("starting sampler and learner")
         ended = controller.run(checkpoint)
         _record_end(ended, launch, reporter)
@@ -177,9 +184,15 @@ def _reserve(
 
 
 def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], None] = lambda line: None) -> None:
-    """Record excluded training problems, near duplicates of evaluated ones for the user to check, and too few problems
-    for a step, which `say` prints too."""
-    data, num_problems = prepared.data, len(prepared.prompts.prompts)
+    """Record the first prompt, excluded training problems, near duplicates of evaluated ones for the user to check, and
+    too few problems for a step. `say` prints the latter too, and what is done without a chat template."""
+    problems = prepared.problems
+    data, num_problems = problems.data, len(problems.prompts.prompts)
+    if prepared.checkpoint is None:
+        first = next(problems.shown())
+        reporter.log_event("prompt", first if len(first) <= LONGEST_SHOWN else f"{first[:LONGEST_SHOWN]}…")
+    if not getattr(problems.tokenizer, "chat_template", None):
+        say(f"prompts are {rendering(problems.tokenizer)}")
     if warning := few_problems(num_problems, prepared.config.rollout.prompts_per_step):
         reporter.log_event("few_problems", warning)
         say(warning)
@@ -207,7 +220,8 @@ def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
 def _write_identity(prepared: Prepared, launch: Launch, reporter: RunReporter, attempt: int) -> None:
     identity = run_identity(
         prepared.config,
-        data_sha256=prepared.data.sha256 | {b.benchmark.name: b.benchmark.sha256 for b in prepared.benchmarks},
+        data_sha256=prepared.problems.data.sha256
+        | {b.benchmark.name: b.benchmark.sha256 for b in prepared.problems.benchmarks},
         policy_sha256=prepared.policy_sha256,
     )
     reporter.write_identity(identity, attempt)
