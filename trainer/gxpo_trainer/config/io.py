@@ -101,7 +101,7 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
 
     Naming another rule (`learner.rule.name=sfpo`) starts from that rule's defaults, whatever the order, because
     the settings of one rule do not apply to another. The same holds for losses, advantages and environments, but for
-    the settings that all of them have.
+    the settings that all of them have and that are not at their default.
     """
     result = copy.deepcopy(settings)
     parsed = [(text, *parse_override(text)) for text in overrides]
@@ -110,7 +110,8 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
         if choice := choices.get(path):
             section = _section(result, path)
             if section.get(choice.key) != value:
-                for name in section.keys() - choice.base.model_fields.keys():
+                shared = choice.base.model_fields
+                for name in [name for name in section if name not in shared or section[name] == shared[name].default]:
                     del section[name]
             section[choice.key] = value
     _load_named(result)
