@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import functools
 import hashlib
 import inspect
 import io
@@ -79,21 +80,25 @@ class Trainer:
     ) -> None:
         self.out_dir = Path(out_dir) if out_dir is not None else Path("runs") / safe_name(name)
         components = [dict(each) if isinstance(each, Mapping) else {"name": each} for each in rewards]
-        self._module, self._source = _module_of([each["name"] for each in components])
+        local = [each["name"] for each in components if getattr(each["name"], "__module__", "") == "__main__"]
+        self._source = (
+            "\n\n".join(["from __future__ import annotations", *map(_source_of, local)]) + "\n" if local else ""
+        )
+        self._module = f"rewards_{hashlib.sha256(self._source.encode()).hexdigest()[:8]}"
         for each in components:
-            if isinstance(each["name"], FunctionType):
-                each["name"] = f"{_module_name(each['name']) or self._module}:{each['name'].__qualname__}"
-        given: dict[str, Any] = {"name": name, "model.path": str(model)}
-        given |= {"data.source": str(data)} if data is not None else {}
-        given |= {"verifier.rewards": components} if components else {}
-        given |= {"learner.rule": rule.model_dump()} if rule is not None else {}
+            if isinstance(function := each["name"], FunctionType):
+                each["name"] = f"{self._module if function in local else function.__module__}:{function.__qualname__}"
+        given = {
+            "name": name,
+            "model.path": str(model),
+            "data.source": data and str(data),
+            "verifier.rewards": components or None,
+            "learner.rule": rule and rule.model_dump(),
+        }
         self._settings: dict[str, Any] = {}
-        for path, value in (given | dict(settings or {})).items():
-            section = self._settings
+        for path, value in ({key: value for key, value in given.items() if value} | dict(settings or {})).items():
             *sections, key = path.split(".")
-            for part in sections:
-                section = section.setdefault(part, {})
-            section[key] = value
+            functools.reduce(lambda section, part: section.setdefault(part, {}), sections, self._settings)[key] = value
         self.config: RunConfig = build(self._settings, source="gxpo.Trainer")
 
     def train(self, steps: int | None = None, *, resume: bool = False) -> Run:
@@ -115,7 +120,7 @@ class Trainer:
         if self._source:
             self.out_dir.mkdir(parents=True, exist_ok=True)
             (self.out_dir / f"{self._module}.py").write_text(self._source, encoding="utf-8")
-        earlier = os.environ.get("PYTHONPATH")
+        earlier = os.environ.get("PYTHONPATH", "")
         here = [str(self.out_dir.resolve()), *(entry or str(Path.cwd()) for entry in sys.path)]
         os.environ["PYTHONPATH"] = os.pathsep.join(here)
         sys.path.insert(0, here[0])
@@ -123,10 +128,7 @@ class Trainer:
             yield
         finally:
             sys.path.remove(here[0])
-            if earlier is None:
-                del os.environ["PYTHONPATH"]
-            else:
-                os.environ["PYTHONPATH"] = earlier
+            os.environ["PYTHONPATH"] = earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,28 +220,13 @@ class Client:
         return pandas.read_parquet(io.BytesIO(self.api.request("GET", "/export", params=parameters(query)).content))
 
 
-def _module_name(function: FunctionType) -> str | None:
-    """The module that other processes import a function from; None for one that is defined here."""
-    return None if function.__module__ == "__main__" else function.__module__
-
-
-def _module_of(functions: Sequence[Any]) -> tuple[str, str]:
-    """Name and source text of a module with those functions that are defined here; empty without any."""
-    local = [each for each in functions if isinstance(each, FunctionType) and _module_name(each) is None]
-    source = "\n\n".join(["from __future__ import annotations", *map(_source_of, dict.fromkeys(local))]) + "\n"
-    return (f"rewards_{hashlib.sha256(source.encode()).hexdigest()[:8]}", source) if local else ("", "")
-
-
 def _source_of(function: FunctionType) -> str:
     """Source text of a function and of the names that it uses. Raises ConfigError for one that text cannot hold."""
-    if function.__qualname__ != function.__name__ or not function.__name__.isidentifier():
-        raise ConfigError(f"reward {function.__qualname__}: define it with def at the top of a cell or of a module")
-    used = [
-        (name, function.__globals__[name])
-        for name in sorted(_global_names(function.__code__))
-        if name in function.__globals__ and name != function.__name__
-    ]
-    lines = [_definition(function.__name__, name, value) for name, value in used]
+    if not isinstance(function, FunctionType) or not function.__qualname__.isidentifier():
+        name = getattr(function, "__qualname__", function)
+        raise ConfigError(f"reward {name}: define it with def at the top of a cell or of a module")
+    used = _global_names(function.__code__) & function.__globals__.keys() - {function.__name__}
+    lines = [_definition(function.__name__, name, function.__globals__[name]) for name in sorted(used)]
     return "\n".join([*lines, textwrap.dedent(inspect.getsource(function)).rstrip()])
 
 

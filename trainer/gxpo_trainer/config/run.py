@@ -12,14 +12,7 @@ from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS, Fraction, Sett
 from gxpo_trainer.config.components import Choice
 from gxpo_trainer.config.engines import FULL_SHARES, ModelConfig, PlacementConfig, RolloutConfig
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
-from gxpo_trainer.config.tasks import (
-    AnyEnvironment,
-    DataConfig,
-    EnvironmentConfig,
-    EvaluationConfig,
-    LengthPenaltyConfig,
-    VerifierConfig,
-)
+from gxpo_trainer.config.tasks import AnyEnvironment, DataConfig, EnvironmentConfig, EvaluationConfig, VerifierConfig
 
 
 class LoraConfig(Settings):
@@ -327,13 +320,6 @@ class RunConfig(Settings):
                 f'verifier.rewards: environment is always 0 with environment.name = "{self.environment.name}"; remove '
                 "the component or choose an environment"
             )
-        for reward in self.verifier.rewards:
-            if isinstance(reward, LengthPenaltyConfig) and reward.free_tokens >= self.rollout.max_new_tokens:
-                raise ValueError(
-                    f"verifier.rewards: length_penalty begins after max_tokens − buffer_tokens = {reward.free_tokens} "
-                    f"tokens, which no response of rollout.max_new_tokens = {self.rollout.max_new_tokens} exceeds; "
-                    "lower max_tokens or raise buffer_tokens"
-                )
         if self.learner.mini_batches > self.rollout.prompts_per_step:
             raise ValueError(
                 f"learner.mini_batches = {self.learner.mini_batches} exceeds rollout.prompts_per_step = "

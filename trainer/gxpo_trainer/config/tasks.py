@@ -179,14 +179,9 @@ class LengthPenaltyConfig(RewardConfig):
 
     @model_validator(mode="after")
     def _buffer_within(self) -> Self:
-        if self.free_tokens < 0:
+        if self.buffer_tokens > self.max_tokens:
             raise ValueError(f"buffer_tokens = {self.buffer_tokens} exceeds max_tokens = {self.max_tokens}; lower it")
         return self
-
-    @property
-    def free_tokens(self) -> int:
-        """Longest response without a penalty."""
-        return self.max_tokens - self.buffer_tokens
 
 
 class HttpRewardConfig(Settings):
