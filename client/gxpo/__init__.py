@@ -176,7 +176,7 @@ class Client:
 
         overrides: `learner.rule.k=5`, as of --set. about: name, tags, notes, priority, group.
         """
-        config = run.config if isinstance(run, Trainer) else run
+        config: str | Path | RunConfig = run.config if isinstance(run, Trainer) else run
         if isinstance(config, RunConfig):
             config = build(config.model_dump(), overrides)
         elif Path(config).suffix in (".toml", ".json"):

@@ -274,13 +274,13 @@ def test_dppo_masks_what_has_moved_too_far_with_its_advantage_by_hand(
 
 
 def test_dppo_thresholds_are_one_for_each_direction_and_certain_tokens_stay_finite() -> None:
-    micro = micro_batch([1, -1, 1], [1.0] * 3, [math.log(0.5), math.log(0.5), 0.0])
-    logprobs = logs(0.8, 0.2, 0.5).requires_grad_()
+    micro = micro_batch([1, -1, 1, -1], [1.0] * 4, [math.log(0.5), math.log(0.5), 0.0, 1e-9])
+    logprobs = logs(0.8, 0.2, 0.5, 0.5).requires_grad_()
     settings = DppoLossConfig(divergence="kl", clip_low=0.1, clip_high=0.3)
     policy_loss(TokenOutputs(logprobs, None), micro, None, None, settings)[0].backward()
     assert logprobs.grad is not None
-    # 0.2231 is beyond 0.1 and within 0.3. μ = 1: KL = log 2, but the probability falls against A > 0.
-    assert logprobs.grad.tolist() == pytest.approx([-1.6, 0, -0.5], abs=1e-14)
+    # 0.2231 is beyond 0.1 and within 0.3. μ = 1, or rounded above it: KL = log 2, which counts where A < 0.
+    assert logprobs.grad.tolist() == pytest.approx([-1.6, 0, -0.5, 0], abs=1e-14)
 
 
 def test_the_ratio_to_the_sampler_is_bounded_where_the_clip_does_not_bound_it() -> None:

@@ -150,7 +150,8 @@ class DivergenceMaskedSurrogate:
         """See Surrogate."""
         ratio = torch.exp(log_ratio)
         with torch.no_grad():
-            new, old = torch.exp(logprobs), torch.exp(logprobs - log_ratio)
+            # Rounding may leave the difference above 0.
+            new, old = torch.exp(logprobs), torch.exp(logprobs - log_ratio).clamp(max=1)
             divergence = (new - old).abs()
             if self._settings.divergence == "kl":
                 # xlogy is 0 where the old policy never chose another token.
