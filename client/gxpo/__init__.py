@@ -232,16 +232,16 @@ def _source_of(function: FunctionType) -> str:
 
 def _definition(function: str, name: str, value: Any) -> str:
     """The line that gives `name` this value in another module."""
-    if isinstance(value, ModuleType):
-        return f"import {value.__name__} as {name}"
-    origin = getattr(value, "__module__", None), getattr(value, "__name__", None)
-    if None not in origin and origin[0] != "__main__" and getattr(sys.modules.get(origin[0]), origin[1], None) is value:
-        return f"from {origin[0]} import {origin[1]} as {name}"
-    if isinstance(value, re.Pattern):
-        return f"import re\n{name} = re.compile({value.pattern!r}, {value.flags})"
     with suppress(ValueError, SyntaxError):
         if ast.literal_eval(repr(value)) == value:
             return f"{name} = {value!r}"
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}"
+    if isinstance(value, re.Pattern):
+        return f"import re\n{name} = re.compile({value.pattern!r}, {value.flags})"
+    module, own = str(getattr(value, "__module__", "")), str(getattr(value, "__name__", ""))
+    if module != "__main__" and getattr(sys.modules.get(module), own, None) is value:
+        return f"from {module} import {own} as {name}"
     raise ConfigError(
         f"reward {function} uses {name}, which other processes do not have; define it inside the function, or write "
         "both to a module and import the function from there"
