@@ -220,7 +220,7 @@ class Client:
         return pandas.read_parquet(io.BytesIO(self.api.request("GET", "/export", params=parameters(query)).content))
 
 
-def _source_of(function: FunctionType) -> str:
+def _source_of(function: Any) -> str:
     """Source text of a function and of the names that it uses. Raises ConfigError for one that text cannot hold."""
     if not isinstance(function, FunctionType) or not function.__qualname__.isidentifier():
         name = getattr(function, "__qualname__", function)
