@@ -51,7 +51,7 @@ check: setup  ## ruff, mypy (strict), import-linter, and a strict build of the d
 	$(PYTHON) -m docs_build build
 
 types: setup  ## mypy, strict
-	$(VENV)/bin/mypy trainer/gxpo_trainer services/gxpo_services dashboard/gxpo_dashboard client/gxpo_client benchmarks docs_build tools
+	$(VENV)/bin/mypy trainer/gxpo_trainer services/gxpo_services dashboard/gxpo_dashboard client/gxpo client/gxpo_client benchmarks docs_build tools
 
 bench: setup  ## measure against named peers; prints and saves JSON
 	$(PYTHON) -m benchmarks

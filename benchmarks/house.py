@@ -15,7 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("trainer/gxpo_trainer", "services/gxpo_services", "dashboard/gxpo_dashboard", "client/gxpo_client")
+PACKAGES = (
+    "trainer/gxpo_trainer",
+    "services/gxpo_services",
+    "dashboard/gxpo_dashboard",
+    "client/gxpo_client",
+    "client/gxpo",
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

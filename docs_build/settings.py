@@ -110,7 +110,7 @@ def _sections(model: type[BaseModel], prefix: str, *, one_of_several: bool = Fal
     key = "surrogate" if issubclass(model, LossSettings) else "name"
     kind = model.model_fields.get(key)
     if one_of_several and kind is not None and _is_choice(kind.annotation):
-        title += f' with {key} = "{kind.default}"'
+        title += f" with {key} = " + " or ".join(map(_literal, typing.get_args(kind.annotation)))
     intro = (model.__doc__ or "").strip().splitlines()[0]
     table = ["| setting | values | default | meaning |", "|---|---|---|---|", *own]
     return [f"\n## {title}\n\n{intro}\n\n" + "\n".join(table) + "\n", *parts]

@@ -26,6 +26,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from types import FunctionType
 from typing import Any, Literal, get_args
 
 from gxpo_trainer.errors import ConfigError
@@ -152,10 +153,12 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def factory(kind: Kind, settings: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Callable[[], Any]:
     """What creates the reward or environment that `settings` name, which are those of its section.
 
-    It is a class without constructor arguments or, by a settings class, one that takes the settings. Raises
-    ConfigError, whose message starts with a verb, and pydantic's ValidationError.
+    It is a class without constructor arguments or, by a settings class, one that takes the settings; a reward may also
+    be a function. Raises ConfigError, whose message starts with a verb, and pydantic's ValidationError.
     """
     chosen: Callable[[], Any] = load(kind, settings["name"], environment)
+    if kind == "rewards" and isinstance(chosen, FunctionType):
+        return lambda: chosen
     if not hasattr(chosen, "implementation"):
         return chosen
     # The name may be a class path, which the setting's own type rejects.

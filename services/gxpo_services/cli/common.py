@@ -29,7 +29,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-def connect(url: str | None = None, token_file: Path | None = None) -> Client:
+def connect(url: str | None = None, token_file: Path | None = None, *, patience_s: float = _PATIENCE_S) -> Client:
     """The client that arguments and environment name.
 
     Address: `url`, GXPO_URL, the service of `gxpo up` in the home, or 127.0.0.1:8000. Token: `token_file`, GXPO_TOKEN,
@@ -39,7 +39,7 @@ def connect(url: str | None = None, token_file: Path | None = None) -> Client:
     address = url or os.environ.get("GXPO_URL") or running_url(home) or DEFAULT_URL
     if not is_http(address):
         raise ConfigError(f"the service's address {address!r} must look like {DEFAULT_URL}; check --url or GXPO_URL")
-    return Client(connect_http(address), _token(address, token_file, home), patience_s=_PATIENCE_S)
+    return Client(connect_http(address), _token(address, token_file, home), patience_s=patience_s)
 
 
 def _token(address: str, token_file: Path | None, home: Path) -> str | None:

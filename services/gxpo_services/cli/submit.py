@@ -26,7 +26,7 @@ from gxpo_trainer.studies.definition import largest_cost, load_study
 def submit(args: argparse.Namespace) -> int:
     config = load_preset(args.preset, args.set) if args.preset else load_run(args.config, args.set)
     with connect(args.url, args.token_file) as client:
-        body = run_body(config, client, args) | {"group": args.group}
+        body = run_body(config, client) | _about(args) | {"group": args.group}
         if args.check:
             return _check(args, client, body)
         run = client.submit(body, args.key)
@@ -39,16 +39,15 @@ def submit(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_body(config: RunConfig, client: Client, args: argparse.Namespace) -> Json:
+def run_body(config: RunConfig, client: Client) -> Json:
     """A request for one run. The config is sent as TOML, which represents infinities and missing values."""
     config = with_absolute_paths(config) if is_loopback(client.url) else config
-    return {
-        "toml": to_toml(config),
-        "name": args.name or config.name,
-        "tags": args.tags,
-        "notes": args.notes,
-        "priority": args.priority,
-    }
+    return {"toml": to_toml(config), "name": config.name}
+
+
+def _about(args: argparse.Namespace) -> Json:
+    name = {"name": args.name} if args.name else {}
+    return name | {"tags": args.tags, "notes": args.notes, "priority": args.priority}
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
@@ -144,7 +143,7 @@ def _study(args: argparse.Namespace) -> int:
 
 
 def _sweep_body(config: RunConfig, client: Client, args: argparse.Namespace) -> Json:
-    body = run_body(config, client, args)
+    body = run_body(config, client) | _about(args)
     grid = dict(_grid_axis(text) for text in args.grid)
     body |= {"base": {"toml": body.pop("toml")}, "grid": grid, "control": args.control}
     given = {"seeds": args.seeds, "preset": args.preset}

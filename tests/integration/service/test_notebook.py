@@ -15,6 +15,7 @@ import pytest
 from support.finished_runs import trainer
 from support.walkthrough import blocks
 
+import gxpo
 from gxpo_services.db.database import Database
 
 NOTEBOOK = Path(__file__).parents[3] / "docs" / "tutorials" / "compare_runs.ipynb"
@@ -57,8 +58,7 @@ def test_the_notebook_submits_waits_compares_and_plots(
     drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in names["axes"].lines]
     assert drawn == [([0.0, 1.0, 2.0], ACCURACIES[rule]) for rule in ("grpo", "gxpo", "grpo", "gxpo")]
     assert len({line.get_color() for line in names["axes"].lines}) == 2
-    points = [answer["series"]["reward/mean"] for answer in names["rewards"].values()]
-    assert [(series["x"], series["y"]) for series in points] == [([1.0, 2.0], [0.25, 0.25])] * RUNS
+    assert names["metrics"]["reward/mean"].to_dict() == {(run, step): 0.25 for run in names["runs"] for step in (1, 2)}
     assert (tmp_path / "runs.zip").stat().st_size > 0
 
 
@@ -72,12 +72,24 @@ def test_the_code_of_the_page_submits_a_run(
 ) -> None:
     (tmp_path / "gxpo-home").mkdir()
     (tmp_path / "gxpo-home" / "token").write_text(token_for("submitter") + "\n")
+    monkeypatch.setenv("GXPO_URL", url)
+    monkeypatch.delenv("GXPO_TOKEN", raising=False)
     monkeypatch.chdir(tmp_path)
-    (block,) = [block for block in blocks("tutorials/notebook.md") if block.language == "python"]
-    assert block.needs == "service"
-    code = block.text.replace("http://127.0.0.1:8000", url)
-    assert url in code
+    (block,) = [block for block in blocks("tutorials/notebook.md") if block.needs == "service"]
     names: dict[str, Any] = {}
-    exec(compile(code, "notebook.md", "exec"), names)  # noqa: S102
-    assert names["run"]["progress"]["step_budget"] == 10
+    exec(compile(block.text, "notebook.md", "exec"), names)  # noqa: S102
+    client, run = names["client"], names["run"]
+    assert client.api.run(run)["progress"]["step_budget"] == 10
     assert capsys.readouterr().out == "queued\n"
+    with pytest.raises(TimeoutError, match=f"not ended after 0 s: .*{run}.*queued"):
+        client.wait(run, timeout_s=0)
+    client.api.act(run, "cancel")
+    assert client.wait([run]) == {run: "cancelled"}
+    (tmp_path / "mine.toml").write_text("[budget]\nsteps = 3\n")
+    trainer = gxpo.Trainer(settings={"budget.steps": 7}, name="mine")
+    ids = [client.submit(what, ["seed=5"], tags=["t"]) for what in (tmp_path / "mine.toml", trainer, trainer.config)]
+    submitted = [client.api.run(each) for each in ids]
+    assert [(each["progress"]["step_budget"], each["seed"], each["tags"]) for each in submitted] == [
+        (3, 5, ["t"]), (7, 5, ["t"]), (7, 5, ["t"]),
+    ]  # fmt: skip
+    assert submitted[1]["name"] == "mine"

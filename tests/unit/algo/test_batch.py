@@ -36,12 +36,14 @@ from gxpo_trainer.algo.batch import (
     prompt_groups,
     reward_metrics,
     shard,
+    step_advantages,
     with_scale,
     zero_variance,
 )
 from gxpo_trainer.algo.losses import combine_statistics, finish_statistics, policy_loss
 from gxpo_trainer.algo.packing import Layout, MicroBatch, pack
-from gxpo_trainer.config import LossConfig, OptimizerConfig
+from gxpo_trainer.config import AdvantageSettings, LossConfig, OptimizerConfig
+from gxpo_trainer.config.run import MaxRLAdvantageConfig, ShrinkageAdvantageConfig
 from gxpo_trainer.learner.logprobs import PolicyModule
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict, VerdictStatus
 
@@ -552,6 +554,37 @@ def test_advantages_of_a_group_sum_to_zero_and_have_unit_std(rewards: list[float
 def test_rounding_of_the_mean_is_no_signal() -> None:
     # The float mean of seven times 0.1 is not 0.1.
     assert (group_advantages([0.1] * 7, epsilon=1e-20) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "groups", "expected"),
+    [
+        # (R − mean)/mean: mean ¼ gives 3, −1, −1, −1; no success gives 0; a sample without evidence is left out.
+        (MaxRLAdvantageConfig(), [[1, 0, 0, 0], [0, 0], [1, None, 0]], [[3, -1, -1, -1], [0, 0], [1, None, -1]]),
+        # Means ½, 1, 0; variances of them ½/2, 0, 0.
+        # First group: v = 0, so λ = 0, b is the other sample's reward. Second: the others have v = ⅛ and means ½, 0,
+        # s = 1/16; λ = ⅔·⅔ = 4/9, b = 5/9·1 + 4/9·¼ = ⅔. Third: b = 4/9·¾ = ⅓.
+        (
+            ShrinkageAdvantageConfig(),
+            [[1, 0], [1, 1], [0, 0]],
+            [[1, -1], [1 / 3, 1 / 3], [-1 / 3, -1 / 3]],
+        ),
+        # Alone it is leave-one-out, a single reward is compared with the other group, nothing with nothing.
+        (ShrinkageAdvantageConfig(), [[1, 0, 0]], [[1, -0.5, -0.5]]),
+        (ShrinkageAdvantageConfig(), [[1, None], [0, 0]], [[1, None], [0, 0]]),
+        (ShrinkageAdvantageConfig(), [[1, None], [None, None]], [[0, None], [None, None]]),
+    ],
+)
+def test_other_advantages_by_hand(
+    settings: AdvantageSettings, groups: list[list[float | None]], expected: list[list[float | None]]
+) -> None:
+    for made, wanted in zip(step_advantages(groups, LossConfig(), settings), expected, strict=True):
+        assert [None if np.isnan(value) else value for value in made] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_maxrl_refuses_a_negative_reward() -> None:
+    with pytest.raises(ValueError, match="maxrl"):
+        step_advantages([[1.0, -1.0]], LossConfig(), MaxRLAdvantageConfig())
 
 
 @pytest.mark.parametrize(

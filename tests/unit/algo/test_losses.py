@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from gxpo_trainer.algo.losses import TokenOutputs, combine_statistics, finish_statistics, k3_divergence, policy_loss
 from gxpo_trainer.algo.packing import MicroBatch, dummy_micro_batch
-from gxpo_trainer.config import LossConfig
+from gxpo_trainer.config import DppoLossConfig, LossConfig
 
 
 def micro_batch(
@@ -238,6 +239,48 @@ def test_cispo_weighs_the_gradient_of_every_token_by_its_clipped_ratio_by_hand()
     loss.backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx(expected, abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("divergence", "delta", "masked"),
+    [
+        # |π − μ| = 0.3, 0.1, 0.3, 0.1, 0.3, 0.3.
+        ("tv", 0.2, {0, 2}),
+        # μ log(μ/π) + (1 − μ) log((1 − μ)/(1 − π)) = ½ log(1/(4π(1 − π))) with μ = ½: 0.2231, 0.0204, …
+        ("kl", 0.22, {0, 2}),
+        ("kl", 0.23, set()),
+    ],
+)
+def test_dppo_masks_what_has_moved_too_far_with_its_advantage_by_hand(
+    divergence: Literal["tv", "kl"], delta: float, masked: set[int]
+) -> None:
+    probabilities, advantages = [0.8, 0.6, 0.2, 0.4, 0.2, 0.8], [1.0, 1, -1, -1, 1, -1]
+    logprobs = logs(*probabilities).requires_grad_()
+    micro = micro_batch(advantages, [1.0] * 6, [math.log(0.5)] * 6)
+    settings = DppoLossConfig(divergence=divergence, clip_low=delta, clip_high=delta)
+    # The anchor is the policy that sampled, whatever the learner's log-probabilities were before the step.
+    loss, sums = policy_loss(TokenOutputs(logprobs, None), micro, torch.zeros(6), None, settings)
+    loss.backward()
+    assert logprobs.grad is not None
+    # −ρA with ρ = π / μ, and its gradient with respect to log π is the same number.
+    expected = [
+        0 if t in masked else -2 * p * a for t, (p, a) in enumerate(zip(probabilities, advantages, strict=True))
+    ]
+    assert logprobs.grad.tolist() == pytest.approx(expected, abs=1e-14)
+    assert loss.item() == pytest.approx(sum(expected), abs=1e-14)
+    metrics = finish_statistics(sums)
+    assert metrics["clip_high_fraction"] == metrics["clip_low_fraction"] == pytest.approx(len(masked) / 12)
+    assert metrics["ratio_mean"] == pytest.approx(1.0)
+
+
+def test_dppo_thresholds_are_one_for_each_direction_and_certain_tokens_stay_finite() -> None:
+    micro = micro_batch([1, -1, 1, -1], [1.0] * 4, [math.log(0.5), math.log(0.5), 0.0, 1e-9])
+    logprobs = logs(0.8, 0.2, 0.5, 0.5).requires_grad_()
+    settings = DppoLossConfig(divergence="kl", clip_low=0.1, clip_high=0.3)
+    policy_loss(TokenOutputs(logprobs, None), micro, None, None, settings)[0].backward()
+    assert logprobs.grad is not None
+    # 0.2231 is beyond 0.1 and within 0.3. μ = 1, or rounded above it: KL = log 2, which counts where A < 0.
+    assert logprobs.grad.tolist() == pytest.approx([-1.6, 0, -0.5, 0], abs=1e-14)
 
 
 def test_the_ratio_to_the_sampler_is_bounded_where_the_clip_does_not_bound_it() -> None:

@@ -336,6 +336,10 @@ async def test_a_worker_that_cannot_start_ends_the_run(configured: Configured, m
     assert host_module.MAX_FAILED_STARTS == 3
 
 
+async def test_the_check_before_a_run_works_where_an_event_loop_runs(configured: Configured) -> None:
+    check_environment(configured(), Problem("p1", "Count", "3", {}), 5)
+
+
 def test_the_check_before_a_run_refuses_what_cannot_be_used(configured: Configured) -> None:
     problem = Problem("p1", "Count", "3", {})
     check_environment(EnvironmentConfig(), problem, 5)

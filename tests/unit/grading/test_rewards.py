@@ -88,6 +88,22 @@ def test_correctness_follows_the_verdict() -> None:
     assert [Correctness()(sample_input("", status=s)) for s in ("correct", "wrong", "unparsed")] == [1.0, 0.0, 0.0]
 
 
+def test_the_length_penalty_falls_evenly_in_the_buffer() -> None:
+    # L_max 20, L_cache 8: nothing up to 12 tokens, an eighth less for each more, −1 from 20 on.
+    penalty = {"name": "length_penalty", "max_tokens": 20, "buffer_tokens": 8}
+    config = build({"verifier": {"rewards": [{"name": "correctness"}, penalty | {"weight": 0.5}]}})
+    scorer = Scorer.load([reward.model_dump() for reward in config.verifier.worker_rewards], {})
+    context: dict[str, Any] = {"problem": "?", "truncated": False, "extra": {}}
+    scores = [
+        scorer.score("5", "5", Verdict("correct", "5", 0.0), context | {"num_tokens": n})
+        for n in (1, 12, 13, 16, 20, 30)
+    ]
+    assert [score["components"]["length_penalty"] for score in scores] == [0, 0, -0.125, -0.5, -1, -1]
+    assert [score["score"] for score in scores] == [1, 1, 0.9375, 0.75, 0.5, 0.5]
+    with pytest.raises(ConfigError, match="exceeds max_tokens = 7"):
+        build({"verifier": {"rewards": [penalty | {"max_tokens": 7}]}})
+
+
 def test_the_score_is_the_weighted_sum() -> None:
     scorer = Scorer.load([{"name": "correctness", "weight": 2.0}, {"name": "format", "weight": -0.5}], {})
     context: dict[str, Any] = {"problem": "?", "num_tokens": 1, "truncated": False, "extra": {}}
@@ -114,9 +130,8 @@ def test_correctness_alone_is_the_default_and_needs_no_components() -> None:
     ("rewards", "complaint"),
     [
         ([], "verifier.rewards = []: is empty; name at least one reward"),
-        ([{"name": "os.system"}],
-         'rewards[0].name = "os.system": must be one of "correctness", "format", "environment", "http", or a class'),
-        ([{"name": "a:b:c"}], 'must be one of "correctness", "format", "environment", "http", or a class as'),
+        ([{"name": "os.system"}], 'rewards[0].name = "os.system": must be one of "correctness", "format", '),
+        ([{"name": "a:b:c"}], '"environment", "length_penalty", "http", or a class as'),
         ([{"name": "format", "weight": 0}], "rewards[0].weight = 0: must be a finite number other than 0"),
         ([{"name": "format", "weight": float("inf")}], "must be a finite number other than 0"),
         ([{"name": "a:X"}, {"name": "b:X"}], "two rewards are called X"),

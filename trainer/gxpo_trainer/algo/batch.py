@@ -7,7 +7,7 @@ Advantages are relative to the group: A = (R − mean(R_group)) / (std(R_group) 
 that are nearly all correct or nearly all wrong. The standard deviation is the sample one (n − 1), as in common
 implementations. A reward of None (the verifier timed out or failed) is no evidence about the policy: such a sample is
 excluded from the mean and the spread of its group and gets no advantage. `learner.advantage` may name another
-`Advantage`.
+`Advantage`: MaxRL, the shrinkage baseline, or one of yours.
 
 Only tokens that the policy sampled are targets. What an environment wrote in between (`ScoredSequence.sampled`) is
 input that later tokens attend to, and appears in no loss, ratio, statistic or denominator.
@@ -104,6 +104,59 @@ class GroupAdvantage:
             )
             for rewards in groups
         ]
+
+
+class MaxRLAdvantage:
+    """(R − mean) / mean of the group: MaxRL, arXiv 2602.02710, algorithm 1; 0 in a group without any reward.
+
+    With rewards of 0 and 1 its policy gradient is that of log P(correct) to the order of the group's size.
+    """
+
+    def __init__(self, settings: AdvantageSettings, loss: LossSettings) -> None:
+        pass
+
+    def __call__(self, groups: Sequence[FloatArray]) -> Sequence[FloatArray]:
+        """See Advantage. Raises ValueError for a negative reward."""
+        if any((rewards < 0).any() for rewards in groups):
+            raise ValueError(
+                'learner.advantage.name = "maxrl" divides by the mean reward of a group, and a reward is negative; '
+                "remove the component that gives it, or choose another advantage"
+            )
+        return [
+            rewards / np.nanmean(rewards) - 1 if np.nansum(rewards) > 0 else np.zeros_like(rewards)
+            for rewards in groups
+        ]
+
+
+class ShrinkageAdvantage:
+    """R − b with a baseline b between two means: shrinkage baseline, arXiv 2511.03710, eq. 10 to 16.
+
+        b = (1 − λ) · (mean of the group's other rewards) + λ · (mean of the other groups' means)
+        λ = (n − 1)/n · v / (v + s)
+
+    for n groups; v: mean over the other groups of the variance of their mean (sample variance / size); s: variance of
+    the other groups' means. b does not depend on the reward that it is subtracted from.
+
+    Differs from the paper in groups of unequal size: one with a single reward has λ = 1, and no part in the others' v.
+    """
+
+    def __init__(self, settings: AdvantageSettings, loss: LossSettings) -> None:
+        pass
+
+    def __call__(self, groups: Sequence[FloatArray]) -> Sequence[FloatArray]:
+        """See Advantage. A reward that nothing can be compared with gets 0."""
+        known = [rewards[~np.isnan(rewards)] for rewards in groups]
+        means = np.array([own.mean() if own.size else np.nan for own in known])
+        noise = np.array([own.var(ddof=1) / own.size if own.size > 1 else np.nan for own in known])
+        advantages = []
+        for number, (rewards, own) in enumerate(zip(groups, known, strict=True)):
+            others, variances = (part[~np.isnan(part)] for part in (np.delete(means, number), np.delete(noise, number)))
+            v = variances.mean() if variances.size else 0.0
+            shrinkage = others.size / (others.size + 1) * v / (v + others.var()) if v > 0 else 0.0
+            target = others.mean() if others.size else rewards
+            rest = (own.sum() - rewards) / (own.size - 1) if own.size > 1 else target
+            advantages.append(rewards - (1 - shrinkage) * rest - shrinkage * target)
+        return advantages
 
 
 def step_advantages(rewards: Sequence[Rewards], loss: LossSettings, settings: AdvantageSettings) -> list[FloatArray]:

@@ -8,6 +8,9 @@ Surrogate S_t (`surrogate`):
     gspo    −min(s A, clip(s, 1 − ε_low, 1 + ε_high) A)           GSPO, arXiv 2507.18071
             s = (π_θ(y)/π_old(y))^(1/|y|) = exp(mean_t log ρ_t)   the same at each token of the response y
     cispo   −sg[clip(ρ_t, 1 − ε_low, 1 + ε_high)] A log π_θ       CISPO, MiniMax-M1, arXiv 2506.13585
+    dppo    −M_t ρ_t A,  M_t = 0 if D_t > δ and the probability   DPPO, arXiv 2602.04879
+            moves as A wants (rises if A > 0, falls if A < 0)
+            D_t = |π_θ − π_old| or KL of the two Bernoulli distributions "this token or another"
 
 ε_low ≠ ε_high is DAPO's clip-higher (arXiv 2503.14476).
 
@@ -41,7 +44,7 @@ import torch
 from torch import Tensor
 
 from gxpo_trainer.algo.packing import MicroBatch
-from gxpo_trainer.config import LossConfig, LossSettings
+from gxpo_trainer.config import DppoLossConfig, LossConfig, LossSettings
 from gxpo_trainer.plugins import implementation
 from gxpo_trainer.types import Metrics
 
@@ -86,7 +89,9 @@ def policy_loss(
     if settings.proximal == "sampler":
         old, target = micro.sampler_logprobs, logprobs.detach()
     surrogate: Surrogate = implementation(settings)(settings)
-    ratio, token_loss = surrogate(logprobs - old, logprobs, micro)
+    result = surrogate(logprobs - old, logprobs, micro)
+    ratio, token_loss = result[0], result[1]
+    outside = result[2] if len(result) == 3 else None
     importance = None
     if settings.measures_importance:
         importance = _importance(target - micro.sampler_logprobs, micro, settings)
@@ -96,7 +101,7 @@ def policy_loss(
     if kl is not None and settings.kl_beta > 0:
         token_loss = token_loss + settings.kl_beta * kl
     loss = (micro.token_weights * token_loss).sum()
-    return loss, _statistics(loss, ratio, kl, outputs, micro, settings, importance)
+    return loss, _statistics(loss, ratio, outside, kl, outputs, micro, settings, importance)
 
 
 class Surrogate(Protocol):
@@ -105,8 +110,13 @@ class Surrogate(Protocol):
     A function of its arguments alone: one is constructed for each micro-batch.
     """
 
-    def __call__(self, log_ratio: Tensor, logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, log_ratio: Tensor, logprobs: Tensor, micro: MicroBatch
+    ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
         """The ratios ρ_t, which metrics describe, and S_t, which is differentiated; float32[T] each.
+
+        A third result, bool[T], says which tokens `clip_fraction` counts; without it, those whose ratio is clipped by
+        `clip_low` and `clip_high`.
 
         log_ratio: float32[T], log π_θ − log π_old. logprobs: float32[T], log π_θ. Both have gradients. micro:
         advantages, sequence_index and sampler_logprobs of the T tokens; `sequence_sums` adds over responses.
@@ -128,6 +138,29 @@ class ClippedSurrogate:
         if self._settings.surrogate == "cispo":
             return ratio, -clipped.detach() * micro.advantages * logprobs
         return ratio, -torch.minimum(ratio * micro.advantages, clipped * micro.advantages)
+
+
+class DivergenceMaskedSurrogate:
+    """dppo. The divergence is that of the sampled token alone, "binary" in the paper: it needs no other logits."""
+
+    def __init__(self, settings: DppoLossConfig) -> None:
+        self._settings = settings
+
+    def __call__(self, log_ratio: Tensor, logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """See Surrogate."""
+        ratio = torch.exp(log_ratio)
+        with torch.no_grad():
+            # Rounding may leave the difference above 0.
+            new, old = torch.exp(logprobs), torch.exp(logprobs - log_ratio).clamp(max=1)
+            divergence = (new - old).abs()
+            if self._settings.divergence == "kl":
+                # xlogy is 0 where the old policy never chose another token.
+                rest = torch.special.xlogy(1 - old, 1 - old) - torch.special.xlogy(1 - old, 1 - new)
+                divergence = rest - old * log_ratio
+            rising = (micro.advantages > 0) & (log_ratio > 0) & (divergence > self._settings.clip_high)
+            falling = (micro.advantages < 0) & (log_ratio < 0) & (divergence > self._settings.clip_low)
+            outside = rising | falling
+        return ratio, torch.where(outside, 0.0, -ratio * micro.advantages), outside
 
 
 class _Importance(NamedTuple):
@@ -173,6 +206,7 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 def _statistics(
     loss: Tensor,
     ratio: Tensor,
+    outside: Tensor | None,
     kl: Tensor | None,
     outputs: TokenOutputs,
     micro: MicroBatch,
@@ -180,8 +214,8 @@ def _statistics(
     importance: _Importance | None,
 ) -> dict[str, Tensor]:
     counted = micro.token_weights > 0
-    low = (ratio < 1 - settings.clip_low) & (micro.advantages < 0)
-    high = (ratio > 1 + settings.clip_high) & (micro.advantages > 0)
+    low = ((ratio < 1 - settings.clip_low) if outside is None else outside) & (micro.advantages < 0)
+    high = ((ratio > 1 + settings.clip_high) if outside is None else outside) & (micro.advantages > 0)
     gap = torch.where(counted, (outputs.logprobs - micro.sampler_logprobs).abs(), 0.0)
 
     def total(values: Tensor) -> Tensor:

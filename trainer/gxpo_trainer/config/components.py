@@ -32,9 +32,10 @@ class Choice:
     """Annotation of a field that is validated by the chosen settings class.
 
     section: its dotted path, None for one that is not in run files. base: of all its classes. classes: the built-in
-    ones, told apart by the Literals of `key`, the setting that chooses; default: `base` alone, with the names
+    ones, told apart by the Literals of `key`, the setting that chooses; none: `base` alone, with the names
     `built_in`. inner: annotation that validates built-in ones, where the classes do not say it. plain: whether a class
-    without settings is possible, which is validated as a built-in one.
+    without settings is possible, which is validated as a built-in one. default: choice of a section
+    without `key`.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class Choice:
         key: str = "name",
         inner: Any = None,
         plain: bool = False,
+        default: str | None = None,
     ) -> None:
         self.kind, self.section, self.base, self.key, self.plain = kind, section or "", base, key, plain
+        self._default = default
         self.built_in = built_in or [name for each in classes for name in get_args(each.model_fields[key].annotation)]
         self._classes = classes or [base]
         union = functools.reduce(operator.or_, self._classes)
@@ -115,6 +118,8 @@ class Choice:
     def _validate(self, value: Any, handler: Callable[[Any], Any]) -> Any:
         if isinstance(value, self.base):
             return value
+        if self._default and isinstance(value, dict):
+            value = {self.key: self._default} | value
         name = value.get(self.key) if isinstance(value, dict) else None
         if not isinstance(name, str):
             return handler(value)

@@ -41,7 +41,14 @@ def load_run(path: Path | str, overrides: Sequence[str] = (), *, runs_here: bool
     if "arms" in settings:
         raise ConfigError(f"{path} is a study, not a run; `gxpo study run {path}` executes it")
     config = build(settings, overrides, source=str(path))
-    for choice in CHOICES.values() if runs_here else ():
+    if runs_here:
+        check_implementations(config, str(path))
+    return config
+
+
+def check_implementations(config: RunConfig, source: str) -> None:
+    """Raises ConfigError when the implementation of a custom component cannot be imported. source: of the config."""
+    for choice in CHOICES.values():
         value = functools.reduce(getattr, choice.section.split("."), config)
         for number, part in enumerate(value if isinstance(value, tuple) else [value]):
             if (name := getattr(part, choice.key)) not in choice.built_in:
@@ -49,9 +56,8 @@ def load_run(path: Path | str, overrides: Sequence[str] = (), *, runs_here: bool
                 try:
                     plugins.implementation(part) if hasattr(part, "implementation") else plugins.load(choice.kind, name)
                 except ConfigError as error:
-                    message = f'{path} cannot be used:\n  {place}.{choice.key} = "{name}": {error}'
+                    message = f'{source} cannot be used:\n  {place}.{choice.key} = "{name}": {error}'
                     raise ConfigError(message) from None
-    return config
 
 
 def load_preset(name: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -101,7 +107,7 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
 
     Naming another rule (`learner.rule.name=sfpo`) starts from that rule's defaults, whatever the order, because
     the settings of one rule do not apply to another. The same holds for losses, advantages and environments, but for
-    the settings that all of them have.
+    the settings that all of them have and that are not at their default.
     """
     result = copy.deepcopy(settings)
     parsed = [(text, *parse_override(text)) for text in overrides]
@@ -110,7 +116,8 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
         if choice := choices.get(path):
             section = _section(result, path)
             if section.get(choice.key) != value:
-                for name in section.keys() - choice.base.model_fields.keys():
+                shared = choice.base.model_fields
+                for name in [name for name in section if name not in shared or section[name] == shared[name].default]:
                     del section[name]
             section[choice.key] = value
     _load_named(result)

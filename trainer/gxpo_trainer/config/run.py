@@ -125,6 +125,25 @@ class LossConfig(LossSettings):
     )
 
 
+class DppoLossConfig(LossSettings):
+    """DPPO: tokens whose probability has moved too far, as a divergence, get no gradient."""
+
+    implementation: ClassVar[str] = "gxpo_trainer.algo.losses:DivergenceMaskedSurrogate"
+
+    surrogate: Literal["dppo"] = "dppo"
+    divergence: Literal["tv", "kl"] = Field(
+        "tv", description="Between sampling the token and not: total variation |π_θ − π_old|, or KL(π_old ‖ π_θ)."
+    )
+    clip_low: float = Field(0.15, ge=0, description="δ where A < 0 and the probability falls; 0.05 for kl.")
+    clip_high: float = Field(0.15, ge=0, description="δ where A > 0 and the probability rises; 0.05 for kl.")
+    proximal: Literal["auto", "learner", "sampler"] = Field(
+        "sampler", description="π_old. sampler: the policy that sampled; learner: that of the step's first pass."
+    )
+    correction: Literal["auto", "none", "token_truncate", "token_mask", "sequence_mask"] = Field(
+        "none", description="As for the other losses; the paper has none."
+    )
+
+
 class AdvantageSettings(Settings):
     """Base of the advantages' settings classes. A subclass narrows `name` to its Literal."""
 
@@ -143,10 +162,34 @@ class GroupAdvantageConfig(AdvantageSettings):
     name: Literal["group"] = "group"
 
 
-AnyLoss = Annotated[LossSettings, Choice("losses", "learner.loss", LossSettings, classes=[LossConfig], key="surrogate")]
-AnyAdvantage = Annotated[
-    AdvantageSettings, Choice("advantages", "learner.advantage", AdvantageSettings, classes=[GroupAdvantageConfig])
-]
+class MaxRLAdvantageConfig(AdvantageSettings):
+    """Relative to the group, divided by its mean reward: groups that are rarely right count more."""
+
+    implementation: ClassVar[str] = "gxpo_trainer.algo.batch:MaxRLAdvantage"
+
+    name: Literal["maxrl"] = "maxrl"
+
+
+class ShrinkageAdvantageConfig(AdvantageSettings):
+    """Relative to the group's mean shrunk towards that of the other groups (James and Stein)."""
+
+    implementation: ClassVar[str] = "gxpo_trainer.algo.batch:ShrinkageAdvantage"
+
+    name: Literal["shrinkage"] = "shrinkage"
+
+
+_LOSSES = Choice(
+    "losses", "learner.loss", LossSettings, classes=[LossConfig, DppoLossConfig], key="surrogate", default="ppo"
+)
+_ADVANTAGES = Choice(
+    "advantages",
+    "learner.advantage",
+    AdvantageSettings,
+    classes=[GroupAdvantageConfig, MaxRLAdvantageConfig, ShrinkageAdvantageConfig],
+    default="group",
+)
+AnyLoss = Annotated[LossSettings, _LOSSES]
+AnyAdvantage = Annotated[AdvantageSettings, _ADVANTAGES]
 
 
 class LoggerSettings(Settings):

@@ -155,7 +155,8 @@ AnyEnvironment = Annotated[
 
 
 HTTP: Final = "http"
-OWN_REWARDS = ("correctness", "format", "environment", HTTP)
+LENGTH_PENALTY: Final = "length_penalty"
+OWN_REWARDS = ("correctness", "format", "environment", LENGTH_PENALTY, HTTP)
 _OTHER_METRICS = ("mean", "std", "zero_variance_fraction", "no_signal", "http_calls", "http_s", "http_cache_hits")
 """`reward/…` that are no component."""
 
@@ -174,8 +175,8 @@ class RewardConfig(Settings):
 
     name: str = Field(
         "correctness",
-        description="`correctness`, `format`, `environment` (what the environment gave), the name of an installed "
-        "component, or a class as `package.module:Class`.",
+        description="`correctness`, `format`, `environment` (what the environment gave), `length_penalty`, `http`, the "
+        "name of an installed component, or a class as `package.module:Class`.",
     )
     weight: float = Field(1.0, description="Factor of the component in the sum.")
 
@@ -193,6 +194,20 @@ class RewardConfig(Settings):
     def label(self) -> str:
         """Name of its metric and of its value in samples.jsonl: the name, or the class without its module."""
         return self.name.rpartition(":")[2]
+
+
+class LengthPenaltyConfig(RewardConfig):
+    """DAPO's soft penalty of long responses: 0, then falling evenly to −1."""
+
+    name: Literal["length_penalty"] = LENGTH_PENALTY
+    max_tokens: Tokens = Field(description="L_max: length from which on it is −1; as rollout.max_new_tokens.")
+    buffer_tokens: Tokens = Field(description="L_cache: the last tokens before max_tokens, in which it falls.")
+
+    @model_validator(mode="after")
+    def _buffer_within(self) -> Self:
+        if self.buffer_tokens > self.max_tokens:
+            raise ValueError(f"buffer_tokens = {self.buffer_tokens} exceeds max_tokens = {self.max_tokens}; lower it")
+        return self
 
 
 class HttpRewardConfig(Settings):
@@ -233,14 +248,17 @@ class HttpRewardConfig(Settings):
 
 def _kind(value: Any) -> str:
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-    return HTTP if name == HTTP else "component"
+    return name if name in (LENGTH_PENALTY, HTTP) else "component"
 
 
 _OwnReward = Annotated[
-    Annotated[RewardConfig, Tag("component")] | Annotated[HttpRewardConfig, Tag(HTTP)], Discriminator(_kind)
+    Annotated[RewardConfig, Tag("component")]
+    | Annotated[LengthPenaltyConfig, Tag(LENGTH_PENALTY)]
+    | Annotated[HttpRewardConfig, Tag(HTTP)],
+    Discriminator(_kind),
 ]
 AnyReward = Annotated[
-    RewardConfig | HttpRewardConfig,
+    RewardConfig | LengthPenaltyConfig | HttpRewardConfig,
     Choice("rewards", "verifier.rewards", RewardConfig, built_in=OWN_REWARDS, inner=_OwnReward, plain=True),
 ]
 

@@ -28,6 +28,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -454,7 +455,9 @@ def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) ->
     check_allowed(config.model_dump(), os.environ)
 
     try:
-        first, again, turn = asyncio.run(_first_replies(config, problem, seed))
+        # In a thread of its own: that of a notebook has an event loop.
+        with ThreadPoolExecutor(1) as thread:
+            first, again, turn = thread.submit(asyncio.run, _first_replies(config, problem, seed)).result()
     except TrainingError as error:
         raise ConfigError(f"environment: {error}") from error
     if not isinstance(first.answer, Observation):

@@ -20,7 +20,7 @@ Also the addresses that reward components may call, and the tokens for them: bot
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -92,7 +92,26 @@ class EnvironmentReward:
         return sample.environment_reward or 0.0
 
 
-OWN: dict[str, type[Reward]] = {"correctness": Correctness, "format": Format, "environment": EnvironmentReward}
+class LengthPenalty:
+    """Soft overlong punishment: DAPO, arXiv 2503.14476, eq. 13.
+
+    0 up to L_max − L_cache tokens, then (L_max − L_cache − length) / L_cache, and −1 from L_max on.
+    """
+
+    def __init__(self, max_tokens: int, buffer_tokens: int) -> None:
+        self._max_tokens, self._buffer_tokens = max_tokens, buffer_tokens
+
+    def __call__(self, sample: RewardInput) -> float:
+        beyond = sample.num_tokens - (self._max_tokens - self._buffer_tokens)
+        return -min(max(beyond / self._buffer_tokens, 0.0), 1.0)
+
+
+OWN: dict[str, Callable[..., Reward]] = {
+    "correctness": Correctness,
+    "format": Format,
+    "environment": EnvironmentReward,
+    "length_penalty": LengthPenalty,
+}
 
 
 _LONGEST_PROBLEM = 200
@@ -162,7 +181,7 @@ class Scorer:
 def _build(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Reward:
     name = settings["name"]
     if name in OWN:
-        return OWN[name]()
+        return OWN[name](**{key: value for key, value in settings.items() if key not in ("name", "weight")})
     try:
         component: Reward = plugins.factory("rewards", settings, environment)()
     except ConfigError as error:

@@ -1,0 +1,255 @@
+"""Train and compare from Python, for notebooks and scripts.
+
+    import gxpo
+
+    trainer = gxpo.Trainer("my-model", data="problems.jsonl", rewards=[my_function], rule=gxpo.rules.GXPO(k=5))
+    run = trainer.train(steps=100)
+    run.metrics()["reward/mean"].plot()
+
+`Trainer` is `gxpo train` on this machine, without a service: the same settings, checks, run folder, metrics and
+checkpoints. `Client` submits to a service, waits, and reads its results. Tables are pandas DataFrames.
+
+Imports torch and engines when a run starts.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import hashlib
+import inspect
+import io
+import os
+import re
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from gxpo import rules
+from gxpo_client.connection import Json, parameters
+from gxpo_services.cli.common import connect
+from gxpo_services.cli.submit import run_body
+from gxpo_services.run_states import TERMINAL
+from gxpo_trainer import __version__
+from gxpo_trainer.cli import safe_name
+from gxpo_trainer.config import RuleSettings, RunConfig
+from gxpo_trainer.config.io import build, check_implementations, load_preset, load_run
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.grading.rewards import RewardInput
+from gxpo_trainer.reporting.reading import read_evaluations, read_metrics, read_samples
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["Client", "ConfigError", "RewardInput", "Run", "RunConfig", "Trainer", "__version__", "rules"]
+
+Component = str | Callable[[RewardInput], float] | Mapping[str, Any]
+"""A reward: its name, a function, or its settings, in which `name` may be a function."""
+
+
+class Trainer:
+    """A run on this machine.
+
+    model: folder, hub name, `starter`. data: file of problems, folder, hub name; None: the embedded word problems.
+    rewards: components of the reward; none: correctness. rule: none: GXPO. out_dir: folder of the run, by default
+    runs/<name>. settings: any other settings of a run file by their paths, such as {"rollout.max_new_tokens": 200}.
+
+    A function of a module is imported by the verifier's processes. One that a notebook or script defines is stored in
+    the run's folder as source text, with the imports, constants and functions of modules that it uses.
+
+    Raises ConfigError with every invalid setting.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "starter",
+        *,
+        data: str | Path | None = None,
+        rewards: Sequence[Component] = (),
+        rule: RuleSettings | None = None,
+        name: str = "run",
+        out_dir: str | Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.out_dir = Path(out_dir) if out_dir is not None else Path("runs") / safe_name(name)
+        components = [dict(each) if isinstance(each, Mapping) else {"name": each} for each in rewards]
+        local = [each["name"] for each in components if getattr(each["name"], "__module__", "") == "__main__"]
+        self._source = (
+            "\n\n".join(["from __future__ import annotations", *map(_source_of, local)]) + "\n" if local else ""
+        )
+        self._module = f"rewards_{hashlib.sha256(self._source.encode()).hexdigest()[:8]}"
+        for each in components:
+            if isinstance(function := each["name"], FunctionType):
+                each["name"] = f"{self._module if function in local else function.__module__}:{function.__qualname__}"
+        given = {
+            "name": name,
+            "model.path": str(model),
+            "data.source": data and str(data),
+            "verifier.rewards": components or None,
+            "learner.rule": rule and rule.model_dump(),
+        }
+        self._settings: dict[str, Any] = {}
+        for path, value in ({key: value for key, value in given.items() if value} | dict(settings or {})).items():
+            *sections, key = path.split(".")
+            functools.reduce(lambda section, part: section.setdefault(part, {}), sections, self._settings)[key] = value
+        self.config: RunConfig = build(self._settings, source="gxpo.Trainer")
+
+    def train(self, steps: int | None = None, *, resume: bool = False) -> Run:
+        """Train until the budget is reached; the finished run. resume: go on from its last checkpoint.
+
+        steps: budget.steps, beside the bounds of `settings`. Raises ConfigError, DataError or CheckpointError before
+        anything starts; TrainingError later.
+        """
+        from gxpo_trainer.training.run import train_run
+
+        config = build(self._settings, [f"budget.steps={steps}"] if steps is not None else [], source="gxpo.Trainer")
+        with self._importable():
+            check_implementations(config, "gxpo.Trainer")
+            return Run(self.out_dir, train_run(config, self.out_dir, resume=resume))
+
+    @contextmanager
+    def _importable(self) -> Iterator[None]:
+        """Let the processes of the run import what this process can, and the functions defined here."""
+        if self._source:
+            self.out_dir.mkdir(parents=True, exist_ok=True)
+            (self.out_dir / f"{self._module}.py").write_text(self._source, encoding="utf-8")
+        earlier = os.environ.get("PYTHONPATH", "")
+        here = [str(self.out_dir.resolve()), *(entry or str(Path.cwd()) for entry in sys.path)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(here)
+        sys.path.insert(0, here[0])
+        try:
+            yield
+        finally:
+            sys.path.remove(here[0])
+            os.environ["PYTHONPATH"] = earlier
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The folder of a run, of this process or of an earlier `gxpo train`. ended: the bound that ended it."""
+
+    folder: Path
+    ended: str | None = None
+
+    def metrics(self) -> DataFrame:
+        """A row for each step, a column for each metric."""
+        import pandas
+
+        rows = read_metrics(self.folder)
+        steps = pandas.Index([row["step"] for row in rows], name="step")
+        return pandas.DataFrame([row["metrics"] for row in rows], index=steps)
+
+    def evaluations(self) -> DataFrame:
+        """A row for each step and benchmark, a column for each score."""
+        import pandas
+
+        rows = [{"step": r["step"], "benchmark": r["benchmark"], **r["scores"]} for r in read_evaluations(self.folder)]
+        return pandas.DataFrame(rows, columns=None if rows else ["step", "benchmark"]).set_index(["step", "benchmark"])
+
+    def samples(self) -> DataFrame:
+        """A row for each recorded response."""
+        import pandas
+
+        return pandas.DataFrame(read_samples(self.folder))
+
+
+class Client:
+    """Runs of a service. `api` is the client of all its other calls.
+
+    url: by default GXPO_URL, or the service of `gxpo up` in ./gxpo-home. token_file: by default GXPO_TOKEN, or the
+    home's token. Calls raise the errors of gxpo_client.errors; those that change nothing wait a minute for a service
+    that does not respond.
+    """
+
+    def __init__(self, url: str | None = None, *, token_file: str | Path | None = None) -> None:
+        self.api = connect(url, Path(token_file) if token_file is not None else None, patience_s=60.0)
+
+    def submit(self, run: str | Path | RunConfig | Trainer, overrides: Sequence[str] = (), **about: Any) -> str:
+        """Submit a run; its id. run: a preset's name, a run file, a config, or the config of a Trainer.
+
+        overrides: `learner.rule.k=5`, as of --set. about: name, tags, notes, priority, group.
+        """
+        config: str | Path | RunConfig = run.config if isinstance(run, Trainer) else run
+        if isinstance(config, RunConfig):
+            config = build(config.model_dump(), overrides)
+        elif Path(config).suffix in (".toml", ".json"):
+            config = load_run(Path(config), overrides)
+        else:
+            config = load_preset(str(config), overrides)
+        return str(self.api.submit(run_body(config, self.api) | about)["id"])
+
+    def wait(self, runs: str | Sequence[str], timeout_s: float | None = None) -> dict[str, str]:
+        """Wait until the runs have ended; their states. Raises TimeoutError."""
+        waiting = [runs] if isinstance(runs, str) else list(runs)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            states = {run: str(self.api.run(run)["state"]) for run in waiting}
+            if TERMINAL.issuperset(states.values()):
+                return states
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"not ended after {timeout_s:g} s: {states}")
+            time.sleep(1.0)
+
+    def metrics(self, runs: str | Sequence[str]) -> DataFrame:
+        """A row for each run and step, a column for each metric."""
+        return self._export("metrics", runs).pivot(index=["run", "step"], columns="metric", values="value")
+
+    def evaluations(self, runs: str | Sequence[str]) -> DataFrame:
+        """A row for each run, step and benchmark, a column for each score."""
+        index = ["run", "step", "benchmark"]
+        return self._export("evaluations", runs).pivot(index=index, columns="metric", values="value")
+
+    def compare(self, runs: Sequence[str], **options: Any) -> Json:
+        """The comparison: `evidence` says what the runs support, `missing` what a conclusion lacks, `groups` the rest.
+
+        options: baseline, metric, benchmark, x, as of `gxpo compare`.
+        """
+        return self.api.compare(runs=list(runs), **options)
+
+    def _export(self, part: str, runs: str | Sequence[str]) -> DataFrame:
+        import pandas
+
+        query = {"runs": [runs] if isinstance(runs, str) else list(runs), "format": "parquet", "parts": part}
+        return pandas.read_parquet(io.BytesIO(self.api.request("GET", "/export", params=parameters(query)).content))
+
+
+def _source_of(function: Any) -> str:
+    """Source text of a function and of the names that it uses. Raises ConfigError for one that text cannot hold."""
+    if not isinstance(function, FunctionType) or not function.__qualname__.isidentifier():
+        name = getattr(function, "__qualname__", function)
+        raise ConfigError(f"reward {name}: define it with def at the top of a cell or of a module")
+    used = _global_names(function.__code__) & function.__globals__.keys() - {function.__name__}
+    lines = [_definition(function.__name__, name, function.__globals__[name]) for name in sorted(used)]
+    return "\n".join([*lines, textwrap.dedent(inspect.getsource(function)).rstrip()])
+
+
+def _definition(function: str, name: str, value: Any) -> str:
+    """The line that gives `name` this value in another module."""
+    with suppress(ValueError, SyntaxError):
+        if ast.literal_eval(repr(value)) == value:
+            return f"{name} = {value!r}"
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}"
+    if isinstance(value, re.Pattern):
+        return f"import re\n{name} = re.compile({value.pattern!r}, {value.flags})"
+    module, own = str(getattr(value, "__module__", "")), str(getattr(value, "__name__", ""))
+    if module != "__main__" and getattr(sys.modules.get(module), own, None) is value:
+        return f"from {module} import {own} as {name}"
+    raise ConfigError(
+        f"reward {function} uses {name}, which other processes do not have; define it inside the function, or write "
+        "both to a module and import the function from there"
+    )
+
+
+def _global_names(code: CodeType) -> set[str]:
+    """Names that a function looks up in its module, also in functions and comprehensions inside it."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    return names.union(*map(_global_names, inner))

@@ -1,0 +1,111 @@
+"""gxpo.Trainer builds the config of a run file and stores the reward functions that are defined where it is called."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+import gxpo
+from gxpo_trainer.config.io import build
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.grading.rewards import Scorer
+from gxpo_trainer.types import Verdict
+
+RECORDING = Path(__file__).parents[2] / "browser" / "recordings" / "demo"
+LONGEST = 8
+VOWEL = re.compile("[aeiou]", re.IGNORECASE)
+OBJECT = object()
+
+
+def here(function: Callable[[gxpo.RewardInput], float]) -> Callable[[gxpo.RewardInput], float]:
+    """The function as if a notebook had defined it."""
+    assert isinstance(function, FunctionType)
+    function.__module__ = "__main__"
+    return function
+
+
+def vowels(sample: gxpo.RewardInput) -> float:
+    """Uses a module, a class of another module, a constant, a pattern, and a name inside a comprehension only."""
+    share = Fraction(sum(bool(VOWEL.match(letter)) for letter in sample.response), LONGEST)
+    return math.floor(100 * share) / 100
+
+
+def with_an_object(sample: gxpo.RewardInput) -> float:
+    return float(OBJECT is None)
+
+
+def plain(sample: gxpo.RewardInput) -> float:
+    return 0.25
+
+
+def score(config: gxpo.RunConfig) -> Any:
+    rewards = [reward.model_dump(mode="json") for reward in config.verifier.worker_rewards]
+    context = {"problem": "?", "num_tokens": 1, "truncated": False, "extra": {}}
+    return Scorer.load(rewards, {}).score("5", "Audi", Verdict("wrong", "4", 0.0), context)
+
+
+def test_the_config_is_that_of_a_run_file() -> None:
+    trainer = gxpo.Trainer(
+        "m",
+        data="problems.jsonl",
+        rewards=["correctness", {"name": "format", "weight": 0.5}],
+        rule=gxpo.rules.GXPO(k=7),
+        name="my run",
+        settings={"rollout.max_new_tokens": 64, "learner.rule.gate.threshold": 2.0},
+    )
+    rule = {"name": "gxpo", "k": 7, "gate": {"threshold": 2.0}}
+    rewards = [{"name": "correctness"}, {"name": "format", "weight": 0.5}]
+    assert trainer.config == build(
+        {"name": "my run", "model": {"path": "m"}, "data": {"source": "problems.jsonl"}, "learner": {"rule": rule},
+         "verifier": {"rewards": rewards}, "rollout": {"max_new_tokens": 64}}
+    )  # fmt: skip
+    assert trainer.out_dir == Path("runs/my-run")
+    with pytest.raises(ConfigError, match=r"gxpo.Trainer cannot be used:\n  rollout.max_new_tokns = 3: unknown"):
+        gxpo.Trainer(settings={"rollout.max_new_tokns": 3})
+
+
+def test_functions_of_a_notebook_are_stored_with_the_run_and_those_of_modules_imported(tmp_path: Path) -> None:
+    rewards = [{"name": here(vowels), "weight": 2.0}, plain]
+    trainer, again = (gxpo.Trainer("starter", rewards=rewards, out_dir=tmp_path / "run") for _ in range(2))
+    stored, imported = [reward.name for reward in trainer.config.verifier.rewards]
+    assert re.fullmatch(r"rewards_[0-9a-f]{8}:vowels", stored)
+    assert imported == f"{__name__}:plain"
+    assert trainer.config.sha256() == again.config.sha256(), "equal text is an equal config, which resumes"
+    with trainer._importable():
+        # Three of four letters, of eight: ⅜.
+        assert score(trainer.config) == {"components": {"vowels": 0.37, "plain": 0.25}, "score": 0.99}
+        code = f"import {stored.partition(':')[0]}, {__name__}"
+        assert subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0
+    assert str(tmp_path / "run") not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [(with_an_object, "reward with_an_object uses OBJECT"), (lambda sample: 0.0, "<lambda>: define it with def")],
+)
+def test_what_other_processes_cannot_have_is_refused(function: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        gxpo.Trainer(rewards=[here(function)])
+
+
+def test_a_runs_tables_have_what_its_files_have() -> None:
+    run = gxpo.Run(RECORDING)
+    metrics = run.metrics()
+    rows = [json.loads(line) for line in (RECORDING / "metrics.jsonl").read_text().splitlines()]
+    assert metrics.index.tolist() == sorted({row["step"] for row in rows})
+    assert metrics["reward/mean"].dropna().tolist() == [
+        row["metrics"]["reward/mean"] for row in rows if "reward/mean" in row["metrics"]
+    ]
+    first = json.loads((RECORDING / "evaluations.jsonl").read_text().splitlines()[0])
+    assert run.evaluations().loc[(first["step"], first["benchmark"]), "pass@1"] == first["scores"]["pass@1"]
+    assert len(run.samples()) == len((RECORDING / "samples.jsonl").read_text().splitlines())
