@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-STARTER_FOLDER, STARTER_TOOLS_FOLDER = (Path(__file__).with_name(name) for name in STARTER_POLICIES.values())
+STARTER_FOLDER, STARTER_TOOLS_FOLDER, STARTER_SKILL_FOLDER = (
+    Path(__file__).with_name(name) for name in STARTER_POLICIES.values()
+)
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
