@@ -7,7 +7,8 @@ early: the policy writes down the right steps in the right order, and makes mist
 its logits by `temperature` makes more of them random, so that most problems have a right answer among several. There
 is no better way to answer that it could choose, so that reinforcement learning has to improve the calculation itself.
 
-The result is shipped in `starter_skill_policy/`. No held-out problem is used. What the policy reaches: python -m benchmarks.skill_task --policy DIR.
+The result is shipped in `starter_skill_policy/`. No held-out problem is used. What the policy reaches:
+`python -m benchmarks.skill_task --policy DIR`.
 """
 
 from __future__ import annotations

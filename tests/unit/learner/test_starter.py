@@ -167,6 +167,14 @@ def test_skill_policy_works_every_answer_out_and_miscalculates_about_half_of_the
     assert right.amax(dim=1).mean() - right.mean() >= 0.25
 
 
+def test_answers_to_long_problems_fit_the_skill_preset(tokenizer: PreTrainedTokenizerBase) -> None:
+    drawn, preset = generate("train", 600, 4, ("long",)), load_preset("skill-grpo")
+    prompts = tokenizer(prompts_of(tokenizer, drawn), add_special_tokens=False)["input_ids"]
+    answers = tokenizer([p.solution + starter.END for p in drawn], add_special_tokens=False)["input_ids"]
+    assert max(map(len, answers)) <= preset.rollout.max_new_tokens == STARTER_TOKENS[preset.model.path]
+    assert max(map(len, prompts)) + preset.rollout.max_new_tokens <= preset.model.max_length
+
+
 def test_folder_that_holds_files_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(SystemExit) as stopped:
