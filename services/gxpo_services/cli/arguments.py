@@ -202,7 +202,7 @@ def register_demo(subparsers: Subparsers) -> None:
         "--task",
         choices=("word_problems", "arithmetic_skill"),
         default="word_problems",
-        help="default word_problems, which one choice decides; arithmetic_skill has no such choice and takes longer",
+        help="default word_problems, whose policy guesses too often; that of arithmetic_skill miscalculates",
     )
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/demo"), help="default runs/demo")
     parser.add_argument(
