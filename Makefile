@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 JOBS ?= 2
 PART ?= all
+TASK ?= word_problems
 VENV := .venv
 # The device that is installed, so that no target replaces a GPU environment with the one for CPUs.
 INSTALLED := $(word 2,$(subst -, ,$(notdir $(firstword $(wildcard $(VENV)/.installed-*)))))
@@ -28,8 +29,8 @@ $(STAMP):
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-demo: setup  ## race GRPO, a control, SFPO and GXPO on the embedded task, and compare them at equal passes
-	$(VENV)/bin/gxpo demo
+demo: setup  ## race update rules on an embedded task (TASK=word_problems or arithmetic_skill) at equal passes
+	$(VENV)/bin/gxpo demo --task $(TASK)
 
 up: setup  ## start API, scheduler, Ray and dashboard on this machine; Ctrl-C ends them
 	$(VENV)/bin/gxpo up

@@ -84,6 +84,8 @@ class Recipe:
     batch: int = 64
     hasty_right_share: float = 0.1
     """Share of the hasty answers that are correct."""
+    temperature: float = 1.0
+    """Divides the logits of the trained policy: above 1 its mistakes are more often slips than firm beliefs."""
     threads: int = 2
     """torch threads; another number may round differently and give slightly different weights."""
 
@@ -242,6 +244,7 @@ def build(out: Path, recipe: Recipe) -> None:
     for step, loss in enumerate(warm_up(model, tokenizer, recipe), start=1):
         if step % 50 == 0 or step == total:
             print(f"step {step}/{total}  loss {loss:.3f}  {time.perf_counter() - started:.0f} s", flush=True)
+    model.model.norm.weight.data.div_(recipe.temperature)
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -3,10 +3,12 @@
     python -m tools.starter_skill --out DIR [--seed 0]
 
 continues the recipe of the starter policy from its weights, with careful answers to long problems alone, and stops
-early: the policy writes down the right steps in the right order, and makes mistakes in carries and products. There is
-no better way to answer that it could choose, so that reinforcement learning has to improve the calculation itself.
+early: the policy writes down the right steps in the right order, and makes mistakes in carries and products. Dividing
+its logits by `temperature` makes more of them random, so that most problems have a right answer among several. There
+is no better way to answer that it could choose, so that reinforcement learning has to improve the calculation itself.
 
-No held-out problem is used. What the policy reaches: python -m benchmarks.skill_task --policy DIR.
+The result is shipped in `starter_skill_policy/`. No held-out problem is used. What the policy reaches:
+`python -m benchmarks.skill_task --policy DIR`.
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ class SkillRecipe(Recipe):
     levels: ClassVar[tuple[Difficulty, ...]] = ("long",)
     max_new_tokens: ClassVar[int] = 80
 
-    first_steps: int = 480
+    first_steps: int = 600
     first_rate: float = 0.01
     first_careful_share: float = 1.0
     last_steps: int = 0
     batch: int = 32
+    temperature: float = 1.2
     threads: int = 1
 
 

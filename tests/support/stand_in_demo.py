@@ -1,6 +1,6 @@
 """`gxpo demo` in a process of its own, as it is but for Ray and its trainers, which are stand-ins.
 
-usage: stand_in_demo.py FOLDER PASSES
+usage: stand_in_demo.py FOLDER PASSES TASK
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ class StandInStack(Stack):
 
 
 if __name__ == "__main__":
-    arguments = Namespace(out=Path(sys.argv[1]), passes=int(sys.argv[2]), no_dashboard=True)
+    arguments = Namespace(out=Path(sys.argv[1]), passes=int(sys.argv[2]), task=sys.argv[3], no_dashboard=True)
     sys.exit(demo(arguments, stack_of=StandInStack))

@@ -196,11 +196,17 @@ def register_up(subparsers: Subparsers) -> None:
 
 def register_demo(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
-        "demo", help="train with each rule on the embedded task and compare them at equal backward passes"
+        "demo", help="train with several rules on an embedded task and compare them at equal backward passes"
+    )
+    parser.add_argument(
+        "--task",
+        choices=("word_problems", "arithmetic_skill"),
+        default="word_problems",
+        help="default word_problems, whose policy guesses too often; that of arithmetic_skill miscalculates",
     )
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/demo"), help="default runs/demo")
     parser.add_argument(
-        "--passes", metavar="N", type=_positive, default=30, help="backward passes of each run; default 30"
+        "--passes", metavar="N", type=_positive, help="backward passes of each run; default 30, arithmetic_skill 60"
     )
     parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
     parser.set_defaults(run=_lazy("local.demo:demo"))

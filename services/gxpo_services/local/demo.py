@@ -1,4 +1,4 @@
-"""`gxpo demo`: GRPO, its control, SFPO and GXPO on the embedded task through the service, compared at equal passes."""
+"""`gxpo demo`: rules on an embedded task through the service, compared at equal backward passes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,15 +21,41 @@ from gxpo_services.local.up import Stack, stop_on_signals
 from gxpo_trainer.config.io import load_preset, to_toml
 from gxpo_trainer.errors import TrainingError
 
-PRESETS = ("demo-grpo", "demo-grpo-lr-control", "demo-sfpo", "demo")
 _EVALUATIONS = 6
 """Of each run after its first, or one a step: all runs are evaluated at step 5, where SFPO's 30 passes end."""
 _AT_ONCE = 2
 """Runs at a time: starting a run leaves a core idle, and a race is seen best side by side."""
 _POLL_S = 2.0
 """Polling interval; long, so that the runs get the CPU."""
-_STUDY = Path(__file__).parents[3] / "studies" / "reference.toml"
-TITLE = "gxpo demo: three update rules and a control, at equal backward passes"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the demo trains on an embedded task: presets in execution order, and backward passes of each run. study: the
+    file of a study on several seeds that answers the same question."""
+
+    presets: tuple[str, ...]
+    passes: int
+    group: str
+    title: str
+    study: Path | None = None
+
+
+TASKS = {
+    "word_problems": Task(
+        ("demo-grpo", "demo-grpo-lr-control", "demo-sfpo", "demo"),
+        30,
+        "demo: GRPO, a longer step, SFPO and GXPO",
+        "gxpo demo: three update rules and a control, at equal backward passes",
+        Path(__file__).parents[3] / "studies" / "reference.toml",
+    ),
+    "arithmetic_skill": Task(
+        ("skill-grpo", "skill-gxpo"),
+        60,
+        "demo: GRPO and GXPO on arithmetic skill",
+        "gxpo demo: GRPO and GXPO on arithmetic skill, at equal backward passes",
+    ),
+}
 
 
 def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
@@ -40,13 +67,15 @@ def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
     for name in [name for name in os.environ if name.startswith("GXPO_")]:
         del os.environ[name]
     os.environ["GXPO_MAX_CONCURRENT_RUNS"] = str(_AT_ONCE)
+    task = TASKS[args.task]
+    passes = args.passes or task.passes
     home = free_folder(args.out)
     until = stop_on_signals()
     begun = time.monotonic()
-    say(f"demo: {len(PRESETS)} runs of {args.passes} backward passes, {_AT_ONCE} at a time; results in {home}")
+    say(f"demo: {len(task.presets)} runs of {passes} backward passes, {_AT_ONCE} at a time; results in {home}")
     with stack_of(home, lambda text: say(f"demo: {text}"), until, dashboard=not args.no_dashboard) as stack:
         with connect(stack.url, stack.token_file) as client:
-            ids = _submit(client, args.passes)
+            ids = _submit(client, task, passes)
             if stack.dashboard_url is not None:
                 secret = urlsplit(stack.link or "").query
                 say(f"demo: watch it live at {comparison_link(stack.dashboard_url, ids)}&{secret}")
@@ -59,10 +88,11 @@ def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
                 raise TrainingError("\n  ".join([f"{len(failed)} of {len(runs)} runs did not succeed:", *lines]))
             comparison = client.compare(runs=ids)
         folders = [stack.artifacts / run_id for run_id in ids]
-        _trainer("cannot write the report", "report", *folders, "--out", home, "--title", TITLE)
+        _trainer("cannot write the report", "report", *folders, "--out", home, "--title", task.title)
     print_comparison(comparison)
-    if _STUDY.with_suffix("").is_dir():  # the same question on several seeds: what one seed cannot say
-        answer = _trainer("cannot read the reference study", "study", "answer", _STUDY)
+    # The same question on several seeds: what one seed cannot say.
+    if task.study is not None and task.study.with_suffix("").is_dir():
+        answer = _trainer("cannot read the reference study", "study", "answer", task.study)
         print(f"\nThe reference study, on several seeds (docs/evidence.md):\n{answer.rstrip()}")
     print(f"\nReport: {home / 'report.html'}\nCurves: {home / 'curves.png'}")
     if stack.dashboard_url is not None:
@@ -85,12 +115,12 @@ def comparison_link(dashboard_url: str, ids: list[str]) -> str:
     return f"{dashboard_url}/compare?" + "&".join(f"runs={run_id}" for run_id in ids)
 
 
-def _submit(client: Client, passes: int) -> list[str]:
+def _submit(client: Client, task: Task, passes: int) -> list[str]:
     """Submit the runs as a group, in execution order."""
-    group = client.post("/groups", body={"name": "demo: GRPO, a longer step, SFPO and GXPO"})["id"]
+    group = client.post("/groups", body={"name": task.group})["id"]
     share = _share_of_cores(len(os.sched_getaffinity(0)))
     ids = []
-    for preset in PRESETS:
+    for preset in task.presets:
         per_step = load_preset(preset).learner.rule.passes_per_step(gate_open=True)
         every = max(1, passes // (_EVALUATIONS * per_step))
         budget = ["budget.steps=none", f"budget.backward_passes={passes}", f"evaluation.every_steps={every}"]

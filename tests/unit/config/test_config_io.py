@@ -223,6 +223,13 @@ def test_the_tools_preset_is_the_demo_in_several_turns() -> None:
     assert 40 + tools.rollout.max_new_tokens + tools.environment.observation_tokens <= tools.model.max_length
 
 
+def test_the_skill_presets_are_evaluated_at_the_same_passes() -> None:
+    grpo, gxpo = load_preset("skill-grpo"), load_preset("skill-gxpo")
+    assert (grpo.rollout, grpo.data, grpo.model, grpo.budget) == (gxpo.rollout, gxpo.data, gxpo.model, gxpo.budget)
+    per_step = gxpo.learner.rule.passes_per_step(gate_open=True)
+    assert gxpo.evaluation.every_steps * per_step == grpo.evaluation.every_steps
+
+
 def test_an_unknown_preset_is_refused_with_the_list() -> None:
     with pytest.raises(ConfigError, match=r"there is no preset 'dem'; choose one of demo, demo-grpo"):
         load_preset("dem")

@@ -14,17 +14,23 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from gxpo_trainer.config.engines import STARTER_TOKENS
+from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.data.word_problems import WordProblem, generate
-from gxpo_trainer.learner.models import STARTER_FOLDER, STARTER_TOOLS_FOLDER
+from gxpo_trainer.learner.models import STARTER_FOLDER, STARTER_SKILL_FOLDER, STARTER_TOOLS_FOLDER
 from tools import starter
 from tools.starter import Recipe, build, file_hashes
+from tools.starter_skill import SkillRecipe
 from tools.starter_tools import ToolsRecipe
 
-MAX_NEW_TOKENS = 48
 MAX_TURNS = 4
 each_policy = pytest.mark.parametrize(
     ("folder", "recipe", "command"),
-    [(STARTER_FOLDER, Recipe, "tools.starter"), (STARTER_TOOLS_FOLDER, ToolsRecipe, "tools.starter_tools")],
+    [
+        (STARTER_FOLDER, Recipe, "tools.starter"),
+        (STARTER_TOOLS_FOLDER, ToolsRecipe, "tools.starter_tools"),
+        (STARTER_SKILL_FOLDER, SkillRecipe, "tools.starter_skill"),
+    ],
 )
 
 
@@ -91,7 +97,7 @@ def answers_of(
     prompts = tokenizer(prompts_of(tokenizer, problems), add_special_tokens=False, padding=True, return_tensors="pt")
     torch.manual_seed(0)
     settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
-    output = model.generate(**prompts, do_sample=sampled, max_new_tokens=MAX_NEW_TOKENS, **settings)
+    output = model.generate(**prompts, do_sample=sampled, **settings)
     texts = tokenizer.batch_decode(output[:, prompts["input_ids"].shape[1] :])
     return [text[: text.index(starter.END) + len(starter.END)] if starter.END in text else text for text in texts]
 
@@ -148,6 +154,25 @@ def test_sampled_answers_are_some_worked_some_hasty_and_the_worked_ones_mostly_r
     of_worked = [r for r, w in zip(right, worked, strict=True) if w]
     of_hasty = [r for r, w in zip(right, worked, strict=True) if not w]
     assert sum(of_worked) / len(of_worked) > sum(of_hasty) / len(of_hasty) + 0.3
+
+
+def test_skill_policy_works_every_answer_out_and_miscalculates_about_half_of_them() -> None:
+    skilled = AutoModelForCausalLM.from_pretrained(STARTER_SKILL_FOLDER, dtype=torch.float32).eval()
+    shared = AutoTokenizer.from_pretrained(STARTER_SKILL_FOLDER)
+    drawn = [problem for problem in generate("heldout", 48, 12, ("long",)) for _ in range(8)]
+    answers = answers_of(skilled, shared, drawn, sampled=True)
+    right = torch.tensor([boxed(a) == p.prompt.gold for a, p in zip(answers, drawn, strict=True)]).view(48, 8).float()
+    assert sum(answer.count("=") >= 4 for answer in answers) >= 0.97 * len(answers)
+    assert 0.35 <= right.mean() <= 0.6
+    assert right.amax(dim=1).mean() - right.mean() >= 0.25
+
+
+def test_answers_to_long_problems_fit_the_skill_preset(tokenizer: PreTrainedTokenizerBase) -> None:
+    drawn, preset = generate("train", 600, 4, ("long",)), load_preset("skill-grpo")
+    prompts = tokenizer(prompts_of(tokenizer, drawn), add_special_tokens=False)["input_ids"]
+    answers = tokenizer([p.solution + starter.END for p in drawn], add_special_tokens=False)["input_ids"]
+    assert max(map(len, answers)) <= preset.rollout.max_new_tokens == STARTER_TOKENS[preset.model.path]
+    assert max(map(len, prompts)) + preset.rollout.max_new_tokens <= preset.model.max_length
 
 
 def test_folder_that_holds_files_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,14 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from gxpo_trainer.config.base import MOST_PROCESSES, MOST_TOKENS, Processes, Settings, Steps, Temperature, Tokens
 
-STARTER_POLICIES = {"starter": "starter_policy", "starter-tools": "starter_tools_policy"}
-"""Embedded policies, and the folder of each in the package `models`."""
+STARTER_POLICIES = {
+    "starter": "starter_policy",
+    "starter-tools": "starter_tools_policy",
+    "starter-skill": "starter_skill_policy",
+}
+"""Embedded policies, and the folder of each in the package `learner`."""
+STARTER_TOKENS = {"starter": 48, "starter-tools": 48, "starter-skill": 80}
+"""Tokens that the longest answer of an embedded policy needs."""
 CHECKPOINTING_FROM = 1_000_000_000
 """Parameters from which `gradient_checkpointing = "auto"` recomputes: below, activations rarely fill a GPU."""
 
@@ -45,7 +51,8 @@ class ModelConfig(Settings):
 
     path: str = Field(
         "starter",
-        description="`starter` or `starter-tools` (embedded policies), a local transformers folder, or a hub name.",
+        description="`starter`, `starter-tools` or `starter-skill` (embedded policies), a local transformers folder, "
+        "or a hub name.",
     )
     revision: str | None = Field(
         None, description="Hub names only: branch, tag or commit; a run holds the commit that it is resolved to."

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-STARTER_FOLDER, STARTER_TOOLS_FOLDER = (Path(__file__).with_name(name) for name in STARTER_POLICIES.values())
+STARTER_FOLDER, STARTER_TOOLS_FOLDER, STARTER_SKILL_FOLDER = (
+    Path(__file__).with_name(name) for name in STARTER_POLICIES.values()
+)
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 TOKENIZER_FIX = "save one to the model folder with tokenizer.save_pretrained"
 HUB_FILES = (

@@ -24,7 +24,7 @@ from gxpo_trainer import __version__
 from gxpo_trainer.algo.passk import majority_at_n, pass_at_k, proportion_interval
 from gxpo_trainer.config import EvaluationConfig, RunConfig
 from gxpo_trainer.config.base import MOST_TOKENS
-from gxpo_trainer.config.engines import STARTER_POLICIES
+from gxpo_trainer.config.engines import STARTER_TOKENS
 from gxpo_trainer.config.io import build
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import DataError
@@ -276,7 +276,7 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
 
 def _config(args: argparse.Namespace, model: str) -> RunConfig:
     """A run config with the settings of the evaluation. Raises ConfigError."""
-    max_new_tokens = args.max_new_tokens or (48 if args.model in STARTER_POLICIES else 3072)
+    max_new_tokens = args.max_new_tokens or STARTER_TOKENS.get(args.model, 3072)
 
     def with_length(max_length: int) -> RunConfig:
         body = {

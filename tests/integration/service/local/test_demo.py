@@ -6,6 +6,7 @@ of this: trainers are stand-ins that do everything but train.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -18,10 +19,14 @@ import pytest
 from sqlalchemy import select
 from support import stand_in_demo
 
+from gxpo_services.cli.arguments import register_demo
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
-from gxpo_services.local.demo import PRESETS, TITLE
+from gxpo_services.local.demo import TASKS
+from gxpo_trainer.config.io import load_preset
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 
+TASK = TASKS["word_problems"]
 STEPS, PASSES = 5, 15
 """Stand-ins take three passes a step, by any rule."""
 LONG_S = 300
@@ -33,7 +38,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Com
     wanted = tmp_path_factory.mktemp("runs") / "demo"
     wanted.mkdir()
     (wanted / "mine").write_text("")
-    command = [sys.executable, stand_in_demo.__file__, str(wanted), str(PASSES)]
+    command = [sys.executable, stand_in_demo.__file__, str(wanted), str(PASSES), "word_problems"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
     return wanted.with_name("demo-2"), ended
 
@@ -50,7 +55,7 @@ def test_it_runs_the_rules_and_the_control_two_at_a_time(demo: Demo) -> None:
         runs = list(session.scalars(select(Run).order_by(Run.created_at)))
     database.close()
     assert [(run.name, run.state, run.reason, run.launch, run.step) for run in runs] == [
-        (name, "succeeded", "budget_reached", 1, STEPS) for name in PRESETS
+        (name, "succeeded", "budget_reached", 1, STEPS) for name in TASK.presets
     ]
     assert len({run.group_number for run in runs} - {None}) == 1
     for run in runs:
@@ -60,7 +65,7 @@ def test_it_runs_the_rules_and_the_control_two_at_a_time(demo: Demo) -> None:
 
 def test_it_shows_progress_the_comparison_and_where_the_report_is(demo: Demo) -> None:
     home, ended = demo
-    for name in PRESETS:
+    for name in TASK.presets:
         assert re.search(rf"{name}: succeeded  step {STEPS} .*passes {PASSES}/{PASSES}", ended.stderr)
     # By any rule stand-ins take three passes a step and solve step / 200 of the problems: best, at step, steps and
     # passes to match the baseline.
@@ -70,8 +75,18 @@ def test_it_shows_progress_the_comparison_and_where_the_report_is(demo: Demo) ->
     study = "The reference study, on several seeds (docs/evidence.md):\n- Arms against GRPO: 9, on 5 seeds"
     assert study in ended.stdout
     assert f"Report: {home / 'report.html'}\nCurves: {home / 'curves.png'}" in ended.stdout
-    assert TITLE in (home / "report.html").read_text(encoding="utf-8")
+    assert TASK.title in (home / "report.html").read_text(encoding="utf-8")
     assert (home / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_every_task_of_the_command_trains_presets_on_its_problems() -> None:
+    parser = argparse.ArgumentParser()
+    register_demo(parser.add_subparsers())
+    for name, task in TASKS.items():
+        assert parser.parse_args(["demo", "--task", name]).task == name
+        assert {load_preset(preset).data.source for preset in task.presets} == {name}
+    assert set(TASKS) == set(EMBEDDED_TASKS)
+    assert parser.parse_args(["demo"]).task == "word_problems"
 
 
 def test_nothing_of_it_is_left_running(demo: Demo) -> None:
