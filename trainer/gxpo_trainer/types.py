@@ -24,7 +24,8 @@ Metrics = dict[str, float]
 class Prompt:
     """One verifiable problem.
 
-    text: the problem before any template. gold: the final answer alone.
+    text: the problem before any template. gold: the final answer alone. completion: the response to learn, None where
+    none is learned.
     """
 
     id: str
@@ -32,6 +33,7 @@ class Prompt:
     gold: str
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of the problem's row and its verification options."""
+    completion: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,13 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from gxpo_trainer.config.base import MOST_PROCESSES, MOST_TOKENS, Processes, Settings, Steps, Tokens
 
-STARTER_POLICIES = {"starter": "starter_policy", "starter-tools": "starter_tools_policy"}
-"""Embedded policies, and the folder of each in the package `models`."""
+RANDOM_STARTER = "starter-random"
+STARTER_POLICIES = {
+    "starter": "starter_policy",
+    "starter-tools": "starter_tools_policy",
+    RANDOM_STARTER: "starter_policy",
+}
+"""Embedded policies, and the folder of each in the package `learner`; of the random one without its weights."""
 CHECKPOINTING_FROM = 1_000_000_000
 """Parameters from which `gradient_checkpointing = "auto"` recomputes: below, activations rarely fill a GPU."""
 
@@ -31,7 +36,8 @@ class ModelConfig(Settings):
 
     path: str = Field(
         "starter",
-        description="`starter` or `starter-tools` (embedded policies), a local transformers folder, or a hub name.",
+        description="`starter`, `starter-tools` or `starter-random` (embedded policies, the last with random weights), "
+        "a local transformers folder, or a hub name.",
     )
     revision: str | None = Field(
         None, description="Hub names only: branch, tag or commit; a run holds the commit that it is resolved to."
@@ -61,7 +67,14 @@ LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
 class RolloutConfig(Settings):
     """Sampling by vLLM."""
 
-    prompts_per_step: int = Field(64, ge=1, le=1_000_000, description="Prompts in one training step.")
+    source: Literal["sampled", "dataset"] = Field(
+        "sampled",
+        description="What a step learns from. sampled: responses of the policy and their rewards; dataset: the "
+        "completions of data.completion_field, by cross-entropy (supervised fine-tuning).",
+    )
+    prompts_per_step: int = Field(
+        64, ge=1, le=1_000_000, description="Prompts in one training step; of a data set its rows."
+    )
     samples_per_prompt: int = Field(8, le=100_000, description="Responses per prompt: the group.")
     max_new_tokens: Tokens = Field(48, description="Longest response.")
     ignore_eos: bool = Field(False, description="Continue to max_new_tokens after an end token, for measurements.")
@@ -261,7 +274,8 @@ class PlacementConfig(Settings):
 
     def total_cpus(self, shares: CpuShares) -> float:
         """Logical CPUs of the whole run."""
-        return self.learner_ranks * shares.learner + self.samplers * shares.sampler + shares.verifier
+        verifier = shares.verifier if self.samplers else 0.0
+        return self.learner_ranks * shares.learner + self.samplers * shares.sampler + verifier
 
     def num_gpus(self, *, colocated: bool) -> int:
         """GPUs of the whole run on a GPU cluster."""

@@ -240,6 +240,20 @@ class BudgetConfig(Settings):
         return self
 
 
+class WarmStartConfig(Settings):
+    """Supervised steps before the run's first one: a plain optimizer step each, on completions. Neither they nor their
+    passes count in the budget. The optimizer then starts afresh."""
+
+    steps: int = Field(ge=1, le=MOST_STEPS, description="Supervised steps.")
+    rows_per_step: int = Field(64, ge=1, le=1_000_000, description="Completions in one supervised step.")
+    learning_rate: FiniteFloat = Field(1e-5, gt=0, description="η.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "cosine", description="After warmup_steps; falls to 0 at the last supervised step."
+    )
+    warmup_steps: Steps = Field(0, description="Supervised steps of linear warm-up.")
+    data: DataConfig | None = Field(None, description="Rows with completions; none: those of `data`.")
+
+
 class RunConfig(Settings):
     """A whole run."""
 
@@ -255,6 +269,7 @@ class RunConfig(Settings):
     checkpoint: CheckpointConfig = CheckpointConfig()
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     budget: BudgetConfig = BudgetConfig(steps=40)
+    warm_start: WarmStartConfig | None = Field(None, description="Supervised fine-tuning before the run.")
     placement: PlacementConfig = PlacementConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
 
@@ -295,7 +310,40 @@ class RunConfig(Settings):
                 "placement.colocate = true rules out on shared devices; set placement.colocate = false, or "
                 "rollout.async_depth = 0"
             )
+        if self.rollout.source == "dataset":
+            for clashes, setting, fix in (
+                (self.warm_start is not None, "warm_start", "remove the section: the whole run is supervised"),
+                (self.rollout.async_depth > 0, "rollout.async_depth", "set it to 0: nothing is sampled ahead"),
+                (self.learner.loss.kl_beta > 0, "learner.loss.kl_beta", "set it to 0: cross-entropy has no KL term"),
+            ):
+                if clashes:
+                    raise ValueError(f'{setting} has no meaning with rollout.source = "dataset"; {fix}')
+        if self.warm_start is not None and self.placement.learner_ranks > self.warm_start.rows_per_step:
+            raise ValueError("placement.learner_ranks exceeds warm_start.rows_per_step; lower it")
         return self
+
+    @property
+    def warm_steps(self) -> int:
+        """Supervised steps before the budget begins; the numbers of its steps follow theirs."""
+        return self.warm_start.steps if self.warm_start else 0
+
+    @property
+    def last_step(self) -> int | None:
+        """Number of the step that `budget.steps` ends at, None without that bound."""
+        return None if self.budget.steps is None else self.warm_steps + self.budget.steps
+
+    @property
+    def needs_engines(self) -> bool:
+        """Whether anything is sampled; a supervised run without benchmarks has no engines."""
+        return self.rollout.source != "dataset" or bool(self.evaluation.benchmarks)
+
+    def without_idle_engines(self) -> RunConfig:
+        """The same with no engine and no verifier to place where nothing is sampled. Not for a file: settings ask for
+        one."""
+        if self.needs_engines:
+            return self
+        none = {"samplers": 0, "colocate": False, "strategy": "pack"}
+        return self.model_copy(update={"placement": self.placement.model_copy(update=none)})
 
     @property
     def compares_in_fp32(self) -> bool:
@@ -320,6 +368,11 @@ class RunConfig(Settings):
         body = self.model_dump(mode="json", exclude={"name", "timeouts"})
         if self.learner.advantage == GroupAdvantageConfig():
             del body["learner"]["advantage"]
+        if self.warm_start is None:
+            del body["warm_start"]
+        for part, setting, default in (("rollout", "source", "sampled"), ("data", "completion_field", "completion")):
+            if body[part][setting] == default:
+                del body[part][setting]
         for part, share in FULL_SHARES._asdict().items():
             if body["placement"][f"{part}_cpus"] == "auto":
                 body["placement"][f"{part}_cpus"] = share

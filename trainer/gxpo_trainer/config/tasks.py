@@ -39,6 +39,11 @@ class DataConfig(Settings):
     subset: str | None = Field(None, description="Configuration name of a hub data set.")
     prompt_field: str = Field("problem", description="Field that holds the problem.")
     answer_field: str = Field("answer", description="Field that holds the final answer.")
+    completion_field: str = Field(
+        "completion",
+        description="Field that holds the response to learn, for rollout.source = dataset and for warm_start; embedded "
+        "tasks have their worked answers. Rows need no answer then.",
+    )
     template: str = Field(
         "auto",
         max_length=100_000,

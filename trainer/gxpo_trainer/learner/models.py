@@ -10,12 +10,16 @@ Uses of transformers 5 that are not public: `fp32_modules` and `_supports_attent
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from gxpo_trainer import __version__
 from gxpo_trainer.config import LoraConfig, ModelConfig
-from gxpo_trainer.config.engines import STARTER_POLICIES
+from gxpo_trainer.config.engines import RANDOM_STARTER, STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import uneven_split
 
@@ -23,7 +27,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-STARTER_FOLDER, STARTER_TOOLS_FOLDER = (Path(__file__).with_name(name) for name in STARTER_POLICIES.values())
+STARTER_FOLDER, STARTER_TOOLS_FOLDER = (
+    Path(__file__).with_name(STARTER_POLICIES[name]) for name in ("starter", "starter-tools")
+)
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -50,6 +56,8 @@ def resolve_model(config: ModelConfig) -> str:
     """
     embedded = STARTER_POLICIES.get(config.path)
     folder = Path(__file__).with_name(embedded) if embedded else Path(config.path).expanduser()
+    if config.path == RANDOM_STARTER:
+        folder = _random_starter(folder)
     if folder.is_dir() or embedded:
         if config.revision is not None:
             raise ConfigError(
@@ -62,6 +70,34 @@ def resolve_model(config: ModelConfig) -> str:
     if not HUB_NAME.fullmatch(config.path):
         raise ConfigError(f"model.path = {config.path!r}: the folder does not exist; {FOLDER_FIX}")
     return str(_checked_folder(_snapshot(config), config.path))
+
+
+def _random_starter(starter: Path) -> Path:
+    """A copy of the starter policy with random weights, the same on every machine; built once. Raises ConfigError."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gxpo"
+    folder = cache / f"{RANDOM_STARTER}-{__version__}"
+    if folder.is_dir():
+        return folder
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as temporary, torch.random.fork_rng(devices=[]):
+            partial = Path(temporary) / "policy"
+            shutil.copytree(starter, partial, ignore=shutil.ignore_patterns(WEIGHTS[0], "manifest.json"))
+            torch.manual_seed(0)
+            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(starter)).save_pretrained(partial)
+            try:
+                partial.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another process was not first
+                    raise
+    except OSError as error:
+        raise ConfigError(
+            f"model.path = {RANDOM_STARTER!r}: cannot write {folder}: {error}; set XDG_CACHE_HOME to a folder with room"
+        ) from error
+    return folder
 
 
 def pin_revision(config: ModelConfig) -> ModelConfig:

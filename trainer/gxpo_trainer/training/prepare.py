@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config import DataConfig, RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark, without_contamination
 from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem
-from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
+from gxpo_trainer.data.prompts import (
+    PromptSet,
+    TokenizedPrompts,
+    load_prompts,
+    resolve_template,
+    tokenize_completions,
+    tokenize_prompts,
+)
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.grading.verify import parse_gold
@@ -27,6 +34,7 @@ from gxpo_trainer.runtime.placement import Placement, ray_address
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.runtime.ray_session import check_machine
 from gxpo_trainer.training.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore, check_same_model, check_same_run
+from gxpo_trainer.types import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,8 @@ class Prepared:
     policy_sha256: str
     data: PromptSet
     prompts: TokenizedPrompts
+    rows: TokenizedPrompts | None
+    """Those of a supervised run or of a warm start, with their completions."""
     benchmarks: Sequence[TokenizedBenchmark]
     store: CheckpointStore
     checkpoint: Checkpoint | None
@@ -77,7 +87,7 @@ def prepare(
     if not (resume or continue_run) and (out_dir / IDENTITY).exists():
         raise ConfigError(f"--out {out_dir} already contains a run; add --resume, or choose another folder")
     config = config.model_copy(update={"model": pin_revision(config.model)})
-    placement = replace(placement, config=config)
+    placement = replace(placement, config=config.without_idle_engines())
     store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
     checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, continue_run=continue_run)
     model_folder = resolve_model(config.model)
@@ -91,17 +101,36 @@ def prepare(
     tokenizer = load_tokenizer(config.model)
     check_conversations(config, tokenizer)
     benchmarks = tokenized_benchmarks(config, tokenizer)
-    data = without_contamination(
-        load_prompts(config.data, config.seed, gold_problem),
-        {b.benchmark.name: (*b.benchmark.prompts, *b.benchmark.left_out) for b in benchmarks},
-        config.data.contamination,
-    )
+    evaluated = {b.benchmark.name: (*b.benchmark.prompts, *b.benchmark.left_out) for b in benchmarks}
     template = resolve_template(config.data.template, config.data.source)
-    data, prompts = fitting_prompts(config, data, tokenizer, template)
+    rows: TokenizedPrompts | None = None
+    if config.rollout.source == "dataset":
+        data, rows = supervised_rows(config, config.data, tokenizer, evaluated)
+        prompts = rows
+    else:
+        data = without_contamination(
+            load_prompts(config.data, config.seed, gold_problem), evaluated, config.data.contamination
+        )
+        data, prompts = fitting_prompts(config, data, tokenizer, template)
+        if config.warm_start is not None:
+            taught, rows = supervised_rows(config, config.warm_start.data or config.data, tokenizer, evaluated)
+            left_out = {**taught.num_left_out, **data.num_left_out}
+            data = replace(data, sha256={**taught.sha256, **data.sha256}, num_left_out=left_out)
     start = EpisodeStart.of(prompts.prompts[0], template, config.seed)
     check_environment(config.environment, start.problem, start.seed)
     return Prepared(
-        config, out_dir, placement, model_folder, policy_sha256, data, prompts, benchmarks, store, checkpoint, skipped
+        config,
+        out_dir,
+        placement,
+        model_folder,
+        policy_sha256,
+        data,
+        prompts,
+        rows,
+        benchmarks,
+        store,
+        checkpoint,
+        skipped,
     )
 
 
@@ -135,6 +164,21 @@ def fitting_prompts(
     if prompts.num_too_long:
         data = replace(data, num_left_out={**data.num_left_out, setting: prompts.num_too_long})
     return data, prompts
+
+
+def supervised_rows(
+    config: RunConfig, data: DataConfig, tokenizer: Any, evaluated: Mapping[str, Sequence[Prompt]]
+) -> tuple[PromptSet, TokenizedPrompts]:
+    """The rows with completions that fit the model, and their data set with the number of those that do not."""
+    rows = without_contamination(
+        load_prompts(data, config.seed, gold_problem, completions=True), evaluated, data.contamination
+    )
+    template = resolve_template(data.template, data.source)
+    prompts = tokenize_prompts(rows.prompts, tokenizer, template, data.max_prompt_tokens)
+    fitted = tokenize_completions(prompts, tokenizer, config.model.max_length)
+    dropped = {"data.max_prompt_tokens": prompts.num_too_long, "model.max_length": fitted.num_too_long}
+    counted = {setting: number for setting, number in dropped.items() if number}
+    return replace(rows, num_left_out={**rows.num_left_out, **counted}), fitted
 
 
 def check_conversations(config: RunConfig, tokenizer: Any) -> None:

@@ -68,7 +68,7 @@ def train_in_launch(
         exporters = make_exporters(loggers, out_dir, run_name=config.name, config=dump, options=logger_options)
         with (
             RunReporter(out_dir, exporters=exporters) as reporter,
-            progress or TrainingProgress(config.budget, name=config.name) as display,
+            progress or TrainingProgress(config.budget, name=config.name, warm_steps=config.warm_steps) as display,
         ):
             launch.begin(reporter)
             ended = _run(prepared, launch, reporter, display)
@@ -101,6 +101,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
             reporter.log_event,
             # Again: the GPUs of nodes that joined meanwhile are known now.
             fit=check_memory(placement, prepared.model_folder, cluster_resources()),
+            rows=prepared.rows,
             attempt=attempt,
         )
         controller = Controller(
