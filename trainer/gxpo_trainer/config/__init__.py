@@ -35,6 +35,7 @@ from gxpo_trainer.config.run import (
     LossSettings,
     OptimizerConfig,
     RunConfig,
+    WarmStartConfig,
 )
 from gxpo_trainer.config.tasks import (
     DataConfig,
@@ -78,4 +79,5 @@ __all__ = [
     "SfpoRule",
     "TimeoutsConfig",
     "VerifierConfig",
+    "WarmStartConfig",
 ]

@@ -87,7 +87,8 @@ def _random_starter(starter: Path) -> Path:
             partial = Path(temporary) / "policy"
             shutil.copytree(starter, partial, ignore=shutil.ignore_patterns(WEIGHTS[0], "manifest.json"))
             torch.manual_seed(0)
-            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(starter)).save_pretrained(partial)
+            config = AutoConfig.from_pretrained(starter)
+            AutoModelForCausalLM.from_config(config).save_pretrained(partial)  # type: ignore[no-untyped-call]
             try:
                 partial.rename(folder)
             except OSError:

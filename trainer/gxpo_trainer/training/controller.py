@@ -268,7 +268,7 @@ class Controller:
                 settings = warm_start.model_dump(include={"learning_rate", "schedule", "warmup_steps"})
                 self._rate = learning_rate(learner.optimizer.model_copy(update=settings), number, warm_start.steps)
                 result = self.learners.train_step([batch], self._rate, stage="warm_start")
-                totals = {"warm_start_passes": old.warm_start_passes + result.backward_passes}
+                counted = replace(old, warm_start_passes=old.warm_start_passes + result.backward_passes)
             else:
                 self._rate = learning_rate(learner.optimizer, number - config.warm_steps, config.budget.steps)
                 result = self.learners.train_step(
@@ -277,13 +277,14 @@ class Controller:
                     diagnose=self._due(number, "trajectory"),
                     stage="first" if number == config.warm_steps + 1 > 1 else "run",
                 )
-                totals = {
-                    "backward_passes": old.backward_passes + result.backward_passes,
-                    "diagnostic_passes": old.diagnostic_passes + result.diagnostic_passes,
-                    "tokens": old.tokens + num_tokens,
-                }
+                counted = replace(
+                    old,
+                    backward_passes=old.backward_passes + result.backward_passes,
+                    diagnostic_passes=old.diagnostic_passes + result.diagnostic_passes,
+                    tokens=old.tokens + num_tokens,
+                )
         nonfinite = 0 if result.finite else old.nonfinite + 1
-        self.counters = replace(old, step=number, nonfinite=nonfinite, **totals)
+        self.counters = replace(counted, step=number, nonfinite=nonfinite)
         return result
 
     def _sync(self) -> Metrics:
