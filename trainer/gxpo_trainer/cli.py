@@ -244,11 +244,19 @@ def _foreseen(config: RunConfig) -> list[str]:
         notes.append(f"model.path = {config.model.path!r} is no folder here: a run downloads it from the hub")
     else:
         resolve_model(config.model)
-    if config.data.source not in EMBEDDED_TASKS and on_hub(config.data.source):
-        notes.append(f"data.source = {config.data.source!r} is no file or folder here: a run downloads it from the hub")
-    else:
-        problems = load_prompts(config.data, config.seed).prompts
-        notes += filter(None, [few_problems(len(problems), config.rollout.prompts_per_step)])
+    warm_start = config.warm_start
+    sets = [("data", config.data, config.rollout.source == "dataset")]
+    if warm_start is not None:
+        sets.append(("data" if warm_start.data is None else "warm_start.data", warm_start.data or config.data, True))
+    for section, data, completions in sets:
+        if data.source not in EMBEDDED_TASKS and on_hub(data.source):
+            notes.append(
+                f"{section}.source = {data.source!r} is no file or folder here: a run downloads it from the hub"
+            )
+        else:
+            problems = load_prompts(data, config.seed, completions=completions).prompts
+            if data is config.data:
+                notes += filter(None, [few_problems(len(problems), config.rollout.prompts_per_step)])
     for name in config.evaluation.benchmarks:
         if name in BY_ANY_NAME and config.evaluation.data_root is None:
             notes.append(f"evaluation.benchmarks: a run downloads {name} from the hub, unless its cache has it")
