@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from gxpo_trainer import cli
 from gxpo_trainer.algo.batch import StepBatch, supervised_batch
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build, load_preset
@@ -19,6 +20,7 @@ from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.runtime.progress import ProgressWatch
+from gxpo_trainer.training import run
 from gxpo_trainer.training.controller import Controller
 from gxpo_trainer.training.prepare import prepare
 
@@ -88,6 +90,19 @@ def test_what_completions_rule_out_is_refused(tmp_path: Path, changes: dict[str,
         settings(tmp_path, ROWS, **changes)
 
 
+@pytest.mark.parametrize(("rule", "trained"), [("", "grpo"), ("[learner.rule]\nk = 7\n", "gxpo")])
+def test_sft_takes_plain_optimizer_steps_unless_the_file_names_a_rule(
+    rule: str, trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"[budget]\nsteps = 3\n{rule}")
+    configs: list[RunConfig] = []
+    monkeypatch.setattr(run, "train_in_launch", lambda config, *_, **__: configs.append(config) or "steps")
+    assert cli.main(["sft", str(file), "--out", str(tmp_path / "out"), "--set", "seed=4"]) == 0
+    (config,) = configs
+    assert (config.rollout.source, config.learner.rule.name, config.seed) == ("dataset", trained, 4)
+
+
 def test_hashes_of_runs_without_completions_stay() -> None:
     # Of the defaults, as the version before these settings computed it.
     assert RunConfig().sha256() == "4754a2fff5abb25eff937e66aba429d4f2e62b3324f95ec5a32744ffb9bde34d"
@@ -146,11 +161,11 @@ def test_a_warm_start_is_counted_and_reported_apart(tmp_path: Path) -> None:
     # Linear: the whole rate at the first of two steps, half at the second; in either phase.
     assert learners.calls == [("warm_start", 0.5), ("warm_start", 0.25), ("first", 0.1), ("run", 0.05)]
     assert evaluated == [2, 3, 4], "the start of the run, not what comes before"
-    warm, run = rows[2], rows[4]
+    warm, after = rows[2], rows[4]
     own = {name for name in warm if not name.startswith(("warm_start/", "system/"))}
     assert own == {"update/backward_passes_total", "time/training_s", "time/elapsed_s", "time/evaluate_s"}
     assert (warm["warm_start/loss"], warm["warm_start/tokens"], warm["warm_start/learning_rate"]) == (2.0, 4.0, 0.25)
     assert (warm["warm_start/backward_passes_total"], warm["update/backward_passes_total"]) == (2, 0)
-    assert (run["warm_start/backward_passes_total"], run["update/backward_passes_total"]) == (2, 6)
-    assert warm["time/training_s"] == 0 < run["time/training_s"]
-    assert run["rollout/tokens_total"] == 8
+    assert (after["warm_start/backward_passes_total"], after["update/backward_passes_total"]) == (2, 6)
+    assert warm["time/training_s"] == 0 < after["time/training_s"]
+    assert after["rollout/tokens_total"] == 8

@@ -328,6 +328,8 @@ class Controller:
             system = {name: value for name, value in metrics.items() if name.startswith("system/")}
             metrics = {f"warm_start/{ours}": metrics[name] for name, ours in WARM_START.items() if name in metrics}
             metrics.update(system)
+        if "gate/shutoff_step" in metrics:  # of the rule, which has not seen the warm start
+            metrics["gate/shutoff_step"] += self.config.warm_steps
         if self.config.warm_start is not None:
             metrics["warm_start/backward_passes_total"] = counters.warm_start_passes
         metrics["update/backward_passes_total"] = counters.backward_passes
