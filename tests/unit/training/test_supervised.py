@@ -103,6 +103,11 @@ def test_sft_takes_plain_optimizer_steps_unless_the_file_names_a_rule(
     assert (config.rollout.source, config.learner.rule.name, config.seed) == ("dataset", trained, 4)
 
 
+def test_a_kl_term_to_the_policy_before_the_warm_start_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kl_beta .*before warm_start; set it to 0, or train from a checkpoint"):
+        build({"warm_start": {"steps": 1}, "learner": {"loss": {"kl_beta": 0.01}}})
+
+
 def test_hashes_of_runs_without_completions_stay() -> None:
     # Of the defaults, as the version before these settings computed it.
     assert RunConfig().sha256() == "4754a2fff5abb25eff937e66aba429d4f2e62b3324f95ec5a32744ffb9bde34d"

@@ -318,6 +318,11 @@ class RunConfig(Settings):
             ):
                 if clashes:
                     raise ValueError(f'{setting} has no meaning with rollout.source = "dataset"; {fix}')
+        if self.warm_start is not None and self.learner.loss.kl_beta > 0:
+            raise ValueError(
+                "learner.loss.kl_beta keeps the policy near the one before warm_start; set it to 0, or train from a "
+                "checkpoint of `gxpo sft` instead"
+            )
         if self.warm_start is not None and self.placement.learner_ranks > self.warm_start.rows_per_step:
             raise ValueError("placement.learner_ranks exceeds warm_start.rows_per_step; lower it")
         return self
