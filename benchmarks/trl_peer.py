@@ -65,7 +65,7 @@ def main(settings_file: str, out_file: str) -> None:
         "seed": 0,
     }
     if rows:
-        trainer = SFTTrainer(
+        trainer: Any = SFTTrainer(
             model=model,
             args=SFTConfig(**common, completion_only_loss=True, max_length=None),
             train_dataset=Dataset.from_list(rows),

@@ -90,7 +90,7 @@ def test_what_completions_rule_out_is_refused(tmp_path: Path, changes: dict[str,
         settings(tmp_path, ROWS, **changes)
 
 
-@pytest.mark.parametrize(("rule", "trained"), [("", "grpo"), ("[learner.rule]\nk = 7\n", "gxpo")])
+@pytest.mark.parametrize(("rule", "trained"), [("", "grpo"), ('[learner.rule]\nname = "gxpo"\nk = 7\n', "gxpo")])
 def test_sft_takes_plain_optimizer_steps_unless_the_file_names_a_rule(
     rule: str, trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
