@@ -1,4 +1,6 @@
-"""Step time of GRPO against TRL's GRPOTrainer at equal work: same policy, prompts, samples, tokens, threads."""
+"""Step time of GRPO against TRL's GRPOTrainer at equal work: same policy, prompts, samples, tokens, threads; and of
+supervised fine-tuning against its SFTTrainer on the same rows.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from typing import Any
 
 from benchmarks.measure import median, ratio, save
 from benchmarks.policies import ten_million, three_million
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config import DataConfig, ModelConfig, RunConfig
+from gxpo_trainer.config.tasks import TEMPLATES
+from gxpo_trainer.data.prompts import TokenizedPrompts, load_prompts, tokenize_completions, tokenize_prompts
 from gxpo_trainer.data.word_problems import generate
-from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.learner.models import STARTER_FOLDER, load_tokenizer
 from gxpo_trainer.reporting.reading import read_metrics
 from gxpo_trainer.training.run import train_run
 
@@ -54,7 +58,12 @@ def run_trl(policy: Path, work: dict[str, Any], out: Path) -> list[float]:
         {"prompt": [{"role": "user", "content": item.prompt.text}], "gold": item.prompt.gold}
         for item in generate("train", 4096, 0)
     ]
-    settings = {**work, "policy": str(policy), "threads": os.cpu_count(), "problems": problems}
+    return time_trl({**work, "policy": str(policy), "problems": problems}, out)
+
+
+def time_trl(settings: dict[str, Any], out: Path) -> list[float]:
+    """Seconds of each counted step of the peer with these settings; see trl_peer.py."""
+    settings = {**settings, "threads": os.cpu_count()}
     given, result = out.with_suffix(".in.json"), out.with_suffix(".out.json")
     given.write_text(json.dumps(settings), encoding="utf-8")
     subprocess.run(
@@ -82,6 +91,42 @@ def compare(name: str, policy: Path, work: dict[str, Any], goal: float, rounds: 
     )
 
 
+def compare_supervised(num_rows: int, steps: int, goal: float, rounds: int, root: Path) -> None:
+    """The same of steps on all of so many worked answers, so that each step of either side has the same tokens."""
+    rows = tokenized_rows(num_rows)
+    pairs = list(zip(rows.token_ids, rows.completion_ids, strict=True))
+    tokenized = [
+        {"input_ids": [*map(int, p), *map(int, c)], "completion_mask": [0] * len(p) + [1] * len(c)} for p, c in pairs
+    ]
+    work = {"prompts": num_rows, "group": 2, "new_tokens": 48, "steps": steps}
+    config = equal_work(STARTER_FOLDER, work, "sft", {"name": "grpo"})
+    rollout = config.rollout.model_copy(update={"source": "dataset"})
+    data = config.data.model_copy(update={"num_problems": num_rows})
+    model = config.model.model_copy(update={"max_length": 1024})
+    config = config.model_copy(update={"rollout": rollout, "data": data, "model": model})
+    ours: list[float] = []
+    peer: list[float] = []
+    for number in range(rounds):
+        train_run(config, root / f"sft-{number}")
+        ours += [row["metrics"]["time/step_s"] for row in read_metrics(root / f"sft-{number}") if row["step"] > WARM_UP]
+        settings = {"policy": str(STARTER_FOLDER), "rows": tokenized, "steps": steps}
+        peer += time_trl(settings, root / f"sft-trl-{number}")
+    figures = [
+        median("gxpo supervised step", ours, "s"),
+        median("TRL supervised step", peer, "s"),
+        ratio("gxpo / TRL", ours, peer, at_most=goal),
+    ]
+    tokens = sum(len(row["input_ids"]) for row in tokenized)
+    save("step_time_sft", figures, {"rows": num_rows, "tokens": tokens, "steps": steps, "peer": "trl SFTTrainer"})
+
+
+def tokenized_rows(num_rows: int) -> TokenizedPrompts:
+    """Worked answers of the embedded task, as a run tokenizes them."""
+    tokenizer = load_tokenizer(ModelConfig())
+    rows = load_prompts(DataConfig(num_problems=num_rows), 0, completions=True).prompts
+    return tokenize_completions(tokenize_prompts(rows, tokenizer, TEMPLATES["plain"], 1024), tokenizer, 1024)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -91,6 +136,7 @@ def main() -> None:
         compare("step_time_3m", three_million(root / "policy-3m"), medium, 0.5, 1, root)
         large = {"prompts": 32, "group": 8, "new_tokens": 256, "steps": 4}
         compare("step_time_10m", ten_million(root / "policy-10m"), large, 0.3, 1, root)
+        compare_supervised(256, 12, 0.8, 2, root)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -389,13 +390,13 @@ def reference(run: Rank, **settings: Any) -> dict[str, Any]:
     }
 
 
-def rule_step(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    """One step of a rule after one plain step."""
+def rule_step(run: Rank, *, rule: dict[str, Any], supervised: bool = False, **settings: Any) -> dict[str, Any]:
+    """One step of a rule after one plain step; supervised: on responses to imitate."""
     learner = run.learner(rule=rule, **settings)
     learner.backward()
     learner.optimizer_step()
     before = weights(learner)
-    learner.load_batches([run.share])
+    learner.load_batches([replace(run.share, supervised=supervised)])
     report = make_rule(learner.config.learner.rule).step(learner)
     return {
         "before": before,

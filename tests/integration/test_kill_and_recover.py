@@ -14,9 +14,11 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from safetensors.torch import load_file
 
 from gxpo_trainer.config import TimeoutsConfig
 from gxpo_trainer.learner.group import LearnerGroup
+from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics
 from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.rollout.pool import RolloutPool
@@ -115,6 +117,37 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
     assert {"sampler_restarted", "verifier_restarted", "learner_died"} <= set(kinds)
     assert max(row["metrics"]["rollout/logprob_gap_max"] for row in rows) <= 1e-4
     assert [row["step"] for row in read_evaluations(out)] == [8], "at the end, also where none is due"
+
+
+@pytest.mark.parametrize("warm_start", [None, {"steps": 3, "rows_per_step": 8, "learning_rate": 1e-3}])
+def test_weights_learned_from_completions_survive_a_kill_to_the_bit(warm_start, tmp_path, small_run, monkeypatch):
+    """Of a supervised run and of a warm start. Without benchmarks the former has no engine. A checkpoint at step 2; the
+    learner dies in step 3."""
+    supervised = warm_start is None
+    config = small_run(
+        learner=GXPO,
+        rollout={"source": "dataset" if supervised else "sampled", "deterministic": True},
+        evaluation={"benchmarks": []},
+        budget={"steps": 4 if supervised else 1},
+        warm_start=warm_start,
+    )
+    policies = []
+    for name in ("whole", "killed"):
+        if name == "killed":
+            faults = Faults(monkeypatch)
+            faults.in_step = {3: lambda learners: os.kill(learners.processes[0].pid, signal.SIGKILL)}
+        out = tmp_path / name
+        assert train_run(config, out) == "steps"
+        policies.append(load_file(out / "checkpoints" / "step-00000004" / "policy" / "model.safetensors"))
+        last = read_metrics(out)[-1]["metrics"]
+        assert last["update/backward_passes_total"] == (12 if supervised else 3)
+        assert last.get("warm_start/backward_passes_total") == (None if supervised else 3)
+    assert faults.done
+    whole, killed = policies
+    start = load_file(STARTER_FOLDER / "model.safetensors")
+    for tensor, value in whole.items():
+        assert killed[tensor].equal(value), tensor
+        assert not value.equal(start[tensor]), tensor
 
 
 @pytest.mark.long("chaos at length")

@@ -56,6 +56,7 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
     for stage in ENDS:
         zero = {"zero_stage": stage}
         cases[f"replay-{stage}"] = ("rule_step", {**zero, "rule": REPLAY})
+        cases[f"supervised-{stage}"] = ("rule_step", {**zero, "rule": GXPO, "supervised": True})
         cases[f"one-pass-{stage}"] = ("two_steps", {**zero, "token_budget": 4096})
         cases[f"packed-{stage}"] = ("two_steps", {**zero, "token_budget": 40, "packing": "packed"})
         cases[f"recomputed-{stage}"] = ("two_steps", {**zero, "checkpointing": True})
@@ -358,7 +359,7 @@ def test_a_gxpo_step_equals_plain_torch(results: Results, model_folder: str, wor
     assert (result["passes"], result["step"]) == (3, 4)
 
 
-@on_ranks("case", [*(f"gxpo-{s}" for s in STAGES), *(f"replay-{s}" for s in ENDS)])
+@on_ranks("case", [*(f"gxpo-{s}" for s in STAGES), *(f"{rule}-{s}" for rule in ("replay", "supervised") for s in ENDS)])
 def test_a_rule_step_does_not_depend_on_stage_or_world_size(results: Results, world: int, case: str) -> None:
     result, single = results.load(world, case), results.load(1, f"{case.split('-')[0]}-0")
     assert relative_error(result["before"], result["after"], single["before"], single["after"]) <= 1e-3

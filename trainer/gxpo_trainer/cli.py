@@ -100,7 +100,17 @@ positive_seconds = _number(lambda value: value > 0, "a number of seconds above 0
 
 
 def register_train(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("train", help="train a policy on this machine or a Ray cluster")
+    _add_training(subparsers.add_parser("train", help="train a policy on this machine or a Ray cluster"))
+
+
+def register_sft(subparsers: Subparsers) -> None:
+    """`gxpo train` on completions; a plain optimizer step unless the run file names a rule."""
+    parser = subparsers.add_parser("sft", help="fine-tune a policy on completions (supervised)")
+    _add_training(parser)
+    parser.set_defaults(supervised=True)
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="RUN.toml", type=Path, help="run file (.toml or .json)")
     add_set(parser)
     parser.add_argument("--out", metavar="DIR", type=Path, help="output folder; default runs/<name>")
@@ -129,18 +139,22 @@ def register_train(subparsers: Subparsers) -> None:
         default=[],
         help="setting of a logger of your own; may be repeated",
     )
-    parser.set_defaults(run=run_train)
+    parser.set_defaults(run=run_train, supervised=False)
 
 
 def run_train(args: argparse.Namespace) -> int:
     """Train; exit code 0 when a budget was reached or a pause or cancel request was fulfilled."""
-    from gxpo_trainer.config.io import load_run
+    from gxpo_trainer.config.io import load_run, read_settings
     from gxpo_trainer.reporting.uploader import take_service
     from gxpo_trainer.training.launch import Launch
     from gxpo_trainer.training.run import describe_end, train_in_launch
 
     if args.service is not None and args.out is None:
         raise ConfigError("--service requires --out, the folder that the service created for the run")
+    if args.supervised:
+        learner = read_settings(args.config).get("learner")
+        named = isinstance(learner, dict) and "rule" in learner
+        args.set = ["rollout.source=dataset", *([] if named else ["learner.rule.name=grpo"]), *args.set]
     service = take_service(args.service) if args.service else None
     # The service must be told about an invalid config; without a service nothing is created for one.
     config = load_run(args.config, args.set, runs_here=True) if service is None else None

@@ -27,7 +27,7 @@ class Prompt:
     """One verifiable problem.
 
     text: the problem before any template; of a row of messages the last one. gold: the final answer alone, empty where
-    there is none.
+    there is none. completion: the response to learn, None where none is learned.
     """
 
     id: str
@@ -37,6 +37,7 @@ class Prompt:
     """Further fields of the problem's row and its verification options."""
     history: tuple[dict[str, str], ...] = ()
     """Messages before the problem, `role` and `content` each: the system prompt, earlier turns."""
+    completion: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,11 @@ REWARD = Plot(
     "reward", "Reward", {"reward/mean": "mean reward", "reward/zero_variance_fraction": "groups without signal"},
     "reward", say=significant, note="A group with equal rewards has no gradient.",
 )  # fmt: skip
+COMPLETIONS = Plot("loss", "Loss on completions", {"policy/loss": "cross-entropy"}, "nats per token", say=significant)
+WARM_START = Plot(
+    "warm-start", "Loss of the warm start", {"warm_start/loss": "cross-entropy"}, "nats per token", say=significant,
+    note="Supervised steps before the run, whose passes are not in its budget.",
+)  # fmt: skip
 LOOK_AHEAD = (
     Plot("retention", "Gradient retention",
          {"gxpo/retention_mean": "retention r = g¹/g⁰", "gxpo/retention_std": "spread of r"}, "r",

@@ -23,7 +23,8 @@ from gxpo_dashboard.widgets import axis, chart, charts_ahead, empty, grid, live
 Json = dict[str, Any]
 
 NO_SIGNAL = "reward/no_signal"
-OVERVIEW = (*curves.REWARD.metrics, NO_SIGNAL, *gate.METRICS, *steps.PASSES)
+_LEARNED = (curves.REWARD, curves.COMPLETIONS, curves.WARM_START)
+OVERVIEW = (*(name for plot in _LEARNED for name in plot.metrics), NO_SIGNAL, *gate.METRICS, *steps.PASSES)
 EVALUATED = "eval/average/pass@1"
 
 
@@ -151,7 +152,9 @@ def _overview(run_id: str, x: str) -> None:
             icon=":material/monitoring:",
         )
     scores = accuracy_chart(evaluations, "pass@1", x, evaluated_at(run_id, x))
-    charts = [base.metric_chart(curves.REWARD, series, x), scores]
+    supervised = (run["config"].get("rollout") or {}).get("source") == "dataset"
+    charts = [base.metric_chart(curves.COMPLETIONS if supervised else curves.REWARD, series, x), scores]
+    charts += base.metric_charts([curves.WARM_START], series, x)
     if (rule := visitor.rules().of(settings)).watched is not None:
         charts.append(gate.z_chart(series, x, _is_two_sided(settings), rule.color))
     _grid([*charts, _budget(run, series, x)], run)

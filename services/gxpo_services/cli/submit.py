@@ -15,7 +15,7 @@ from gxpo_client.errors import InvalidRequest
 from gxpo_client.formats import count
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import UsageError, confirmed, connect, named, one_line, output, say
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config import DataConfig, RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
@@ -58,13 +58,21 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
             "data_root": config.evaluation.data_root and _absolute(config.evaluation.data_root),
         }
     )
+    warm_start = config.warm_start
+    if warm_start is not None and warm_start.data is not None:
+        warm_start = warm_start.model_copy(update={"data": _absolute_source(warm_start.data)})
     return config.model_copy(
         update={
             "model": config.model.model_copy(update={"path": _absolute(config.model.path, tuple(STARTER_POLICIES))}),
-            "data": config.data.model_copy(update={"source": _absolute(config.data.source, EMBEDDED_TASKS)}),
+            "data": _absolute_source(config.data),
+            "warm_start": warm_start,
             "evaluation": evaluation,
         }
     )
+
+
+def _absolute_source(data: DataConfig) -> DataConfig:
+    return data.model_copy(update={"source": _absolute(data.source, EMBEDDED_TASKS)})
 
 
 def _absolute(name: str, words: tuple[str, ...] = ()) -> str:

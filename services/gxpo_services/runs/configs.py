@@ -96,12 +96,13 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
     check_place("model.path", STARTER_POLICIES, server.model_roots, hub=server.allow_hub)
     if setting(values, "model.trust_remote_code") not in (None, False) and not server.allow_remote_code:
         refused.append(("model.trust_remote_code", "is not allowed on this server; set it to false"))
-    check_place("data.source", EMBEDDED_TASKS, server.data_roots, hub=server.allow_hub)
-    for name in ("split", "subset"):
-        # Both become parts of file names below data.source.
-        part = setting(values, f"data.{name}")
+    for name in ("data.source", "warm_start.data.source"):
+        check_place(name, EMBEDDED_TASKS, server.data_roots, hub=server.allow_hub)
+    for name in ("data.split", "data.subset", "warm_start.data.split", "warm_start.data.subset"):
+        # They become parts of file names below the source.
+        part = setting(values, name)
         if isinstance(part, str) and not _is_inner_name(part):
-            refused.append((f"data.{name}", "must be a relative path inside the data set, without .."))
+            refused.append((name, "must be a relative path inside the data set, without .."))
     check_place("evaluation.data_root", ("none",), server.data_roots, hub=None)
     from_hub = setting(values, "evaluation.data_root") in (None, "none")
     for number, name in enumerate(_items(values, "evaluation.benchmarks")):

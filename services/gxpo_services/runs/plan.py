@@ -63,7 +63,7 @@ def resources(config: RunConfig) -> tuple[float, float]:
 
     With `placement.device = "auto"` these are the GPUs that it holds in a cluster that has some.
     """
-    placement = config.placement
+    placement = config.without_idle_engines().placement
     gpus = 0 if placement.device == "cpu" else placement.num_gpus(colocated=placement.can_colocate)
     return placement.total_cpus(placement.cpu_shares()), float(gpus)
 

@@ -61,7 +61,7 @@ def new_run(
         config_sha256=config.sha256(),
         rule=config.learner.rule.name,
         rule_label=run_label(body["learner"]["rule"]),
-        step_budget=budget.steps,
+        step_budget=config.last_step,
         backward_passes_budget=budget.backward_passes,
         tokens_budget=budget.tokens,
         hours_budget=budget.hours,

@@ -9,6 +9,7 @@ import copy
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -26,6 +27,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2ForCausalLM
 
+from gxpo_trainer.algo.batch import supervised_batch
+from gxpo_trainer.algo.losses import combine_statistics, finish_statistics, supervised_loss
 from gxpo_trainer.algo.packing import Layout, pack
 from gxpo_trainer.learner import logprobs as varlen
 from gxpo_trainer.learner.logprobs import PolicyModule, TokenScorer, sequence_boundaries, varlen_attention
@@ -57,6 +60,35 @@ def module_results(
             entropies[owner].append(entropy)
     flat = [torch.tensor([x for row in rows for x in row], dtype=torch.float64) for rows in (logprobs, entropies)]
     return flat[0], flat[1], gradient_vector(policy)
+
+
+@pytest.mark.parametrize("layout", ["padded", "shared", "packed"])
+def test_supervised_loss_and_gradient_are_those_of_transformers(layout: Layout) -> None:
+    sampled = [sequence for sequence in random_batch(seed=5, left_out=0.2).sequences if sequence.in_loss]
+    prompts, completions = [s.prompt_ids for s in sampled], [s.response_ids for s in sampled]
+    policy = PolicyModule(tiny_policy(dtype=torch.float64))
+    loss = torch.zeros(())
+    parts = None
+    for micro in pack(
+        supervised_batch(prompts, completions, 99), token_budget=70, layout=layout, aggregation="token_mean", pad_id=0
+    ):
+        part, statistics = supervised_loss(policy(micro, 1.0, True), micro)
+        part.backward()
+        loss, parts = loss + part.detach(), combine_statistics(parts, statistics)
+    plain = tiny_policy(dtype=torch.float64)
+    width = max(s.num_tokens for s in sampled)
+    ids = torch.zeros(len(sampled), width, dtype=torch.int64)
+    labels = torch.full_like(ids, -100)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        ids[row, : len(prompt) + len(completion)] = torch.from_numpy(np.concatenate([prompt, completion]))
+        labels[row, len(prompt) : len(prompt) + len(completion)] = torch.from_numpy(completion)
+    expected = plain(input_ids=ids, labels=labels).loss
+    expected.backward()
+    # Token weights are float32.
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert relative_difference(gradient_vector(policy), gradient_vector(plain)) < 1e-6
+    metrics = finish_statistics(parts or {})
+    assert metrics.keys() == {"loss", "entropy"}, "no ratio, no sampler to differ from"
 
 
 def plain_results(model: nn.Module, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:

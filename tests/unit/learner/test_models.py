@@ -190,6 +190,28 @@ def test_a_revision_of_a_folder_is_refused(path: str) -> None:
         resolve_model(settings(path, revision="v1"))
 
 
+def test_the_random_starter_has_the_starters_shape_and_tokenizer_and_the_same_weights_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+    for cache in ("one", "two"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+        state = torch.get_rng_state()
+        folder = Path(resolve_model(settings("starter-random")))
+        assert torch.get_rng_state().equal(state), "a run's own random numbers stay"
+        assert folder == Path(resolve_model(settings("starter-random"))), "built once"
+        assert (folder / "tokenizer.json").read_bytes() == (STARTER_FOLDER / "tokenizer.json").read_bytes()
+        built.append(load_file(folder / "model.safetensors"))
+    starter = load_file(STARTER_FOLDER / "model.safetensors")
+    assert {name: t.shape for name, t in built[0].items()} == {name: t.shape for name, t in starter.items()}
+    for name, tensor in built[0].items():
+        assert built[1][name].equal(tensor)
+        assert name.endswith("norm.weight") or not tensor.allclose(starter[name], atol=1e-3), name
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    with pytest.raises(ConfigError, match=r"starter-random.*XDG_CACHE_HOME"):
+        resolve_model(settings("starter-random"))
+
+
 # ---- devices --------------------------------------------------------------------------------------------------------
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gxpo_trainer.config import RunConfig, TimeoutsConfig
+from gxpo_trainer.algo.batch import StepBatch
+from gxpo_trainer.config import RunConfig, TimeoutsConfig, WarmStartConfig
+from gxpo_trainer.data.prompts import TokenizedPrompts
 from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.errors import Stalled
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.rollout import sources
-from gxpo_trainer.rollout.sources import AsyncRollouts, RolloutPlanner
+from gxpo_trainer.rollout.sources import AsyncRollouts, DatasetSource, RolloutPlanner
 from gxpo_trainer.runtime.placement_group import RunPlacementGroup
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
@@ -279,3 +281,77 @@ def test_a_repeated_prompt_has_a_new_episode() -> None:
     assert again.episode.problem == first.episode.problem
     assert again.episode.seed != first.episode.seed
     assert again.num_samples == first.num_samples
+
+
+ROWS = TokenizedPrompts(
+    tuple(Prompt(f"r{i}", "", "") for i in range(5)),
+    tuple(np.array([10 + i], np.int32) for i in range(5)),
+    0,
+    tuple(np.array([20 + i, 2], np.int32) for i in range(5)),
+)
+
+
+def warm_started(steps: int) -> tuple[DatasetSource, StandInPool]:
+    settings = config().model_copy(update={"warm_start": WarmStartConfig(steps=steps, rows_per_step=2)})
+    after, pool = make(settings)
+    return DatasetSource(settings, pool, ROWS, 2, after=after), pool  # type: ignore[arg-type]
+
+
+def rows_of(batch: Any) -> list[int]:
+    """Numbers of the rows of a supervised batch, whose completions follow their own prompts."""
+    assert isinstance(batch, StepBatch)
+    assert batch.supervised
+    for sequence in batch.sequences:
+        assert sequence.response_ids.tolist() == [sequence.prompt_ids[0] + 10, 2]
+    return [int(sequence.prompt_ids[0]) - 10 for sequence in batch.sequences]
+
+
+def test_the_sampled_source_begins_with_the_weights_of_the_last_supervised_step() -> None:
+    source, pool = warm_started(3)
+    source.sync(0)
+    drawn = []
+    for step in (1, 2, 3):
+        drawn += rows_of(source.batch(step))
+        assert not source.sync_due
+        source.sync(step)
+    assert sorted(drawn[:5]) == [0, 1, 2, 3, 4], "every row once an epoch"
+    assert pool.synced == [3], "engines take no part in supervised steps"
+    rollouts = source.batch(4)
+    assert not isinstance(rollouts, StepBatch)
+    assert [scored.group.weights_version for scored in rollouts.groups] == [3] * PROMPTS
+
+
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_a_resumed_warm_start_draws_the_rows_and_prompts_of_an_uninterrupted_one(done: int) -> None:
+    def drawn(source: DatasetSource, first: int) -> list[list[Any]]:
+        steps = []
+        for step in range(first, 5):
+            batch = source.batch(step)
+            steps.append(rows_of(batch) if isinstance(batch, StepBatch) else [g.group.prompt.id for g in batch.groups])
+            source.sync(step)
+        return steps
+
+    whole, _ = warm_started(2)
+    whole.sync(0)
+    expected = drawn(whole, 1)
+    begun, _ = warm_started(2)
+    begun.sync(0)
+    for step in range(1, done + 1):
+        begun.batch(step)
+        begun.sync(step)
+    resumed, _ = warm_started(2)
+    resumed.load_state_dict(begun.state_dict())
+    resumed.sync(done)
+    assert drawn(resumed, done + 1) == expected[done:]
+
+
+def test_the_engines_of_a_supervised_run_are_synced_for_an_evaluation() -> None:
+    settings = config(async_depth=0, source="dataset")
+    pool = StandInPool()
+    pool.collect = lambda requests, sampling, version, *, rewards: version  # type: ignore[attr-defined]
+    source = DatasetSource(settings, pool, ROWS, 2)  # type: ignore[arg-type]
+    for step in (1, 2):
+        rows_of(source.batch(step))
+        assert source.sync(step) is None
+    assert source.collect([], None, 2) == 2  # type: ignore[arg-type,comparison-overlap]
+    assert pool.synced == [2]

@@ -10,6 +10,7 @@ from support.toy_learner import RankLearner, ToyLearner, quadratic
 
 from gxpo_trainer.config import GxpoRule, RunConfig, SfpoRule
 from gxpo_trainer.learner.rank import LearnerRank
+from gxpo_trainer.rules.grpo import GRPO
 from gxpo_trainer.rules.gxpo import GXPO
 from gxpo_trainer.rules.sfpo import SFPO
 
@@ -96,3 +97,16 @@ def test_one_mini_batch_is_the_step_itself() -> None:
     learner, twin = MiniBatchLearner([1.0]), ToyLearner(torch.tensor([1.0]), gradient, lr=0.01)
     learner._gradient = gradient
     assert train(rank_with(rule, learner), 1).metrics == alone.step(twin).metrics
+
+
+def test_a_warm_start_leaves_no_trace_in_the_rule_and_the_next_step_starts_from_a_fresh_optimizer() -> None:
+    learner = MiniBatchLearner([1.0])
+    resets: list[int] = []
+    learner.reset_optimizer = lambda: resets.append(1)
+    rank = rank_with(GXPO(GxpoRule(k=5)), learner)
+    rank._plain_rule = GRPO()
+    before = rank.rule.state_dict()
+    supervised = rank.train_step([None], 0.01, diagnose=False, stage="warm_start")  # type: ignore[list-item]
+    assert (supervised.backward_passes, rank.rule.state_dict(), resets) == (1, before, [])
+    first = rank.train_step([None], 0.01, diagnose=False, stage="first")  # type: ignore[list-item]
+    assert (first.backward_passes, resets) == (3, [1])

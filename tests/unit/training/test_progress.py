@@ -36,6 +36,21 @@ def test_without_a_terminal_each_step_is_one_plain_line() -> None:
     )
 
 
+def test_a_warm_start_has_a_count_of_its_own() -> None:
+    stream = io.StringIO()
+    with TrainingProgress(BudgetConfig(steps=5), name="demo", warm_steps=2, stream=stream) as progress:
+        progress.update(1, {"warm_start/loss": 2.5, "time/elapsed_s": 10.0, "update/backward_passes_total": 0.0})
+        progress.update(2, {"warm_start/loss": 1.5, "time/elapsed_s": 11.0, "update/backward_passes_total": 0.0})
+        progress.update(3, ROW)
+        progress.update(4, ROW | {"time/elapsed_s": 52.0})
+    assert stream.getvalue() == (
+        "demo: warm start step 1/2  loss 2.500\n"
+        "demo: warm start step 2/2  loss 1.500  left 0s\n"
+        "demo: step 1/5  reward 0.312  z -0.41  passes 36\n"
+        "demo: step 2/5  reward 0.312  z -0.41  passes 36  left 6s\n"
+    )
+
+
 def test_a_shut_gate_an_accuracy_and_unknown_values_are_described() -> None:
     row = {"gate/active": 0.0, "gate/shutoff_step": 9.0, "eval/b/pass@1": 0.5}
     assert describe(BudgetConfig(hours=2), 10, row, None) == "step 10  gate shut at 9  accuracy 0.500"

@@ -34,6 +34,7 @@ from gxpo_trainer.types import Metrics, ScoredGroup
 
 Rewards = Sequence[float | None]
 FloatArray = npt.NDArray[np.float64]
+Tokens = npt.NDArray[np.int32]
 
 
 def rewards_array(rewards: Rewards) -> FloatArray:
@@ -278,10 +279,14 @@ class LossScale:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The sequences of one step (or of one rank's share of it). The samples of a prompt are adjacent."""
+    """The sequences of one step (or of one rank's share of it). The samples of a prompt are adjacent.
+
+    supervised: whether the responses are to be imitated, by cross-entropy; without it the policy sampled them.
+    """
 
     sequences: tuple[ScoredSequence, ...]
     scale: LossScale
+    supervised: bool = False
 
     def in_loss(self) -> list[int]:
         """Indices of the sequences that are in the loss."""
@@ -337,6 +342,15 @@ def with_scale(sequences: Sequence[ScoredSequence], token_limit: int) -> StepBat
     return StepBatch(tuple(sequences), LossScale(sum(lengths), len(lengths), token_limit))
 
 
+def supervised_batch(prompts: Sequence[Tokens], completions: Sequence[Tokens], token_limit: int) -> StepBatch:
+    """StepBatch of completions to imitate, each of advantage 1 and in a group of its own; int32[length] each."""
+    sequences = [
+        ScoredSequence(prompt, completion, 1.0, np.zeros(len(completion), np.float32), group=number)
+        for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
+    ]
+    return replace(with_scale(sequences, token_limit), supervised=True)
+
+
 def prompt_groups(batch: StepBatch) -> list[list[int]]:
     """Indices of the sequences by group: runs of neighbours with equal numbers and prompts."""
     keys = [(sequence.group, sequence.prompt_ids.tobytes()) for sequence in batch.sequences]
@@ -355,9 +369,10 @@ def mini_batches(batch: StepBatch, num_mini_batches: int) -> list[StepBatch]:
             "use at least 1 and at most as many as prompts"
         )
     parts = np.array_split(np.arange(len(groups)), num_mini_batches)
-    return [
+    split = [
         with_scale([batch.sequences[i] for g in part for i in groups[g]], batch.scale.token_limit) for part in parts
     ]
+    return [replace(part, supervised=batch.supervised) for part in split]
 
 
 def shard(batch: StepBatch, num_ranks: int) -> list[StepBatch]:

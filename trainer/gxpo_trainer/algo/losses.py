@@ -104,6 +104,19 @@ def policy_loss(
     return loss, _statistics(loss, ratio, outside, kl, outputs, micro, settings, importance)
 
 
+def supervised_loss(outputs: TokenOutputs, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross-entropy of a micro-batch's responses, Σ_t −w_t log π_θ, and its statistics, as of `policy_loss`.
+
+    With `token_mean` it is the loss of transformers where the labels of prompts are −100.
+    """
+    loss = -(micro.token_weights * outputs.logprobs).sum()
+    counted = micro.token_weights > 0
+    statistics = {"loss": loss.detach().double(), "tokens": counted.sum(dtype=torch.float64)}
+    if outputs.entropy is not None:
+        statistics["entropy"] = torch.where(counted, outputs.entropy, 0).sum(dtype=torch.float64)
+    return loss, statistics
+
+
 class Surrogate(Protocol):
     """The surrogate of a loss: what `implementation` of its settings class names; the class takes the settings.
 

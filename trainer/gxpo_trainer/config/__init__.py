@@ -36,6 +36,7 @@ from gxpo_trainer.config.run import (
     LossSettings,
     OptimizerConfig,
     RunConfig,
+    WarmStartConfig,
 )
 from gxpo_trainer.config.tasks import (
     DataConfig,
@@ -80,4 +81,5 @@ __all__ = [
     "SfpoRule",
     "TimeoutsConfig",
     "VerifierConfig",
+    "WarmStartConfig",
 ]

@@ -10,13 +10,15 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from gxpo_trainer.config.base import MOST_PROCESSES, MOST_TOKENS, Processes, Settings, Steps, Temperature, Tokens
 
+RANDOM_STARTER = "starter-random"
 STARTER_POLICIES = {
     "starter": "starter_policy",
     "starter-tools": "starter_tools_policy",
     "starter-skill": "starter_skill_policy",
+    RANDOM_STARTER: "starter_policy",
 }
-"""Embedded policies, and the folder of each in the package `learner`."""
-STARTER_TOKENS = {"starter": 48, "starter-tools": 48, "starter-skill": 80}
+"""Embedded policies, and the folder of each in the package `learner`; of the random one without its weights."""
+STARTER_TOKENS = {"starter": 48, "starter-tools": 48, "starter-skill": 80, RANDOM_STARTER: 48}
 """Tokens that the longest answer of an embedded policy needs."""
 CHECKPOINTING_FROM = 1_000_000_000
 """Parameters from which `gradient_checkpointing = "auto"` recomputes: below, activations rarely fill a GPU."""
@@ -51,8 +53,8 @@ class ModelConfig(Settings):
 
     path: str = Field(
         "starter",
-        description="`starter`, `starter-tools` or `starter-skill` (embedded policies), a local transformers folder, "
-        "or a hub name.",
+        description="`starter`, `starter-tools`, `starter-skill` or `starter-random` (embedded policies, the last with "
+        "random weights), a local transformers folder, or a hub name.",
     )
     revision: str | None = Field(
         None, description="Hub names only: branch, tag or commit; a run holds the commit that it is resolved to."
@@ -78,7 +80,14 @@ class ModelConfig(Settings):
 class RolloutConfig(Settings):
     """Sampling by vLLM."""
 
-    prompts_per_step: int = Field(64, ge=1, le=1_000_000, description="Prompts in one training step.")
+    source: Literal["sampled", "dataset"] = Field(
+        "sampled",
+        description="What a step learns from. sampled: responses of the policy and their rewards; dataset: the "
+        "completions of data.completion_field, by cross-entropy (supervised fine-tuning).",
+    )
+    prompts_per_step: int = Field(
+        64, ge=1, le=1_000_000, description="Prompts in one training step; of a data set its rows."
+    )
     samples_per_prompt: int = Field(8, le=100_000, description="Responses per prompt: the group.")
     max_new_tokens: Tokens = Field(48, description="Longest response.")
     ignore_eos: bool = Field(False, description="Continue to max_new_tokens after an end token, for measurements.")
@@ -273,7 +282,8 @@ class PlacementConfig(Settings):
 
     def total_cpus(self, shares: CpuShares) -> float:
         """Logical CPUs of the whole run."""
-        return self.learner_ranks * shares.learner + self.samplers * shares.sampler + shares.verifier
+        verifier = shares.verifier if self.samplers else 0.0
+        return self.learner_ranks * shares.learner + self.samplers * shares.sampler + verifier
 
     def num_gpus(self, *, colocated: bool) -> int:
         """GPUs of the whole run on a GPU cluster."""

@@ -291,13 +291,29 @@ class BudgetConfig(Settings):
 
 
 _LATER_SETTINGS = (
+    ("rollout", "source"),
     ("data", "system_prompt"),
+    ("data", "completion_field"),
     *(
         ("evaluation", name)
         for name in ("prompt_field", "answer_field", "temperature", "top_p", "top_k", "min_p", "stop")
     ),
 )
 """Settings that runs of earlier versions lack."""
+
+
+class WarmStartConfig(Settings):
+    """Supervised steps before the run's first one: a plain optimizer step each, on completions. Neither they nor their
+    passes count in the budget. The optimizer then starts afresh."""
+
+    steps: int = Field(ge=1, le=MOST_STEPS, description="Supervised steps.")
+    rows_per_step: int = Field(64, ge=1, le=1_000_000, description="Completions in one supervised step.")
+    learning_rate: FiniteFloat = Field(1e-5, gt=0, description="η.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "cosine", description="After warmup_steps; falls to 0 at the last supervised step."
+    )
+    warmup_steps: Steps = Field(0, description="Supervised steps of linear warm-up.")
+    data: DataConfig | None = Field(None, description="Rows with completions; none: those of `data`.")
 
 
 class RunConfig(Settings):
@@ -315,6 +331,7 @@ class RunConfig(Settings):
     checkpoint: CheckpointConfig = CheckpointConfig()
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     budget: BudgetConfig = BudgetConfig(steps=40)
+    warm_start: WarmStartConfig | None = Field(None, description="Supervised fine-tuning before the run.")
     placement: PlacementConfig = PlacementConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
 
@@ -338,7 +355,7 @@ class RunConfig(Settings):
                 "the component or choose an environment"
             )
         graded = not self.environment.multi_turn and any(r.name == "correctness" for r in self.verifier.rewards)
-        if graded and self.data.answer_field is None:
+        if graded and self.rollout.source == "sampled" and self.data.answer_field is None:
             raise ValueError(
                 'verifier.rewards: correctness compares with a final answer, and data.answer_field = "none" says that '
                 "no row has one; remove the component, or name the field of the answers"
@@ -366,6 +383,21 @@ class RunConfig(Settings):
                 "placement.colocate = true rules out on shared devices; set placement.colocate = false, or "
                 "rollout.async_depth = 0"
             )
+        if self.rollout.source == "dataset":
+            for clashes, setting, fix in (
+                (self.warm_start is not None, "warm_start", "remove the section: the whole run is supervised"),
+                (self.rollout.async_depth > 0, "rollout.async_depth", "set it to 0: nothing is sampled ahead"),
+                (self.learner.loss.kl_beta > 0, "learner.loss.kl_beta", "set it to 0: cross-entropy has no KL term"),
+            ):
+                if clashes:
+                    raise ValueError(f'{setting} has no meaning with rollout.source = "dataset"; {fix}')
+        if self.warm_start is not None and self.learner.loss.kl_beta > 0:
+            raise ValueError(
+                "learner.loss.kl_beta keeps the policy near the one before warm_start; set it to 0, or train from a "
+                "checkpoint of `gxpo sft` instead"
+            )
+        if self.warm_start is not None and self.placement.learner_ranks > self.warm_start.rows_per_step:
+            raise ValueError("placement.learner_ranks exceeds warm_start.rows_per_step; lower it")
         return self
 
     @property
@@ -375,6 +407,29 @@ class RunConfig(Settings):
         boxed = data.template == "auto" and data.source not in EMBEDDED_TASKS
         asked = boxed or any("boxed" in text for text in (data.template, data.system_prompt or ""))
         return self.verifier.answer == "boxed" or (self.verifier.answer == "auto" and asked)
+
+    @property
+    def warm_steps(self) -> int:
+        """Supervised steps before the budget begins; the numbers of its steps follow theirs."""
+        return self.warm_start.steps if self.warm_start else 0
+
+    @property
+    def last_step(self) -> int | None:
+        """Number of the step that `budget.steps` ends at, None without that bound."""
+        return None if self.budget.steps is None else self.warm_steps + self.budget.steps
+
+    @property
+    def needs_engines(self) -> bool:
+        """Whether anything is sampled; a supervised run without benchmarks has no engines."""
+        return self.rollout.source != "dataset" or bool(self.evaluation.benchmarks)
+
+    def without_idle_engines(self) -> RunConfig:
+        """The same with no engine and no verifier to place where nothing is sampled. Not for a file: settings ask for
+        one."""
+        if self.needs_engines:
+            return self
+        none = {"samplers": 0, "colocate": False, "strategy": "pack"}
+        return self.model_copy(update={"placement": self.placement.model_copy(update=none)})
 
     @property
     def compares_in_fp32(self) -> bool:
@@ -404,6 +459,8 @@ class RunConfig(Settings):
                 del body[section][name]
         if self.verifier.answer == "any" or not self.trains_on_boxes:
             del body["verifier"]["answer"]
+        if self.warm_start is None:
+            del body["warm_start"]
         for part, share in FULL_SHARES._asdict().items():
             if body["placement"][f"{part}_cpus"] == "auto":
                 body["placement"][f"{part}_cpus"] = share

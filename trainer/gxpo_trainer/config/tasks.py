@@ -56,6 +56,11 @@ class DataConfig(Settings):
     answer_field: str | None = Field(
         "answer", description="Field that holds the final answer; none: rows have none, for rewards that need none."
     )
+    completion_field: str = Field(
+        "completion",
+        description="Field that holds the response to learn, for rollout.source = dataset and for warm_start; embedded "
+        "tasks have their worked answers. Rows need no answer then.",
+    )
     template: str = Field(
         "auto",
         max_length=100_000,

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config import DataConfig, RunConfig, WarmStartConfig
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.benchmarks import BY_ANY_NAME, load_benchmark
 from gxpo_trainer.data.prompts import few_problems, load_prompts
@@ -85,13 +85,16 @@ class _Files:
 
     @cached_property
     def problems(self) -> tuple[Prompt, ...] | None:
-        """The training problems; None where they must be downloaded, or generated for nothing."""
-        data = self.config.data
+        """The training problems, of a supervised run with completions."""
+        return self.rows(self.config.data, completions=self.config.rollout.source == "dataset")
+
+    def rows(self, data: DataConfig, *, completions: bool) -> tuple[Prompt, ...] | None:
+        """The rows of `data`; None where they must be downloaded, or generated for nothing."""
         if data.source in EMBEDDED_TASKS:  # generated for every model alike
             return None if self.most else load_prompts(data, self.config.seed).prompts
         if on_hub(data.source):
             return None
-        return load_prompts(data, self.config.seed, most=self.most).prompts
+        return load_prompts(data, self.config.seed, completions=completions, most=self.most).prompts
 
 
 def _model(files: _Files) -> Iterator[str]:
@@ -109,11 +112,25 @@ def _shape(check: Callable[[Mapping[str, Any], RunConfig], None], files: _Files)
 
 
 def _data(files: _Files) -> Iterator[str]:
-    source = files.config.data.source
-    if files.problems is None and source not in EMBEDDED_TASKS:
-        yield f"data.source = {source!r} is no file or folder here: a run downloads it from the hub"
+    if files.problems is None:
+        yield from _downloaded("data.source", files.config.data)
     elif files.problems is not None and len(files.problems) != files.most:
         yield from filter(None, [few_problems(len(files.problems), files.config.rollout.prompts_per_step)])
+
+
+def _downloaded(setting: str, data: DataConfig) -> Iterator[str]:
+    if data.source not in EMBEDDED_TASKS:
+        yield f"{setting} = {data.source!r} is no file or folder here: a run downloads it from the hub"
+
+
+def _warm_start(warm_start: WarmStartConfig, files: _Files) -> Iterator[str]:
+    data = warm_start.data
+    try:
+        rows = files.rows(data or files.config.data, completions=True)
+    except DataError as error:
+        raise DataError(f"warm_start: {error}") from None
+    if data is not None and rows is None:
+        yield from _downloaded("warm_start.data.source", data)
 
 
 def _benchmark(name: str, files: _Files) -> Iterator[str]:
@@ -129,7 +146,8 @@ def _answers(files: _Files) -> Iterator[str]:
     limit, rewards = files.config.rollout.max_new_tokens, files.config.verifier.rewards
     file = files.model and files.model / "tokenizer.json"
     tokenizer = _tokenizer(file, file.stat().st_mtime_ns) if file and file.is_file() else None
-    if tokenizer is not None and files.problems and any(reward.name == "correctness" for reward in rewards):
+    graded = files.config.rollout.source == "sampled" and any(reward.name == "correctness" for reward in rewards)
+    if tokenizer is not None and files.problems and graded:
         shortest = 2**31
         for problem in files.problems:
             shortest = min(shortest, len(tokenizer.encode(problem.gold, add_special_tokens=False).ids))
@@ -156,11 +174,14 @@ def _tokenizer(file: Path, _version: int) -> Any | None:
 
 def _checks(config: RunConfig) -> list[Check]:
     """All checks, in the order of the messages."""
+    warm_start = config.warm_start
+    section = "warm_start.data" if warm_start is not None and warm_start.data is not None else "data"
     return [
         ("model.path", {"model"}, _model),
         ("placement.tensor_parallel", {"model"}, partial(_shape, check_heads)),
         ("model.max_length", {"model"}, partial(_shape, check_positions)),
         ("data.source", {"data"}, _data),
+        *([] if warm_start is None else [(f"{section}.source", {"data"}, partial(_warm_start, warm_start))]),
         *(
             (f"evaluation.benchmarks[{number}]", {"data"}, partial(_benchmark, name))
             for number, name in enumerate(config.evaluation.benchmarks)

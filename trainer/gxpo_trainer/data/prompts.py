@@ -50,24 +50,35 @@ class PromptSet:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompts:
-    """Prompts within the length limit, with their token ids, int32[prompt length] each, in the same order."""
+    """Prompts within the length limit, with their token ids, int32[prompt length] each, in the same order.
+
+    completion_ids: int32[completion length] of each, with the end token; empty where no completions are learned.
+    """
 
     prompts: tuple[Prompt, ...]
     token_ids: tuple[npt.NDArray[np.int32], ...]
     num_too_long: int
+    completion_ids: tuple[npt.NDArray[np.int32], ...] = ()
 
 
 def load_prompts(
-    data: DataConfig, seed: int, gold_check: GoldCheck | None = None, *, most: int | None = None
+    data: DataConfig,
+    seed: int,
+    gold_check: GoldCheck | None = None,
+    *,
+    completions: bool = False,
+    most: int | None = None,
 ) -> PromptSet:
     """Load the training problems of `data`, filtered by level. most: rows of a file to read, without hashes.
+
+    completions: with the response of each to learn, and without a gold answer where a row has none.
 
     Raises DataError, with file and line or setting, when there is no problem or a row is invalid.
     """
     if data.source in EMBEDDED_TASKS and not Path(data.source).exists():
-        loaded = _embedded(data, seed)
+        loaded = _embedded(data, seed, completions)
     else:
-        loaded = _from_files(data, gold_check, most)
+        loaded = _from_files(data, gold_check, most, completions)
     return replace(loaded, prompts=with_system_prompt(loaded.prompts, data.system_prompt))
 
 
@@ -84,13 +95,13 @@ def with_system_prompt(prompts: tuple[Prompt, ...], system_prompt: str | None) -
     )
 
 
-def _from_files(data: DataConfig, gold_check: GoldCheck | None, most: int | None) -> PromptSet:
+def _from_files(data: DataConfig, gold_check: GoldCheck | None, most: int | None, completions: bool) -> PromptSet:
     files = find_files(data.source, data.split, data.subset)
     records = read_records(files, most if data.levels is None else None)
     if not records:
         raise DataError(f"{files[0]}: contains no problems; set data.source to a file that does")
     kept = [r for r in records if data.levels is None or read_level(r.fields.get("level")) in data.levels]
-    prompts = read_prompts(kept, lambda record: _prompt(record, data), gold_check)
+    prompts = read_prompts(kept, lambda record: _prompt(record, data, completions), gold_check)
     if not prompts:
         raise DataError(f"data.levels = {list(data.levels or ())} excludes all {len(records)} problems; add levels")
     left_out = {"data.levels": len(records) - len(kept)} if len(kept) < len(records) else {}
@@ -137,17 +148,19 @@ def embedded_levels(task: str, data: DataConfig) -> tuple[Difficulty, ...]:
     return data.difficulty if task == "word_problems" else ("long",)
 
 
-def _embedded(data: DataConfig, seed: int) -> PromptSet:
+def _embedded(data: DataConfig, seed: int, completions: bool) -> PromptSet:
     try:
         problems = generate("train", data.num_problems, seed, embedded_levels(data.source, data))
     except ValueError as error:
         raise DataError(f"data.{error}") from None
-    prompts = tuple(problem.prompt for problem in problems)
+    prompts = tuple(
+        replace(problem.prompt, completion=problem.solution if completions else None) for problem in problems
+    )
     body = json.dumps([[prompt.id, prompt.text, prompt.gold] for prompt in prompts])
     return PromptSet(prompts, {data.source: hashlib.sha256(body.encode()).hexdigest()})
 
 
-def _prompt(record: Record, data: DataConfig) -> Prompt:
+def _prompt(record: Record, data: DataConfig, completions: bool) -> Prompt:
     fix = "set data.prompt_field to one of them"
     value = record.fields.get(data.prompt_field)
     history: tuple[dict[str, str], ...] = ()
@@ -155,14 +168,17 @@ def _prompt(record: Record, data: DataConfig) -> Prompt:
         text, history = _messages(record, data.prompt_field, value)
     else:
         text = field_text(record, data.prompt_field, fix)
+    completion = None
+    if completions:
+        completion = field_text(record, data.completion_field, "set data.completion_field to one of them")
     gold = ""
-    if data.answer_field is not None:
+    if data.answer_field is not None and not (completions and record.fields.get(data.answer_field) is None):
         fix = 'set data.answer_field to one of them, or to "none" for rewards that need no answer'
         gold = final_answer(field_text(record, data.answer_field, fix))
         if not gold:
             fault = f"the answer in {data.answer_field!r} is empty"
             raise DataError(f"{record.location}: {fault}; correct or remove the row")
-    left_out = {"id", "solution", data.prompt_field, data.answer_field}
+    left_out = {"id", "solution", data.prompt_field, data.answer_field, *([data.completion_field] * completions)}
     extra = {name: value for name, value in record.fields.items() if name not in left_out and value is not None}
     if EXTRA_KEY in extra:
         try:
@@ -170,7 +186,7 @@ def _prompt(record: Record, data: DataConfig) -> Prompt:
         except ValueError as error:
             raise DataError(f"{record.location}: {EXTRA_KEY!r}: {error}") from None
     given = record.fields.get("id")
-    return Prompt(record.name if given is None else str(given), text, gold, extra, history)
+    return Prompt(record.name if given is None else str(given), text, gold, extra, history, completion)
 
 
 def _messages(record: Record, name: str, value: list[dict[str, Any]]) -> tuple[str, tuple[dict[str, str], ...]]:
@@ -287,6 +303,26 @@ def tokenize_prompts(
             f"{setting} = {max_prompt_tokens} excludes all prompts (the shortest has {shortest} tokens); {fix}"
         )
     return TokenizedPrompts(tuple(prompt for prompt, _ in kept), tuple(ids for _, ids in kept), num_too_long)
+
+
+def tokenize_completions(prompts: TokenizedPrompts, tokenizer: Any, max_length: int) -> TokenizedPrompts:
+    """With the completions' token ids: those of the text alone, as if the policy had sampled it, and the end token.
+
+    A row whose prompt and completion exceed `max_length` tokens is left out and counted. Raises DataError when none is
+    left.
+    """
+    kept: list[tuple[Prompt, npt.NDArray[np.int32], npt.NDArray[np.int32]]] = []
+    for prompt, ids in zip(prompts.prompts, prompts.token_ids, strict=True):
+        tokens = tokenizer(prompt.completion, add_special_tokens=False)["input_ids"]
+        completion = np.asarray([*tokens, tokenizer.eos_token_id], dtype=np.int32)
+        if len(ids) + len(completion) <= max_length:
+            kept.append((prompt, ids, completion))
+    if not kept:
+        raise DataError(
+            f"model.max_length = {max_length} excludes all rows: no prompt and completion fit together; raise it"
+        )
+    rows, token_ids, completion_ids = zip(*kept, strict=True)
+    return TokenizedPrompts(rows, token_ids, len(prompts.prompts) - len(kept), completion_ids)
 
 
 class PromptCursor:

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from gxpo_trainer.algo.batch import StepBatch
-from gxpo_trainer.algo.losses import MAXIMA, TokenOutputs, combine_statistics, finish_statistics, policy_loss
+from gxpo_trainer.algo.losses import (
+    MAXIMA,
+    TokenOutputs,
+    combine_statistics,
+    finish_statistics,
+    policy_loss,
+    supervised_loss,
+)
 from gxpo_trainer.algo.packing import Layout, MicroBatch, dummy_micro_batch, pack
 from gxpo_trainer.config import LearnerConfig, RunConfig
 from gxpo_trainer.errors import Diverged
@@ -46,7 +53,8 @@ class LoadedBatch:
     them forward only, for the statistics. dummy, dummy_no_grad: micro-batches without weight, with which all ranks make
     the same number of passes of both kinds: ZeRO stages 2 and 3 communicate in each. old, reference: log π_old and
     log π_ref, one float32[T] per micro-batch of `counted`; None until known. first_pass: statistics of the first pass
-    over the batch, of all ranks together. entropy: in the first backward pass over it, summed likewise.
+    over the batch, of all ranks together. entropy: in the first backward pass over it, summed likewise. supervised: see
+    StepBatch.
     """
 
     grad: list[MicroBatch]
@@ -57,6 +65,7 @@ class LoadedBatch:
     reference: list[Tensor] | None = None
     first_pass: Statistics | None = None
     entropy: Tensor | None = None
+    supervised: bool = False
 
     @property
     def num_passes(self) -> int:
@@ -98,7 +107,7 @@ def load_share(
         for part, count in zip(parts, counts.tolist(), strict=True)
     ]
     grad, no_grad, dummy, dummy_no_grad = ([micro.to(device) for micro in part] for part in (*parts, *dummies))
-    return LoadedBatch(grad, dummy, no_grad, dummy_no_grad)
+    return LoadedBatch(grad, dummy, no_grad, dummy_no_grad, supervised=batch.supervised)
 
 
 def sum_over_ranks(values: Tensor, device: torch.device) -> Tensor:
@@ -116,8 +125,9 @@ def statistics_over_ranks(parts: Sequence[Statistics], device: torch.device) -> 
     assert own is not None, "a rank has at least one micro-batch"
     sums, maxima = sorted(own.keys() - MAXIMA), sorted(own.keys() & MAXIMA)
     total = sum_over_ranks(torch.stack([own[name].double() for name in sums]), device)
-    largest = torch.stack([own[name].double() for name in maxima])
-    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+    largest = torch.stack([own[name].double() for name in maxima]) if maxima else total[:0]
+    if maxima:
+        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
     return dict(zip(sums, total, strict=True)) | dict(zip(maxima, largest, strict=True))
 
 
@@ -186,14 +196,16 @@ class DeepSpeedLearner:
         """Load this rank's shares of the mini-batches that passes run over; the first becomes the present one.
 
         With more than one, log π_old of all of them is taken now, by forward-only passes: the first mini-batch's
-        step moves the policy. Stale samples with π_old of the sampler need neither these nor the gap at this point.
+        step moves the policy. Stale samples with π_old of the sampler need neither these nor the gap at this point, and
+        supervised batches have no π_old.
         """
         self._batches = [
             load_share(batch, self.config.learner, layout=self._packing, pad_id=self._pad_id, device=self.device)
             for batch in batches
         ]
         stale = self.config.rollout.async_depth > 0
-        if len(batches) > 1 and not (stale and self._loss.proximal == "sampler"):
+        supervised = any(batch.supervised for batch in batches)
+        if len(batches) > 1 and not supervised and not (stale and self._loss.proximal == "sampler"):
             for index in range(len(batches)):
                 self.use_batch(index)
                 self.fix_old_logprobs()
@@ -236,7 +248,7 @@ class DeepSpeedLearner:
     def backward(self) -> BackwardResult:
         """One full gradient of the present batch at the published parameters, clipped; counts one pass."""
         loaded = self._loaded()
-        if self._loss.kl_beta > 0 and loaded.reference is None:
+        if self._loss.kl_beta > 0 and loaded.reference is None and not loaded.supervised:
             loaded.reference = self._reference_logprobs(loaded)
         self._shards.begin()
         no_grad = [self._pass(loaded, len(loaded.grad) + i, gradient=False) for i in range(len(loaded.no_grad))]
@@ -299,6 +311,13 @@ class DeepSpeedLearner:
     def optimizer_state(self) -> OptimizerState:
         """The optimizer's live state, aligned with `parameters()`."""
         return self._shards.state
+
+    def reset_optimizer(self) -> None:
+        """Make the next optimizer step the first one."""
+        for moments in self._shards.state.moments().values():
+            for moment in moments:
+                moment.zero_()
+        self._shards.state.set_step(0)
 
     # ---- schedule, sync, checkpoints ------------------------------------------------------------------------
 
@@ -394,7 +413,9 @@ class DeepSpeedLearner:
         return self._batches[self._index]
 
     def _forward(self, micro: MicroBatch, *, with_entropy: bool, temperature: float | None = None) -> TokenOutputs:
-        chosen = self.config.rollout.temperature if temperature is None else temperature
+        chosen = temperature
+        if temperature is None:
+            chosen = 1.0 if self._loaded().supervised else self.config.rollout.temperature
         outputs: TokenOutputs = self._engine(micro, chosen, with_entropy)
         return outputs
 
@@ -413,7 +434,10 @@ class DeepSpeedLearner:
         with torch.set_grad_enabled(gradient):
             # It reads and writes all logits once more: in the first pass alone.
             outputs = self._forward(micro, with_entropy=loaded.entropy is None)
-            loss, part = policy_loss(outputs, micro, old, reference, self._loss)
+            if loaded.supervised:
+                loss, part = supervised_loss(outputs, micro)
+            else:
+                loss, part = policy_loss(outputs, micro, old, reference, self._loss)
         if gradient:
             self._accumulate(loss, last=index + 1 == loaded.num_passes)
         return part, outputs.logprobs.detach()

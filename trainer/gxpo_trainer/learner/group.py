@@ -18,7 +18,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.base import Phase
 from gxpo_trainer.config.engines import Transport
 from gxpo_trainer.errors import LearnerDied, Stalled
-from gxpo_trainer.learner.rank import LearnerRank, StepResult
+from gxpo_trainer.learner.rank import LearnerRank, Stage, StepResult
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.placement_group import result_of
 from gxpo_trainer.runtime.ray_session import TracedProcess, print_stacks
@@ -173,12 +173,14 @@ class LearnerGroup:
         address, port = self._get([self.ranks[0].endpoint.remote()], "syncing")[0]
         return address, port, self.ranks[0].join_broadcast.remote(address, port, 1 + num_workers)
 
-    def train_step(self, batches: Sequence[StepBatch], learning_rate: float, *, diagnose: bool) -> StepResult:
-        """One training step on the mini-batches, each sharded over the ranks."""
+    def train_step(
+        self, batches: Sequence[StepBatch], learning_rate: float, *, diagnose: bool = False, stage: Stage = "run"
+    ) -> StepResult:
+        """One training step on the mini-batches, each sharded over the ranks; see LearnerRank.train_step."""
         self.devices.need("updating", sync_follows=True)
         shares = [shard(batch, len(self.ranks)) for batch in batches]
         calls = [
-            rank.train_step.remote([share[index] for share in shares], learning_rate, diagnose)
+            rank.train_step.remote([share[index] for share in shares], learning_rate, diagnose, stage)
             for index, rank in enumerate(self.ranks)
         ]
         result: StepResult = self._get(calls, "updating")[0]

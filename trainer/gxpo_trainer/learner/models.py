@@ -9,13 +9,17 @@ Uses of transformers 5 that are not public: `fp32_modules` and `_supports_attent
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from gxpo_trainer import __version__
 from gxpo_trainer.config import LoraConfig, ModelConfig
-from gxpo_trainer.config.engines import STARTER_POLICIES
+from gxpo_trainer.config.engines import RANDOM_STARTER, STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.architectures import (
     FOLDER_FIX,
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 STARTER_FOLDER, STARTER_TOOLS_FOLDER, STARTER_SKILL_FOLDER = (
-    Path(__file__).with_name(name) for name in STARTER_POLICIES.values()
+    Path(__file__).with_name(STARTER_POLICIES[name]) for name in ("starter", "starter-tools", "starter-skill")
 )
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 TOKENIZER_FIX = "save one to the model folder with tokenizer.save_pretrained"
@@ -46,7 +50,39 @@ def resolve_model(config: ModelConfig) -> str:
 
     Raises ConfigError as `local_model`, and when the hub does not have the name or the revision.
     """
-    return str(local_model(config) or checked_folder(_snapshot(config), config.path))
+    local = local_model(config)
+    if config.path == RANDOM_STARTER and local is not None:
+        return str(_random_starter(local))
+    return str(local or checked_folder(_snapshot(config), config.path))
+
+
+def _random_starter(starter: Path) -> Path:
+    """A copy of the starter policy with random weights, the same on every machine; built once. Raises ConfigError."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gxpo"
+    folder = cache / f"{RANDOM_STARTER}-{__version__}"
+    if folder.is_dir():
+        return folder
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as temporary, torch.random.fork_rng(devices=[]):
+            partial = Path(temporary) / "policy"
+            shutil.copytree(starter, partial, ignore=shutil.ignore_patterns(WEIGHTS[0], "manifest.json"))
+            torch.manual_seed(0)
+            config = AutoConfig.from_pretrained(starter)
+            AutoModelForCausalLM.from_config(config).save_pretrained(partial)  # type: ignore[no-untyped-call]
+            try:
+                partial.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another process was not first
+                    raise
+    except OSError as error:
+        raise ConfigError(
+            f"model.path = {RANDOM_STARTER!r}: cannot write {folder}: {error}; set XDG_CACHE_HOME to a folder with room"
+        ) from error
+    return folder
 
 
 def pin_revision(config: ModelConfig) -> ModelConfig:

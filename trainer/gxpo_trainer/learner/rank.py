@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 import torch
 from torch import Tensor
 
 from gxpo_trainer.algo.batch import StepBatch
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config import GrpoRule, RunConfig
 from gxpo_trainer.config.engines import Transport
 from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights, write_adapter, write_policy
 from gxpo_trainer.learner.logprobs import num_elements
@@ -37,6 +37,8 @@ from gxpo_trainer.weights.transports import (
 if TYPE_CHECKING:
     from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 
+Stage = Literal["warm_start", "first", "run"]
+"""Of a training step: a supervised one before the run, the run's first after such steps, any other."""
 PIECE = 1 << 20
 """Elements of noise that are drawn at a time."""
 
@@ -101,6 +103,7 @@ class LearnerRank:
             device="gpu" if device == "gpu" else "cpu",
         )
         self.rule = make_rule(self.config.learner.rule)
+        self._plain_rule = make_rule(GrpoRule())
         self.publisher = RankPublisher(self.learner, self.config)
         self._at_close.callback(self.publisher.close)
         self.perturbation: Perturbation | None = None
@@ -109,8 +112,13 @@ class LearnerRank:
         """The attention kernel and the layout of rows, for the log."""
         return self.learner.attention
 
-    def train_step(self, batches: list[StepBatch], learning_rate: float, diagnose: bool) -> StepResult:
+    def train_step(
+        self, batches: list[StepBatch], learning_rate: float, diagnose: bool, stage: Stage = "run"
+    ) -> StepResult:
         """One rule step a mini-batch. batches: this rank's shares, one a mini-batch.
+
+        A warm start takes plain optimizer steps, whatever the rule, which knows nothing of them; the step after it
+        starts from a fresh optimizer.
 
         Metrics are means over the mini-batches that have them; passes are summed, in units of the full step batch.
         """
@@ -126,10 +134,13 @@ class LearnerRank:
             floor = self.config.diagnostics.noise_floor
             extra, diagnostic_passes = take_diagnostics(self.learner, self.rule, noise_floor=floor)
         measured = time.perf_counter()
+        if stage == "first":
+            self.learner.reset_optimizer()
+        rule = self._plain_rule if stage == "warm_start" else self.rule
         reports: list[StepReport] = []
         for index in range(len(batches)):
             self.learner.use_batch(index)
-            reports.append(self.rule.step(self.learner, last=index + 1 == len(batches)))
+            reports.append(rule.step(self.learner, last=index + 1 == len(batches)))
         gap_mean, gap_max = self.learner.logprob_gap()
         done = time.perf_counter()
         count = len(batches)

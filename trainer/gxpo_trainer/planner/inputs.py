@@ -207,6 +207,7 @@ class Inputs:
     rule: RuleSettings
     budget: BudgetConfig
     observation_limit: int = 0
+    sampled: bool = True
 
     @property
     def on_gpu(self) -> bool:
@@ -268,7 +269,9 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
     Raises ConfigError for a `placement.weight_transport` that cannot work there, and for a `placement.tensor_parallel`
     that does not divide the model's heads.
     """
+    config = config.without_idle_engines()
     learner, rollout, placement = config.learner, config.rollout, config.placement
+    sampled = rollout.source == "sampled"
     uneven = uneven_split(shape.heads, shape.kv_heads, placement.tensor_parallel, repr(config.model.path))
     if uneven is not None:
         raise ConfigError(uneven)
@@ -300,7 +303,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         rows=_rows(config, on_gpu),
         mini_batches=learner.mini_batches,
         prompts=rollout.prompts_per_step,
-        group=rollout.samples_per_prompt,
+        group=rollout.samples_per_prompt if sampled else 1,
         prompt_limit=min(config.data.max_prompt_tokens, config.model.max_length - rollout.max_new_tokens - observed),
         response_limit=rollout.max_new_tokens,
         full_responses=rollout.ignore_eos,
@@ -314,6 +317,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         rule=learner.rule,
         budget=config.budget,
         observation_limit=observed,
+        sampled=sampled,
     )
     try:
         inputs.transport  # noqa: B018

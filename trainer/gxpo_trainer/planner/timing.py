@@ -53,16 +53,17 @@ def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSe
     learner += forwards * forward_seconds(inputs, assumed, load)
     if inputs.reference == "whole" and inputs.zero_stage != 3 and inputs.on_gpu:  # copied from the host
         learner += inputs.shape.parameters * inputs.item / inputs.device.host_bandwidth
-    sampling = sampling_seconds(inputs, assumed, load)
+    sampling = sampling_seconds(inputs, assumed, load) if inputs.sampled else 0.0
+    verify = assumed.verify_s if inputs.sampled else 0.0
     look_ahead = look_ahead_seconds(inputs, rule) if gate_open else 0.0
     overlaps = inputs.async_depth > 0 and not inputs.shared
     return StepTime(
         sampling=sampling,
-        verify=assumed.verify_s,
+        verify=verify,
         passes=learner,
         look_ahead=look_ahead,
-        overlapped=min(sampling + assumed.verify_s, learner + look_ahead) if overlaps else 0.0,
-        sync=assumed.sync_s + sync_seconds(inputs),
+        overlapped=min(sampling + verify, learner + look_ahead) if overlaps else 0.0,
+        sync=assumed.sync_s + sync_seconds(inputs) if inputs.sampled else 0.0,
         other=assumed.step_s,
     )
 

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.algo.batch import zero_variance
+from gxpo_trainer.algo.batch import StepBatch, supervised_batch, zero_variance
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.base import Phase
-from gxpo_trainer.data.prompts import PromptCursor, resolve_template
+from gxpo_trainer.data.prompts import PromptCursor, TokenizedPrompts, resolve_template
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.engines import Engine, seed_of
 from gxpo_trainer.rollout.pool import Collected, Collection, RolloutPool
@@ -176,8 +176,8 @@ class RolloutSource(Protocol):
     def sync_due(self) -> bool:
         """Whether a sync was put off that can be made now."""
 
-    def batch(self, step: int) -> Rollouts:
-        """The scored groups of this step."""
+    def batch(self, step: int) -> Rollouts | StepBatch:
+        """The scored groups of this step; of a supervised one the sequences themselves."""
 
     def sync(self, version: int) -> PoolSync | None:
         """Bring the engines to the learner's weights; None: put off."""
@@ -227,6 +227,78 @@ class OnPolicyRollouts:
 
     def discard(self) -> None:
         pass
+
+
+class DatasetSource:
+    """Completions of a data set: of a whole run, or of the warm start before the steps of another source.
+
+    Engines take no part; they are synced for an evaluation, or when the other source begins.
+
+    rows: with `completion_ids`. size: rows of a step. after: takes over from step `steps` + 1.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        pool: RolloutPool,
+        rows: TokenizedPrompts,
+        size: int,
+        after: RolloutSource | None = None,
+    ) -> None:
+        self._config, self._pool, self._rows, self._size, self._after = config, pool, rows, size, after
+        self._version = 0
+        self.restart()
+
+    @property
+    def _other(self) -> RolloutSource | None:
+        """The other source, once it has taken over."""
+        return self._after if self._version >= self._config.warm_steps else None
+
+    @property
+    def sync_due(self) -> bool:
+        return self._other is not None and self._other.sync_due
+
+    def batch(self, step: int) -> Rollouts | StepBatch:
+        if self._other is not None:
+            return self._other.batch(step)
+        chosen = self._cursor.next(self._size)
+        prompts, completions = ([ids[i] for i in chosen] for ids in (self._rows.token_ids, self._rows.completion_ids))
+        return supervised_batch(prompts, completions, self._config.rollout.max_new_tokens)
+
+    def sync(self, version: int) -> PoolSync | None:
+        self._version = version
+        return None if self._other is None else self._other.sync(version)
+
+    def serve(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
+        return self._pool.group.wait_for_one(calls, phase) if self._other is None else self._other.serve(calls, phase)
+
+    def collect(
+        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
+    ) -> Collected:
+        if self._other is not None:
+            return self._other.collect(requests, sampling, version, rewards=rewards)
+        self._pool.sync(version)
+        return self._pool.collect(requests, sampling, version, rewards=rewards)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._cursor.state_dict()
+        return state if self._after is None else {**self._after.state_dict(), "rows": state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._cursor.load_state_dict(state if self._after is None else state["rows"])
+        if self._after is not None:
+            self._after.load_state_dict(state)
+
+    def restart(self) -> None:
+        warm_start = self._config.warm_start
+        data = (warm_start.data if warm_start else None) or self._config.data
+        self._cursor = PromptCursor(len(self._rows.prompts), seed=self._config.seed, shuffle=data.shuffle)
+        if self._after is not None:
+            self._after.restart()
+
+    def discard(self) -> None:
+        if self._after is not None:
+            self._after.discard()
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,8 +449,8 @@ class AsyncRollouts:
         every = self._config.checkpoint.every_steps
         if self._deterministic and every:
             last = min(last, (self._engine_version // every + 1) * every)
-        if self._config.budget.steps is not None:
-            last = min(last, self._config.budget.steps)
+        if self._config.last_step is not None:
+            last = min(last, self._config.last_step)
         for step in range(self._next_step, last + 1):
             size = self._config.rollout.prompts_per_step
             prompts = self._drawn.pop(step, None) or self._planner.draw(size)

@@ -56,6 +56,7 @@ class Placement:
 
         watch: notices actors that make no progress.
         """
+        config = config.without_idle_engines()
         requested = config.placement
         joins = ray_address(config) is not None
         visible, problem = _usable_gpus(config)
@@ -71,7 +72,7 @@ class Placement:
             reason += f": {problem}" if problem else ""
         cores = usable_cores()
         learner_threads = requested.learner_threads or max(1, cores // max(1, requested.learner_ranks))
-        sampler_threads = requested.sampler_threads or max(1, cores // requested.sampler_devices)
+        sampler_threads = requested.sampler_threads or max(1, cores // max(1, requested.sampler_devices))
         group = RunPlacementGroup(watch=watch or ProgressWatch(), wait_s=max(MIN_WAIT_S, requested.wait_s))
         available = math.inf if joins else float(cores)
         placement = cls(config, device, learner_threads, sampler_threads, group, reason, available_cpus=available)
@@ -258,7 +259,8 @@ class Placement:
             return Bundles((learner, engines), "STRICT_SPREAD", (0,) * ranks, (1,) * samplers)
         separate = [bundle(cpus.learner, 1) for _ in range(ranks)]
         separate += [bundle(cpus.sampler, t) for _ in range(samplers)]
-        separate[ranks]["CPU"] += cpus.verifier
+        if samplers:
+            separate[ranks]["CPU"] += cpus.verifier
         return Bundles(tuple(separate), "PACK", tuple(range(ranks)), tuple(range(ranks, ranks + samplers)))
 
     def _bundle(self, cpus: float, gpus: int) -> Bundle:

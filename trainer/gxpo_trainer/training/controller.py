@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gxpo_trainer.algo.batch import learning_rate, make_batch, mini_batches
-from gxpo_trainer.config import BudgetConfig
+from gxpo_trainer.algo.batch import StepBatch, learning_rate, make_batch, mini_batches
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS, SINGLE_TURN
 from gxpo_trainer.errors import Diverged, Interrupted, LearnerDied, TrainingError
 from gxpo_trainer.learner.rank import StepResult
@@ -39,12 +39,26 @@ FLAT_STEPS, FLAT_FRACTION = 5, 0.95
 """Consecutive steps with at least this share of groups without signal after which a run warns."""
 MOST_ENGINES = 16
 """Engines in timeline.jsonl."""
+WARM_START = {
+    "policy/loss": "loss",
+    "policy/entropy": "entropy",
+    "grad/norm_g0": "grad_norm",
+    "update/norm": "update_norm",
+    "rollout/tokens": "tokens",
+    "learning_rate": "learning_rate",
+    "time/update_s": "update_s",
+    "time/step_s": "step_s",
+}
+"""A supervised step's metrics, and their names under `warm_start/`, apart from those of the run."""
 _UNSCORED: tuple[VerdictStatus, ...] = ("unparsed", "timeout", "error")
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Totals since the start of the run, over its merged history (see reporting/reading.py)."""
+    """Totals since the start of the run, over its merged history (see reporting/reading.py).
+
+    step: counts supervised steps of a warm start too; its passes and tokens are not in the other totals.
+    """
 
     step: int = 0
     backward_passes: float = 0.0
@@ -55,17 +69,18 @@ class Counters:
     elapsed_s: float = 0.0
     nonfinite: int = 0
     flat: int = 0
+    warm_start_passes: float = 0.0
 
-    def reached(self, budget: BudgetConfig) -> str | None:
+    def reached(self, config: RunConfig) -> str | None:
         """The first bound of the budget that is reached, else None."""
         used = {
-            "steps": self.step,
+            "steps": self.step - config.warm_steps,
             "backward_passes": self.backward_passes,
             "hours": self.training_s / 3600,
             "tokens": self.tokens,
         }
         for name, value in used.items():
-            bound = getattr(budget, name)
+            bound = getattr(config.budget, name)
             if bound is not None and value >= bound - 1e-9:
                 return name
         return None
@@ -102,6 +117,7 @@ class Controller:
         self._elapsed_base = 0.0
         self._begun = time.perf_counter()
         self._score: float | None = None
+        self._rate = 0.0
         self._evaluated = self._saved = -1
         self.ready = False
         """Whether all processes have started and passed the canary; an earlier failure is a failed setup."""
@@ -141,21 +157,24 @@ class Controller:
     def _start(self, resume_from: Checkpoint | None) -> None:
         """Start the processes, load the policy into all of them, and prove that they agree."""
         self.enter_phase("starting engines")
-        self.pool.start()
+        if self.config.needs_engines:
+            self.pool.start()
         self.learners.start()
         if resume_from is not None:
             self._elapsed_base = resume_from.state["counters"]["elapsed_s"]
         self._resume(resume_from)
-        proofs.canary(self.config, self.learners, self.pool, self.planner)
+        if self.config.needs_engines:
+            proofs.canary(self.config, self.learners, self.pool, self.planner)
         self._sync()
-        self._log_placement()
+        if self.config.needs_engines:
+            self._log_placement()
         self.reporter.log_event("attention", f"attention: {self.learners.attention()}")
         self.ready = True
 
     def _next(self) -> str | None:
         """One step; or, when the run ends here, its last evaluation and checkpoint, and what ended it."""
         step = self.counters.step
-        ended = self.counters.reached(self.config.budget)
+        ended = self.counters.reached(self.config)
         complete = ended is not None and self._evaluated == step
         if not complete and (request := self.control_request()) is not None:
             if request == "pause" and self._saved != step:
@@ -186,44 +205,17 @@ class Controller:
             self.rollouts.discard()
             self.rollouts.load_state_dict(cursor)
             raise
-        synced = self._sync() if self.rollouts.sync_due else {}
-        proofs.check_verdicts(self.config, rollouts.groups)
-        learner, limit = self.config.learner, self.config.rollout.max_new_tokens
-        batch, metrics = make_batch(rollouts.groups, learner.loss, limit, learner.advantage)
-        rate = learning_rate(self.config.learner.optimizer, number, self.config.budget.steps)
-        with self.pool.timeline.during("learner", "updating"):
-            result = self.learners.train_step(
-                mini_batches(batch, self.config.learner.mini_batches), rate, diagnose=self._due(number, "trajectory")
-            )
-        outlier = None
-        if min(scored.group.weights_version for scored in rollouts.groups) == number - 1:
-            outlier = proofs.check_gap(self.config, result.gap_mean, result.gap_max, number)
-        old = self.counters
-        self.counters = replace(
-            old,
-            step=number,
-            backward_passes=old.backward_passes + result.backward_passes,
-            diagnostic_passes=old.diagnostic_passes + result.diagnostic_passes,
-            tokens=old.tokens + rollouts.num_tokens,
-            nonfinite=0 if result.finite else old.nonfinite + 1,
-        )
-        synced.update(self._sync())
-        metrics.update(result.metrics)
-        metrics.update(rollout_metrics(rollouts, result, version=number - 1, total=self.counters.tokens))
-        if self.config.data.source in EMBEDDED_TASKS and self.config.environment.name == SINGLE_TURN:
-            metrics.update(careful_metrics(rollouts.groups))
-        if self.config.rollout.async_depth:
-            metrics.update(staleness_metrics(rollouts, version=number - 1))
-        if outlier:
-            self.reporter.log_event("logprob_gap_outlier", outlier, step=number)
-            metrics["rollout/logprob_gap_max_exceeded"] = 1.0
-        metrics.update(synced)
-        metrics["learning_rate"] = rate
+        if isinstance(rollouts, StepBatch):
+            result, metrics = self._learn_completions(number, rollouts)
+        else:
+            result, metrics = self._learn_rewards(number, rollouts)
+        metrics.update(self._sync())
         spans = self.pool.timeline.cut(window)
-        metrics.update(overlap_metrics(spans, window, len(self.pool.engines.all)))
-        spent = self.watch.working_s - begin - result.diagnostics_s
-        self.counters = replace(self.counters, training_s=self.counters.training_s + spent)
-        self._report(number, metrics, rollouts, result, spent)
+        if self.config.needs_engines and number > self.config.warm_steps:
+            metrics.update(overlap_metrics(spans, window, len(self.pool.engines.all)))
+        self._report(number, metrics, result, self.watch.working_s - begin - result.diagnostics_s)
+        if not isinstance(rollouts, StepBatch):
+            self.reporter.log_samples(number, rollouts.groups)
         self.reporter.log_timeline(number, window, charted_spans(spans))
         if self.counters.nonfinite >= MOST_NONFINITE:
             raise Diverged(
@@ -236,6 +228,67 @@ class Controller:
             self._checkpoint()
 
     # ---- parts of a step ------------------------------------------------------------------------------------
+
+    def _learn_rewards(self, number: int, rollouts: Rollouts) -> tuple[StepResult, Metrics]:
+        synced = self._sync() if self.rollouts.sync_due else {}
+        proofs.check_verdicts(self.config, rollouts.groups)
+        learner, limit = self.config.learner, self.config.rollout.max_new_tokens
+        batch, metrics = make_batch(rollouts.groups, learner.loss, limit, learner.advantage)
+        result = self._update(number, batch, rollouts.num_tokens)
+        outlier = None
+        if min(scored.group.weights_version for scored in rollouts.groups) == number - 1:
+            outlier = proofs.check_gap(self.config, result.gap_mean, result.gap_max, number)
+        metrics.update(result.metrics)
+        metrics.update(rollout_metrics(rollouts, result, version=number - 1, total=self.counters.tokens))
+        if self.config.data.source in EMBEDDED_TASKS and self.config.environment.name == SINGLE_TURN:
+            metrics.update(careful_metrics(rollouts.groups))
+        if self.config.rollout.async_depth:
+            metrics.update(staleness_metrics(rollouts, version=number - 1))
+        if outlier:
+            self.reporter.log_event("logprob_gap_outlier", outlier, step=number)
+            metrics["rollout/logprob_gap_max_exceeded"] = 1.0
+        return result, {**metrics, **synced, "time/rollout_s": rollouts.rollout_s, "time/verify_s": rollouts.verify_s}
+
+    def _learn_completions(self, number: int, batch: StepBatch) -> tuple[StepResult, Metrics]:
+        lengths = [sequence.num_sampled for sequence in batch.sequences]
+        result = self._update(number, batch, sum(lengths))
+        metrics: Metrics = {
+            **result.metrics,
+            "rollout/tokens": float(sum(lengths)),
+            "rollout/tokens_total": float(self.counters.tokens),
+            "rollout/length_mean": float(np.mean(lengths)),
+            "rollout/length_std": float(np.std(lengths)),
+            "rollout/prompt_length_mean": float(np.mean([len(sequence.prompt_ids) for sequence in batch.sequences])),
+        }
+        return result, metrics
+
+    def _update(self, number: int, batch: StepBatch, num_tokens: int) -> StepResult:
+        """Let the learner take the step, and count it: one of a warm start apart from the run's."""
+        config, old = self.config, self.counters
+        learner, warm_start = config.learner, config.warm_start
+        with self.pool.timeline.during("learner", "updating"):
+            if warm_start is not None and number <= warm_start.steps:
+                settings = warm_start.model_dump(include={"learning_rate", "schedule", "warmup_steps"})
+                self._rate = learning_rate(learner.optimizer.model_copy(update=settings), number, warm_start.steps)
+                result = self.learners.train_step([batch], self._rate, stage="warm_start")
+                counted = replace(old, warm_start_passes=old.warm_start_passes + result.backward_passes)
+            else:
+                self._rate = learning_rate(learner.optimizer, number - config.warm_steps, config.budget.steps)
+                result = self.learners.train_step(
+                    mini_batches(batch, learner.mini_batches),
+                    self._rate,
+                    diagnose=self._due(number, "trajectory"),
+                    stage="first" if number == config.warm_steps + 1 > 1 else "run",
+                )
+                counted = replace(
+                    old,
+                    backward_passes=old.backward_passes + result.backward_passes,
+                    diagnostic_passes=old.diagnostic_passes + result.diagnostic_passes,
+                    tokens=old.tokens + num_tokens,
+                )
+        nonfinite = 0 if result.finite else old.nonfinite + 1
+        self.counters = replace(counted, step=number, nonfinite=nonfinite)
+        return result
 
     def _sync(self) -> Metrics:
         begin = time.perf_counter()
@@ -260,20 +313,31 @@ class Controller:
         chosen = self.learners.transport
         self.reporter.log_event("weight_transport", f"weights are sent by {chosen}", transport=chosen)
 
-    def _report(self, number: int, metrics: Metrics, rollouts: Rollouts, result: StepResult, spent: float) -> None:
-        counters = self.counters = replace(self.counters, elapsed_s=self._elapsed())
+    def _report(self, number: int, metrics: Metrics, result: StepResult, spent: float) -> None:
+        warm = number <= self.config.warm_steps
+        counters = replace(self.counters, elapsed_s=self._elapsed())
+        if not warm:
+            counters = replace(counters, training_s=counters.training_s + spent)
+        self.counters = counters
         metrics.update(
             {
+                "learning_rate": self._rate,
                 "update/backward_passes": result.backward_passes,
-                "update/backward_passes_total": counters.backward_passes,
-                "time/rollout_s": rollouts.rollout_s,
-                "time/verify_s": rollouts.verify_s,
                 "time/update_s": result.update_s,
                 "time/step_s": spent,
-                "time/training_s": counters.training_s,
-                "time/elapsed_s": counters.elapsed_s,
             }
         )
+        if warm:
+            system = {name: value for name, value in metrics.items() if name.startswith("system/")}
+            metrics = {f"warm_start/{ours}": metrics[name] for name, ours in WARM_START.items() if name in metrics}
+            metrics.update(system)
+        if "gate/shutoff_step" in metrics:  # of the rule, which has not seen the warm start
+            metrics["gate/shutoff_step"] += self.config.warm_steps
+        if self.config.warm_start is not None:
+            metrics["warm_start/backward_passes_total"] = counters.warm_start_passes
+        metrics["update/backward_passes_total"] = counters.backward_passes
+        metrics["time/training_s"] = counters.training_s
+        metrics["time/elapsed_s"] = counters.elapsed_s
         if counters.diagnostic_passes:
             metrics["update/diagnostic_passes_total"] = counters.diagnostic_passes
         if counters.repeated_passes:
@@ -285,7 +349,6 @@ class Controller:
         if self.counters.flat >= FLAT_STEPS:
             metrics["reward/no_signal"] = 1.0
         self.reporter.log_metrics(number, metrics)
-        self.reporter.log_samples(number, rollouts.groups)
         if result.fallback:
             self.reporter.log_event("fallback", f"step {number}: {result.fallback}", step=number)
         if metrics.get("gate/shutoff_step") == number:
@@ -298,6 +361,8 @@ class Controller:
             self.progress.message(warning)
 
     def _due(self, step: int, what: str) -> bool:
+        if step <= self.config.warm_steps and what != "checkpoint":
+            return what == "evaluate" and step == self.config.warm_steps > 0
         every = {
             "evaluate": self.config.evaluation.every_steps,
             "checkpoint": self.config.checkpoint.every_steps,
@@ -309,7 +374,7 @@ class Controller:
         self.enter_phase("evaluating")
         begin = time.perf_counter()
         step = self.counters.step
-        full = self.config.evaluation.full_at_end and self.counters.reached(self.config.budget) is not None
+        full = self.config.evaluation.full_at_end and self.counters.reached(self.config) is not None
         with self.watch.abandonable():
             records, metrics = self.evaluator.run(self.rollouts, step=step, version=step, full=full)
         for record in records:

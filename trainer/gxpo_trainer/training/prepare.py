@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config import DataConfig, RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark, without_contamination
 from gxpo_trainer.data.chat import (
     ObservationEncoder,
@@ -21,7 +21,14 @@ from gxpo_trainer.data.chat import (
     rendering,
 )
 from gxpo_trainer.data.checks import FIRST_ROWS, check_files
-from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
+from gxpo_trainer.data.prompts import (
+    PromptSet,
+    TokenizedPrompts,
+    load_prompts,
+    resolve_template,
+    tokenize_completions,
+    tokenize_prompts,
+)
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
@@ -56,7 +63,8 @@ class TokenizedBenchmark:
 class Problems:
     """Training and evaluation problems of a run, rendered for its model.
 
-    first_ids: what the policy sees of the first training problem, with what an environment's `reset` returned.
+    first_ids: what the policy sees of the first training problem, with what an environment's `reset` returned. rows:
+    those of a supervised run or of a warm start, with their completions.
     """
 
     tokenizer: Any
@@ -64,6 +72,7 @@ class Problems:
     prompts: TokenizedPrompts
     benchmarks: Sequence[TokenizedBenchmark]
     first_ids: npt.NDArray[np.int32]
+    rows: TokenizedPrompts | None = None
 
     def shown(self) -> Iterator[str]:
         """The first training prompt as the policy sees it, and that of each benchmark, each after a line about it."""
@@ -110,7 +119,7 @@ def prepare(
     check_files(config, most=FIRST_ROWS).refuse()
     check_model(config_json(config.model), config)  # before the weights of a hub name, which may be many gigabytes
     config = config.model_copy(update={"model": pin_revision(config.model)})
-    placement = replace(placement, config=config)
+    placement = replace(placement, config=config.without_idle_engines())
     store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
     checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, continue_run=continue_run)
     model_folder = resolve_model(config.model)
@@ -129,13 +138,21 @@ def load_problems(config: RunConfig) -> Problems:
     tokenizer = load_tokenizer(config.model)
     check_conversations(config, tokenizer)
     benchmarks = tokenized_benchmarks(config, tokenizer)
-    data = without_contamination(
-        load_prompts(config.data, config.seed, gold_problem),
-        {b.benchmark.name: (*b.benchmark.prompts, *b.benchmark.left_out) for b in benchmarks},
-        config.data.contamination,
-    )
+    evaluated = {b.benchmark.name: (*b.benchmark.prompts, *b.benchmark.left_out) for b in benchmarks}
     template = resolve_template(config.data.template, config.data.source)
-    data, prompts = fitting_prompts(config, data, tokenizer, template)
+    rows: TokenizedPrompts | None = None
+    if config.rollout.source == "dataset":
+        data, rows = supervised_rows(config, config.data, tokenizer, evaluated)
+        prompts = rows
+    else:
+        data = without_contamination(
+            load_prompts(config.data, config.seed, gold_problem), evaluated, config.data.contamination
+        )
+        data, prompts = fitting_prompts(config, data, tokenizer, template)
+        if config.warm_start is not None:
+            taught, rows = supervised_rows(config, config.warm_start.data or config.data, tokenizer, evaluated)
+            left_out = {**taught.num_left_out, **data.num_left_out}
+            data = replace(data, sha256={**taught.sha256, **data.sha256}, num_left_out=left_out)
     first, first_ids = prompts.prompts[0], prompts.token_ids[0]
     start = EpisodeStart.of(first, template, config.seed)
     observation = check_environment(config.environment, start.problem, start.seed)
@@ -147,7 +164,7 @@ def load_problems(config: RunConfig) -> Problems:
                 f"environment.name = {config.environment.name!r}: the chat template refuses the messages of problem "
                 f"{first.id} ({error}); change what reset returns, or data.system_prompt"
             ) from None
-    return Problems(tokenizer, data, prompts, benchmarks, first_ids)
+    return Problems(tokenizer, data, prompts, benchmarks, first_ids, rows)
 
 
 def prompt_limit(config: RunConfig, section: str, max_new_tokens: int) -> tuple[int, str, str]:
@@ -181,6 +198,21 @@ def fitting_prompts(
     if prompts.num_too_long:
         data = replace(data, num_left_out={**data.num_left_out, setting: prompts.num_too_long})
     return data, prompts
+
+
+def supervised_rows(
+    config: RunConfig, data: DataConfig, tokenizer: Any, evaluated: Mapping[str, Sequence[Prompt]]
+) -> tuple[PromptSet, TokenizedPrompts]:
+    """The rows with completions that fit the model, and their data set with the number of those that do not."""
+    rows = without_contamination(
+        load_prompts(data, config.seed, gold_problem, completions=True), evaluated, data.contamination
+    )
+    template = resolve_template(data.template, data.source)
+    prompts = tokenize_prompts(rows.prompts, tokenizer, template, data.max_prompt_tokens)
+    fitted = tokenize_completions(prompts, tokenizer, config.model.max_length)
+    dropped = {"data.max_prompt_tokens": prompts.num_too_long, "model.max_length": fitted.num_too_long}
+    counted = {setting: number for setting, number in dropped.items() if number}
+    return replace(rows, num_left_out={**rows.num_left_out, **counted}), fitted
 
 
 def check_conversations(config: RunConfig, tokenizer: Any) -> None:

@@ -32,9 +32,15 @@ class TrainingProgress:
     """
 
     def __init__(
-        self, budget: BudgetConfig, *, name: str = "train", stream: TextIO | None = None, live: bool | None = None
+        self,
+        budget: BudgetConfig,
+        *,
+        name: str = "train",
+        warm_steps: int = 0,
+        stream: TextIO | None = None,
+        live: bool | None = None,
     ) -> None:
-        self._budget = budget
+        self._budget, self._warm_steps = budget, warm_steps
         self._name = name
         self._stream: TextIO | None = stream if stream is not None else sys.stderr
         self._pace: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
@@ -64,9 +70,14 @@ class TrainingProgress:
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a finished step; missing metrics are omitted."""
-        done = share_done(self._budget, step, metrics)
-        left = self._time_left(done, metrics)
-        line = describe(self._budget, step, metrics, left)
+        warm = step <= self._warm_steps
+        # A warm start counts as a part of its own, with a bound in steps.
+        budget = BudgetConfig(steps=self._warm_steps) if warm else self._budget
+        if step == self._warm_steps + 1:
+            self._pace.clear()
+        step -= 0 if warm else self._warm_steps
+        done = share_done(budget, step, metrics)
+        line = ("warm start " if warm else "") + describe(budget, step, metrics, self._time_left(done, metrics))
         if self._progress is None:
             self._write_line(f"{self._name}: {line}")
             return
@@ -119,6 +130,9 @@ def describe(budget: BudgetConfig, step: int, metrics: Mapping[str, float], left
     """`step 12/40  reward 0.312  length 42  truncated 2%  z +0.41  passes 36/120  left 3m12s`, ASCII, without what is
     unknown, and without shares of 0."""
     parts = [f"step {step}" + (f"/{budget.steps}" if budget.steps is not None else "")]
+    for name in ("warm_start/loss", "policy/loss"):
+        if name in metrics and "reward/mean" not in metrics:
+            parts.append(f"loss {metrics[name]:.3f}")
     if "reward/mean" in metrics:
         parts.append(f"reward {metrics['reward/mean']:.3f}")
     if "rollout/length_mean" in metrics:
@@ -130,7 +144,7 @@ def describe(budget: BudgetConfig, step: int, metrics: Mapping[str, float], left
         parts.append(f"z {metrics['gate/z']:+.2f}")
     if "gate/shutoff_step" in metrics and metrics.get("gate/active", 0.0) == 0.0:
         parts.append(f"gate shut at {metrics['gate/shutoff_step']:.0f}")
-    if "update/backward_passes_total" in metrics:
+    if "update/backward_passes_total" in metrics and "warm_start/loss" not in metrics:
         bound = f"/{budget.backward_passes}" if budget.backward_passes is not None else ""
         parts.append(f"passes {metrics['update/backward_passes_total']:.0f}{bound}")
     if left_s is not None:

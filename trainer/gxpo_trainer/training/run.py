@@ -75,7 +75,7 @@ def train_in_launch(
             RunReporter(
                 out_dir, exporters=exporters, show=partial(prompt_text, prepared.problems.tokenizer)
             ) as reporter,
-            progress or TrainingProgress(config.budget, name=config.name) as display,
+            progress or TrainingProgress(config.budget, name=config.name, warm_steps=config.warm_steps) as display,
         ):
             launch.begin(reporter)
             record_data(prepared, reporter, display.message)
@@ -109,6 +109,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
             reporter.log_event,
             # Again: the GPUs of nodes that joined meanwhile are known now.
             fit=check_memory(placement, prepared.model_folder, cluster_resources()),
+            rows=prepared.problems.rows,
             attempt=attempt,
         )
         controller = Controller(

@@ -15,7 +15,7 @@ from gxpo_trainer.planner.devices import devices_of_cluster
 from gxpo_trainer.planner.inputs import read_folder
 from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.rollout.pool import RolloutPool
-from gxpo_trainer.rollout.sources import AsyncRollouts, OnPolicyRollouts, RolloutPlanner, RolloutSource
+from gxpo_trainer.rollout.sources import AsyncRollouts, DatasetSource, OnPolicyRollouts, RolloutPlanner, RolloutSource
 from gxpo_trainer.rollout.weight_sync import WeightSource
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch
@@ -80,9 +80,11 @@ def build_runtime(
     log_event: Event,
     *,
     fit: Fit,
+    rows: TokenizedPrompts | None = None,
     attempt: int = 1,
 ) -> Runtime:
-    """The parts of a run, none of them started. attempt: of the run, for the engines' seeds."""
+    """The parts of a run, none of them started. rows: with completions, where the run or its warm start is supervised.
+    attempt: of the run, for the engines' seeds."""
     engines = Engines(config, placement, model_folder, log_event, attempt=attempt)
 
     def share(learners: LearnerGroup) -> Devices:
@@ -98,9 +100,16 @@ def build_runtime(
     )
     pool = RolloutPool(config, engines, source=learners, devices=learners.devices)
     planner = RolloutPlanner(config, prompts.prompts, prompts.token_ids)
-    rollouts: RolloutSource = (
-        AsyncRollouts(config, pool, planner) if config.rollout.async_depth else OnPolicyRollouts(pool, planner)
-    )
+    rollouts: RolloutSource
+    if rows is not None and config.warm_start is None:
+        rollouts = DatasetSource(config, pool, rows, config.rollout.prompts_per_step)
+    else:
+        sampled = (
+            AsyncRollouts(config, pool, planner) if config.rollout.async_depth else OnPolicyRollouts(pool, planner)
+        )
+        rollouts = sampled
+        if rows is not None and config.warm_start is not None:
+            rollouts = DatasetSource(config, pool, rows, config.warm_start.rows_per_step, after=sampled)
     return Runtime(config, learners, pool, planner, rollouts)
 
 

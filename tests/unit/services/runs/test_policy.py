@@ -114,6 +114,7 @@ def test_data_files_folders_and_benchmarks_are_held_to_the_data_roots(places: Pa
     settings = ServiceSettings(data_roots=[places / "allowed"])
     body = {
         "data": {"source": str(places / "secret" / "train.jsonl")},
+        "warm_start": {"steps": 1, "data": {"source": str(places / "secret" / "rows.jsonl"), "split": "../rows"}},
         "evaluation": {
             "benchmarks": ["word_problems", "gsm8k", str(places / "allowed" / "file.jsonl"), "train.jsonl"],
             "data_root": str(places / "allowed" / "out"),
@@ -121,6 +122,8 @@ def test_data_files_folders_and_benchmarks_are_held_to_the_data_roots(places: Pa
     }
     assert refused(body, settings) == [
         "data.source",
+        "warm_start.data.source",
+        "warm_start.data.split",
         "evaluation.data_root",
         "evaluation.benchmarks[2]",
         "evaluation.benchmarks[3]",

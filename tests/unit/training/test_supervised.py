@@ -1,0 +1,176 @@
+"""Runs that learn completions: their rows, what counts in a warm start, and settings that contradict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from gxpo_trainer import cli
+from gxpo_trainer.algo.batch import StepBatch, supervised_batch
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import build, load_preset
+from gxpo_trainer.errors import ConfigError, DataError
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.learner.rank import StepResult
+from gxpo_trainer.rollout.timeline import Timeline
+from gxpo_trainer.runtime.progress import ProgressWatch
+from gxpo_trainer.training import run
+from gxpo_trainer.training.controller import Controller
+from gxpo_trainer.training.prepare import prepare
+
+ROWS = [
+    {"problem": "3+4", "completion": "7"},
+    {"problem": "5+6", "completion": "5+6=11", "answer": "11"},
+    {"problem": "7+8", "completion": "15 " * 200},
+]
+
+
+def settings(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> RunConfig:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    body = {
+        "model": {"max_length": 128},
+        "data": {"source": str(folder / "rows.jsonl"), "template": "plain", "shuffle": False},
+        "rollout": {"source": "dataset", "prompts_per_step": 2},
+        "evaluation": {"benchmarks": []},
+        "placement": {"device": "cpu"},
+    }
+    return build({**body, **changes})
+
+
+def test_rows_need_no_answer_and_end_with_the_end_token(tmp_path: Path) -> None:
+    prepared = prepare(settings(tmp_path, ROWS), tmp_path / "run")
+    tokenizer = AutoTokenizer.from_pretrained(STARTER_FOLDER)
+    assert prepared.problems.rows is not None
+    assert [tokenizer.decode(ids) for ids in prepared.problems.rows.completion_ids] == ["7<|end|>", "5+6=11<|end|>"]
+    assert [prompt.gold for prompt in prepared.problems.rows.prompts] == ["", "11"]
+    assert prepared.problems.data.num_left_out == {"model.max_length": 1}
+    assert prepared.placement.config.placement.samplers == 0, "no benchmark, no engine"
+    assert prepared.placement.bundles().resources == ({"CPU": 1.0},)
+    assert prepared.config.placement.samplers == 1, "the run file stays valid"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"problem": "3+4", "answer": "7"}], r"rows\.jsonl.* has no field 'completion' .*data\.completion_field"),
+        (ROWS[2:], r"model\.max_length = 128 excludes all rows"),
+        ([{"problem": "3+4", "completion": "7", "answer": "\\frac{"}], "cannot be parsed"),
+    ],
+)
+def test_rows_that_cannot_be_learned_are_refused(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        prepare(settings(tmp_path, rows), tmp_path / "run")
+
+
+def test_the_embedded_task_has_its_worked_answers_for_a_warm_start_and_its_golds_for_the_run(tmp_path: Path) -> None:
+    config = load_preset("sft-demo", ["data.num_problems=64", "model.path=starter", "placement.device=cpu"])
+    prepared = prepare(config, tmp_path / "run")
+    assert prepared.problems.rows is not None
+    for prompt in prepared.problems.rows.prompts:
+        assert (prompt.completion or "").endswith(f"\\boxed{{{prompt.gold}}}")
+    assert all(prompt.completion is None for prompt in prepared.problems.prompts.prompts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"warm_start": {"steps": 1}}, "warm_start"),
+        ({"rollout": {"source": "dataset", "async_depth": 1}}, r"rollout\.async_depth"),
+        ({"learner": {"loss": {"kl_beta": 0.1}}}, r"learner\.loss\.kl_beta"),
+    ],
+)
+def test_what_completions_rule_out_is_refused(tmp_path: Path, changes: dict[str, Any], setting: str) -> None:
+    with pytest.raises(ConfigError, match=f'{setting} has no meaning with rollout.source = "dataset"; '):
+        settings(tmp_path, ROWS, **changes)
+
+
+@pytest.mark.parametrize(("rule", "trained"), [("", "grpo"), ('[learner.rule]\nname = "gxpo"\nk = 7\n', "gxpo")])
+def test_sft_takes_plain_optimizer_steps_unless_the_file_names_a_rule(
+    rule: str, trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"[budget]\nsteps = 3\n{rule}")
+    configs: list[RunConfig] = []
+    monkeypatch.setattr(run, "train_in_launch", lambda config, *_, **__: configs.append(config) or "steps")
+    assert cli.main(["sft", str(file), "--out", str(tmp_path / "out"), "--set", "seed=4"]) == 0
+    (config,) = configs
+    assert (config.rollout.source, config.learner.rule.name, config.seed) == ("dataset", trained, 4)
+
+
+def test_a_kl_term_to_the_policy_before_the_warm_start_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kl_beta .*before warm_start; set it to 0, or train from a checkpoint"):
+        build({"warm_start": {"steps": 1}, "learner": {"loss": {"kl_beta": 0.01}}})
+
+
+def test_hashes_of_runs_without_completions_stay() -> None:
+    # Of the defaults, as the version before these settings computed it.
+    assert RunConfig().sha256() == "4754a2fff5abb25eff937e66aba429d4f2e62b3324f95ec5a32744ffb9bde34d"
+
+
+class Learners:
+    """Stands in for the ranks: one pass a supervised step, three a step of the run."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, float]] = []
+
+    def train_step(self, batches: Any, rate: float, *, diagnose: bool = False, stage: str = "run") -> StepResult:
+        self.calls.append((stage, rate))
+        metrics = {"policy/loss": 2.0, "policy/pass1/loss": 2.0, "policy/entropy": 1.0, "grad/norm_g0": 3.0}
+        return StepResult(metrics, 1 if stage == "warm_start" else 3, 0, 0.0, 0.0, True, None, 0.5, 0.0, 7)
+
+
+def test_a_warm_start_is_counted_and_reported_apart(tmp_path: Path) -> None:
+    config = RunConfig.model_validate(
+        {
+            "warm_start": {"steps": 2, "learning_rate": 0.5, "schedule": "linear"},
+            "learner": {"optimizer": {"learning_rate": 0.1, "schedule": "linear"}},
+            "evaluation": {"every_steps": 1},
+            "checkpoint": {"every_steps": 0},
+            "budget": {"steps": 2},
+        }
+    )
+
+    def batch(step: int) -> StepBatch:
+        return supervised_batch([np.ones(3, np.int32)], [np.ones(4, np.int32)], 48)
+
+    rows: dict[int, dict[str, float]] = {}
+    evaluated: list[int] = []
+    ignore = lambda *_, **__: None  # noqa: E731
+    learners = Learners()
+    source = SimpleNamespace(batch=batch, sync=ignore, state_dict=dict)
+    pool = SimpleNamespace(timeline=Timeline(), engines=SimpleNamespace(all=[0]))
+    runtime: Any = SimpleNamespace(
+        config=config, watch=ProgressWatch(), learners=learners, pool=pool, planner=None, rollouts=source
+    )
+    reporter: Any = SimpleNamespace(
+        out_dir=tmp_path,
+        log_event=ignore,
+        log_timeline=ignore,
+        log_metrics=lambda step, metrics: rows.setdefault(step, {}).update(metrics),
+    )
+    evaluator: Any = SimpleNamespace(
+        run=lambda *_, step, **__: (evaluated.append(step), ([], {}))[1], describe=lambda *_: ""
+    )
+    progress: Any = SimpleNamespace(update=ignore, message=ignore)
+    controller = Controller(runtime, evaluator, reporter, cast(Any, None), progress)
+    for _ in range(4):
+        assert controller.counters.reached(config) is None
+        controller.step()
+    assert controller.counters.reached(config) == "steps"
+    # Linear: the whole rate at the first of two steps, half at the second; in either phase.
+    assert learners.calls == [("warm_start", 0.5), ("warm_start", 0.25), ("first", 0.1), ("run", 0.05)]
+    assert evaluated == [2, 3, 4], "the start of the run, not what comes before"
+    warm, after = rows[2], rows[4]
+    own = {name for name in warm if not name.startswith(("warm_start/", "system/"))}
+    assert own == {"update/backward_passes_total", "time/training_s", "time/elapsed_s", "time/evaluate_s"}
+    assert (warm["warm_start/loss"], warm["warm_start/tokens"], warm["warm_start/learning_rate"]) == (2.0, 4.0, 0.25)
+    assert (warm["warm_start/backward_passes_total"], warm["update/backward_passes_total"]) == (2, 0)
+    assert (after["warm_start/backward_passes_total"], after["update/backward_passes_total"]) == (2, 6)
+    assert warm["time/training_s"] == 0 < after["time/training_s"]
+    assert after["rollout/tokens_total"] == 8
