@@ -86,6 +86,18 @@ FAULTS: dict[str, tuple[Settings, str]] = {
     "a name that is too long": ({"data": {"source": f"/{'x' * 300}.jsonl"}}, "data.source: cannot be read ("),
     "no data": ({"data": {"source": "nope.jsonl"}}, "data.source = 'nope.jsonl' does not exist"),
     "no field": ({"data": {"prompt_field": "question"}}, "has no field 'question' (its fields: answer, problem)"),
+    "no completion": (
+        {"rollout": {"source": "dataset"}},
+        "has no field 'completion' (its fields: answer, problem); set data.completion_field",
+    ),
+    "no completion for a warm start": (
+        {"warm_start": {"steps": 1}},
+        "warm_start: mine.jsonl:1: has no field 'completion' (its fields: answer, problem); set data.completion_field",
+    ),
+    "no data for a warm start": (
+        {"warm_start": {"steps": 1, "data": {"source": "nope.jsonl"}}},
+        "warm_start: data.source = 'nope.jsonl' does not exist",
+    ),
     "no benchmark": ({"evaluation": {"benchmarks": ["math5000"]}}, "evaluation.benchmarks: 'math5000' is unknown; use"),
     "no benchmark file": ({"evaluation": {"benchmarks": ["held.jsonl"]}}, "'held.jsonl' does not exist"),
     "no answer fits": (
@@ -138,6 +150,17 @@ def test_a_run_that_works_has_no_fault_and_all_faults_are_said_at_once(base: Set
         GxpoError, match=r"(?s)the run cannot work:\n  placement.tensor_parallel.*\n  data.source.*\n  pl"
     ):
         found.refuse()
+
+
+def test_completions_need_no_answer_that_fits_and_what_is_downloaded_is_said(base: Settings, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"problem": "1 + 1233", "completion": "1234"}))
+    changes = {"data": {"source": "rows.jsonl"}, "rollout": {"source": "dataset", "max_new_tokens": 3}}
+    found = check_files(build(merged(base, changes)))
+    assert (found.faults, len(found.notes)) == ((), 1)
+    assert found.notes[0].startswith("1 problem for 2 prompts a step")
+    downloaded = "warm_start.data.source = 'org/rows' is no file or folder here: a run downloads it from the hub"
+    found = check_files(build(merged(base, {"warm_start": {"steps": 1, "data": {"source": "org/rows"}}})))
+    assert (found.faults, found.notes) == ((), (downloaded,))
 
 
 def test_nothing_follows_from_folders_that_only_other_machines_have(base: Settings, tmp_path: Path) -> None:

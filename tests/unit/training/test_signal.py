@@ -24,7 +24,6 @@ def test_five_steps_without_signal_are_an_event_a_metric_and_a_line_once_until_t
     parts: Any = SimpleNamespace(
         config=RunConfig(), watch=ProgressWatch(), learners=None, pool=None, planner=None, rollouts=None
     )
-    rollouts: Any = SimpleNamespace(rollout_s=1.0, verify_s=0.0, groups=[])
     result: Any = SimpleNamespace(backward_passes=1.0, update_s=1.0, peak_bytes=0, fallback=None)
     shares = [0.97] * 7 + [0.9] + [1.0] * 5
     with RunReporter(tmp_path) as reporter:
@@ -33,7 +32,7 @@ def test_five_steps_without_signal_are_an_event_a_metric_and_a_line_once_until_t
         for step, share in enumerate(shares, start=1):
             controller.host.begin_step()
             metrics = NOTHING | {"reward/zero_variance_fraction": share}
-            controller._report(step, metrics, rollouts, result, 1.0)
+            controller._report(step, metrics, result, 1.0)
     assert [(event["kind"], event["step"]) for event in read_events(tmp_path)] == [("no_signal", 5), ("no_signal", 13)]
     flagged = [row["step"] for row in read_metrics(tmp_path) if "reward/no_signal" in row["metrics"]]
     assert flagged == [5, 6, 7, 13]
