@@ -184,7 +184,7 @@ def test_fields_and_system_prompt_of_an_own_file(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_rejected_with_those_that_exist() -> None:
-    known = r"'math50' is unknown; use word_problems, arithmetic_skill, math500, .* a \.jsonl file"
+    known = r"'math50' is unknown; use word_problems, arithmetic_skill, math500, .* a \.jsonl, \.csv, \.parquet file"
     with pytest.raises(ConfigError, match=known):
         load("math50")
 
