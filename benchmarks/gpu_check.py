@@ -1,6 +1,6 @@
 """`make gpu-check`: run every GPU test and figure on this machine and write one page with what ran.
 
-Each test has a process of its own, and the page is written anew after each: a test that hangs or crashes costs its own
+Each test has a process of its own, and the page is written again after each: a test that hangs or crashes costs its own
 line. Parts: `learner` needs torch with CUDA, transformers, deepspeed and peft; `engines` also needs vLLM and Ray. The
 exit status is 1 when a test failed, and when none ran.
 """

@@ -222,7 +222,7 @@ class OuterNesterov:
 
         v ← μv + Δ,   θ ← anchor + Δ + μv,   anchor ← θ
 
-    A pilot: checkpoints do not hold anchor and momentum, so a continued run starts them anew.
+    A pilot: checkpoints do not hold anchor and momentum, so a continued run starts both from zero.
     """
 
     name: ClassVar[str] = "outer-nesterov"

@@ -135,14 +135,14 @@ class Trainer:
 class Run:
     """The folder of a run, of this process or of an earlier `gxpo train`. ended: the bound that ended it."""
 
-    folder: Path
+    folder: str | Path
     ended: str | None = None
 
     def metrics(self) -> DataFrame:
         """A row for each step, a column for each metric."""
         import pandas
 
-        rows = read_metrics(self.folder)
+        rows = read_metrics(Path(self.folder))
         steps = pandas.Index([row["step"] for row in rows], name="step")
         return pandas.DataFrame([row["metrics"] for row in rows], index=steps)
 
@@ -150,14 +150,16 @@ class Run:
         """A row for each step and benchmark, a column for each score."""
         import pandas
 
-        rows = [{"step": r["step"], "benchmark": r["benchmark"], **r["scores"]} for r in read_evaluations(self.folder)]
+        rows = [
+            {"step": r["step"], "benchmark": r["benchmark"], **r["scores"]} for r in read_evaluations(Path(self.folder))
+        ]
         return pandas.DataFrame(rows, columns=None if rows else ["step", "benchmark"]).set_index(["step", "benchmark"])
 
     def samples(self) -> DataFrame:
         """A row for each recorded response."""
         import pandas
 
-        return pandas.DataFrame(read_samples(self.folder))
+        return pandas.DataFrame(read_samples(Path(self.folder)))
 
 
 class Client:

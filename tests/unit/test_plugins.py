@@ -336,8 +336,8 @@ def test_the_form_has_a_choice_for_each_kind_with_the_settings_of_the_chosen_cla
     schema = json.loads(json.dumps(config_schema()))
     config = {"learner": {"loss": {"surrogate": "linear"}, "advantage": {"name": "from_best"}}}
     settings = {setting.path: setting for setting in forms.settings_of(schema, config)}
-    assert settings["learner.loss.surrogate"].options == ("cispo", "gspo", "linear", "ppo")
+    assert settings["learner.loss.surrogate"].options == ("cispo", "dppo", "gspo", "linear", "ppo")
     assert settings["learner.loss.scale"].kind == "number"
-    assert settings["learner.advantage.name"].options == ("from_best", "group")
+    assert settings["learner.advantage.name"].options == ("from_best", "group", "maxrl", "shrinkage")
     assert settings["learner.advantage.offset"].help == "Added to each advantage."
     assert "learner.loss.scale" not in {setting.path for setting in forms.settings_of(schema, {})}

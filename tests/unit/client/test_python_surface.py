@@ -99,7 +99,7 @@ def test_what_other_processes_cannot_have_is_refused(function: Any, words: str) 
 
 
 def test_a_runs_tables_have_what_its_files_have() -> None:
-    run = gxpo.Run(RECORDING)
+    run = gxpo.Run(str(RECORDING))
     metrics = run.metrics()
     rows = [json.loads(line) for line in (RECORDING / "metrics.jsonl").read_text().splitlines()]
     assert metrics.index.tolist() == sorted({row["step"] for row in rows})
