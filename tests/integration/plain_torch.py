@@ -19,7 +19,13 @@ class PlainTorch:
     """GRPO on whole tensors: one sequence a forward pass, autograd, clipping and AdamW written out."""
 
     def __init__(
-        self, folder: str, lora: bool = False, *, without_gradient: bool = False, kl_beta: float = 0.05
+        self,
+        folder: str,
+        lora: bool = False,
+        *,
+        without_gradient: bool = False,
+        kl_beta: float = 0.05,
+        teacher: str | None = None,
     ) -> None:
         self.kl_beta = kl_beta
         self.config = make_config(folder, **({"lora": LORA} if lora else {}))
@@ -31,13 +37,16 @@ class PlainTorch:
         self.step = 0
         self.sequences = [s for s in make_batch(without_gradient=without_gradient).sequences if s.in_loss]
         self.old: list[Tensor] | None = None
-        self.reference = [x.detach() for x in self.logprobs()]
+        self.teaches = teacher is not None
+        settings = self.config.model.model_copy(update={"path": f"{folder}/{teacher}"})
+        teacher_model = load_policy(settings, precision="fp32") if teacher else self.model
+        self.reference = [x.detach() for x in self.logprobs(teacher_model)]
 
-    def logprobs(self) -> list[Tensor]:
+    def logprobs(self, model: Any = None) -> list[Tensor]:
         out = []
         for s in self.sequences:
             prompt, response = torch.tensor(s.prompt_ids).long(), torch.tensor(s.response_ids).long()
-            logits = self.model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+            logits = (model or self.model)(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
             out.append((logits / self.config.rollout.temperature).log_softmax(-1).gather(1, response[:, None])[:, 0])
         return out
 
@@ -53,7 +62,8 @@ class PlainTorch:
         total, count = torch.zeros(()), 0
         for x, old, ref, s in zip(logprobs, self.old, self.reference, self.sequences, strict=True):
             ratio = (x - old).exp()
-            surrogate = torch.minimum(ratio * s.advantage, ratio.clamp(0.8, 1.2) * s.advantage)
+            advantage = ref - old if self.teaches else s.advantage
+            surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
             total = total + (-surrogate + self.kl_beta * ((ref - x).exp() - (ref - x) - 1)).sum()
             count += len(x)
         return total / count

@@ -57,6 +57,7 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
         zero = {"zero_stage": stage}
         cases[f"replay-{stage}"] = ("rule_step", {**zero, "rule": REPLAY})
         cases[f"supervised-{stage}"] = ("rule_step", {**zero, "rule": GXPO, "supervised": True})
+        cases[f"distilled-{stage}"] = ("two_steps", {**zero, "teacher": "teacher", "loss": {"kl_beta": 0.0}})
         cases[f"one-pass-{stage}"] = ("two_steps", {**zero, "token_budget": 4096})
         cases[f"packed-{stage}"] = ("two_steps", {**zero, "token_budget": 40, "packing": "packed"})
         cases[f"recomputed-{stage}"] = ("two_steps", {**zero, "checkpointing": True})
@@ -116,6 +117,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     folder = tmp_path_factory.mktemp("model")
     Qwen2ForCausalLM(config).save_pretrained(folder)
+    Qwen2ForCausalLM(config).save_pretrained(folder / "teacher")  # of other random weights
     return str(folder)
 
 
@@ -350,6 +352,17 @@ def test_the_reference_is_the_start_policy_to_the_bit(
 def test_a_loaded_state_continues_bit_for_bit(results: Results, world: int, case: str) -> None:
     expected = {"equal": True, "rng": True, "resharded": None, "learning_rate": 7e-4, "step": 2}
     assert results.load(world, case) == expected
+
+
+@on_ranks("stage", ENDS)
+def test_a_teachers_scores_are_the_advantages(results: Results, model_folder: str, world: int, stage: int) -> None:
+    result = results.load(world, f"distilled-{stage}")
+    expected = reference_steps(PlainTorch(model_folder, kl_beta=0.0, teacher="teacher"))
+    assert result["losses"] == pytest.approx(expected["losses"], rel=1e-4)
+    assert result["norms"] == pytest.approx(expected["norms"], rel=1e-4)
+    for index in (0, 1):
+        moved = (result["weights"][index], result["weights"][index + 1])
+        assert relative_error(*moved, expected["weights"][index], expected["weights"][index + 1]) <= 1e-3
 
 
 @on_ranks("stage", STAGES)

@@ -80,6 +80,10 @@ def test_settings_are_checked_hashed_and_written_as_ours_are(by_path: bool, tmp_
         ConfigError, match=r"learner\.loss\.scales is not a setting; did you mean learner\.loss\.scale\?"
     ):
         load_run(file, ["learner.loss.scales=2"])
+    with pytest.raises(
+        ConfigError, match=r"settings of learner\.rule are not known: it cannot be imported .*PYTHONPATH"
+    ):
+        load_run(file, ["learner.rule.name=no_such_package:Rule", "learner.rule.speed=2"])
     # Of another choice only what all have is kept.
     other = load_run(file, ["learner.loss.surrogate=gspo", "learner.loss.clip_low=0.1"]).learner.loss
     assert other == LossConfig(surrogate="gspo", clip_low=0.1)

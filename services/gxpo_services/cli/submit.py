@@ -15,7 +15,7 @@ from gxpo_client.errors import InvalidRequest
 from gxpo_client.formats import count
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import UsageError, confirmed, connect, named, one_line, output, say
-from gxpo_trainer.config import DataConfig, RunConfig
+from gxpo_trainer.config import DataConfig, ModelConfig, RunConfig, TeacherConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
@@ -61,9 +61,15 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     warm_start = config.warm_start
     if warm_start is not None and warm_start.data is not None:
         warm_start = warm_start.model_copy(update={"data": _absolute_source(warm_start.data)})
+    teacher = config.teacher
+
+    def with_absolute_path(model: ModelConfig | TeacherConfig) -> ModelConfig | TeacherConfig:
+        return model.model_copy(update={"path": _absolute(model.path, tuple(STARTER_POLICIES))})
+
     return config.model_copy(
         update={
-            "model": config.model.model_copy(update={"path": _absolute(config.model.path, tuple(STARTER_POLICIES))}),
+            "model": with_absolute_path(config.model),
+            "teacher": teacher and with_absolute_path(teacher),
             "data": _absolute_source(config.data),
             "warm_start": warm_start,
             "evaluation": evaluation,

@@ -93,7 +93,8 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
             fault = f"is not an allowed address on this server; choose from {', '.join(known) or 'none'}"
             refused.append((path, fault))
 
-    check_place("model.path", STARTER_POLICIES, server.model_roots, hub=server.allow_hub)
+    for name in ("model.path", "teacher.path"):
+        check_place(name, STARTER_POLICIES, server.model_roots, hub=server.allow_hub)
     if setting(values, "model.trust_remote_code") not in (None, False) and not server.allow_remote_code:
         refused.append(("model.trust_remote_code", "is not allowed on this server; set it to false"))
     for name in ("data.source", "warm_start.data.source"):

@@ -91,6 +91,7 @@ def test_a_reference_is_partitioned_at_stage_3_and_else_on_a_gpu_only_during_its
     assert "reference" not in parts(reference="whole")
     assert parts(reference="whole", device=CPU)["reference"] == 2 * 1448
     assert "reference" not in parts(reference="adapter")
+    assert parts(reference="whole", zero_stage=3, teacher_parameters=2000)["reference"] == 2 * 1000
 
 
 def test_a_reference_larger_than_the_activations_is_planned_for() -> None:

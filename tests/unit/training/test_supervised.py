@@ -1,4 +1,4 @@
-"""Runs that learn completions: their rows, what counts in a warm start, and settings that contradict."""
+"""Runs that learn completions or from a teacher: their rows, what counts in a warm start, settings that contradict."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from gxpo_trainer import cli
-from gxpo_trainer.algo.batch import StepBatch, supervised_batch
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.algo.batch import StepBatch, make_batch, supervised_batch
+from gxpo_trainer.config import LossConfig, RunConfig
 from gxpo_trainer.config.io import build, load_preset
 from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.learner.models import STARTER_FOLDER
@@ -23,6 +23,7 @@ from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.training import run
 from gxpo_trainer.training.controller import Controller
 from gxpo_trainer.training.prepare import prepare
+from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
 
 ROWS = [
     {"problem": "3+4", "completion": "7"},
@@ -100,6 +101,35 @@ def test_the_embedded_task_has_its_worked_answers_for_a_warm_start_and_its_golds
 def test_what_completions_rule_out_is_refused(tmp_path: Path, changes: dict[str, Any], setting: str) -> None:
     with pytest.raises(ConfigError, match=f'{setting} has no meaning with rollout.source = "dataset"; '):
         settings(tmp_path, ROWS, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learner": {"loss": {"kl_beta": 0.1}}}, r"learner\.loss\.kl_beta has no meaning .*; set it to 0"),
+        ({"learner": {"loss": {"zero_variance": "drop"}}}, r'zero_variance has no meaning .*; set it to "keep"'),
+        ({"teacher": None}, r"belong together; set teacher\.path, or remove the section"),
+        ({"rollout": {}}, r"belong together"),
+        ({"teacher": {"path": "starter-tools"}}, r"'starter-tools' has another vocabulary .* of the same family"),
+        ({"teacher": {"path": "/no/such/model"}}, r"teacher\.path = '/no/such/model': the folder does not exist"),
+    ],
+)
+def test_a_teacher_that_cannot_work_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    body = {"rollout": {"source": "teacher"}, "teacher": {"path": "starter"}, "placement": {"device": "cpu"}}
+    with pytest.raises(ConfigError, match=message):
+        prepare(build({**body, **changes}), tmp_path / "run")
+
+
+def test_a_distilled_batch_has_every_response_and_no_advantage_of_its_own() -> None:
+    prompt, tokens = np.array([1], np.int32), np.array([2, 3], np.int32)
+    sample = Sample("7", tokens, np.zeros(2, np.float32), "stop")
+    verdicts = (Verdict("correct", "7", 0.0), Verdict("timeout", None, 0.0))
+    scored = ScoredGroup(Group(Prompt("p", "3+4", "7"), prompt, (sample, sample), 0), verdicts)
+    batch, metrics = make_batch([scored], LossConfig(), 48, distilled=True)
+    assert [(sequence.in_loss, sequence.advantage) for sequence in batch.sequences] == [(True, 0.0)] * 2
+    assert batch.scale.num_tokens == 4
+    assert metrics["reward/mean"] == 1.0
+    assert "policy/advantage_abs_mean" not in metrics
 
 
 @pytest.mark.parametrize(("rule", "trained"), [("", "grpo"), ('[learner.rule]\nname = "gxpo"\nk = 7\n', "gxpo")])

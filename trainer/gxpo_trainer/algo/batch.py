@@ -298,10 +298,13 @@ def make_batch(
     loss: LossSettings,
     token_limit: int,
     relative: AdvantageSettings | None = None,
+    *,
+    distilled: bool = False,
 ) -> tuple[StepBatch, Metrics]:
     """StepBatch of one step and the metrics `reward/*` and `policy/advantage_abs_mean`.
 
-    relative: `learner.advantage`; None: to the group.
+    relative: `learner.advantage`; None: to the group. distilled: a teacher's scores are the advantages, so that every
+    sampled token counts, and rewards are measured only.
 
     Left out of the loss: samples without evidence (reward None) or without a sampled token, groups of equal rewards
     unless `zero_variance = "keep"` (the caller resamples them), truncated responses with `mask_truncated` (their
@@ -313,7 +316,10 @@ def make_batch(
         raise ValueError("no scored group in the step; sample at least one prompt")
     sequences: list[ScoredSequence] = []
     rewards = [[verdict.reward for verdict in item.verdicts] for item in scored]
-    by_group = step_advantages(rewards, loss, relative or GroupAdvantageConfig())
+    if distilled:
+        by_group = [np.zeros(len(group)) for group in rewards]
+    else:
+        by_group = step_advantages(rewards, loss, relative or GroupAdvantageConfig())
     for number, (item, group_rewards, advantages) in enumerate(zip(scored, rewards, by_group, strict=True)):
         dropped = loss.zero_variance != "keep" and zero_variance(group_rewards)
         for sample, advantage in zip(item.group.samples, advantages, strict=True):
@@ -331,7 +337,8 @@ def make_batch(
                 )
             )
     metrics = reward_metrics(rewards)
-    if sizes := [abs(sequence.advantage) for sequence in sequences if sequence.in_loss]:
+    sizes = [abs(sequence.advantage) for sequence in sequences if sequence.in_loss]
+    if sizes and not distilled:
         metrics["policy/advantage_abs_mean"] = float(np.mean(sizes))
     return with_scale(sequences, token_limit), metrics
 

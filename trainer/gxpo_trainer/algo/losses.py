@@ -104,6 +104,16 @@ def policy_loss(
     return loss, _statistics(loss, ratio, outside, kl, outputs, micro, settings, importance)
 
 
+def distillation_advantages(outputs: TokenOutputs, old: Tensor | None, teacher: Tensor) -> Tensor:
+    """A_t = log π_teacher − log π_old of each sampled token, float32[T]: on-policy distillation.
+
+    Its mean over samples of π_old is −KL(π_old ‖ π_teacher) of the next token. old: as of `policy_loss`. teacher:
+    float32[T]. The policy gradient with these advantages is that of the reverse divergence token by token, as if later
+    tokens did not depend on earlier ones (Agarwal et al. 2024, arXiv 2306.13649, whose student samples alone).
+    """
+    return teacher - (outputs.logprobs.detach() if old is None else old)
+
+
 def supervised_loss(outputs: TokenOutputs, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy of a micro-batch's responses, Σ_t −w_t log π_θ, and its statistics, as of `policy_loss`.
 

@@ -10,7 +10,7 @@ starts.
 """
 
 from gxpo_trainer.config.base import Settings, TimeoutsConfig
-from gxpo_trainer.config.engines import ModelConfig, PlacementConfig, RolloutConfig
+from gxpo_trainer.config.engines import ModelConfig, PlacementConfig, RolloutConfig, TeacherConfig
 from gxpo_trainer.config.rules import (
     EpochsRule,
     ExtragradientRule,
@@ -79,6 +79,7 @@ __all__ = [
     "Settings",
     "SfpoGateConfig",
     "SfpoRule",
+    "TeacherConfig",
     "TimeoutsConfig",
     "VerifierConfig",
     "WarmStartConfig",

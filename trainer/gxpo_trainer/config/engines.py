@@ -48,6 +48,13 @@ ATTENTION_BREAK_EVEN = 1024
 """Row width at which dense attention costs about as much as the rest of the model; `shared` fills rows by it."""
 
 
+class TeacherConfig(Settings):
+    """The frozen model that scores the policy's responses, for rollout.source = "teacher"."""
+
+    path: str = Field(description="As model.path; its vocabulary must be that of the policy.")
+    revision: str | None = Field(None, description="As model.revision.")
+
+
 class ModelConfig(Settings):
     """The policy."""
 
@@ -80,10 +87,11 @@ class ModelConfig(Settings):
 class RolloutConfig(Settings):
     """Sampling by vLLM."""
 
-    source: Literal["sampled", "dataset"] = Field(
+    source: Literal["sampled", "dataset", "teacher"] = Field(
         "sampled",
         description="What a step learns from. sampled: responses of the policy and their rewards; dataset: the "
-        "completions of data.completion_field, by cross-entropy (supervised fine-tuning).",
+        "completions of data.completion_field, by cross-entropy (supervised fine-tuning); teacher: responses of the "
+        "policy, each token of which `teacher` scores (on-policy distillation).",
     )
     prompts_per_step: int = Field(
         64, ge=1, le=1_000_000, description="Prompts in one training step; of a data set its rows."

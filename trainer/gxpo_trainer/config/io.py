@@ -13,7 +13,6 @@ import functools
 import json
 import tomllib
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -120,9 +119,12 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
                 for name in [name for name in section if name not in shared or section[name] == shared[name].default]:
                     del section[name]
             section[choice.key] = value
-    _load_named(result)
+    unknown = _load_named(result)
     for text, path, value in parsed:
         if path not in setting_paths():
+            for place, error in unknown.items():
+                if path.startswith(f"{place}."):
+                    raise ConfigError(f"--set {text}: the settings of {place} are not known: it {error}")
             near = nearest_setting(path)
             fix = f"did you mean {near}?" if near else "`gxpo config --schema` lists all settings"
             raise ConfigError(f"--set {text}: {path} is not a setting; {fix}")
@@ -143,11 +145,12 @@ def _section(settings: dict[str, Any], path: str) -> dict[str, Any]:
     return section
 
 
-def _load_named(settings: dict[str, Any]) -> None:
+def _load_named(settings: dict[str, Any]) -> dict[str, ConfigError]:
     """Load the settings classes that `settings` name as `module:Class`, so that their settings are known.
 
-    Errors are left to the validation of the config.
+    Returns why those of a section are not; the validation of the config refuses it.
     """
+    unknown: dict[str, ConfigError] = {}
     for choice in CHOICES.values():
         value: Any = settings
         for key in choice.section.split("."):
@@ -155,8 +158,11 @@ def _load_named(settings: dict[str, Any]) -> None:
         for part in value if isinstance(value, list | tuple) else [value]:
             name = part.get(choice.key) if isinstance(part, dict) else None
             if isinstance(name, str) and plugins.is_class_path(name):
-                with suppress(ConfigError):
+                try:
                     choice.settings_class(name)
+                except ConfigError as error:
+                    unknown[choice.section] = error
+    return unknown
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS, Fraction, Settings, Steps, TimeoutsConfig
 from gxpo_trainer.config.components import Choice
-from gxpo_trainer.config.engines import FULL_SHARES, ModelConfig, PlacementConfig, RolloutConfig
+from gxpo_trainer.config.engines import FULL_SHARES, ModelConfig, PlacementConfig, RolloutConfig, TeacherConfig
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
 from gxpo_trainer.config.tasks import (
     EMBEDDED_TASKS,
@@ -332,6 +332,7 @@ class RunConfig(Settings):
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     budget: BudgetConfig = BudgetConfig(steps=40)
     warm_start: WarmStartConfig | None = Field(None, description="Supervised fine-tuning before the run.")
+    teacher: TeacherConfig | None = Field(None, description="Of on-policy distillation.")
     placement: PlacementConfig = PlacementConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
 
@@ -391,6 +392,22 @@ class RunConfig(Settings):
             ):
                 if clashes:
                     raise ValueError(f'{setting} has no meaning with rollout.source = "dataset"; {fix}')
+        if (self.rollout.source == "teacher") != (self.teacher is not None):
+            raise ValueError(
+                'rollout.source = "teacher" and the section teacher belong together; set teacher.path, or remove the '
+                "section"
+            )
+        if self.teacher is not None:
+            for clashes, setting, fix in (
+                (
+                    self.learner.loss.kl_beta > 0,
+                    "learner.loss.kl_beta",
+                    "set it to 0: the teacher's scores are one",
+                ),
+                (self.learner.loss.zero_variance != "keep", "learner.loss.zero_variance", 'set it to "keep"'),
+            ):
+                if clashes:
+                    raise ValueError(f'{setting} has no meaning with rollout.source = "teacher"; {fix}')
         if self.warm_start is not None and self.learner.loss.kl_beta > 0:
             raise ValueError(
                 "learner.loss.kl_beta keeps the policy near the one before warm_start; set it to 0, or train from a "
@@ -417,6 +434,16 @@ class RunConfig(Settings):
     def last_step(self) -> int | None:
         """Number of the step that `budget.steps` ends at, None without that bound."""
         return None if self.budget.steps is None else self.warm_steps + self.budget.steps
+
+    @property
+    def of_reference(self) -> RunConfig:
+        """The same with the frozen model, whose log-probabilities the learner needs besides the policy's, as the model:
+        the teacher, or for a KL term the start policy."""
+        if self.teacher is None:
+            return self
+        model = self.model.model_copy(update=self.teacher.model_dump())
+        learner = self.learner.model_copy(update={"lora": None})
+        return self.model_copy(update={"model": model, "learner": learner})
 
     @property
     def needs_engines(self) -> bool:
@@ -459,8 +486,9 @@ class RunConfig(Settings):
                 del body[section][name]
         if self.verifier.answer == "any" or not self.trains_on_boxes:
             del body["verifier"]["answer"]
-        if self.warm_start is None:
-            del body["warm_start"]
+        for section in ("warm_start", "teacher"):
+            if getattr(self, section) is None:
+                del body[section]
         for part, share in FULL_SHARES._asdict().items():
             if body["placement"][f"{part}_cpus"] == "auto":
                 body["placement"][f"{part}_cpus"] = share

@@ -111,6 +111,14 @@ def _shape(check: Callable[[Mapping[str, Any], RunConfig], None], files: _Files)
     yield from ()
 
 
+def _teacher(config: RunConfig, files: _Files) -> Iterator[str]:
+    """The model of `config`, which is the teacher, with the checks of a policy; errors name `teacher`."""
+    try:
+        yield from _model(_Files(config, files.most))
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.path", "teacher.path")) from None
+
+
 def _data(files: _Files) -> Iterator[str]:
     if files.problems is None:
         yield from _downloaded("data.source", files.config.data)
@@ -180,6 +188,7 @@ def _checks(config: RunConfig) -> list[Check]:
         ("model.path", {"model"}, _model),
         ("placement.tensor_parallel", {"model"}, partial(_shape, check_heads)),
         ("model.max_length", {"model"}, partial(_shape, check_positions)),
+        *([("teacher.path", {"model"}, partial(_teacher, config.of_reference))] if config.teacher else []),
         ("data.source", {"data"}, _data),
         *([] if warm_start is None else [(f"{section}.source", {"data"}, partial(_warm_start, warm_start))]),
         *(

@@ -16,6 +16,7 @@ from gxpo_trainer.algo.losses import (
     MAXIMA,
     TokenOutputs,
     combine_statistics,
+    distillation_advantages,
     finish_statistics,
     policy_loss,
     supervised_loss,
@@ -52,9 +53,9 @@ class LoadedBatch:
     grad: those that have a gradient. no_grad: those whose gradient is zero whatever the parameters, so that a pass runs
     them forward only, for the statistics. dummy, dummy_no_grad: micro-batches without weight, with which all ranks make
     the same number of passes of both kinds: ZeRO stages 2 and 3 communicate in each. old, reference: log π_old and
-    log π_ref, one float32[T] per micro-batch of `counted`; None until known. first_pass: statistics of the first pass
-    over the batch, of all ranks together. entropy: in the first backward pass over it, summed likewise. supervised: see
-    StepBatch.
+    log π_ref (of the teacher where there is one), one float32[T] per micro-batch of `counted`; None until known.
+    first_pass: statistics of the first pass over the batch, of all ranks together. entropy: in the first backward pass
+    over it, summed likewise. supervised: see StepBatch.
     """
 
     grad: list[MicroBatch]
@@ -79,14 +80,20 @@ class LoadedBatch:
 
 
 def load_share(
-    batch: StepBatch, settings: LearnerConfig, *, layout: Layout, pad_id: int, device: torch.device
+    batch: StepBatch,
+    settings: LearnerConfig,
+    *,
+    with_reference: bool,
+    layout: Layout,
+    pad_id: int,
+    device: torch.device,
 ) -> LoadedBatch:
     """Pack this rank's share. Collective: the ranks agree on the number of passes.
 
-    Without a KL term a sequence of advantage 0 (a group of equal rewards) has no gradient: min(ρ·0, …) is 0 at every
+    Without a reference a sequence of advantage 0 (a group of equal rewards) has no gradient: min(ρ·0, …) is 0 at every
     ρ. Its backward pass, two thirds of the work, is left out.
     """
-    has_gradient = [s.in_loss and (s.advantage != 0.0 or settings.loss.kl_beta > 0) for s in batch.sequences]
+    has_gradient = [s.in_loss and (s.advantage != 0.0 or with_reference) for s in batch.sequences]
     pairs = list(zip(batch.sequences, has_gradient, strict=True))
 
     def packed(keep: bool) -> list[MicroBatch]:
@@ -178,8 +185,10 @@ class DeepSpeedLearner:
         self._packing = choose_layout(config, device, attention, layers, can_share_prompts=shares)
         self.attention = f"{attention} over {self._packing} rows"
         self._pad_id = _pad_id(self.model.config)
-        needs_reference = settings.loss.kl_beta > 0 and settings.lora is None
-        self._reference = load_reference(config, attention, device, self.device) if needs_reference else None
+        self._teaches = config.teacher is not None
+        self._with_reference = self._teaches or settings.loss.kl_beta > 0
+        own = self._teaches or (self._with_reference and settings.lora is None)
+        self._reference = load_reference(config.of_reference, attention, device, self.device) if own else None
         self._optimizer = optimizer
         self._shards = open_shards(
             self._engine, optimizer, zero_stage=settings.zero_stage, precision=settings.precision
@@ -200,7 +209,14 @@ class DeepSpeedLearner:
         supervised batches have no π_old.
         """
         self._batches = [
-            load_share(batch, self.config.learner, layout=self._packing, pad_id=self._pad_id, device=self.device)
+            load_share(
+                batch,
+                self.config.learner,
+                with_reference=self._with_reference,
+                layout=self._packing,
+                pad_id=self._pad_id,
+                device=self.device,
+            )
             for batch in batches
         ]
         stale = self.config.rollout.async_depth > 0
@@ -248,7 +264,7 @@ class DeepSpeedLearner:
     def backward(self) -> BackwardResult:
         """One full gradient of the present batch at the published parameters, clipped; counts one pass."""
         loaded = self._loaded()
-        if self._loss.kl_beta > 0 and loaded.reference is None and not loaded.supervised:
+        if self._with_reference and loaded.reference is None and not loaded.supervised:
             loaded.reference = self._reference_logprobs(loaded)
         self._shards.begin()
         no_grad = [self._pass(loaded, len(loaded.grad) + i, gradient=False) for i in range(len(loaded.no_grad))]
@@ -437,6 +453,9 @@ class DeepSpeedLearner:
             if loaded.supervised:
                 loss, part = supervised_loss(outputs, micro)
             else:
+                if self._teaches:
+                    assert reference is not None
+                    micro = replace(micro, advantages=distillation_advantages(outputs, old, reference))
                 loss, part = policy_loss(outputs, micro, old, reference, self._loss)
         if gradient:
             self._accumulate(loss, last=index + 1 == loaded.num_passes)

@@ -166,10 +166,10 @@ class Inputs:
     """One run on one kind of device.
 
     num_devices: that there are; on a host without GPUs 1. colocate: as in the settings. one_node: learner and samplers
-    on one node, which sharing devices needs. reference: what the KL term's start policy is: nothing, a model of its
-    own, or the policy without its adapter. num_moments: state tensors of the optimizer.
-    trainable: parameters that require a gradient. kv_bytes: size of the KV cache where it is set, None where it is
-    what `memory_utilization` leaves. eager: no CUDA graphs. response_limit: sampled tokens of a response;
+    on one node, which sharing devices needs. reference: what the teacher or the KL term's start policy is: nothing, a
+    model of its own with `reference_parameters`, or the policy without its adapter. num_moments: state tensors of the
+    optimizer. trainable: parameters that require a gradient. kv_bytes: size of the KV cache where it is set, None where
+    it is what `memory_utilization` leaves. eager: no CUDA graphs. response_limit: sampled tokens of a response;
     observation_limit: those that an environment adds to it.
     """
 
@@ -208,6 +208,7 @@ class Inputs:
     budget: BudgetConfig
     observation_limit: int = 0
     sampled: bool = True
+    teacher_parameters: int = 0
 
     @property
     def on_gpu(self) -> bool:
@@ -227,6 +228,11 @@ class Inputs:
     def parameters(self) -> int:
         """Of the policy, adapters included."""
         return self.shape.parameters + (self.trainable if self.adapter_rank else 0)
+
+    @property
+    def reference_parameters(self) -> int:
+        """Of a reference that is a model of its own."""
+        return self.teacher_parameters or self.shape.parameters
 
     @property
     def shard(self) -> int:
@@ -271,7 +277,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
     """
     config = config.without_idle_engines()
     learner, rollout, placement = config.learner, config.rollout, config.placement
-    sampled = rollout.source == "sampled"
+    sampled = rollout.source != "dataset"
     uneven = uneven_split(shape.heads, shape.kv_heads, placement.tensor_parallel, repr(config.model.path))
     if uneven is not None:
         raise ConfigError(uneven)
@@ -279,7 +285,11 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
     lora = learner.lora
     optimizer = learner.optimizer
     observed = config.environment.observation_tokens
-    needs_reference = learner.loss.kl_beta > 0
+    reference: Reference = "none"
+    if config.teacher is not None:
+        reference = "whole"
+    elif learner.loss.kl_beta > 0:
+        reference = "adapter" if lora else "whole"
     sampler_fp32 = rollout.dtype == "float32" or (rollout.dtype == "auto" and learner.precision == "fp32")
     asked = placement.num_gpus(colocated=placement.can_colocate)
     inputs = Inputs(
@@ -297,7 +307,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         adapter_rank=lora.rank if lora else None,
         trainable=shape.adapter_parameters(lora.rank, lora.target_modules) if lora else shape.parameters,
         num_moments=2 if optimizer.name == "adamw" else int(optimizer.momentum > 0),
-        reference=("adapter" if lora else "whole") if needs_reference else "none",
+        reference=reference,
         checkpointing=config.model.recomputes_activations(shape.parameters),
         token_budget=learner.token_budget,
         rows=_rows(config, on_gpu),
@@ -318,6 +328,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         budget=config.budget,
         observation_limit=observed,
         sampled=sampled,
+        teacher_parameters=0 if config.teacher is None else read_shape(config.teacher.path).parameters,
     )
     try:
         inputs.transport  # noqa: B018

@@ -112,13 +112,13 @@ def communication_bytes(inputs: Inputs) -> int:
 
 
 def reference_bytes(inputs: Inputs, load: Workload) -> int:
-    """The KL term's start policy: a part at stage 3; else whole on a CPU, and on a GPU during its forward pass, when
-    there are no activations of a backward pass."""
+    """The teacher or the KL term's start policy: a part at stage 3; else whole on a CPU, and on a GPU during its
+    forward pass, when there are no activations of a backward pass."""
     if inputs.reference != "whole":
         return 0
-    whole = inputs.shape.parameters * inputs.item
+    whole = inputs.reference_parameters * inputs.item
     if inputs.zero_stage == 3:
-        return -(-inputs.shape.parameters // inputs.learner_ranks) * inputs.item
+        return -(-inputs.reference_parameters // inputs.learner_ranks) * inputs.item
     return max(whole - activation_bytes(inputs, peak_tokens(inputs, load)), 0) if inputs.on_gpu else whole
 
 

@@ -48,11 +48,13 @@ class StepTime:
 def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings, *, gate_open: bool) -> StepTime:
     """Expected seconds of a step under a rule."""
     passes = rule.passes_per_step(gate_open)
-    forwards = (inputs.reference != "none") + (inputs.mini_batches > 1)
+    forwards: float = inputs.mini_batches > 1
+    if inputs.reference != "none":
+        forwards += inputs.reference_parameters / inputs.shape.parameters
     learner = passes * pass_seconds(inputs, assumed, load) + passes * optimizer_seconds(inputs)
     learner += forwards * forward_seconds(inputs, assumed, load)
     if inputs.reference == "whole" and inputs.zero_stage != 3 and inputs.on_gpu:  # copied from the host
-        learner += inputs.shape.parameters * inputs.item / inputs.device.host_bandwidth
+        learner += inputs.reference_parameters * inputs.item / inputs.device.host_bandwidth
     sampling = sampling_seconds(inputs, assumed, load) if inputs.sampled else 0.0
     verify = assumed.verify_s if inputs.sampled else 0.0
     look_ahead = look_ahead_seconds(inputs, rule) if gate_open else 0.0

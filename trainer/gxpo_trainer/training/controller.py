@@ -233,7 +233,8 @@ class Controller:
         synced = self._sync() if self.rollouts.sync_due else {}
         proofs.check_verdicts(self.config, rollouts.groups)
         learner, limit = self.config.learner, self.config.rollout.max_new_tokens
-        batch, metrics = make_batch(rollouts.groups, learner.loss, limit, learner.advantage)
+        distilled = self.config.teacher is not None
+        batch, metrics = make_batch(rollouts.groups, learner.loss, limit, learner.advantage, distilled=distilled)
         result = self._update(number, batch, rollouts.num_tokens)
         outlier = None
         if min(scored.group.weights_version for scored in rollouts.groups) == number - 1:
@@ -344,7 +345,7 @@ class Controller:
             metrics["update/repeated_passes_total"] = counters.repeated_passes
         metrics.update(self.host.metrics())
         metrics["system/learner_peak_bytes"] = float(result.peak_bytes)
-        flat = metrics.get("reward/zero_variance_fraction", 0.0) >= FLAT_FRACTION
+        flat = metrics.get("reward/zero_variance_fraction", 0.0) >= FLAT_FRACTION and self.config.teacher is None
         self.counters = replace(counters, flat=counters.flat + 1 if flat else 0)
         if self.counters.flat >= FLAT_STEPS:
             metrics["reward/no_signal"] = 1.0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.config import DataConfig, RunConfig
+from gxpo_trainer.config import DataConfig, RunConfig, TeacherConfig
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark, without_contamination
 from gxpo_trainer.data.chat import (
     ObservationEncoder,
@@ -119,6 +119,9 @@ def prepare(
     check_files(config, most=FIRST_ROWS).refuse()
     check_model(config_json(config.model), config)  # before the weights of a hub name, which may be many gigabytes
     config = config.model_copy(update={"model": pin_revision(config.model)})
+    if config.teacher is not None:
+        pinned = pin_revision(config.of_reference.model)
+        config = config.model_copy(update={"teacher": TeacherConfig(path=pinned.path, revision=pinned.revision)})
     placement = replace(placement, config=config.without_idle_engines())
     store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
     checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, continue_run=continue_run)
@@ -136,6 +139,11 @@ def prepare(
 def load_problems(config: RunConfig) -> Problems:
     """Load and render everything that a run samples from. Raises ConfigError or DataError."""
     tokenizer = load_tokenizer(config.model)
+    if config.teacher is not None and load_tokenizer(config.of_reference.model).get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(
+            f"teacher.path = {config.teacher.path!r} has another vocabulary than model.path = {config.model.path!r} "
+            "and cannot score the policy's tokens; choose a teacher of the same family"
+        )
     check_conversations(config, tokenizer)
     benchmarks = tokenized_benchmarks(config, tokenizer)
     evaluated = {b.benchmark.name: (*b.benchmark.prompts, *b.benchmark.left_out) for b in benchmarks}

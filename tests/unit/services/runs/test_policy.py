@@ -93,6 +93,9 @@ def test_no_spelling_leads_out_of_the_model_roots(places: Path, spelling: str, m
     settings = ServiceSettings(model_roots=[places / "allowed" / "model"])
     faults = refusals({"model": {"path": spelling.format(root=places)}}, settings)
     assert [path for path, _ in faults] == ["model.path"]
+    assert [path for path, _ in refusals({"teacher": {"path": spelling.format(root=places)}}, settings)] == [
+        "teacher.path"
+    ]
     assert str(places / "allowed" / "model") in faults[0][1] or "not a valid path" in faults[0][1]
 
 
