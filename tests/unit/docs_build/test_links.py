@@ -1,4 +1,4 @@
-"""The check of links, on sites of a few lines with one fault each."""
+"""What the build adds to the site: the check of links, on sites of a few lines with one fault each, and formulas."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from docs_build.__main__ import with_formulas
 from docs_build.links import problems_of_markdown, problems_of_navigation, problems_of_site
 
 
@@ -72,3 +73,15 @@ def test_links_of_the_readme_lead_to_files(tmp_path: Path) -> None:
         "README.md: docs/x.md does not exist",
         "README.md: p.png does not exist",
     ]
+
+
+def test_formulas_become_mathml_which_needs_no_script() -> None:
+    inline = r'so <span class="arithmatex">\(a &lt; b\)</span>, and'
+    mathml = with_formulas(inline)
+    assert mathml.startswith("so <math")
+    assert mathml.endswith("</math>, and")
+    assert "<mi>a</mi><mo>&#x0003C;</mo><mi>b</mi>" in mathml
+    block = with_formulas('<div class="arithmatex">\\[\n\\frac{1}{K}\n\\]</div>')
+    assert '<p><math xmlns="http://www.w3.org/1998/Math/MathML" display="block">' in block
+    assert "<mfrac>" in block
+    assert "arithmatex" not in block
