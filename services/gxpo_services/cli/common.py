@@ -170,14 +170,15 @@ def one_line(text: str, most: int = 200) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def confirmed(question: str, yes: bool) -> bool:
-    """Ask the user for confirmation. Raises UsageError without a terminal."""
+def confirm(question: str, yes: bool, done: str) -> None:
+    """Ask the user for confirmation. Raises GxpoError when it is denied, UsageError without a terminal."""
     if yes:
-        return True
+        return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(f"{question} No terminal to confirm on; add --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise GxpoError(f"nothing {done}")
 
 
 def say(text: str) -> None:

@@ -7,7 +7,7 @@ import sys
 
 from gxpo_client import formats
 from gxpo_services.auth.tokens import prepare_local
-from gxpo_services.cli.common import confirmed, say
+from gxpo_services.cli.common import confirm
 from gxpo_services.db.migrate import need_current
 from gxpo_services.settings import limit_plugins, need_roots, read_settings
 
@@ -71,21 +71,17 @@ def migrate(args: argparse.Namespace) -> int:
     return 0
 
 
-def backup(args: argparse.Namespace) -> int:
+def backup(args: argparse.Namespace) -> None:
     from gxpo_services.db.migrate import back_up
 
     size = back_up(read_settings(home=args.home).url, args.file)
     print(f"{args.file} ({formats.size(size)})")
-    return 0
 
 
-def restore(args: argparse.Namespace) -> int:
+def restore(args: argparse.Namespace) -> None:
     from gxpo_services.db.migrate import restore as restore_database
 
     settings = read_settings(home=args.home)
-    if not confirmed(f"Replace the database of {settings.home} by {args.file}?", args.yes):
-        say("nothing restored")
-        return 1
+    confirm(f"Replace the database of {settings.home} by {args.file}?", args.yes, "restored")
     restore_database(settings.url, args.file)
     print(f"restored {args.file}")
-    return 0

@@ -259,7 +259,7 @@ def test_watching_ends_with_the_run_and_its_exit_code_is_the_outcome(gxpo: Gxpo,
 def test_watching_continues_until_the_run_ends(gxpo: Gxpo, database: Database) -> None:
     run_id = gxpo.submit("mine")
     codes: list[int] = []
-    watcher = threading.Thread(target=lambda: codes.append(gxpo("watch", run_id, "--every", "0.02")))
+    watcher = threading.Thread(target=lambda: codes.append(gxpo("watch", run_id)))
     watcher.start()
     move(database, run_id, RunState.STARTING, RunState.RUNNING)
     assert watcher.is_alive()
