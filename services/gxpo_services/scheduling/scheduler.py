@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-import httpx
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 
-from gxpo_client.connection import is_loopback
+from gxpo_client.connection import is_up
 from gxpo_services import logging
 from gxpo_services.api.idempotency import delete_expired_keys
 from gxpo_services.db.database import UNAVAILABLE, Database
@@ -63,6 +63,8 @@ SAMPLES_AT_ONCE = 1_000
 """Deleted per transaction, so that reports of trainers do not wait."""
 BATCHES_AT_ONCE = 20
 """Transactions of retention per round."""
+PROBE_S = 2.0
+"""Time in which the API must answer at its public address."""
 _DAY_S = 86_400.0
 LIVENESS_FILE = "scheduler-round"
 """A file in the home whose time is that of the last round, for health checks of the scheduler's container."""
@@ -103,7 +105,7 @@ class Scheduler:
             launcher,
             owner=self.owner,
             command=command,
-            api_answers=api_answers or _ApiProbe(settings),
+            api_answers=api_answers or partial(is_up, f"{settings.api_url}/health/ready", PROBE_S),
             clock=clock,
             counters=self._counters,
         )
@@ -333,20 +335,6 @@ class Scheduler:
             all_cpus, all_gpus = self._launcher.resources()
             cpus, gpus = all_cpus if cpus is None else cpus, all_gpus if gpus is None else gpus
         return decisions.Quotas(settings.max_concurrent_runs, cpus, gpus, settings.max_runs_per_user)
-
-
-class _ApiProbe:
-    """Probe of the API's readiness at its public address."""
-
-    def __init__(self, settings: ServiceSettings) -> None:
-        self._url = f"{settings.api_url}/health/ready"
-        self._client = httpx.Client(timeout=2.0, trust_env=not is_loopback(settings.api_url))
-
-    def __call__(self) -> bool:
-        try:
-            return self._client.get(self._url).status_code == httpx.codes.OK
-        except httpx.HTTPError:
-            return False
 
 
 def mark_alive(home: Path) -> None:

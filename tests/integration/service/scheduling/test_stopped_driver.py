@@ -33,13 +33,6 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    folder = tmp_path / "home"
-    (folder / "logs").mkdir(parents=True)
-    return folder
-
-
-@pytest.fixture
 def service(home: Path) -> Iterator[ServiceProcesses]:
     prepare_local(ServiceSettings(home=home))
     head = RayHead()
