@@ -16,7 +16,6 @@ from gxpo_client.client import Client, Json
 from gxpo_client.errors import ServiceError, ServiceUnavailable
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import (
-    UsageError,
     confirm,
     message_of,
     named,
@@ -116,7 +115,7 @@ def _write(text: str) -> None:
 def compare(args: argparse.Namespace, client: Client) -> None:
     ids = resolve_all(client, args.runs)
     if not ids and not args.group:
-        raise UsageError("name runs to compare, or use --group")
+        raise ConfigError("name runs to compare, or use --group")
     options = {"baseline": args.baseline, "metric": args.metric, "benchmark": args.benchmark}
     options["sampling_share"] = args.sampling_share
     comparison = client.compare(runs=ids, groups=args.group, **options)
@@ -130,7 +129,7 @@ def export(args: argparse.Namespace, client: Client) -> None:
     """Export to a file, written atomically through a temporary file next to it."""
     ids = resolve_all(client, args.runs)
     if not ids and not args.group:
-        raise UsageError("name runs to export, or use --group")
+        raise ConfigError("name runs to export, or use --group")
     parts = ["metrics", "evaluations", "runs", *(["samples"] if args.samples else [])]
     with client.stream("/export", runs=ids, groups=args.group, format=args.format, parts=parts) as (name, pieces):
         safe = name if name and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}", name) else None
@@ -161,7 +160,7 @@ def edit(args: argparse.Namespace, client: Client) -> None:
     given = {name: getattr(args, name) for name in ("name", "tags", "notes", "priority", "archived")}
     changes = {name: value for name, value in given.items() if value is not None}
     if not changes:
-        raise UsageError("nothing to change; use --name, --tags, --notes, --priority, --archive or --unarchive")
+        raise ConfigError("nothing to change; use --name, --tags, --notes, --priority, --archive or --unarchive")
     run = client.change(resolve(client, args.run_id), **changes)
     output(args, [run], f"{run['id']} {one_line(run['name'])}: changed {', '.join(changes)}")
 
@@ -181,10 +180,10 @@ def delete(args: argparse.Namespace, client: Client) -> None:
 def cancel(args: argparse.Namespace, client: Client) -> int:
     if args.group is None:
         if not args.runs:
-            raise UsageError("name runs to cancel, or use --group")
+            raise ConfigError("name runs to cancel, or use --group")
         return _act("cancel", _state, args, client)
     if args.runs:
-        raise UsageError("name runs or --group, not both")
+        raise ConfigError("name runs or --group, not both")
     group = client.post("/groups", args.group, "cancel")
     states = ", ".join(f"{count} {state}" for state, count in group["by_state"].items())
     output(args, group, f"{group['id']} {one_line(group['name'])}: {states or 'no runs'}")

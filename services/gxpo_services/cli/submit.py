@@ -14,11 +14,12 @@ from gxpo_client.connection import is_loopback
 from gxpo_client.errors import InvalidRequest
 from gxpo_client.formats import count
 from gxpo_services.cli import tables
-from gxpo_services.cli.common import UsageError, confirm, named, one_line, output
+from gxpo_services.cli.common import confirm, named, one_line, output
 from gxpo_trainer.config import DataConfig, RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
+from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.studies.definition import largest_cost, load_study
 
@@ -104,7 +105,7 @@ def cost_words(cost: Json) -> str:
 def sweep(args: argparse.Namespace, client: Client) -> None:
     """Show the size and cost of a grid; submit its runs after confirmation."""
     if sum(source is not None for source in (args.config, args.base, args.study)) != 1:
-        raise UsageError("name a run file, a preset with --base, or a study with --study")
+        raise ConfigError("name a run file, a preset with --base, or a study with --study")
     if args.study is not None:
         _study(args, client)
         return
@@ -154,7 +155,7 @@ def _grid_axis(text: str) -> tuple[str, list[Any]]:
     """`learner.rule.k=3,5,10` as a setting and its values."""
     path, equals, words = text.partition("=")
     if not equals or not path.strip() or not words.strip():
-        raise UsageError(f"--grid {text}: must look like learner.rule.k=3,5,10")
+        raise ConfigError(f"--grid {text}: must look like learner.rule.k=3,5,10")
     values: list[Any] = []
     for word in words.split(","):
         try:

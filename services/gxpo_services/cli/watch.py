@@ -19,8 +19,9 @@ from gxpo_client.client import Client, Json
 from gxpo_client.errors import NotFound, ServiceUnavailable
 from gxpo_client.formats import percent
 from gxpo_services.cli import tables
-from gxpo_services.cli.common import UsageError, message_of, one_line, resolve_all
+from gxpo_services.cli.common import message_of, one_line, resolve_all
 from gxpo_services.run_states import TERMINAL
+from gxpo_trainer.errors import ConfigError
 
 _PAUSE_EVERY_S = 1.0
 _RETRY_S = 1.0
@@ -35,7 +36,7 @@ def watch(args: argparse.Namespace, client: Client) -> int:
         runs = sorted(client.get("/groups", args.group)["runs"], key=lambda run: (run["created_at"], run["id"]))
         ids = list(dict.fromkeys([*ids, *(run["id"] for run in runs)]))
     if not ids:
-        raise UsageError("name runs to watch, or use --group")
+        raise ConfigError("name runs to watch, or use --group")
     with nullcontext(JsonLines()) if args.json else Bars() as display:
         ended = follow(client, ids, display)
     return 0 if all(run["state"] == "succeeded" for run in ended) else 1

@@ -33,10 +33,6 @@ _GXPO = (sys.executable, "-m", "gxpo_trainer.cli")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class AlreadyUp(GxpoError):
-    """Another `gxpo up` uses this home."""
-
-
 class Stack:
     """All processes of a service on one machine. Entering starts them and waits for readiness; leaving stops them.
 
@@ -179,7 +175,7 @@ class Stack:
             holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip()
             os.close(self._lock)
             self._lock = -1
-            raise AlreadyUp(
+            raise GxpoError(
                 f"{self.home} is already in use by `gxpo up` ({holder}); use it, or choose another --home"
             ) from None
         os.ftruncate(self._lock, 0)

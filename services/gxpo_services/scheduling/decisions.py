@@ -100,10 +100,6 @@ class OversizedRuns:
     def __init__(self) -> None:
         self._since: dict[tuple[int, float], float] = {}  # by queued_at too: SQLite reuses numbers
 
-    def clear(self) -> None:
-        """Call in a round that does not see the cluster: only observed time counts."""
-        self._since = {}
-
     def overdue(self, waiting: Sequence[Candidate], quotas: Quotas, now: float) -> dict[int, str]:
         """Number → reason of the runs that have been too large for OVERSIZED_S. waiting: all queued runs."""
         reasons = {run: reason for run in waiting if (reason := oversize_reason(run, quotas)) is not None}

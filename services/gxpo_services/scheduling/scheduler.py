@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,13 +40,11 @@ from gxpo_services.scheduling.launcher import (
     JobStatus,
     Launcher,
     LauncherUnavailable,
-    RayLauncher,
     trainer_command,
 )
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
-from gxpo_services.settings import ServiceSettings, limit_plugins, make_home, need_roots, read_settings
+from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps import studies
-from gxpo_trainer.errors import ConfigError
 
 LONGEST_GAP_FRACTION = 0.5
 """Fraction of heartbeat_s without a renewal of leases, e.g. while the database was away, the machine was suspended or
@@ -269,7 +266,6 @@ class Scheduler:
                 hold.since = resumed_at
                 if set_back:
                     hold.not_before = 0.0
-            self._oversized.clear()
         if set_back:
             self._counted_at = self._clean_at = self._reconcile_at = 0.0
         self._renewed_at = now
@@ -297,13 +293,8 @@ class Scheduler:
             num_queued = session.scalar(select(func.count()).where(leases.IS_QUEUED))
             num_executing = session.scalar(select(func.count()).where(leases.IS_EXECUTING)) or 0
         if not num_queued or num_executing >= self._settings.max_concurrent_runs:
-            self._oversized.clear()
             return
-        try:
-            quotas = self._quotas()
-        except LauncherUnavailable:
-            self._oversized.clear()
-            raise
+        quotas = self._quotas()
         now = self._clock()
         claimed: dict[str, Hold] = {}
         waits: list[float] = []
@@ -358,24 +349,6 @@ def is_alive(home: Path) -> bool:
     return age_s is not None and abs(age_s) <= LONGEST_ROUND_S
 
 
-def main() -> int:
-    """`python -m gxpo_services.scheduling.scheduler`: run until SIGTERM or Ctrl-C.
-
-    Exit code 0; 2 when it cannot start.
-    """
-    try:
-        settings = read_settings()
-        limit_plugins(settings)
-        logging.configure(as_json=settings.log_json)
-        need_roots(settings)
-        make_home(settings)
-        serve(settings, RayLauncher(settings.ray_address))
-    except ConfigError as error:
-        print(f"gxpo: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
 def serve(
     settings: ServiceSettings, launcher: Launcher, *, command: Callable[[Path], Sequence[str]] = trainer_command
 ) -> None:
@@ -393,7 +366,3 @@ def serve(
         signal.signal(number, lambda *_: stop.set())
     Scheduler(database, settings, launcher, command=command).run_forever(stop)
     database.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -77,29 +77,6 @@ def test_automatic_cpu_shares_start_where_they_do_not_fit_in_full(cluster: Clust
     assert cluster.get(other).state == S.QUEUED, "the first holds both CPUs"
 
 
-@pytest.mark.parametrize("blind", ["at its limit", "without launcher", "suspended"])
-def test_time_in_which_no_round_saw_the_cluster_does_not_count(cluster: Cluster, blind: str) -> None:
-    cluster.launcher.capacity = (2.0, 0.0)
-    scheduler = cluster.scheduler(max_concurrent_runs=1)
-    too_large = cluster.add_run(cpus=3.0, config=EXPLICIT)
-    scheduler.tick()
-    if blind == "at its limit":
-        small = cluster.add_run()
-        scheduler.tick()
-        cluster.rounds(scheduler, OVERSIZED_S)
-        cluster.move(small, S.FAILED)
-    elif blind == "without launcher":
-        cluster.launcher.away = True
-        cluster.rounds(scheduler, OVERSIZED_S)
-        cluster.launcher.away = False
-    else:
-        cluster.clock.passes(OVERSIZED_S + 1)
-    scheduler.tick()
-    assert cluster.get(too_large).state == S.QUEUED, "seen twice, a minute apart"
-    cluster.rounds(scheduler, OVERSIZED_S)
-    assert cluster.get(too_large).state == S.FAILED
-
-
 def test_a_quota_takes_the_place_of_the_clusters_size(cluster: Cluster) -> None:
     first, second = (cluster.add_run(cpus=1.5, queued_at=float(n)) for n in range(2))
     scheduler = cluster.scheduler(quota_cpus=2.0, quota_gpus=0.0)

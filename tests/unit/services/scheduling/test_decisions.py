@@ -151,8 +151,6 @@ def test_a_run_is_overdue_after_being_too_large_without_a_break() -> None:
     assert list(oversized.overdue([LARGE], TWO_CPUS, 10.0 + OVERSIZED_S)) == [1]
     assert oversized.overdue([LARGE], replace(TWO_CPUS, cpus=3.0), 11.0 + OVERSIZED_S) == {}
     assert oversized.overdue([LARGE], TWO_CPUS, 12.0 + OVERSIZED_S) == {}
-    oversized.clear()
-    assert oversized.overdue([LARGE], TWO_CPUS, 12.0 + 2 * OVERSIZED_S) == {}
 
 
 def test_the_next_run_of_the_same_number_begins_anew() -> None:
