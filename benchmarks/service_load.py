@@ -281,7 +281,7 @@ def scheduling(api: Api, home: Path, job_server: str, runs: int) -> Iterator[psu
     }
     with (home / "scheduler.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gxpo_services.scheduling.scheduler"],
+            [sys.executable, "-m", "gxpo_trainer.cli", "scheduler"],
             env=os.environ | variables,
             stdout=log,
             stderr=log,

@@ -44,6 +44,14 @@ def is_loopback_host(host: str | None) -> bool:
         return False
 
 
+def is_up(url: str, timeout_s: float) -> bool:
+    """Whether a GET of this URL succeeds."""
+    try:
+        return httpx.get(url, timeout=timeout_s, trust_env=not is_loopback(url)).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
 PREFIX = "/api/v1"
 PAGE = 200
 Json = dict[str, Any]

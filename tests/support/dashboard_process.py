@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 
 import gxpo_dashboard
+from gxpo_client.connection import is_up
 from gxpo_services.local.ray_head import free_port
 from support.service_processes import until
 
@@ -65,7 +66,4 @@ class DashboardProcess:
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, "the dashboard has ended; see its log"
-        try:
-            return httpx.get(f"{self.url}/_stcore/health", timeout=5, trust_env=False).is_success
-        except httpx.HTTPError:
-            return False
+        return is_up(f"{self.url}/_stcore/health", 5.0)

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from gxpo_services.scheduling.launcher import Job, JobRefused, JobStatus
@@ -32,12 +31,9 @@ class ProcessLauncher:
     kill_after_s: time between asking a job to end and killing it.
     """
 
-    def __init__(
-        self, folder: Path, *, kill_after_s: float = 10.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, folder: Path, *, kill_after_s: float) -> None:
         self._folder = folder
         self._kill_after_s = kill_after_s
-        self._clock = clock
         self._children: list[subprocess.Popen[bytes]] = []
         self._stopped_at: dict[str, float] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,8 +73,8 @@ class ProcessLauncher:
         session = self._number(job_id, "pid")
         if session is None or not self._is_alive(job_id):
             return
-        since = self._stopped_at.setdefault(job_id, self._clock())
-        late = self._clock() - since >= self._kill_after_s
+        since = self._stopped_at.setdefault(job_id, time.monotonic())
+        late = time.monotonic() - since >= self._kill_after_s
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.killpg(session, signal.SIGKILL if late else signal.SIGTERM)
 

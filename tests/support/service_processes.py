@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from gxpo_client.connection import is_up
 from gxpo_services.local.ray_head import free_port
 from gxpo_trainer.runtime.locks import process_start
 
@@ -59,10 +60,7 @@ class ServiceProcesses:
         self._processes[name].wait()
 
     def is_ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health/ready", timeout=5, trust_env=False).is_success
-        except httpx.HTTPError:
-            return False
+        return is_up(f"{self.url}/health/ready", 5.0)
 
     def close(self) -> None:
         for process in self._processes.values():

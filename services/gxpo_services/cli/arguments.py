@@ -76,13 +76,6 @@ def register_watch(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "watch", "watch:watch", "follow runs until they end; exit code 1 if one failed")
     _runs(parser, "*")
     parser.add_argument("--group", metavar="ID", help="all runs of this group")
-    parser.add_argument(
-        "--every",
-        metavar="S",
-        type=_positive_seconds,
-        default=1.0,
-        help="seconds between attempts while the service is away; default 1",
-    )
 
 
 def register_logs(subparsers: Subparsers) -> None:
@@ -167,7 +160,7 @@ def register_token(subparsers: Subparsers) -> None:
     create.add_argument(
         "--role", choices=("metrics", "viewer", "submitter", "admin"), default="viewer", help="default viewer"
     )
-    create.add_argument("--days", metavar="N", type=_positive_seconds, help="days until it expires; default: never")
+    create.add_argument("--days", metavar="N", type=_positive_number, help="days until it expires; default: never")
     create.add_argument(
         "--database",
         action="store_true",
@@ -250,14 +243,18 @@ def register_restore(subparsers: Subparsers) -> None:
     parser.set_defaults(run=_lazy("local.commands:restore"))
 
 
-def _lazy(target: str) -> Callable[[argparse.Namespace], int | None]:
-    """A command that imports `module:function` of gxpo_services when it runs."""
+def _lazy(target: str, *, connects: bool = False) -> Callable[[argparse.Namespace], int | None]:
+    """A command that imports `module:function` of gxpo_services when it runs. connects: whether it gets a client."""
     module, function = target.split(":")
 
     def run(args: argparse.Namespace) -> int | None:
-        with import_module("gxpo_services.cli.common").translated_errors():
-            code: int | None = getattr(import_module(f"gxpo_services.{module}"), function)(args)
-        return code
+        common = import_module("gxpo_services.cli.common")
+        with common.translated_errors():
+            command: Callable[..., int | None] = getattr(import_module(f"gxpo_services.{module}"), function)
+            if not connects:
+                return command(args)
+            with common.connect(args.url, args.token_file) as client:
+                return command(args, client)
 
     return run
 
@@ -265,7 +262,7 @@ def _lazy(target: str) -> Callable[[argparse.Namespace], int | None]:
 def _command(subparsers: Subparsers, name: str, target: str, words: str) -> argparse.ArgumentParser:
     """A parser with the common options of all client commands."""
     parser: argparse.ArgumentParser = subparsers.add_parser(name, help=words)
-    parser.set_defaults(run=_lazy(f"cli.{target}"))
+    parser.set_defaults(run=_lazy(f"cli.{target}", connects=True))
     service = parser.add_argument_group("the service")
     service.add_argument("--url", metavar="URL", help="default: GXPO_URL, else the local `gxpo up`")
     service.add_argument("--token-file", metavar="FILE", type=Path, help="default: GXPO_TOKEN, else the home's token")
@@ -312,7 +309,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _positive_seconds(text: str) -> float:
+def _positive_number(text: str) -> float:
     try:
         value = float(text)
     except ValueError:

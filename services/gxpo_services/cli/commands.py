@@ -16,9 +16,7 @@ from gxpo_client.client import Client, Json
 from gxpo_client.errors import ServiceError, ServiceUnavailable
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import (
-    UsageError,
-    confirmed,
-    connect,
+    confirm,
     message_of,
     named,
     one_line,
@@ -34,58 +32,52 @@ from gxpo_trainer.errors import ConfigError
 _LAST_EVENTS = 12
 
 
-def runs(args: argparse.Namespace) -> int:
+def runs(args: argparse.Namespace, client: Client) -> None:
     filters: dict[str, Any] = {
         name: getattr(args, name)
         for name in ("state", "rule", "model", "tag", "group", "owner", "text", "sort", "order")
     }
     filters["archived"] = "true" if args.archived else "false"
-    with connect(args.url, args.token_file) as client:
-        rows = client.all_runs(limit=args.limit, **filters)
+    rows = client.all_runs(limit=args.limit, **filters)
     if rows and not args.json:
         tables.console().print(tables.runs_table(rows))
     else:
         output(args, rows, note="no matching runs; submit one with `gxpo submit --preset demo`")
-    return 0
 
 
-def show(args: argparse.Namespace) -> int:
-    with connect(args.url, args.token_file) as client:
-        run = client.run(resolve(client, args.run_id))
-        if args.config:
-            from gxpo_trainer.config.io import build, to_toml
+def show(args: argparse.Namespace, client: Client) -> None:
+    run = client.run(resolve(client, args.run_id))
+    if args.config:
+        from gxpo_trainer.config.io import build, to_toml
 
-            print(to_toml(build(run["config"])), end="")
-            return 0
-        if args.json:
-            output(args, run)
-            return 0
-        newest = client.all_of("/runs", run["id"], "events", limit=_LAST_EVENTS, order="desc")
+        print(to_toml(build(run["config"])), end="")
+        return
+    if args.json:
+        output(args, run)
+        return
+    newest = client.all_of("/runs", run["id"], "events", limit=_LAST_EVENTS, order="desc")
     console = tables.console()
     for part in tables.run_details(run, newest[::-1]):
         console.print(part)
-    return 0
 
 
-def logs(args: argparse.Namespace) -> int:
+def logs(args: argparse.Namespace, client: Client) -> None:
     """Print a log; with -f until the run has ended."""
-    with connect(args.url, args.token_file) as client:
-        run_id = resolve(client, args.run_id)
-        last = deque[str](maxlen=args.tail)  # complete lines
-        offset, text = 0, ""
-        while True:
-            offset, piece = _log_piece(client, run_id, offset)
-            if not piece:
-                break
-            complete, newline, text = (text + piece).rpartition("\n")
-            if args.tail is None:
-                _write(complete + newline)
-            else:
-                last.extend((complete + newline).splitlines(keepends=True))
-        _write("".join(last) + text)
-        if args.follow:
-            _follow_log(client, run_id, offset)
-    return 0
+    run_id = resolve(client, args.run_id)
+    last = deque[str](maxlen=args.tail)  # complete lines
+    offset, text = 0, ""
+    while True:
+        offset, piece = _log_piece(client, run_id, offset)
+        if not piece:
+            break
+        complete, newline, text = (text + piece).rpartition("\n")
+        if args.tail is None:
+            _write(complete + newline)
+        else:
+            last.extend((complete + newline).splitlines(keepends=True))
+    _write("".join(last) + text)
+    if args.follow:
+        _follow_log(client, run_id, offset)
 
 
 def _log_piece(client: Client, run_id: str, offset: int) -> tuple[int, str]:
@@ -120,109 +112,95 @@ def _write(text: str) -> None:
     print(plain(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
-def compare(args: argparse.Namespace) -> int:
-    with connect(args.url, args.token_file) as client:
-        ids = resolve_all(client, args.runs)
-        if not ids and not args.group:
-            raise UsageError("name runs to compare, or use --group")
-        options = {"baseline": args.baseline, "metric": args.metric, "benchmark": args.benchmark}
-        options["sampling_share"] = args.sampling_share
-        comparison = client.compare(runs=ids, groups=args.group, **options)
+def compare(args: argparse.Namespace, client: Client) -> None:
+    ids = resolve_all(client, args.runs)
+    if not ids and not args.group:
+        raise ConfigError("name runs to compare, or use --group")
+    options = {"baseline": args.baseline, "metric": args.metric, "benchmark": args.benchmark}
+    options["sampling_share"] = args.sampling_share
+    comparison = client.compare(runs=ids, groups=args.group, **options)
     if args.json:
         output(args, comparison)
     else:
         tables.print_comparison(comparison)
-    return 0
 
 
-def export(args: argparse.Namespace) -> int:
+def export(args: argparse.Namespace, client: Client) -> None:
     """Export to a file, written atomically through a temporary file next to it."""
-    with connect(args.url, args.token_file) as client:
-        ids = resolve_all(client, args.runs)
-        if not ids and not args.group:
-            raise UsageError("name runs to export, or use --group")
-        parts = ["metrics", "evaluations", "runs", *(["samples"] if args.samples else [])]
-        with client.stream("/export", runs=ids, groups=args.group, format=args.format, parts=parts) as (name, pieces):
-            safe = name if name and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}", name) else None
-            target = args.out or Path(safe or f"gxpo-export.{args.format}")
-            part = target.with_name(f"{target.name}.part")
-            try:
-                with part.open("wb") as file:
-                    for piece in pieces:
-                        file.write(piece)
-                size = part.stat().st_size
-                part.replace(target)
-            except OSError as error:
-                raise ConfigError(f"cannot write --out {target}: {error.strerror}") from None
-            finally:
-                part.unlink(missing_ok=True)
+    ids = resolve_all(client, args.runs)
+    if not ids and not args.group:
+        raise ConfigError("name runs to export, or use --group")
+    parts = ["metrics", "evaluations", "runs", *(["samples"] if args.samples else [])]
+    with client.stream("/export", runs=ids, groups=args.group, format=args.format, parts=parts) as (name, pieces):
+        safe = name if name and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}", name) else None
+        target = args.out or Path(safe or f"gxpo-export.{args.format}")
+        part = target.with_name(f"{target.name}.part")
+        try:
+            with part.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+            size = part.stat().st_size
+            part.replace(target)
+        except OSError as error:
+            raise ConfigError(f"cannot write --out {target}: {error.strerror}") from None
+        finally:
+            part.unlink(missing_ok=True)
     output(args, {"file": str(target), "bytes": size}, str(target))
-    return 0
 
 
-def clone(args: argparse.Namespace) -> int:
+def clone(args: argparse.Namespace, client: Client) -> None:
     body: dict[str, Any] = {"overrides": args.set}
     if args.name:
         body["name"] = args.name
-    with connect(args.url, args.token_file) as client:
-        run = client.act(resolve(client, args.run_id), "clone", body)
+    run = client.act(resolve(client, args.run_id), "clone", body)
     output(args, [run], _origin(run))
-    return 0
 
 
-def edit(args: argparse.Namespace) -> int:
+def edit(args: argparse.Namespace, client: Client) -> None:
     given = {name: getattr(args, name) for name in ("name", "tags", "notes", "priority", "archived")}
     changes = {name: value for name, value in given.items() if value is not None}
     if not changes:
-        raise UsageError("nothing to change; use --name, --tags, --notes, --priority, --archive or --unarchive")
-    with connect(args.url, args.token_file) as client:
-        run = client.change(resolve(client, args.run_id), **changes)
+        raise ConfigError("nothing to change; use --name, --tags, --notes, --priority, --archive or --unarchive")
+    run = client.change(resolve(client, args.run_id), **changes)
     output(args, [run], f"{run['id']} {one_line(run['name'])}: changed {', '.join(changes)}")
-    return 0
 
 
-def delete(args: argparse.Namespace) -> int:
-    with connect(args.url, args.token_file) as client:
-        ids = resolve_all(client, args.runs)
-        names = ", ".join(f"{run_id} ({one_line(client.run(run_id)['name'], 60)})" for run_id in ids)
-        if not confirmed(f"Delete {named(ids, 'run')} with metrics, samples and checkpoints: {names}?", args.yes):
-            say("nothing deleted")
-            return 1
-        for run_id in ids:
-            client.request("DELETE", "/runs", run_id)
-            if not args.json:
-                print(f"{run_id} deleted")
+def delete(args: argparse.Namespace, client: Client) -> None:
+    ids = resolve_all(client, args.runs)
+    names = ", ".join(f"{run_id} ({one_line(client.run(run_id)['name'], 60)})" for run_id in ids)
+    confirm(f"Delete {named(ids, 'run')} with metrics, samples and checkpoints: {names}?", args.yes, "deleted")
+    for run_id in ids:
+        client.request("DELETE", "/runs", run_id)
+        if not args.json:
+            print(f"{run_id} deleted")
     if args.json:
         output(args, ids)
-    return 0
 
 
-def cancel(args: argparse.Namespace) -> int:
+def cancel(args: argparse.Namespace, client: Client) -> int:
     if args.group is None:
         if not args.runs:
-            raise UsageError("name runs to cancel, or use --group")
-        return _act("cancel", _state, args)
+            raise ConfigError("name runs to cancel, or use --group")
+        return _act("cancel", _state, args, client)
     if args.runs:
-        raise UsageError("name runs or --group, not both")
-    with connect(args.url, args.token_file) as client:
-        group = client.post("/groups", args.group, "cancel")
+        raise ConfigError("name runs or --group, not both")
+    group = client.post("/groups", args.group, "cancel")
     states = ", ".join(f"{count} {state}" for state, count in group["by_state"].items())
     output(args, group, f"{group['id']} {one_line(group['name'])}: {states or 'no runs'}")
     return 0
 
 
-def _act(action: str, line: Callable[[Json], str], args: argparse.Namespace) -> int:
+def _act(action: str, line: Callable[[Json], str], args: argparse.Namespace, client: Client) -> int:
     """Apply an action to every run; failures are reported and do not stop the others."""
     done, refused = [], 0
-    with connect(args.url, args.token_file) as client:
-        for run_id in resolve_all(client, args.runs):
-            try:
-                done.append(client.act(run_id, action))
-            except ServiceError as error:
-                if error.status is None:
-                    raise
-                say(f"gxpo: {run_id}: {message_of(error)}")
-                refused += 1
+    for run_id in resolve_all(client, args.runs):
+        try:
+            done.append(client.act(run_id, action))
+        except ServiceError as error:
+            if error.status is None:
+                raise
+            say(f"gxpo: {run_id}: {message_of(error)}")
+            refused += 1
     output(args, done, "\n".join(map(line, done)))
     return 1 if refused else 0
 
@@ -240,17 +218,12 @@ resume = partial(_act, "resume", _state)
 retry = partial(_act, "retry", _origin)
 
 
-def create(args: argparse.Namespace) -> int:
+def create(args: argparse.Namespace, client: Client) -> None:
     """Create a token; only its secret goes to stdout, so that it can be redirected to a file."""
     body: dict[str, Any] = {"name": args.name, "role": args.role, "days": args.days}
-    if args.database:
-        token = _create_in_database(body)
-    else:
-        with connect(args.url, args.token_file) as client:
-            token = client.post("/tokens", body=body)
+    token = _create_in_database(body) if args.database else client.post("/tokens", body=body)
     note = f"token {token['id']} ({token['role']}) for {one_line(token['name'])}; the secret is shown only once"
     output(args, token, token["token"], note)
-    return 0
 
 
 def _create_in_database(body: dict[str, Any]) -> dict[str, Any]:
@@ -271,12 +244,11 @@ def _create_in_database(body: dict[str, Any]) -> dict[str, Any]:
         database.close()
 
 
-def list_tokens(args: argparse.Namespace) -> int:
-    with connect(args.url, args.token_file) as client:
-        tokens = client.all_of("/tokens")
+def list_tokens(args: argparse.Namespace, client: Client) -> None:
+    tokens = client.all_of("/tokens")
     if args.json:
         output(args, tokens)
-        return 0
+        return
     header = ("id", "name", "role", "created", "by", "last used", "state")
     rows = [
         (
@@ -291,7 +263,6 @@ def list_tokens(args: argparse.Namespace) -> int:
         for token in tokens
     ]
     tables.console().print(tables.table(header, rows, left=7))
-    return 0
 
 
 def _token_state(token: dict[str, Any]) -> str:
@@ -303,8 +274,6 @@ def _token_state(token: dict[str, Any]) -> str:
     return f"{'valid until' if expires > time.time() else 'expired'} {tables.clock(expires)}"
 
 
-def revoke(args: argparse.Namespace) -> int:
-    with connect(args.url, args.token_file) as client:
-        tokens = [client.send("DELETE", "/tokens", token) for token in args.tokens]
+def revoke(args: argparse.Namespace, client: Client) -> None:
+    tokens = [client.send("DELETE", "/tokens", token) for token in args.tokens]
     output(args, tokens, "\n".join(f"{token['id']} ({one_line(token['name'])}) is revoked" for token in tokens))
-    return 0

@@ -64,10 +64,6 @@ def running_url(home: Path) -> str | None:
     return url if isinstance(url, str) else None
 
 
-class UsageError(ConfigError):
-    """Invalid command-line arguments; exit code 2."""
-
-
 class CommandFailed(GxpoError):
     """An error of the service; exit code 2 for an invalid request, else 1."""
 
@@ -126,7 +122,7 @@ def message_of(error: ServiceError) -> str:
 def resolve(client: Client, word: str) -> str:
     """The id of the run that a word names: an id, a prefix or suffix of one, or a name.
 
-    Raises NotFound for no match, UsageError with the candidates for several.
+    Raises NotFound for no match, ConfigError with the candidates for several.
     """
     if _ID.fullmatch(word):
         return word
@@ -140,7 +136,7 @@ def resolve(client: Client, word: str) -> str:
     if len(matches) > 1:
         lines = "\n".join(f"  {run['id']}  {plain(run['name'])}" for run in matches[:10])
         more = f"\n  and {len(matches) - 10} more" if len(matches) > 10 else ""
-        raise UsageError(f"{word!r} matches {len(matches)} runs; use an id:\n{lines}{more}")
+        raise ConfigError(f"{word!r} matches {len(matches)} runs; use an id:\n{lines}{more}")
     return str(matches[0]["id"])
 
 
@@ -170,14 +166,15 @@ def one_line(text: str, most: int = 200) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def confirmed(question: str, yes: bool) -> bool:
-    """Ask the user for confirmation. Raises UsageError without a terminal."""
+def confirm(question: str, yes: bool, done: str) -> None:
+    """Ask the user for confirmation. Raises GxpoError when it is denied, ConfigError without a terminal."""
     if yes:
-        return True
+        return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"{question} No terminal to confirm on; add --yes")
+        raise ConfigError(f"{question} No terminal to confirm on; add --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise GxpoError(f"nothing {done}")
 
 
 def say(text: str) -> None:

@@ -14,28 +14,28 @@ from gxpo_client.connection import is_loopback
 from gxpo_client.errors import InvalidRequest
 from gxpo_client.formats import count
 from gxpo_services.cli import tables
-from gxpo_services.cli.common import UsageError, confirmed, connect, named, one_line, output, say
+from gxpo_services.cli.common import confirm, named, one_line, output
 from gxpo_trainer.config import DataConfig, ModelConfig, RunConfig, TeacherConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
+from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.studies.definition import largest_cost, load_study
 
 
-def submit(args: argparse.Namespace) -> int:
+def submit(args: argparse.Namespace, client: Client) -> int:
     config = load_preset(args.preset, args.set) if args.preset else load_run(args.config, args.set)
-    with connect(args.url, args.token_file) as client:
-        body = run_body(config, client) | _about(args) | {"group": args.group}
-        if args.check:
-            return _check(args, client, body)
-        run = client.submit(body, args.key)
+    body = run_body(config, client) | _about(args) | {"group": args.group}
+    if args.check:
+        return _check(args, client, body)
+    run = client.submit(body, args.key)
     output(args, run, run["id"], f"{one_line(run['name'])} is {run['state']}; `gxpo watch {run['id']}` follows it")
     if args.watch:
         from gxpo_services.cli.watch import watch
 
-        args.runs, args.group, args.every = [run["id"]], None, 1.0
-        return watch(args)
+        args.runs, args.group = [run["id"]], None
+        return watch(args, client)
     return 0
 
 
@@ -108,52 +108,45 @@ def cost_words(cost: Json) -> str:
     return f"{steps}{known}" + (f" ({words})" if words else "")
 
 
-def sweep(args: argparse.Namespace) -> int:
+def sweep(args: argparse.Namespace, client: Client) -> None:
     """Show the size and cost of a grid; submit its runs after confirmation."""
     if sum(source is not None for source in (args.config, args.base, args.study)) != 1:
-        raise UsageError("name a run file, a preset with --base, or a study with --study")
+        raise ConfigError("name a run file, a preset with --base, or a study with --study")
     if args.study is not None:
-        return _study(args)
+        _study(args, client)
+        return
     config = load_preset(args.base, args.set) if args.base else load_run(args.config, args.set)
-    with connect(args.url, args.token_file) as client:
-        body = _sweep_body(config, client, args)
-        plan = client.post("/sweeps/validate", body=body)
-        if not plan["valid"]:
-            raise InvalidRequest("\n".join(["invalid sweep:", *_error_lines(plan)]))
-        if not args.json:
-            _print_plan(plan)
-        elif args.check:
-            output(args, plan)
-        if args.check:
-            return 0
-        if not confirmed(f"Submit {named(plan['runs'], 'run')}?", args.yes):
-            say("nothing submitted")
-            return 1
-        submitted = client.submit(body, to="/sweeps")
+    body = _sweep_body(config, client, args)
+    plan = client.post("/sweeps/validate", body=body)
+    if not plan["valid"]:
+        raise InvalidRequest("\n".join(["invalid sweep:", *_error_lines(plan)]))
+    if not args.json:
+        _print_plan(plan)
+    elif args.check:
+        output(args, plan)
+    if args.check:
+        return
+    confirm(f"Submit {named(plan['runs'], 'run')}?", args.yes, "submitted")
+    submitted = client.submit(body, to="/sweeps")
     group = submitted["group"]["id"]
     note = f"{named(submitted['runs'], 'run')} of group {group} queued; `gxpo watch --group {group}` follows them"
     output(args, submitted, group, note)
-    return 0
 
 
-def _study(args: argparse.Namespace) -> int:
+def _study(args: argparse.Namespace, client: Client) -> None:
     """Show the largest cost of a study; submit it after confirmation."""
     study = load_study(args.study)
     runs, passes = largest_cost(study)
     if not args.json:
         print(f"{study.title}: {len(study.arms)} arms, at most {runs} runs and {passes} backward passes")
     if args.check:
-        return 0
-    if not confirmed(f"Submit study {study.name}?", args.yes):
-        say("nothing submitted")
-        return 1
+        return
+    confirm(f"Submit study {study.name}?", args.yes, "submitted")
     text = tomli_w.dumps(study.model_dump(exclude_none=True))
-    with connect(args.url, args.token_file) as client:
-        body = {"toml": text, "tags": args.tags, "notes": args.notes, "priority": args.priority}
-        submitted = client.submit(body, to="/studies")
+    body = {"toml": text, "tags": args.tags, "notes": args.notes, "priority": args.priority}
+    submitted = client.submit(body, to="/studies")
     group = submitted["group"]
     output(args, submitted, group["id"], f"{group['num_runs']} runs queued; the others follow as these end")
-    return 0
 
 
 def _sweep_body(config: RunConfig, client: Client, args: argparse.Namespace) -> Json:
@@ -168,7 +161,7 @@ def _grid_axis(text: str) -> tuple[str, list[Any]]:
     """`learner.rule.k=3,5,10` as a setting and its values."""
     path, equals, words = text.partition("=")
     if not equals or not path.strip() or not words.strip():
-        raise UsageError(f"--grid {text}: must look like learner.rule.k=3,5,10")
+        raise ConfigError(f"--grid {text}: must look like learner.rule.k=3,5,10")
     values: list[Any] = []
     for word in words.split(","):
         try:

@@ -19,25 +19,26 @@ from gxpo_client.client import Client, Json
 from gxpo_client.errors import NotFound, ServiceUnavailable
 from gxpo_client.formats import percent
 from gxpo_services.cli import tables
-from gxpo_services.cli.common import UsageError, connect, message_of, one_line, resolve_all
+from gxpo_services.cli.common import message_of, one_line, resolve_all
 from gxpo_services.run_states import TERMINAL
+from gxpo_trainer.errors import ConfigError
 
 _PAUSE_EVERY_S = 1.0
+_RETRY_S = 1.0
 _QUIET = {"submitted", "state", "checkpoint", "finished", "attempt"}
 """Events that the run's own line already shows."""
 
 
-def watch(args: argparse.Namespace) -> int:
+def watch(args: argparse.Namespace, client: Client) -> int:
     """Watch runs; exit code 0 if all succeeded, else 1. Ctrl-C does not affect the runs."""
-    with connect(args.url, args.token_file) as client:
-        ids = resolve_all(client, args.runs)
-        if args.group:
-            runs = sorted(client.get("/groups", args.group)["runs"], key=lambda run: (run["created_at"], run["id"]))
-            ids = list(dict.fromkeys([*ids, *(run["id"] for run in runs)]))
-        if not ids:
-            raise UsageError("name runs to watch, or use --group")
-        with nullcontext(JsonLines()) if args.json else Bars() as display:
-            ended = follow(client, ids, display, retry_s=args.every)
+    ids = resolve_all(client, args.runs)
+    if args.group:
+        runs = sorted(client.get("/groups", args.group)["runs"], key=lambda run: (run["created_at"], run["id"]))
+        ids = list(dict.fromkeys([*ids, *(run["id"] for run in runs)]))
+    if not ids:
+        raise ConfigError("name runs to watch, or use --group")
+    with nullcontext(JsonLines()) if args.json else Bars() as display:
+        ended = follow(client, ids, display)
     return 0 if all(run["state"] == "succeeded" for run in ended) else 1
 
 
@@ -50,17 +51,12 @@ class Display(Protocol):
 
 
 def follow(
-    client: Client,
-    ids: Sequence[str],
-    display: Display,
-    *,
-    pause: Callable[[], None] = lambda: None,
-    retry_s: float = 1.0,
+    client: Client, ids: Sequence[str], display: Display, *, pause: Callable[[], None] = lambda: None
 ) -> list[Json]:
     """Follow runs by the service's event stream until all have ended; returns their final views in the order of `ids`.
 
-    pause: called every second or two, to wait or to raise what should end the waiting. retry_s: between attempts while
-    the service is unavailable; each continues after the last event that was received.
+    pause: called every second or two, to wait or to raise what should end the waiting. While the service is
+    unavailable, each attempt continues after the last event that was received.
     """
     seen: dict[str, Json] = {}
     newest = 0
@@ -82,7 +78,7 @@ def follow(
                 display.message(f"{one_line(message_of(error))}; retrying; Ctrl-C stops watching")
             is_away = True
             pause()
-            time.sleep(retry_s)
+            time.sleep(_RETRY_S)
     return [seen[run_id] for run_id in ids]
 
 

@@ -7,9 +7,9 @@ import sys
 
 from gxpo_client import formats
 from gxpo_services.auth.tokens import prepare_local
-from gxpo_services.cli.common import confirmed, say
+from gxpo_services.cli.common import confirm
 from gxpo_services.db.migrate import need_current
-from gxpo_services.settings import limit_plugins, need_roots, read_settings
+from gxpo_services.settings import limit_plugins, make_home, need_roots, read_settings
 
 _SWITCH_S = 0.001
 
@@ -48,14 +48,23 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def scheduler(args: argparse.Namespace) -> int:
-    from gxpo_services.scheduling.scheduler import is_alive, liveness_age_s, main
+    """Run a scheduler until SIGTERM or Ctrl-C."""
+    from gxpo_services import logging
+    from gxpo_services.scheduling.launcher import RayLauncher
+    from gxpo_services.scheduling.scheduler import is_alive, liveness_age_s
+    from gxpo_services.scheduling.scheduler import serve as serve_runs
 
     settings = read_settings()
     if args.check:
         age_s = liveness_age_s(settings.home)
         print("no round yet" if age_s is None else f"last round {formats.duration(age_s)} ago")
         return 0 if is_alive(settings.home) else 1
-    return main()
+    limit_plugins(settings)
+    logging.configure(as_json=settings.log_json)
+    need_roots(settings)
+    make_home(settings)
+    serve_runs(settings, RayLauncher(settings.ray_address))
+    return 0
 
 
 def migrate(args: argparse.Namespace) -> int:
@@ -71,21 +80,17 @@ def migrate(args: argparse.Namespace) -> int:
     return 0
 
 
-def backup(args: argparse.Namespace) -> int:
+def backup(args: argparse.Namespace) -> None:
     from gxpo_services.db.migrate import back_up
 
     size = back_up(read_settings(home=args.home).url, args.file)
     print(f"{args.file} ({formats.size(size)})")
-    return 0
 
 
-def restore(args: argparse.Namespace) -> int:
+def restore(args: argparse.Namespace) -> None:
     from gxpo_services.db.migrate import restore as restore_database
 
     settings = read_settings(home=args.home)
-    if not confirmed(f"Replace the database of {settings.home} by {args.file}?", args.yes):
-        say("nothing restored")
-        return 1
+    confirm(f"Replace the database of {settings.home} by {args.file}?", args.yes, "restored")
     restore_database(settings.url, args.file)
     print(f"restored {args.file}")
-    return 0

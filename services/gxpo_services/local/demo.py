@@ -74,7 +74,7 @@ def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
     begun = time.monotonic()
     say(f"demo: {len(task.presets)} runs of {passes} backward passes, {_AT_ONCE} at a time; results in {home}")
     with stack_of(home, lambda text: say(f"demo: {text}"), until, dashboard=not args.no_dashboard) as stack:
-        with connect(stack.url, stack.token_file) as client:
+        with connect(stack.url, stack.settings.local_token_file) as client:
             ids = _submit(client, task, passes)
             if stack.dashboard_url is not None:
                 secret = urlsplit(stack.link or "").query
@@ -87,7 +87,7 @@ def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
                 ]
                 raise TrainingError("\n  ".join([f"{len(failed)} of {len(runs)} runs did not succeed:", *lines]))
             comparison = client.compare(runs=ids)
-        folders = [stack.artifacts / run_id for run_id in ids]
+        folders = [stack.settings.artifacts / run_id for run_id in ids]
         _trainer("cannot write the report", "report", *folders, "--out", home, "--title", task.title)
     print_comparison(comparison)
     # The same question on several seeds: what one seed cannot say.

@@ -59,7 +59,9 @@ class RayHead:
     def __init__(self, home: Path) -> None:
         self.folder = _folder(home)
         self._token_file = home / TOKEN_FILE
-        self._token = _token(self._token_file)
+        if not self._token_file.exists():
+            replace_file(self._token_file, secrets.token_hex(32))
+        self._token = self._token_file.read_text(encoding="utf-8").strip()
         # Not Ray's default 8265: two heads that start at once would both find it free.
         self._gcs_port, self._dashboard_port = free_port(), free_port()
 
@@ -128,13 +130,6 @@ class RayHead:
             return response.status_code == 200 and response.json()["data"]["result"]["total"] > 0
         except (httpx.TransportError, ValueError, KeyError, TypeError):
             return False
-
-
-def _token(file: Path) -> str:
-    """The home's Ray token: read, or created with mode 0600."""
-    if not file.exists():
-        replace_file(file, secrets.token_hex(32))
-    return file.read_text(encoding="utf-8").strip()
 
 
 def _folder(home: Path) -> Path:

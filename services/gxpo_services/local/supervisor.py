@@ -36,6 +36,7 @@ _END_WITH_PARENT = functools.partial(_LIBC.prctl, _PR_SET_PDEATHSIG, signal.SIGT
 _POLL_S = 0.2
 _LARGEST_LOG = 16 * 1024 * 1024
 PROBE_EVERY_S = 10.0
+LONGEST_PAUSE_S, STEADY_S = 30.0, 60.0
 _REAP_EVERY_S = 10.0
 
 
@@ -88,8 +89,8 @@ class _Managed:
 class Supervisor:
     """Supervises children. state_file: receives their pids and `about`; log_dir: one log file per child.
 
-    say: prints a message. until: set to request shutdown. first_pause_s, longest_pause_s: exponential back-off between
-    restarts; steady_s: uptime after which the back-off is reset. largest_log: bytes after which a log is rotated.
+    say: prints a message. until: set to request shutdown. first_pause_s: before a restart; it doubles up to
+    LONGEST_PAUSE_S while the child lives no longer than STEADY_S. largest_log: bytes after which a log is rotated.
     """
 
     def __init__(
@@ -101,15 +102,12 @@ class Supervisor:
         *,
         about: Mapping[str, object] | None = None,
         first_pause_s: float = 1.0,
-        longest_pause_s: float = 30.0,
-        steady_s: float = 60.0,
         probe_every_s: float = PROBE_EVERY_S,
         largest_log: int = _LARGEST_LOG,
     ) -> None:
         self._state_file, self._log_dir, self._say, self._until = state_file, log_dir, say, until
         self._about = dict(about or {})
-        self._pauses = (first_pause_s, longest_pause_s, steady_s)
-        self._probe_every_s, self._largest_log = probe_every_s, largest_log
+        self._first_pause_s, self._probe_every_s, self._largest_log = first_pause_s, probe_every_s, largest_log
         self._kept: list[_Managed] = []
         self._adopts = False
         self._reaped_at = time.monotonic()
@@ -215,9 +213,8 @@ class Supervisor:
                 )
 
     def _schedule_restart(self, kept: _Managed, code: int, now: float) -> None:
-        first, longest, steady = self._pauses
-        kept.deaths = 1 if now - kept.begun > steady else kept.deaths + 1
-        pause = min(longest, first * 2 ** (kept.deaths - 1))
+        kept.deaths = 1 if now - kept.begun > STEADY_S else kept.deaths + 1
+        pause = min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (kept.deaths - 1))
         kept.restart_at = now + pause
         how = f"code {code}" if code >= 0 else f"signal {-code}"
         self._say(f"{kept.child.name}: ended with {how}; restarting in {pause:g} s")

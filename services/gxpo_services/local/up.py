@@ -11,11 +11,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self
 
-import httpx
-
+from gxpo_client.connection import is_up
 from gxpo_services.auth.tokens import prepare_local, replace_file
 from gxpo_services.cli.common import STATE_FILE, say
 from gxpo_services.local.ray_head import RayHead, free_port
@@ -28,12 +28,9 @@ LOCK_FILE = "up.lock"
 LINK_SECRET_FILE = "dashboard-secret"
 """The secret of the dashboard's link, new at each start: on a shared machine every account reaches loopback."""
 _ROUND_S = 0.5
+_PROBE_S = 5.0
 _GXPO = (sys.executable, "-m", "gxpo_trainer.cli")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class AlreadyUp(GxpoError):
-    """Another `gxpo up` uses this home."""
 
 
 class Stack:
@@ -62,15 +59,15 @@ class Stack:
             )
         self._say, self._until = say, until
         self._wants_dashboard, self._dashboard_port = dashboard, dashboard_port
-        self._settings = settings
+        self.settings = settings
         self._port = port or settings.port
         self._lock = -1
         self._supervisor: Supervisor | None = None
         self.dashboard_url: str | None = None
 
     def __enter__(self) -> Self:
-        make_home(self._settings)
-        self.home = self._settings.home.resolve()
+        make_home(self.settings)
+        self.home = self.settings.home.resolve()
         self._take_lock()
         try:
             self._start()
@@ -98,14 +95,6 @@ class Stack:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    @property
-    def token_file(self) -> Path:
-        return self._settings.local_token_file
-
-    @property
-    def artifacts(self) -> Path:
-        return self._settings.artifacts
-
     def check(self) -> None:
         """One round of the supervisor."""
         if self._supervisor is not None:
@@ -113,7 +102,7 @@ class Stack:
 
     def ray_head(self) -> RayHead | None:
         """The Ray head to start; None when the settings name an external one."""
-        return RayHead(self.home) if "ray_address" not in self._settings.model_fields_set else None
+        return RayHead(self.home) if "ray_address" not in self.settings.model_fields_set else None
 
     def scheduler(self, env: dict[str, str]) -> Child:
         return Child("scheduler", [*_GXPO, "scheduler"], lambda: is_alive(self.home), env)
@@ -121,7 +110,7 @@ class Stack:
     def _start(self) -> None:
         stop_orphans(self.home / STATE_FILE, self._say)
         self._choose_ports()
-        prepare_local(self._settings)
+        prepare_local(self.settings)
         self._say("database: ready")
         ray = self.ray_head()
         about = {"url": self.url, "dashboard": self.dashboard_url, "ray": ray.address if ray else None}
@@ -133,27 +122,29 @@ class Stack:
             "GXPO_HOST": "127.0.0.1",
             "GXPO_PORT": str(self._port),
             "GXPO_URL": self.url,
-            "GXPO_TOKEN_FILE": str(self.token_file),
+            "GXPO_TOKEN_FILE": str(self.settings.local_token_file),
             "PYTHONUNBUFFERED": "1",
         } | ({"GXPO_RAY_ADDRESS": ray.address, **ray.env} if ray else {})
-        api = Child("api", [*_GXPO, "serve"], lambda: _is_up(f"{self.url}/health/ready"), env, port=self._port)
-        supervisor.start(api, *([ray.child(self._settings.stop_wait_s)] if ray else []))
+        api = Child(
+            "api", [*_GXPO, "serve"], partial(is_up, f"{self.url}/health/ready", _PROBE_S), env, port=self._port
+        )
+        supervisor.start(api, *([ray.child(self.settings.stop_wait_s)] if ray else []))
         supervisor.start(self.scheduler(env))
         if self.dashboard_url is not None:
             replace_file(self.home / LINK_SECRET_FILE, secrets.token_urlsafe(32))
             supervisor.start(self._dashboard({**env, "GXPO_LINK_SECRET_FILE": str(self.home / LINK_SECRET_FILE)}))
 
     def _choose_ports(self) -> None:
-        chosen = free_port(self._port)
-        if chosen != self._port:
-            self._say(f"api: port {self._port} is in use; using {chosen}")
-        self._port = chosen
+        self._port = self._next_free("api", self._port)
         if self._wants_dashboard and _dashboard_app() is not None:
-            chosen = free_port(self._dashboard_port)
-            if chosen != self._dashboard_port:
-                self._say(f"dashboard: port {self._dashboard_port} is in use; using {chosen}")
-            self._dashboard_port = chosen
-            self.dashboard_url = f"http://127.0.0.1:{chosen}"
+            self._dashboard_port = self._next_free("dashboard", self._dashboard_port)
+            self.dashboard_url = f"http://127.0.0.1:{self._dashboard_port}"
+
+    def _next_free(self, name: str, wanted: int) -> int:
+        port = free_port(wanted)
+        if port != wanted:
+            self._say(f"{name}: port {wanted} is in use; using {port}")
+        return port
 
     @property
     def link(self) -> str | None:
@@ -173,8 +164,8 @@ class Stack:
         }
         words = [f"--{name}={value}" for name, value in options.items()]
         command = [sys.executable, "-m", "streamlit", "run", str(_dashboard_app()), *words]
-        url = f"{self.dashboard_url}/_stcore/health"
-        return Child("dashboard", command, lambda: _is_up(url), env, port=self._dashboard_port)
+        ready = partial(is_up, f"{self.dashboard_url}/_stcore/health", _PROBE_S)
+        return Child("dashboard", command, ready, env, port=self._dashboard_port)
 
     def _take_lock(self) -> None:
         self._lock = os.open(self.home / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
@@ -184,7 +175,7 @@ class Stack:
             holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip()
             os.close(self._lock)
             self._lock = -1
-            raise AlreadyUp(
+            raise GxpoError(
                 f"{self.home} is already in use by `gxpo up` ({holder}); use it, or choose another --home"
             ) from None
         os.ftruncate(self._lock, 0)
@@ -198,7 +189,8 @@ def up(args: argparse.Namespace) -> int:
     with Stack(args.home, _report, until, **ports, dashboard=not args.no_dashboard) as stack:
         if stack.link is not None:
             print(f"Dashboard  {stack.link}")
-        print(f"API        {stack.url}/api/v1/docs\nToken      {stack.token_file}\nLogs       {stack.home / 'logs'}")
+        print(f"API        {stack.url}/api/v1/docs\nToken      {stack.settings.local_token_file}")
+        print(f"Logs       {stack.home / 'logs'}")
         print("Press Ctrl-C to stop.", flush=True)
         while not until.wait(_ROUND_S):
             stack.check()
@@ -225,10 +217,3 @@ def _dashboard_app() -> Path | None:
         return None
     app = Path(spec.origin).with_name("server.py")
     return app if app.exists() else None
-
-
-def _is_up(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False

@@ -14,6 +14,7 @@ from typing import Literal
 
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling.launcher import JobStatus
+from gxpo_services.settings import ServiceSettings
 
 OVERSIZED_S = 60.0
 """Time that a run larger than the cluster waits for the cluster to grow: a starting one has few CPUs at first."""
@@ -116,18 +117,14 @@ Action = Literal["wait", "submit", "stop", "finish"]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds; see ServiceSettings."""
-
-    start_s: float
-    heartbeat_s: float
-    cancel_grace_s: float
-    pause_grace_s: float
-
-
 def next_action(
-    state: RunState, job: JobStatus, *, launch_age_s: float, silence_s: float, request_age_s: float, timeouts: Timeouts
+    state: RunState,
+    job: JobStatus,
+    timeouts: ServiceSettings,
+    *,
+    launch_age_s: float,
+    silence_s: float,
+    request_age_s: float,
 ) -> tuple[Action, str]:
     """The next action and its reason.
 

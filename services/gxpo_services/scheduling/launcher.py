@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 from urllib.parse import quote
 
 import httpx
@@ -263,9 +263,7 @@ class RayLauncher:
         return body
 
 
-_STATES: dict[str, JobState] = {
-    **{"PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "succeeded", "FAILED": "failed", "STOPPED": "stopped"}
-}
+_STATES: dict[str, JobState] = {state.upper(): state for state in get_args(JobState) if state != "unknown"}
 
 
 def _status(job: Mapping[str, Any]) -> JobStatus | None:

@@ -106,14 +106,10 @@ def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> N
     Raises StateChanged when the run was taken over or has changed its state.
     """
     query = update(Run).where(Run.number == run.number, Run.lease_token == held_token, Run.state == run.state)
-    if not _changed(session, query.values(**values)):
+    result = session.execute(query.values(**values).execution_options(synchronize_session=False))
+    if result.rowcount != 1:  # type: ignore[attr-defined]
         raise lifecycle.StateChanged(f"run {run.id} was taken over or changed its state")
     session.refresh(run)
-
-
-def _changed(session: Session, query: Any) -> bool:
-    result = session.execute(query.execution_options(synchronize_session=False))
-    return bool(result.rowcount == 1)  # type: ignore[attr-defined]
 
 
 # ---- the queue and jobs ---------------------------------------------------------------------------------------------

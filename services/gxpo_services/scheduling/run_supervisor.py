@@ -81,9 +81,6 @@ class RunSupervisor:
         self._database, self._settings, self._launcher = database, settings, launcher
         self._owner, self._actor = owner, f"scheduler:{owner}"
         self._command, self._api_answers, self._clock = command, api_answers, clock
-        self._timeouts = decisions.Timeouts(
-            settings.start_s, settings.heartbeat_s, settings.cancel_grace_s, settings.pause_grace_s
-        )
         self._api_away_at = 0.0
         self._ending: dict[str, float] = {}
         self._log = logging.get_logger(__name__)
@@ -160,10 +157,10 @@ class RunSupervisor:
         return decisions.next_action(
             RunState(run.state),
             job,
+            self._settings,
             launch_age_s=now - max(hold.since, self._past(run.launched_at, now)),
             silence_s=self._silence(run, hold, now),
             request_age_s=now - max(hold.since, self._past(run.request_at, now)),
-            timeouts=self._timeouts,
         )
 
     def _silence(self, run: Any, hold: Hold, now: float) -> float:

@@ -10,18 +10,17 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-import httpx
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 
-from gxpo_client.connection import is_loopback
+from gxpo_client.connection import is_up
 from gxpo_services import logging
 from gxpo_services.api.idempotency import delete_expired_keys
 from gxpo_services.db.database import UNAVAILABLE, Database
@@ -41,13 +40,11 @@ from gxpo_services.scheduling.launcher import (
     JobStatus,
     Launcher,
     LauncherUnavailable,
-    RayLauncher,
     trainer_command,
 )
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
-from gxpo_services.settings import ServiceSettings, limit_plugins, make_home, need_roots, read_settings
+from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps import studies
-from gxpo_trainer.errors import ConfigError
 
 LONGEST_GAP_FRACTION = 0.5
 """Fraction of heartbeat_s without a renewal of leases, e.g. while the database was away, the machine was suspended or
@@ -63,6 +60,8 @@ SAMPLES_AT_ONCE = 1_000
 """Deleted per transaction, so that reports of trainers do not wait."""
 BATCHES_AT_ONCE = 20
 """Transactions of retention per round."""
+PROBE_S = 2.0
+"""Time in which the API must answer at its public address."""
 _DAY_S = 86_400.0
 LIVENESS_FILE = "scheduler-round"
 """A file in the home whose time is that of the last round, for health checks of the scheduler's container."""
@@ -103,7 +102,7 @@ class Scheduler:
             launcher,
             owner=self.owner,
             command=command,
-            api_answers=api_answers or _ApiProbe(settings),
+            api_answers=api_answers or partial(is_up, f"{settings.api_url}/health/ready", PROBE_S),
             clock=clock,
             counters=self._counters,
         )
@@ -335,20 +334,6 @@ class Scheduler:
         return decisions.Quotas(settings.max_concurrent_runs, cpus, gpus, settings.max_runs_per_user)
 
 
-class _ApiProbe:
-    """Probe of the API's readiness at its public address."""
-
-    def __init__(self, settings: ServiceSettings) -> None:
-        self._url = f"{settings.api_url}/health/ready"
-        self._client = httpx.Client(timeout=2.0, trust_env=not is_loopback(settings.api_url))
-
-    def __call__(self) -> bool:
-        try:
-            return self._client.get(self._url).status_code == httpx.codes.OK
-        except httpx.HTTPError:
-            return False
-
-
 def mark_alive(home: Path) -> None:
     """Note the end of a round. A disk that fails is no reason to stop."""
     with suppress(OSError):
@@ -370,24 +355,6 @@ def is_alive(home: Path) -> bool:
     return age_s is not None and abs(age_s) <= LONGEST_ROUND_S
 
 
-def main() -> int:
-    """`python -m gxpo_services.scheduling.scheduler`: run until SIGTERM or Ctrl-C.
-
-    Exit code 0; 2 when it cannot start.
-    """
-    try:
-        settings = read_settings()
-        limit_plugins(settings)
-        logging.configure(as_json=settings.log_json)
-        need_roots(settings)
-        make_home(settings)
-        serve(settings, RayLauncher(settings.ray_address))
-    except ConfigError as error:
-        print(f"gxpo: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
 def serve(
     settings: ServiceSettings, launcher: Launcher, *, command: Callable[[Path], Sequence[str]] = trainer_command
 ) -> None:
@@ -405,7 +372,3 @@ def serve(
         signal.signal(number, lambda *_: stop.set())
     Scheduler(database, settings, launcher, command=command).run_forever(stop)
     database.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -60,6 +60,14 @@ def settings(database_url: str, tmp_path: Path) -> ServiceSettings:
 
 
 @pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with a folder for logs."""
+    folder = tmp_path / "home"
+    (folder / "logs").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
     database = Database(database_url)
     yield database

@@ -11,16 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import func, select
+from support import queued_runs
 from support import stand_in_trainer as trainer
 from support.service_processes import PatientClient, ServiceProcesses, kill_trainer, trainers, until
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import Attempt, EvaluationRow, Event, MetricBlock, MetricName, Run
-from gxpo_services.outputs.metrics import decode, one_history
+from gxpo_services.db.tables import EvaluationRow, Event, Run
 from gxpo_services.run_states import TERMINAL
 from gxpo_trainer.jsonl import read_lines
 
@@ -40,13 +39,6 @@ QUICK = {
     "GXPO_PAUSE_GRACE_S": "20",
     "GXPO_MAX_RECOVERIES": "1000",
 }
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    folder = tmp_path / "home"
-    (folder / "logs").mkdir(parents=True)
-    return folder
 
 
 def test_whatever_is_killed_every_run_ends_once_with_a_whole_history(
@@ -145,7 +137,6 @@ def check(database: Database, folder: Path, run_id: str, *, may_be_cancelled: bo
         num_evaluations = session.scalar(
             select(func.count()).select_from(EvaluationRow).where(EvaluationRow.run_number == run.number)
         )
-        stored = stored_metrics(session, run)
     wanted = {"succeeded", "cancelled"} if may_be_cancelled else {"succeeded"}
     assert run.state in wanted, (run.state, run.reason, run.detail)
     assert (run.lease_owner, run.run_token_sha256) == (None, None)
@@ -170,19 +161,4 @@ def check(database: Database, folder: Path, run_id: str, *, may_be_cancelled: bo
     assert (run.step, run.backward_passes) == (steps, trainer.PASSES_PER_STEP * steps)
     for name in trainer.metrics_at(1):
         expected = [(step, repr(trainer.metrics_at(step)[name])) for step in range(1, steps + 1)]
-        assert [(step, repr(value)) for step, value in stored.get(name, [])] == expected, name
-
-
-def stored_metrics(session: Any, run: Run) -> dict[str, list[tuple[int, float]]]:
-    """The history that counts of each metric, read from its blocks."""
-    attempts = session.execute(select(Attempt.attempt, Attempt.first_step).where(Attempt.run_number == run.number))
-    firsts = {row.attempt: row.first_step for row in attempts}
-    query = select(MetricName.name, MetricBlock).join(MetricName, MetricName.number == MetricBlock.name_number)
-    gathered: dict[str, dict[int, list[bytes]]] = {}
-    for name, block in session.execute(query.where(MetricBlock.run_number == run.number).order_by(MetricBlock.block)):
-        gathered.setdefault(name, {}).setdefault(block.attempt, []).append(block.data)
-    histories = {}
-    for name, blocks in gathered.items():
-        history = one_history({attempt: decode(data) for attempt, data in blocks.items()}, firsts)
-        histories[name] = [(int(record["step"]), float(record["value"])) for record in history]
-    return histories
+        assert [(step, repr(value)) for step, value in queued_runs.curve(database, run_id, name)] == expected, name

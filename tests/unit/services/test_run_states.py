@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gxpo_services.run_states import (
     EXECUTING,
@@ -19,8 +17,6 @@ from gxpo_services.run_states import (
     requested_state,
 )
 from gxpo_services.runs.schemas import PossibleAction, possible_actions
-
-STATES = st.sampled_from(list(RunState))
 
 
 def test_exactly_the_listed_transitions_are_legal() -> None:
@@ -75,10 +71,9 @@ def test_what_people_may_ask_by_state() -> None:
     assert {word for words in table.values() for word in words.split()} == set(get_args(PossibleAction))
 
 
-@given(STATES)
-def test_a_trainer_is_told_to_stop_exactly_when_somebody_wants_it_to(state: RunState) -> None:
-    requests = {RunState.PAUSING: "pause", RunState.CANCELLING: "cancel", RunState.CANCELLED: "cancel"}
-    assert pending_request(state) == requests.get(state)
+def test_a_trainer_is_told_to_stop_exactly_when_somebody_wants_it_to() -> None:
+    requests = {state.value: request for state in RunState if (request := pending_request(state)) is not None}
+    assert requests == {"pausing": "pause", "cancelling": "cancel", "cancelled": "cancel"}
 
 
 def test_only_states_with_a_job_execute() -> None:

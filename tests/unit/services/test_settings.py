@@ -16,15 +16,9 @@ from gxpo_trainer.errors import ConfigError
     ("name", "accepted", "refused"),
     [
         ("port", (1, 65535), (0, 65536)),
-        ("max_concurrent_runs", (1,), (0,)),
-        ("max_runs_per_user", (1,), (0,)),
         ("quota_cpus", (0.5,), (0,)),
         ("quota_gpus", (0,), (-1,)),
-        ("tick_s", (0.01,), (0,)),
         ("max_recoveries", (0,), (-1,)),
-        ("max_forgotten", (0,), (-1,)),
-        ("max_body_bytes", (1024,), (1023,)),
-        ("idempotency_s", (1,), (0,)),
     ],
 )
 def test_bounds_are_named_by_their_variable(name: str, accepted: tuple[float, ...], refused: tuple[float, ...]) -> None:

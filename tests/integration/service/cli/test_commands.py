@@ -6,17 +6,13 @@ import json
 import threading
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from support.finished_runs import finish
-from support.http_server import HttpServer
 
-from gxpo_client import connection as connection_module
 from gxpo_services.api.principals import hash_token
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
@@ -24,21 +20,10 @@ from gxpo_services.runs import lifecycle, service
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer import cli
 
+# The commands use HTTP only, so one database is enough.
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
 LONG_S = 60
-
-
-@pytest.fixture
-def database_url(tmp_path: Path, sqlite_template: Path) -> str:
-    """The commands use HTTP only, so one database is enough."""
-    file = tmp_path / "gxpo.sqlite"
-    file.write_bytes(sqlite_template.read_bytes())
-    return f"sqlite:///{file}"
-
-
-@pytest.fixture
-def url(app: FastAPI) -> Iterator[str]:
-    with HttpServer(app) as address:
-        yield address
 
 
 class Gxpo:
@@ -259,7 +244,7 @@ def test_watching_ends_with_the_run_and_its_exit_code_is_the_outcome(gxpo: Gxpo,
 def test_watching_continues_until_the_run_ends(gxpo: Gxpo, database: Database) -> None:
     run_id = gxpo.submit("mine")
     codes: list[int] = []
-    watcher = threading.Thread(target=lambda: codes.append(gxpo("watch", run_id, "--every", "0.02")))
+    watcher = threading.Thread(target=lambda: codes.append(gxpo("watch", run_id)))
     watcher.start()
     move(database, run_id, RunState.STARTING, RunState.RUNNING)
     assert watcher.is_alive()
@@ -395,18 +380,6 @@ def test_the_local_token_is_used_on_loopback_and_nowhere_else(
     assert gxpo("token", "list") == 0
     with connect("http://192.0.2.1:8000") as client:
         assert "Authorization" not in client._headers()
-
-
-def test_a_missing_service_or_token_is_reported_with_the_fix(gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]  # the client's alone; its pauses pass at once
-    pauses = SimpleNamespace(sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds), monotonic=lambda: clock[0])
-    monkeypatch.setattr(connection_module, "time", pauses)
-    assert gxpo("runs", "--url", "http://127.0.0.1:9") == 1
-    assert "start one with `gxpo up`, or name another with --url" in gxpo.printed().err
-    assert gxpo("runs", "--url", "nonsense") == 2
-    monkeypatch.setenv("GXPO_TOKEN", "wrong")
-    assert gxpo("runs") == 1
-    assert "(--token-file FILE or GXPO_TOKEN)" in gxpo.printed().err
 
 
 def test_a_run_s_text_cannot_steer_the_terminal(gxpo: Gxpo) -> None:

@@ -19,6 +19,7 @@ from support import sockets
 from support.processes import is_alive
 from support.service_processes import until
 
+from gxpo_client.connection import is_up
 from gxpo_services.local.ray_head import free_port
 
 LONG_S = 120
@@ -97,7 +98,7 @@ def test_it_serves_restarts_what_dies_and_ends_whole(start: Callable[..., Up], t
     api = up.pid("api")
     os.kill(api, signal.SIGKILL)
     up.until(lambda: up.pid("api") != api, "the restart of the API")
-    up.until(lambda: answers(f"{url}/health/ready"), "the API")
+    up.until(lambda: is_up(f"{url}/health/ready", 5.0), "the API")
     assert "api: ended with signal 9; restarting in 1 s" in up.printed
 
     second = Up(up.home)
@@ -143,10 +144,3 @@ def test_a_setting_that_cannot_be_used_starts_nothing(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "GXPO_HOST = 0.0.0.0" in ended.stderr
     assert not (tmp_path / "home").exists()
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False

@@ -15,6 +15,7 @@ import pytest
 from support.process_launcher import ProcessLauncher
 from support.processes import is_alive
 from support.ray_head import RayHead
+from support.service_processes import until
 
 from gxpo_services.scheduling.launcher import (
     Job,
@@ -83,24 +84,13 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Job]:
     return make
 
 
-def until(launcher: Launcher, job_id: str, wanted: Callable[[JobStatus], bool]) -> JobStatus:
-    deadline = time.monotonic() + WAIT_S
-    while not wanted(status := launcher.status(job_id)):
-        assert time.monotonic() < deadline, f"still {status}"
-        time.sleep(0.1)
-    return status
-
-
 def ended(launcher: Launcher, job_id: str) -> JobStatus:
-    return until(launcher, job_id, lambda status: not status.is_alive)
+    until(lambda: not launcher.status(job_id).is_alive, f"the end of {job_id}")
+    return launcher.status(job_id)
 
 
-def until_written(path: Path) -> str:
-    deadline = time.monotonic() + WAIT_S
-    while not path.exists() or not path.read_text().endswith("\n"):
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.05)
-    return path.read_text()
+def await_running(launcher: Launcher, job_id: str) -> None:
+    until(lambda: launcher.status(job_id).state == "running", f"the start of {job_id}")
 
 
 def test_a_job_runs_once_however_often_it_is_submitted(launcher: Launcher, job: Callable[..., Job]) -> None:
@@ -134,15 +124,12 @@ def test_a_job_that_is_stopped_ends_even_when_it_does_not_want_to(
         "time.sleep(600)\n"
     )
     launcher.submit(made)
-    pid = int(until_written(made.log.parent / "pid"))
-    assert until(launcher, made.id, lambda status: status.state == "running").is_alive
+    pid = made.log.parent / "pid"
+    until(lambda: pid.exists() and pid.read_text().endswith("\n"), "the id of its process")
+    await_running(launcher, made.id)
     assert launcher.statuses(made.log.parent.parent)[made.id].state == "running"
-    deadline = time.monotonic() + WAIT_S
-    while launcher.status(made.id).is_alive:
-        launcher.stop(made.id)
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert not is_alive(pid)
+    until(lambda: not launcher.status(made.id).is_alive, "its end", lambda: launcher.stop(made.id))
+    assert not is_alive(int(pid.read_text()))
     launcher.stop(made.id)
     assert not launcher.statuses(made.log.parent.parent)[made.id].is_alive
 
@@ -163,7 +150,7 @@ def test_ray_tells_who_runs_what_and_keeps_the_jobs_of_two_services_apart(
 ) -> None:
     made = replace(job("import time; time.sleep(600)"), owner="ada")
     ray_launcher.submit(made)
-    until(ray_launcher, made.id, lambda status: status.state == "running")
+    await_running(ray_launcher, made.id)
     assert ray_launcher.statuses(tmp_path) == {made.id: ray_launcher.status(made.id)}
     assert ray_launcher.statuses(tmp_path / "another") == {}
     metadata = ray_launcher._ask("GET", f"/api/jobs/{made.id}").json()["metadata"]

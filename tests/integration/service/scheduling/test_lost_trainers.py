@@ -69,19 +69,6 @@ def test_a_run_whose_jobs_are_repeatedly_forgotten_fails(
     ]
 
 
-def test_new_steps_between_losses_keep_a_run_going(cluster: Cluster) -> None:
-    scheduler, run_id = cluster.supervising(max_recoveries=0, max_forgotten=2)
-    for step in (0, 1, 1, 2, 2, 3, 3, 4):
-        cluster.change(run_id, step=step)
-        cluster.launcher.jobs.clear()
-        scheduler.tick()
-        cluster.clock.passes(PAUSE_S)
-        scheduler.tick()
-        cluster.report(run_id)
-    run = cluster.get(run_id)
-    assert (run.state, run.launch, run.recoveries) == (S.RUNNING, 9, 0)
-
-
 def test_what_a_trainer_calls_its_events_counts_for_nothing(cluster: Cluster) -> None:
     scheduler, run_id = cluster.supervising(max_forgotten=1)
     with cluster.database.writing() as session:

@@ -162,22 +162,6 @@ def test_silence_while_the_api_is_away_is_not_the_trainers_fault(cluster: Cluste
     assert len(cluster.launcher.stopped()) == 1
 
 
-def test_silence_while_the_only_scheduler_was_suspended_is_not_the_trainers_fault(cluster: Cluster) -> None:
-    """As after an outage of the database, which ends every round at the renewal of leases."""
-    scheduler = cluster.scheduler()
-    run_id, starting = cluster.running(scheduler), cluster.add_run()
-    scheduler.tick()
-    cluster.clock.passes(cluster.settings.start_s + 1)
-    scheduler.tick()
-    cluster.rounds(scheduler, cluster.settings.heartbeat_s - 1)
-    assert cluster.launcher.stopped() == [], "neither has had time to report"
-    cluster.clock.passes(2)
-    scheduler.tick()
-    assert cluster.launcher.stopped() == [f"{run_id}-1"]
-    cluster.rounds(scheduler, cluster.settings.start_s - cluster.settings.heartbeat_s)
-    assert set(cluster.launcher.stopped()) == {f"{run_id}-1", f"{starting}-1"}
-
-
 def test_silence_while_no_scheduler_watched_is_not_the_trainers_fault(cluster: Cluster) -> None:
     cluster.running(cluster.scheduler("first"))
     cluster.clock.passes(10 * cluster.settings.heartbeat_s)

@@ -33,19 +33,12 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    folder = tmp_path / "home"
-    (folder / "logs").mkdir(parents=True)
-    return folder
-
-
-@pytest.fixture
 def service(home: Path) -> Iterator[ServiceProcesses]:
     prepare_local(ServiceSettings(home=home))
     head = RayHead()
     limits = {"GXPO_HEARTBEAT_S": "15", "GXPO_STOP_WAIT_S": "2", "GXPO_TICK_S": "0.5", "GXPO_MAX_RECOVERIES": "1"}
     environment = {**head.environment, **limits, "GXPO_HOME": str(home), "GXPO_RAY_ADDRESS": head.address}
-    processes = ServiceProcesses(environment, ["-m", "gxpo_services.scheduling.scheduler"], home / "logs")
+    processes = ServiceProcesses(environment, ["-m", "gxpo_trainer.cli", "scheduler"], home / "logs")
     try:
         head.start()
         processes.check()

@@ -9,12 +9,11 @@ import pytest
 from support.recording_server import RecordingServer, Request
 
 from gxpo_client.client import Client, connect
-from gxpo_client.connection import is_http, is_loopback
+from gxpo_client.connection import is_http, is_loopback, is_up
 from gxpo_client.errors import NotFound
 from gxpo_services.cli.common import connect as command_line_client
 from gxpo_services.scheduling.launcher import JobStatus, RayLauncher
-from gxpo_services.scheduling.scheduler import _ApiProbe
-from gxpo_services.settings import ServiceSettings, read_settings
+from gxpo_services.settings import read_settings
 from gxpo_trainer.errors import ConfigError
 
 
@@ -68,7 +67,7 @@ def paths(server: RecordingServer) -> list[str]:
 def ask_all(url: str) -> None:
     """The scheduler of Ray and of the API, and the command line of the service."""
     assert RayLauncher(url).status("j1") == JobStatus("unknown")
-    assert _ApiProbe(ServiceSettings(public_url=url))()
+    assert is_up(f"{url}/health/ready", 2.0)
     with Client(connect(url), None) as client, pytest.raises(NotFound):
         client.run("r1")
 

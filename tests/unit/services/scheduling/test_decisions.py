@@ -14,7 +14,6 @@ from gxpo_services.scheduling.decisions import (
     Candidate,
     OversizedRuns,
     Quotas,
-    Timeouts,
     admit,
     failure_reason,
     losses_without_progress,
@@ -23,6 +22,7 @@ from gxpo_services.scheduling.decisions import (
     pause_before_launch,
 )
 from gxpo_services.scheduling.launcher import JobStatus
+from gxpo_services.settings import ServiceSettings
 
 WIDE = Quotas(runs=100, cpus=1000.0, gpus=1000.0)
 
@@ -161,13 +161,13 @@ def test_the_next_run_of_the_same_number_begins_anew() -> None:
     assert oversized.overdue([replace(LARGE, queued_at=6.0)], TWO_CPUS, 10.0 + OVERSIZED_S) == {}
 
 
-TIMEOUTS = Timeouts(start_s=900, heartbeat_s=120, cancel_grace_s=60, pause_grace_s=300)
+TIMEOUTS = ServiceSettings(start_s=900, heartbeat_s=120, cancel_grace_s=60, pause_grace_s=300)
 S = RunState
 
 
 def action(state: RunState, job: str, *, launch: float = 0, silence: float = 0, request: float = 0) -> str:
     chosen, why = next_action(
-        state, JobStatus(job), launch_age_s=launch, silence_s=silence, request_age_s=request, timeouts=TIMEOUTS
+        state, JobStatus(job), TIMEOUTS, launch_age_s=launch, silence_s=silence, request_age_s=request
     )
     assert bool(why) == (chosen != "wait"), "every action has a reason"
     return chosen
@@ -214,7 +214,7 @@ def test_each_state_has_its_own_time_out(job: str) -> None:
     ],
 )
 def test_the_reason_names_how_the_job_ended(job: str, why: str) -> None:
-    ended = next_action(S.RUNNING, JobStatus(job), launch_age_s=0, silence_s=0, request_age_s=0, timeouts=TIMEOUTS)
+    ended = next_action(S.RUNNING, JobStatus(job), TIMEOUTS, launch_age_s=0, silence_s=0, request_age_s=0)
     assert ended == ("finish", why)
 
 
