@@ -11,8 +11,8 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_client.formats import count, figure
-from gxpo_dashboard.charts.base import AXIS_WORDS, BRUSH, Chart, between, with_brush, without_outliers
-from gxpo_dashboard.labels import number_of, plain
+from gxpo_dashboard.charts.base import AXIS_WORDS, BRUSH, Chart, between, with_brush
+from gxpo_dashboard.labels import plain
 from gxpo_dashboard.session import permalinks
 from gxpo_dashboard.view_models.tables import csv_file
 
@@ -70,13 +70,12 @@ def draw_first() -> None:
 
 
 def axis(name: str, default: str, words: Mapping[str, str] = AXIS_WORDS) -> str:
-    """Controls of the view's charts: the x-axis, whether outliers are shown, and the end of a zoom.
+    """Controls of the view's charts: the x-axis and the end of a zoom.
 
     Another x-axis has other units: choosing it ends the zoom.
     """
     x = permalinks.choice("X-axis", name, words, default, on_change=permalinks.zoom)
     st.session_state["axis"] = x
-    permalinks.check("Outliers", "outliers", True)
     if (span := permalinks.span(x)) is not None:
         label = f"Reset zoom ({figure(span[0])} to {figure(span[1])})"
         st.button(label, icon=":material/zoom_out_map:", type="tertiary", on_click=permalinks.zoom, key="reset-zoom")
@@ -102,9 +101,6 @@ def chart(chart: Chart, scope: str) -> None:
             if chart.points.empty:
                 st.caption("No points in the visible range. Reset the zoom.")
                 return
-        num_hidden = 0
-        if st.query_params.get("outliers") == "0":
-            chart, num_hidden = without_outliers(chart)
         spec = {**_FRAME, **(with_brush(chart) if zoomable else chart.spec), "datasets": dict(chart.datasets)}
         brush: dict[str, Any] = {"on_select": "rerun", "selection_mode": [BRUSH]} if zoomable else {}
         event: Any = st.vega_lite_chart(
@@ -113,8 +109,6 @@ def chart(chart: Chart, scope: str) -> None:
         if zoomable and (ends := event.selection.get(BRUSH, {}).get("x")):
             permalinks.zoom(*ends)
             st.rerun()
-        if num_hidden:
-            st.caption(f"{number_of(num_hidden, 'outlier')} hidden.")
         if chart.thinned:
             st.caption(chart.thinning)
         drawer = st.expander("Data", key=f"{key}-data", on_change="rerun", icon=":material/table:")
@@ -134,6 +128,8 @@ _FRAME = {
     "autosize": {"type": "fit", "contains": "padding"},
     "padding": {"left": 4, "right": 12, "top": 4, "bottom": 4},
     "config": {
+        # Names the rectangles of a brush, to which Vega-Lite gives a role alone. Screen readers get no other marks.
+        "mark": {"aria": True, "description": "visible range"},
         # The page's own text colour: Streamlit's grey has a contrast below 4.5:1.
         "axis": {"labelColor": "currentColor", "titleColor": "currentColor", **_SOFT},
         # Stack legends, so that they never overlap.

@@ -3,8 +3,7 @@
 Of a home (`make demo`, then `make screenshots`), or of run folders: `--ended` for those of a study, `--live` for one
 that is shown as it was after a share of its steps (`make screenshots FROM="--ended … --live …"`). Starts the API and
 the dashboard, opens each view in headless Chromium, waits until nothing is being drawn any more, and writes
-docs/images/<view>-<light|dark>.png of a window of 1280 pixels, and <view>-wide-<light|dark>.png of each wider one in
-`--widths`, at twice the resolution and with at most 256 colours.
+docs/images/<view>-<light|dark>.png of a window of 1280 pixels, at twice the resolution and with at most 256 colours.
 Chromium and its driver come from the system's packages.
 """
 
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import itertools
 import logging
 import sys
 import tempfile
@@ -65,13 +63,13 @@ return [boxes[0].left - 6, boxes[0].top - 6, boxes[0].right + 6, boxes[boxes.len
 _WHOLE_PAGE = 8000
 
 
-def shoot(page: Page, file: Path, query: dict[str, Any], width: int, most: int) -> None:
+def shoot(page: Page, file: Path, query: dict[str, Any], most: int) -> None:
     """A view from its top, as high as its content; above `most` pixels it ends below the last whole card. With a `card`
     in the query, that card and the next one alone."""
     card = query.get("card")
     page.open(**{name: value for name, value in query.items() if name != "card"})
     size = {
-        "width": width,
+        "width": WIDTH,
         "height": max(int(page.script(_HEIGHT, _WHOLE_PAGE if card else most)), 600),
         "deviceScaleFactor": SCALE,
         "mobile": False,
@@ -123,7 +121,6 @@ def arguments_of(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--live", type=Path, default=None, help="with --ended: folder of the run that is shown live")
     parser.add_argument("--live-share", type=float, default=0.6, help="share of the live run's steps that is reported")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="folder of the pictures")
-    parser.add_argument("--widths", type=int, nargs="*", default=(WIDTH,), help="of the window, in pixels")
     parser.add_argument("--height", type=int, default=1500, help="most pixels of a picture's height")
     parser.add_argument("--only", nargs="*", default=None, help="names of the pictures to take")
     return parser.parse_args(given)
@@ -169,13 +166,12 @@ def replayed(home: Path, chosen: argparse.Namespace) -> tuple[ReplayedService, s
 
 
 def take(dashboard: DashboardProcess, pictures: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
-    for mode, width in itertools.product(MODES, chosen.widths):
-        with open_browser(width=width, mode=mode) as driver:
+    for mode in MODES:
+        with open_browser(width=WIDTH, mode=mode) as driver:
             for name, query in pictures.items():
                 if chosen.only is None or name in chosen.only:
-                    wide = "-wide" if width > WIDTH else ""
-                    file = chosen.out / f"{name}{wide}-{mode}.png"
-                    shoot(Page(driver, dashboard.url, dashboard.cookie), file, query, width, chosen.height)
+                    file = chosen.out / f"{name}-{mode}.png"
+                    shoot(Page(driver, dashboard.url, dashboard.cookie), file, query, chosen.height)
                     sys.stdout.write(f"{file}: {file.stat().st_size // 1000} kB\n")
 
 

@@ -24,23 +24,6 @@ def test_a_refresh_keeps_zoom_and_scroll(site: Site, page: Page, live_run: str) 
     assert page.scrolled == 200
 
 
-def test_a_refresh_keeps_the_chosen_rows(site: Site, page: Page, live_run: str) -> None:
-    page.open("runs", text="live run", cols=["name", "step"])
-    page.tick_row(0)
-    page.shows("1 selected")
-    step = page.wait(lambda: _step_in_table(page), "the step in the table")
-    page.wait(lambda: _step_in_table(page) > step, "a newer step in the table")
-    assert "1 selected" in page.text
-    assert page.button("Pause") is not None
-
-
-def _step_in_table(page: Page) -> int:
-    words = page.script(
-        "return [...document.querySelectorAll('[data-testid=stDataFrame] table[role=grid] td')].map(c => c.textContent)"
-    )
-    return max((int(word.replace(",", "")) for word in words if word.replace(",", "").isdigit()), default=0)
-
-
 def test_a_page_outlives_its_service(site: Site, page: Page, live_run: str) -> None:
     page.open("run", run=live_run)
     page.wait(lambda: page.chart("-reward", LAST), "the reward chart")

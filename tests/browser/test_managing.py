@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 from support.browsing import TEXTS, Page, set_mode
 from support.pictures import color, in_card, picture, text_contrast
 from support.service_processes import until
 from support.site import Site
 
-DOMAIN = "view.scale('x').domain()"
 TICKS = "view.data('ticks').map(row => row.value)"
 LOG = "document.querySelector('.st-key-log')"
 GRID = "document.querySelector('[data-testid=stDataFrame] .dvn-scroller')"
-
-
-@contextmanager
-def another_live_run(site: Site, name: str) -> Iterator[str]:
-    """A second run that trains, deleted at the end."""
-    run = site.submit_live(name)
-    try:
-        yield run
-    finally:
-        site.http.post(f"/runs/{run}/cancel").raise_for_status()
-        until(lambda: site.state(run) == "cancelled", f"the end of {name}")
-        site.http.delete(f"/runs/{run}").raise_for_status()
 
 
 def test_several_runs_are_deleted_at_once_and_the_filter_stays(site: Site, page: Page) -> None:
@@ -67,14 +52,12 @@ def test_a_sweep_has_a_heat_map_and_parallel_coordinates_of_all_its_runs(site: S
     assert page.chart_of("Parallel coordinates", "view.data('points').length") == 4 * 3
     heat = "learner.optimizer.learning_rate × learner.rule.k"
     page.wait(lambda: page.chart_of(heat, "view.data('points').length") == 4, "the four cells of the heat map")
-    _assert_readable(page, heat, "learner.rule.k", "0.0001", "2.5%")
-    _assert_readable(page, "Parallel coordinates", "0.0002", "2.5%", "learner.rule.k")
-    set_mode(page.driver, "dark")
-    page.open("compare", groups=[group])
-    page.wait(lambda: page.chart_of(heat, "view.data('points').length"), "the heat map in dark mode")
-    page.wait(lambda: page.chart_of("Parallel coordinates", TICKS), "the axes in dark mode")
-    _assert_readable(page, heat, "learner.rule.k", "0.0001", "2.5%")
-    _assert_readable(page, "Parallel coordinates", "0.0002", "2.5%", "learner.rule.k")
+    for mode in ("light", "dark"):
+        set_mode(page.driver, mode)
+        page.open("compare", groups=[group])
+        for title, labels in {heat: ["0.0001", "2.5%"], "Parallel coordinates": ["0.0002", "2.5%"]}.items():
+            page.wait(lambda title=title: page.chart_of(title, "view.data('points').length"), title)  # type: ignore[misc]
+            _assert_readable(page, title, "learner.rule.k", *labels)
 
 
 def _assert_readable(page: Page, title: str, *labels: str) -> None:
@@ -87,20 +70,6 @@ def _assert_readable(page: Page, title: str, *labels: str) -> None:
     assert page.chart_of(title, "view.signal('background')") == color((red, green, blue))
 
 
-def test_a_table_whose_order_changes_keeps_what_was_chosen(site: Site, page: Page, live_run: str) -> None:
-    page.open("runs", text="live run", cols=["name", "step"])
-    page.tick_row(0)
-    page.wait(lambda: "1 selected" in page.text and "live run" in page.text, "the selection")
-    with another_live_run(site, "second live run") as other:
-        page.wait(lambda: "2 runs" in page.text, "the new run on top of the table")
-        page.settle()
-        page.shows("1 selected live run")
-        page.press("Pause")
-        until(lambda: site.state(live_run) == "paused", "the chosen run to pause")
-        assert site.state(other) == "running"
-    site.http.post(f"/runs/{live_run}/resume").raise_for_status()
-
-
 def test_a_table_whose_order_changes_keeps_its_scroll_position_and_its_selection(site: Site, page: Page) -> None:
     base = {"preset": "demo", "overrides": ["budget.steps=3"]}
     body = {"name": "of many", "base": base, "seeds": list(range(24)), "control": False}
@@ -108,35 +77,18 @@ def test_a_table_whose_order_changes_keeps_its_scroll_position_and_its_selection
     site.http.post(f"/groups/{group}/cancel").raise_for_status()
     page.open("runs", text="of many", cols=["name", "seed"])
     page.shows("24 runs")
+    third = site.http.get("/runs", params={"text": "of many"}).json()["items"][2]
     page.tick_row(2)
-    chosen = page.wait(lambda: re.search(r"1 selected (\S.*)", page.text), "the selection")[1]  # type: ignore[index]
+    page.shows(f"1 selected {third['name']}")
     assert page.script(f"{GRID}.scrollTop = 200; return {GRID}.scrollTop") == 200
     run = site.http.post("/runs", json={**base, "name": "one of many"}).raise_for_status().json()["id"]
     site.http.post(f"/runs/{run}/cancel").raise_for_status()
     page.shows("25 runs")
     page.settle()
     assert page.script(f"return {GRID}.scrollTop") == 200
-    page.shows(f"1 selected {chosen}")
-
-
-def test_a_comparison_of_live_runs_keeps_zoom_and_scroll(site: Site, page: Page, live_run: str) -> None:
-    with another_live_run(site, "compared live run") as other:
-        page.open("compare", runs=[live_run, other])
-        page.wait(lambda: page.chart("compare-accuracy", DOMAIN), "the curves")
-        page.drag("compare-accuracy", 0.2, 0.6)
-        page.wait(lambda: {"from", "to"} <= page.query.keys(), "the range in the address")
-        page.settle()
-        near = page.wait(lambda: page.chart("compare-accuracy", DOMAIN), "the zoomed chart")
-        page.scroll_to(300)
-        last = _best_step(page)
-        page.wait(lambda: _best_step(page) >= last + 20, "new evaluations")
-        assert page.chart("compare-accuracy", DOMAIN) == near
-        assert page.scrolled == 300
-
-
-def _best_step(page: Page) -> int:
-    (step,) = re.findall(r"To match the best of .*? at step (\d+)", page.text)
-    return int(step)
+    page.shows(f"1 selected {third['name']}")
+    page.press("Open")
+    page.wait(lambda: page.query.get("run") == [third["id"]], "the view of the selected run")
 
 
 def test_a_log_is_searched(site: Site, page: Page, live_run: str) -> None:

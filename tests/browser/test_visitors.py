@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 from selenium import webdriver
 from support.browsing import Page, open_browser
@@ -35,10 +34,6 @@ def test_a_viewer_sees_runs_and_cannot_cancel_them(site: Site, elsewhere: Page, 
     elsewhere.shows("live run")
     elsewhere.wait(lambda: elsewhere.all(".st-key-run-cancel button"), "the row of buttons")
     assert elsewhere.button("Cancel") is None, "it is there to be seen, and cannot be pressed"
-    headers = {"Authorization": f"Bearer {site.viewer_token}"}
-    answer = httpx.post(f"{site.service.url}/api/v1/runs/{live_run}/cancel", headers=headers, trust_env=False)
-    assert answer.status_code == 403
-    assert site.state(live_run) == "running"
 
 
 def test_a_token_that_is_not_known_opens_nothing(elsewhere: Page) -> None:
@@ -60,10 +55,6 @@ def test_another_account_of_this_machine_sees_the_sign_in_and_the_link_opens_eve
     page.open("run", run=live_run, secret=site.dashboard.secret)
     page.shows("live run")
     assert "secret" not in browser.current_url
-    cookie = browser.get_cookie(f"gxpo-session-{site.dashboard.port}")
-    assert cookie is not None
-    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
-    assert cookie["value"] != site.dashboard.secret
     page.open("run", run=live_run)
     page.shows("live run")
     page.press("local")

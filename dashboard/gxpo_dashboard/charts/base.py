@@ -162,41 +162,6 @@ def between(chart: Chart, low: float, high: float) -> Chart:
     return replace(chart, datasets={name: cut(frame) for name, frame in chart.datasets.items()})
 
 
-FAR_OUT = 3.0
-_FEWEST = 12
-"""Points of a series in which outliers can be told."""
-
-
-def without_outliers(chart: Chart) -> tuple[Chart, int]:
-    """The chart without the values of a series that are further from its quartiles than FAR_OUT times their distance
-    (Tukey's outer fences), and their number. A band is cut by the quartiles of its bounds."""
-    points = chart.points
-    if not {"series", "x", "y"} <= set(points.columns):
-        return chart, 0
-    by = [name for name in ("metric", "series") if name in points]
-
-    def fences(column: str) -> tuple[pd.Series, pd.Series]:
-        values = points.get(column, points["y"]).fillna(points["y"]).groupby([points[name] for name in by])
-        first, third = values.quantile(0.25), values.quantile(0.75)
-        reach = FAR_OUT * (third - first).where((third > first) & (values.count() >= _FEWEST))
-        return first - reach, third + reach
-
-    limits = pd.DataFrame({"least": fences("low")[0], "most": fences("high")[1]})
-
-    def cut(frame: pd.DataFrame) -> pd.DataFrame:
-        if not {*by, "y"} <= set(frame.columns):
-            return frame
-        least, most = (frame.join(limits, on=by)[name] for name in limits)
-        kept = frame.assign(y=frame["y"].mask((frame["y"] < least) | (frame["y"] > most)))
-        return kept.assign(**{name: kept[name].clip(least, most) for name in BOUNDS if name in kept})
-
-    datasets = {name: cut(frame) for name, frame in chart.datasets.items()}
-    # A mean whose extremes are cut is counted like a value.
-    columns = [name for name in ("y", *BOUNDS) if name in chart.points]
-    before, after = (frame["points"][columns].fillna(math.inf) for frame in (chart.datasets, datasets))
-    return replace(chart, datasets=datasets), int((before != after).any(axis=1).sum())
-
-
 def with_brush(chart: Chart) -> Spec:
     """The specification with a selection of a range of x by dragging; the wheel scrolls the page."""
     select = {"type": "interval", "encodings": ["x"], "zoom": False, "translate": False}
@@ -329,8 +294,11 @@ def line_styles(names: Sequence[str], marks: bool = False) -> dict[str, Spec]:
 
 
 def layer(data: str, mark: str, encoding: Spec, *, params: Sequence[Spec] = (), **properties: Any) -> Spec:
-    """Marks of the dataset `data`; properties: of the mark."""
-    spec: Spec = {"data": {"name": data}, "mark": {"type": mark, **properties}, "encoding": encoding}
+    """Marks of the dataset `data`; properties: of the mark.
+
+    Screen readers get no description of every mark, which is expensive: the chart has one, and a table.
+    """
+    spec: Spec = {"data": {"name": data}, "mark": {"type": mark, "aria": False, **properties}, "encoding": encoding}
     return {**spec, "params": list(params)} if params else spec
 
 
@@ -364,16 +332,14 @@ def line_layers(
     dots = {**place, "opacity": on_hover(marks), "tooltip": tooltip(x, form, more)}
     if marks:
         dots["shape"] = styles["shape"]
-    # ARIA descriptions of every point are expensive; the chart has one, and a table.
-    quiet: Spec = {} if marks else {"aria": False}
     lines = {**place, "strokeDash": styles["strokeDash"]}
     alone = {"joinaggregate": [{"op": "count", "as": "num"}], "groupby": ["series"]}
-    bars = layer("points", "rule", bounds, aria=False, opacity=0.5)
+    bars = layer("points", "rule", bounds, opacity=0.5)
     return [
-        layer("points", "area", bounds, aria=False, opacity=0.2),
+        layer("points", "area", bounds, opacity=0.2),
         *([{**bars, "transform": [*known, alone, {"filter": "datum.num == 1"}]}] if marks else []),
-        layer("points", "line", lines, strokeWidth=2, interpolate="linear", **quiet),
-        layer("points" if marks else "near", "point", dots, params=hover_params(), filled=True, size=55, **quiet),
+        layer("points", "line", lines, strokeWidth=2, interpolate="linear"),
+        layer("points" if marks else "near", "point", dots, params=hover_params(), filled=True, size=55),
     ]
 
 
@@ -390,8 +356,8 @@ def rule_layers(data: str, rule: Spec, words: Spec, along: Spec, place: Spec) ->
     """
     text = {**along, **words, "text": {"field": "label"}}
     return [
-        layer(data, "rule", along, aria=False, strokeWidth=2, **rule),
-        layer(data, "text", text, aria=False, color=TEXT, **place),
+        layer(data, "rule", along, strokeWidth=2, **rule),
+        layer(data, "text", text, color=TEXT, **place),
     ]
 
 

@@ -42,9 +42,14 @@ def scores_frame(
 
 
 def metrics_of(evaluations: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The scores of evaluations: `pass@k`, then `maj@n`, in ascending order."""
-    names = {name for record in evaluations for name in record["scores"] if "@" in name and "/" not in name}
-    return sorted(names, key=lambda name: (name.partition("@")[0] != "pass", int(name.partition("@")[2] or 0)))
+    """The scores of evaluations, in order."""
+    return sorted_scores({name for record in evaluations for name in record["scores"] if "/" not in name})
+
+
+def sorted_scores(names: Iterable[str]) -> list[str]:
+    """Those of the names that are scores: `pass@k`, then `maj@n`, in ascending order."""
+    scores = [name for name in names if "@" in name]
+    return sorted(scores, key=lambda name: (name.partition("@")[0] != "pass", int(name.partition("@")[2] or 0)))
 
 
 def published_scores(response: Mapping[str, Any]) -> pd.DataFrame:
@@ -73,7 +78,7 @@ def benchmark_chart(
     present = [name for name in names if name in set(own["series"])]
     rules = _rules(benchmark, published)
     place = {"y": quantity(), "tooltip": [{"field": "label", "title": "published"}]}
-    lines = layer("rules", "rule", place, aria=False, strokeDash=[5, 4], color=MUTED)
+    lines = layer("rules", "rule", place, strokeDash=[5, 4], color=MUTED)
     title = TITLES.get(benchmark, benchmark)
     return Chart(
         f"benchmark-{benchmark}",

@@ -54,7 +54,7 @@ def accuracy_chart(comparison: Response, x: str, seeds: bool = False) -> Chart:
         datasets["seeds"] = seeds_frame(comparison, x)
         place = {"x": base.x_encoding(x), "y": base.quantity(), "color": base.line_styles(names, marks=True)["color"]}
         place["detail"] = {"field": "seed"}
-        layers.insert(1, base.layer("seeds", "line", place, aria=False, strokeWidth=1, opacity=0.55))
+        layers.insert(1, base.layer("seeds", "line", place, strokeWidth=1, opacity=0.55))
     parts = [f"{group['name']} {percent(number(group['final']['accuracy']))}" for group in comparison["groups"]]
     smoothing = f" Exponential average, weight {comparison['smoothing']:g}." if comparison["smoothing"] else ""
     return Chart(
@@ -187,9 +187,9 @@ def parallel_chart(runs: Sequence[Response], settings: Sequence[str], measure: s
     select = {"type": "point", "fields": ["series"], "on": "pointerover", "nearest": True, "clear": "pointerout"}
     # Lines cross the labels, so that each has a halo below it.
     words = {"x": x, "y": base.quantity(), "text": {"field": "value"}}
-    font: Spec = {"aria": False, "align": "left", "dx": 8, "fontSize": 12}
+    font: Spec = {"align": "left", "dx": 8, "fontSize": 12}
     layers = [
-        base.layer("points", "line", line, aria=False, opacity=0.8),
+        base.layer("points", "line", line, opacity=0.8),
         base.layer("points", "point", dots, params=[{"name": "hover", "select": select}], filled=True, size=40),
         base.layer("ticks", "text", words, **font, stroke=_BACKGROUND, strokeWidth=5, strokeJoin="round"),
         base.layer("ticks", "text", words, **font, color=base.TEXT),

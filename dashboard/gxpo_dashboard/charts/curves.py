@@ -195,10 +195,10 @@ def _row(name: str, number: int, runs: Sequence[str], x: str, log: bool, num_row
     line = {**place, "strokeDash": styles["strokeDash"], "opacity": chosen}
     dots = {**place, "opacity": base.on_hover(), "tooltip": base.tooltip(x, base.NUMBER)}
     bounds = {**place, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
-    lines = base.layer("points", "line", line, aria=False, strokeWidth=2)
-    bands = base.layer("points", "area", bounds, aria=False, opacity=0.2)
-    points = base.layer("near", "point", dots, aria=False, filled=True, size=50)
-    rule = base.layer("near", "rule", {"x": base.quantity("x")}, aria=False, strokeWidth=1, color=base.MUTED)
+    lines = base.layer("points", "line", line, strokeWidth=2)
+    bands = base.layer("points", "area", bounds, opacity=0.2)
+    points = base.layer("near", "point", dots, filled=True, size=50)
+    rule = base.layer("near", "rule", {"x": base.quantity("x")}, strokeWidth=1, color=base.MUTED)
     return {
         "height": _HEIGHT,
         "layer": [

@@ -78,7 +78,7 @@ def value_chart(series: Series, x: str = "step", watched: str = "monitored value
     present = {name: label for name, label in names.items() if series.get(name)}
     data = base.long_frame(series, present, x)
     bounds = {"x": base.x_encoding(x), "y": base.quantity("low", title=watched), "y2": {"field": "high"}}
-    band = base.layer("band", "area", bounds, aria=False, opacity=0.22, color=base.MUTED)
+    band = base.layer("band", "area", bounds, opacity=0.22, color=base.MUTED)
     layers = [band, *base.line_layers(list(present.values()), x, base.y_encoding(watched))]
     last = {name: series[name].last for name in ("gate/value", *WINDOW) if series.get(name)}
     words = (
@@ -130,7 +130,7 @@ def _marked(layers: list[Spec], x: str, color: str) -> list[Spec]:
     words = {"align": "right", "baseline": "top", "dx": -5, "dy": 4}
     rule = {"strokeDash": [2, 3], "color": base.MUTED}
     return [
-        base.layer("phases", "rect", place, aria=False, opacity=PHASE_OPACITY),
+        base.layer("phases", "rect", place, opacity=PHASE_OPACITY),
         *layers,
         *base.rule_layers("shutoff", rule, {"y": {"value": 0}}, {"x": base.x_encoding(x)}, words),
     ]

@@ -119,7 +119,7 @@ def may_change() -> bool:
 def sign_out() -> None:
     """End the session of this tab, and that of the link in all tabs of this browser."""
     sessions.close(_link_session())
-    for key in ("token", "me", "series", "cache", "logs", "trends", "measured", "dialog"):
+    for key in ("token", "me", "series", "cache", "trends", "measured", "dialog"):
         st.session_state.pop(key, None)
     st.session_state["signed_out"] = True
 
@@ -211,27 +211,14 @@ def _stored(key: tuple[Any, ...], fresh: LiveSeries) -> LiveSeries:
     return keep(store, key, store.get(key, fresh), _MAX_SERIES)
 
 
-_LOG_WINDOW = 262_144
-_MAX_LOGS = 4
-"""Logs of a session: together 1 MiB of the windows above."""
-
-
-def log_tail(run: str) -> Json:
-    """The end of a run's log as {text, size}; only what was added since the last call is requested."""
-    store: dict[str, Json] = st.session_state.setdefault("logs", {})
-    held = store.get(run)
-    part = client().get("/runs", run, "logs", offset=held["next_offset"] if held else -_LOG_WINDOW, limit=_LOG_WINDOW)
-    if held is None or part["size"] < held["next_offset"]:
-        text = part["text"] if not part["offset"] else part["text"].partition("\n")[2]
-    else:
-        text = (held["text"] + part["text"])[-_LOG_WINDOW:]
-    return keep(store, run, {"text": text, "size": part["size"], "next_offset": part["next_offset"]}, _MAX_LOGS)
+LOG_WINDOW = 262_144
+"""Bytes of a log that are requested at once."""
 
 
 def whole_log(service: Client, run: str) -> bytes:
     """The whole log, part by part. A download calls it outside the session, where `client` cannot be called."""
     parts, offset = [], 0
-    while (part := service.get("/runs", run, "logs", offset=offset, limit=_LOG_WINDOW))["text"]:
+    while (part := service.get("/runs", run, "logs", offset=offset, limit=LOG_WINDOW))["text"]:
         parts.append(part["text"])
         offset = part["next_offset"]
     return "".join(parts).encode()

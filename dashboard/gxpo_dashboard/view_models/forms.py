@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -285,21 +284,3 @@ def curl(url: str, path: str, body: Mapping[str, Any]) -> str:
         "  -H 'Content-Type: application/json' \\\n"
         f"  -d '{quoted}'"
     )
-
-
-def sweep_command(body: Mapping[str, Any]) -> str:
-    """A sweep as a `gxpo sweep` command on the file run.toml, which has its base config."""
-    options = [("--name", body["name"])]
-    options += [("--grid", f"{path}={','.join(map(_typed, grid))}") for path, grid in body["grid"].items()]
-    if body["seeds"]:
-        options.append(("--seeds", ",".join(map(str, body["seeds"]))))
-    options += [(f"--{name}", str(value)) for name in ("preset", "priority") if (value := body[name])]
-    if body["tags"]:
-        options.append(("--tags", ",".join(body["tags"])))
-    words = [f"{name} {shlex.quote(value)}" for name, value in options] + (["--control"] if body["control"] else [])
-    return " \\\n  ".join(["gxpo sweep run.toml", *words])
-
-
-def _typed(value: Any) -> str:
-    """A value as the command line and `values` read it."""
-    return str(value).lower() if isinstance(value, bool) else str(value).replace("Infinity", "inf")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 from urllib.parse import quote
@@ -303,29 +302,17 @@ ENDS = {
     "timeout": "environment timed out",
     "error": "environment failed",
 }
-LONG_TURN = 1500
-"""Characters of a turn that are displayed at first."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRow:
-    """A turn to show. heading: speaker, number and reward. text: untrusted. cut: its beginning if it is long."""
-
-    heading: str
-    text: str
-    cut: str | None
-
-
-def turn_rows(item: Mapping[str, Any]) -> list[TurnRow]:
-    """The turns of a sample in order; none for a response of a single turn."""
+def turn_rows(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Heading (speaker, number and reward) and untrusted text of the turns of a sample, in order; none for a response
+    of a single turn."""
     rows, exchange = [], 0
     for turn in item.get("turns") or []:
         exchange += turn["speaker"] == "policy"
         reward = turn.get("reward")
         words = "" if reward is None else f", reward {formats.signed(reward)}"
-        text = turn["text"]
-        cut = f"{text[:LONG_TURN]}…" if len(text) > LONG_TURN else None
-        rows.append(TurnRow(f"{SPEAKERS.get(turn['speaker'], 'Unknown')}, turn {exchange}{words}", text, cut))
+        rows.append((f"{SPEAKERS.get(turn['speaker'], 'Unknown')}, turn {exchange}{words}", turn["text"]))
     return rows
 
 

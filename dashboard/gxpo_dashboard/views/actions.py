@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -176,9 +175,3 @@ def _edit(run: Json) -> None:
             visitor.client().change(run["id"], name=name, tags=comma_separated(tags), notes=notes, archived=archived)
             _close()
             st.rerun()
-
-
-def submission_key() -> str:
-    """Idempotency key of the next submission; replaced after each success."""
-    key: str = st.session_state.setdefault("submission_key", uuid.uuid4().hex)
-    return key

@@ -28,7 +28,6 @@ def show() -> None:
     with visitor.guarded():
         with header.popover("Select runs", icon=":material/checklist:"):
             runs = explorer.runs("Runs", "runs", most=MOST_RUNS)
-        explorer.warn_clipped("runs")
         if not runs:
             empty(
                 "No runs selected",

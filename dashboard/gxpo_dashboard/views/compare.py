@@ -13,6 +13,7 @@ import streamlit as st
 from gxpo_client.errors import InvalidRequest
 from gxpo_dashboard.charts import compare as charts
 from gxpo_dashboard.charts.base import COMPARED_AXES, Chart, with_colors
+from gxpo_dashboard.charts.benchmarks import sorted_scores
 from gxpo_dashboard.labels import TERMINAL, number_of, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.visitor import keep
@@ -37,8 +38,6 @@ _MOST_MEASURED = 200
 _MOST_SWEPT = 1000
 """Runs of a sweep in parallel coordinates, as in the service's heat map."""
 _GATE_Z = "gate/z"
-_GATES_S = 7.0
-"""Not a multiple of the other refresh intervals, to avoid contention."""
 _OPEN_TABLES = 4
 """Result, cost to the baseline's best, accuracy at equal backward passes and at equal time; others are collapsed."""
 
@@ -51,7 +50,6 @@ def show() -> None:
         with header.popover("Select runs", icon=":material/checklist:"):
             runs = explorer.runs("Runs", "runs", most=_MOST)
             groups = _groups()
-        explorer.warn_clipped("runs")
         if not runs and not groups:
             empty(
                 "Nothing selected",
@@ -66,9 +64,7 @@ def show() -> None:
             query, seeds = _controls(everything, list(runs), groups)
         going = any(run["state"] not in TERMINAL for run in everything.values())
         every = visitor.SLOW_S if going else None
-        latest: dict[str, Json] = {}
-        live(lambda: _comparison(query, seeds, everything, latest), every)
-        live(lambda: _gates(everything, latest), _GATES_S if going else None)
+        live(lambda: _comparison(query, seeds, everything), every)
         for group in groups:
             live(partial(_sweep, group, query), every)
         _metrics(everything, query["x"])
@@ -136,16 +132,16 @@ def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
             keep(store, run, visitor.client().metric_names(run), _MOST_MEASURED)
         names.update(dict.fromkeys(store[run]))
     parts = [name.split("/") for name in names if name.startswith("eval/")]
-    scores = sorted({p[2] for p in parts if len(p) == 3 and "@" in p[2]}, key=lambda s: (s[:4] != "pass", len(s), s))
+    scores = sorted_scores({part[2] for part in parts if len(part) == 3})
     benchmarks = sorted({p[1] for p in parts if p[1] != "average"})
     return scores or ["pass@1"], benchmarks
 
 
-def _comparison(query: Json, seeds: bool, everything: dict[str, Json], latest: dict[str, Json]) -> None:
-    """The parts that change with evaluations; stores the response in `latest`."""
+def _comparison(query: Json, seeds: bool, everything: dict[str, Json]) -> None:
+    """Verdict, curves, evidence, tables and gates."""
     with visitor.guarded():
         try:
-            comparison = latest["comparison"] = visitor.client().compare(**query)
+            comparison = visitor.client().compare(**query)
         except InvalidRequest as error:
             if not error.left_out:
                 raise
@@ -176,6 +172,7 @@ def _comparison(query: Json, seeds: bool, everything: dict[str, Json], latest: d
         settings = charts.settings_table(comparison)
         if not settings.empty:
             text_table(settings, "Differing settings")
+        _gates(comparison, everything)
 
 
 def _excluded(left_out: list[Json], reason: str = "Excluded") -> None:
@@ -189,17 +186,15 @@ def _colored(drawing: Chart, runs: Mapping[str, charts.Response], everything: di
     chart(with_colors(drawing, visitor.rules().colors(rules)), "compare")
 
 
-def _gates(everything: dict[str, Json], latest: dict[str, Json]) -> None:
-    """Gate z-scores, which change with every step; limited to the number of series that a session caches."""
-    with visitor.guarded():
-        comparison = latest.get("comparison")
-        gated = [run for run in gated_runs(comparison) if run in everything] if comparison else []
-        series = visitor.live_series_of({run: everything[run] for run in gated[:_MOST_LINES]}, "step", (_GATE_Z,))
-        z = {run: points for run, live_run in series.items() if (points := live_run.points.get(_GATE_Z))}
-        if comparison and z:
-            if len(gated) > _MOST_LINES:
-                st.caption(f"Showing the gates of {_MOST_LINES} of {len(gated)} runs.")
-            _colored(charts.gate_chart(comparison, z), dict(charts.gates(comparison)), everything)
+def _gates(comparison: Json, everything: dict[str, Json]) -> None:
+    """Gate z-scores; limited to the number of series that a session caches."""
+    gated = [run for run in gated_runs(comparison) if run in everything]
+    series = visitor.live_series_of({run: everything[run] for run in gated[:_MOST_LINES]}, "step", (_GATE_Z,))
+    z = {run: points for run, live_run in series.items() if (points := live_run.points.get(_GATE_Z))}
+    if len(gated) > _MOST_LINES:
+        st.caption(f"Showing the gates of {_MOST_LINES} of {len(gated)} runs.")
+    if z:
+        _colored(charts.gate_chart(comparison, z), dict(charts.gates(comparison)), everything)
 
 
 def gated_runs(comparison: Json) -> list[str]:

@@ -72,6 +72,8 @@ def runs(label: str, name: str, *, most: int) -> dict[str, Json]:
     requested = st.query_params.get_all(name)
     if len(requested) > most:
         st.query_params[name] = requested[:most]  # Streamlit raises an error for more values than a widget allows
+        words = f"Showing the first {most} of {count(len(requested))} runs."
+        st.toast(words, icon=":material/filter_list:", duration="infinite")
     text = st.session_state.get(f"search-{name}", "")
     offered = {
         run["id"]: run for run in visitor.client().get("/runs", limit=_RECENT, text=text, archived="any")["items"]
@@ -88,16 +90,4 @@ def runs(label: str, name: str, *, most: int) -> dict[str, Json]:
         st.text_input(
             "Search runs", key=f"search-{name}", placeholder="name, tag, id", width=220, icon=":material/search:"
         )
-    clipped: dict[str, tuple[list[str], int]] = st.session_state.setdefault("clipped", {})
-    if len(requested) > most:
-        clipped[name] = (chosen, len(requested))
-    elif name in clipped and clipped[name][0] != chosen:
-        del clipped[name]
     return {run: offered[run] for run in chosen if run in offered}
-
-
-def warn_clipped(name: str) -> None:
-    """Say that more runs were requested than the view shows, until other runs are selected."""
-    if name in (clipped := st.session_state.get("clipped", {})):
-        chosen, num_requested = clipped[name]
-        st.warning(f"Showing the first {len(chosen)} of {count(num_requested)} runs.", icon=":material/filter_list:")

@@ -144,11 +144,8 @@ def _response(item: Json) -> None:
     facts = f"reward {figure(number(item['reward']))}, {count(item['length'])} tokens{cut}{version}"
     st.markdown(f"{chip} {plain(facts)}")
     rows = turn_rows(item)
-    for position, row in enumerate(rows):
-        # As it was written, without typeset formulas; a long turn is cut until it is asked for.
-        key = f"turn-{item['number']}-{position}"
-        whole = row.cut is None or st.toggle(f"{row.heading}: show all", key=key)
-        untrusted(row.heading, row.text if whole else row.cut)
+    for heading, text in rows:
+        untrusted(heading, text)  # without typeset formulas
     if not rows:
         _text("Response", item["response"])
     untrusted("Extracted answer", item["extracted"] if item["extracted"] is not None else "(none)")
@@ -190,7 +187,8 @@ def events(run: str, x: str) -> None:
 
 def log(run: str, x: str) -> None:
     """The log, oldest line first; follows its end while the run executes."""
-    tail = visitor.log_tail(run)
+    window = visitor.LOG_WINDOW
+    tail = visitor.client().get("/runs", run, "logs", offset=-window, limit=window)
     if not tail["size"]:
         none(run, "log lines")
         return
@@ -198,10 +196,12 @@ def log(run: str, x: str) -> None:
         text = st.text_input("Search log", key="log-search", icon=":material/search:", placeholder="part of a line")
         fetch = partial(visitor.whole_log, visitor.client(), run)
         download("log", f"{run}.log", fetch, "log-download")
-    lines = tail["text"].splitlines()
+    # The window may begin in the middle of a line.
+    whole = tail["text"].partition("\n")[2] if tail["offset"] else tail["text"]
+    lines = whole.splitlines()
     matches = [line for line in lines if text.lower() in line.lower()] if text else lines
     matching = f"{count(len(matches))} of " if text else ""
-    st.caption(f"{matching}{count(len(lines))} lines of the last {size(len(tail['text']))} of {size(tail['size'])}.")
+    st.caption(f"{matching}{count(len(lines))} lines of the last {size(len(whole))} of {size(tail['size'])}.")
     # The container keeps its end in view while lines are added.
     with st.container(height=560, autoscroll=True, key="log"):
         st.code("\n".join(matches), language=None, wrap_lines=True)

@@ -12,7 +12,7 @@ from gxpo_client.formats import NONE, count, duration, known, moment, percent, s
 from gxpo_dashboard.charts import base, curves, gate, steps
 from gxpo_dashboard.charts.base import Chart, Plot
 from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
-from gxpo_dashboard.labels import STATES, TERMINAL, plain, state_chip, why
+from gxpo_dashboard.labels import TERMINAL, plain, state_chip, why
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.rules import Rule
 from gxpo_dashboard.view_models.series import Series, number
@@ -51,22 +51,12 @@ def show() -> None:
 
 
 def _chosen() -> Json | None:
-    """The run in the URL; otherwise a list to select from."""
-    run = st.query_params.get("run", "")
+    """The run in the URL, if any."""
     with visitor.guarded():
-        if run:
+        if run := st.query_params.get("run", ""):
             return visitor.client().run(run)
         st.title("Run")
-        recent = visitor.client().get("/runs", limit=20)["items"]
-        if not recent:
-            empty("No runs yet", "Open **Submit** to start one.")
-            return None
-        st.write("Select a run:")
-        for item in recent:
-            words = f"{STATES.get(item['state'], item['state'])} · {item.get('rule_label') or item['rule']}"
-            if st.button(f"{plain(item['name'])} · {plain(words)}", key=item["id"], width=520):
-                st.query_params["run"] = item["id"]
-                st.rerun()
+        empty("No run selected", "Open one in **Runs**, or start one in **Submit**.")
     return None
 
 

@@ -284,9 +284,7 @@ def _trends(runs: Sequence[Json]) -> dict[str, str]:
             picture = sparkline(
                 [(x, y) for _, x, y, *_ in points.drawn], visitor.rules().of({"name": run["rule"]}).color
             )
-            store[run["id"]] = ((run["attempt"], run["progress"]["steps"]), picture)
-    while len(store) > 1000:
-        store.pop(next(iter(store)))
+            visitor.keep(store, run["id"], ((run["attempt"], run["progress"]["steps"]), picture), 1000)
     return {run["id"]: store[run["id"]][1] for run in runs if run["id"] in store}
 
 

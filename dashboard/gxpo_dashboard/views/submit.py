@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,6 @@ from gxpo_dashboard.widgets import grid, text_table
 
 Json = dict[str, Any]
 
-_SUBMIT: Json = {"icon": ":material/rocket_launch:", "type": "primary", "key": "submit"}
 _LINK = "set"
 """Parameter of the URL with the changed settings."""
 SWEEPS = {
@@ -199,16 +199,11 @@ def _one_run(config: Json, body: Json) -> None:
                     f"{plain(run['name'])} · {plain(STATES.get(run['state'], run['state']))}", key=f"equal-{run['id']}"
                 ):
                     go("run", run=run["id"])
-    if actions.change_button("Submit run", possible=checked["valid"], **_SUBMIT):
-        made = visitor.client().submit(body, actions.submission_key())
-        st.session_state.pop("submission_key", None)
+    if made := _submitted("Submit run", "/runs", body, possible=checked["valid"]):
         go("run", run=made["id"])
     if checked["valid"]:
         show_plan(checked)
-    with st.expander("TOML", expanded=checked["valid"]):
-        st.code(checked.get("toml") or "# invalid config", language="toml", height=420)
-    with st.expander("curl"):
-        st.code(forms.curl(visitor.external_url(), "/runs", body), language="bash", height=300)
+    _equivalents(checked, "/runs", body)
 
 
 def _sweep(body: Json) -> None:
@@ -226,22 +221,34 @@ def _sweep(body: Json) -> None:
         st.metric("Steps", count(cost["steps"]), border=True)
         st.metric("Max. backward passes", count(cost["backward_passes"]), border=True)
     st.caption(plain(cost["per_step_words"]))
-    if actions.change_button(f"Submit {cost['runs']} runs", **_SUBMIT):
-        made = visitor.client().submit(body, actions.submission_key(), to="/sweeps")
-        st.session_state.pop("submission_key", None)
+    if made := _submitted(f"Submit {cost['runs']} runs", "/sweeps", body):
         go("runs", group=made["group"]["id"])
     base = visitor.client().validate(body["base"])
     show_plan(base, cost["runs"])
     rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
     frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Backward passes"])
     text_table(frame.astype("str"), "Planned runs")
-    with st.expander("Command line"):
-        # Without highlighting, whose colours have too little contrast in light mode.
-        st.code(forms.sweep_command(body), language=None)
-        st.caption("`run.toml`, the settings that all runs share:")
-        st.code(base.get("toml") or "# invalid config", language=None, height=300)
+    _equivalents(base, "/sweeps", body)
+
+
+def _equivalents(checked: Json, path: str, body: Json) -> None:
+    """The run file of the config that was checked, and the command that submits `body`."""
+    # Without highlighting, whose colours have too little contrast in light mode.
+    with st.expander("TOML", expanded=checked["valid"]):
+        st.code(checked.get("toml") or "# invalid config", language=None, height=420)
     with st.expander("curl"):
-        st.code(forms.curl(visitor.external_url(), "/sweeps", body), language=None, height=300)
+        st.code(forms.curl(visitor.external_url(), path, body), language=None, height=300)
+
+
+def _submitted(label: str, path: str, body: Json, *, possible: bool = True) -> Json | None:
+    """A button that submits `body`; the response once it was pressed. Each submission has an idempotency key."""
+    pressed = actions.change_button(label, ":material/rocket_launch:", possible=possible, type="primary", key="submit")
+    if not pressed:
+        return None
+    key: str = st.session_state.setdefault("submission_key", uuid.uuid4().hex)
+    made = visitor.client().submit(body, key, to=path)
+    del st.session_state["submission_key"]
+    return made
 
 
 def _complaints(errors: list[tuple[str, str]]) -> None:

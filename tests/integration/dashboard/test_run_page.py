@@ -28,13 +28,6 @@ def test_counts_of_a_prompt_are_of_all_its_responses(pages: Pages) -> None:
     assert [code.value for code in seen.code] == ["<|user|>**1 + 1?**<|assistant|>"]
 
 
-def test_the_header_of_a_queued_run_has_its_position(pages: Pages) -> None:
-    run = [pages.submit(name) for name in ("first", "second")][1]
-    page = pages.open("run", run=run)
-    (words,) = [bar.proto.text for bar in page.get("progress")]
-    assert words.endswith(" · queue: 2"), words
-
-
 @pytest.mark.parametrize("part", ["Overview", "Policy", "Metrics", "Evaluations", "Samples", "Log", "Checkpoints"])
 def test_a_run_without_data_says_what_it_waits_for_and_an_ended_one_that_there_is_none(pages: Pages, part: str) -> None:
     holder, run = (pages.submit(f"{name} {part}") for name in ("holds", "waits"))

@@ -23,15 +23,6 @@ def select(pages: Pages, *runs: str, token: str | None = None, **query: str) -> 
     return pages.open("runs", {"selection-runs-0": selection, "token": token or pages.token}, size="200", **query)
 
 
-def test_selected_runs_are_cancelled_after_a_confirmation(pages: Pages) -> None:
-    runs = [pages.submit("to cancel", f"seed={seed}") for seed in range(2)]
-    page = select(pages, *runs)
-    labelled(page.button, "Cancel").click().run()
-    assert [pages.state(run) for run in runs] == ["queued", "queued"]
-    labelled(page.button, "Cancel 2 runs").click().run()
-    assert [pages.state(run) for run in runs] == ["cancelled", "cancelled"]
-
-
 def test_a_run_that_may_not_be_deleted_does_not_keep_the_others(pages: Pages) -> None:
     token = pages.service.token("submitter")
     owners = {"mine": token, "of another": None, "gone": token, "mine too": token}
@@ -63,11 +54,7 @@ def test_the_order_is_that_of_the_service_in_address_and_header(pages: Pages) ->
     page = pages.open("runs", tag="order", sort="score_best")
     assert table(page) == (["early", "late"], ["Best ↓"])
     assert "best" in page.dataframe[0].proto.column_order
-    pressed = {"selection": {"rows": [], "columns": ["score"]}}
-    page = pages.open("runs", {"runs-0": pressed}, tag="order")
-    assert page.query_params["sort"] == "score"
-    assert table(page) == (["late", "early"], ["Accuracy ↓"])
-    page = pages.open("runs", {"runs-0": pressed}, tag="order", sort="score")
+    page = pages.open("runs", tag="order", sort="score", order="asc")
     assert table(page) == (["early", "late"], ["Accuracy ↑"])
 
 
@@ -93,15 +80,6 @@ def test_a_baseline_that_does_not_exist_leaves_the_table(pages: Pages) -> None:
     assert not page.error
     assert "listed" in "".join(page.dataframe[0].value["name"])
     assert [caption.value for caption in page.caption if "does not exist" in caption.value]
-
-
-def test_a_selected_run_opens_in_the_same_tab(pages: Pages) -> None:
-    run = pages.submit("to open")
-    page = select(pages, run)
-    labelled(page.button, "Open").click().run()
-    assert [page.query_params[name] for name in ("view", "run")] == ["run", run]
-    two = select(pages, run, pages.submit("another"))
-    assert labelled(two.button, "Open").disabled
 
 
 def test_metrics_of_a_later_run_are_offered_as_columns(pages: Pages) -> None:

@@ -70,14 +70,6 @@ def test_the_table_gives_newest_and_best() -> None:
     assert row["Published GRPO"] == 0.7873
 
 
-def test_the_table_of_a_chart_has_the_intervals_where_they_are_known() -> None:
-    unknown = {"step": 10, "benchmark": "gsm8k", "scores": {"pass@1": 0.5}}
-    table = benchmarks.accuracy_chart([record(0, 0.25), unknown]).table()
-    assert list(table.columns) == ["Training step", "GSM8K", "GSM8K, 95% low", "GSM8K, 95% high"]
-    assert table.iloc[0].tolist() == [0, 0.25, 0.15, 0.35]
-    assert table["GSM8K, 95% low"].isna().tolist() == [False, True]
-
-
 def test_benchmarks_of_a_run_are_lines_of_a_chart_and_each_score_has_a_chart() -> None:
     records = [record(0, 0.2), record(0, 0.9, "amc23"), record(10, 0.3)]
     assert benchmarks.accuracy_chart(records).points["series"].tolist() == ["GSM8K", "GSM8K", "AMC23"]

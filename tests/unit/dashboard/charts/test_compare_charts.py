@@ -74,6 +74,15 @@ def test_each_seed_is_drawn_when_asked_for() -> None:
     assert "seeds" not in compare.accuracy_chart(answer(), "step").datasets
 
 
+@pytest.mark.parametrize("seeds", [False, True])
+def test_new_data_does_not_change_the_specification(seeds: bool) -> None:
+    longer = answer()
+    for group in longer["groups"]:
+        group["mean"] = curve([0, 10, 20], [0.2, 0.3, 0.9])
+    before, after = (compare.accuracy_chart(each, "step", seeds) for each in (answer(), longer))
+    assert (before.spec, before.alt) == (after.spec, after.alt)
+
+
 def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
     chart = compare.gate_chart(answer(), Z)
     assert chart.points["series"].unique().tolist() == ["GXPO K=5, seed 0", "GXPO K=5, seed 1"]

@@ -37,18 +37,6 @@ def test_the_table_has_a_column_for_each_series() -> None:
     assert table.to_dict("list") == {"Training step": [1.0, 2.0], "B": [3.0, 4.0], "A": [1.0, 2.0]}
 
 
-def test_the_table_over_a_cost_keeps_the_steps() -> None:
-    series = {"a": points([1.0, 2.0], [100.0, 250.0])}
-    table = drawn(series, {"a": "A"}, "tokens").table()
-    assert table.to_dict("list") == {"Sampled tokens": [100.0, 250.0], "Step": [1, 2], "A": [1.0, 2.0]}
-
-
-def test_what_is_not_positive_has_no_place_on_a_logarithmic_axis() -> None:
-    chart = drawn({"a": points([1e-7, 0.0])}, {"a": "A"}, log=True)
-    assert chart.points["y"][0] == 1e-7
-    assert math.isnan(chart.points["y"][1])
-
-
 def test_where_a_step_lies_on_another_axis() -> None:
     series = points([0.0] * 3, [3.0, 6.0, 7.0])
     assert [base.value_at(series, step, "backward_passes") for step in (2, 9)] == [6.0, 7.0]
@@ -72,22 +60,12 @@ def test_new_data_does_not_change_a_specification(x: str) -> None:
         (curves.POLICY, ["policy/entropy", "env/turns_mean", "env/done_fraction"], ["entropy", "turns", "episodes"]),
         (curves.SYSTEM, ["system/cpu_percent", "system/memory_bytes"], ["memory", "cpu"]),
         (curves.SYSTEM, ["time/learner_idle_fraction"], ["overlap"]),
+        (curves.SYSTEM, ["system/gpu1/utilization_percent", "system/disk_written_bytes_per_s"], ["gpu", "traffic"]),
     ],
 )
 def test_only_charts_of_reported_metrics_appear(plots: tuple[Plot, ...], reported: list[str], keys: list[str]) -> None:
     series = {name: points([1.0]) for name in reported}
     assert [chart.key for chart in base.metric_charts(plots, series, "step")] == keys
-
-
-def test_the_system_part_shows_gpu_disk_and_network_where_a_run_reports_them() -> None:
-    gpus = {f"system/gpu{n}/{name}" for n in (0, 1) for name in ("utilization_percent", "memory_bytes")}
-    traffic_and_disk = [name for plot in curves.SYSTEM[-2:] for name in plot.metrics]
-    reported = {name: points([2.0**20]) for name in (*gpus, *traffic_and_disk)}
-    gpu_memory, gpu, traffic, disk = base.metric_charts(curves.SYSTEM, reported, "step")
-    assert (gpu_memory.key, gpu.key, traffic.key, disk.key) == ("gpu-memory", "gpu", "traffic", "disk")
-    assert gpu.alt == "GPUs: GPU 0, GPU 1 over training step"
-    assert "GPU 1 1.0 MiB" in gpu_memory.summary
-    assert "network, sent 1.0 MiB per second" in traffic.summary
 
 
 def test_lines_differ_in_more_than_colour() -> None:
@@ -112,14 +90,6 @@ def test_the_first_and_the_last_point_are_not_cut_in_half() -> None:
     dots = base.line_layers(["a"], "step", base.y_encoding("y"), marks=True)[-1]
     radius = math.sqrt(dots["mark"]["size"] / math.pi)
     assert dots["encoding"]["x"]["scale"]["padding"] > radius
-
-
-def test_a_legend_has_as_many_columns_as_fit_into_the_plot() -> None:
-    legend = base.legend(["a" * 14, "b"])
-    assert legend is not None
-    # 14 letters of 7 pixels, and a symbol with its margins.
-    assert legend["columns"] == {"expr": "max(1, floor((width || containerSize()[0]) / 132))"}
-    assert base.legend(["alone"]) is None
 
 
 def picture(*y: float) -> list[tuple[str, float, float]]:
@@ -171,22 +141,6 @@ def test_the_part_of_a_chart_has_its_data_alone() -> None:
     assert part["rules"]["y"].tolist() == [3.0]
 
 
-def test_outliers_are_left_out_where_a_series_has_quartiles() -> None:
-    # Quartiles 1 and 2: the outer fences are 1 - 3 and 2 + 3.
-    usual = [1.0, 2.0] * 8
-    chart, hidden = base.without_outliers(drawn({"a": points([*usual, 400.0, 5.0])}, {"a": "A"}))
-    assert hidden == 1
-    assert math.isnan(chart.points["y"][16])
-    assert chart.points["y"][17] == 5.0
-    # A band is cut by its own bounds, whose quartiles are 2 and 3: the fence is 3 + 3.
-    series = Points([], [], [], BANDS, [(step, float(step), 1.5, 0.0, 2.0 + step % 2) for step in range(16)])
-    series.band.append((16, 16.0, 1.5, 0.0, 90.0))
-    chart, hidden = base.without_outliers(explorer_chart({"m": {"a": series}}, ["a"], "step"))
-    assert (hidden, chart.points["high"].max(), chart.points["y"].isna().any()) == (1, 6.0, False)
-    for few in ([1.0, 2.0, 400.0], [0.0] * 20 + [1.0]):
-        assert base.without_outliers(drawn({"a": points(few)}, {"a": "A"}))[1] == 0
-
-
 def test_a_range_is_selected_by_dragging_and_nothing_takes_the_wheel() -> None:
     explored = explorer_chart({"gate/z": {}, "reward/mean": {}}, ["a", "b"], "step")
     for chart in (drawn({"a": points([1.0])}, {"a": "A"}), explored):
@@ -203,14 +157,6 @@ def test_metrics_match_their_group_and_every_word_of_a_search_in_any_order() -> 
     assert matching(NAMES, "gate", "") == ["gate/value", "gate/z"]
     assert matching(NAMES, "", "step TIME") == ["time/step_s"]
     assert matching(NAMES, "gate", "mean") == []
-
-
-def test_averages_arrive_from_the_service_and_the_note_gives_their_weight() -> None:
-    points = Points([1, 2], [1.0, 2.0], [0.0, 4.0])
-    plain, average = (explorer_chart({"reward/mean": {"a": points}}, ["a"], "step", weight) for weight in (0.0, 0.9))
-    assert average.points["y"].tolist() == [0.0, 4.0]
-    assert "Exponential average over all steps, weight 0.9" in average.note
-    assert "average" not in plain.note
 
 
 def test_a_thinned_series_is_named_below_the_chart_and_in_its_table() -> None:

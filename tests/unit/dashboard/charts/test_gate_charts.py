@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import math
 
-import numpy as np
 import pytest
 
 from gxpo_dashboard.charts import gate
 from gxpo_dashboard.view_models.rules import rules_of
 from gxpo_dashboard.view_models.series import Points
-from gxpo_services.outputs.metric_series import SeriesQuery, series_of
-from gxpo_services.outputs.metrics import RECORD
 from gxpo_trainer.config import RunConfig
 
 RULES = rules_of(RunConfig.model_json_schema())
@@ -75,16 +72,6 @@ def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> No
     assert list(band["x"]) == [2.0, 3.0, 4.0, 5.0]
     assert list(band["low"]) == pytest.approx([0.4, 0.5, 0.5, 0.6])
     assert list(band["high"]) == pytest.approx([0.6, 0.6, 0.7, 0.64])
-
-
-def test_the_band_of_five_thousand_steps_has_no_holes() -> None:
-    steps = np.arange(1, 5001)
-    window = {"gate/mean": np.sin(steps / 3), "gate/std": 2 + np.cos(steps / 5)}
-    histories = {name: np.array(list(zip(steps, y, strict=True)), dtype=RECORD) for name, y in window.items()}
-    query = SeriesQuery(names=[*histories], max_points=600, joined=True)
-    joined = series_of(histories, query, None)
-    series = {name: points(entry["steps"], entry["y"]) for name, entry in joined.items()}
-    assert len(gate.value_chart(series).datasets["band"]) == 600
 
 
 def test_the_monitored_value_has_the_name_that_its_rule_declares() -> None:

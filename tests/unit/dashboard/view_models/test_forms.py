@@ -13,12 +13,6 @@ from gxpo_trainer.config import RunConfig
 SCHEMA = RunConfig.model_json_schema()
 
 
-def test_a_label_is_words_and_a_symbol_stands_for_its_setting() -> None:
-    assert forms.label("name") == "Name"
-    assert forms.label("learner.optimizer.learning_rate") == "Optimizer learning rate"
-    assert forms.label("learner.rule.k", {"learner.rule.k": "K"}) == "Rule K"
-
-
 def config(rule: str = "gxpo") -> dict[str, object]:
     return RunConfig.model_validate({"learner": {"rule": {"name": rule}}}).model_dump(mode="json")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
@@ -124,38 +123,23 @@ def test_any_rhythm_of_refreshes_gives_the_whole_series(parts: list[int]) -> Non
     )
 
 
-def recorded_fetch(
-    services: dict[str, Service],
-) -> tuple[Callable[[list[str], int | None], dict[str, Json]], list[tuple[list[str], int | None]]]:
-    """A fetch that asks the services, and the questions it was asked."""
-    questions: list[tuple[list[str], int | None]] = []
+def test_several_runs_take_one_request_for_the_new_and_one_for_the_known_and_one_for_the_rewritten() -> None:
+    services = {"a": Service([(1, 1.0), (2, 1.0), (3, 1.0)]), "b": Service([(1, 2.0)]), "c": Service([(5, 3.0)])}
+    requests: list[tuple[list[str], int | None]] = []
 
     def fetch(runs: list[str], after: int | None) -> dict[str, Json]:
-        questions.append((runs, after))
+        requests.append((runs, after))
         return {run: services[run].answer(after) for run in runs}
 
-    return fetch, questions
-
-
-def test_several_runs_take_one_question_for_the_new_and_one_for_the_known() -> None:
-    services = {"a": Service([(1, 1.0), (2, 1.0), (3, 1.0)]), "b": Service([(1, 2.0)]), "c": Service([(5, 3.0)])}
-    fetch, questions = recorded_fetch(services)
     series = {"a": LiveSeries(), "b": LiveSeries()}
     refresh(series, fetch)
     series["c"] = LiveSeries()
     services["b"].rows.append((2, 4.0))
     refresh(series, fetch)
-    assert questions == [(["a", "b"], None), (["c"], None), (["a", "b"], 0)]
+    assert requests == [(["a", "b"], None), (["c"], None), (["a", "b"], 0)]
     assert series["b"].points["m"].y == [2.0, 4.0]
     assert series["a"].points["m"].steps == [1, 2, 3]
-
-
-def test_of_several_runs_only_the_rewritten_one_is_fetched_again() -> None:
-    services = {"a": Service([(1, 1.0), (2, 1.0)]), "b": Service([(1, 2.0), (2, 2.0)])}
-    fetch, questions = recorded_fetch(services)
-    series = {"a": LiveSeries(), "b": LiveSeries()}
-    refresh(series, fetch)
     services["b"].rows, services["b"].revision = [(1, 9.0)], 2
     refresh(series, fetch)
-    assert questions[-1] == (["b"], None)
+    assert requests[-1] == (["b"], None)
     assert series["b"].points["m"].y == [9.0]

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gxpo_dashboard.views.run import PARTS, _figures
+from gxpo_dashboard.views.run import _figures
 
 Json = dict[str, Any]
-
-
-def test_every_part_that_grows_during_a_run_is_refreshed() -> None:
-    assert [name for name, (_, every) in PARTS.items() if every is None] == ["Config"]
 
 
 def run(state: str = "running", **progress: Any) -> Json:
