@@ -272,9 +272,7 @@ class LossScale:
             return 1.0 / self.num_tokens
         if aggregation == "sequence_mean":
             return 1.0 / (self.num_sequences * num_sampled)
-        if aggregation == "sequence_sum":
-            return 1.0 / (self.num_sequences * self.token_limit)
-        raise ValueError(f"aggregation = {aggregation!r}; use token_mean, sequence_mean or sequence_sum")
+        return 1.0 / (self.num_sequences * self.token_limit)
 
 
 @dataclass(frozen=True, slots=True)
