@@ -256,3 +256,12 @@ def test_every_component_that_fails_is_named() -> None:
     first, last = str(caught.value).split("; ")
     assert first.startswith("reward first: KeyError: 'xxx")
     assert last == "reward last returned '0.5', which is not a finite number"
+
+
+def test_each_group_of_a_batch_gets_the_verdicts_of_its_own_samples() -> None:
+    batch = group(r"\boxed{5}", r"\boxed{6}", ""), group("5")
+    verdicts = score(VerifierConfig(workers=2, deadline_s=60.0), *batch, rewards=False)
+    assert [[verdict.status for verdict in each] for each in verdicts] == [
+        ["correct", "wrong", "unparsed"],
+        ["correct"],
+    ]
