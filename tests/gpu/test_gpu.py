@@ -39,10 +39,10 @@ def test_the_compiled_replay_equals_the_plain_one():
     theta, theta0, g0, g1 = shards("cpu")
     moments = [g0.clone(), g1.square()]
     expected = theta.clone()
-    extrapolate_by_replay(plan, recurrence, 2, False, expected, theta0, g0, g1, *moments)
+    extrapolate_by_replay(plan, recurrence, 2, False, 2, expected, theta0, g0, g1, *moments)
     live = theta.cuda()
     on_gpu = [t.cuda() for t in (theta0, g0, g1, *moments)]
-    torch.compile(extrapolate_by_replay, dynamic=True)(plan, recurrence, 2, False, live, *on_gpu)
+    torch.compile(extrapolate_by_replay, dynamic=True)(plan, recurrence, 2, False, 2, live, *on_gpu)
     assert torch.allclose(live.cpu(), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -33,22 +33,10 @@ def test_every_problem_has_a_gold_that_the_grader_can_use(name: str) -> None:
     assert len(load(name).prompts) == NUM_PROBLEMS[name]
 
 
-@pytest.mark.parametrize("name", ["amc23", "aime24"])
-def test_golds_of_the_contests_are_plain_integers(name: str) -> None:
-    golds = [prompt.gold for prompt in load(name).prompts]
-    assert all(gold == str(int(gold)) for gold in golds)
-
-
-def test_minerva_golds_are_the_latex_of_the_file() -> None:
-    rows = [json.loads(line) for line in (DATA / "minerva_math.jsonl").read_text().splitlines()]
-    given = {row["id"]: row["answer_latex"] for row in rows if "answer_latex" in row}
-    assert len(given) == 61
-    assert {prompt.id: prompt.gold for prompt in load("minerva").prompts if prompt.id in given} == given
-
-
 def test_minerva_golds_in_python_convert_to_that_latex(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (DATA / "minerva_math.jsonl").read_text().splitlines()]
     given = {row["id"]: row.pop("answer_latex") for row in rows if "answer_latex" in row}
+    assert len(given) == 61
     (tmp_path / "minerva.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     evaluation = EvaluationConfig(data_root=str(tmp_path), num_problems=None)
     golds = {prompt.id: prompt.gold for prompt in load_benchmark("minerva", DataConfig(), evaluation).prompts}

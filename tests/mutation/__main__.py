@@ -86,7 +86,7 @@ def judge(tree: Tree, share: Sample, files: list[str], calls: Calls) -> None:
             with OUTCOMES.open("a") as file:
                 file.write(json.dumps([mutant.key, digest(source), outcome]) + "\n")
 
-    in_body = [item for item in share if item[0].in_body()]
+    in_body = [item for item in share if item[0].place()[1]]
     # In a fork, because a new session must import the mutated module itself.
     in_forks([lambda: tree.session(files, lambda session: test(in_body, session.outcome))])
     test([item for item in share if item not in in_body], tree.outcome_in_new_session)
@@ -95,7 +95,7 @@ def judge(tree: Tree, share: Sample, files: list[str], calls: Calls) -> None:
 def tests_for(mutant: Mutant, calls: Calls) -> list[str]:
     """The tests that call the mutated function, the fastest first; for code outside functions all of `test_files`."""
     files = test_files(mutant.path)
-    function = mutant.function()
+    function, _ = mutant.place()
     known = calls.seconds if function is None else calls.tests_of.get(f"{mutant.path}:{function}", [])
     return sorted((t for t in known if t.split("::")[0] in files), key=lambda t: calls.seconds[t])
 

@@ -68,15 +68,9 @@ class Mutant:
             return None
         return mutated
 
-    def function(self) -> str | None:
-        """Qualified name, as code objects have it, of the innermost named function around; None outside of any."""
-        return self._place()[0]
-
-    def in_body(self) -> bool:
-        """Whether it changes the code of a function: not a default, a decorator or what a module does at its import."""
-        return self._place()[1]
-
-    def _place(self) -> tuple[str | None, bool]:
+    def place(self) -> tuple[str | None, bool]:
+        """Qualified name, as code objects have it, of the innermost named function around (None outside of any), and
+        whether its code is changed: not a default, a decorator or what a module does at its import."""
         node: ast.AST = ast.parse((ROOT / self.path).read_text())
         prefix, function, in_body = "", None, False
         while True:

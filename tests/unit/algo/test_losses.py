@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gxpo_trainer.algo.losses import TokenOutputs, combine_statistics, finish_statistics, k3_divergence, policy_loss
 from gxpo_trainer.algo.packing import MicroBatch, dummy_micro_batch
-from gxpo_trainer.config import DppoLossConfig, LossConfig
+from gxpo_trainer.config import DppoLossConfig, LossConfig, LossSettings
 
 
 def micro_batch(
@@ -38,6 +38,17 @@ def micro_batch(
 
 def logs(*ratios: float) -> Tensor:
     return torch.tensor([math.log(r) for r in ratios], dtype=torch.float64)
+
+
+def differentiated(
+    logprobs: Tensor, micro: MicroBatch, settings: LossSettings, old: Tensor | None = None
+) -> tuple[list[float], float, dict[str, Tensor]]:
+    """The gradient with respect to the log-probabilities, the loss and its statistics."""
+    leaf = logprobs.detach().requires_grad_()
+    loss, sums = policy_loss(TokenOutputs(leaf, None), micro, old, None, settings)
+    loss.backward()
+    assert leaf.grad is not None
+    return leaf.grad.tolist(), loss.item(), sums
 
 
 ZERO4 = torch.zeros(4, dtype=torch.float64)
@@ -80,12 +91,9 @@ def test_clip_higher_moves_only_the_upper_bound() -> None:
 
 
 def test_first_pass_has_ratio_one_and_gradient_minus_weighted_advantage() -> None:
-    logprobs = torch.tensor([-1.0, -2.0, -0.3], dtype=torch.float64, requires_grad=True)
-    micro = micro_batch([0.7, -1.1, 0.0], [0.5, 0.3, 0.2])
-    loss, sums = policy_loss(TokenOutputs(logprobs, None), micro, None, None, LossConfig())
-    loss.backward()
-    assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx([-0.35, 0.33, 0.0], abs=1e-15)
+    logprobs = torch.tensor([-1.0, -2.0, -0.3], dtype=torch.float64)
+    gradient, _, sums = differentiated(logprobs, micro_batch([0.7, -1.1, 0.0], [0.5, 0.3, 0.2]), LossConfig())
+    assert gradient == pytest.approx([-0.35, 0.33, 0.0], abs=1e-15)
     assert finish_statistics(sums)["ratio_mean"] == 1.0
     assert finish_statistics(sums)["clip_fraction"] == 0.0
 
@@ -121,54 +129,10 @@ def test_beta_without_reference_is_refused() -> None:
 
 
 def test_truncated_weight_is_bounded_from_above_only_and_has_no_gradient() -> None:
-    logprobs = logs(1.0, 1.0, 1.0).requires_grad_()
     # old/sampler = 0.25, 1.25, 8 with cap 2.
     micro = micro_batch([1, 1, 1], [1, 1, 1], sampler=[math.log(4), math.log(0.8), math.log(0.125)])
     settings = LossConfig(correction="token_truncate", importance_high=2.0)
-    loss, _ = policy_loss(TokenOutputs(logprobs, None), micro, None, None, settings)
-    loss.backward()
-    assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx([-0.25, -1.25, -2.0], abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        LossConfig(),
-        LossConfig(clip_low=0.1, clip_high=0.3, kl_beta=0.2),
-        LossConfig(correction="token_truncate", importance_high=1.2),
-        LossConfig(kl_beta=1.0, correction="token_mask", importance_low=0.8, importance_high=1.3),
-        LossConfig(surrogate="gspo", clip_low=0.05, clip_high=0.02),
-    ],
-)
-def test_gradient_equals_finite_differences(settings: LossConfig) -> None:
-    generator = torch.Generator().manual_seed(3)
-
-    def normal(scale: float) -> Tensor:
-        return scale * torch.randn(40, generator=generator, dtype=torch.float64)
-
-    old = normal(1.0) - 3
-    logprobs = (old + normal(0.3)).requires_grad_()
-    reference = old + normal(0.2)
-    micro = micro_batch(
-        normal(1.0).tolist(), torch.rand(40, generator=generator).tolist(), (old + normal(0.3)).tolist()
-    )
-    micro.sequence_index = torch.arange(40) // 4
-
-    def loss_at(x: Tensor) -> Tensor:
-        return policy_loss(TokenOutputs(x, None), micro, old, reference, settings)[0]
-
-    loss_at(logprobs).backward()
-    step = 1e-6
-    numeric = []
-    for i in range(40):
-        shift = torch.zeros(40, dtype=torch.float64)
-        shift[i] = step
-        with torch.no_grad():
-            numeric.append(((loss_at(logprobs + shift) - loss_at(logprobs - shift)) / (2 * step)).item())
-    assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx(numeric, abs=1e-8)
-    assert any(g == 0 for g in numeric) or settings.kl_beta > 0, "no token was clipped: the test is too weak"
+    assert differentiated(logs(1.0, 1.0, 1.0), micro, settings)[0] == pytest.approx([-0.25, -1.25, -2.0], abs=1e-12)
 
 
 def test_entropy_and_gap_are_means_over_tokens_that_count() -> None:
@@ -215,30 +179,24 @@ UNCLIPPED = {"clip_low": 1.0, "clip_high": 1e9}
 def test_gspo_clips_the_geometric_mean_of_a_response_by_hand() -> None:
     # Response 7: ρ = 4, 1 → s = 2, A = 1: clipped at 1.2. Response 3: ρ = 1/4, 1, 1/2 → s = 1/2, A = −1: clipped at
     # 0.8. Response 9: ρ = 1.21, 1 → s = 1.1, A = 1.
-    ratios = logs(4, 1, 0.25, 1, 0.5, 1.21, 1).requires_grad_()
+    ratios = logs(4, 1, 0.25, 1, 0.5, 1.21, 1)
     micro = micro_batch([1, 1, -1, -1, -1, 1, 1], [0.1] * 7, [0.0] * 7, [7, 7, 3, 3, 3, 9, 9])
-    settings = LossConfig(surrogate="gspo")
-    old = torch.zeros(7, dtype=torch.float64)
-    loss, sums = policy_loss(TokenOutputs(ratios, None), micro, old, None, settings)
-    assert loss.item() == pytest.approx(0.1 * (2 * -1.2 + 3 * 0.8 + 2 * -1.1), abs=1e-14)
-    loss.backward()
-    assert ratios.grad is not None
+    gradient, loss, sums = differentiated(ratios, micro, LossConfig(surrogate="gspo"), torch.zeros_like(ratios))
+    assert loss == pytest.approx(0.1 * (2 * -1.2 + 3 * 0.8 + 2 * -1.1), abs=1e-14)
     # d(−w·2·s)/d log ρ_t = −w·2·s/2 for each token of the response that is not clipped.
-    assert ratios.grad.tolist() == pytest.approx([0, 0, 0, 0, 0, -0.11, -0.11], abs=1e-14)
+    assert gradient == pytest.approx([0, 0, 0, 0, 0, -0.11, -0.11], abs=1e-14)
     assert finish_statistics(sums)["clip_fraction"] == pytest.approx(5 / 7)
 
 
 def test_cispo_weighs_the_gradient_of_every_token_by_its_clipped_ratio_by_hand() -> None:
-    logprobs = logs(0.5, 0.5, 0.5).requires_grad_()
-    old = logprobs.detach() - logs(3.0, 1.1, 0.5)
+    logprobs = logs(0.5, 0.5, 0.5)
+    old = logprobs - logs(3.0, 1.1, 0.5)
     micro = micro_batch([1, -1, 1], [0.2, 0.3, 0.5], [0.0] * 3, [0, 1, 2])
-    loss, _ = policy_loss(TokenOutputs(logprobs, None), micro, old, None, LossConfig(surrogate="cispo"))
+    gradient, loss, _ = differentiated(logprobs, micro, LossConfig(surrogate="cispo"), old)
     # ρ = 3, 1.1, 0.5 clipped to 1.2, 1.1, 0.8.
     expected = [-0.2 * 1.2, 0.3 * 1.1, -0.5 * 0.8]
-    assert loss.item() == pytest.approx(sum(expected) * math.log(0.5), abs=1e-14)
-    loss.backward()
-    assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx(expected, abs=1e-14)
+    assert loss == pytest.approx(sum(expected) * math.log(0.5), abs=1e-14)
+    assert gradient == pytest.approx(expected, abs=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -255,19 +213,16 @@ def test_dppo_masks_what_has_moved_too_far_with_its_advantage_by_hand(
     divergence: Literal["tv", "kl"], delta: float, masked: set[int]
 ) -> None:
     probabilities, advantages = [0.8, 0.6, 0.2, 0.4, 0.2, 0.8], [1.0, 1, -1, -1, 1, -1]
-    logprobs = logs(*probabilities).requires_grad_()
     micro = micro_batch(advantages, [1.0] * 6, [math.log(0.5)] * 6)
     settings = DppoLossConfig(divergence=divergence, clip_low=delta, clip_high=delta)
     # The anchor is the policy that sampled, whatever the learner's log-probabilities were before the step.
-    loss, sums = policy_loss(TokenOutputs(logprobs, None), micro, torch.zeros(6), None, settings)
-    loss.backward()
-    assert logprobs.grad is not None
+    gradient, loss, sums = differentiated(logs(*probabilities), micro, settings, torch.zeros(6))
     # −ρA with ρ = π / μ, and its gradient with respect to log π is the same number.
     expected = [
         0 if t in masked else -2 * p * a for t, (p, a) in enumerate(zip(probabilities, advantages, strict=True))
     ]
-    assert logprobs.grad.tolist() == pytest.approx(expected, abs=1e-14)
-    assert loss.item() == pytest.approx(sum(expected), abs=1e-14)
+    assert gradient == pytest.approx(expected, abs=1e-14)
+    assert loss == pytest.approx(sum(expected), abs=1e-14)
     metrics = finish_statistics(sums)
     assert metrics["clip_high_fraction"] == metrics["clip_low_fraction"] == pytest.approx(len(masked) / 12)
     assert metrics["ratio_mean"] == pytest.approx(1.0)
@@ -275,23 +230,18 @@ def test_dppo_masks_what_has_moved_too_far_with_its_advantage_by_hand(
 
 def test_dppo_thresholds_are_one_for_each_direction_and_certain_tokens_stay_finite() -> None:
     micro = micro_batch([1, -1, 1, -1], [1.0] * 4, [math.log(0.5), math.log(0.5), 0.0, 1e-9])
-    logprobs = logs(0.8, 0.2, 0.5, 0.5).requires_grad_()
     settings = DppoLossConfig(divergence="kl", clip_low=0.1, clip_high=0.3)
-    policy_loss(TokenOutputs(logprobs, None), micro, None, None, settings)[0].backward()
-    assert logprobs.grad is not None
+    gradient, _, _ = differentiated(logs(0.8, 0.2, 0.5, 0.5), micro, settings)
     # 0.2231 is beyond 0.1 and within 0.3. μ = 1, or rounded above it: KL = log 2, which counts where A < 0.
-    assert logprobs.grad.tolist() == pytest.approx([-1.6, 0, -0.5, 0], abs=1e-14)
+    assert gradient == pytest.approx([-1.6, 0, -0.5, 0], abs=1e-14)
 
 
 def test_the_ratio_to_the_sampler_is_bounded_where_the_clip_does_not_bound_it() -> None:
     """A < 0 with a large ratio: the clipped surrogate lets it pass, the truncated weight does not."""
-    logprobs = logs(5.0, 1.1).requires_grad_()
     micro = micro_batch([-1, 1], [1, 1], [0.0, 0.0], [0, 1])
     settings = LossConfig(proximal="sampler", correction="token_truncate", importance_high=2.0)
-    loss, sums = policy_loss(TokenOutputs(logprobs, None), micro, None, None, settings)
-    loss.backward()
-    assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx([2.0, -1.1], abs=1e-14)
+    gradient, _, sums = differentiated(logs(5.0, 1.1), micro, settings)
+    assert gradient == pytest.approx([2.0, -1.1], abs=1e-14)
     metrics = finish_statistics(sums)
     assert metrics["importance_mean"] == pytest.approx(3.05)
     assert metrics["importance_max"] == pytest.approx(5.0)
@@ -310,14 +260,11 @@ def test_masked_tokens_leave_the_effective_sample() -> None:
 
 def test_the_mask_of_a_response_uses_its_whole_weight_by_hand() -> None:
     # U = 0.75·0.75 = 0.5625 < 0.6 masks both tokens; 2·0.5 = 1 keeps both, with weight 1 and not their own.
-    logprobs = logs(0.75, 0.75, 2, 0.5).requires_grad_()
     micro = micro_batch([1] * 4, [1] * 4, [0.0] * 4, [4, 4, 5, 5])
     settings = LossConfig(
         **UNCLIPPED, proximal="sampler", correction="sequence_mask", importance_low=LOW, importance_high=HIGH
     )
-    policy_loss(TokenOutputs(logprobs, None), micro, None, None, settings)[0].backward()
-    assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx([0, 0, -1, -1], abs=1e-14)
+    assert differentiated(logs(0.75, 0.75, 2, 0.5), micro, settings)[0] == pytest.approx([0, 0, -1, -1], abs=1e-14)
 
 
 @pytest.mark.parametrize("correction", ["token_mask", "sequence_mask"])
@@ -327,13 +274,10 @@ def test_a_mask_keeps_weights_at_its_bounds_and_may_leave_nothing(correction: st
     )
 
     def masked(*ratios: float) -> tuple[list[float], float]:
-        logprobs = logs(*ratios).requires_grad_()
         num = len(ratios)
         micro = micro_batch([1.0] * num, [1.0] * num, [0.0] * num, list(range(num)))
-        loss, sums = policy_loss(TokenOutputs(logprobs, None), micro, None, None, settings)
-        loss.backward()
-        assert logprobs.grad is not None
-        return logprobs.grad.tolist(), finish_statistics(sums)["importance_effective_sample_fraction"]
+        gradient, _, sums = differentiated(logs(*ratios), micro, settings)
+        return gradient, finish_statistics(sums)["importance_effective_sample_fraction"]
 
     gradient, fraction = masked(0.5, 2.0, 0.499, 2.001)
     assert gradient == pytest.approx([-0.5, -2.0, 0.0, 0.0], abs=1e-14)

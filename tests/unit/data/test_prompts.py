@@ -233,9 +233,8 @@ def test_golds_that_cannot_be_parsed_are_listed_with_their_lines(tmp_path: Path)
 
 
 def test_a_bad_parquet_row_is_rejected_with_its_number(tmp_path: Path) -> None:
-    rows = [{"problem": "1?", "answer": "1"}, {"problem": "", "answer": "2"}]
     with pytest.raises(DataError, match=r"t\.parquet, row 2: field 'problem' is empty"):
-        load(write(tmp_path / "t.parquet", *rows))
+        load(write(tmp_path / "t.parquet", {"problem": "1?", "answer": "1"}, {"problem": "", "answer": "2"}))
 
 
 @pytest.mark.parametrize(

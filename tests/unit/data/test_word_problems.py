@@ -114,8 +114,7 @@ def test_swapped_operands_of_sums_and_products_are_the_same_calculation() -> Non
     assert all((b, a) in pairs for pairs in swapped for a, b in pairs)
 
 
-def test_same_arguments_give_the_same_list_and_a_shorter_one_is_its_prefix() -> None:
-    assert generate("train", 300, 7) == generate("train", 300, 7)
+def test_a_shorter_list_is_the_prefix_of_a_longer_one() -> None:
     assert generate("train", 120, 7) == generate("train", 300, 7)[:120]
 
 
@@ -130,14 +129,3 @@ def test_list_is_the_same_on_every_machine() -> None:
 def test_levels_come_in_equal_shares_and_no_other_level_occurs(levels: tuple[Difficulty, ...]) -> None:
     counts = Counter(p.prompt.extra["difficulty"] for p in generate("heldout", 30 * len(levels), 2, levels))
     assert counts == dict.fromkeys(levels, 30)
-
-
-def test_unknown_side_level_and_negative_count_are_rejected_with_the_fix() -> None:
-    with pytest.raises(ValueError, match=r"split is 'test'; use one of train, heldout"):
-        generate("test", 1, 0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"difficulty is .*'brutal'.*name at least one of easy, medium, hard, long"):
-        generate("train", 1, 0, ("brutal",))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"difficulty is \(\)"):
-        generate("train", 1, 0, ())
-    with pytest.raises(ValueError, match=r"num_problems is -1; set it to 0 or more"):
-        generate("train", -1, 0)

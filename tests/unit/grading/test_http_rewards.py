@@ -165,10 +165,12 @@ def test_a_retry_that_succeeds_is_a_reward(first: Behaviour) -> None:
     assert (answer.value, answer.usage.calls, answer.detail) == (0.25, 2, "")
 
 
-def test_a_server_that_is_not_there_is_an_error() -> None:
+def test_a_server_that_is_not_there_is_an_error_and_one_that_never_accepts_a_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    (answer,) = ask(f"http://127.0.0.1:{port}/", {}, retries=0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        (answer,) = ask(url, {}, deadline_s=SHORT_S)
+    assert (answer.failure, answer.usage.calls) == ("timeout", 1)
+    (answer,) = ask(url, {}, retries=0)
     assert (answer.failure, answer.usage.calls) == ("error", 1)
     assert "failed with ConnectError" in answer.detail
 
@@ -215,12 +217,6 @@ def test_what_takes_longer_than_the_deadline_is_a_timeout(behaviour: Behaviour) 
         (answer,) = ask(server.url, {}, deadline_s=SHORT_S)
     assert (answer.value, answer.failure) == (None, "timeout")
     assert "no answer within deadline_s = 0.5" in answer.detail
-
-
-def test_a_server_that_never_accepts_is_a_timeout() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        (answer,) = ask(f"http://127.0.0.1:{listener.getsockname()[1]}/", {}, deadline_s=SHORT_S)
-    assert (answer.failure, answer.usage.calls) == ("timeout", 1)
 
 
 def test_the_deadline_counts_all_attempts_and_says_why_the_one_before_failed() -> None:

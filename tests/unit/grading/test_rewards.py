@@ -54,6 +54,9 @@ number = 3
 '''
 
 
+CONTEXT: dict[str, Any] = {"problem": "?", "num_tokens": 1, "truncated": False, "extra": {}}
+
+
 def sample_input(response: str, *, truncated: bool = False, status: str = "correct") -> RewardInput:
     return RewardInput("What?", "5", response, 4, truncated, status, "5", {})  # type: ignore[arg-type]
 
@@ -93,9 +96,8 @@ def test_the_length_penalty_falls_evenly_in_the_buffer() -> None:
     penalty = {"name": "length_penalty", "max_tokens": 20, "buffer_tokens": 8}
     config = build({"verifier": {"rewards": [{"name": "correctness"}, penalty | {"weight": 0.5}]}})
     scorer = Scorer.load([reward.model_dump() for reward in config.verifier.worker_rewards], {})
-    context: dict[str, Any] = {"problem": "?", "truncated": False, "extra": {}}
     scores = [
-        scorer.score("5", "5", Verdict("correct", "5", 0.0), context | {"num_tokens": n})
+        scorer.score("5", "5", Verdict("correct", "5", 0.0), CONTEXT | {"num_tokens": n})
         for n in (1, 12, 13, 16, 20, 30)
     ]
     assert [score["components"]["length_penalty"] for score in scores] == [0, 0, -0.125, -0.5, -1, -1]
@@ -106,13 +108,12 @@ def test_the_length_penalty_falls_evenly_in_the_buffer() -> None:
 
 def test_the_score_is_the_weighted_sum() -> None:
     scorer = Scorer.load([{"name": "correctness", "weight": 2.0}, {"name": "format", "weight": -0.5}], {})
-    context: dict[str, Any] = {"problem": "?", "num_tokens": 1, "truncated": False, "extra": {}}
     verdict = Verdict("correct", "5", 0.0)
-    assert scorer.score("5", r"\boxed{5}", verdict, context) == {
+    assert scorer.score("5", r"\boxed{5}", verdict, CONTEXT) == {
         "components": {"correctness": 1.0, "format": 1.0},
         "score": 1.5,
     }
-    assert scorer.score("5", r"\boxed{5}", Verdict("timeout", None, 5.0), context) == {}
+    assert scorer.score("5", r"\boxed{5}", Verdict("timeout", None, 5.0), CONTEXT) == {}
 
 
 def test_correctness_alone_is_the_default_and_needs_no_components() -> None:
@@ -225,9 +226,6 @@ def test_evaluations_compute_no_components(module: str) -> None:
     assert (verdicts[0].status, verdicts[0].components) == ("correct", None)
 
 
-CONTEXT: dict[str, Any] = {"problem": "?", "num_tokens": 1, "truncated": False, "extra": {}}
-
-
 @pytest.mark.parametrize(
     "value",
     ["much", "0.5", b"1", None, [1.0], float("nan"), float("-inf"), 10**400, np.float32("nan"), 1j],
@@ -256,3 +254,12 @@ def test_every_component_that_fails_is_named() -> None:
     first, last = str(caught.value).split("; ")
     assert first.startswith("reward first: KeyError: 'xxx")
     assert last == "reward last returned '0.5', which is not a finite number"
+
+
+def test_each_group_of_a_batch_gets_the_verdicts_of_its_own_samples() -> None:
+    batch = group(r"\boxed{5}", r"\boxed{6}", ""), group("5")
+    verdicts = score(VerifierConfig(workers=2, deadline_s=60.0), *batch, rewards=False)
+    assert [[verdict.status for verdict in each] for each in verdicts] == [
+        ["correct", "wrong", "unparsed"],
+        ["correct"],
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
@@ -12,15 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
-from gxpo_trainer.config import VerifierConfig
 from gxpo_trainer.errors import DataError, VerifierFailed
 from gxpo_trainer.grading.files import grade_file
 from gxpo_trainer.grading.pool import VerifierPool
-from gxpo_trainer.types import Group, Prompt, Sample, Verdict
+from gxpo_trainer.types import Verdict
 
 FAULTY_WORKER = """
 import os, sys, time
@@ -118,26 +115,13 @@ def test_verdicts_come_in_the_order_of_the_answers(pool: VerifierPool) -> None:
     assert all(verdict.seconds >= 0 for verdict in verdicts)
 
 
-def test_several_submissions_are_in_flight_at_once_and_none_is_empty_handed(pool: VerifierPool) -> None:
-    futures = [pool.submit([(str(i), str(i)), (str(i), "x")]) for i in range(50)]
-    assert pool.submit([]).result() == []
-    assert all(statuses(future.result()) == ["correct", "wrong"] for future in futures)
-
-
 @pytest.mark.parametrize("name", list(HOSTILE))
 def test_a_hostile_answer_is_not_correct_and_the_next_answer_is_right(pool: VerifierPool, name: str) -> None:
-    hostile, honest = pool.submit([("5", HOSTILE[name])]), pool.submit([("7", r"\boxed{7}"), (r"\frac{1}{2}", "0.5")])
-    assert hostile.result()[0].status in ("wrong", "unparsed", "timeout", "error")
+    hostile = pool.submit([(gold, HOSTILE[name]) for gold in ("5", r"\frac{x}{2}")])
+    honest = pool.submit([("7", r"\boxed{7}"), (r"\frac{1}{2}", "0.5")])
+    assert {*statuses(hostile.result())} <= {"wrong", "unparsed", "timeout", "error"}
     assert statuses(honest.result()) == ["correct", "correct"]
-
-
-def test_a_hostile_answer_to_a_symbolic_gold_leaves_the_rest_of_its_batch_alone() -> None:
-    with VerifierPool(workers=1, deadline_s=SHORT_S) as small:
-        pairs = [(r"\frac{x}{2}", answer) for answer in HOSTILE.values()]
-        mixed = [pair for hostile in pairs for pair in (hostile, ("7", r"\boxed{7}"))]
-        verdicts = small.submit(mixed).result()
-    assert statuses(verdicts)[1::2] == ["correct"] * len(HOSTILE)
-    assert "correct" not in statuses(verdicts)[0::2]
+    assert pool.submit([]).result() == []
 
 
 @pytest.mark.parametrize(("answer", "status", "reward"), [("sleep", "timeout", None), ("hang", "wrong", 0.0)])
@@ -229,29 +213,6 @@ def test_impossible_settings_are_named(name: str, value: float) -> None:
         VerifierPool(**{name: value})  # type: ignore[arg-type]
 
 
-def group(gold: str, *texts: str) -> Group:
-    empty = np.zeros(0, np.int32)
-    samples = tuple(Sample(text, empty, np.zeros(0, np.float32), "stop") for text in texts)
-    return Group(Prompt(gold, "?", gold), empty, samples, weights_version=0)
-
-
-def test_the_actor_scores_groups_concurrently_and_in_order() -> None:
-    from gxpo_trainer.rollout.requests import FinishedGroups
-    from gxpo_trainer.rollout.verification import VerifierActor
-
-    async def scenario() -> None:
-        actor = VerifierActor(VerifierConfig(workers=2))
-        several = FinishedGroups((0, 1), (group("5", r"\boxed{5}", r"\boxed{6}", ""), group("7", "7")))
-        first, second = await asyncio.gather(
-            actor.score(several), actor.score(FinishedGroups((2,), (group("9", "9"),)))
-        )
-        assert [statuses(list(verdicts)) for verdicts in first] == [["correct", "wrong", "unparsed"], ["correct"]]
-        assert statuses(list(second[0])) == ["correct"]
-        await actor.close()
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize(
     ("module", "absent"),
     [("rollout.verification", {"torch", "vllm"}), ("grading.worker", {"torch", "vllm", "ray"})],
@@ -288,17 +249,10 @@ def test_a_file_that_cannot_be_used_is_refused_before_anything_is_graded(
     assert out.getvalue() == ""
 
 
-def test_options_reach_the_worker_and_only_their_own_answer() -> None:
-    plain = ("4.2", r"\boxed{4.25}")
-    with VerifierPool(workers=1, deadline_s=60.0) as pool:
-        verdicts = pool.submit([plain, (*plain, {"options": {"tolerance": [0.1]}}), plain]).result()
-    assert statuses(verdicts) == ["wrong", "correct", "wrong"]
-
-
 def test_grade_takes_the_rules_of_each_line(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     row = {"gold": "45", "prediction": r"\boxed{0.75\text{ h}}", "options": {"anything": "of another suite"}}
-    source.write_text(json.dumps(row) + "\n" + json.dumps({**row, "verify": {"unit": "min"}}) + "\n")
+    source.write_text("".join(json.dumps(each) + "\n" for each in (row, {**row, "verify": {"unit": "min"}}, row)))
     out = io.StringIO()
     grade_file(source, out, workers=1, deadline_s=60.0)
-    assert [json.loads(line)["verdict"] for line in out.getvalue().splitlines()] == ["wrong", "correct"]
+    assert [json.loads(line)["verdict"] for line in out.getvalue().splitlines()] == ["wrong", "correct", "wrong"]

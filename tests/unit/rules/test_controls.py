@@ -50,12 +50,14 @@ def test_epochs_by_hand():
     assert {"policy/pass1/loss", "policy/pass3/loss", "policy/loss"} <= metrics.keys()
 
 
+def finite_except(at):
+    """The gradient θ, which is NaN in pass `at`."""
+    return lambda theta, taken: [theta[0] * (math.nan if taken == at else 1.0)]
+
+
 @pytest.mark.parametrize(("at", "left"), [(0, 1.0), (1, 0.5), (2, 0.25)])
 def test_epochs_stop_at_a_gradient_that_is_not_finite(at, left):
-    def gradient(theta, taken):
-        return [theta[0] * (math.nan if taken == at else 1.0)]
-
-    toy = ToyLearner(torch.tensor([1.0]), gradient, lr=0.5)
+    toy = ToyLearner(torch.tensor([1.0]), finite_except(at), lr=0.5)
     report = Epochs(EpochsRule(k=4)).step(toy)
     assert toy.flat().item() == left
     assert report.backward_passes == at + 1
@@ -113,23 +115,20 @@ def test_the_optimizer_sees_one_step_on_the_probes_gradient(kind, alpha, seed):
         assert toy.optimizer_state().step == step
 
 
-@pytest.mark.parametrize("alpha", [1.0, 0.5])
-def test_extragradient_leaves_the_plain_step_when_the_second_gradient_is_not_finite(alpha):
-    def gradient(theta, taken):
-        return [theta[0] * (math.nan if taken == 1 else 1.0)]
-
-    toy = ToyLearner(torch.tensor([1.0]), gradient, lr=0.5)
+@pytest.mark.parametrize(
+    ("at", "alpha", "left", "fallback"),
+    [
+        (0, 1.0, 1.0, "the gradient is not finite"),
+        (1, 1.0, 0.5, "the gradient of pass 2 is not finite"),
+        (1, 0.5, 0.5, "the gradient of pass 2 is not finite"),
+    ],
+)
+def test_extragradient_leaves_the_plain_step_or_skips_it_where_a_gradient_is_not_finite(at, alpha, left, fallback):
+    toy = ToyLearner(torch.tensor([1.0]), finite_except(at), lr=0.5)
     report = Extragradient(ExtragradientRule(alpha=alpha)).step(toy)
-    assert toy.flat().item() == 0.5
-    assert report.fallback == "the gradient of pass 2 is not finite"
+    assert toy.flat().item() == left
+    assert (report.backward_passes, report.finite, report.fallback) == (at + 1, at > 0, fallback)
     assert "grad/norm_slow" not in report.metrics
-
-
-def test_extragradient_skips_the_step_when_the_first_gradient_is_not_finite():
-    toy = ToyLearner(torch.tensor([1.0]), lambda theta, taken: [theta[0] * math.nan], lr=0.5)
-    report = Extragradient().step(toy)
-    assert toy.flat().item() == 1.0
-    assert (report.backward_passes, report.finite, report.fallback) == (1, False, "the gradient is not finite")
 
 
 @pytest.mark.parametrize("rule", [GRPO(), Epochs(), Extragradient()])

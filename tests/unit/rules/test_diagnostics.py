@@ -57,24 +57,18 @@ def test_the_k_real_steps_of_sfpo_are_their_own_trajectory() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "passes"),
-    [(GxpoRule(k=4, gate=NEVER), 6), (SfpoRule(k=4, gate=NEVER), 6), (GrpoRule(), 0)],
+    [(GxpoRule(k=4, gate=NEVER), 6), (SfpoRule(k=4, gate=NEVER), 6), (SfpoRule(k=4), 0), (GrpoRule(), 0)],
 )
-def test_every_rule_that_looks_ahead_is_diagnosed(settings: Any, passes: int) -> None:
+def test_every_rule_that_looks_ahead_is_diagnosed_until_its_gate_has_fired(settings: Any, passes: int) -> None:
     rank = LearnerRank(RunConfig.model_validate({"diagnostics": {"noise_floor": True}}), 0, 1)
     rank.learner = RankLearner(START, quadratic(CURVATURE), lr=0.1)  # type: ignore[assignment]
     rank.rule = make_rule(settings)
+    if isinstance(settings, SfpoRule) and not passes:
+        rank.rule.gate.state.active = False  # type: ignore[attr-defined]
     result = rank.train_step([None], 0.1, diagnose=True)  # type: ignore[list-item]
     assert result.diagnostic_passes == passes
     names = {"gxpo/theta_k_error", "gxpo/theta_tilde_error", "diagnostics/ratio_noise"}
     assert names & result.metrics.keys() == (names if passes else set())
-
-
-def test_a_rule_whose_gate_has_fired_is_not_diagnosed() -> None:
-    rank = LearnerRank(RunConfig(), 0, 1)
-    rank.learner = RankLearner(START, quadratic(CURVATURE), lr=0.1)  # type: ignore[assignment]
-    rank.rule = rule = make_rule(SfpoRule(k=4))
-    rule.gate.state.active = False  # type: ignore[attr-defined]
-    assert rank.train_step([None], 0.1, diagnose=True).diagnostic_passes == 0  # type: ignore[list-item]
 
 
 def test_ratio_noise_is_the_root_mean_square_of_r_minus_one_over_active_coordinates() -> None:

@@ -108,16 +108,12 @@ def test_retention_is_described_by_its_mean_and_population_std_over_active_coord
         assert metrics["gxpo/scale_mean"] == pytest.approx(1.34)
 
 
-def test_displacement_without_a_recurrence_takes_the_steps_as_they_are():
-    # d⁰ = −0.1 and d¹ = −0.05.
-    metrics = metrics_of([[1.0], [0.5], [1.0]], k=4, predictor="displacement", has_recurrence=False)
-    assert metrics["gxpo/retention_mean"] == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.5])
-def test_displacement_takes_the_weight_decay_out_of_the_ratio(decay):
-    # SGD adds λθ to the gradient: θ¹ − (1 − ηλ)θ⁰ = −ηg⁰, so r = g¹/g⁰ whatever λ is.
-    metrics = metrics_of([[1.0], [0.5], [1.0]], k=4, weight_decay=decay, predictor="displacement")
+@pytest.mark.parametrize(("decay", "has_recurrence"), [(0.0, True), (0.5, True), (0.0, False)])
+def test_displacement_takes_the_weight_decay_out_of_the_ratio(decay, has_recurrence):
+    # SGD adds λθ to the gradient: θ¹ − (1 − ηλ)θ⁰ = −ηg⁰, so r = g¹/g⁰ whatever λ is. Without a recurrence the steps
+    # count as they are: d⁰ = −0.1 and d¹ = −0.05.
+    learner = {"weight_decay": decay, "has_recurrence": has_recurrence}
+    metrics = metrics_of([[1.0], [0.5], [1.0]], k=4, predictor="displacement", **learner)
     assert metrics["gxpo/retention_mean"] == pytest.approx(0.5)
 
 

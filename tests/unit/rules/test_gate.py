@@ -24,28 +24,34 @@ def test_z_uses_the_population_std_of_the_window_before_the_value_enters():
     assert (readings[2].mean, readings[2].std, readings[2].z) == (2.0, 1.0, 2.0)
 
 
-def test_a_gate_fires_at_its_threshold_and_rearms_only_below_the_lower_one():
-    settings = {"mode": "rearm", "rearm_after": 1, "rearm_threshold": 1.0, "epsilon": 0.0}
-    gate = Gate(GateConfig(threshold=2.0, window=2, warmup=2, **settings))
-    run(gate, [1.0, 3.0, 4.0])
-    assert gate.state.shutoff_step == 3  # mean 2, std 1: z = 2
-    # The window (3, 4) has mean 3.5 and std 0.5: z is 1 at 4 and 0.5 at 3.75.
-    for value, active in [(4.0, False), (3.75, True)]:
+@pytest.mark.parametrize(
+    ("settings", "values", "later"),
+    [
+        # (1, 3) has mean 2 and std 1: z = 2, the threshold. (3, 4) has 3.5 and 0.5: z is 1 at 4 and 0.5 at 3.75.
+        ({"window": 2, "rearm_threshold": 1.0}, [1.0, 3.0, 4.0], [(4.0, False), (3.75, True)]),
+        # The frozen window (1.0, 1.2, 9.0) has mean 3.73: 0.5 is under it, but two steps of cool-down remain.
+        ({"window": 4, "rearm_after": 3}, [1.0, 1.2, 9.0], [(0.5, False), (0.5, False), (5.0, False), (0.5, True)]),
+        # (6, 8) has mean 7 and std 1: z = −6. (6, 8, 1) has 5 and √(26/3): z is −2.04 at −1, 1.70 at 10, 0.68 at 7.
+        ({"window": 3, "two_sided": True, "rearm_threshold": 1.0}, [6.0, 8.0, 1.0],
+         [(-1.0, False), (10.0, False), (7.0, True)]),
+    ],
+)  # fmt: skip
+def test_a_fired_gate_rearms_after_its_cool_down_and_only_below_the_lower_threshold(settings, values, later):
+    gate = Gate(
+        GateConfig(**{"threshold": 2.0, "warmup": 2, "mode": "rearm", "rearm_after": 1, "epsilon": 0.0, **settings})
+    )
+    run(gate, values)
+    assert gate.state.shutoff_step == 3
+    for value, active in later:
         gate.observe_inactive(value)
         assert gate.active is active
 
 
-def test_no_z_before_the_warm_up_is_over():
-    gate = Gate(GateConfig(threshold=0.5, window=5, warmup=4))
-    readings = run(gate, [1.0, 2.0, 100.0, 1.0, 1.5])
-    assert [r.z is None for r in readings] == [True, True, True, True, False]
-    assert "gate/z" not in gate.metrics(readings[3])
-
-
-def test_a_warm_up_longer_than_the_window_counts_values_seen():
+def test_no_z_before_the_warm_up_is_over_which_may_be_longer_than_the_window():
     gate = Gate(GateConfig(threshold=0.5, window=3, warmup=6))
-    readings = run(gate, [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 9.0])
+    readings = run(gate, [1.0, 2.0, 1.0, 2.0, 100.0, 2.0, 900.0])
     assert [r.z is None for r in readings] == [True] * 6 + [False]
+    assert "gate/z" not in gate.metrics(readings[5])
     assert gate.state.shutoff_step == 7
 
 
@@ -82,27 +88,6 @@ def test_a_value_that_is_not_finite_is_neither_judged_nor_kept():
     run(gate, [1.0, 1.1, math.nan, math.inf])
     assert gate.active
     assert gate.state.window == [1.0, 1.1]
-
-
-def test_rearm_returns_after_the_cool_down_once_z_is_back_under_the_lower_threshold():
-    gate = Gate(GateConfig(threshold=2.0, window=4, warmup=2, mode="rearm", rearm_after=3, rearm_threshold=0.0))
-    run(gate, [1.0, 1.2, 9.0])
-    assert not gate.active
-    # The frozen window is (1.0, 1.2, 9.0) with mean 3.73: 0.5 is under it, but two steps of cool-down remain.
-    for value, active in [(0.5, False), (0.5, False), (5.0, False), (0.5, True)]:
-        gate.observe_inactive(value)
-        assert gate.active is active
-
-
-def test_a_two_sided_gate_returns_once_the_distance_from_the_mean_is_small():
-    settings = {"threshold": 2.0, "two_sided": True, "mode": "rearm", "rearm_after": 1, "rearm_threshold": 1.0}
-    gate = Gate(GateConfig(window=3, warmup=2, epsilon=0.0, **settings))
-    run(gate, [6.0, 8.0, 1.0])
-    assert gate.state.shutoff_step == 3  # mean 7, std 1: z = −6
-    # The frozen window (6, 8, 1) has mean 5 and std √(26/3) = 2.94; z is −2.04 at −1, 1.70 at 10 and 0.68 at 7.
-    for value, active in [(-1.0, False), (10.0, False), (7.0, True)]:
-        gate.observe_inactive(value)
-        assert gate.active is active
 
 
 def test_a_permanent_gate_stays_shut():

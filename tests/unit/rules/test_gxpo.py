@@ -313,6 +313,7 @@ def test_a_gradient_that_is_not_finite_falls_back_to_the_first_probe(predictor, 
     assert report.fallback is not None
     assert report.finite
     assert report.backward_passes == at + 1
+    assert toy.published == (0 if at == 1 else 2), "θ̃ for the corrective pass, then the point returned to"
     assert "gate/value" not in report.metrics
     assert rule.gate.state.window == []
 
@@ -342,14 +343,6 @@ def test_a_corrective_gradient_that_is_not_finite_steps_from_theta0_with_the_mom
     assert report.metrics["update/norm"] == pytest.approx(1 - 0.8557191, abs=1e-7)
     assert "grad/norm_slow" not in report.metrics
     assert report.metrics["grad/norm_g1"] == 0.5
-
-
-def test_the_point_after_a_fallback_is_published():
-    for rule in ({}, {"predictor": "displacement"}, {"probe_state": "rollback"}):
-        toy = ToyLearner(torch.tensor([1.0]), quadratic(torch.tensor([0.5])), **HALVING)
-        inject(toy, 2)
-        gxpo(k=5, **rule).step(toy)
-        assert toy.published == 2, "θ̃ for the corrective pass, then the point returned to"
 
 
 def test_a_rolled_back_fallback_leaves_the_state_of_one_step():
@@ -383,30 +376,19 @@ START = torch.tensor([2.0, 0.02, 0.002], dtype=torch.float64)
 """g⁰ = (1, 0.01, 0.001): root mean square 0.5774, 1e-2 of which lies between the second and the third."""
 
 
-def active_step(**rule):
-    """Which coordinates are extrapolated: |g⁰| > δ, or a share of the root mean square."""
+@pytest.mark.parametrize(
+    ("rule", "inactive", "third"),
+    [
+        # r = 1 − ηh = 0.75. Active: θᴷ = θ⁰ r⁴ and one corrective step more. Inactive: θ² and the corrective step.
+        ({}, 0.0, 0.75**5),
+        ({"activity": "rms"}, 1 / 3, 0.75**3),
+        ({"activity": "rms", "predictor": "displacement"}, 1 / 3, 0.75**3),
+        # Inactive in `replay` means a constant virtual gradient: θ² − 2η g¹, then the corrective step.
+        ({"activity": "rms", "predictor": "replay"}, 1 / 3, (0.75**2 - 2 * 0.25 * 0.75) * 0.75),
+    ],
+)
+def test_coordinates_are_extrapolated_above_delta_or_a_share_of_the_root_mean_square(rule, inactive, third):
     toy = ToyLearner(START, quadratic(torch.full((3,), 0.5)), lr=0.5)
-    return toy, gxpo(k=4, alpha=1.0, activity_rms=1e-2, **rule).step(toy).metrics
-
-
-@pytest.mark.parametrize("predictor", ["gradient", "displacement"])
-def test_a_share_of_the_root_mean_square_decides(predictor):
-    toy, metrics = active_step(activity="rms", predictor=predictor)
-    assert metrics["gxpo/inactive_fraction"] == pytest.approx(1 / 3)
-    # r = 1 − ηh = 0.75. Active: θᴷ = θ⁰ r⁴ and one corrective step more. Inactive: θ² and the corrective step.
-    expected = START * torch.tensor([0.75**5, 0.75**5, 0.75**3], dtype=torch.float64)
-    assert torch.allclose(toy.flat(), expected, rtol=1e-12)
-
-
-def test_replay_uses_it_too():
-    toy, metrics = active_step(activity="rms", predictor="replay")
-    assert metrics["gxpo/inactive_fraction"] == pytest.approx(1 / 3)
-    # Inactive in `replay` means a constant virtual gradient: θ² − 2η g¹, then the corrective step.
-    third = 0.002 * (0.75**2 - 2 * 0.25 * 0.75) * 0.75
-    assert toy.flat().tolist() == pytest.approx([2 * 0.75**5, 0.02 * 0.75**5, third], rel=1e-12)
-
-
-def test_delta_is_the_default():
-    toy, metrics = active_step()
-    assert metrics["gxpo/inactive_fraction"] == 0.0
-    assert torch.allclose(toy.flat(), START * 0.75**5, rtol=1e-12)
+    metrics = gxpo(k=4, alpha=1.0, activity_rms=1e-2, **rule).step(toy).metrics
+    assert metrics["gxpo/inactive_fraction"] == pytest.approx(inactive)
+    assert toy.flat().tolist() == pytest.approx([2 * 0.75**5, 0.02 * 0.75**5, 0.002 * third], rel=1e-12)

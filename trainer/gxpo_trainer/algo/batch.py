@@ -58,21 +58,18 @@ def zero_variance(rewards: Rewards) -> bool:
     return all(value == values[0] for value in values)
 
 
-def group_advantages(rewards: Rewards, *, use_std: bool = True, epsilon: float = 1e-6) -> FloatArray:
-    """Advantages of one group, float64[n]; NaN where the reward is None.
+def group_advantages(rewards: FloatArray, *, use_std: bool = True, epsilon: float = 1e-6) -> FloatArray:
+    """Advantages of one group (`rewards_array`), float64[n].
 
     A group of equal rewards gets exactly 0 everywhere (rounding of its mean must not become a signal when the
     spread, and with it the divisor, is nearly 0).
     """
-    values = rewards_array(rewards)
-    evidence = ~np.isnan(values)
+    evidence = ~np.isnan(rewards)
+    known = rewards[evidence]
     advantages = np.where(evidence, 0.0, np.nan)
-    if zero_variance(rewards):
-        return advantages
-    centred = values[evidence] - values[evidence].mean()
-    if use_std:
-        centred = centred / (values[evidence].std(ddof=1) + epsilon)
-    advantages[evidence] = centred
+    if not (known == known[:1]).all():
+        centred = known - known.mean()
+        advantages[evidence] = centred / (known.std(ddof=1) + epsilon) if use_std else centred
     return advantages
 
 
@@ -97,14 +94,8 @@ class GroupAdvantage:
 
     def __call__(self, groups: Sequence[FloatArray]) -> Sequence[FloatArray]:
         """See Advantage."""
-        return [
-            group_advantages(
-                [None if math.isnan(reward) else float(reward) for reward in rewards],
-                use_std=self._loss.advantage_std,
-                epsilon=self._loss.advantage_epsilon,
-            )
-            for rewards in groups
-        ]
+        loss = self._loss
+        return [group_advantages(r, use_std=loss.advantage_std, epsilon=loss.advantage_epsilon) for r in groups]
 
 
 class MaxRLAdvantage:
@@ -272,9 +263,7 @@ class LossScale:
             return 1.0 / self.num_tokens
         if aggregation == "sequence_mean":
             return 1.0 / (self.num_sequences * num_sampled)
-        if aggregation == "sequence_sum":
-            return 1.0 / (self.num_sequences * self.token_limit)
-        raise ValueError(f"aggregation = {aggregation!r}; use token_mean, sequence_mean or sequence_sum")
+        return 1.0 / (self.num_sequences * self.token_limit)
 
 
 @dataclass(frozen=True, slots=True)

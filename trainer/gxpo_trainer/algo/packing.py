@@ -66,20 +66,14 @@ def pack(
 
     Sequences out of the loss are skipped. Never empty: without any sequence in the loss it is one dummy micro-batch,
     so that every rank has a forward pass to make. Deterministic.
-
-    Raises ValueError for an unknown layout or a budget below 1.
     """
-    if token_budget < 1:
-        raise ValueError(f"learner.token_budget = {token_budget}; set it to at least 1")
     chosen = batch.in_loss()
     if layout == "padded":
         micros = _stack(batch, [[index] for index in chosen], token_budget)
     elif layout == "shared":
         micros = _stack(batch, _shared_rows(batch, token_budget), token_budget)
-    elif layout == "packed":
-        micros = _fill(batch, chosen, token_budget)
     else:
-        raise ValueError(f"learner.packing = {layout!r}; use padded, shared or packed")
+        micros = _fill(batch, chosen, token_budget)
     if not micros:
         return [dummy_micro_batch(pad_id)]
     return [_assemble(batch, rows, aggregation, pad_id, shared=layout == "shared") for rows in micros]

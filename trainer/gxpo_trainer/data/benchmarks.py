@@ -334,7 +334,7 @@ def find_overlap(train: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prom
     for index, (_, prompt) in enumerate(evaluated):
         tokens = words(prompt.text)
         texts.setdefault(" ".join(tokens), index)
-        shingles.append(frozenset(_shingles(tokens)))
+        shingles.append(_shingles(tokens))
         for shingle in shingles[-1]:
             containing.setdefault(shingle, []).append(index)
     exact: list[Duplicate] = []
@@ -349,34 +349,20 @@ def find_overlap(train: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prom
     return Overlap(tuple(exact), tuple(near))
 
 
-def _shingles(tokens: list[str]) -> list[str]:
+def _shingles(tokens: list[str]) -> frozenset[str]:
     """All runs of SHINGLE words; none for a shorter text, which has exact duplicates only."""
-    return [" ".join(tokens[i : i + SHINGLE]) for i in range(len(tokens) - SHINGLE + 1)]
+    return frozenset(" ".join(tokens[i : i + SHINGLE]) for i in range(len(tokens) - SHINGLE + 1))
 
 
 def _nearest(
     tokens: list[str], shingles: list[frozenset[str]], containing: Mapping[str, list[int]]
 ) -> tuple[int, float] | None:
-    """Index and similarity of the most similar text with a similarity of at least NEAR.
-
-    Such a text shares at least NEAR of this one's shingles, so any subset of more than 1 − NEAR of them contains a
-    shared one. Looking up that many is enough to find all candidates.
-    """
-    shingles_of_text = _shingles(tokens)
-    few = int(len(shingles_of_text) * (1 - NEAR) + 1e-9) + 1
-    candidates: set[int] = set()
-    seen: set[str] = set()
-    for shingle in shingles_of_text:
-        seen.add(shingle)
-        candidates.update(containing.get(shingle, ()))
-        if len(seen) >= few:
-            break
-    if not candidates:
-        return None
-    own = set(shingles_of_text)
+    """Index and similarity of the most similar text with a similarity of at least NEAR."""
+    own = _shingles(tokens)
+    candidates = {index for shingle in own for index in containing.get(shingle, ())}
     similarity = {index: len(own & shingles[index]) / len(own | shingles[index]) for index in sorted(candidates)}
-    best = max(similarity, key=similarity.__getitem__)
-    return (best, similarity[best]) if similarity[best] >= NEAR else None
+    best = max(similarity, key=similarity.__getitem__, default=-1)
+    return (best, similarity[best]) if candidates and similarity[best] >= NEAR else None
 
 
 def without_contamination(

@@ -4,7 +4,7 @@ train`, and for requests to the service. Free of torch; asks no hub.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -28,8 +28,8 @@ from gxpo_trainer.types import Prompt
 
 FIRST_ROWS = 100
 """Rows of a file that are read where a check must be quick: a sweep has 500 runs."""
-Check = tuple[str, set[str], Callable[["_Files"], Iterator[str]]]
-"""Setting, sections whose files are read, and what yields notes and raises ConfigError or DataError."""
+Check = tuple[str, set[str], Callable[["_Files"], Iterable[str]]]
+"""Setting, sections whose files are read, and what returns notes and raises ConfigError or DataError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ def _model(files: _Files) -> Iterator[str]:
     yield from _shape(check_architecture, files)
 
 
-def _shape(check: Callable[[Mapping[str, Any], RunConfig], None], files: _Files) -> Iterator[str]:
+def _shape(check: Callable[[Mapping[str, Any], RunConfig], None], files: _Files) -> Iterable[str]:
     path = files.config.model.path
     body = known_config(path) if files.model is None else read_config(files.model, path)
     if body is not None:
         check(body, files.config)
-    yield from ()
+    return ()
 
 
 def _teacher(config: RunConfig, files: _Files) -> Iterator[str]:
@@ -119,26 +119,26 @@ def _teacher(config: RunConfig, files: _Files) -> Iterator[str]:
         raise ConfigError(str(error).replace("model.path", "teacher.path")) from None
 
 
-def _data(files: _Files) -> Iterator[str]:
+def _data(files: _Files) -> Iterable[str]:
     if files.problems is None:
-        yield from _downloaded("data.source", files.config.data)
-    elif files.problems is not None and len(files.problems) != files.most:
-        yield from filter(None, [few_problems(len(files.problems), files.config.rollout.prompts_per_step)])
+        return _downloaded("data.source", files.config.data)
+    few = few_problems(len(files.problems), files.config.rollout.prompts_per_step)
+    return [few] if few is not None and len(files.problems) != files.most else []
 
 
-def _downloaded(setting: str, data: DataConfig) -> Iterator[str]:
-    if data.source not in EMBEDDED_TASKS:
-        yield f"{setting} = {data.source!r} is no file or folder here: a run downloads it from the hub"
+def _downloaded(setting: str, data: DataConfig) -> list[str]:
+    if data.source in EMBEDDED_TASKS:
+        return []
+    return [f"{setting} = {data.source!r} is no file or folder here: a run downloads it from the hub"]
 
 
-def _warm_start(warm_start: WarmStartConfig, files: _Files) -> Iterator[str]:
+def _warm_start(warm_start: WarmStartConfig, files: _Files) -> Iterable[str]:
     data = warm_start.data
     try:
         rows = files.rows(data or files.config.data, completions=True)
     except DataError as error:
         raise DataError(f"warm_start: {error}") from None
-    if data is not None and rows is None:
-        yield from _downloaded("warm_start.data.source", data)
+    return _downloaded("warm_start.data.source", data) if data is not None and rows is None else []
 
 
 def _benchmark(name: str, files: _Files) -> Iterator[str]:
@@ -149,24 +149,24 @@ def _benchmark(name: str, files: _Files) -> Iterator[str]:
         load_benchmark(name, files.config.data, evaluation, most=files.most)
 
 
-def _answers(files: _Files) -> Iterator[str]:
+def _answers(files: _Files) -> Iterable[str]:
     """Whether any gold answer alone has room in a response, where the reward asks for it."""
     limit, rewards = files.config.rollout.max_new_tokens, files.config.verifier.rewards
     file = files.model and files.model / "tokenizer.json"
     tokenizer = _tokenizer(file, file.stat().st_mtime_ns) if file and file.is_file() else None
     graded = files.config.rollout.source == "sampled" and any(reward.name == "correctness" for reward in rewards)
-    if tokenizer is not None and files.problems and graded:
-        shortest = 2**31
-        for problem in files.problems:
-            shortest = min(shortest, len(tokenizer.encode(problem.gold, add_special_tokens=False).ids))
-            if shortest <= limit:
-                break
-        else:
-            raise ConfigError(
-                f"rollout.max_new_tokens = {limit}: none of the {len(files.problems)} answers fits, the shortest has "
-                f"{shortest} tokens; raise it"
-            )
-    yield from ()
+    if tokenizer is None or not files.problems or not graded:
+        return ()
+
+    def num_tokens(problem: Prompt) -> int:
+        return len(tokenizer.encode(problem.gold, add_special_tokens=False).ids)
+
+    if all(num_tokens(problem) > limit for problem in files.problems):
+        raise ConfigError(
+            f"rollout.max_new_tokens = {limit}: none of the {len(files.problems)} answers fits, the shortest has "
+            f"{min(map(num_tokens, files.problems))} tokens; raise it"
+        )
+    return ()
 
 
 @lru_cache(maxsize=2)

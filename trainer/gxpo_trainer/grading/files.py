@@ -30,10 +30,8 @@ def grade_file(
     out_stream: TextIO,
     workers: int | None = None,
     deadline_s: float = 5.0,
-    memory_mb: int = 2048,
-    progress_stream: TextIO | None = None,
 ) -> dict[str, int]:
-    """Grade every line of a JSONL file.
+    """Grade every line of a JSONL file; with a progress bar where standard error is a terminal.
 
     Args:
         path_in: lines `{"gold": str, "prediction": str}`, optionally with verification options
@@ -41,8 +39,6 @@ def grade_file(
         out_stream: receives one line `{"verdict", "extracted", "seconds", "detail"}` per input line, in order.
         workers: number of processes; one per core when None.
         deadline_s: time limit per answer, seconds.
-        memory_mb: address-space limit of a worker, MiB.
-        progress_stream: stream of the progress bar, standard error when None; no bar unless it is a terminal.
 
     Returns:
         The number of verdicts of each of the five kinds.
@@ -56,10 +52,10 @@ def grade_file(
         raise DataError(f"{path_in}: is empty; write one JSON object with gold and prediction per line")
     counts: Counter[str] = Counter()
     num_workers = workers if workers is not None else len(os.sched_getaffinity(0))
-    console = Console(file=progress_stream if progress_stream is not None else sys.stderr)
+    console = Console(file=sys.stderr)
     columns = (TextColumn("grading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
-        VerifierPool(num_workers, deadline_s, memory_mb) as pool,
+        VerifierPool(num_workers, deadline_s) as pool,
         Progress(*columns, console=console, disable=not console.is_terminal) as bar,
     ):
         task = bar.add_task("grading", total=total)

@@ -87,6 +87,7 @@ def extrapolate_by_replay(
     recurrence: Recurrence,
     step: int,
     keep_moments: bool,
+    num_probes: int,
     theta: Tensor,
     theta0: Tensor,
     g0: Tensor,
@@ -96,7 +97,8 @@ def extrapolate_by_replay(
     """Run the optimizer itself for n = 2 … K−1 on gₙ = g¹·rⁿ⁻¹, r clamped to [0, 1].
 
     theta: θ² in, θ̃ out. `step` counts the optimizer steps so far, both probes included. The moments are
-    read, and written only when `keep_moments` (probe state `fast_forward`).
+    read, and written only when `keep_moments` (probe state `fast_forward`). With one probe g¹ is g⁰, so that all
+    gradients are g⁰; theta is θ¹, and n begins at 1.
     """
     active = g0.abs() > plan.threshold
     raw = torch.where(active, g1 / g0, 1.0)
@@ -104,32 +106,10 @@ def extrapolate_by_replay(
     ahead = theta.clone()
     state = moments if keep_moments else [moment.clone() for moment in moments]
     gradient = g1.clone()
-    for n in range(2, plan.k):
+    for taken in range(1, plan.k - num_probes + 1):
         gradient.mul_(ratio)
-        recurrence(ahead, state, gradient, step + n - 1)
+        recurrence(ahead, state, gradient, step + taken)
     sums = _sums(active, ratio, torch.zeros_like(ratio), raw != ratio, ahead - theta0, theta - theta0)
-    theta.copy_(theta0 + plan.alpha * (ahead - theta0))
-    return sums
-
-
-def replay_constant_gradient(
-    plan: Plan,
-    recurrence: Recurrence,
-    step: int,
-    keep_moments: bool,
-    theta: Tensor,
-    theta0: Tensor,
-    g0: Tensor,
-    *moments: Tensor,
-) -> Tensor:
-    """One probe: run the optimizer for n = 1 … K−1 on the constant gradient g⁰. theta: θ¹ in, θ̃ out."""
-    ahead = theta.clone()
-    state = moments if keep_moments else [moment.clone() for moment in moments]
-    for n in range(1, plan.k):
-        recurrence(ahead, state, g0, step + n)
-    active = g0.abs() > plan.threshold
-    nothing = torch.zeros_like(g0)
-    sums = _sums(active, nothing, nothing, torch.zeros_like(active), ahead - theta0, nothing)
     theta.copy_(theta0 + plan.alpha * (ahead - theta0))
     return sums
 
@@ -249,13 +229,13 @@ class ReplayPredictor(Predictor):
         self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool = False
     ) -> dict[str, float]:
         gradients, recurrence, state = learner.gradients(), required(learner.recurrence()), learner.optimizer_state()
-        probes = [gradients] if self.num_probes == 1 else [required(buffers.probe), gradients]
+        probes = [gradients if self.num_probes == 1 else required(buffers.probe), gradients]
         plan = self._plan(theta, activity_threshold(self.settings, learner, probes[0]), trial)
         moments = [state.moments()[name] for name in recurrence.moment_names]
         keep_moments = self.settings.probe_state == "fast_forward" and not trial
-        function = replay_constant_gradient if self.num_probes == 1 else extrapolate_by_replay
         shards = [theta, required(buffers.theta0), *probes, *moments]
-        return _run_over_shards(learner, function, [plan, recurrence, state.step, keep_moments], shards)
+        numbers = [plan, recurrence, state.step, keep_moments, self.num_probes]
+        return _run_over_shards(learner, extrapolate_by_replay, numbers, shards)
 
 
 class ConstantReplayPredictor(ReplayPredictor):
