@@ -16,7 +16,7 @@ from gxpo_services.compare.schemas import MOST_RUNS, LeftOutView
 from gxpo_services.db.tables import Group, Run
 from gxpo_services.outputs import metrics, samples
 from gxpo_trainer.compare.curves import RunCurves
-from gxpo_trainer.compare.rows import GATE_Z, Series, decode_evaluation, run_curves, series_needed
+from gxpo_trainer.compare.rows import GATE_ENDS, GATE_Z, Series, decode_evaluation, run_curves
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
 
@@ -82,8 +82,6 @@ class Loaded:
     benchmarks: list[str]
     runs: list[tuple[Source, RunCurves]]
     left_out: list[LeftOutView] = field(default_factory=list)
-    series: tuple[str, ...] = ()
-    """The metrics that the curves use, in addition to evaluations."""
 
 
 def split_ids(values: Sequence[str], name: str) -> list[str]:
@@ -128,8 +126,7 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
     benchmarks = [benchmark] if benchmark is not None else _common(list(evaluations.values()))
     if evaluations and not benchmarks:
         raise Invalid.of("benchmark", "the runs have no common benchmark; name one, and runs without it are excluded")
-    needed = series_needed(row for rows in evaluations.values() for row in rows)
-    names = tuple(name for name in needed if gates or name != GATE_Z)
+    names = (GATE_Z, *GATE_ENDS) if gates else GATE_ENDS
     series = series_of(session, [run.number for run in runs if run.id in evaluations], names)
     loaded: list[tuple[Source, RunCurves]] = []
     for run in runs:
@@ -141,7 +138,7 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
         except DataError as error:
             left_out[run.id] = str(error)
     without = [LeftOutView.of(run, left_out[run.id]) for run in runs if run.id in left_out]
-    return Loaded(benchmarks, loaded, without, names)
+    return Loaded(benchmarks, loaded, without)
 
 
 def _evaluations(session: Session, runs: Sequence[Run]) -> tuple[dict[str, list[Row]], dict[str, str]]:

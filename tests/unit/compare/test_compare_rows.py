@@ -15,14 +15,7 @@ import pytest
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
 from gxpo_trainer.compare.groups import Payoff, compare_groups, default_baseline, payoff_of, spread_budgets
 from gxpo_trainer.compare.intervals import Interval
-from gxpo_trainer.compare.rows import (
-    SERIES_NAMES,
-    decode_evaluation,
-    flatten,
-    run_curves,
-    sampling_share,
-    series_needed,
-)
+from gxpo_trainer.compare.rows import decode_evaluation, flatten, run_curves, sampling_share
 from gxpo_trainer.compare.seeds import (
     SeedGroup,
     config_key,
@@ -76,37 +69,19 @@ def flat_run(accuracy: float, seed: int = 0, last: int = 300, hours: float = 12.
     return RunCurves("run", "GRPO", seed, made)
 
 
-def test_an_evaluation_states_its_costs_and_the_steps_metrics_fill_the_gaps() -> None:
+def test_an_evaluation_states_its_costs_and_the_series_the_gate() -> None:
     rows = [
-        evaluation(0, 0.2),
         evaluation(4, 0.3, backward_passes_total=12, training_s=1800.0, tokens_total=None),
-        evaluation(6, 0.4),
+        evaluation(6, 0.4, training_s=3600.0, tokens_total=500),
     ]
-    metrics = series(
-        update__backward_passes_total={4: 99, 6: 18},
-        time__training_s={6: 3600},
-        rollout__tokens_total={4: 400, 5: 500},
-        gate__z={2: 0.1, 3: 0.7},
-        gate__threshold={2: 0.5},
-        gate__shutoff_step={3: 3},
-    )
+    metrics = series(gate__z={2: 0.1, 3: 0.7}, gate__threshold={2: 0.5}, gate__shutoff_step={3: 3})
     run = run_curves({"config": config()}, rows, metrics)
-    np.testing.assert_array_equal(run.curve.steps, [0, 4, 6])
-    np.testing.assert_array_equal(run.curve.backward_passes, [0, 12, 18])
-    np.testing.assert_array_equal(run.curve.hours, [0, 0.5, 1])
-    np.testing.assert_array_equal(run.curve.tokens, [0, 400, np.nan])
+    np.testing.assert_array_equal(run.curve.steps, [4, 6])
+    np.testing.assert_array_equal(run.curve.backward_passes, [12, np.nan])
+    np.testing.assert_array_equal(run.curve.hours, [0.5, 1])
+    np.testing.assert_array_equal(run.curve.tokens, [np.nan, 500])
     assert (run.gate.threshold, run.gate.shutoff_step) == (0.5, 3)
     np.testing.assert_array_equal(run.gate.z, [0.1, 0.7])
-
-
-def test_metrics_are_asked_for_where_an_evaluation_leaves_a_cost_out() -> None:
-    gate = ("gate/z", "gate/threshold", "gate/shutoff_step")
-    whole = evaluation(1, 0.5, backward_passes_total=3, training_s=2.0, tokens_total=0)
-    assert series_needed([whole]) == gate
-    without_hours = evaluation(2, 0.5, backward_passes_total=6, training_s=None, tokens_total=9)
-    assert series_needed([whole, without_hours]) == ("time/training_s", *gate)
-    assert series_needed([evaluation(3, 0.5)]) == SERIES_NAMES
-    assert series_needed([]) == gate
 
 
 def test_settings_are_told_apart_by_their_json() -> None:
@@ -390,9 +365,6 @@ def test_values_of_a_heat_map_are_in_order_and_mixed_settings_are_named() -> Non
     assert heat_map(settings, [1.0] * 3, "gate", "w").mixed == ("tau",)
     assert varied_settings(settings) == ["tau", "gate", "w"]
     assert varied_settings([{"a": 1, "b": 2}, {"a": 1.0, "b": None}]) == ["b"]
-    for x, y, message in (("tau", "tau", "both tau"), ("tau", "absent", "not a setting of every run")):
-        with pytest.raises(ValueError, match=message):
-            heat_map(settings, [1.0] * 3, x, y)
 
 
 GXPO = Payoff(Interval(2.0, 1.5, 2.5, 5), passes=3.0)

@@ -19,7 +19,7 @@ from support.reported_runs import add_group, add_run, config, evaluated_run, rep
 from support.service_processes import until
 
 from gxpo_services.compare import service
-from gxpo_services.compare.cache import ComparisonCache, Versions
+from gxpo_services.compare.cache import ComparisonCache
 from gxpo_services.compare.schemas import CompareQuery
 from gxpo_services.db.database import Database
 
@@ -362,9 +362,6 @@ def test_every_change_is_in_the_next_answer(client: TestClient, database: Databa
 
     changes: dict[str, Callable[[], object]] = {
         "an evaluation": lambda: report(evaluations=[evaluation(10)]),
-        "a cost that evaluations lack": lambda: report(
-            metrics=[reporting.metric_row(10, **{"time/training_s": 7200.0})]
-        ),
         "the first value of a gate": lambda: report(metrics=[reporting.metric_row(11, **{"gate/z": 1.0})]),
         "another one": lambda: report(metrics=[reporting.metric_row(12, **{"gate/z": 1.0})]),
         "a name": rename,
@@ -374,7 +371,7 @@ def test_every_change_is_in_the_next_answer(client: TestClient, database: Databa
         "a run of the group": lambda: evaluated_run(database, config(GRPO), RISING, group=group_id),
         "what it runs on": lambda: report(identity={"config": {}, "policy_sha256": "another"}),
     }
-    report(evaluations=[evaluation(0, training_s=None)])
+    report(evaluations=[evaluation(0)])
     before = compare(client, groups=group_id)
     for word, change in changes.items():
         change()
@@ -413,18 +410,13 @@ def test_a_comparison_whose_process_is_killed_is_refused_and_the_next_one_has_an
 
 
 def test_the_cache_is_bounded_and_evicts_the_least_recently_used() -> None:
-    versions = Versions({1: (1.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})
     cache = ComparisonCache(max_bytes=10)
     for question in ("a", "b"):
-        cache.put(question, versions, ("gate/z",), b"12345")
-    assert cache.get("a", versions) == b"12345"
-    cache.put("c", versions, ("gate/threshold",), b"12345")
-    assert [cache.get(question, versions) for question in "abc"] == [b"12345", None, b"12345"]
-    more = Versions({1: (1.0,)}, {1: 6}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})
-    # A threshold is the same after another line.
-    assert [cache.get(question, more) for question in "ac"] == [None, b"12345"]
-    assert cache.get("c", Versions({1: (1.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 2.0}})) is None
-    assert cache.get("c", Versions({1: (2.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})) is None
+        cache.put(question, (1,), b"12345")
+    assert cache.get("a", (1,)) == b"12345"
+    cache.put("c", (1,), b"12345")
+    assert [cache.get(question, (1,)) for question in "abc"] == [b"12345", None, b"12345"]
+    assert cache.get("c", (2,)) is None
 
 
 REFUSED: list[tuple[dict[str, str], int, str]] = [
