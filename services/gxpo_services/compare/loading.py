@@ -20,9 +20,6 @@ from gxpo_trainer.compare.rows import GATE_ENDS, GATE_Z, Series, decode_evaluati
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
 
-Point = tuple[int, int, str, float]
-"""attempt, step, metric, value."""
-
 
 def series_of(session: Session, run_numbers: Sequence[int], names: Collection[str]) -> dict[int, Series]:
     """The named metrics of each run as arrays, from the effective history."""
@@ -34,23 +31,6 @@ def series_of(session: Session, run_numbers: Sequence[int], names: Collection[st
         steps, values = records["step"].astype(np.float64), records["value"].astype(np.float64)
         series[run][names_by_number[name]] = (steps, values)
     return dict(series)
-
-
-def points_of(session: Session, run_number: int, names: Collection[str]) -> list[Point]:
-    """All values of the named metrics of a run, metric by metric in order of steps."""
-    names_by_number = {number: name for name, number in metrics.find_numbers(session, names).items()}
-    firsts = metrics.first_steps(session, [run_number])
-    points: list[Point] = []
-    for (_, number), records in metrics.histories(session, list(names_by_number), firsts).items():
-        steps = records["step"]
-        # At each step the latest attempt started by then is effective.
-        attempts = np.zeros(len(records), dtype=np.int64)
-        for attempt, first in sorted(firsts[run_number].items()):
-            attempts[steps >= first] = attempt
-        name = names_by_number[number]
-        columns = (attempts.tolist(), steps.tolist(), records["value"].tolist())
-        points += [(attempt, step, name, value) for attempt, step, value in zip(*columns, strict=True)]
-    return points
 
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
