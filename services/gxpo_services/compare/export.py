@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
+from sqlalchemy.orm import Session
 from zipstream import ZIP_DEFLATED, ZIP_STORED, ZipStream
 
 from gxpo_client.formats import literal
@@ -32,8 +34,7 @@ Format = Literal["csv", "parquet", "jsonl"]
 Kind = Literal["text", "whole", "number"]
 Columns = Mapping[str, Kind]
 """Column → type of its values; every value may be None."""
-Rows = Iterable[Sequence[tuple[Any, ...]]]
-"""Chunks of rows, values in column order."""
+Pages = Iterable[list[dict[str, Any]]]
 
 MEDIA_TYPES: dict[Format, str] = {
     "csv": "text/csv; charset=utf-8",
@@ -49,39 +50,34 @@ def columns(**names: str) -> dict[str, Kind]:
     return {name: kind for given, words in names.items() for kind in kinds if kind == given for name in words.split()}
 
 
-def write_rows(form: Format, columns: Columns, rows: Rows) -> Iterator[bytes]:
-    """The file including its header, in the chunks of `rows`."""
+def write_rows(form: Format, columns: Columns, pages: Pages) -> Iterator[bytes]:
+    """The file including its header, page by page. jsonl has every member of a row, the others those in `columns`."""
     if form == "jsonl":
-        return json_lines([dict(zip(columns, row, strict=True)) for row in piece] for piece in rows)
-    return _csv(columns, rows) if form == "csv" else _parquet(columns, rows)
+        return _json_lines(pages)
+    cells = ([[_cell(row[name]) for name in columns] for row in page] for page in pages)
+    return _csv(columns, cells) if form == "csv" else _parquet(columns, cells)
 
 
-def json_lines(objects: Iterable[Sequence[Mapping[str, Any]]]) -> Iterator[bytes]:
-    """JSON Lines of objects with arbitrary members."""
-    for piece in objects:
-        if piece:
-            lines = (json.dumps(plain(members), ensure_ascii=False, allow_nan=False) for members in piece)
+def _cell(value: Any) -> Any:
+    """Nested values and booleans as JSON text."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list | dict) else value
+
+
+def _json_lines(pages: Pages) -> Iterator[bytes]:
+    for page in pages:
+        if page:
+            lines = (json.dumps(plain(row), ensure_ascii=False, allow_nan=False) for row in page)
             yield ("\n".join(lines) + "\n").encode()
 
 
-def _csv(columns: Columns, rows: Rows) -> Iterator[bytes]:
-    def lines(piece: Iterable[Iterable[Any]]) -> bytes:
+def _csv(columns: Columns, pages: Iterable[list[list[Any]]]) -> Iterator[bytes]:
+    for page in itertools.chain([[list(columns)]], pages):
         text = io.StringIO(newline="")
-        csv.writer(text).writerows([_word(value) for value in row] for row in piece)
-        return text.getvalue().encode()
-
-    yield lines([list(columns)])
-    for piece in rows:
-        yield lines(piece)
+        csv.writer(text).writerows([plain(literal(value)) for value in row] for row in page)
+        yield text.getvalue().encode()
 
 
-def _word(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return plain(value)
-    return literal(value)
-
-
-def _parquet(columns: Columns, rows: Rows) -> Iterator[bytes]:
+def _parquet(columns: Columns, pages: Iterable[list[list[Any]]]) -> Iterator[bytes]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -97,26 +93,22 @@ def _parquet(columns: Columns, rows: Rows) -> Iterator[bytes]:
 
     # PythonFile tracks its own position, so the sink may be emptied while the file grows.
     with parquet.ParquetWriter(pa.PythonFile(sink, mode="w"), schema) as writer:
-        waiting: list[tuple[Any, ...]] = []
-        for piece in rows:
-            waiting += piece
+
+        def write(rows: list[list[Any]]) -> None:
+            by_column = zip(zip(*rows, strict=True), schema, strict=True)
+            arrays = [pa.array(values, type=field.type, from_pandas=False) for values, field in by_column]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+        waiting: list[list[Any]] = []
+        for page in pages:
+            waiting += page
             if len(waiting) >= _ROW_GROUP:
-                writer.write_table(_table(schema, waiting))
+                write(waiting)
                 waiting = []
                 yield taken()
         if waiting:
-            writer.write_table(_table(schema, waiting))
+            write(waiting)
     yield taken()
-
-
-def _table(schema: Any, rows: Sequence[tuple[Any, ...]]) -> Any:
-    import pyarrow as pa
-
-    arrays = [
-        pa.array(values, type=field.type, from_pandas=False)
-        for values, field in zip(zip(*rows, strict=True), schema, strict=True)
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 Part = Literal["metrics", "evaluations", "runs", "samples"]
@@ -134,8 +126,7 @@ SAMPLE_COLUMNS = (
     | columns(text="prompt_id prompt response extracted gold verdict", number="reward", whole="length")
     | columns(text="truncated turns end end_detail", whole="sampled_length")
 )
-"""truncated and turns are JSON text, except in jsonl."""
-_NESTED = ("truncated", "turns")
+"""truncated, turns and the nested members of runs are JSON text, except in jsonl."""
 _RUN_FIELDS = (
     columns(text="name state reason rule model", whole="seed step")
     | columns(number="backward_passes tokens training_s score score_best", whole="score_step")
@@ -168,35 +159,45 @@ def export(database: Database, runs: Sequence[Run], form: Format, parts: Sequenc
 def _metrics(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
     """Long form: one row per value of the effective history."""
 
-    def rows() -> Rows:
+    def pages() -> Iterator[list[dict[str, Any]]]:
         for run in runs:
             with database.reading() as session:
                 names = metrics.names_of(session, run.number)
             for begin in range(0, len(names), _METRICS_AT_ONCE):
                 with database.reading() as session:
-                    points = loading.points_of(session, run.number, names[begin : begin + _METRICS_AT_ONCE])
-                yield [(run.id, run.name, *point) for point in points]
+                    yield _points(session, run, names[begin : begin + _METRICS_AT_ONCE])
 
-    return write_rows(form, METRIC_COLUMNS, rows())
+    return write_rows(form, METRIC_COLUMNS, pages())
+
+
+def _points(session: Session, run: Run, names: Sequence[str]) -> list[dict[str, Any]]:
+    """All values of the named metrics of a run, metric by metric in order of steps."""
+    firsts = metrics.first_steps(session, [run.number])[run.number]
+    rows = []
+    for metric, (steps, values) in loading.series_of(session, [run.number], names)[run.number].items():
+        # At each step the latest attempt started by then is effective.
+        attempts = np.zeros(len(steps), dtype=np.int64)
+        for attempt, first in sorted(firsts.items()):
+            attempts[steps >= first] = attempt
+        points = zip(attempts.tolist(), steps.astype(np.int64).tolist(), values.tolist(), strict=True)
+        rows += [dict(zip(METRIC_COLUMNS, (run.id, run.name, a, s, metric, v), strict=True)) for a, s, v in points]
+    return rows
 
 
 def _evaluations(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
     """jsonl: the trainer's full records, including the scores of each problem; otherwise one row per score."""
 
-    def records() -> Iterator[list[dict[str, Any]]]:
+    def pages() -> Iterator[list[dict[str, Any]]]:
         for run in runs:
             with database.reading() as session:
                 evaluations = samples.evaluations_of(session, [run.number])[run.number]
-            yield [{"run": run.id, "name": run.name, **record} for record in evaluations]
+            records = [{"run": run.id, "name": run.name, **record} for record in evaluations]
+            yield records if form == "jsonl" else [row for record in records for row in _scores(record)]
 
-    if form == "jsonl":
-        return json_lines(records())
-    return write_rows(
-        form, EVALUATION_COLUMNS, ([row for record in piece for row in _scores(record)] for piece in records())
-    )
+    return write_rows(form, EVALUATION_COLUMNS, pages())
 
 
-def _scores(record: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+def _scores(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """One row per score; none for an invalid record."""
     try:
         evaluation = decode_evaluation(record)
@@ -204,7 +205,7 @@ def _scores(record: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         return
     for metric, value in evaluation["scores"].items():
         row = evaluation | {"metric": metric, "value": value}
-        yield tuple(_typed(row.get(name), kind) for name, kind in EVALUATION_COLUMNS.items())
+        yield {name: _typed(row.get(name), kind) for name, kind in EVALUATION_COLUMNS.items()}
 
 
 def _samples(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
@@ -222,21 +223,11 @@ def _samples(database: Database, runs: Sequence[Run], form: Format) -> Iterator[
                 after = rows[-1].number
                 yield page
 
-    if form == "jsonl":
-        return json_lines(pages())
-    texts = (
-        [
-            row | {name: None if row[name] is None else json.dumps(row[name], ensure_ascii=False) for name in _NESTED}
-            for row in page
-        ]
-        for page in pages()
-    )
-    return write_rows(form, SAMPLE_COLUMNS, ([tuple(row.values()) for row in page] for page in texts))
+    return write_rows(form, SAMPLE_COLUMNS, pages())
 
 
 def _sample(run: Run, row: Sample) -> dict[str, Any]:
-    indices = {"group": row.group_index, "sample": row.sample_index}
-    own = {"run": run.id, "name": run.name, **indices}
+    own = {"run": run.id, "name": run.name, "group": row.group_index, "sample": row.sample_index}
     return {name: own[name] if name in own else getattr(row, name) for name in SAMPLE_COLUMNS}
 
 
@@ -252,26 +243,20 @@ def _typed(value: Any, kind: str) -> Any:
 
 
 def _runs(_: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
-    """One row per run. Nested members are objects in jsonl and JSON text otherwise."""
-    rows = [_run(run) for run in runs]
-    if form == "jsonl":
-        return json_lines([rows])
-    nested = ("group_values", "tags", "config")
-    texts = [row | {name: json.dumps(row[name], ensure_ascii=False) for name in nested} for row in rows]
-    return write_rows(form, RUN_COLUMNS, [[tuple(row[name] for name in RUN_COLUMNS) for row in texts]])
-
-
-def _run(run: Run) -> dict[str, Any]:
-    own = {name: getattr(run, name) for name in _RUN_FIELDS}
-    return {
-        "run": run.id,
-        **own,
-        "state": str(run.state),
-        "group": run.group.id if run.group else None,
-        "group_values": run.group_values,
-        "tags": sorted(tag.tag for tag in run.tags),
-        "config": run.config,
-    }
+    """One row per run, with its config."""
+    rows = [
+        {
+            "run": run.id,
+            **{name: getattr(run, name) for name in _RUN_FIELDS},
+            "state": str(run.state),
+            "group": run.group.id if run.group else None,
+            "group_values": run.group_values,
+            "tags": sorted(tag.tag for tag in run.tags),
+            "config": run.config,
+        }
+        for run in runs
+    ]
+    return write_rows(form, RUN_COLUMNS, [rows])
 
 
 _WRITERS: dict[Part, Callable[[Database, Sequence[Run], Format], Iterator[bytes]]] = {

@@ -16,12 +16,9 @@ from gxpo_services.compare.schemas import MOST_RUNS, LeftOutView
 from gxpo_services.db.tables import Group, Run
 from gxpo_services.outputs import metrics, samples
 from gxpo_trainer.compare.curves import RunCurves
-from gxpo_trainer.compare.rows import GATE_Z, Series, decode_evaluation, run_curves, series_needed
+from gxpo_trainer.compare.rows import GATE_ENDS, GATE_Z, Series, decode_evaluation, run_curves
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
-
-Point = tuple[int, int, str, float]
-"""attempt, step, metric, value."""
 
 
 def series_of(session: Session, run_numbers: Sequence[int], names: Collection[str]) -> dict[int, Series]:
@@ -34,23 +31,6 @@ def series_of(session: Session, run_numbers: Sequence[int], names: Collection[st
         steps, values = records["step"].astype(np.float64), records["value"].astype(np.float64)
         series[run][names_by_number[name]] = (steps, values)
     return dict(series)
-
-
-def points_of(session: Session, run_number: int, names: Collection[str]) -> list[Point]:
-    """All values of the named metrics of a run, metric by metric in order of steps."""
-    names_by_number = {number: name for name, number in metrics.find_numbers(session, names).items()}
-    firsts = metrics.first_steps(session, [run_number])
-    points: list[Point] = []
-    for (_, number), records in metrics.histories(session, list(names_by_number), firsts).items():
-        steps = records["step"]
-        # At each step the latest attempt started by then is effective.
-        attempts = np.zeros(len(records), dtype=np.int64)
-        for attempt, first in sorted(firsts[run_number].items()):
-            attempts[steps >= first] = attempt
-        name = names_by_number[number]
-        columns = (attempts.tolist(), steps.tolist(), records["value"].tolist())
-        points += [(attempt, step, name, value) for attempt, step, value in zip(*columns, strict=True)]
-    return points
 
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -82,8 +62,6 @@ class Loaded:
     benchmarks: list[str]
     runs: list[tuple[Source, RunCurves]]
     left_out: list[LeftOutView] = field(default_factory=list)
-    series: tuple[str, ...] = ()
-    """The metrics that the curves use, in addition to evaluations."""
 
 
 def split_ids(values: Sequence[str], name: str) -> list[str]:
@@ -128,8 +106,7 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
     benchmarks = [benchmark] if benchmark is not None else _common(list(evaluations.values()))
     if evaluations and not benchmarks:
         raise Invalid.of("benchmark", "the runs have no common benchmark; name one, and runs without it are excluded")
-    needed = series_needed(row for rows in evaluations.values() for row in rows)
-    names = tuple(name for name in needed if gates or name != GATE_Z)
+    names = (GATE_Z, *GATE_ENDS) if gates else GATE_ENDS
     series = series_of(session, [run.number for run in runs if run.id in evaluations], names)
     loaded: list[tuple[Source, RunCurves]] = []
     for run in runs:
@@ -141,7 +118,7 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
         except DataError as error:
             left_out[run.id] = str(error)
     without = [LeftOutView.of(run, left_out[run.id]) for run in runs if run.id in left_out]
-    return Loaded(benchmarks, loaded, without, names)
+    return Loaded(benchmarks, loaded, without)
 
 
 def _evaluations(session: Session, runs: Sequence[Run]) -> tuple[dict[str, list[Row]], dict[str, str]]:

@@ -312,7 +312,7 @@ def compared_group(
 ) -> ComparedGroup:
     """rows: every run of the comparison."""
     curve = mean_curve([run.curve for run in group.runs])
-    band = seed_band(group, curve, comparison.level)
+    band = seed_band(group, curve)
     gates = sum(len(run.gate.z) > 0 for run in rows)
     points = min(_MOST_OF_ONE, max(_FEWEST_OF_ONE, _GATE_POINTS // max(1, gates)))
     own = {name: getattr(result, name) for name in ComparedGroup.model_fields if hasattr(result, name)}

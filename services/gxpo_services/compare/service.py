@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.errors import Invalid, NotFound
 from gxpo_services.compare import loading
-from gxpo_services.compare.cache import ComparisonCache, read_versions
+from gxpo_services.compare.cache import ComparisonCache, read_stamp
 from gxpo_services.compare.loading import Loaded, Source
 from gxpo_services.compare.schemas import (
     CompareQuery,
@@ -61,13 +61,13 @@ def compare_as_json(session: Session, query: CompareQuery, cache: ComparisonCach
     budgets = _budgets(query.budgets, _AXIS_OF[query.x])
     ids = (loading.split_ids(query.runs, "runs"), loading.split_ids(query.groups, "groups"))
     question = query.model_dump_json()
-    versions = read_versions(session, *ids)
-    body = cache.get(question, versions)
+    stamp = read_stamp(session, *ids, gates=query.gates)
+    body = cache.get(question, stamp)
     if body is None:
         runs = loading.select_runs(session, *ids)
         loaded = loading.load(session, runs, query.benchmark, query.metric, gates=query.gates)
         body = compare(session, loaded, query, budgets).model_dump_json().encode()
-        cache.put(question, versions, loaded.series, body)
+        cache.put(question, stamp, body)
     return body
 
 

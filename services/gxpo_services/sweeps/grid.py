@@ -18,7 +18,7 @@ from gxpo_services.runs.schemas import Notes, Priority, Tags
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RuleSettings, RunConfig
 from gxpo_trainer.config.io import learning_rate_control
-from gxpo_trainer.config.messages import config_error
+from gxpo_trainer.config.messages import MOST_ERRORS, config_error
 from gxpo_trainer.config.rules import COMPARED_LABELS, compared_rules, in_words, known_rules, rule_name
 
 SweepPreset = Literal["alpha", "k", "tau", "rules"]
@@ -124,9 +124,6 @@ def _adapted(rule: type[RuleSettings], base: RuleSettings) -> RuleSettings:
         raise Invalid.of("config.learner.rule", message) from None
 
 
-_MOST_ERRORS = 100
-
-
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A run of a sweep. values: its settings in the sweep by dotted path, including the seed."""
@@ -204,10 +201,10 @@ def _variants(
                 if item.field.startswith("grid["):  # an override; name it by its axis
                     item.field = f"grid.{list(values)[int(item.field[5:-1])]}"
             errors += error.errors
-            if len(errors) >= _MOST_ERRORS:
+            if len(errors) >= MOST_ERRORS:
                 break  # the other combinations of a bad base would only repeat its errors
     if errors:
-        raise invalid(errors[:_MOST_ERRORS])
+        raise invalid(errors[:MOST_ERRORS])
     return variants
 
 

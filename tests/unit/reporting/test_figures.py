@@ -5,7 +5,6 @@ from __future__ import annotations
 import colorsys
 import html.parser
 import io
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from PIL import Image
 from rich.console import Console
 
 from gxpo_dashboard.view_models import rules
@@ -124,41 +124,6 @@ def test_a_folder_becomes_a_curve(two_runs: list[Path]) -> None:
     np.testing.assert_array_equal(run.gate.steps, range(3, 13))
 
 
-def test_benchmarks_have_equal_weight_in_the_average(tmp_path: Path) -> None:
-    with RunReporter(tmp_path, clock=lambda: 0.0) as reporter:
-        reporter.write_identity(identity(config(GRPO)))
-        for name, scores in (("big", [1.0, 1.0, 1.0, 0.0]), ("small", [0.25])):
-            mean = float(np.mean(scores))
-            low_high = {"pass@1/ci_low": mean - 0.03, "pass@1/ci_high": mean + 0.04}
-            ids = [str(number) for number in range(len(scores))]
-            record = {"benchmark": name, "scores": {"pass@1": mean} | low_high, "per_problem": scores}
-            reporter.log_evaluation(0, record | {"problem_ids": ids})
-        reporter.log_evaluation(5, {"benchmark": "big", "scores": {"pass@1": 0.9}})
-    run = load_run(tmp_path)
-    # (.75 + .25) / 2; the step that only one benchmark has is left out; √(.03² + .03²) / 2 = .0212.
-    np.testing.assert_allclose(run.curve.accuracy, [0.5])
-    np.testing.assert_allclose(run.curve.ci_low, [0.5 - 0.0212132], rtol=1e-5)
-    assert run.curve.per_problem.mean() == pytest.approx(0.5)
-    assert load_run(tmp_path, "big").curve.accuracy.tolist() == [0.75, 0.9]
-    with pytest.raises(DataError, match=r"no evaluation of 'amc23'; it has \['big', 'small'\]"):
-        load_run(tmp_path, "amc23")
-
-
-def test_runs_that_differ_only_in_name_and_seed_are_one_group(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / f"g{s}", config(GRPO, s, name=f"n{s}"), RISING) for s in (0, 1)]
-    folders += [write_run(tmp_path / f"x{s}", config(GXPO, s), FASTER, passes=3) for s in (0, 1)]
-    groups = group_runs(folders)
-    assert [(group.name, [run.seed for run in group.runs]) for group in groups] == [
-        ("GRPO", [0, 1]),
-        ("GXPO K=5", [0, 1]),
-    ]
-    # The training problems come from the seed, so they are no difference; rule and learning rate are compared.
-    assert compare_groups(groups, "GRPO").differences == ()
-    again = write_run(tmp_path / "twice", config(GRPO, 1), RISING)
-    with pytest.raises(DataError, match="same config and seed 1"):
-        group_runs([*folders, again])
-
-
 def test_different_data_is_listed_as_a_difference(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", config(GRPO), RISING)
     second = write_run(tmp_path / "b", config(GXPO), FASTER, data_sha256="other")
@@ -211,23 +176,21 @@ def test_the_command_refuses_an_unknown_baseline_and_a_folder_without_a_run(
     assert not (tmp_path / "out").exists()
     assert cli.main(["report", str(tmp_path), *out]) == 2
     assert str(tmp_path) in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"evaluations\.jsonl: no evaluation of 'amc23'; it has \['word_problems'\]"):
+        load_run(two_runs[0], "amc23")
 
 
 def styles(groups: Sequence[SeedGroup]) -> list[LineStyle]:
     return line_styles([group.runs[0].rule for group in groups])
 
 
-def png_size(data: bytes) -> tuple[int, int]:
-    width, height = struct.unpack(">II", data[16:24])
-    return width, height
-
-
-def test_the_picture_has_a_fixed_size(two_runs: list[Path]) -> None:
+def test_the_picture_has_a_fixed_size(two_runs: list[Path], tmp_path: Path) -> None:
     groups = group_runs(two_runs)
     many = [SeedGroup(f"_group {number} costs $5 and ${number}", groups[number % 2].runs) for number in range(9)]
-    for chosen in (groups[:1], many):
+    without_band = group_runs([write_run(tmp_path / "c", config(GXPO), RISING, scores={"pass@1": 0.5})])
+    for chosen in (without_band, groups[:1], many):
         picture = draw_curves(chosen, styles(chosen), compare_groups(chosen, chosen[0].name))
-        assert png_size(picture) == (1500, 1125)
+        assert Image.open(io.BytesIO(picture)).size == (1500, 1125)
 
 
 @pytest.mark.parametrize(("num_groups", "length"), [(1, 200), (3, 20), (3, 45), (9, 4), (9, 200)])
@@ -245,11 +208,6 @@ def test_text_stays_inside_the_picture_and_off_the_panels(two_runs: list[Path], 
     assert not any(legend.overlaps(box) for axes in figure.axes if (box := axes.get_tightbbox()))
 
 
-def test_a_single_seed_without_a_band_is_drawn(tmp_path: Path) -> None:
-    groups = group_runs([write_run(tmp_path, config(GXPO), RISING, scores={"pass@1": 0.5})])
-    assert png_size(draw_curves(groups, styles(groups))) == (1500, 1125)
-
-
 def test_groups_of_one_rule_share_their_hue(tmp_path: Path) -> None:
     made = [config(GRPO), config(GRPO, rate=3.5e-5), config(GXPO)]
     groups = group_runs([write_run(tmp_path / str(number), one, RISING) for number, one in enumerate(made)])
@@ -263,24 +221,12 @@ def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) 
     comparison = compare_groups(groups, "GRPO")
     text = io.StringIO()
     print_tables(groups, comparison, Console(file=text, width=100))
-    printed = text.getvalue()
-    result, convergence, best, budgets, by_step = all_tables(groups, comparison)
     # GRPO ends at (.5 + .75)/2 = 62.5% after 20 steps, 20 passes, 2 min; GXPO gets there at step 10, 30 BP, 1 min.
-    assert result.rows == (
-        ("GRPO", "1", "62.5%", "20", "20", "2 min 0 s", "–"),
-        ("GXPO K=5", "1", "87.5%", "20", "60", "2 min 0 s", "12"),
-    )
-    assert convergence.rows[1] == (
+    assert all_tables(groups, comparison)[1].rows[1] == (
         "GXPO K=5", "87.5%", "20", "10 (2.0× fewer)", "30 (1.5× more)", "1 min 0 s (2.0× less)"
     )  # fmt: skip
-    # The paper's Table 5: shut-off, total BP and time, own best with what it took.
-    assert best.rows[1] == ("GXPO K=5", "12", "60", "2 min 0 s", "87.5%", "20", "60", "2 min 0 s")
-    # At 20 passes the last GXPO evaluation is the one before the first step: 25%.
-    at_passes = next(row for row in budgets.rows if row[1] == "GXPO K=5" and row[2] == "25.0%")
-    assert at_passes[3] == "−37.5"
-    assert by_step.rows[1] == ("10", "37.5 (10, 1.0)", "62.5 (30, 1.0)")
-    assert "Inconclusive: only one shared seed" in printed
-    assert max(len(line) for line in printed.splitlines()) <= 100
+    assert "Inconclusive: only one shared seed" in text.getvalue()
+    assert max(len(line) for line in text.getvalue().splitlines()) <= 100
 
 
 def test_a_long_curve_is_shown_in_twelve_rows_with_both_ends(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ from gxpo_trainer.compare.curves import (
     smooth,
 )
 from gxpo_trainer.compare.intervals import (
+    LEVEL,
     MARGIN,
     Contrast,
     Interval,
@@ -147,12 +148,11 @@ def compare_groups(
     *,
     smoothing: float = 0.0,
     budgets: Mapping[Axis, Sequence[float]] | None = None,
-    level: float = 0.95,
 ) -> Comparison:
     """Compare every group with the one called `baseline`.
 
     budgets: axis → values (steps, passes, hours, tokens or token-passes); by default one per axis, the largest that all
-    runs reached. Raises ValueError for an unknown baseline, a repeated name or an invalid level.
+    runs reached. Raises ValueError for an unknown baseline or a repeated name.
     """
     names = [group.name for group in groups]
     if baseline not in names:
@@ -167,16 +167,16 @@ def compare_groups(
     wanted = [(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
     results = []
     for group in groups:
-        at_budgets = (_at_budget(group, reference, axis, budget, smoothing, level) for axis, budget in wanted)
-        row = _convergence(group, reference, target, grids, smoothing, level)
+        at_budgets = (_at_budget(group, reference, axis, budget, smoothing) for axis, budget in wanted)
+        row = _convergence(group, reference, target, grids, smoothing)
         results.append(replace(row, budgets=tuple(budget for budget in at_budgets if budget)))
     if "backward_passes" in common:
-        raw = plateau_contrasts(groups, reference, common["backward_passes"][0], level=level)
+        raw = plateau_contrasts(groups, reference, common["backward_passes"][0])
         against = dict(zip(raw, corrected(list(raw.values())), strict=True))
         results = [replace(row, plateau=against.get(row.name)) for row in results]
     differences = tuple(find_differences(groups, baseline))
     note = schedule_note(groups, baseline)
-    return Comparison(baseline, target, level, smoothing, tuple(results), differences, note)
+    return Comparison(baseline, target, LEVEL, smoothing, tuple(results), differences, note)
 
 
 def plateau_contrasts(
@@ -185,7 +185,6 @@ def plateau_contrasts(
     budget: float,
     window: float = PLATEAU,
     margin: float = MARGIN,
-    level: float = 0.95,
 ) -> dict[str, Contrast]:
     """Plateaus against that of the reference, by group, not corrected yet; without those that lack one.
 
@@ -195,10 +194,10 @@ def plateau_contrasts(
     contrasts: dict[str, Contrast] = {}
     for group in groups:
         values = plateaus(group, budget, window)
-        if group.name != reference.name and values and own and (compared := contrast(values, own, margin, level)):
+        if group.name != reference.name and values and own and (compared := contrast(values, own, margin)):
             pairs = [(run, reference.by_seed[run.seed]) for run in group.runs if run.seed in own]
             scores = [tuple(_plateau_scores(run.curve, budget, window) for run in pair) for pair in pairs]
-            contrasts[group.name] = replace(compared, over_problems=_over_problems(pairs, scores, level))
+            contrasts[group.name] = replace(compared, over_problems=_over_problems(pairs, scores))
     return contrasts
 
 
@@ -238,9 +237,7 @@ class Reach:
     costs: tuple[float | None, float | None]
 
 
-def sweep(
-    group: SeedGroup, reference: SeedGroup, targets: Sequence[float], grids: Grids, axis: Axis, level: float = 0.95
-) -> list[Reach]:
+def sweep(group: SeedGroup, reference: SeedGroup, targets: Sequence[float], grids: Grids, axis: Axis) -> list[Reach]:
     """A Reach for each target, an accuracy."""
     on = GRID_OF[axis]
     shared = [(run.curve, reference.by_seed[run.seed].curve) for run in group.runs if run.seed in reference.by_seed]
@@ -256,7 +253,7 @@ def sweep(
     for target in targets:
         first, between = costs(crossing, target) if on == axis else [], costs(interpolated, target)
         ratios = [[other / own for own, other in known] for known in (first, between)]
-        intervals = [ratio_interval(values, level) if values else None for values in ratios]
+        intervals = [ratio_interval(values) if values else None for values in ratios]
         p_value = p_of_mean([math.log(ratio) for ratio in ratios[1]])
         means = [float(np.mean([other for _, other in known])) if known else None for known in (first, between)]
         reaches.append(Reach(axis, target, intervals[0], intervals[1], p_value, (means[0], means[1])))
@@ -328,16 +325,14 @@ def _speed_ups(
     return ratios
 
 
-def _convergence(
-    group: SeedGroup, reference: SeedGroup, target: Point, grids: Grids, smoothing: float, level: float
-) -> GroupResult:
+def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: Grids, smoothing: float) -> GroupResult:
     """Cost to reach the baseline's peak, of the mean curve and per seed."""
     curve, other = (mean_curve([run.curve for run in one.runs]) for one in (group, reference))
     seeds = tuple(_seed_result(run, reference.by_seed.get(run.seed), grids, smoothing) for run in group.runs)
     seed_speed_ups: dict[Axis, Interval | None] = {}
     for axis in AXES:
         ratios = [ratio for seed in seeds if (ratio := seed.speed_ups[axis]) is not None]
-        seed_speed_ups[axis] = ratio_interval(ratios, level) if ratios else None
+        seed_speed_ups[axis] = ratio_interval(ratios) if ratios else None
     return GroupResult(
         name=group.name,
         seeds=tuple(run.seed for run in group.runs),
@@ -364,7 +359,7 @@ def _seed_result(run: RunCurves, other: RunCurves | None, grids: Grids, smoothin
 
 
 def _at_budget(
-    group: SeedGroup, reference: SeedGroup, axis: Axis, budget: float, smoothing: float, level: float
+    group: SeedGroup, reference: SeedGroup, axis: Axis, budget: float, smoothing: float
 ) -> BudgetResult | None:
     """Result at a budget, None if a run of the group has no evaluation within it."""
     ends, others = (
@@ -384,9 +379,9 @@ def _at_budget(
     return BudgetResult(
         axis=axis,
         budget=float(budget),
-        accuracy=mean_interval([point.accuracy for point in points], level),
-        over_seeds=mean_interval([a.accuracy - b.accuracy for a, b in matched], level) if matched else None,
-        over_problems=_over_problems(pairs, scores, level),
+        accuracy=mean_interval([point.accuracy for point in points]),
+        over_seeds=mean_interval([a.accuracy - b.accuracy for a, b in matched]) if matched else None,
+        over_problems=_over_problems(pairs, scores),
         all_reached=all(point is not None and point.reached for point in (*points, *others.values())),
         evaluated_from=min(point.spent for point in (*points, *others.values()) if point is not None),
     )
@@ -401,13 +396,13 @@ def _scores(run: RunCurves, point: BudgetPoint, smoothing: float) -> Floats | No
 
 
 def _over_problems(
-    pairs: Sequence[tuple[RunCurves, RunCurves]], scores: Sequence[tuple[Floats | None, ...]], level: float
+    pairs: Sequence[tuple[RunCurves, RunCurves]], scores: Sequence[tuple[Floats | None, ...]]
 ) -> Interval | None:
     """Mean difference over problems, each averaged over the pairs; None unless all runs have the same problems."""
     known = [(own, other) for own, other in scores if own is not None and other is not None]
     if not known or len(known) < len(pairs) or len({run.curve.problem_ids for pair in pairs for run in pair}) > 1:
         return None
-    return mean_interval(np.mean([own - other for own, other in known], axis=0), level)
+    return mean_interval(np.mean([own - other for own, other in known], axis=0))
 
 
 SHARES = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95)

@@ -24,6 +24,8 @@ MARGIN = 0.01
 """Equivalence margin where none was registered: one point of accuracy."""
 ALPHA = 0.05
 """Level of every test, after correction."""
+LEVEL = 0.95
+"""Confidence level of every interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Interval:
         return self.low is not None and self.high is not None and not self.low <= value <= self.high
 
 
-def mean_interval(values: Sequence[float] | Floats, level: float = 0.95) -> Interval:
+def mean_interval(values: Sequence[float] | Floats, level: float = LEVEL) -> Interval:
     """Mean of independent values with its t-interval: x̄ ± t·s/√n, s with n − 1.
 
     The bounds are None for a single value. Raises ValueError for no value, one that is not finite, or a level outside
@@ -63,14 +65,14 @@ def mean_interval(values: Sequence[float] | Floats, level: float = 0.95) -> Inte
     return Interval(mean, mean - half, mean + half, int(data.size))
 
 
-def ratio_interval(ratios: Sequence[float], level: float = 0.95) -> Interval:
+def ratio_interval(ratios: Sequence[float]) -> Interval:
     """Geometric mean of positive ratios with exp of the t-interval of their logarithms.
 
     Speed-ups of 2 and 1/2 average to 1. Raises ValueError for a ratio ≤ 0.
     """
     if any(not ratio > 0 for ratio in ratios):
         raise ValueError(f"ratios = {list(ratios)}: a geometric mean needs positive ratios")
-    logs = mean_interval([math.log(ratio) for ratio in ratios], level)
+    logs = mean_interval([math.log(ratio) for ratio in ratios])
     low, high = (None if bound is None else math.exp(bound) for bound in (logs.low, logs.high))
     return Interval(math.exp(logs.mean), low, high, logs.num)
 
@@ -114,9 +116,7 @@ class Contrast:
         return ", ".join(words)
 
 
-def contrast(
-    own: Mapping[int, float], baseline: Mapping[int, float], margin: float = MARGIN, level: float = 0.95
-) -> Contrast | None:
+def contrast(own: Mapping[int, float], baseline: Mapping[int, float], margin: float = MARGIN) -> Contrast | None:
     """Compare values by seed; None without a shared seed."""
     # Not scipy.stats, whose tests take a millisecond each: a comparison of many runs makes hundreds.
     from scipy.special import stdtr
@@ -125,8 +125,8 @@ def contrast(
     if not shared:
         return None
     differences = [own[seed] - baseline[seed] for seed in shared]
-    difference = mean_interval(differences, level)
-    first, second = (mean_interval(list(values.values()), level) for values in (own, baseline))
+    difference = mean_interval(differences)
+    first, second = (mean_interval(list(values.values())) for values in (own, baseline))
     p_value = p_of_mean(differences)
     if p_value is None:
         return Contrast(first, second, difference, margin, None, None, None, None)

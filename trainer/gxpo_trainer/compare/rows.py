@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.compare.curves import Axis, EvaluationCurve, GateTrace, RunCurves
+from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
 from gxpo_trainer.config.rules import run_label
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row, decode_number
@@ -25,23 +25,10 @@ Series = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
 """Metric → (steps in increasing order, values)."""
 _NO_VALUES = (np.empty(0), np.empty(0))
 
-COST_METRICS: dict[Axis, str] = {
-    "backward_passes": "update/backward_passes_total",
-    "hours": "time/training_s",
-    "tokens": "rollout/tokens_total",
-}
-_COST_FIELDS: dict[Axis, str] = {
-    "backward_passes": "backward_passes_total",
-    "hours": "training_s",
-    "tokens": "tokens_total",
-}
+_COST_FIELDS = ("backward_passes_total", "training_s", "tokens_total")
 GATE_Z = "gate/z"
-_THRESHOLD, _SHUTOFF = "gate/threshold", "gate/shutoff_step"
-LAST_ONLY = frozenset({_THRESHOLD, _SHUTOFF})
-"""Metrics of which only the last value is used."""
-SERIES_NAMES = (*COST_METRICS.values(), GATE_Z, _THRESHOLD, _SHUTOFF)
-"""The metrics that curves may need (see `series_needed`); others in a Series are ignored."""
-
+GATE_ENDS = ("gate/threshold", "gate/shutoff_step")
+"""Metrics of the gate of which only the last value is used."""
 STEP_TIMES = ("time/rollout_s", "time/verify_s", "time/step_s")
 """The metrics of `sampling_share`."""
 
@@ -89,7 +76,7 @@ def run_curves(
         rule=run_label(config["learner"]["rule"]),
         seed=int(config["seed"]),
         curve=replace(
-            _curve([[rows[name] for name in chosen] for rows in complete], series, metric, with_problems),
+            _curve([[rows[name] for name in chosen] for rows in complete], metric, with_problems),
             forward_passes=forward_passes(config),
         ),
         gate=_gate(series, config),
@@ -112,12 +99,6 @@ def sampling_share(series: Series) -> float | None:
     return (sampling + verifying) / total if total > 0 else None
 
 
-def series_needed(evaluations: Iterable[Row]) -> tuple[str, ...]:
-    """The metrics that curves of these evaluations need: those of the gate, and costs missing from an evaluation."""
-    lacking = {axis for row in evaluations for axis, name in _COST_FIELDS.items() if row.get(name) is None}
-    return (*(name for axis, name in COST_METRICS.items() if axis in lacking), GATE_Z, _THRESHOLD, _SHUTOFF)
-
-
 def decode_evaluation(row: Mapping[str, Any]) -> Row:
     """Decode the numbers of a JSON row. Raises DataError for a row that is not an evaluation."""
     try:
@@ -130,7 +111,7 @@ def decode_evaluation(row: Mapping[str, Any]) -> Row:
             "step": int(row["step"]),
             "benchmark": str(row["benchmark"]),
             "scores": {str(name): decode_number(value) for name, value in row["scores"].items()},
-            **{name: decode_number(row[name]) for name in _COST_FIELDS.values() if row.get(name) is not None},
+            **{name: decode_number(row[name]) for name in _COST_FIELDS if row.get(name) is not None},
             "per_problem": per_problem,
             "problem_ids": list(row.get("problem_ids") or ()),
         }
@@ -151,7 +132,7 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _curve(points: list[list[Row]], series: Series, metric: str, with_problems: bool) -> EvaluationCurve:
+def _curve(points: list[list[Row]], metric: str, with_problems: bool) -> EvaluationCurve:
     """Macro average over benchmarks. points: for each step one row per benchmark."""
     accuracy, low, high = [], [], []
     for rows in points:
@@ -164,13 +145,13 @@ def _curve(points: list[list[Row]], series: Series, metric: str, with_problems: 
         above = [score.get(f"{metric}/ci_high", math.nan) - score[metric] for score in scores]
         low.append(mean - math.hypot(*below) / len(rows))
         high.append(mean + math.hypot(*above) / len(rows))
-    costs = {axis: np.array([_cost(rows[0], series, axis) for rows in points]) for axis in COST_METRICS}
+    passes, seconds, tokens = (np.array([_cost(rows[0], name) for rows in points]) for name in _COST_FIELDS)
     per_problem, ids = _per_problem(points) if with_problems and metric == "pass@1" else (None, ())
     return EvaluationCurve(
         steps=np.array([rows[0]["step"] for rows in points], dtype=np.float64),
-        backward_passes=costs["backward_passes"],
-        hours=costs["hours"] / 3600,
-        tokens=costs["tokens"],
+        backward_passes=passes,
+        hours=seconds / 3600,
+        tokens=tokens,
         accuracy=np.array(accuracy),
         ci_low=np.array(low),
         ci_high=np.array(high),
@@ -179,15 +160,10 @@ def _curve(points: list[list[Row]], series: Series, metric: str, with_problems: 
     )
 
 
-def _cost(row: Row, series: Series, axis: Axis) -> float:
-    """Cost from the evaluation, else from the step's metrics; 0 at step 0, NaN if unknown."""
-    value = row.get(_COST_FIELDS[axis])
-    if value is None:
-        steps, values = series.get(COST_METRICS[axis], _NO_VALUES)
-        index = int(np.searchsorted(steps, row["step"]))
-        is_known = index < steps.size and steps[index] == row["step"]
-        value = values[index] if is_known else 0.0 if row["step"] == 0 else math.nan
-    return float(value) if math.isfinite(value) else math.nan
+def _cost(row: Row, name: str) -> float:
+    """A cost of the run up to an evaluation; NaN if unknown."""
+    value = row.get(name)
+    return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
 def _per_problem(points: list[list[Row]]) -> tuple[npt.NDArray[np.float64] | None, tuple[str, ...]]:
@@ -212,7 +188,7 @@ def _per_problem(points: list[list[Row]]) -> tuple[npt.NDArray[np.float64] | Non
 
 def _gate(series: Series, config: Mapping[str, Any]) -> GateTrace:
     steps, z = series.get(GATE_Z, _NO_VALUES)
-    ends = (series.get(name, _NO_VALUES)[1] for name in (_THRESHOLD, _SHUTOFF))
+    ends = (series.get(name, _NO_VALUES)[1] for name in GATE_ENDS)
     threshold, shutoff = (float(values[-1]) if values.size else None for values in ends)
     gate = config["learner"]["rule"].get("gate") or {}
     return GateTrace(

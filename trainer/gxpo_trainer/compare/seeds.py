@@ -104,7 +104,7 @@ def _word(name: str, config: Mapping[str, str]) -> str:
     return f"{name.removeprefix('learner.rule.')}={short}"
 
 
-def seed_band(group: SeedGroup, curve: EvaluationCurve, level: float = 0.95) -> tuple[Floats, Floats]:
+def seed_band(group: SeedGroup, curve: EvaluationCurve) -> tuple[Floats, Floats]:
     """Bounds at each evaluation of the group's mean curve, clipped to [0, 1]; NaN if unknown.
 
     The interval over problems for a single seed, else the t-interval over seeds.
@@ -112,7 +112,7 @@ def seed_band(group: SeedGroup, curve: EvaluationCurve, level: float = 0.95) -> 
     if len(group.runs) == 1:
         return curve.ci_low, curve.ci_high
     at_steps = [run.curve.accuracy[np.searchsorted(run.curve.steps, curve.steps)] for run in group.runs]
-    intervals = [mean_interval(values, level) for values in zip(*at_steps, strict=True)]
+    intervals = [mean_interval(values) for values in zip(*at_steps, strict=True)]
     bounds = np.array([(interval.low, interval.high) for interval in intervals], dtype=np.float64)
     return np.clip(bounds[:, 0], 0, 1), np.clip(bounds[:, 1], 0, 1)
 
@@ -270,8 +270,6 @@ class HeatMap:
     A cell's runs are indices into the given sequence. mixed: other settings that vary within a cell.
     """
 
-    x: str
-    y: str
     x_values: tuple[Any, ...]
     y_values: tuple[Any, ...]
     cells: tuple[HeatCell, ...]
@@ -284,19 +282,11 @@ def varied_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len({_key(run.get(name)) for run in settings}) > 1]
 
 
-def heat_map(
-    settings: Sequence[Mapping[str, Any]], values: Sequence[float | None], x: str, y: str, level: float = 0.95
-) -> HeatMap:
-    """Mean value for each pair of values of the settings `x` and `y`.
+def heat_map(settings: Sequence[Mapping[str, Any]], values: Sequence[float | None], x: str, y: str) -> HeatMap:
+    """Mean value for each pair of values of the settings `x` and `y`, of which each run has both.
 
-    settings: of each run by dotted path, without the seed. values: of each run, None or not finite if missing. Raises
-    ValueError when x equals y, or a run lacks one of the two settings.
+    settings: of each run by dotted path, without the seed. values: of each run, None or not finite if missing.
     """
-    if x == y:
-        raise ValueError(f"x and y are both {x}; choose two settings")
-    for name in (x, y):
-        if any(name not in run for run in settings):
-            raise ValueError(f"{name} is not a setting of every run")
     x_values, y_values = (_in_order([run[name] for run in settings]) for name in (x, y))
     columns, rows = ([_key(value) for value in values] for values in (x_values, y_values))
     members_of: dict[tuple[int, int], list[int]] = {}
@@ -305,11 +295,11 @@ def heat_map(
     cells = []
     for (row, column), members in sorted(members_of.items()):
         known = [float(v) for i in members if (v := values[i]) is not None and math.isfinite(v)]
-        cells.append(HeatCell(column, row, mean_interval(known, level) if known else None, tuple(members)))
+        cells.append(HeatCell(column, row, mean_interval(known) if known else None, tuple(members)))
     mixed = dict.fromkeys(
         name for members in members_of.values() for name in varied_settings([settings[i] for i in members])
     )
-    return HeatMap(x, y, tuple(x_values), tuple(y_values), tuple(cells), tuple(mixed))
+    return HeatMap(tuple(x_values), tuple(y_values), tuple(cells), tuple(mixed))
 
 
 def _in_order(values: Sequence[Any]) -> list[Any]:

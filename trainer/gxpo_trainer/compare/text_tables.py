@@ -115,7 +115,7 @@ def target_tables(groups: Sequence[SeedGroup], comparison: Comparison) -> list[T
         for group in groups:
             plateau = comparison.group(group.name).plateau
             if plateau is not None:
-                reaches = sweep(group, reference, [share * best for share in TARGETS], grids, axis, comparison.level)
+                reaches = sweep(group, reference, [share * best for share in TARGETS], grids, axis)
                 told = f"{points(plateau.difference.mean)} ({plateau.verdict})"
                 rows.append((group.name, percent(plateau.own.mean), told, *map(reach_cell, reaches)))
         title = (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gxpo_trainer.compare.curves import RunCurves
-from gxpo_trainer.compare.rows import SERIES_NAMES, STEP_TIMES, Series, run_curves
+from gxpo_trainer.compare.rows import GATE_ENDS, GATE_Z, STEP_TIMES, Series, run_curves
 from gxpo_trainer.compare.seeds import SeedGroup, group_by_config
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row, decode_number, read_lines
@@ -124,7 +124,7 @@ def group_runs(folders: Sequence[Path], benchmark: str | None = None) -> list[Se
 def _series(rows: Sequence[Row]) -> Series:
     """The metrics that curves need, as arrays, from rows in order of steps."""
     series = {}
-    for name in (*SERIES_NAMES, *STEP_TIMES):
+    for name in (GATE_Z, *GATE_ENDS, *STEP_TIMES):
         pairs = [(row["step"], row["metrics"][name]) for row in rows if name in row["metrics"]]
         if pairs:
             steps, values = np.array(pairs, dtype=np.float64).T

@@ -14,10 +14,16 @@ from gxpo_services.compare import export
 from gxpo_services.compare.export import Columns, write_rows
 
 COLUMNS: Columns = {"name": "text", "step": "whole", "value": "number"}
-PIECES: list[list[tuple[Any, ...]]] = [
-    [("a", 1, 0.5), ("b,c", 2, math.nan)],
+
+
+def row(*values: Any) -> dict[str, Any]:
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+PIECES = [
+    [row("a", 1, 0.5), row("b,c", 2, math.nan)],
     [],
-    [(None, None, None), ("ü", 2**40, -math.inf)],
+    [row(None, None, None), row("ü", 2**40, -math.inf)],
 ]
 
 
@@ -31,12 +37,10 @@ def test_csv_spells_non_finite_numbers_and_leaves_missing_cells_empty() -> None:
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
 def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
     """A spreadsheet runs such a cell, and names are free text of other people. Numbers keep their sign."""
-    _, row = write_rows("csv", COLUMNS, [[(text, -1, -0.5)]])
-    assert row.decode().startswith((f"'{text},-1,-0.5", f'"\'{text}",-1,-0.5'))
-    assert (
-        b"".join(write_rows("jsonl", COLUMNS, [[(text, -1, -0.5)]]))
-        == (json.dumps({"name": text, "step": -1, "value": -0.5}) + "\n").encode()
-    )
+    _, line = write_rows("csv", COLUMNS, [[row(text, -1, -0.5)]])
+    assert line.decode().startswith((f"'{text},-1,-0.5", f'"\'{text}",-1,-0.5'))
+    (line,) = write_rows("jsonl", COLUMNS, [[row(text, -1, -0.5)]])
+    assert json.loads(line) == row(text, -1, -0.5)
 
 
 @pytest.mark.parametrize(("row_group", "sizes"), [(2, [2, 2]), (3, [4]), (9, [4])])

@@ -124,21 +124,23 @@ def test_two_combinations_that_are_one_run_are_refused() -> None:
     assert "contains a duplicate" in errors["grid"]
 
 
-def test_a_sweep_has_a_largest_size_control_included() -> None:
-    assert "makes 510 runs" in errors_of(grid={"data.num_problems": list(range(1, 52))}, seeds=list(range(10)))["grid"]
+def test_a_sweep_has_at_most_500_runs_control_included() -> None:
     errors = errors_of(grid={"learner.rule.alpha": [n / 100 for n in range(30)]}, seeds=list(range(10)), control=True)
     assert "makes 600 runs" in errors["grid"]
-
-
-def test_the_largest_sweep_is_one_of_500_runs() -> None:
-    grid: dict[str, list[Any]] = {"data.num_problems": list(range(1, 51)), "learner.rule.k": [3, 5]}
-    for seeds, words in ((range(5), []), (range(6), ["makes 600 runs including seeds; a sweep has at most 500"])):
-        request = SweepRequest.model_validate({"name": "s", "base": {"preset": "demo"}, "seeds": list(seeds)})
-        assert [error.message for error in _shape_errors(request, grid)] == words
-    unseeded = SweepRequest.model_validate({"name": "s", "base": {"preset": "demo"}})
-    assert _shape_errors(unseeded, {"a": list(range(25)), "b": list(range(20))}) == []
-    (error,) = _shape_errors(unseeded, {"a": list(range(167)), "b": [1, 2, 3]})
-    assert error.message.startswith("makes 501 runs")
+    # Refused before it is expanded, with everything else that is wrong.
+    errors = errors_of(grid={f"data.a{n}": list(range(100)) for n in range(6)} | {"seed": [1]})
+    assert errors["grid"].startswith(f"makes {100**6} runs")
+    assert "grid.seed" in errors
+    request = SweepRequest.model_validate({"name": "s", "base": {"preset": "demo"}})
+    for seeds, sizes, message in (
+        (5, (50, 2), ""),
+        (6, (50, 2), "makes 600 runs including seeds; a sweep has at most 500"),
+        (0, (25, 20), ""),
+        (0, (167, 3), "makes 501 runs including seeds; a sweep has at most 500"),
+    ):
+        grid = {str(size): list(range(size)) for size in sizes}
+        sized = request.model_copy(update={"seeds": list(range(seeds))})
+        assert "".join(error.message for error in _shape_errors(sized, grid)) == message
 
 
 def test_the_rules_need_a_base_that_has_what_they_take_from_it() -> None:
@@ -166,13 +168,6 @@ def test_a_plan_that_cannot_be_made_says_why_and_costs_nothing() -> None:
     assert not planned.valid
     assert planned.cost is None
     assert [error.field for error in planned.errors] == ["config.learner.rule.name"]
-
-
-def test_a_sweep_that_is_too_large_is_refused_before_it_is_expanded() -> None:
-    axes = {f"data.a{n}": list(range(100)) for n in range(6)}
-    errors = errors_of(grid={**axes, "seed": [1]})
-    assert errors["grid"].startswith(f"makes {100**6} runs")
-    assert "grid.seed" in errors
 
 
 def test_runs_are_named_by_the_shortest_clear_name_of_each_setting() -> None:
