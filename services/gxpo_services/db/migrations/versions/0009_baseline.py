@@ -7,6 +7,8 @@ Revises:
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
@@ -20,7 +22,7 @@ JSON = sa.JSON().with_variant(JSONB(), "postgresql")
 NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
-def _of_run(**options: bool) -> sa.Column[int]:
+def _of_run(**options: Any) -> sa.Column[int]:
     return sa.Column("run_number", NUMBER, sa.ForeignKey("runs.number", ondelete="CASCADE"), **options)
 
 
