@@ -64,10 +64,10 @@ def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) 
     """Record a heartbeat; the first one of a launch moves the run to `running`."""
     now = time.time()
     if silent_s(run.state, run.heartbeat_at, now) is not None:
-        note_change(session, run.number)
+        note_change(session)
     run.heartbeat_at = now
     if phase is not None and phase != run.phase:
-        note_change(session, run.number)
+        note_change(session)
         if half_of_limit_passed(phase) and not half_of_limit_passed(run.phase):
             events.record(session, run.number, actor, "no_progress", phase)
         run.phase = phase
@@ -91,7 +91,7 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestA
         offsets[kind] += len(fresh)
         new[kind] = [row for row in fresh if row is not None]
     if batch.identity is not None or any(new.values()):
-        note_change(session, run.number)
+        note_change(session)
     if new["metrics"]:
         with session.no_autoflush:  # one UPDATE of the run, at the end
             _apply_metrics(session, run, new["metrics"])

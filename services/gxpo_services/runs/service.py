@@ -203,7 +203,7 @@ def delete(session: Session, root: Path, principal: Principal, run_id: str) -> N
     except OSError as error:
         raise Unavailable(f"cannot remove the folder of run {run_id}: {error.strerror}") from error
     # Before the run's own events are gone: SQLite reuses the numbers above the largest one that is left.
-    note_change(session, run.number)
+    note_change(session)
     events.record(session, None, principal.actor, "run_deleted", f"run {run.name!r} was deleted", run=run_id)
     # One statement for all of them could take longer than PostgreSQL's time-out.
     while samples.delete_some(session, run.number, _SAMPLES_AT_ONCE):
