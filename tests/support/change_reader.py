@@ -21,7 +21,6 @@ class Reader:
 
     async def pages(self) -> list[list[bytes]]:
         """What one reading finds, as it is sent."""
-        self.feed._compare_at = 0.0
         await self.feed._update()
         pages = []
         while page := await changes._next(self.feed, self.stream):

@@ -60,7 +60,7 @@ def change(database: Database, run_id: str, **values: Any) -> None:
         run = session.scalars(select(Run).where(Run.id == run_id)).one()
         for name, value in values.items():
             setattr(run, name, value)
-        note_change(session, run.number)
+        note_change(session)
 
 
 def move(database: Database, run_id: str, new: RunState) -> None:

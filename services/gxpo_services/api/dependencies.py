@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Any
 
@@ -249,10 +249,19 @@ def run_number(session: Session, run_id: str) -> int:
     return row[0]
 
 
+def run_numbers(database: Database, run_ids: Sequence[str]) -> list[int]:
+    """Row numbers of runs, in a session of its own. Raises NotFound."""
+    with database.reading() as session:
+        numbers: dict[str, int] = dict(session.execute(select(Run.id, Run.number).where(Run.id.in_(run_ids))).all())
+    for run_id in run_ids:
+        if run_id not in numbers:
+            raise NotFound(f"there is no run {run_id}")
+    return list(numbers.values())
+
+
 def _existing(run_id: RunId, _: Viewer, database: DatabaseDep) -> str:
     """Id of an existing run; the transaction ends before any file is read or sent."""
-    with database.reading() as session:
-        run_number(session, run_id)
+    run_numbers(database, [run_id])
     return run_id
 
 

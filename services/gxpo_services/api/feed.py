@@ -1,8 +1,8 @@
 """What has changed, for all open streams of a process: one reader of the database instead of one for each stream.
 
-On PostgreSQL a connection listens for the numbers of changed runs (db/database.py), and the feed reads these runs once,
-whatever the number of streams. It also compares all runs that are followed every COMPARE_S, which finds silent trainers
-and what was not notified, and every POLL_S while nothing notifies: on SQLite, and while that connection is lost.
+The feed compares all runs that are followed with what it knows of them, once for all streams: on PostgreSQL when a
+connection that listens is told of a change (db/database.py), and every COMPARE_S, which finds silent trainers and what
+was not notified; every POLL_S while nothing notifies: on SQLite, and while that connection is lost.
 An idle stream holds neither a thread nor a connection of the database.
 """
 
@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import anyio
 import psycopg
 from anyio.to_thread import run_sync
-from sqlalchemy import func, or_, select
+from fastapi import Request
+from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api import streams
-from gxpo_services.api.principals import hash_token
+from gxpo_services.api.dependencies import Slots, SlottedResponse
+from gxpo_services.api.principals import Principal, hash_token
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import AccessToken, Event, Run
 from gxpo_services.logging import ErrorLog
@@ -116,28 +118,17 @@ class _Mark:
 
 
 @dataclass(slots=True)
-class _Wanted:
-    """What one reading of the database is for. numbers: changed runs; None: all that are followed."""
-
-    numbers: set[int] | None
-    followed: set[int]
-    all_followed: bool
-    full: set[int] | None
-    """Runs whose views are wanted; None: of all."""
-    tokens: set[str]
-    after: int | None
-
-
-@dataclass(slots=True)
 class _News:
     marks: dict[int, _Mark]
-    gone: set[int]
-    views: dict[int, bytes] = field(default_factory=dict)
-    events: list[tuple[int, int, bytes]] = field(default_factory=list)
+    """Of all runs that are followed, or were."""
+    changed: list[int]
+    views: dict[int, bytes]
+    events: list[tuple[int, int, bytes]]
     """Number, run and message."""
-    last_event: int = 0
-    more_events: bool = False
-    valid: set[str] = field(default_factory=set)
+    last_event: int
+    more_events: bool
+    valid: set[str]
+    """Hashes of the tokens that may read on."""
 
 
 class ChangeFeed:
@@ -149,8 +140,6 @@ class ChangeFeed:
         self._marks: dict[int, _Mark] = {}
         self._last_event: int | None = None
         """None while nothing is read."""
-        self._notified: set[int] = set()
-        self._compare_at = 0.0
         self._is_listening = False
         self._wake = anyio.Event()
         self._errors = ErrorLog()
@@ -159,7 +148,6 @@ class ChangeFeed:
     def following(self, subscription: Subscription) -> Iterator[None]:
         """Fill a subscription within the context, with all of its runs first."""
         self._subscriptions.add(subscription)
-        self._compare_at = 0.0
         self._wake.set()
         try:
             yield
@@ -175,7 +163,7 @@ class ChangeFeed:
                 if not self._subscriptions:
                     self._marks, self._last_event = {}, None
                     await self._wake.wait()
-                with anyio.move_on_after(max(0.0, self._compare_at - time.monotonic())):
+                with anyio.move_on_after(COMPARE_S if self._is_listening else POLL_S):
                     await self._wake.wait()
                 if self._wake.is_set():
                     await anyio.sleep(GATHER_S)
@@ -186,17 +174,12 @@ class ChangeFeed:
     async def _listen(self) -> None:
         while True:
             with self._errors.outages("notifications", psycopg.Error, OSError, ValueError):
-                async for numbers in self._database.notifications():
+                async for _ in self._database.notifications():
                     self._errors.clear("notifications")
                     self._is_listening = True
-                    if not self._subscriptions:
-                        continue
-                    if numbers is None:
-                        self._compare_at = 0.0
-                    else:
-                        self._notified |= numbers
-                    self._wake.set()
-            self._is_listening, self._compare_at = False, 0.0
+                    if self._subscriptions:
+                        self._wake.set()
+            self._is_listening = False
             self._wake.set()
             await anyio.sleep(_RELISTEN_S)
 
@@ -204,28 +187,12 @@ class ChangeFeed:
         subscriptions = list(self._subscriptions)
         if not subscriptions:
             return
-        numbers, self._notified = self._notified, set()
-        compares = time.monotonic() >= self._compare_at
-        if compares:
-            self._compare_at = time.monotonic() + (COMPARE_S if self._is_listening else POLL_S)
-        known = [stream for stream in subscriptions if stream.is_ready and stream.shows == "runs"]
-        wanted = _Wanted(
-            None if compares else numbers,
-            set().union(*(stream.numbers for stream in subscriptions if stream.numbers is not None)),
-            any(stream.numbers is None for stream in subscriptions),
-            None
-            if any(stream.numbers is None for stream in known)
-            else set().union(*(stream.numbers or () for stream in known)),
-            {stream.token_sha256 for stream in subscriptions},
-            self._last_event,
-        )
         news = None
         try:
-            news = await run_sync(self._read, wanted)
+            news = await run_sync(self._read, subscriptions)
             self._errors.clear("changes")
         except Exception as error:  # ends these streams, not the service
             self._errors.log_once("changes", error, "cannot read changes of runs")
-            self._compare_at = 0.0
         for stream in subscriptions:
             if news is None or stream.token_sha256 not in news.valid:
                 stream.end = "lost" if news is None else "revoked"
@@ -235,46 +202,43 @@ class ChangeFeed:
 
     # ---- in a thread ------------------------------------------------------------------------------------------------
 
-    def _read(self, wanted: _Wanted) -> _News:
+    def _read(self, subscriptions: list[Subscription]) -> _News:
+        now = time.time()
         with self._database.reading() as session:
-            rows = _rows_of_all(session, wanted, self._marks) if wanted.numbers is None else _rows(session, wanted)
-            now = time.time()
-            news = _News({row.number: _mark(row, now) for row in rows}, set())
-            looked_for = self._marks.keys() if wanted.numbers is None else self._marks.keys() & wanted.numbers
-            news.gone = looked_for - news.marks.keys()
-            changed = [number for number, mark in news.marks.items() if self._marks.get(number) != mark]
-            shown = [number for number in changed if wanted.full is None or number in wanted.full]
-            if 0 < len(shown) <= RUNS_AT_ONCE:
-                news.views = self._views(session, sorted(shown))
+            marks = {row.number: _mark(row, now) for row in _rows(session, subscriptions, self._marks)}
+            changed = [number for number, mark in marks.items() if self._marks.get(number) != mark]
+            shown = [stream.numbers for stream in subscriptions if stream.is_ready and stream.shows == "runs"]
+            in_full = changed if None in shown else sorted(_union(shown).intersection(changed))
+            views = self._views(session, in_full) if 0 < len(in_full) <= RUNS_AT_ONCE else {}
+            tokens = {stream.token_sha256 for stream in subscriptions}
             valid = or_(_tokens.expires_at.is_(None), _tokens.expires_at > now)
-            query = select(_tokens.sha256).where(_tokens.sha256.in_(wanted.tokens), _tokens.revoked_at.is_(None), valid)
-            news.valid = {*session.scalars(query)}
-            news.last_event = wanted.after if wanted.after is not None else last_event(session)
-            query_events = select(*_EVENT, _events.run_number, _runs.id.label("run")).outerjoin_from(
-                Event.__table__, Run.__table__, _runs.number == _events.run_number
+            query = select(_tokens.sha256).where(_tokens.sha256.in_(tokens), _tokens.revoked_at.is_(None), valid)
+            before = self._last_event if self._last_event is not None else last_event(session)
+            rows = session.execute(_events_after(before).limit(EVENTS_AT_ONCE)).all()
+            return _News(
+                marks,
+                changed,
+                views,
+                [(row.number, row.run_number, _event_message(row)) for row in rows],
+                last_event=rows[-1].number if rows else before,
+                more_events=len(rows) == EVENTS_AT_ONCE,
+                valid={*session.scalars(query)},
             )
-            query_events = query_events.where(_events.number > news.last_event).order_by(_events.number)
-            events = session.execute(query_events.limit(EVENTS_AT_ONCE)).all()
-            news.events = [(row.number, row.run_number, _event_message(row)) for row in events if row.run is not None]
-            news.last_event = max((row.number for row in events), default=news.last_event)
-            news.more_events = len(events) == EVENTS_AT_ONCE
-            return news
 
     # ---- in the event loop ------------------------------------------------------------------------------------------
 
     def _pass_on(self, news: _News, subscriptions: list[Subscription]) -> None:
         if news.more_events:
             self._wake.set()
-        before, self._last_event = self._marks, news.last_event
-        changed = [number for number, mark in news.marks.items() if before.get(number) != mark]
-        self._marks = {number: mark for number, mark in before.items() if number not in news.gone} | news.marks
+        before, self._marks, self._last_event = self._marks, news.marks, news.last_event
+        gone = before.keys() - news.marks.keys()
         ids: dict[int, bytes] = {}
         for stream in subscriptions:
             if not stream.is_ready:
                 self._begin(stream)
                 continue
             woken = False
-            for number in changed:
+            for number in news.changed:
                 mark = news.marks[number]
                 if stream.numbers is not None:
                     is_shown = number in stream.numbers
@@ -290,7 +254,7 @@ class ChangeFeed:
                     stream.changed[number] = ids.setdefault(number, streams.event("run", {"id": mark.id}))
                 elif stream.shows == "runs":
                     stream.changed[number] = news.views.get(number)
-            for number in news.gone:
+            for number in gone:
                 if number in stream.numbers if stream.numbers is not None else before[number].state not in TERMINAL:
                     woken = True
                     stream.unfinished.discard(number)
@@ -305,7 +269,7 @@ class ChangeFeed:
             if woken:
                 stream.wake()
         if not news.more_events:  # some may be of runs that have ended
-            kept: set[int] = set().union(*(stream.numbers or () for stream in subscriptions))
+            kept = _union(stream.numbers for stream in subscriptions)
             self._marks = {n: mark for n, mark in self._marks.items() if n in kept or mark.state not in TERMINAL}
 
     def _begin(self, stream: Subscription) -> None:
@@ -329,14 +293,9 @@ class ChangeFeed:
     def read_events(self, stream: Subscription) -> list[tuple[int, bytes]]:
         """The next page of the events that a stream is behind with; call in a thread."""
         numbers = sorted(stream.numbers if stream.numbers is not None else self._marks)
-        query = select(*_EVENT, _runs.id.label("run")).join_from(
-            Event.__table__, Run.__table__, _runs.number == _events.run_number
-        )
-        query = query.where(
-            _runs.number.in_(numbers), _events.number > stream.after, _events.number <= stream.behind_to
-        )
+        query = _events_after(stream.after).where(_runs.number.in_(numbers), _events.number <= stream.behind_to)
         with self._database.reading() as session:
-            rows = session.execute(query.order_by(_events.number).limit(EVENTS_AT_ONCE))
+            rows = session.execute(query.limit(EVENTS_AT_ONCE))
             return [(row.number, _event_message(row)) for row in rows]
 
     def read_views(self, numbers: Sequence[int]) -> dict[int, bytes]:
@@ -345,25 +304,42 @@ class ChangeFeed:
             return self._views(session, numbers)
 
 
+def event_stream(
+    request: Request, principal: Principal, changes: Subscription, messages: AsyncIterator[bytes]
+) -> SlottedResponse:
+    """Server-Sent Events, which follow `changes` and occupy one of the principal's slots."""
+    feed: ChangeFeed = request.app.state.changes
+    slots: Slots = request.app.state.stream_slots
+    within = feed.following(changes)
+    return SlottedResponse(slots, principal.token_id, messages, within=within, media_type=streams.MEDIA_TYPE)
+
+
 def last_event(session: Session) -> int:
     return session.scalar(select(func.max(_events.number))) or 0
 
 
-def _rows_of_all(session: Session, wanted: _Wanted, marks: dict[int, _Mark]) -> list[Any]:
+def _events_after(number: int | None) -> Select[Any]:
+    """Events of runs in order, with the run's number and id."""
+    joined = select(*_EVENT, _events.run_number, _runs.id.label("run")).join_from(
+        Event.__table__, Run.__table__, _runs.number == _events.run_number
+    )
+    return joined.where(_events.number > number).order_by(_events.number)
+
+
+def _union(numbers: Iterable[Collection[int] | None]) -> set[int]:
+    return {number for some in numbers for number in some or ()}
+
+
+def _rows(session: Session, subscriptions: list[Subscription], known: Collection[int]) -> list[Any]:
+    """Rows of the runs that are followed, and of those that are known, which may have ended."""
     rows: list[Any] = []
-    if wanted.all_followed:
+    if any(stream.numbers is None for stream in subscriptions):
         rows += session.execute(select(*_COLUMNS).where(_runs.state.not_in(sorted(TERMINAL))))
-    rest = sorted((wanted.followed | marks.keys()) - {row.number for row in rows})  # what has ended, too
+    rest = sorted({*known, *_union(stream.numbers for stream in subscriptions)} - {row.number for row in rows})
     for begin in range(0, len(rest), _NUMBERS_AT_ONCE):
         part = rest[begin : begin + _NUMBERS_AT_ONCE]
         rows += session.execute(select(*_COLUMNS).where(_runs.number.in_(part)))
     return rows
-
-
-def _rows(session: Session, wanted: _Wanted) -> Sequence[Any]:
-    assert wanted.numbers is not None
-    numbers = wanted.numbers if wanted.all_followed else wanted.numbers & wanted.followed
-    return session.execute(select(*_COLUMNS).where(_runs.number.in_(sorted(numbers)))).all() if numbers else []
 
 
 def _mark(row: Any, now: float) -> _Mark:

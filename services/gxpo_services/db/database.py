@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -15,6 +16,8 @@ from gxpo_services.db import postgres
 
 UNAVAILABLE = (OperationalError, InterfaceError)
 """Errors of a database that cannot be reached."""
+INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
+"""`INSERT … ON CONFLICT` of each database; both spell it alike."""
 # LIFO: the connection used last has warm pages and prepared statements.
 _POOL = {"pool_size": 10, "max_overflow": 20, "pool_use_lifo": True}
 _READING_POOL = _POOL | {"pool_size": 5, "max_overflow": 10}
@@ -50,19 +53,17 @@ def make_engine(url: str, server: postgres.Server | None = None) -> Engine:
 
 
 _CHANGED = "gxpo_changed"
-"""Key in Session.info: numbers of the runs that a transaction changes."""
+"""Key in Session.info: present if a transaction changes what streams show."""
 CHANNEL = "gxpo_changes"
-_MOST_NAMED = 500
-"""Runs in one notification, which PostgreSQL limits to 8,000 bytes."""
 
 
-def note_change(session: Session, run_number: int | None) -> None:
-    """Tell the readers of all processes after the commit that a run has changed; None: something of no run has.
+def note_change(session: Session) -> None:
+    """Tell the streams of all processes after the commit that a run has changed or has a new event.
 
     Only what streams of changes show counts, so not a heartbeat alone. A change that is not noted is found later, when
     the streams compare all runs.
     """
-    session.info.setdefault(_CHANGED, set()).add(run_number or 0)
+    session.info[_CHANGED] = True
 
 
 def _refuse_changes(session: Session, *_: Any) -> None:
@@ -95,9 +96,8 @@ class Database:
         """A session in a transaction: committed at the end, rolled back on any exception."""
         with self._write.begin() as session:
             yield session
-        changed = session.info.pop(_CHANGED, None)
-        if changed and not self.is_sqlite:
-            self._notify(changed)
+        if session.info.pop(_CHANGED, False) and not self.is_sqlite:
+            self._notify()
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -114,24 +114,22 @@ class Database:
         with self._reading_engine.connect() as connection:
             yield connection
 
-    def _notify(self, changed: set[int]) -> None:
-        """Send the numbers of changed runs, without any if there are too many.
+    def _notify(self) -> None:
+        """Notify of a change after the commit.
 
-        After the commit: within a transaction NOTIFY holds a lock of the whole server until the commit is on disk, so
-        commits would wait for each other. One that is lost, as in a crash, only delays the streams.
+        Within a transaction NOTIFY holds a lock of the whole server until the commit is on disk, so commits would wait
+        for each other. One that is lost, as in a crash, only delays the streams.
         """
-        payload = ",".join(str(number) for number in sorted(changed)) if len(changed) <= _MOST_NAMED else ""
         with suppress(*UNAVAILABLE), self.autocommit_connection() as connection:
-            connection.exec_driver_sql("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
+            connection.exec_driver_sql("SELECT pg_notify(%s, '')", (CHANNEL,))
 
-    async def notifications(self) -> AsyncIterator[set[int] | None]:
-        """Numbers of changed runs as processes commit them, 0 for what belongs to no run; None: any run.
+    def notifications(self) -> AsyncIterator[None]:
+        """An item for each change that processes commit, and a first one as soon as nothing is missed any more.
 
-        The first item, None, comes as soon as nothing is missed any more. Occupies a connection and no thread. Only on
-        PostgreSQL. Raises psycopg.Error and OSError when the connection is lost.
+        Occupies a connection and no thread. Only on PostgreSQL. Raises psycopg.Error and OSError when the connection is
+        lost.
         """
-        async for payload in postgres.listen(self.engine.url, CHANNEL):
-            yield {int(number) for number in payload.split(",")} if payload else None
+        return postgres.listen(self.engine.url, CHANNEL)
 
     @property
     def is_sqlite(self) -> bool:

@@ -137,8 +137,8 @@ def make_engine(url: str, server: Server | None = None, **options: Any) -> Engin
     return engine
 
 
-async def listen(url: URL, channel: str) -> AsyncIterator[str]:
-    """Payloads of a channel's notifications; an empty one first, once the connection listens.
+async def listen(url: URL, channel: str) -> AsyncIterator[None]:
+    """An item for each notification of a channel, and a first one once the connection listens.
 
     Raises psycopg.Error and OSError when the connection cannot be made or is lost; keep-alives notice that of a silent
     host.
@@ -147,9 +147,9 @@ async def listen(url: URL, channel: str) -> AsyncIterator[str]:
     connection = await psycopg.AsyncConnection.connect(**{**_CONNECTING, **given}, autocommit=True)
     try:
         await connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
-        yield ""
-        async for notification in connection.notifies():
-            yield notification.payload
+        yield
+        async for _ in connection.notifies():
+            yield
     finally:
         # Not AsyncConnection's own context manager, which would send a statement on a connection that is lost.
         await connection.close()

@@ -92,7 +92,7 @@ def add_events(session: Session, run_number: int | None, rows: Sequence[dict[str
     """
     if not rows:
         return
-    note_change(session, run_number)
+    note_change(session)
     rows = [{"run_number": run_number, "actor": actor, **row} for row in rows]
     if session.get_bind().dialect.name == "sqlite":
         session.execute(insert(Event.__table__), rows)  # type: ignore[arg-type]

@@ -20,15 +20,12 @@ from gxpo_services.api.dependencies import (
     ExistingRun,
     ServiceRoute,
     Settings,
-    Slots,
-    SlottedResponse,
     Viewer,
-    run_number,
+    run_numbers,
 )
 from gxpo_services.api.errors import responses
-from gxpo_services.api.feed import ChangeFeed, Subscription
+from gxpo_services.api.feed import Subscription, event_stream
 from gxpo_services.api.fields import MAX_INTEGER, RunId
-from gxpo_services.db.database import Database
 from gxpo_services.outputs.files import RunFiles
 
 
@@ -155,18 +152,6 @@ async def stream_log(
     """Server-Sent Events: `log` with {text, offset, next_offset}, `truncated` when the log was restarted, `end` when
     the run has ended and its whole log has been sent, `revoked` when the token has become invalid."""
     begin = last_event_id if last_event_id is not None else offset
-    changes = Subscription(token, [await run_sync(_number, database, run_id)])
-    feed: ChangeFeed = request.app.state.changes
-    slots: Slots = request.app.state.stream_slots
-    return SlottedResponse(
-        slots,
-        principal.token_id,
-        follow(RunFiles(settings.artifacts, run_id), changes, begin),
-        within=feed.following(changes),
-        media_type=streams.MEDIA_TYPE,
-    )
-
-
-def _number(database: Database, run_id: str) -> int:
-    with database.reading() as session:
-        return run_number(session, run_id)
+    changes = Subscription(token, await run_sync(run_numbers, database, [run_id]))
+    log = follow(RunFiles(settings.artifacts, run_id), changes, begin)
+    return event_stream(request, principal, changes, log)

@@ -7,18 +7,14 @@ from typing import Annotated
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api import streams
-from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Slots, SlottedResponse, Viewer
-from gxpo_services.api.errors import NotFound, responses
-from gxpo_services.api.feed import EVENTS_AT_ONCE, RUNS_AT_ONCE, ChangeFeed, Subscription
+from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Viewer, run_numbers
+from gxpo_services.api.errors import responses
+from gxpo_services.api.feed import EVENTS_AT_ONCE, RUNS_AT_ONCE, ChangeFeed, Subscription, event_stream
 from gxpo_services.api.fields import MAX_INTEGER, Id
-from gxpo_services.db.database import Database
-from gxpo_services.db.tables import Run
 from gxpo_services.runs import listing, schemas
 from gxpo_services.runs.schemas import RunView
 
@@ -106,24 +102,6 @@ async def stream_changes(
     an event and its `run`; `deleted` with an id; `end` when all `runs` have ended; `revoked` when the token has become
     invalid."""
     begin = last_event_id if last_event_id is not None else after
-    numbers = await run_in_threadpool(_numbers, database, runs) if runs else None
+    numbers = await run_sync(run_numbers, database, runs) if runs else None
     changes = Subscription(token, numbers, begin, "ids" if ids_only else "runs")
-    feed: ChangeFeed = request.app.state.changes
-    slots: Slots = request.app.state.stream_slots
-    return SlottedResponse(
-        slots,
-        principal.token_id,
-        follow(feed, changes),
-        within=feed.following(changes),
-        media_type=streams.MEDIA_TYPE,
-    )
-
-
-def _numbers(database: Database, runs: list[str]) -> list[int]:
-    """Raises NotFound."""
-    with database.reading() as session:
-        numbers: dict[str, int] = dict(session.execute(select(Run.id, Run.number).where(Run.id.in_(runs))).all())
-    missing = [run_id for run_id in runs if run_id not in numbers]
-    if missing:
-        raise NotFound(f"there is no run {missing[0]}")
-    return sorted(numbers.values())
+    return event_stream(request, principal, changes, follow(request.app.state.changes, changes))

@@ -20,7 +20,7 @@ from gxpo_services.api.dependencies import (
 )
 from gxpo_services.api.errors import Conflict, FieldError, Gone, Invalid, Problem, ProblemDetails, responses
 from gxpo_services.api.fields import RunId
-from gxpo_services.api.idempotency import ETAG_HEADER, IfMatch, Submission, answer, creation_responses, plain_answer
+from gxpo_services.api.idempotency import ETAG_HEADER, IfMatch, Submission, answer, creation_responses
 from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.outputs import events, files
 from gxpo_services.run_states import TERMINAL, Action
@@ -140,7 +140,7 @@ def _repeated(by: Submission, run_id: str) -> Response:
 @router.get("", summary="List runs", response_model=RunPage)
 def list_runs(query: Annotated[ListQuery, Query()], _: Viewer, session: ReadSession) -> Response:
     """Filtered, sorted by a column or a metric, with keyset pages: new runs do not shift them."""
-    return plain_answer(listing.list_runs(session, query))
+    return answer(listing.list_runs(session, query))
 
 
 @router.get("/{run_id}", summary="A run", response_model=RunDetail, responses=_WITH_ETAG | responses(404))

@@ -11,24 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    ColumnElement,
-    Float,
-    Integer,
-    Select,
-    and_,
-    any_,
-    asc,
-    bindparam,
-    case,
-    desc,
-    func,
-    select,
-    tuple_,
-)
-from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
+from sqlalchemy import BigInteger, ColumnElement, Float, Integer, Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.errors import Invalid
@@ -37,7 +20,7 @@ from gxpo_services.db.tables import Group, MetricLast, Run, RunDocument, RunSear
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.configs import setting
-from gxpo_services.runs.schemas import ListQuery, listed
+from gxpo_services.runs.schemas import ListQuery, RunPage, with_progress
 
 # Table columns instead of ORM attributes: their statements compile and run in half the time.
 _run, _group, _tag, _search, _last = (table.__table__.c for table in (Run, Group, RunTag, RunSearch, MetricLast))
@@ -87,41 +70,14 @@ def page(
 ) -> tuple[Sorted, int | None]:
     """At most `limit` runs after `after`; and the total, only without `after`."""
     conditions = _conditions(filters, session.get_bind().dialect.name)
-    if isinstance(order.at, int) and order.metric is not None:
+    if isinstance(order.at, int):
         rows = _by_value_at_step(session, conditions, order, after, limit)
-    elif order.metric is not None:
-        rows = _by_value(session, conditions, _metric_source(session, order), order, after, limit)
-    elif order.column is not None and COLUMNS[order.column].nullable:
-        rows = _by_value(session, conditions, _column_source(order), order, after, limit)
     else:
-        return _by_column(session, conditions, filters, order, after, limit)
-    return rows, session.scalar(
-        select(func.count()).select_from(Run.__table__).where(*conditions)
-    ) if not after else None
-
-
-def _by_column(
-    session: Session,
-    conditions: Sequence[ColumnElement[bool]],
-    filters: ListQuery,
-    order: Order,
-    after: Position | None,
-    limit: int,
-) -> tuple[Sorted, int | None]:
-    """Page by a column without NULLs. Selects number and value only: whole rows are too wide to sort."""
-    assert order.column is not None
-    if after is not None and after.value is None:
-        return [], None  # no run has no value
-    column = COLUMNS[order.column]
-    query = select(_run.number, column).where(*conditions).order_by(*_directed(order, column, _run.number)).limit(limit)
+        source = _column_source(order.column) if order.column is not None else _metric_source(session, order)
+        rows = _by_value(session, conditions, source, order, after, limit)
     if after is not None:
-        query = query.where(_behind(order, (column, _run.number), (after.value, after.number)))
-        return [(number, value) for number, value in session.execute(query)], None
-    # A text search scans the whole table: do it once.
-    count = select(func.count()).select_from(Run.__table__).where(*conditions).correlate(None)
-    total = func.count().over() if filters.text else count.scalar_subquery()
-    rows = session.execute(query.add_columns(total)).all()
-    return [(row[0], row[1]) for row in rows], rows[0][2] if rows else 0
+        return rows, None
+    return rows, session.scalar(select(func.count()).select_from(Run.__table__).where(*conditions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +91,8 @@ class _Source:
     """Whether a row of Run has no value."""
 
 
-def _column_source(order: Order) -> _Source:
-    assert order.column is not None
-    column = COLUMNS[order.column]
+def _column_source(name: str) -> _Source:
+    column = COLUMNS[name]
     return _Source(select(_run.number, column).where(column.is_not(None)), _run.number, column, column.is_(None))
 
 
@@ -175,7 +130,7 @@ def _by_value(
 
 
 def _directed(order: Order, *columns: Any) -> list[ColumnElement[Any]]:
-    return [(desc if order.descending else asc)(column) for column in columns]
+    return [column.desc() if order.descending else column.asc() for column in columns]
 
 
 def _conditions(filters: ListQuery, dialect: str) -> list[ColumnElement[bool]]:
@@ -265,43 +220,19 @@ _NOT_LISTED = frozenset(
 )
 
 
-def _numbered_place() -> ColumnElement[Any]:
-    """Queue position from the numbered queue, computed once per page and only if a run of it is queued."""
-    other = Run.__table__.alias("other").c
-    place = func.row_number().over(order_by=(other.priority.desc(), other.queued_at, other.number)).label("place")
-    queue = select(other.number, place).where(other.state == RunState.QUEUED).cte("queue")
-    return select(queue.c.place).where(queue.c.number == _run.number).scalar_subquery()
-
-
-def _place_in_array() -> ColumnElement[Any]:
-    """The same for PostgreSQL, which would scan the numbered queue for every row."""
-    other = Run.__table__.alias("other").c
-    order = (other.priority.desc(), other.queued_at, other.number)
-    queue = select(func.array_agg(aggregate_order_by(other.number, *order))).where(other.state == RunState.QUEUED)
-    return func.array_position(queue.scalar_subquery(), _run.number)
-
-
-def _query(among: ColumnElement[bool], tags_in_one: ColumnElement[Any], place: ColumnElement[Any]) -> Select[Any]:
-    """Columns instead of ORM objects, which take several times as long."""
-    tags = select(tags_in_one).where(_tag.run_number == _run.number).scalar_subquery()
-    reward = and_(_last.run_number == _run.number, _last.name_number == bindparam("reward"))
-    listed = [column for column in _run if column.key not in _NOT_LISTED]
-    of_others = (_group.id.label("group"), tags.label("tags"), _last.last.label("reward"))
-    return (
-        select(*listed, *of_others, case((_run.state == RunState.QUEUED, place)).label("queue_position"))
-        .outerjoin_from(Run.__table__, Group.__table__, _group.number == _run.group_number)
-        .outerjoin(MetricLast.__table__, reward)
-        .where(among)
+_ROWS = (
+    # Columns instead of ORM objects, which take several times as long.
+    select(
+        *(column for column in _run if column.key not in _NOT_LISTED),
+        _group.id.label("group"),
+        _last.last.label("reward"),
     )
-
-
-# On PostgreSQL one parameter, so that statement and plan are the same for any number of runs.
-_IN_LIST = _run.number.in_(bindparam("numbers", expanding=True))
-_IN_ARRAY = _run.number == any_(bindparam("numbers", type_=ARRAY(BigInteger)))
-_QUERIES = {
-    "sqlite": _query(_IN_LIST, func.json_group_array(_tag.tag, type_=JSON), _numbered_place()),
-    "postgresql": _query(_IN_ARRAY, func.array_agg(_tag.tag), _place_in_array()),
-}
+    .outerjoin_from(Run.__table__, Group.__table__, _group.number == _run.group_number)
+    .outerjoin(
+        MetricLast.__table__, (_last.run_number == _run.number) & (_last.name_number == bindparam("reward_number"))
+    )
+    .where(_run.number.in_(bindparam("numbers", expanding=True)))
+)
 
 
 def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
@@ -311,16 +242,24 @@ def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """
     session.flush()
     reward = metrics.find_numbers(session, [REWARD]).get(REWARD, -1)  # -1: never reported
-    result = session.execute(_QUERIES[session.get_bind().dialect.name], {"numbers": list(numbers), "reward": reward})
-    names = list(result.keys())
-    rows = {row.number: dict(zip(names, row, strict=True)) for row in result.all()}
+    result = session.execute(_ROWS, {"numbers": list(numbers), "reward_number": reward})
+    rows = {row["number"]: {**row, "tags": [], "queue_position": None} for row in result.mappings()}
+    for number, tag in session.execute(select(_tag.run_number, _tag.tag).where(_tag.run_number.in_(rows))):
+        rows[number]["tags"].append(tag)
     for row in rows.values():
-        row["tags"] = sorted(row["tags"] or [])
+        row["tags"].sort()
+    queued = {number for number, row in rows.items() if row["state"] == RunState.QUEUED}
+    if queued:
+        order = (_run.priority.desc(), _run.queued_at, _run.number)
+        queue = session.scalars(select(_run.number).where(_run.state == RunState.QUEUED).order_by(*order))
+        for place, number in enumerate(queue, start=1):
+            if number in queued:
+                rows[number]["queue_position"] = place
     return [rows[number] for number in numbers if number in rows]
 
 
-def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
-    """A page of the list, as RunPage in JSON. Raises Invalid for an unknown order or a cursor of another order."""
+def list_runs(session: Session, query: ListQuery) -> RunPage:
+    """A page of the list. Raises Invalid for an unknown order or a cursor of another order."""
     order = _order(query)
     after = decode_cursor(query.cursor, order.word, order.kind) if query.cursor is not None else None
     rows, total = page(session, query, order, after, query.limit + 1)
@@ -334,18 +273,16 @@ def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
     items = []
     for row in list_rows(session, numbers):
         number = row["number"]
-        last = {name: values.get(number, {}).get(name) for name in query.with_metric}
+        last: dict[str, Any] = {name: values.get(number, {}).get(name) for name in query.with_metric}
         if order.metric is not None:
-            value = sort_values[number]
-            assert not isinstance(value, str)
-            last[order.metric] = value
+            last[order.metric] = sort_values[number]
         settings = {path: setting(configs.get(number, {}), path) for path in query.with_setting}
-        items.append(listed(row, last, settings))
+        items.append(with_progress(row) | {"metrics": last, "settings": settings})
     next_cursor = None
     if len(rows) > query.limit:
         number, value = rows[query.limit - 1]
         next_cursor = encode_cursor(order.word, Position(value, number))
-    return {"items": items, "next_cursor": next_cursor, "total": total}
+    return RunPage.model_validate({"items": items, "next_cursor": next_cursor, "total": total})
 
 
 def _order(query: ListQuery) -> Order:

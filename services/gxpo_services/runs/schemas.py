@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field
@@ -18,7 +17,6 @@ from gxpo_services.runs.configs import Override, RunSource
 from gxpo_services.runs.plan import ExpectedCostView, expected_cost
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.rules import RULE_CHOICE
-from gxpo_trainer.jsonl import plain
 from gxpo_trainer.planner.report import PlanView
 
 Notes = Annotated[Text, Field(max_length=20_000)]
@@ -225,29 +223,10 @@ RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})
 """States in which a run can be retried."""
 
 
-_LISTED = tuple(name for name in RunView.model_fields if name not in ("metrics", "settings"))
-# Fields that may be NaN or infinite, which JSON represents as strings.
-_NUMBERS = ("score", "score_best", "reward")
-_NUMBERS_OF_PROGRESS = ("backward_passes", "tokens", "training_s", "hours_budget")
 _BUDGETS = ("step_budget", "backward_passes_budget", "tokens_budget", "hours_budget")
 
 RunRow = dict[str, Any]
 """A row of listing.list_rows."""
-
-
-def listed(run: RunRow, metrics: Mapping[str, float | None], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A RunView as plain JSON values, unvalidated: validation would take as long as the query.
-
-    metrics, settings: additional values.
-    """
-    members = with_progress(run)
-    view = {name: members[name] for name in _LISTED}
-    for part, names in ((view, _NUMBERS), (view["progress"], _NUMBERS_OF_PROGRESS)):
-        for name in names:
-            part[name] = plain(part[name])
-    view["settings"] = dict(settings)
-    view["metrics"] = {name: plain(value) for name, value in metrics.items()}
-    return view
 
 
 def version(run: RunDetail) -> str:
