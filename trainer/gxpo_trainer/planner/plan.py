@@ -289,7 +289,7 @@ def _adapted(kind: type[RuleSettings], own: RuleSettings) -> RuleSettings | None
 
 def _rule_plan(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings) -> RulePlan:
     chosen = replace(inputs, rule=rule)
-    time = step_time(chosen, assumed, load, rule, gate_open=True)
+    time = step_time(chosen, assumed, load, rule)
     per_step = rule.passes_per_step(gate_open=True)
     steps = _steps(chosen, load, time.total, per_step)
     hours = None if steps is None else steps * time.total / 3600
