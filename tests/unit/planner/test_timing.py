@@ -53,7 +53,7 @@ def test_ranks_share_a_pass_on_gpus_and_a_host_is_one_device() -> None:
 @pytest.mark.parametrize(
     ("stage", "sent"),
     [
-        # Half of 1,448 fp32 gradients go to the other rank: reduced and gathered, reduced, and after both micro-batches.
+        # Half of 1,448 fp32 gradients go to the other rank: reduced and gathered; reduced; after both micro-batches.
         (0, 2 * 4 * 1448 / 2),
         (1, 4 * 1448 / 2),
         (2, 2 * 4 * 1448 / 2),

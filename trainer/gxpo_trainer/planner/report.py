@@ -43,9 +43,9 @@ class PlannedRule(BaseModel):
     own: bool = Field(description="Whether it is the run's rule.")
     backward_passes_per_step: int
     seconds: PlannedSeconds
-    steps: int | None
-    backward_passes: int | None
-    hours: float | None
+    steps: int
+    backward_passes: int
+    hours: float
     gpu_hours: float | None = Field(description="Null without GPUs.")
 
 
@@ -148,10 +148,9 @@ def _time_lines(plan: Plan) -> list[str]:
         lines.append(_columns(row))
     lines += ["", _columns(["Whole budget", "steps", "passes", "hours", "GPU hours"])]
     for rule in plan.rules:
-        cost = (rule.steps, rule.backward_passes)
-        hours = (rule.hours, rule.gpu_hours)
-        row = [_marked(rule), *("-" if n is None else f"{n:,}" for n in cost)]
-        lines.append(_columns([*row, *("-" if n is None else f"{n:,.2f}" for n in hours)]))
+        gpu_hours = "-" if rule.gpu_hours is None else f"{rule.gpu_hours:,.2f}"
+        row = [f"{rule.steps:,}", f"{rule.backward_passes:,}", f"{rule.hours:,.2f}", gpu_hours]
+        lines.append(_columns([_marked(rule), *row]))
     lines.append("With the look-ahead on to the end; without evaluation, checkpoints and start-up. * this run's rule.")
     return lines
 
