@@ -171,14 +171,14 @@ def test_a_host_sums_all_processes() -> None:
 
 def test_rules_stand_side_by_side_with_the_runs_own_marked() -> None:
     plan = make_plan(small(rule=GxpoRule(k=10)), EXACT)
-    assert [(rule.label, rule.own, rule.passes_per_step) for rule in plan.rules] == [
+    assert [(rule.label, rule.own, rule.backward_passes_per_step) for rule in plan.rules] == [
         ("GRPO", False, 1),
         ("SFPO K=10", False, 11),
         ("GXPO K=10", True, 3),
     ]
     assert [rule.backward_passes for rule in plan.rules] == [10, 110, 30]
     hours = plan.rules[2].hours
-    assert hours == pytest.approx(10 * plan.rules[2].time.total / 3600)
+    assert hours == pytest.approx(10 * plan.rules[2].seconds.step / 3600)
     assert plan.rules[2].gpu_hours == pytest.approx(3 * hours), "two ranks and a sampler"
 
 
@@ -199,7 +199,7 @@ def test_the_first_bound_of_the_budget_gives_the_steps(budget: dict[str, int], s
 def test_a_bound_in_hours_is_spent_whole() -> None:
     plan = make_plan(small(rule=GrpoRule(), budget=BudgetConfig(hours=1.0)), EXACT)
     rule = plan.rules[0]
-    assert (rule.steps - 1) * rule.time.total < 3600 <= rule.steps * rule.time.total
+    assert (rule.steps - 1) * rule.seconds.step < 3600 <= rule.steps * rule.seconds.step
 
 
 def test_inputs_come_from_a_config() -> None:

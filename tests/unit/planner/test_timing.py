@@ -11,7 +11,7 @@ from support.small_plan import CPU, EXACT, small
 from gxpo_trainer.config import GxpoRule
 from gxpo_trainer.planner.inputs import workload_of
 from gxpo_trainer.planner.timing import (
-    StepTime,
+    PlannedSeconds,
     forward_flops,
     look_ahead_seconds,
     optimizer_seconds,
@@ -121,14 +121,14 @@ def test_sampling_ahead_hides_the_shorter_of_sampling_and_update_on_devices_of_t
     inputs = small(rule=GxpoRule())
     load = workload_of(inputs, EXACT)
 
-    def time(**changes: Any) -> StepTime:
+    def time(**changes: Any) -> PlannedSeconds:
         return step_time(replace(inputs, **changes), EXACT, load, inputs.rule)
 
     strict, ahead = time(), time(async_depth=1)
     assert strict.overlapped == 0.0
-    shorter, longer = sorted((strict.sampling + strict.verify, strict.update))
+    shorter, longer = sorted((strict.sampling + strict.verify, strict.passes + strict.look_ahead))
     assert ahead.overlapped == shorter
-    assert ahead.total == pytest.approx(longer + strict.sync + strict.other)
+    assert ahead.step == pytest.approx(longer + strict.sync + strict.other)
     assert time(async_depth=1, device=CPU).overlapped == 0.0
 
 

@@ -20,9 +20,12 @@ from gxpo_trainer.planner.memory import sampler_memory
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
-    """Seconds of one step by phase. look_ahead: a rule's copies and extrapolation. overlapped: of sampling and
-    verifying that pass during the update, where rollouts are asynchronous."""
+class PlannedSeconds:
+    """Seconds of one step by phase.
+
+    look_ahead: a rule's copies and extrapolation. overlapped: of sampling and verifying that pass during the update,
+    where rollouts are asynchronous. step: the whole step.
+    """
 
     sampling: float
     verify: float
@@ -31,18 +34,10 @@ class StepTime:
     sync: float
     other: float
     overlapped: float
-
-    @property
-    def update(self) -> float:
-        """What `time/update_s` measures."""
-        return self.passes + self.look_ahead
-
-    @property
-    def total(self) -> float:
-        return self.sampling + self.verify + self.update + self.sync + self.other - self.overlapped
+    step: float
 
 
-def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings) -> StepTime:
+def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings) -> PlannedSeconds:
     """Expected seconds of a step under a rule, with its look-ahead on."""
     passes = rule.passes_per_step(gate_open=True)
     forwards = (inputs.reference != "none") + (inputs.mini_batches > 1)
@@ -50,17 +45,20 @@ def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSe
     # A forward pass alone: the reference, or log π_old of several mini-batches.
     learner += forwards * _compute_seconds(inputs, assumed, forward_flops(inputs, load))
     sampling = sampling_seconds(inputs, assumed, load) if inputs.sampled else 0.0
-    verify = assumed.verify_s if inputs.sampled else 0.0
+    verify = assumed.fixed_s if inputs.sampled else 0.0
     look_ahead = look_ahead_seconds(inputs, rule)
-    overlaps = inputs.async_depth > 0 and not inputs.shared
-    return StepTime(
+    sync = assumed.fixed_s + sync_seconds(inputs) if inputs.sampled else 0.0
+    rollout, update = sampling + verify, learner + look_ahead
+    overlapped = min(rollout, update) if inputs.async_depth > 0 and not inputs.shared else 0.0
+    return PlannedSeconds(
         sampling=sampling,
         verify=verify,
         passes=learner,
         look_ahead=look_ahead,
-        overlapped=min(sampling + verify, learner + look_ahead) if overlaps else 0.0,
-        sync=assumed.sync_s + sync_seconds(inputs) if inputs.sampled else 0.0,
-        other=assumed.step_s,
+        sync=sync,
+        other=assumed.fixed_s,
+        overlapped=overlapped,
+        step=rollout + update + sync + assumed.fixed_s - overlapped,
     )
 
 
