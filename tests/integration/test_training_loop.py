@@ -159,9 +159,10 @@ def test_real_problems_train_a_qwen_shaped_policy_end_to_end(tmp_path, small_run
     source = DATA / "math_train.jsonl"
     if not source.exists():
         pytest.skip("shared/data/math_train.jsonl does not exist next to this checkout")
+    lines = source.read_text(encoding="utf-8").splitlines()[:400]
     problems = tmp_path / "math.jsonl"
-    problems.write_text("\n".join(source.read_text(encoding="utf-8").splitlines()[:400]), encoding="utf-8")
-    folder = save_family(tmp_path / "policy", "qwen2", max_position_embeddings=512)
+    problems.write_text("\n".join(lines), encoding="utf-8")
+    folder = qwen_shaped_policy(tmp_path / "policy", [json.loads(line) for line in lines])
     config = small_run(
         model={"path": str(folder), "max_length": 512},
         data={"source": str(problems), "levels": [3, 4, 5], "max_prompt_tokens": 300},
@@ -174,3 +175,41 @@ def test_real_problems_train_a_qwen_shaped_policy_end_to_end(tmp_path, small_run
     rows = [row["metrics"] for row in read_metrics(tmp_path / "run")]
     assert [row["update/backward_passes"] for row in rows] == [3, 3]
     assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows)
+
+
+def qwen_shaped_policy(folder: Path, problems: list[dict]) -> Path:
+    """Random weights in Qwen2.5's shape (grouped queries, tied head) and a tokenizer trained on the problems."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+    end = "<|endoftext|>"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=1500, special_tokens=[end], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([p["problem"] + p["solution"] for p in problems], trainer)
+    learned = json.loads(tokenizer.to_str())["model"]
+    merges = [tuple(merge) for merge in learned["merges"]]
+    qwen = Qwen2Tokenizer(vocab=learned["vocab"], merges=merges, unk_token=None, eos_token=end, pad_token=end)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=1536,
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+        eos_token_id=qwen.eos_token_id,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    qwen.save_pretrained(folder)
+    return folder
