@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from typing import Any
 
 import ray
@@ -77,9 +76,7 @@ def main() -> None:
     )
     placed: dict[str, Any] = {}
     connect_ray(placement)
-    begin = time.perf_counter()
     placement = reserve(placement, owned=False)
-    placed["reserve_s"] = time.perf_counter() - begin
     placed["colocated"] = placement.colocated
     engines = [start(placement.sampler_options(index)) for index in range(2)]
     ranks = [start(placement.learner_options(rank)) for rank in range(4)]
@@ -91,7 +88,6 @@ def main() -> None:
     cluster.remove_node(second)
     add(cluster, "6,7")
     moved = next(index for index, gpus in enumerate(placed["engines"]) if "4" in gpus)
-    placed["moved"] = moved
     engine = start(placement.sampler_options(moved))
     rank = start(placement.learner_options(2 * moved))
     placed["moved_engine"], placed["moved_rank"] = devices(placement, [engine, rank])

@@ -3,8 +3,7 @@
 usage: waiting_worker.py SETTINGS
 
 SETTINGS: those of a run as JSON, with placement.ray_address. Prints what it waits for, one line a change, then `ready`
-once its actor runs. When a line comes in it removes the reservation, prints the number of nodes and ends. Prints
-`refused: …` for settings that cannot work.
+once its actor runs. When a line comes in it removes the reservation, prints the number of nodes and ends.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import sys
 import ray
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import connect_ray, reserve
 
@@ -36,10 +34,7 @@ def main() -> None:
 
     placement = Placement.decide(RunConfig.model_validate(json.loads(sys.argv[1])))
     connect_ray(placement)
-    try:
-        placement = reserve(placement, owned=True, on_wait=on_wait)
-    except ConfigError as error:
-        sys.exit(print(f"refused: {error}", flush=True))
+    placement = reserve(placement, owned=True, on_wait=on_wait)
     actor = ray.remote(Process).options(**placement.sampler_options(0)).remote()
     print(placement.group.get(actor.answer.remote(), "setup"), flush=True)
     sys.stdin.readline()

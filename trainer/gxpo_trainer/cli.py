@@ -222,7 +222,7 @@ def run_config(args: argparse.Namespace) -> int:
         config = config_io.load_run(args.check, args.set, runs_here=True)
         found = check_files(config, gpus=_gpus_here(config))
         found.refuse()
-        bounds = [f"{name} {value}" for name, value in config.budget.model_dump().items() if value is not None]
+        bounds = [f"{name} {value}" for name, value in config.budget.bounds.items()]
         print(f"{args.check}: valid, rule {config.learner.rule.name}, budget {', '.join(bounds)}")
         print("".join(f"  {note}\n" for note in found.notes), end="")
     elif args.show_prompt is not None:

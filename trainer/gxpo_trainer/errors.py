@@ -1,18 +1,5 @@
-"""Exceptions of gxpo.
-
-GxpoError                      exit code 1
-├── ConfigError                exit code 2: a setting is unknown, contradictory or impossible here
-├── DataError                  exit code 2: a data file is missing, empty or malformed (names file and line)
-├── CheckpointError            exit code 2: a checkpoint is truncated, altered or of another run
-└── TrainingError              a started run cannot continue; `reason` is one of REASONS
-    ├── WeightSyncMismatch     sampler and learner hold different weights
-    │   └── WeightsUnavailable published weights are lost or unreachable; publishing again helps
-    ├── Diverged               loss or gradient not finite in several consecutive steps
-    ├── Stalled                a phase made no progress within its time-out
-    └── VerifierFailed         too many `timeout` or `error` verdicts to trust the reward
-
-LearnerDied and Interrupted are not: the controller catches them, to continue from the last checkpoint or to save one.
-"""
+"""Exceptions of gxpo. LearnerDied and Interrupted are no GxpoError: the controller catches them, to continue from the
+last checkpoint or to save one."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import mmap
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -154,19 +155,14 @@ def plain(value: Any) -> Any:
 
 def _whole_size(fd: int, size: int) -> int:
     """File size up to the end of the last complete line of valid JSON."""
-    data = b""
-    start = size
-    while start > 0:
-        block = min(start, 1 << 16)
-        start -= block
-        data = os.pread(fd, block, start) + data
+    if not size:
+        return 0
+    with mmap.mmap(fd, size, access=mmap.ACCESS_READ) as data:
         end = data.rfind(b"\n")
         while end >= 0:
             begin = data.rfind(b"\n", 0, end)
-            if begin < 0 and start > 0:
-                break
             if _is_json(data[begin + 1 : end]):
-                return start + end + 1
+                return end + 1
             end = begin
     return 0
 

@@ -10,14 +10,13 @@ starts.
 """
 
 from gxpo_trainer.config.base import Settings, TimeoutsConfig
-from gxpo_trainer.config.engines import ModelConfig, PlacementConfig, RolloutConfig, TeacherConfig
+from gxpo_trainer.config.engines import ModelConfig, PlacementConfig, TeacherConfig
 from gxpo_trainer.config.rules import (
     EpochsRule,
     ExtragradientRule,
     GateConfig,
     GrpoRule,
     GxpoRule,
-    RuleConfig,
     RuleSettings,
     SfpoGateConfig,
     SfpoRule,
@@ -26,7 +25,6 @@ from gxpo_trainer.config.run import (
     AdvantageSettings,
     BudgetConfig,
     CheckpointConfig,
-    DiagnosticsConfig,
     DppoLossConfig,
     GroupAdvantageConfig,
     LearnerConfig,
@@ -52,7 +50,6 @@ __all__ = [
     "BudgetConfig",
     "CheckpointConfig",
     "DataConfig",
-    "DiagnosticsConfig",
     "DppoLossConfig",
     "EnvironmentConfig",
     "EpochsRule",
@@ -72,8 +69,6 @@ __all__ = [
     "OptimizerConfig",
     "PlacementConfig",
     "RewardConfig",
-    "RolloutConfig",
-    "RuleConfig",
     "RuleSettings",
     "RunConfig",
     "Settings",

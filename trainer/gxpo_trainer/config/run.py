@@ -279,13 +279,17 @@ class BudgetConfig(Settings):
     hours: float | None = Field(None, description="Training time without evaluation, diagnostics, checkpoints.")
     tokens: int | None = Field(None, le=LARGEST_INTEGER, description="Sampled tokens.")
 
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The bounds that are set, by name."""
+        return self.model_dump(exclude_none=True)
+
     @model_validator(mode="after")
     def _some_and_positive(self) -> BudgetConfig:
-        bounds = {name: getattr(self, name) for name in type(self).model_fields}
-        for name, value in bounds.items():
-            if value is not None and not value > 0:
+        for name, value in self.bounds.items():
+            if not value > 0:
                 raise ValueError(f"{name} = {value} leaves nothing to train; set it above 0 or remove it")
-        if all(value is None for value in bounds.values()):
+        if not self.bounds:
             raise ValueError("no bound is set; set one of steps, backward_passes, hours, tokens")
         return self
 

@@ -49,8 +49,8 @@ class Assumptions:
     utilization: share of the device's dense products that forward and backward passes reach. micro_batch_s: fixed
     time of one micro-batch, forward and backward. sampling_efficiency: share of the device's memory bandwidth and
     products that decoding reaches. decode_step_s: fixed time of a decoding step. token_s: time of a sampled token in
-    the engine's scheduler. verify_s: scoring a step that sampling does not hide. step_s, sync_s: fixed times of a step
-    and of a weight sync. runtime_bytes: of a process or its CUDA context before it holds a model. engine_bytes: what a
+    the engine's scheduler. fixed_s: of a step, of a weight sync, and of scoring that sampling does not hide, each.
+    runtime_bytes: of a process or its CUDA context before it holds a model. engine_bytes: what a
     learner's libraries allocate whatever the model. memory_factor: measured over counted bytes of the model's part.
     prompt_fraction, response_fraction: mean length over its limit.
     """
@@ -60,9 +60,7 @@ class Assumptions:
     sampling_efficiency: float
     decode_step_s: float
     token_s: float
-    verify_s: float
-    step_s: float
-    sync_s: float
+    fixed_s: float
     runtime_bytes: int
     engine_bytes: int
     memory_factor: float = 1.0
@@ -77,9 +75,7 @@ _ASSUMED = {
         sampling_efficiency=0.6,
         decode_step_s=0.004,
         token_s=2e-6,
-        verify_s=0.3,
-        step_s=0.3,
-        sync_s=0.2,
+        fixed_s=0.3,
         runtime_bytes=GIB,
         engine_bytes=0,
         memory_factor=1.05,
@@ -90,9 +86,7 @@ _ASSUMED = {
         sampling_efficiency=0.8,
         decode_step_s=0.002,
         token_s=5e-5,
-        verify_s=0.05,
-        step_s=0.05,
-        sync_s=0.02,
+        fixed_s=0.05,
         runtime_bytes=450 * 2**20,
         engine_bytes=100 * 2**20,
         memory_factor=1.33,

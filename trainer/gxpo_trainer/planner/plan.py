@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from gxpo_trainer.config import RuleSettings
 from gxpo_trainer.config.rules import compared_rules, rule_name
 from gxpo_trainer.planner.devices import Assumptions, assumptions_for
 from gxpo_trainer.planner.inputs import Inputs, Reference, Workload, workload_of
 from gxpo_trainer.planner.memory import Parts, Phase, SamplerMemory, learner_parts, released_parts, sampler_memory
-from gxpo_trainer.planner.timing import StepTime, step_time
+from gxpo_trainer.planner.timing import PlannedSeconds, step_time
 
 MARGIN = 0.15
 """Relative error of a learner's planned memory. A run that exceeds a device by less is warned about, not refused."""
@@ -197,12 +197,8 @@ def _learner(inputs: Inputs) -> Iterator[Change]:
 
 def _sampler(inputs: Inputs) -> Iterator[Change]:
     if inputs.on_gpu:
-        for share in (0.6, 0.75, 0.9):
-            if share > inputs.memory_utilization:
-                yield f"rollout.gpu_memory_utilization = {share}", replace(inputs, memory_utilization=share)
-        for share in (0.3, 0.2):
-            if inputs.shared and share < inputs.memory_utilization:
-                yield f"rollout.gpu_memory_utilization = {share}", replace(inputs, memory_utilization=share)
+        for share in (0.6, 0.75, 0.9, 0.3, 0.2):
+            yield f"rollout.gpu_memory_utilization = {share}", replace(inputs, memory_utilization=share)
         for count in (2, 4, 8):
             if count > inputs.tensor_parallel and inputs.shape.heads % count == 0:
                 yield f"placement.tensor_parallel = {count}", replace(inputs, tensor_parallel=count)
@@ -213,21 +209,17 @@ def _sampler(inputs: Inputs) -> Iterator[Change]:
             yield f"rollout.cpu_kv_cache_gib = {size}", replace(inputs, kv_bytes=size * 2**30)
 
 
-@dataclass(frozen=True, slots=True)
-class RulePlan:
-    """A run's cost under one rule, with its look-ahead on to the end: an upper bound where a gate can fire.
+class PlannedRule(BaseModel):
+    """Cost of the run under one rule, with its look-ahead on to the end: an upper bound where a gate can fire."""
 
-    own: whether it is the run's rule. steps: None where the budget does not bound them.
-    """
-
-    label: str
-    own: bool
-    passes_per_step: int
-    time: StepTime
-    steps: int | None
-    backward_passes: int | None
-    hours: float | None
-    gpu_hours: float | None
+    label: str = Field(examples=["GXPO K=5"])
+    own: bool = Field(description="Whether it is the run's rule.")
+    backward_passes_per_step: int
+    seconds: PlannedSeconds
+    steps: int = Field(description="To the first bound of the budget.")
+    backward_passes: int
+    hours: float
+    gpu_hours: float | None = Field(description="Null without GPUs.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +231,7 @@ class Plan:
     load: Workload
     fit: Fit
     advice: str | None
-    rules: tuple[RulePlan, ...]
+    rules: tuple[PlannedRule, ...]
 
     @property
     def fits(self) -> bool:
@@ -287,32 +279,24 @@ def _adapted(kind: type[RuleSettings], own: RuleSettings) -> RuleSettings | None
         return None
 
 
-def _rule_plan(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings) -> RulePlan:
-    chosen = replace(inputs, rule=rule)
-    time = step_time(chosen, assumed, load, rule, gate_open=True)
+def _rule_plan(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings) -> PlannedRule:
+    seconds = step_time(replace(inputs, rule=rule), assumed, load, rule)
     per_step = rule.passes_per_step(gate_open=True)
-    steps = _steps(chosen, load, time.total, per_step)
-    hours = None if steps is None else steps * time.total / 3600
-    return RulePlan(
+    used = {
+        "steps": 1,
+        "backward_passes": per_step,
+        "hours": seconds.step / 3600,
+        "tokens": inputs.sequences * load.response,
+    }
+    steps = max(1, math.ceil(min(bound / used[name] for name, bound in inputs.budget.bounds.items()) - 1e-9))
+    hours = steps * seconds.step / 3600
+    return PlannedRule(
         label=rule.label_of(rule.model_dump()),
         own=rule is inputs.rule,
-        passes_per_step=per_step,
-        time=time,
+        backward_passes_per_step=per_step,
+        seconds=seconds,
         steps=steps,
-        backward_passes=None if steps is None else steps * per_step,
+        backward_passes=steps * per_step,
         hours=hours,
-        gpu_hours=hours * inputs.devices_needed if hours is not None and inputs.on_gpu else None,
+        gpu_hours=hours * inputs.devices_needed if inputs.on_gpu else None,
     )
-
-
-def _steps(inputs: Inputs, load: Workload, step_s: float, passes: int) -> int | None:
-    """Steps to the first bound of the budget."""
-    budget = inputs.budget
-    bounds = (
-        (budget.steps, 1.0),
-        (budget.backward_passes, float(passes)),
-        (None if budget.hours is None else budget.hours * 3600, step_s),
-        (budget.tokens, inputs.sequences * load.response),
-    )
-    steps = min((bound / used for bound, used in bounds if bound is not None), default=math.inf)
-    return max(1, math.ceil(steps - 1e-9)) if math.isfinite(steps) else None

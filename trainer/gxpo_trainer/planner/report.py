@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from pydantic import BaseModel, Field
 
 from gxpo_trainer.planner.devices import GIB
-from gxpo_trainer.planner.plan import Plan, RulePlan, gib, idle_devices
-from gxpo_trainer.planner.timing import StepTime
+from gxpo_trainer.planner.plan import Plan, PlannedRule, gib, idle_devices
 
 _PHASES = ("sampling", "verify", "passes", "look_ahead", "sync", "other")
 
@@ -27,26 +26,6 @@ class PlannedPhase(BaseModel):
     needed_bytes: int
     limit_bytes: int | None = Field(description="Usable memory of the device; null where it is not known.")
     parts: list[PlannedPart]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSeconds(StepTime):
-    """Seconds of one step by phase."""
-
-    step: float
-
-
-class PlannedRule(BaseModel):
-    """Cost of the run under one rule, with its look-ahead on to the end."""
-
-    label: str = Field(examples=["GXPO K=5"])
-    own: bool = Field(description="Whether it is the run's rule.")
-    backward_passes_per_step: int
-    seconds: PlannedSeconds
-    steps: int | None
-    backward_passes: int | None
-    hours: float | None
-    gpu_hours: float | None = Field(description="Null without GPUs.")
 
 
 class PlanView(BaseModel):
@@ -88,19 +67,7 @@ def view_of(plan: Plan) -> PlanView:
         ],
         kv_cache_bytes=max(0, plan.fit.sampler.kv),
         kv_cache_sequences=plan.fit.sampler.sequences,
-        rules=[
-            PlannedRule(
-                label=rule.label,
-                own=rule.own,
-                backward_passes_per_step=rule.passes_per_step,
-                seconds=PlannedSeconds(**asdict(rule.time), step=rule.time.total),
-                steps=rule.steps,
-                backward_passes=rule.backward_passes,
-                hours=rule.hours,
-                gpu_hours=rule.gpu_hours,
-            )
-            for rule in plan.rules
-        ],
+        rules=list(plan.rules),
         assumptions=assumption_lines(plan),
     )
 
@@ -139,24 +106,23 @@ def _memory_lines(plan: Plan) -> list[str]:
 
 
 def _time_lines(plan: Plan) -> list[str]:
-    phases = (*_PHASES, "overlapped") if any(rule.time.overlapped for rule in plan.rules) else _PHASES
+    phases = (*_PHASES, "overlapped") if any(rule.seconds.overlapped for rule in plan.rules) else _PHASES
     head = ("Seconds per step", *phases, "step")
     lines = [_columns([word.replace("_", " ") for word in head])]
     for rule in plan.rules:
-        parts = asdict(rule.time)
-        row = [_marked(rule), *(seconds(parts[phase]) for phase in phases), seconds(rule.time.total)]
+        parts = asdict(rule.seconds)
+        row = [_marked(rule), *(seconds(parts[phase]) for phase in phases), seconds(rule.seconds.step)]
         lines.append(_columns(row))
     lines += ["", _columns(["Whole budget", "steps", "passes", "hours", "GPU hours"])]
     for rule in plan.rules:
-        cost = (rule.steps, rule.backward_passes)
-        hours = (rule.hours, rule.gpu_hours)
-        row = [_marked(rule), *("-" if n is None else f"{n:,}" for n in cost)]
-        lines.append(_columns([*row, *("-" if n is None else f"{n:,.2f}" for n in hours)]))
+        gpu_hours = "-" if rule.gpu_hours is None else f"{rule.gpu_hours:,.2f}"
+        row = [f"{rule.steps:,}", f"{rule.backward_passes:,}", f"{rule.hours:,.2f}", gpu_hours]
+        lines.append(_columns([_marked(rule), *row]))
     lines.append("With the look-ahead on to the end; without evaluation, checkpoints and start-up. * this run's rule.")
     return lines
 
 
-def _marked(rule: RulePlan) -> str:
+def _marked(rule: PlannedRule) -> str:
     return f"  {rule.label}{' *' if rule.own else ''}"
 
 
@@ -186,7 +152,7 @@ def assumption_lines(plan: Plan) -> list[str]:
         f"learner: {assumed.utilization:.0%} of the FLOP/s, {1e3 * assumed.micro_batch_s:.3g} ms a micro-batch",
         f"sampling: {assumed.sampling_efficiency:.0%} of bandwidth and FLOP/s, "
         f"{1e3 * assumed.decode_step_s:.3g} ms a decoding step, {1e6 * assumed.token_s:.3g} µs a token",
-        f"fixed: {assumed.verify_s:.2g} s scoring, {assumed.sync_s:.2g} s sync, {assumed.step_s:.2g} s other a step",
+        f"fixed: {assumed.fixed_s:.2g} s each for scoring, sync and the rest of a step",
         f"memory: {size(assumed.runtime_bytes)} a process before the model, {size(assumed.engine_bytes)} of libraries, "
         f"{assumed.memory_factor:.2f} × the counted bytes",
         "lengths and factors are guesses for this kind of device; only sizes are counted",

@@ -1,6 +1,6 @@
 """Seconds of a step, by phase, from floating-point operations, bytes moved and fixed costs.
 
-    learner pass   FLOPs / (ranks · device FLOP/s · utilization) + micro-batches · fixed
+    learner pass   FLOPs / (ranks · device FLOP/s · utilization) + micro-batches · fixed + bytes sent / link
     decoding step  fixed + max(bytes / bandwidth, FLOPs / FLOP/s) / efficiency + sequences · scheduler
     sampling       decoding steps + prompts; the decoding steps are those of the longest response, or of all tokens
                    over the sequences that run at a time
@@ -18,14 +18,14 @@ from gxpo_trainer.planner.devices import Assumptions
 from gxpo_trainer.planner.inputs import Inputs, Workload
 from gxpo_trainer.planner.memory import sampler_memory
 
-ALL_REDUCE_S = 1e-5
-"""Latency of one all-reduce between the devices of a tensor-parallel sampler."""
-
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
-    """Seconds of one step by phase. look_ahead: a rule's copies and extrapolation. overlapped: of sampling and
-    verifying that pass during the update, where rollouts are asynchronous."""
+class PlannedSeconds:
+    """Seconds of one step by phase.
+
+    look_ahead: a rule's copies and extrapolation. overlapped: of sampling and verifying that pass during the update,
+    where rollouts are asynchronous. step: the whole step.
+    """
 
     sampling: float
     verify: float
@@ -34,39 +34,33 @@ class StepTime:
     sync: float
     other: float
     overlapped: float
-
-    @property
-    def update(self) -> float:
-        """What `time/update_s` measures."""
-        return self.passes + self.look_ahead
-
-    @property
-    def total(self) -> float:
-        return self.sampling + self.verify + self.update + self.sync + self.other - self.overlapped
+    step: float
 
 
-def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings, *, gate_open: bool) -> StepTime:
-    """Expected seconds of a step under a rule."""
-    passes = rule.passes_per_step(gate_open)
+def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings) -> PlannedSeconds:
+    """Expected seconds of a step under a rule, with its look-ahead on."""
+    passes = rule.passes_per_step(gate_open=True)
     forwards: float = inputs.mini_batches > 1
     if inputs.reference != "none":
         forwards += inputs.reference_parameters / inputs.shape.parameters
-    learner = passes * pass_seconds(inputs, assumed, load) + passes * optimizer_seconds(inputs)
-    learner += forwards * forward_seconds(inputs, assumed, load)
-    if inputs.reference == "whole" and inputs.zero_stage != 3 and inputs.on_gpu:  # copied from the host
-        learner += inputs.reference_parameters * inputs.item / inputs.device.host_bandwidth
+    learner = passes * (pass_seconds(inputs, assumed, load) + optimizer_seconds(inputs))
+    # A forward pass alone: the reference, or log π_old of several mini-batches.
+    learner += forwards * _compute_seconds(inputs, assumed, forward_flops(inputs, load))
     sampling = sampling_seconds(inputs, assumed, load) if inputs.sampled else 0.0
-    verify = assumed.verify_s if inputs.sampled else 0.0
-    look_ahead = look_ahead_seconds(inputs, rule) if gate_open else 0.0
-    overlaps = inputs.async_depth > 0 and not inputs.shared
-    return StepTime(
+    verify = assumed.fixed_s if inputs.sampled else 0.0
+    look_ahead = look_ahead_seconds(inputs, rule)
+    sync = assumed.fixed_s + sync_seconds(inputs) if inputs.sampled else 0.0
+    rollout, update = sampling + verify, learner + look_ahead
+    overlapped = min(rollout, update) if inputs.async_depth > 0 and not inputs.shared else 0.0
+    return PlannedSeconds(
         sampling=sampling,
         verify=verify,
         passes=learner,
         look_ahead=look_ahead,
-        overlapped=min(sampling + verify, learner + look_ahead) if overlaps else 0.0,
-        sync=assumed.sync_s + sync_seconds(inputs) if inputs.sampled else 0.0,
-        other=assumed.step_s,
+        sync=sync,
+        other=assumed.fixed_s,
+        overlapped=overlapped,
+        step=rollout + update + sync + assumed.fixed_s - overlapped,
     )
 
 
@@ -94,40 +88,23 @@ def _compute_seconds(inputs: Inputs, assumed: Assumptions, flops: float) -> floa
 
 
 def pass_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> float:
-    """One forward and backward pass over a step's batch, with the reduction of its gradient."""
-    compute = _compute_seconds(inputs, assumed, pass_flops(inputs, load))
-    compute += load.micro_batches * assumed.micro_batch_s
-    gathering = 2 * load.micro_batches * gather_seconds(inputs) if inputs.zero_stage == 3 else 0.0
-    # On GPUs gathering for forward and backward is overlapped with computing.
-    return (max(compute, gathering) if inputs.on_gpu else compute + gathering) + reduce_seconds(inputs, load)
+    """One forward and backward pass over a step's batch, with what the ranks send each other.
 
-
-def forward_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> float:
-    """A forward pass alone: the reference, or log π_old of several mini-batches."""
-    compute = _compute_seconds(inputs, assumed, forward_flops(inputs, load))
-    return compute + load.micro_batches * assumed.micro_batch_s / 3
-
-
-def gather_seconds(inputs: Inputs) -> float:
-    """All-gather of the forward weights."""
-    ranks = inputs.learner_ranks
-    return inputs.parameters * inputs.item * (ranks - 1) / ranks / inputs.device.link_bandwidth
-
-
-def reduce_seconds(inputs: Inputs, load: Workload) -> float:
-    """Reduction of the gradient in fp32, at stages 2 and 3 after every micro-batch."""
-    ranks, times = inputs.learner_ranks, load.micro_batches if inputs.zero_stage >= 2 else 1
-    share = (ranks - 1) / ranks * (2 if inputs.zero_stage == 0 else 1)
-    return times * 4 * inputs.trainable * share / inputs.device.link_bandwidth
+    The gradient is reduced in fp32, at stages 2 and 3 after every micro-batch; stage 3 gathers the forward weights
+    twice in each.
+    """
+    stage, times = inputs.zero_stage, load.micro_batches
+    reduced = 4 * inputs.trainable * (2 if stage == 0 else 1 if stage == 1 else times)
+    gathered = 2 * times * inputs.parameters * inputs.item if stage == 3 else 0
+    sent = (reduced + gathered) * (inputs.learner_ranks - 1) / inputs.learner_ranks
+    compute = _compute_seconds(inputs, assumed, pass_flops(inputs, load)) + times * assumed.micro_batch_s
+    return compute + sent / inputs.device.link_bandwidth
 
 
 def optimizer_seconds(inputs: Inputs) -> float:
-    """One optimizer step: reads parameters, gradient and moments, writes parameters and moments; then publishes."""
-    moved = 4 * inputs.shard * (3 + 2 * inputs.num_moments)
-    # Two passes over the gradient for its norm and clipping, one over all for the norm of the update.
-    moved += 4 * inputs.shard * (5 + inputs.num_moments)
-    published = gather_seconds(inputs) if inputs.zero_stage in (1, 2) else 0.0
-    return _memory_seconds(inputs, moved) + published
+    """One optimizer step: reads parameters, gradient and moments, writes parameters and moments; two passes over the
+    gradient for its norm and clipping, one over all for the norm of the update."""
+    return _memory_seconds(inputs, 4 * inputs.shard * (8 + 3 * inputs.num_moments))
 
 
 def look_ahead_seconds(inputs: Inputs, rule: RuleSettings) -> float:
@@ -137,27 +114,18 @@ def look_ahead_seconds(inputs: Inputs, rule: RuleSettings) -> float:
 
 
 def sync_seconds(inputs: Inputs) -> float:
-    """Weights from the learner to the samplers: gathered at stage 3, then by the transport; samplers read in parallel.
-
-    cuda_ipc copies within a device, nccl over the link; shared memory is written and read, the object store copies once
-    more. A tensor-parallel sampler's devices read a part each.
-    """
-    size = inputs.shape.parameters * inputs.sampler_item
-    gathered = gather_seconds(inputs) if inputs.zero_stage == 3 else 0.0
-    host, parts = inputs.device.host_bandwidth, inputs.tensor_parallel
-    moving = {
-        "cuda_ipc": 2 * size / parts / inputs.device.memory_bandwidth,
-        "nccl": size / inputs.device.link_bandwidth,
-        "shared_memory": (size + size / parts) / host,
-        "object_store": (2 * size + size / parts) / host,
-    }
-    return gathered + moving[inputs.transport]
+    """Weights from the learner to the samplers, which read in parallel: copied within a device by cuda_ipc, sent over
+    the link by nccl, else written to the host's memory and read from it."""
+    size, device = inputs.shape.parameters * inputs.sampler_item, inputs.device
+    if inputs.transport == "nccl":
+        return size / device.link_bandwidth
+    return 2 * size / (device.memory_bandwidth if inputs.transport == "cuda_ipc" else device.host_bandwidth)
 
 
 def sampling_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> float:
     """All samples of a step by all samplers; a host's cores are shared between them."""
-    shape, tp = inputs.shape, inputs.tensor_parallel
-    speed = (tp if inputs.on_gpu else 1 / inputs.samplers) * assumed.sampling_efficiency
+    shape = inputs.shape
+    speed = (inputs.tensor_parallel if inputs.on_gpu else 1 / inputs.samplers) * assumed.sampling_efficiency
     precision = "bf16" if inputs.sampler_item == 2 else "fp32"
     flops, bandwidth = inputs.device.flops(precision) * speed, inputs.device.memory_bandwidth * speed
     sequences = inputs.sequences / inputs.samplers
@@ -169,8 +137,6 @@ def sampling_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> fl
     read = shape.parameters * inputs.sampler_item + running * load.context * shape.kv_bytes(inputs.sampler_item)
     computed = running * (active + shape.attention_flops(load.context))
     step = assumed.decode_step_s + max(read / bandwidth, computed / flops) + running * assumed.token_s
-    if tp > 1:
-        step += 2 * shape.layers * ALL_REDUCE_S
     # Prompts, and what environments wrote, are read without decoding steps.
     prefilled = inputs.prompts / inputs.samplers * load.prompt + sequences * load.observation
     return steps * step + prefilled * (shape.backbone_flops + shape.attention_flops(load.prompt / 2)) / flops

@@ -10,10 +10,12 @@ import resource
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -70,35 +72,33 @@ class GpuLoad:
     """`system/gpu<n>/…` of a step: samples of a thread, which runs only where NVML finds a GPU."""
 
     def __init__(self) -> None:
-        self._gpus = _find_gpus()
+        self._nvml, self._handles = _find_gpus()
+        self._samples: dict[str, list[int]] = defaultdict(list)
         self._lock = threading.Lock()
-        if self._gpus:
+        if self._handles:
             threading.Thread(target=self._run, name="gpu-load", daemon=True).start()
 
     def begin_step(self) -> None:
         with self._lock:
-            for gpu in self._gpus:
-                gpu.utilization.clear()
-                gpu.memory.clear()
+            self._samples.clear()
         self.sample()
 
     def sample(self) -> None:
         """Read all GPUs; one that cannot be read, such as a MIG device, has no sample."""
-        for gpu in self._gpus:
-            with self._lock, suppress(gpu.nvml.NVMLError):
-                gpu.memory.append(int(gpu.nvml.nvmlDeviceGetMemoryInfo(gpu.handle).used))
-                gpu.utilization.append(int(gpu.nvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu))
+        for index, handle in enumerate(self._handles):
+            with self._lock, suppress(self._nvml.NVMLError):
+                used, utilization = f"system/gpu{index}/memory_bytes", f"system/gpu{index}/utilization_percent"
+                self._samples[used].append(int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used))
+                self._samples[utilization].append(int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
 
     def metrics(self) -> Metrics:
         """Mean utilization in percent and largest memory in use in bytes, of the samples since `begin_step`."""
-        metrics: Metrics = {}
         with self._lock:
-            for gpu in self._gpus:
-                if gpu.utilization:
-                    metrics[f"system/gpu{gpu.index}/utilization_percent"] = sum(gpu.utilization) / len(gpu.utilization)
-                if gpu.memory:
-                    metrics[f"system/gpu{gpu.index}/memory_bytes"] = float(max(gpu.memory))
-        return metrics
+            return {
+                name: float(max(samples)) if name.endswith("memory_bytes") else fmean(samples)
+                for name, samples in self._samples.items()
+                if samples
+            }
 
     def _run(self) -> None:
         while True:
@@ -106,29 +106,17 @@ class GpuLoad:
             self.sample()
 
 
-@dataclass(slots=True)
-class _Gpu:
-    """A GPU and its samples. nvml: the module."""
-
-    index: int
-    nvml: Any
-    handle: Any
-    utilization: list[int] = field(default_factory=list)
-    memory: list[int] = field(default_factory=list)
-
-
-def _find_gpus() -> list[_Gpu]:
-    """Empty without nvidia-ml-py, which only machines with GPUs install, without a driver, or without a GPU."""
+def _find_gpus() -> tuple[Any, list[Any]]:
+    """NVML and its handles: none without nvidia-ml-py, which only machines with GPUs install, a driver or a GPU."""
     try:
         import pynvml
     except ImportError:
-        return []
+        return None, []
     try:
         pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        return [_Gpu(index, pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+        return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError:
-        return []
+        return pynvml, []
 
 
 @dataclass(frozen=True, slots=True)

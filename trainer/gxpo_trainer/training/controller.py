@@ -37,8 +37,6 @@ MOST_NONFINITE = 3
 """Consecutive steps without a finite gradient after which a run ends as `diverged`."""
 FLAT_STEPS, FLAT_FRACTION = 5, 0.95
 """Consecutive steps with at least this share of groups without signal after which a run warns."""
-MOST_ENGINES = 16
-"""Engines in timeline.jsonl."""
 WARM_START = {
     "policy/loss": "loss",
     "policy/entropy": "entropy",
@@ -79,11 +77,8 @@ class Counters:
             "hours": self.training_s / 3600,
             "tokens": self.tokens,
         }
-        for name, value in used.items():
-            bound = getattr(config.budget, name)
-            if bound is not None and value >= bound - 1e-9:
-                return name
-        return None
+        bounds = config.budget.bounds
+        return next((name for name, bound in bounds.items() if used[name] >= bound - 1e-9), None)
 
 
 class Controller:
@@ -216,7 +211,7 @@ class Controller:
         self._report(number, metrics, result, self.watch.working_s - begin - result.diagnostics_s)
         if not isinstance(rollouts, StepBatch):
             self.reporter.log_samples(number, rollouts.groups)
-        self.reporter.log_timeline(number, window, charted_spans(spans))
+        self.reporter.log_timeline(number, window, spans)
         if self.counters.nonfinite >= MOST_NONFINITE:
             raise Diverged(
                 f"loss or gradient norm was not finite in {MOST_NONFINITE} steps in a row up to step {number}; lower "
@@ -584,12 +579,6 @@ def overlap_metrics(spans: Sequence[Span], begin: float, num_engines: int) -> Me
         "time/engine_idle_fraction": 1 - engines / (num_engines * elapsed),
         **({} if overlap is None else {"time/overlap_fraction": overlap}),
     }
-
-
-def charted_spans(spans: Sequence[Span]) -> list[Span]:
-    """The spans of learner, verifier and the first engines: a picture has room for no more."""
-    engines = {f"engine {index}" for index in range(MOST_ENGINES)}
-    return [span for span in spans if span.process in engines or not span.process.startswith("engine")]
 
 
 def component_means(groups: Sequence[ScoredGroup]) -> Metrics:

@@ -117,13 +117,13 @@ class TrainingProgress:
 
 def share_done(budget: BudgetConfig, step: int, metrics: Mapping[str, float]) -> float:
     """The largest share used of any bound, in [0, 1]: the first bound that is reached ends the run."""
-    used = (
-        (budget.steps, float(step)),
-        (budget.backward_passes, metrics.get("update/backward_passes_total", 0.0)),
-        (budget.hours, metrics.get("time/training_s", 0.0) / 3600),
-        (budget.tokens, metrics.get("rollout/tokens_total", 0.0)),
-    )
-    return min(1.0, max(value / bound for bound, value in used if bound is not None))
+    used = {
+        "steps": float(step),
+        "backward_passes": metrics.get("update/backward_passes_total", 0.0),
+        "hours": metrics.get("time/training_s", 0.0) / 3600,
+        "tokens": metrics.get("rollout/tokens_total", 0.0),
+    }
+    return min(1.0, max(used[name] / bound for name, bound in budget.bounds.items()))
 
 
 def describe(budget: BudgetConfig, step: int, metrics: Mapping[str, float], left_s: float | None) -> str:
