@@ -32,7 +32,6 @@ from gxpo_trainer.rollout.requests import (
     FinishedGroups,
     Indexed,
     Intake,
-    OpenGroups,
     SamplerSettings,
     SamplingSettings,
     SingleTurns,
@@ -80,7 +79,7 @@ class SamplerActor:
         self.version = settings.initial_version
         """Version of the loaded weights, None before the first sync and after a failed one."""
         if Path(settings.model).is_dir():
-            self.weights.call_workers("gxpo_verify_checkpoint", settings.model)
+            self.weights.call_workers("verify_checkpoint", settings.model)
         # Start-up objects are permanent; scanning them in every collection costs several percent of sampling time.
         gc.collect()
         gc.freeze()
@@ -134,7 +133,7 @@ class SamplerActor:
             raise WeightSyncMismatch(f"weights version {weights_version} was requested; the sampler holds {held}")
         config, busy_s = self._settings.environment, 0.0
         common = self, self._tokenizer, sampling, self._settings.max_length
-        groups: OpenGroups = SingleTurns(*common)
+        groups: SingleTurns | Conversations = SingleTurns(*common)
         if self.environments is not None and config is not None:
             groups = Conversations(*common, environments=self.environments, config=config, intake=intake)
         try:
@@ -209,7 +208,7 @@ class SamplerActor:
     ) -> None:
         """Make every worker a member of the weight broadcast group. stream_id: as for `receive`."""
         arguments = address, port, first_member, size
-        self._run(lambda: self.weights.call_workers("gxpo_join_broadcast", *arguments), stream_id)
+        self._run(lambda: self.weights.call_workers("join", *arguments), stream_id)
 
     def sleep(self, discard_weights: bool) -> None:
         """Free the GPU's memory. discard_weights: a sync brings them again, so no copy is kept on the host."""
