@@ -209,19 +209,6 @@ def test_a_turn_without_end_token_ends_the_episode_by_length(bench: Bench) -> No
     assert not cut, "a turn that was cut is not shown to the environment"
 
 
-def test_a_long_observation_is_cut(bench: Bench) -> None:
-    played = bench.play([bench.request({"observations": ["9" * 500, "ok"]}, 4)])
-    kept = "9" * (MAX_OBSERVATION - 3)
-    observations = [ids for _, sample in played.samples for mine, ids in spans(sample) if not mine]
-    assert observations
-    for ids in observations:
-        assert len(ids) == MAX_OBSERVATION
-        assert bench.tokenizer.decode(ids) == f"<|user|>{kept}<|end|><|assistant|>"
-    # People see all of it.
-    episodes = [sample.episode for _, sample in played.samples if sample.episode]
-    assert {episode.turns[1].text for episode in episodes if len(episode.turns) > 1} == {"9" * 500}
-
-
 @pytest.mark.parametrize("fails", [{"fails": 0}, {"fails": 1}])
 def test_a_failed_environment_ends_its_episode_only(bench: Bench, fails: dict[str, int]) -> None:
     played = bench.play([bench.request({**TWICE, **fails}, 2, seed=0), bench.request(TWICE, 2, seed=1)])

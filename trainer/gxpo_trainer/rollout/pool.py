@@ -176,7 +176,7 @@ class Collection:
         self._requests: dict[int, SampleRequest] = {}
         self._rewards: dict[int, bool] = {}
         self._busy_s: list[float] = []
-        self._dispatcher = Dispatcher([], [], pool.config.open_sequences)
+        self._dispatcher = Dispatcher(pool.config.open_sequences)
         self._groups: dict[int, Group] = {}
         self._verdicts: dict[int, Sequence[Verdict]] = {}
         self._pending: dict[Any, Submitted] = {}

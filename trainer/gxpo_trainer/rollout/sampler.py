@@ -37,7 +37,7 @@ from gxpo_trainer.rollout.requests import (
     SingleTurns,
     StreamEnd,
 )
-from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
+from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, Weights
 from gxpo_trainer.runtime.locks import OwnedDirectory
 from gxpo_trainer.runtime.processes import LOOPBACK, frozen_allocations, interface_to, listen_on
 from gxpo_trainer.runtime.ray_session import trace_this_process
@@ -161,16 +161,11 @@ class SamplerActor:
 
     def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
         """Start a response for each seed."""
-        return self._driver.submit(
-            prompt,
-            **asdict(sampling),
-            seeds=seeds,
-            **self._current_weights,
-        )
+        return self._driver.submit(prompt, **asdict(sampling), seeds=seeds, weights=self._current_weights)
 
     def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
         """Continue a finished response after tokens that an environment wrote."""
-        self._driver.extend(response, token_ids, seed=seed, **self._current_weights)
+        self._driver.extend(response, token_ids, seed, self._current_weights)
 
     def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[npt.NDArray[np.float32]]:
         """log π(token | tokens before it) at temperature 1 of tokens 1 … length-1 of each list: float32[length-1]."""
@@ -198,7 +193,7 @@ class SamplerActor:
             report = self.weights.receive(bucket)
             if bucket.last:
                 self.version = bucket.version
-                self._driver.resume(**self._current_weights)
+                self._driver.resume(self._current_weights)
             return report
 
         return self._run(load, stream_id)
@@ -225,11 +220,10 @@ class SamplerActor:
     # ---- inside ---------------------------------------------------------------------------------------------
 
     @property
-    def _current_weights(self) -> dict[str, Any]:
+    def _current_weights(self) -> Weights:
         """Of a request to vLLM. The salt excludes prefix-cache blocks computed with earlier weights."""
         assert self.version is not None, "a sync is under way"
-        salt = f"sync-{self.weights.num_syncs}"
-        return {"cache_salt": salt, "version": self.version, "adapter": self.weights.adapter}
+        return Weights(self.version, f"sync-{self.weights.num_syncs}", self.weights.adapter)
 
     def _run(self, function: Callable[[], T], stream_id: int | None) -> T:
         """Call a function that uses the engine; with a stream in its thread, between two of its decoding steps."""
