@@ -115,7 +115,6 @@ def num_elements(parameter: Tensor) -> int:
 
 
 def whole_shape(parameter: Tensor) -> tuple[int, ...]:
-    """Shape of the whole parameter."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 

@@ -206,7 +206,6 @@ class Conversations:
         self._groups.clear()
 
     def _call(self, episode: _Episode) -> None:
-        """Call the episode's environment."""
         self._num_calls += 1
         start = episode.group.start
         call = Call(episode.name, start.problem, start.seed, episode.conversation.actions)

@@ -313,7 +313,6 @@ class Dispatcher:
         return len(self.finished) == len(self._tokens)
 
     def open_requests(self, engine: int) -> int:
-        """Number of unfinished requests of an engine."""
         return len(self._loads[engine].open) if engine in self._loads else 0
 
     def add_engine(self, engine: int) -> None:

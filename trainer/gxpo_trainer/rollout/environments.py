@@ -53,34 +53,25 @@ class EnvironmentActor:
     """An EnvironmentHost in an actor."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        self._config = config
-        self._host: EnvironmentHost | None = None
+        self._host = EnvironmentHost(config)
 
     async def advance(self, call: Call) -> Reply:
         """The environment's answer. Raises ConfigError, TrainingError when no process can be started."""
-        return await self._running_host().advance(call)
+        return await self._host.advance(call)
 
     async def end(self, episode: str) -> None:
-        """The episode needs its process no longer."""
-        self._running_host().end(episode)
+        self._host.end(episode)
 
     async def pid(self) -> int:
         """Process id; returned while calls are running."""
         return os.getpid()
 
     async def episode_pids(self) -> dict[str, int]:
-        """Process ids of the episodes by name."""
-        return self._running_host().pids
+        return self._host.pids
 
     async def close(self) -> None:
         """End all processes, also those that episodes have started."""
-        await self._running_host().close()
-
-    def _running_host(self) -> EnvironmentHost:
-        # In the event loop's thread, with which the processes end.
-        if self._host is None:
-            self._host = EnvironmentHost(self._config)
-        return self._host
+        await self._host.close()
 
 
 class RunEnvironments:
@@ -101,7 +92,6 @@ class RunEnvironments:
         return EnvironmentHandle(self.actor)
 
     def kill(self) -> None:
-        """End the actor and its processes."""
         if self.actor is None:
             return
         # A process that an episode has started survives when its ancestors are killed all at once.

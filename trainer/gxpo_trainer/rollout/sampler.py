@@ -60,7 +60,6 @@ class SamplerActor:
     """
 
     def __init__(self, settings: SamplerSettings, environments: Environments | None = None) -> None:
-        started = time.perf_counter()
         self._folder = _temporary_folder()
         set_environment(settings)
         with frozen_allocations():
@@ -85,15 +84,13 @@ class SamplerActor:
         gc.freeze()
         self._lock = threading.Lock()
         self._intakes: dict[int, Intake] = {}
-        self._start_s = time.perf_counter() - started
 
     def status(self) -> dict[str, Any]:
-        """`process`, `version` (None: none verified yet), `folder` (of temporary files), `start_s`."""
+        """`process`, `version` (None: none verified yet) and `folder` (of temporary files)."""
         return {
             "process": trace_this_process(),
             "version": self.version,
             "folder": self._folder.path,
-            "start_s": self._start_s,
         }
 
     # ---- requests -------------------------------------------------------------------------------------------
@@ -160,11 +157,9 @@ class SamplerActor:
             groups.close()
 
     def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
-        """Start a response for each seed."""
         return self._driver.submit(prompt, **asdict(sampling), seeds=seeds, weights=self._current_weights)
 
     def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
-        """Continue a finished response after tokens that an environment wrote."""
         self._driver.extend(response, token_ids, seed, self._current_weights)
 
     def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[npt.NDArray[np.float32]]:

@@ -61,7 +61,6 @@ class Response:
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the policy wrote."""
         return len(self.token_ids) - sum(end - begin for begin, end in self.observed)
 
     @property
@@ -206,7 +205,6 @@ class EngineDriver:
         return any(stop in tail for stop in response.stop)
 
     def abort(self) -> None:
-        """Abort all running and suspended requests."""
         self._core.abort_requests(list(self._running))
         self._running.clear()
         self._suspended.clear()
