@@ -129,6 +129,21 @@ def test_episodes_continue_when_their_actor_is_killed(environments: Callable[...
     until(lambda: workers() <= before)
 
 
+def test_an_actor_that_hangs_is_restarted_and_the_call_repeated(environments: Callable[..., Any]) -> None:
+    import ray
+
+    before = workers()
+    with environments() as (run, handle):
+        assert handle.advance(call("x")).result() == Reply(Turn("1: x"))
+        hung = ray.get(run.actor.pid.remote())
+        os.kill(hung, signal.SIGSTOP)
+        waiting = handle.advance(call("x", "y"))
+        run.restart()
+        assert waiting.result() == Reply(Turn("2: y"))
+        assert ray.get(run.actor.pid.remote()) != hung
+    until(lambda: workers() <= before)
+
+
 def test_a_call_that_outlives_no_actor_fails_alone(
     environments: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

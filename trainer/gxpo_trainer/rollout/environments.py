@@ -2,7 +2,7 @@
 
 The actor is asynchronous; its processes do the work. Ray restarts it when it dies and calls it again for what was
 running; as each call has the history of its episode, the episodes continue. A call that was running in `MAX_DEATHS`
-actors that died fails alone.
+actors that died fails alone. When engines stall, the actor is restarted with them, because they may wait for it.
 """
 
 from __future__ import annotations
@@ -90,6 +90,11 @@ class RunEnvironments:
         options = {**self._placement.environment_options(), **restarted}
         self.actor = ray.remote(EnvironmentActor).options(**options).remote(self._config)
         return EnvironmentHandle(self.actor)
+
+    def restart(self) -> None:
+        """Let Ray restart an actor that may hang; its calls are repeated."""
+        if self.actor is not None:
+            ray.kill(self.actor, no_restart=False)
 
     def kill(self) -> None:
         if self.actor is None:
