@@ -19,7 +19,7 @@ from support.processes import processes_with
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.environments import Observation, Problem, Turn
 from gxpo_trainer.environments.contract import Call, Reply
-from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.errors import ConfigError, TrainingError
 from gxpo_trainer.rollout import environments as environment_handle
 from gxpo_trainer.rollout.environments import EnvironmentHandle, RunEnvironments
 
@@ -129,17 +129,19 @@ def test_episodes_continue_when_their_actor_is_killed(environments: Callable[...
     until(lambda: workers() <= before)
 
 
-def test_an_actor_that_hangs_is_restarted_and_the_call_repeated(environments: Callable[..., Any]) -> None:
+def test_an_actor_that_hangs_is_killed_and_the_call_repeated(
+    environments: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
 
+    monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.2)
+    monkeypatch.setattr(environment_handle, "PROBE_LIMIT_S", 20.0)
     before = workers()
     with environments() as (run, handle):
         assert handle.advance(call("x")).result() == Reply(Turn("1: x"))
         hung = ray.get(run.actor.pid.remote())
         os.kill(hung, signal.SIGSTOP)
-        waiting = handle.advance(call("x", "y"))
-        run.restart()
-        assert waiting.result() == Reply(Turn("2: y"))
+        assert handle.advance(call("x", "y")).result() == Reply(Turn("2: y"))
         assert ray.get(run.actor.pid.remote()) != hung
     until(lambda: workers() <= before)
 
@@ -149,6 +151,7 @@ def test_a_call_that_outlives_no_actor_fails_alone(
 ) -> None:
     import ray
 
+    monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.1)
     monkeypatch.setattr(environment_handle, "MAX_DEATHS", 2)
     with environments() as (run, handle):
         waiting = handle.advance(call("stop"))
@@ -163,6 +166,16 @@ def test_a_call_that_outlives_no_actor_fails_alone(
             None, "error", "the environment actor died 2 times while this call was running"
         )
         assert handle.advance(call("x", episode="b")).result() == Reply(Turn("1: x"))
+
+
+def test_an_actor_that_never_answers_ends_the_run(
+    environments: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(environment_handle, "PROBE_LIMIT_S", 0.001)
+    with environments() as (_, handle), pytest.raises(TrainingError, match="did not answer 5 times in a row") as raised:
+        handle.advance(call("x")).result()
+    assert raised.value.reason == "stalled"
 
 
 def test_a_class_that_cannot_be_used_on_the_actors_node_ends_the_run(environments: Callable[..., Any]) -> None:

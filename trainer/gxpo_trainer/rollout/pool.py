@@ -299,8 +299,6 @@ class Collection:
         except Stalled as error:
             if phase == "updating":
                 raise  # the learner's
-            if phase != "setup":
-                self._pool.environments.restart()
             for stream in [] if phase == "setup" else pending or [*self._streams]:
                 engine, actor = self._forget(stream)
                 if engine.actor is actor:
