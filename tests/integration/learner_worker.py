@@ -6,10 +6,12 @@ rank 0 writes what it saw to `<out>/<case>.pt` for the tests to judge. The paren
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import math
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,6 +30,7 @@ from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner, sum_over_ra
 from gxpo_trainer.learner.logprobs import PolicyModule
 from gxpo_trainer.learner.models import load_policy
 from gxpo_trainer.learner.rank import LearnerRank
+from gxpo_trainer.learner.setup import join_process_group, load_partitioned
 from gxpo_trainer.rules.contract import make_rule
 
 TOKEN_LIMIT = 16
@@ -487,6 +490,50 @@ def held_bytes(run: Rank, **settings: Any) -> dict[str, Any]:
     return {"bytes": sum(t.untyped_storage().nbytes() for key, t in alive().items() if key not in before)}
 
 
+def private_bytes() -> int:
+    """Resident bytes of this process that no file backs."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) * 1024
+
+
+def settled_bytes() -> int:
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return private_bytes()
+
+
+def bytes_of_loading(path: str, zero_stage: int) -> dict[str, int]:
+    """Private bytes above those before: `peak` while the policy is loaded, `held` then."""
+    config = RunConfig.model_validate({"model": {"path": path}, "learner": {"zero_stage": zero_stage}})
+    before, done, most = settled_bytes(), threading.Event(), [0]
+
+    def sample() -> None:
+        while not done.wait(0.0005):
+            most.append(max(most.pop(), private_bytes()))
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    model = load_partitioned(config, "sdpa", torch.device("cpu"))
+    done.set()
+    sampler.join()
+    peak = max(*most, private_bytes()) - before
+    held = settled_bytes() - before
+    del model
+    return {"peak": peak, "held": held}
+
+
+def load_memory(run: Rank, *, folder: str, zero_stage: int) -> dict[str, Any]:
+    """What loading a policy takes on each rank."""
+    port = run.job["port"]
+    join_process_group(
+        rank=run.rank, world_size=run.world_size, master_address="127.0.0.1", master_port=port, device="cpu"
+    )
+    bytes_of_loading("starter", zero_stage)  # the first model of each kind brings imports along
+    measured: list[Any] = [None] * run.world_size
+    torch.distributed.all_gather_object(measured, bytes_of_loading(folder, zero_stage))
+    return {"ranks": measured}
+
+
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
     for function in (
@@ -505,6 +552,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         loaded,
         reference,
         held_bytes,
+        load_memory,
     )
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
@@ -66,7 +66,7 @@ class BreakableSamplerActor(SamplerActor):
         self._llm.collective_rpc(restore_worker)
 
     def verify_checkpoint(self, folder: str) -> int:
-        return sum(self.weights.call_workers("gxpo_verify_checkpoint", folder))
+        return sum(self.weights.call_workers("verify_checkpoint", folder))
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._llm.collective_rpc(lambda worker: [*worker.gxpo_receiver.weights.slots])[0])
@@ -139,17 +139,5 @@ def save_policy(folder: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.05)
-    model.save_pretrained(folder)
-    return model
-
-
-def save_experts(folder: Path) -> Qwen3MoeForCausalLM:
-    """A random Qwen3 with four experts a layer, saved to `folder`."""
-    tokens = save_tokenizer(folder)
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        **SHAPE, **tokens, head_dim=32, moe_intermediate_size=64, num_experts=4, num_experts_per_tok=2
-    )
-    model = Qwen3MoeForCausalLM(config).float().eval()
     model.save_pretrained(folder)
     return model

@@ -1,29 +1,20 @@
-"""Whole runs, evaluations and pools whose policy uses the calculator."""
+"""Whole runs and evaluations whose policy uses the calculator."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rollouts import tokens
 
 from docs_build.metrics import undescribed
 from gxpo_trainer.cli import main
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.data.prompts import load_prompts, tokenize_prompts
-from gxpo_trainer.learner.group import LearnerGroup
-from gxpo_trainer.learner.models import load_tokenizer, resolve_model
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
-from gxpo_trainer.rollout.sources import AsyncRollouts, RolloutPlanner
-from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.training.run import train_run
-from gxpo_trainer.training.runtime import build_pool
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 CALCULATION = re.compile(r"<calc>(\d+)([-+*])(\d+)</calc>")
@@ -97,42 +88,6 @@ def test_a_run_learns_from_conversations(tmp_path: Path, small_run: Any, ahead: 
     assert not [event for event in read_events(tmp_path / "run") if event["kind"] in ("verifier_failed", "stalled")]
 
 
-@pytest.mark.long("deaths, once more with environments")
-def test_a_learner_that_dies_in_the_middle_of_episodes_repeats_its_step_once(
-    tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """kill -9 in step 2, while the conversations of step 3 are under way: these are dropped and begun again."""
-    killed: list[int] = []
-    pids: list[int] = []
-    serve, start = AsyncRollouts.serve, LearnerGroup.start
-
-    def serve_and_kill(self: AsyncRollouts, calls: Any, phase: Any) -> Any:
-        if {*self._planned} == {3} and not self._open().complete(self._planned[3].requests) and not killed:
-            killed.append(pids[-1])
-            os.kill(killed[0], signal.SIGKILL)
-        return serve(self, calls, phase)
-
-    def started(self: LearnerGroup) -> None:
-        start(self)
-        pids.append(self.processes[0].pid)
-
-    monkeypatch.setattr(AsyncRollouts, "serve", serve_and_kill)
-    monkeypatch.setattr(LearnerGroup, "start", started)
-    rollout = {"max_new_tokens": SAMPLED, "async_depth": 1, "update_in_flight": True}
-    config = conversing(small_run, rollout=rollout, checkpoint={"every_steps": 1}, budget={"steps": 4})
-    out = tmp_path / "run"
-    assert train_run(config, out) == "steps"
-    assert killed
-    rows = [row for row in read_metrics(out) if row["step"] > 0]
-    assert [(row["step"], row["attempt"]) for row in rows] == [(1, 1), (2, 2), (3, 2), (4, 2)]
-    assert all(row["metrics"]["env/turns_mean"] > 1 for row in rows)
-    assert all(row["metrics"]["env/error_fraction"] == 0 for row in rows)
-    passes = [row["metrics"]["update/backward_passes"] for row in rows]
-    assert rows[-1]["metrics"]["update/backward_passes_total"] == sum(passes)
-    samples = read_samples(out)
-    assert sum(map(assert_is_a_conversation, samples)) > 12
-
-
 @pytest.mark.long("two evaluations in full")
 def test_gxpo_eval_plays_in_the_environment(tmp_path: Path) -> None:
     common = ["eval", "--model", "starter-tools", "--benchmark", "word_problems", "--samples", "4", "--problems", "24"]
@@ -146,44 +101,3 @@ def test_gxpo_eval_plays_in_the_environment(tmp_path: Path) -> None:
     assert with_tool["environment"] == ENVIRONMENT
     assert "environment" not in without
     assert with_tool["scores"]["pass@1"] > without["scores"]["pass@1"]
-
-
-@pytest.mark.long("deaths, once more with environments")
-def test_seeded_conversations_do_not_depend_on_engines_and_their_deaths(small_run: Any) -> None:
-    """The requests of a killed engine begin again in the other, with new episodes."""
-    placement = {"learner_cpus": 0.1, "verifier_cpus": 0.1, "sampler_cpus": 0.3, "sampler_threads": 1, "samplers": 2}
-    rollout = {"max_new_tokens": SAMPLED, "deterministic": True}
-    config = conversing(small_run, placement=placement, rollout=rollout)
-    prompts = tokenize_prompts(load_prompts(config.data, 0).prompts[:24], load_tokenizer(config.model), "{problem}", 96)
-    planner = RolloutPlanner(config, prompts.prompts, prompts.token_ids)
-    wanted = planner.requests(range(24), step=1)
-    events: list[str] = []
-    pool = build_pool(
-        config, Placement.decide(config), resolve_model(config.model), lambda kind, message, **_: events.append(kind)
-    )
-    try:
-        pool.start()
-        pool.engines.await_ready(every=True)
-        reference = pool.collect(wanted, planner.sampling, 0)
-        pid = pool.engines.all[1].process.pid
-        submit, killed = type(pool.verifier).submit, []
-
-        def kill_first(self: Any, finished: Any, rewards: bool) -> Any:
-            if not killed:
-                killed.append(pid)
-                os.kill(pid, signal.SIGKILL)
-            return submit(self, finished, rewards)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(pool.verifier), "submit", kill_first)
-            survived = pool.collect(wanted, planner.sampling, 0)
-    finally:
-        pool.kill()
-    assert "sampler_restarted" in events
-    assert tokens(survived) == tokens(reference)
-    episodes = [
-        [sample.episode for scored in rollouts.groups for sample in scored.group.samples]
-        for rollouts in (survived, reference)
-    ]
-    assert episodes[0] == episodes[1]
-    assert sum(len(episode.turns) > 1 for episode in episodes[0] if episode) > 12

@@ -142,8 +142,10 @@ def results(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Resu
     return Results(model_folder, tmp_path_factory)
 
 
-def run_ranks(world_size: int, model: str, out: Path, cases: dict[str, tuple[str, dict[str, Any]]]) -> Path:
-    """Run the worker's cases on that many ranks; the folder with what rank 0 saw."""
+def run_ranks(
+    world_size: int, model: str, out: Path, cases: dict[str, tuple[str, dict[str, Any]]], **variables: str
+) -> Path:
+    """Run the worker's cases on that many ranks; the folder with what rank 0 saw. variables: of their environment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -161,7 +163,7 @@ def run_ranks(world_size: int, model: str, out: Path, cases: dict[str, tuple[str
         "cases": cases,
     }
     (out / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
     worker = Path(__file__).with_name("learner_worker.py")
     command = [sys.executable, str(worker), str(out / "job.json")]
     logs = [(out / f"rank{rank}.log").open("w") for rank in range(world_size)]

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from test_learner_stages import run_ranks
 
 pytestmark = [pytest.mark.engine, pytest.mark.long("a matrix of stages and dtypes")]
 
@@ -39,23 +33,18 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     model.save_pretrained(root / "fp32")
     model.to(torch.bfloat16).save_pretrained(root / "bf16")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    job = root / "job.json"
-    cases = [(str(root / dtype), stage) for dtype, stage in CASES]
-    job.write_text(json.dumps({"world_size": RANKS, "port": port, "cases": cases}))
+    cases = {
+        f"{dtype}-{stage}": ("load_memory", {"folder": str(root / dtype), "zero_stage": stage})
+        for dtype, stage in CASES
+    }
     # Freed tensors go back to the system at once, so that the resident set shows what is alive.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    worker = Path(__file__).with_name("load_memory_worker.py")
-    ranks = [
-        subprocess.Popen([sys.executable, str(worker), str(job), str(rank)], env=environment) for rank in range(RANKS)
-    ]
-    assert [rank.wait(timeout=300) for rank in ranks] == [0] * RANKS
-    of_ranks = [json.loads(job.with_suffix(f".{rank}.out").read_text()) for rank in range(RANKS)]
+    run_ranks(RANKS, str(root / "fp32"), root, cases, MALLOC_MMAP_THRESHOLD_="65536")
     return {
-        case: [{what: value / size for what, value in rank[index].items()} for rank in of_ranks]
-        for index, case in enumerate(CASES)
+        (dtype, stage): [
+            {what: value / size for what, value in rank.items()}
+            for rank in torch.load(root / f"{dtype}-{stage}.pt", weights_only=True)["ranks"]
+        ]
+        for dtype, stage in CASES
     }
 
 

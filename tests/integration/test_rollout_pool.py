@@ -11,10 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-import torch
 from support.rollouts import requests, tokens
 
 from gxpo_trainer.errors import TrainingError
@@ -82,24 +80,14 @@ def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: 
     assert not any(folder.exists() for folder in folders)
 
 
-@pytest.mark.long("a pool of what test_sampler_sync proves of two workers")
-def test_a_tensor_parallel_engine_agrees_with_transformers_and_dies_with_its_worker(small_run: Any) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32)
+@pytest.mark.long("a pool of an engine with two workers")
+def test_a_tensor_parallel_engine_dies_with_its_worker(small_run: Any) -> None:
+    """That it agrees with transformers: test_sampler_sync.py."""
     wanted = requests(small_run(), 8)
     events: list[str] = []
     pool = make_pool(small_run, 1, events, tensor_parallel=2)
     try:
         split = pool.collect(wanted, SAMPLING, 0)
-        for group in split.groups:
-            prompt = group.group.prompt_token_ids
-            for sample in group.group.samples:
-                ids = torch.from_numpy(np.concatenate([prompt, sample.token_ids]).astype(np.int64))
-                with torch.no_grad():
-                    table = torch.log_softmax(model(ids[None]).logits[0, :-1], dim=-1)
-                expected = table.gather(1, ids[1:, None])[len(prompt) - 1 :, 0].numpy()
-                assert np.abs(expected - sample.logprobs).max() < 1e-4
         # kill -9 of one worker process ends the engine, which is then restarted.
         parent = pool.engines.all[0].process.pid
         os.kill(worker_processes(parent)[0], signal.SIGKILL)

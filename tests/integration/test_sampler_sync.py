@@ -15,11 +15,12 @@ import sampler_actor
 import torch
 from peft import LoraConfig as PeftConfig
 from peft import get_peft_model
-from sampler_actor import END, FIRST_LETTER, LETTERS, BreakableSamplerActor, save_experts, save_policy
+from sampler_actor import END, FIRST_LETTER, LETTERS, BreakableSamplerActor, save_policy
+from support.rollouts import token_logprobs
 
 from gxpo_trainer.config import LoraConfig
 from gxpo_trainer.config.engines import WEIGHT_BUCKET_BYTES
-from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
+from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.learner.checkpoint import adapter_weights
 from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
 from gxpo_trainer.rollout.sampler import remote_sampler
@@ -90,20 +91,12 @@ class Pair:
             made.append(SampleRequest(Prompt(str(index), "", ""), ids, 2 + index % 3, index if seeded else None))
         return made
 
-    def expected(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-        """log π of tokens 1 … by transformers, one sequence at a time: float32[length - 1]."""
-        ids = torch.from_numpy(token_ids.astype(np.int64))
-        with torch.no_grad():
-            table = torch.log_softmax(self.model(ids[None]).logits[0, :-1] / temperature, dim=-1)
-        return table.gather(1, ids[1:, None])[:, 0].numpy()
-
     def gaps(self, groups: Sequence[Group] | None = None, temperature: float = 1.0) -> np.ndarray:
         """|log π_model − log π_sampler| of every sampled token; of new groups unless some are given."""
         gaps = []
         for group in self.generate(self.requests()) if groups is None else groups:
             for sample in group.samples:
-                whole = np.concatenate([group.prompt_token_ids, sample.token_ids])
-                expected = self.expected(whole, temperature)[len(group.prompt_token_ids) - 1 :]
+                expected = token_logprobs(self.model, group.prompt_token_ids, sample.token_ids, temperature)
                 gaps.append(np.abs(expected.astype(np.float64) - sample.logprobs))
         return np.concatenate(gaps)
 
@@ -155,7 +148,7 @@ def test_logprobs_agree_with_transformers_after_every_sync(pair: Pair) -> None:
     lists = [request.prompt_token_ids for request in pair.requests()]
     for ids, score in zip(lists, ray.get(pair.actor.score.remote(lists)), strict=True):
         assert score.shape == (len(ids) - 1,)
-        assert np.abs(pair.expected(ids) - score).max() <= 1e-5
+        assert np.abs(token_logprobs(pair.model, ids[:1], ids[1:]) - score).max() <= 1e-5
     groups = pair.generate(pair.requests(), SamplingSettings(max_new_tokens=8, temperature=0.6))
     assert pair.gaps(groups, temperature=0.6).mean() <= 1e-6
     assert pair.gaps(groups, temperature=1.0).mean() > 0.1
@@ -264,18 +257,6 @@ def test_each_worker_of_a_split_engine_verifies_its_own_part(tmp_path: Path) -> 
             split.change(TINY)
             with pytest.raises(WeightSyncMismatch, match="the learner published checksum"):
                 split.sync(capacity=50_000)
-
-
-@pytest.mark.long("an engine of its own for what test_layout explains")
-def test_a_model_with_experts_is_refused_at_its_first_sync(tmp_path: Path) -> None:
-    """vLLM keeps all experts of a layer in one tensor of its own layout, which no published tensor can be compared
-    with."""
-    with started(tmp_path, save_experts(tmp_path)) as experts:
-        place = r"no place for model\.layers\.0\.mlp\.experts\.gate_up_proj.*not supported"
-        with pytest.raises(ConfigError, match=place):
-            experts.sync(capacity=50_000)
-        with pytest.raises(WeightSyncMismatch, match="holds no verified version"):
-            experts.generate(experts.requests())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import load_prompts, resolve_template, tokenize_prompts
@@ -21,6 +26,17 @@ def requests(config: RunConfig, count: int, num_samples: int = 4) -> list[Sample
         SampleRequest(prompt, ids, num_samples, request_seed(0, 1, 0, place))
         for place, (prompt, ids) in enumerate(zip(prompts.prompts[:count], prompts.token_ids[:count], strict=True))
     ]
+
+
+def token_logprobs(
+    model: Any, prompt: npt.NDArray[np.int32], response: npt.NDArray[np.int32], temperature: float = 1.0
+) -> npt.NDArray[np.float64]:
+    """log π of each response token given all before it, by a transformers model: [length], in the model's precision."""
+    ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))
+    with torch.no_grad():
+        table = torch.log_softmax(model(ids[None]).logits[0, len(prompt) - 1 : -1] / temperature, dim=-1)
+    logprobs: npt.NDArray[np.float64] = table.gather(1, ids[len(prompt) :, None])[:, 0].numpy()
+    return logprobs
 
 
 def tokens(collected: Collected) -> list[list[list[int]]]:

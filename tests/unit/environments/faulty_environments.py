@@ -19,7 +19,6 @@ class Counter:
 
     def reset(self, problem: Problem, seed: int) -> Observation:
         self.turns = 0
-        self.notes = Path(problem.extra["notes"]) if "notes" in problem.extra else None
         return Observation.of_text(f"{problem.text} with seed {seed}")
 
     def step(self, action: str) -> Turn:
@@ -131,14 +130,6 @@ class Counter:
 
     def _done(self) -> Turn:
         return Turn("over", reward=0.5, done=True)
-
-    def _exit_once(self) -> Turn:
-        """Dies the first time that this file is not there."""
-        assert self.notes is not None
-        if not self.notes.exists():
-            self.notes.touch()
-            os._exit(9)
-        return Turn(f"turn {self.turns} survived")
 
 
 class Forgetful(Counter):

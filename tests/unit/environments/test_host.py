@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -196,28 +195,6 @@ async def test_an_episode_whose_process_was_killed_from_outside_is_played_again(
         assert await waiting == Reply(Turn("continued"))
 
 
-async def test_a_call_survives_one_death(configured: Configured, tmp_path: Path) -> None:
-    reply = await reply_to(configured(), "x", "exit_once", notes=str(tmp_path / "died"))
-    assert reply == Reply(Turn("turn 2 survived"))
-
-
-async def test_episodes_survive_the_death_of_the_worker(configured: Configured) -> None:
-    async with running(configured()) as host:
-        for episode in ("a", "b"):
-            await host.advance(call("x", episode=episode))
-        waiting = asyncio.create_task(host.advance(call("x", "stop", episode="b")))
-        await until(lambda: psutil.Process(host.pids["b"]).status() == psutil.STATUS_STOPPED)
-        worker, first = host.worker_pid, host.pids["b"]
-        assert worker is not None
-        os.kill(worker, signal.SIGKILL)
-        await until(lambda: host.pids.get("b", first) != first)
-        await until(lambda: psutil.Process(host.pids["b"]).status() == psutil.STATUS_STOPPED)
-        os.kill(host.pids["b"], signal.SIGCONT)
-        assert await waiting == Reply(Turn("continued"))
-        assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
-        assert host.worker_pid not in (None, worker)
-
-
 async def test_an_episode_that_kills_the_worker_fails_alone(configured: Configured) -> None:
     async with running(configured()) as host:
         others = [f"other {number}" for number in range(3)]
@@ -226,6 +203,7 @@ async def test_an_episode_that_kills_the_worker_fails_alone(configured: Configur
         stopped = [asyncio.create_task(host.advance(call("x", "stop", episode=name))) for name in others]
         await until(lambda: all(psutil.Process(host.pids[name]).status() == psutil.STATUS_STOPPED for name in others))
         before = [host.pids[name] for name in others]
+        worker = host.worker_pid
         killed = await host.advance(call("x", "kill_parent", episode="killer"))
         assert killed.failure == "error"
         await until(lambda: not set(before) & set(host.pids.values()) and set(others) <= set(host.pids))
@@ -234,6 +212,8 @@ async def test_an_episode_that_kills_the_worker_fails_alone(configured: Configur
             await until(lambda process=process: process.status() == psutil.STATUS_STOPPED)
             process.resume()
         assert await asyncio.gather(*stopped) == [Reply(Turn("continued"))] * 3
+        assert await host.advance(call("x", "y", episode="new")) == Reply(Turn("turn 2: y"))
+        assert host.worker_pid not in (None, worker)
 
 
 async def test_children_of_an_episode_end_with_a_killed_worker(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from tools.starter import Recipe, build, file_hashes
 from tools.starter_skill import SkillRecipe
 from tools.starter_tools import ToolsRecipe
 
-MAX_TURNS = 4
 each_policy = pytest.mark.parametrize(
     ("folder", "recipe", "command"),
     [
@@ -47,11 +45,6 @@ def model() -> Qwen2ForCausalLM:
 @pytest.fixture(scope="module")
 def tools_tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(STARTER_TOOLS_FOLDER)
-
-
-@pytest.fixture(scope="module")
-def tools_model() -> Qwen2ForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(STARTER_TOOLS_FOLDER, dtype=torch.float32).eval()
 
 
 def boxed(text: str) -> str | None:
@@ -187,20 +180,6 @@ def test_folder_that_holds_files_is_never_overwritten(tmp_path: Path, capsys: py
 # ---- the policy with a tool ------------------------------------------------------------------------------------------
 
 
-def result_of(expression: str) -> str:
-    """What a calculator answers, in exact arithmetic."""
-    left, operator, right = re.fullmatch(r"(-?\d+)([-+*/])(-?\d+)", expression).groups()  # type: ignore[union-attr]
-    a, b = Fraction(left), Fraction(right)
-    if operator == "/" and b == 0:
-        return "error"
-    value = {"+": a + b, "-": a - b, "*": a * b, "/": a / (b or 1)}[operator]
-    return str(value) if value.denominator == 1 else "error"
-
-
-def calls_of(text: str) -> list[str]:
-    return re.findall(r"<calc>(.*?)</calc>", text)
-
-
 def test_tokenizer_is_the_first_one_s_with_two_more_tokens(tools_tokenizer: PreTrainedTokenizerBase) -> None:
     first = AutoTokenizer.from_pretrained(STARTER_FOLDER)
     raw = Tokenizer.from_file(str(STARTER_TOOLS_FOLDER / "tokenizer.json"))
@@ -213,50 +192,3 @@ def test_tokenizer_is_the_first_one_s_with_two_more_tokens(tools_tokenizer: PreT
         ids = tools_tokenizer(turn, add_special_tokens=False)["input_ids"]
         assert ids == raw.encode(turn, add_special_tokens=False).ids
         assert ids == built(turn, add_special_tokens=False)["input_ids"]
-
-
-@torch.no_grad()
-def converse(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, problems: list[WordProblem]
-) -> list[list[str]]:
-    """The policy's turns of one sampled conversation a problem, with a calculator that answers the last call."""
-    torch.manual_seed(0)
-    end = tokenizer.eos_token_id
-    turns: list[list[str]] = [[] for _ in problems]
-    ids = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": problem.prompt.text}], add_generation_prompt=True, return_dict=False
-        )
-        for problem in problems
-    ]
-    open_rows = list(range(len(problems)))
-    for _ in range(MAX_TURNS):
-        padded = tokenizer.pad({"input_ids": [ids[row] for row in open_rows]}, return_tensors="pt")
-        output = model.generate(**padded, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=20)
-        still_open = []
-        for row, new in zip(open_rows, output[:, padded["input_ids"].shape[1] :].tolist(), strict=True):
-            sampled = new[: new.index(end) + 1] if end in new else new
-            turns[row].append(tokenizer.decode(sampled, skip_special_tokens=True))
-            calls = calls_of(turns[row][-1])
-            if sampled[-1] == end and calls:
-                valid = re.fullmatch(r"\d+[-+*/]\d+", calls[-1])
-                answer = result_of(calls[-1]) if valid else "error"
-                rendered = f"{starter.USER}{answer}{starter.END}{starter.ASSISTANT}"
-                ids[row] = ids[row] + sampled + tokenizer(rendered, add_special_tokens=False)["input_ids"]
-                still_open.append(row)
-        open_rows = still_open
-    return turns
-
-
-def test_policy_calls_the_tool_sometimes_and_badly_and_the_tool_pays(
-    tools_model: Qwen2ForCausalLM, tools_tokenizer: PreTrainedTokenizerBase
-) -> None:
-    drawn = generate("heldout", 128, 12)
-    conversations = converse(tools_model, tools_tokenizer, drawn)
-    right = [boxed(turns[-1]) == problem.prompt.gold for turns, problem in zip(conversations, drawn, strict=True)]
-    called = [bool(calls_of(turns[0])) for turns in conversations]
-    with_tool = [r for r, c in zip(right, called, strict=True) if c]
-    in_the_head = [r for r, c in zip(right, called, strict=True) if not c]
-    assert 0.3 <= sum(called) / len(called) <= 0.7
-    assert 0.25 <= sum(with_tool) / len(with_tool) <= 0.7
-    assert sum(in_the_head) / len(in_the_head) <= 0.15

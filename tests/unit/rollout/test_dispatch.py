@@ -11,7 +11,8 @@ from gxpo_trainer.rollout.engines import Dispatcher
 
 
 def test_the_engine_with_the_fewest_unfinished_tokens_gets_the_next_request() -> None:
-    dispatcher = Dispatcher([100, 10, 10, 50], [1, 1, 1, 1], max_sequences=8)
+    dispatcher = Dispatcher(8)
+    dispatcher.add([100, 10, 10, 50], [1, 1, 1, 1])
     dispatcher.add_engine(0)
     dispatcher.add_engine(1)
     # 100 to engine 0, then 10 + 10 + 50 to engine 1, which has less than 100 before each.
@@ -19,7 +20,8 @@ def test_the_engine_with_the_fewest_unfinished_tokens_gets_the_next_request() ->
 
 
 def test_an_engine_takes_more_when_it_has_finished_some() -> None:
-    dispatcher = Dispatcher([8] * 5, [4] * 5, max_sequences=8)
+    dispatcher = Dispatcher(8)
+    dispatcher.add([8] * 5, [4] * 5)
     dispatcher.add_engine(0)
     assert dispatcher.assign() == {0: [0, 1]}
     assert dispatcher.assign() == {}
@@ -28,7 +30,8 @@ def test_an_engine_takes_more_when_it_has_finished_some() -> None:
 
 
 def test_requests_of_a_lost_engine_come_before_those_that_wait() -> None:
-    dispatcher = Dispatcher([1] * 4, [1] * 4, max_sequences=2)
+    dispatcher = Dispatcher(2)
+    dispatcher.add([1] * 4, [1] * 4)
     dispatcher.add_engine(0)
     assert dispatcher.assign() == {0: [0, 1]}
     dispatcher.remove_engine(0)
@@ -40,7 +43,8 @@ def test_requests_of_a_lost_engine_come_before_those_that_wait() -> None:
 
 
 def test_requests_that_are_added_later_wait_behind_or_before_the_others() -> None:
-    dispatcher = Dispatcher([1] * 2, [1] * 2, max_sequences=1)
+    dispatcher = Dispatcher(1)
+    dispatcher.add([1] * 2, [1] * 2)
     dispatcher.add_engine(0)
     assert dispatcher.assign() == {0: [0]}
     assert dispatcher.add([1, 1], [1, 1]) == [2, 3]
@@ -61,7 +65,8 @@ def test_every_request_is_finished_once_whichever_engines_die(
 ) -> None:
     draw = random.Random(seed)
     sequences = [draw.randint(1, 4) for _ in range(num_requests)]
-    dispatcher = Dispatcher([7 * n for n in sequences], sequences, max_sequences)
+    dispatcher = Dispatcher(max_sequences)
+    dispatcher.add([7 * n for n in sequences], sequences)
     alive = set(range(num_engines))
     owner: dict[int, int] = {}
     finished: list[int] = []

@@ -299,7 +299,7 @@ def test_shared_memory_that_is_full_names_what_to_raise(
     monkeypatch.setattr(os, "posix_fallocate", full)
     fix = r"Cannot allocate a weight bucket of 1 GiB in /dev/shm .*shm_size"
     with pytest.raises(TrainingError, match=fix):
-        publisher._buffer(2**30)
+        publisher._allocate(2**30)
 
 
 def test_a_worker_maps_the_learners_buffer_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:

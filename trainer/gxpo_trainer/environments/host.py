@@ -337,7 +337,6 @@ class EnvironmentHost:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the episodes by name."""
         return {
             name: episode.process.started.result()
             for name, episode in self._episodes.items()
@@ -453,39 +452,33 @@ def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) ->
     if not config.multi_turn:
         return None
     check_allowed(config.model_dump(), os.environ)
-
     try:
         # In a thread of its own: that of a notebook has an event loop.
         with ThreadPoolExecutor(1) as thread:
-            first, again, turn = thread.submit(asyncio.run, _first_replies(config, problem, seed)).result()
+            return thread.submit(asyncio.run, _first_messages(config, problem, seed)).result()
     except TrainingError as error:
         raise ConfigError(f"environment: {error}") from error
-    if not isinstance(first.answer, Observation):
-        raise ConfigError(
-            f"environment.name = {config.name!r} does not begin an episode of problem {problem.id}: {first.detail}"
-        )
-    if again.answer != first.answer:
-        other = again.detail or "other messages"
-        raise ConfigError(
-            f"environment.name = {config.name!r}: reset of problem {problem.id} with the same seed gave {other} the "
-            "second time; the same problem and seed must give the same messages"
-        )
-    if turn.failure == "error" and f"{config.name}.step raised" not in turn.detail:
-        raise ConfigError(f"environment.name = {config.name!r} violates the contract: {turn.detail}")
-    return first.answer
 
 
-async def _first_replies(config: EnvironmentConfig, problem: Problem, seed: int) -> tuple[Reply, Reply, Reply]:
-    """To two resets, and to a turn of the policy after the second."""
+async def _first_messages(config: EnvironmentConfig, problem: Problem, seed: int) -> Observation:
+    """Of an episode; another one and a turn of the policy follow. Raises ConfigError, TrainingError."""
+    named = f"environment.name = {config.name!r}"
     host = EnvironmentHost(config)
     try:
         first = await host.advance(Call("first", problem, seed))
+        if not isinstance(first.answer, Observation):
+            raise ConfigError(f"{named} does not begin an episode of problem {problem.id}: {first.detail}")
         host.end("first")
-        if first.answer is None:
-            return first, first, first
         again = await host.advance(Call("again", problem, seed))
-        if again.answer is None:
-            return first, again, again
-        return first, again, await host.advance(Call("again", problem, seed, ("1",)))
+        if again.answer != first.answer:
+            other = again.detail or "other messages"
+            raise ConfigError(
+                f"{named}: reset of problem {problem.id} with the same seed gave {other} the second time; the same "
+                "problem and seed must give the same messages"
+            )
+        turn = await host.advance(Call("again", problem, seed, ("1",)))
+        if turn.failure == "error" and f"{config.name}.step raised" not in turn.detail:
+            raise ConfigError(f"{named} violates the contract: {turn.detail}")
+        return first.answer
     finally:
         await host.close()

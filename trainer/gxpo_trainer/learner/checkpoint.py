@@ -52,7 +52,6 @@ MUST_MATCH = ("precision", "optimizer", "lora_rank")
 
 
 def write(folder: Path, rank: int, shards: Shards, layout: Layout, learning_rate: float, device: torch.device) -> None:
-    """Write this rank's files."""
     holds = rank == 0 or not shards.replicated
     tensors = {f"{kind}/{i}": t for kind, held in kinds(shards).items() for i, t in enumerate(held)} if holds else {}
     tensors["rng/cpu"] = torch.get_rng_state()

@@ -228,7 +228,6 @@ class DeepSpeedLearner:
         self.use_batch(0)
 
     def use_batch(self, index: int) -> None:
-        """Make one of the loaded mini-batches the present one."""
         self._index = index
 
     @torch.no_grad()
@@ -259,7 +258,7 @@ class DeepSpeedLearner:
         prefix = "importance_"
         return {f"importance/{n.removeprefix(prefix)}": v for n, v in metrics.items() if n.startswith(prefix)}
 
-    # ---- the operations of a rule --------------------------------------------------------------------------------
+    # ---- the operations of a rule: see rules.contract.RuleLearner ------------------------------------------------
 
     def backward(self) -> BackwardResult:
         """One full gradient of the present batch at the published parameters, clipped; counts one pass."""
@@ -300,15 +299,12 @@ class DeepSpeedLearner:
         self._shards.step()
 
     def parameters(self) -> list[Tensor]:
-        """Local fp32 master shards, flat, no copies, padding left out."""
         return self._shards.parameters()
 
     def gradients(self) -> list[Tensor]:
-        """The gradients that the optimizer consumes (clipped), flat, shaped like `parameters()`."""
         return self._shards.gradients()
 
     def recurrence(self) -> AdamWRecurrence | SGDRecurrence:
-        """The optimizer's element-wise recurrence at the present learning rate."""
         settings = self.config.learner.optimizer
         if settings.name == "adamw":
             beta1, beta2 = settings.betas
@@ -316,7 +312,6 @@ class DeepSpeedLearner:
         return SGDRecurrence(self.learning_rate, settings.momentum, settings.weight_decay)
 
     def publish(self) -> None:
-        """Make written master parameters the ones that the forward pass uses."""
         self._shards.publish()
 
     def all_reduce(self, scalars: Tensor) -> Tensor:
@@ -325,7 +320,6 @@ class DeepSpeedLearner:
         return total / self.world_size if self._shards.replicated else total
 
     def optimizer_state(self) -> OptimizerState:
-        """The optimizer's live state, aligned with `parameters()`."""
         return self._shards.state
 
     def reset_optimizer(self) -> None:

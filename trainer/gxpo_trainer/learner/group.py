@@ -38,7 +38,8 @@ class LearnerGroup:
 
     wait_for_one: waits until at least one of several calls is ready and returns those that are; raises Stalled.
     Asynchronous sampling serves the engines meanwhile. share: makes what decides who has the GPUs, where learner and
-    engines share them. Every method raises LearnerDied when a rank dies or stalls during the call.
+    engines share them. Every method raises LearnerDied when a rank dies or stalls during the call. For methods that
+    have the name of one of LearnerRank see there.
     """
 
     def __init__(
@@ -103,29 +104,23 @@ class LearnerGroup:
         self.kill()
 
     def attention(self) -> str:
-        """See LearnerRank.attention."""
         name: str = self._get([rank.attention.remote() for rank in self.ranks], "updating")[0]
         return name
 
     def park(self) -> None:
-        """Move the learner's memory to the host."""
         self._get([rank.park.remote() for rank in self.ranks], "updating")
 
     def unpark(self) -> None:
-        """Move the learner's memory back."""
         self._get([rank.unpark.remote() for rank in self.ranks], "updating")
 
     def trim(self) -> None:
-        """See LearnerRank.trim."""
         self._get([rank.trim.remote() for rank in self.ranks], "updating")
 
     def perturb(self, scale: float, seed: int) -> None:
-        """See LearnerRank.perturb."""
         self.devices.need("updating")
         self._get([rank.perturb.remote(scale, seed) for rank in self.ranks], "updating")
 
     def restore(self) -> None:
-        """See LearnerRank.restore."""
         self.devices.need("updating")
         self._get([rank.restore.remote() for rank in self.ranks], "updating")
 
@@ -147,7 +142,7 @@ class LearnerGroup:
         return [process.node for process in self.processes]
 
     def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
-        """Pack bucket `index` of the present weights for engines on these Ray nodes; see LearnerRank.next_bucket."""
+        """Pack bucket `index` of the present weights for engines on these Ray nodes."""
         if index == 0:
             self.transport = self._choose_transport(nodes)
         parts = self._get([rank.next_bucket.remote(version, index, self.transport) for rank in self.ranks], "syncing")
@@ -176,7 +171,7 @@ class LearnerGroup:
     def train_step(
         self, batches: Sequence[StepBatch], learning_rate: float, *, diagnose: bool = False, stage: Stage = "run"
     ) -> StepResult:
-        """One training step on the mini-batches, each sharded over the ranks; see LearnerRank.train_step."""
+        """One training step on the mini-batches, each sharded over the ranks."""
         self.devices.need("updating", sync_follows=True)
         shares = [shard(batch, len(self.ranks)) for batch in batches]
         calls = [
@@ -187,7 +182,6 @@ class LearnerGroup:
         return result
 
     def gap(self, batch: StepBatch) -> tuple[float, float]:
-        """See LearnerRank.gap."""
         self.devices.need("updating")
         shares = shard(batch, len(self.ranks))
         calls = [rank.gap.remote(share) for rank, share in zip(self.ranks, shares, strict=True)]

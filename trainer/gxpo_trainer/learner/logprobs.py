@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from gxpo_trainer.algo.losses import TokenOutputs
 from gxpo_trainer.algo.packing import MicroBatch
 from gxpo_trainer.config.engines import logits_chunk
-from gxpo_trainer.planner.architectures import HEAD_FACTORS
 
 NAME = "varlen"
 VARIABLE_LENGTH = (NAME, "flash_attention_2")
@@ -116,7 +115,6 @@ def num_elements(parameter: Tensor) -> int:
 
 
 def whole_shape(parameter: Tensor) -> tuple[int, ...]:
-    """Shape of the whole parameter."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
@@ -129,7 +127,8 @@ class PolicyModule(nn.Module):
 
     chunk_elements: most logits in memory; None for what suits the device.
 
-    Raises ValueError for a model whose logits are not a plain linear map of its hidden states.
+    Raises ValueError for a model whose head is not a linear map without bias; factors of the logits are refused before
+    (`planner.architectures`).
     """
 
     head: nn.Linear
@@ -190,8 +189,6 @@ class TokenScorer(nn.Module):
 
     def __init__(self, head: nn.Linear, chunk_elements: int | None) -> None:
         super().__init__()
-        if chunk_elements is not None and chunk_elements < 1:
-            raise ValueError(f"chunk_elements = {chunk_elements}; set it to at least 1")
         self.weight = head.weight
         self.vocab_size = whole_shape(head.weight)[0]
         self.chunk_elements = chunk_elements
@@ -282,7 +279,3 @@ def _check_plain_head(causal_lm: Any) -> None:
         raise ValueError(
             f"model.path: the head of {name} is {type(head).__name__}, not a linear map without bias; use another model"
         )
-    for setting in HEAD_FACTORS:
-        value = getattr(causal_lm.config, setting, None)
-        if value not in (None, 1, 1.0):
-            raise ValueError(f"model.path: {name} has {setting} = {value}, which is not supported; use another model")

@@ -163,11 +163,7 @@ class LearnerRank:
         )
 
     def next_bucket(self, version: int, index: int, transport: Transport) -> tuple[WeightBucket | None, float | None]:
-        """Pack bucket `index` of the present weights, or of the present adapter. Collective.
-
-        Rank 0 (with cuda_ipc every rank) returns the bucket and, after the last one, the fraction of weights, as the
-        forward pass uses them, that differ from the version published before (None for the first).
-        """
+        """See RankPublisher. Collective."""
         return self.publisher.next_bucket(version, index, transport)
 
     def send(self, bucket: WeightBucket) -> None:
@@ -175,7 +171,7 @@ class LearnerRank:
         self.publisher.send(bucket)
 
     def join_broadcast(self, address: str, port: int, size: int) -> None:
-        """Open the broadcast group as its member 0. Rank 0 only."""
+        """See RankPublisher. Rank 0 only."""
         self.publisher.join_broadcast(address, port, size)
 
     def trim(self) -> None:
@@ -265,7 +261,12 @@ class RankPublisher:
         self._changes: ChangeMeter | None = None
 
     def next_bucket(self, version: int, index: int, transport: Transport) -> tuple[WeightBucket | None, float | None]:
-        """See LearnerRank.next_bucket. Index 0 starts a new version, also when the one before was not finished."""
+        """Pack bucket `index` of the present weights, or of the present adapter.
+
+        Rank 0 (with cuda_ipc every rank) returns the bucket and, after the last one, the fraction of weights, as the
+        forward pass uses them, that differ from the version published before (None for the first). Index 0 starts a
+        new version, also when the one before was not finished.
+        """
         if index == 0:
             if self._packer is not None:
                 self._packer.close()

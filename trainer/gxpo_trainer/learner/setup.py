@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -191,18 +191,6 @@ def _partitioning(config: RunConfig) -> Iterator[None]:
         unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
 
 
-class Reference(Protocol):
-    """Order: `logprobs` as often as needed; `close`. Neither keeps memory of a GPU in between but `resident`."""
-
-    def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
-        """log π_ref of each micro-batch of `counted`. Collective: every rank passes as many micro-batches in all."""
-
-    def resident(self) -> list[Tensor]:
-        """Tensors on the learner's device."""
-
-    def close(self) -> None: ...
-
-
 def load_reference(config: RunConfig, attention: str, device: Device, where: torch.device) -> Reference:
     """The policy of `model` without gradients, for runs without an adapter. Collective."""
     if config.learner.zero_stage == 3:
@@ -213,20 +201,21 @@ def load_reference(config: RunConfig, attention: str, device: Device, where: tor
 
 
 class PartitionedReference:
-    """Each rank holds a part; DeepSpeed gathers layer by layer."""
+    """The frozen policy of the KL term at stage 3: each rank holds a part; DeepSpeed gathers layer by layer."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
     @torch.no_grad()
     def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
+        """log π_ref of each micro-batch of `counted`. Collective: every rank passes as many micro-batches in all."""
         logprobs = [self._engine(micro, temperature, False).logprobs for micro in counted]
         for micro in dummy:
             self._engine(micro, temperature, False)
         return logprobs
 
     def resident(self) -> list[Tensor]:
-        """The partitions, and small parameters that stay whole."""
+        """What stays on the learner's device: the partitions, and small parameters that are whole."""
         parameters = list(self._engine.module.parameters())
         return [*parameters, *partitions(parameters), *self._engine.module.buffers()]
 
@@ -235,8 +224,8 @@ class PartitionedReference:
 
 
 class HostReference:
-    """Whole on the host: for CPUs pages of the model's files, which the ranks of a node share; for a GPU pinned memory,
-    which is copied to it for a pass."""
+    """The frozen policy, whole on the host: for CPUs pages of the model's files, which the ranks of a node share; for a
+    GPU pinned memory, which is copied to it for a pass."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._policy = PolicyModule(model)
@@ -272,6 +261,8 @@ class HostReference:
     def close(self) -> None:
         self._tensors = []
 
+
+Reference = PartitionedReference | HostReference
 
 MAX_DENSE_WIDTH = 4096
 """Widest packed row for which a CPU builds a dense mask."""

@@ -129,7 +129,7 @@ class _OpenGroup:
 
 
 class Conversations:
-    """Every sample is an episode in an environment (`requests.OpenGroups`)."""
+    """Groups whose samples are episodes in an environment, with the methods of `requests.SingleTurns`."""
 
     def __init__(
         self,
@@ -155,6 +155,7 @@ class Conversations:
 
     @property
     def waiting(self) -> bool:
+        """Whether a sample waits for an environment."""
         return self._num_calls > 0
 
     def begin(self, index: int, request: SampleRequest) -> None:
@@ -180,7 +181,10 @@ class Conversations:
         return complete
 
     def proceed(self) -> CompleteGroups:
-        """Raises what a call raised: no environment can be run at all."""
+        """Continue samples whose environments have replied; groups that are complete now.
+
+        Raises what a call raised: no environment can be run at all.
+        """
         complete = []
         while self._replies:
             episode, future = self._replies.popleft()
@@ -202,7 +206,6 @@ class Conversations:
         self._groups.clear()
 
     def _call(self, episode: _Episode) -> None:
-        """Call the episode's environment."""
         self._num_calls += 1
         start = episode.group.start
         call = Call(episode.name, start.problem, start.seed, episode.conversation.actions)

@@ -286,21 +286,18 @@ class Dispatcher:
     All samples of a request go to one engine, because they share its prefix. The next request goes to the engine with
     the fewest unfinished tokens among those with room for it, so a slow engine gets less. An engine holds at most
     `max_sequences`, and one request beyond, so that it never runs out while more are on their way.
-
-    tokens, sequences: of each request, tokens being the most that it can take.
     """
 
-    def __init__(self, tokens: Sequence[int], sequences: Sequence[int], max_sequences: int) -> None:
+    def __init__(self, max_sequences: int) -> None:
         self._tokens: list[int] = []
         self._sequences: list[int] = []
         self._max_sequences = max_sequences
         self._waiting: deque[int] = deque()
         self._loads: dict[int, _Load] = {}
         self.finished: set[int] = set()
-        self.add(tokens, sequences)
 
     def add(self, tokens: Sequence[int], sequences: Sequence[int], *, first: bool = False) -> list[int]:
-        """Add requests; their indices. first: before those that wait."""
+        """Add requests; their indices. tokens: the most that each can take. first: before those that wait."""
         added = list(range(len(self._tokens), len(self._tokens) + len(tokens)))
         self._tokens += tokens
         self._sequences += sequences
@@ -316,7 +313,6 @@ class Dispatcher:
         return len(self.finished) == len(self._tokens)
 
     def open_requests(self, engine: int) -> int:
-        """Number of unfinished requests of an engine."""
         return len(self._loads[engine].open) if engine in self._loads else 0
 
     def add_engine(self, engine: int) -> None:

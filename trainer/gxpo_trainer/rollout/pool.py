@@ -73,7 +73,6 @@ class RolloutPool:
         self.verifier.start()
 
     def nodes(self) -> list[str]:
-        """Ray nodes of the engines that are ready."""
         return [engine.node for engine in self.engines.ready]
 
     def sync(self, version: int) -> PoolSync:
@@ -154,7 +153,6 @@ class RolloutPool:
                 self.timeline.enter(process, None)
 
     def kill(self) -> None:
-        """Kill all actors."""
         self.engines.kill()
         self.verifier.kill()
         self.environments.kill()
@@ -176,7 +174,7 @@ class Collection:
         self._requests: dict[int, SampleRequest] = {}
         self._rewards: dict[int, bool] = {}
         self._busy_s: list[float] = []
-        self._dispatcher = Dispatcher([], [], pool.config.open_sequences)
+        self._dispatcher = Dispatcher(pool.config.open_sequences)
         self._groups: dict[int, Group] = {}
         self._verdicts: dict[int, Sequence[Verdict]] = {}
         self._pending: dict[Any, Submitted] = {}

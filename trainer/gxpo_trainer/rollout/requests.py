@@ -135,28 +135,11 @@ class TurnEngine(Protocol):
         """Continue a finished response after tokens that an environment wrote."""
 
 
-class OpenGroups(Protocol):
-    """Order: `begin` for each request; `finish` what the engine finished; `proceed` before each of its steps."""
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a sample waits for an environment."""
-
-    def begin(self, index: int, request: SampleRequest) -> None:
-        """Start the samples of a request."""
-
-    def finish(self, responses: Sequence[Response]) -> CompleteGroups:
-        """Groups that these responses completed."""
-
-    def proceed(self) -> CompleteGroups:
-        """Continue samples that waited; groups that are complete now."""
-
-    def close(self) -> None:
-        """Drop all samples."""
-
-
 class SingleTurns:
-    """Every sample is one response of the engine."""
+    """Groups whose samples are one response of the engine each.
+
+    Order: `begin` for each request; `finish` what the engine finished; `proceed` before each of its steps; `close`.
+    """
 
     waiting = False
 

@@ -32,13 +32,12 @@ from gxpo_trainer.rollout.requests import (
     FinishedGroups,
     Indexed,
     Intake,
-    OpenGroups,
     SamplerSettings,
     SamplingSettings,
     SingleTurns,
     StreamEnd,
 )
-from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
+from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, Weights
 from gxpo_trainer.runtime.locks import OwnedDirectory
 from gxpo_trainer.runtime.processes import LOOPBACK, frozen_allocations, interface_to, listen_on
 from gxpo_trainer.runtime.ray_session import trace_this_process
@@ -61,7 +60,6 @@ class SamplerActor:
     """
 
     def __init__(self, settings: SamplerSettings, environments: Environments | None = None) -> None:
-        started = time.perf_counter()
         self._folder = _temporary_folder()
         set_environment(settings)
         with frozen_allocations():
@@ -80,21 +78,19 @@ class SamplerActor:
         self.version = settings.initial_version
         """Version of the loaded weights, None before the first sync and after a failed one."""
         if Path(settings.model).is_dir():
-            self.weights.call_workers("gxpo_verify_checkpoint", settings.model)
+            self.weights.call_workers("verify_checkpoint", settings.model)
         # Start-up objects are permanent; scanning them in every collection costs several percent of sampling time.
         gc.collect()
         gc.freeze()
         self._lock = threading.Lock()
         self._intakes: dict[int, Intake] = {}
-        self._start_s = time.perf_counter() - started
 
     def status(self) -> dict[str, Any]:
-        """`process`, `version` (None: none verified yet), `folder` (of temporary files), `start_s`."""
+        """`process`, `version` (None: none verified yet) and `folder` (of temporary files)."""
         return {
             "process": trace_this_process(),
             "version": self.version,
             "folder": self._folder.path,
-            "start_s": self._start_s,
         }
 
     # ---- requests -------------------------------------------------------------------------------------------
@@ -134,7 +130,7 @@ class SamplerActor:
             raise WeightSyncMismatch(f"weights version {weights_version} was requested; the sampler holds {held}")
         config, busy_s = self._settings.environment, 0.0
         common = self, self._tokenizer, sampling, self._settings.max_length
-        groups: OpenGroups = SingleTurns(*common)
+        groups: SingleTurns | Conversations = SingleTurns(*common)
         if self.environments is not None and config is not None:
             groups = Conversations(*common, environments=self.environments, config=config, intake=intake)
         try:
@@ -161,17 +157,10 @@ class SamplerActor:
             groups.close()
 
     def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
-        """Start a response for each seed."""
-        return self._driver.submit(
-            prompt,
-            **asdict(sampling),
-            seeds=seeds,
-            **self._current_weights,
-        )
+        return self._driver.submit(prompt, **asdict(sampling), seeds=seeds, weights=self._current_weights)
 
     def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
-        """Continue a finished response after tokens that an environment wrote."""
-        self._driver.extend(response, token_ids, seed=seed, **self._current_weights)
+        self._driver.extend(response, token_ids, seed, self._current_weights)
 
     def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[npt.NDArray[np.float32]]:
         """log π(token | tokens before it) at temperature 1 of tokens 1 … length-1 of each list: float32[length-1]."""
@@ -199,7 +188,7 @@ class SamplerActor:
             report = self.weights.receive(bucket)
             if bucket.last:
                 self.version = bucket.version
-                self._driver.resume(**self._current_weights)
+                self._driver.resume(self._current_weights)
             return report
 
         return self._run(load, stream_id)
@@ -209,7 +198,7 @@ class SamplerActor:
     ) -> None:
         """Make every worker a member of the weight broadcast group. stream_id: as for `receive`."""
         arguments = address, port, first_member, size
-        self._run(lambda: self.weights.call_workers("gxpo_join_broadcast", *arguments), stream_id)
+        self._run(lambda: self.weights.call_workers("join", *arguments), stream_id)
 
     def sleep(self, discard_weights: bool) -> None:
         """Free the GPU's memory. discard_weights: a sync brings them again, so no copy is kept on the host."""
@@ -226,11 +215,10 @@ class SamplerActor:
     # ---- inside ---------------------------------------------------------------------------------------------
 
     @property
-    def _current_weights(self) -> dict[str, Any]:
+    def _current_weights(self) -> Weights:
         """Of a request to vLLM. The salt excludes prefix-cache blocks computed with earlier weights."""
         assert self.version is not None, "a sync is under way"
-        salt = f"sync-{self.weights.num_syncs}"
-        return {"cache_salt": salt, "version": self.version, "adapter": self.weights.adapter}
+        return Weights(self.version, f"sync-{self.weights.num_syncs}", self.weights.adapter)
 
     def _run(self, function: Callable[[], T], stream_id: int | None) -> T:
         """Call a function that uses the engine; with a stream in its thread, between two of its decoding steps."""

@@ -66,7 +66,6 @@ class RolloutPlanner:
         self.cursor = PromptCursor(len(self.prompts), seed=self.config.seed, shuffle=self.config.data.shuffle)
 
     def draw(self, count: int) -> list[int]:
-        """Indices of the next prompts."""
         indices: list[int] = self.cursor.next(count).tolist()
         return indices
 

@@ -95,7 +95,6 @@ class VerifierActor:
         return replace(verdict, components=components, score=score, http=usage)
 
     async def close(self) -> None:
-        """Kill the workers and close all connections."""
         await asyncio.gather(*(component.close() for component in self._http or ()))
         await asyncio.to_thread(self._pool.close)
 

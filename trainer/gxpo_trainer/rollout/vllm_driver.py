@@ -11,10 +11,19 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+
+class Weights(NamedTuple):
+    """What samples a request. cache_salt: part of the prefix cache's keys; only requests with the same salt share
+    blocks. adapter: vLLM's LoRARequest, None for the base model."""
+
+    version: int
+    cache_salt: str
+    adapter: Any = None
 
 
 @dataclass(slots=True)
@@ -52,7 +61,6 @@ class Response:
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the policy wrote."""
         return len(self.token_ids) - sum(end - begin for begin, end in self.observed)
 
     @property
@@ -90,15 +98,9 @@ class EngineDriver:
         min_p: float,
         stop: tuple[str, ...],
         seeds: Sequence[int | None],
-        cache_salt: str,
-        version: int,
-        adapter: Any = None,
+        weights: Weights,
     ) -> list[Response]:
-        """Add one request per seed (None: the engine's generator) for one prompt; `step` fills the responses.
-
-        cache_salt: part of the prefix cache's keys; only requests with the same salt share blocks. version: of the
-        weights. adapter: vLLM's LoRARequest, None for the base model.
-        """
+        """Add one request per seed (None: the engine's generator) for one prompt; `step` fills the responses."""
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
@@ -115,9 +117,9 @@ class EngineDriver:
         )
         template = self._engine.input_processor.process_inputs(
             str(self._submitted),
-            TokensPrompt(prompt_token_ids=list(token_ids), cache_salt=cache_salt),
+            TokensPrompt(prompt_token_ids=list(token_ids), cache_salt=weights.cache_salt),
             params,
-            lora_request=adapter,
+            lora_request=weights.adapter,
             supported_tasks=self._engine.get_supported_tasks(),
         )
         responses = []
@@ -126,7 +128,7 @@ class EngineDriver:
             if seed is not None:
                 request.sampling_params = copy(template.sampling_params)
                 request.sampling_params.seed = seed
-            responses.append(Response(request, len(token_ids), max_new_tokens, [(version, 0)], stop))
+            responses.append(Response(request, len(token_ids), max_new_tokens, [(weights.version, 0)], stop))
             self._add(responses[-1])
         return responses
 
@@ -136,44 +138,35 @@ class EngineDriver:
         self._suspended += self._running.values()
         self._running.clear()
 
-    def resume(self, *, cache_salt: str, version: int, adapter: Any = None) -> None:
+    def resume(self, weights: Weights) -> None:
         """Continue the suspended requests with new weights: the tokens so far are part of the prompt.
 
         So no key or value in the cache comes from the weights before, and the log-probability of every later token is
         that of the new version, given the whole text before it.
         """
         for response in self._suspended:
-            self._continue(response, response.request.sampling_params.seed, cache_salt, version, adapter)
+            self._continue(response, response.request.sampling_params.seed, weights)
         self._suspended.clear()
 
-    def extend(
-        self,
-        response: Response,
-        token_ids: Sequence[int],
-        *,
-        seed: int | None,
-        cache_salt: str,
-        version: int,
-        adapter: Any = None,
-    ) -> None:
+    def extend(self, response: Response, token_ids: Sequence[int], seed: int | None, weights: Weights) -> None:
         """Continue a finished response after tokens that an environment wrote. seed: of the new turn."""
         begin = len(response.token_ids)
         response.token_ids.extend(token_ids)
         response.observed.append((begin, len(response.token_ids)))
         response._logprobs.append(np.zeros((len(token_ids), 1), dtype=np.float32))
         response.finish_reason = None
-        self._continue(response, seed, cache_salt, version, adapter)
+        self._continue(response, seed, weights)
 
-    def _continue(self, response: Response, seed: int | None, cache_salt: str, version: int, adapter: Any) -> None:
+    def _continue(self, response: Response, seed: int | None, weights: Weights) -> None:
         """A new request whose prompt is everything so far."""
         request = response.request = copy(response.request)
         request.prompt_token_ids = [*request.prompt_token_ids[: response.prompt_length], *response.token_ids]
         request.sampling_params = copy(request.sampling_params)
         request.sampling_params.max_tokens = response.max_new_tokens - response.num_sampled
         request.sampling_params.seed = seed
-        request.cache_salt, request.lora_request = cache_salt, adapter
-        if response.starts[-1][0] != version:
-            response.starts.append((version, len(response.token_ids)))
+        request.cache_salt, request.lora_request = weights.cache_salt, weights.adapter
+        if response.starts[-1][0] != weights.version:
+            response.starts.append((weights.version, len(response.token_ids)))
         self._add(response)
 
     def _add(self, response: Response) -> None:
@@ -212,7 +205,6 @@ class EngineDriver:
         return any(stop in tail for stop in response.stop)
 
     def abort(self) -> None:
-        """Abort all running and suspended requests."""
         self._core.abort_requests(list(self._running))
         self._running.clear()
         self._suspended.clear()

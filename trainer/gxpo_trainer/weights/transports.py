@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing import reductions
 
-from gxpo_trainer.config.engines import WEIGHT_BUCKET_BYTES
+from gxpo_trainer.config.engines import WEIGHT_BUCKET_BYTES, Transport
 from gxpo_trainer.errors import TrainingError, WeightsUnavailable
 from gxpo_trainer.runtime.locks import OwnedDirectory
 from gxpo_trainer.runtime.processes import LOOPBACK, interface_to, listen_on
@@ -28,47 +29,70 @@ SHM_ROOT = Path("/dev/shm")
 PREFIX = "gxpo-weights-"
 
 
-class SharedMemoryPublisher:
-    """Writes buckets into two alternating files in a private directory (mode 0700).
+class Publisher(ABC):
+    """Packs buckets into buffers that take turns, so that a bucket stays readable while the next is written."""
 
-    An engine that still loads a bucket thus never reads parts of the next.
-    """
+    transport: Transport
 
-    def __init__(self, root: Path = SHM_ROOT) -> None:
-        self._owned = OwnedDirectory(root, PREFIX)
-        self.directory = self._owned.path
-        self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
+    def __init__(self, num_buffers: int, device: torch.device) -> None:
+        self._buffers = [torch.empty(0, dtype=torch.uint8, device=device)] * num_buffers
         self._turn = 0
 
     def publish(self, packer: BucketPacker, version: int, index: int) -> WeightBucket:
-        """Copy the next tensors of `packer` (any device) into shared memory. Raises TrainingError (disk_full)."""
-        self._turn ^= 1
-        entries, size = packer.pack(self._buffer)
-        return WeightBucket(version, index, packer.empty, entries, size, "shared_memory", str(self._path()))
+        """Copy the next tensors of `packer` (any device) into the next buffer."""
+        self._turn = (self._turn + 1) % len(self._buffers)
+        entries, size = packer.pack(self._allocate)
+        return WeightBucket(version, index, packer.empty, entries, size, self.transport, self._location())
 
     def buffer(self, bucket: WeightBucket) -> torch.Tensor:
-        """The newest bucket, uint8[num_bytes]; overwritten by the next but one."""
+        """The newest bucket, uint8[num_bytes]; overwritten when its buffer has its turn again."""
         return self._buffers[self._turn][: bucket.num_bytes]
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the buffers."""
+
+    @abstractmethod
+    def _location(self) -> Any:
+        """Of the current buffer; see WeightBucket."""
+
+    def _allocate(self, size: int) -> torch.Tensor:
+        """The current buffer as uint8[>= size], grown as needed with its contents kept."""
+        self._buffers[self._turn] = grown(self._buffers[self._turn], size)
+        return self._buffers[self._turn]
+
+
+class SharedMemoryPublisher(Publisher):
+    """Writes buckets into two alternating files in a private directory (mode 0700).
+
+    `publish` raises TrainingError (disk_full) when the shared memory is full.
+    """
+
+    transport = "shared_memory"
+
+    def __init__(self, root: Path = SHM_ROOT) -> None:
+        super().__init__(2, torch.device("cpu"))
+        self._owned = OwnedDirectory(root, PREFIX)
+        self.directory = self._owned.path
 
     def store(self, content: torch.Tensor) -> str:
         """Copy a received buffer into shared memory; its path. For engines that received it by another transport."""
         self._turn ^= 1
-        self._buffer(content.numel())[: content.numel()].copy_(content)
-        return str(self._path())
+        self._allocate(content.numel())[: content.numel()].copy_(content)
+        return self._location()
 
     def close(self) -> None:
         """Remove the directory; the memory is freed when the engines have unmapped it."""
         self._owned.close()
 
-    def _path(self) -> Path:
-        return self.directory / f"buffer-{self._turn}"
+    def _location(self) -> str:
+        return str(self.directory / f"buffer-{self._turn}")
 
-    def _buffer(self, size: int) -> torch.Tensor:
-        """The current buffer as uint8[>= size], grown as needed with its contents kept."""
+    def _allocate(self, size: int) -> torch.Tensor:
         buffer = self._buffers[self._turn]
         if buffer.numel() >= size:
             return buffer
-        descriptor = os.open(self._path(), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._location(), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             # Allocated up front: writing to a full tmpfs through a mapping raises SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
@@ -227,22 +251,18 @@ def _nccl_group(store: Any, member: int, size: int, timeout: timedelta) -> Any:
             os.environ[BLOCKING_WAIT] = before
 
 
-class BroadcastPublisher:
-    """Packs a bucket on the learner's device; `send` broadcasts it while the engines receive."""
+class BroadcastPublisher(Publisher):
+    """Packs a bucket on the learner's device; `send` broadcasts it while the engines receive.
+
+    Call `send` for each bucket before the next one.
+    """
+
+    transport = "nccl"
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__(1, device)
         self.device = device
         self.group: BroadcastGroup | None = None
-        self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
-
-    def publish(self, packer: BucketPacker, version: int, index: int) -> WeightBucket:
-        """Pack the next tensors of `packer`; call `send` for it before the next bucket."""
-        entries, size = packer.pack(self._allocate)
-        return WeightBucket(version, index, packer.empty, entries, size, "nccl")
-
-    def buffer(self, bucket: WeightBucket) -> torch.Tensor:
-        """The newest bucket, uint8[num_bytes]."""
-        return self._buffer[: bucket.num_bytes]
 
     def send(self, bucket: WeightBucket) -> None:
         if self.group is None:
@@ -252,9 +272,8 @@ class BroadcastPublisher:
     def close(self) -> None:
         self.group = None
 
-    def _allocate(self, size: int) -> torch.Tensor:
-        self._buffer = grown(self._buffer, size)
-        return self._buffer
+    def _location(self) -> None:
+        return None
 
 
 def grown(buffer: torch.Tensor, size: int) -> torch.Tensor:
@@ -271,36 +290,25 @@ STORAGE_DEVICE = 6
 """Argument of `rebuild_cuda_tensor` with the index of the device, as the process that exported the tensor counts."""
 
 
-class CudaIpcPublisher:
+class CudaIpcPublisher(Publisher):
     """Packs each bucket into one of two buffers on this rank's GPU and exports a handle.
 
     Every rank publishes, because a worker can map only memory of its own GPU; `LearnerGroup` merges the handles.
     """
 
+    transport = "cuda_ipc"
+
     def __init__(self, device: torch.device) -> None:
+        super().__init__(2, device)
         self._device = device
-        self._buffers = [torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2)]
-        self._turn = 0
-
-    def publish(self, packer: BucketPacker, version: int, index: int) -> WeightBucket:
-        """Pack the next tensors of `packer` and export the buffer."""
-        self._turn ^= 1
-        entries, size = packer.pack(self._allocate)
-        torch.cuda.synchronize(self._device)
-        _, handle = reductions.reduce_tensor(self._buffers[self._turn])  # type: ignore[no-untyped-call]
-        location = {device_id(self._device): handle}
-        return WeightBucket(version, index, packer.empty, entries, size, "cuda_ipc", location)
-
-    def buffer(self, bucket: WeightBucket) -> torch.Tensor:
-        """The newest bucket, uint8[num_bytes]."""
-        return self._buffers[self._turn][: bucket.num_bytes]
 
     def close(self) -> None:
         self._buffers = []
 
-    def _allocate(self, size: int) -> torch.Tensor:
-        self._buffers[self._turn] = grown(self._buffers[self._turn], size)
-        return self._buffers[self._turn]
+    def _location(self) -> dict[str, Any]:
+        torch.cuda.synchronize(self._device)
+        _, handle = reductions.reduce_tensor(self._buffers[self._turn])  # type: ignore[no-untyped-call]
+        return {device_id(self._device): handle}
 
 
 def open_handle(bucket: WeightBucket, device: torch.device) -> torch.Tensor:

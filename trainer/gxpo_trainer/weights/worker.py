@@ -55,19 +55,23 @@ class _Expected:
 
 
 class WeightReceiver:
-    """Loads buckets into one worker and, after the last of a version, verifies all weights."""
+    """Loads buckets into one worker and, after the last of a version, verifies all weights.
 
-    def __init__(self, weights: VllmWeights, device: torch.device) -> None:
+    model_runner: vLLM's, which holds the adapters. rank: of the worker in its engine.
+    """
+
+    def __init__(self, weights: VllmWeights, device: torch.device, model_runner: Any = None, rank: int = 0) -> None:
         self.weights, self._device = weights, device
+        self._model_runner, self._rank = model_runner, rank
         self._shared_memory = SharedMemoryReader()
         self._group: BroadcastGroup | None = None
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
         self._expected: dict[str, list[_Expected]] = {}
         self._num_bytes, self._load_s = 0, 0.0
 
-    def join(self, address: str, port: int, member: int, size: int) -> None:
-        """Join the broadcast group; every member must call it at the same time."""
-        self._group = BroadcastGroup(address, port, member, size, self._device)
+    def join(self, address: str, port: int, first_member: int, size: int) -> None:
+        """Join the broadcast group as member `first_member` + rank; every member must call it at the same time."""
+        self._group = BroadcastGroup(address, port, first_member + self._rank, size, self._device)
 
     def receive(self, bucket: WeightBucket) -> SyncReport | None:
         """Load a bucket; after the last one read everything back, compare, and report.
@@ -99,7 +103,7 @@ class WeightReceiver:
             peak_bytes=peak_resident_bytes(),
         )
 
-    def verify_checkpoint(self, folder: Path) -> int:
+    def verify_checkpoint(self, folder: str) -> int:
         """Compare the weights vLLM loaded from `folder` with its .safetensors files; returns the number of comparisons.
 
         This verifies the layout, including the shards of tensor parallelism, against vLLM's own loader. `receive`
@@ -107,13 +111,18 @@ class WeightReceiver:
         out: some folders have ones that no model uses, such as a second copy of a tied head.
         """
         self._expected = {}
-        for file in sorted(folder.glob("*.safetensors")):
+        for file in sorted(Path(folder).glob("*.safetensors")):
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118
                     tensor = without_signed_zeros(tensors.get_tensor(name).to(self.weights.dtype))
                     entry = TensorEntry(name, dtype_name(tensor.dtype), tuple(tensor.shape), 0, checksum(tensor))
                     self._expect(entry, tensor)
         return self.verify()
+
+    def verify_adapter(self, adapter_id: int, folder: str, checksums: dict[str, int], scaling: float) -> int:
+        """See `vllm_weights.verify_adapter`."""
+        manager = adapters_of(self._model_runner)
+        return verify_adapter(self.weights.model, manager, adapter_id, Path(folder), checksums, scaling)
 
     def verify(self, published: Published = ()) -> int:
         """Compare this worker's part of every tensor with its latest published entry.
@@ -243,10 +252,7 @@ class WorkerError:
 
 
 class WeightSyncExtension:
-    """Mixed into vLLM's worker class (`worker_extension_cls`), one per device; called through `collective_rpc`.
-
-    Errors are returned as `WorkerError`, because an exception in a worker process would end the engine.
-    """
+    """Mixed into vLLM's worker class (`worker_extension_cls`), one per device; called through `collective_rpc`."""
 
     model_runner: Any
     device: Any
@@ -256,40 +262,17 @@ class WeightSyncExtension:
         receiver = vars(self).get("_gxpo_receiver")
         if receiver is None:
             weights = VllmWeights(self.model_runner.get_model(), self.model_runner.model_config.dtype)
-            receiver = self._gxpo_receiver = WeightReceiver(weights, self.device)
+            rank = int(vars(self).get("rank", 0))
+            receiver = self._gxpo_receiver = WeightReceiver(weights, self.device, self.model_runner, rank)
         return receiver
 
-    def gxpo_receive(self, bucket: WeightBucket) -> SyncReport | WorkerError | None:
-        """See WeightReceiver.receive."""
+    def gxpo_call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of this worker's WeightReceiver. An error is returned as `WorkerError`, because an exception in
+        a worker process would end the engine."""
         try:
-            return self.gxpo_receiver.receive(bucket)
+            return getattr(self.gxpo_receiver, method)(*arguments)
         except (WeightSyncMismatch, ConfigError, ValueError) as error:
             return WorkerError(error)
-
-    def gxpo_verify_checkpoint(self, folder: str) -> int | WorkerError:
-        """See WeightReceiver.verify_checkpoint."""
-        try:
-            return self.gxpo_receiver.verify_checkpoint(Path(folder))
-        except WeightSyncMismatch as error:
-            return WorkerError(error)
-
-    def gxpo_verify_adapter(
-        self, adapter_id: int, folder: str, checksums: dict[str, int], scaling: float
-    ) -> int | WorkerError:
-        """See `verify_adapter`."""
-        try:
-            model, manager = self.model_runner.get_model(), adapters_of(self.model_runner)
-            return verify_adapter(model, manager, adapter_id, Path(folder), checksums, scaling)
-        except (WeightSyncMismatch, ConfigError) as error:
-            return WorkerError(error)
-
-    def gxpo_join_broadcast(self, address: str, port: int, first_member: int, size: int) -> WorkerError | None:
-        """Join the broadcast group as member `first_member` + this worker's rank."""
-        try:
-            self.gxpo_receiver.join(address, port, first_member + int(vars(self).get("rank", 0)), size)
-        except WeightSyncMismatch as error:
-            return WorkerError(error)
-        return None
 
 
 class EngineWeights:
@@ -319,15 +302,15 @@ class EngineWeights:
         return self._receive_full(bucket) if self.folder is None else self._receive_adapter(self.folder, bucket)
 
     def call_workers(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of WeightSyncExtension in every worker; raise the first returned error."""
-        results: list[Any] = self._llm.collective_rpc(method, args=arguments)
+        """Call a method of WeightReceiver in every worker; raise the first returned error."""
+        results: list[Any] = self._llm.collective_rpc("gxpo_call", args=(method, *arguments))
         for result in results:
             if isinstance(result, WorkerError):
                 raise result.error
         return results
 
     def _receive_full(self, bucket: WeightBucket) -> SyncReport | None:
-        reports = self.call_workers("gxpo_receive", bucket)
+        reports = self.call_workers("receive", bucket)
         if not bucket.last:
             return None
         return SyncReport(
@@ -354,7 +337,7 @@ class EngineWeights:
         self._llm.llm_engine.add_lora(self.adapter)
         loaded = time.perf_counter()
         checked = self.call_workers(
-            "gxpo_verify_adapter", self.adapter.lora_int_id, str(path), folder.checksums, folder.scaling
+            "verify_adapter", self.adapter.lora_int_id, str(path), folder.checksums, folder.scaling
         )
         return SyncReport(
             version=bucket.version,
