@@ -11,7 +11,7 @@ from httpx import Response
 
 from gxpo_services.api.principals import hash_token, new_token
 from gxpo_services.db.database import Database
-from gxpo_services.ingest.reports import IngestAnswer, receive
+from gxpo_services.ingest.reports import IngestView, receive
 from gxpo_services.run_states import RunState
 from gxpo_trainer.jsonl import plain
 from support import queued_runs
@@ -57,7 +57,7 @@ def post(client: TestClient, launched: str, content: dict[str, Any] | bytes) -> 
     return client.post(f"/api/v1/runs/{run_id}/ingest", content=data, headers={"Authorization": f"Bearer {secret}"})
 
 
-def send(database: Database, launched: str, content: dict[str, Any]) -> IngestAnswer:
+def send(database: Database, launched: str, content: dict[str, Any]) -> IngestView:
     """The same without HTTP, in a transaction of its own."""
     run_id, secret = launched.split()
     with database.writing() as session:

@@ -10,7 +10,6 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -18,13 +17,12 @@ from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 from sqlalchemy import delete, select, tuple_
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import NoResultFound
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import Settings, Submitter, WriteSession
 from gxpo_services.api.errors import Conflict, PreconditionFailed, responses
 from gxpo_services.api.fields import new_id
+from gxpo_services.db.database import INSERTS
 from gxpo_services.db.tables import IdempotencyKey
 
 IdempotencyHeader = Annotated[
@@ -35,20 +33,6 @@ IdempotencyHeader = Annotated[
         description="Makes a request safe to repeat: the same key and body get the same answer, another body 409.",
     ),
 ]
-
-
-def _claim_key(session: Session, key: IdempotencyKey) -> IdempotencyKey:
-    """The row that owns an idempotency key: `key` itself, or the one stored before.
-
-    A concurrent transaction with the same key blocks here until the first one ends.
-    """
-    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    columns = IdempotencyKey.__table__.columns
-    values = {column.key: getattr(key, column.key) for column in columns}
-    made = session.execute(insert(IdempotencyKey).values(**values).on_conflict_do_nothing())
-    if made.rowcount == 1:  # type: ignore[attr-defined]
-        return key
-    return session.get_one(IdempotencyKey, (key.token_id, key.key))
 
 
 def delete_expired_keys(session: Session, before: float, most: int) -> int:
@@ -127,14 +111,13 @@ class Creation:
             return new, True
         content = json.dumps([action, body.model_dump()], sort_keys=True, default=str)
         sha256 = hashlib.sha256(content.encode("utf-8", "backslashreplace")).hexdigest()
-        mine = IdempotencyKey(
-            token_id=self.principal.token_id, key=self.key, body_sha256=sha256, resource_id=new, created_at=time.time()
-        )
+        mine = {"token_id": self.principal.token_id, "key": self.key, "body_sha256": sha256}
+        insert = INSERTS[self.session.get_bind().dialect.name](IdempotencyKey).on_conflict_do_nothing()
         owner = None
-        while owner is None:
-            # The scheduler may delete an expired key between the two statements of _claim_key.
-            with suppress(NoResultFound):
-                owner = _claim_key(self.session, mine)
+        while owner is None:  # the scheduler may delete an expired key between the two statements
+            # Waits for the end of a concurrent transaction with the same key.
+            self.session.execute(insert.values(**mine, resource_id=new, created_at=time.time()))
+            owner = self.session.get(IdempotencyKey, (self.principal.token_id, self.key))
         if owner.body_sha256 != sha256:
             raise Conflict(f"Idempotency-Key {self.key!r} was used for a different request; use a new key")
         return owner.resource_id, owner.resource_id == new

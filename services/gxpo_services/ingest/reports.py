@@ -14,12 +14,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
@@ -28,6 +27,7 @@ from starlette.requests import ClientDisconnect
 from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute
 from gxpo_services.api.errors import Conflict, Gone, Invalid, TooLarge, Unauthorized, responses
 from gxpo_services.api.fields import RunId
+from gxpo_services.api.idempotency import answer
 from gxpo_services.api.principals import hash_token, same_hash
 from gxpo_services.db.database import Database, note_change
 from gxpo_services.db.tables import EvaluationRow, Run, Sample
@@ -43,13 +43,23 @@ METRICS_LEFT_OUT = "metrics_left_out"
 _COUNTED = (BACKWARD_PASSES, TOKENS, TRAINING_S, SCORE)
 
 
-@dataclass(frozen=True, slots=True)
-class IngestAnswer:
-    """applied: False for a repeated batch. offsets: lines received of each file."""
+class Offsets(BaseModel):
+    """Whole lines of each file."""
 
-    applied: bool
-    offsets: dict[str, int]
-    request: Literal["pause", "cancel"] | None
+    metrics: int = Field(0, ge=0, le=2**31 - 1, examples=[120])
+    samples: int = Field(0, ge=0, le=2**31 - 1, examples=[960])
+    evaluations: int = Field(0, ge=0, le=2**31 - 1, examples=[3])
+    events: int = Field(0, ge=0, le=2**31 - 1, examples=[7])
+
+
+class IngestView(BaseModel):
+    """Result of a report."""
+
+    applied: bool = Field(description="False for a heartbeat and for a repeated batch.")
+    offsets: Offsets = Field(description="Lines that the service has now.")
+    request: Literal["pause", "cancel"] | None = Field(
+        description="Pause or cancel request, to be carried out at the end of the step."
+    )
 
 
 class LinesMissing(Exception):
@@ -58,6 +68,10 @@ class LinesMissing(Exception):
     def __init__(self, offsets: dict[str, int]) -> None:
         super().__init__(f"lines received: {offsets}")
         self.offsets = offsets
+
+
+def _answer(applied: bool, offsets: dict[str, int], state: str) -> IngestView:
+    return IngestView(applied=applied, offsets=Offsets(**offsets), request=pending_request(RunState(state)))
 
 
 def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) -> None:
@@ -77,11 +91,11 @@ def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) 
         )
 
 
-def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestAnswer:
+def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestView:
     """Apply the new rows of a batch to a run whose row is locked. Raises LinesMissing."""
     offsets: dict[str, int] = {kind: run.offsets.get(kind, 0) for kind in KINDS}
     if batch.number is not None and batch.number <= run.last_batch:
-        return IngestAnswer(False, offsets, pending_request(RunState(run.state)))
+        return _answer(False, offsets, run.state)
     if any(batch.rows(kind) and batch.offsets[kind] > offsets[kind] for kind in KINDS):
         raise LinesMissing(offsets)
     new: dict[str, list[Any]] = {}
@@ -108,7 +122,7 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestA
     session.flush()
     if batch.outcome is not None:
         lifecycle.apply_outcome(session, run, batch.outcome, actor=actor)
-    return IngestAnswer(True, offsets, pending_request(RunState(run.state)))
+    return _answer(True, offsets, run.state)
 
 
 def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> None:
@@ -232,15 +246,6 @@ def _count(run: Run, summaries: Mapping[str, Summary | None]) -> None:
     run.score_step = None if score is None else score.last_step
 
 
-class Offsets(BaseModel):
-    """Whole lines of each file."""
-
-    metrics: int = Field(0, ge=0, le=2**31 - 1, examples=[120])
-    samples: int = Field(0, ge=0, le=2**31 - 1, examples=[960])
-    evaluations: int = Field(0, ge=0, le=2**31 - 1, examples=[3])
-    events: int = Field(0, ge=0, le=2**31 - 1, examples=[7])
-
-
 _Rows = Annotated[list[dict[str, Any] | None], Field(max_length=MOST_ROWS)]
 
 
@@ -269,21 +274,11 @@ class IngestRequest(BaseModel):
     outcome: dict[str, Any] | None = Field(None, description="outcome.json, with the last batch of a launch.")
 
 
-class IngestView(BaseModel):
-    """Result of a report."""
-
-    applied: bool = Field(description="False for a heartbeat and for a repeated batch.")
-    offsets: Offsets = Field(description="Lines that the service has now.")
-    request: Literal["pause", "cancel"] | None = Field(
-        description="Pause or cancel request, to be carried out at the end of the step."
-    )
-
-
 _TAKES_NONE = "the run accepts no reports: it has ended, waits for its next launch, or was deleted"
 """One message for all cases: without the run's token nothing is revealed about it."""
 
 
-def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestAnswer:
+def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestView:
     """Apply a trainer's report.
 
     Raises Invalid naming the row, TooLarge, Gone, Unauthorized; Conflict when lines are missing before it.
@@ -294,8 +289,8 @@ def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestAns
         raise Invalid.of(error.place, error.message) from None
     except TooManyRows as error:
         raise TooLarge(str(error)) from None
-    if batch.number is None and (answer := _repeat_heartbeat(session, run_id, token, batch)) is not None:
-        return answer
+    if batch.number is None and (view := _repeat_heartbeat(session, run_id, token, batch)) is not None:
+        return view
     run = service.lock(session, run_id)
     if run is None:
         raise Gone(_TAKES_NONE)
@@ -305,10 +300,10 @@ def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestAns
         raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
     record_heartbeat(session, run, TRAINER, batch.phase)
     try:
-        answer = apply_batch(session, run, batch, TRAINER)
+        view = apply_batch(session, run, batch, TRAINER)
     except LinesMissing as error:
         raise Conflict("lines are missing before this batch; continue from `offsets`", offsets=error.offsets) from None
-    return answer if batch.number is not None else replace(answer, applied=False)
+    return view if batch.number is not None else view.model_copy(update={"applied": False})
 
 
 _table = Run.__table__.c
@@ -327,7 +322,7 @@ _REPEAT = (
 _REPEAT_PHASE = _REPEAT.where(_table.phase == bindparam("of_phase"))
 
 
-def _repeat_heartbeat(session: Session, run_id: str, token: str, batch: Batch) -> IngestAnswer | None:
+def _repeat_heartbeat(session: Session, run_id: str, token: str, batch: Batch) -> IngestView | None:
     """Record a heartbeat that says nothing new, in one statement: most of what a service receives. None if it does."""
     now = time.time()
     values = {
@@ -341,8 +336,7 @@ def _repeat_heartbeat(session: Session, run_id: str, token: str, batch: Batch) -
     row = session.connection().execute(query, values | phase).one_or_none()
     if row is None:
         return None
-    offsets: dict[str, int] = {kind: row.offsets.get(kind, 0) for kind in KINDS}
-    return IngestAnswer(False, offsets, pending_request(RunState(row.state)))
+    return _answer(False, row.offsets, row.state)
 
 
 def _check_owner(token_sha256: str | None, token: str) -> None:
@@ -368,7 +362,7 @@ def _check_token(database: Database, run_id: str, token: str) -> None:
         _check_owner(connection.scalar(select(_table.run_token_sha256).where(_table.id == run_id)), token)
 
 
-def _receive(database: Database, run_id: str, token: str, body: bytes, is_checked: bool) -> IngestAnswer:
+def _receive(database: Database, run_id: str, token: str, body: bytes, is_checked: bool) -> IngestView:
     if not is_checked:
         _check_token(database, run_id, token)
     with database.writing() as session:
@@ -400,5 +394,5 @@ async def ingest(request: Request, run_id: RunId, token: BearerToken, database: 
     except ClientDisconnect:
         body = b""  # the client is gone
     async with request.app.state.report_gate:
-        answer = await run_in_threadpool(_receive, database, run_id, token, body, not is_small)
-    return JSONResponse({"applied": answer.applied, "offsets": answer.offsets, "request": answer.request})
+        report = await run_in_threadpool(_receive, database, run_id, token, body, not is_small)
+    return answer(report)

@@ -156,8 +156,6 @@ def costs_at(steps: Steps, costs: Records | None) -> Floats:
     unknown = np.where(steps == 0, 0.0, np.nan)
     if costs is None or len(costs) == 0:
         return unknown
-    if np.array_equal(costs["step"], steps):
-        return costs["value"].copy()
     index = np.searchsorted(costs["step"], steps, side="right") - 1
     return np.where(index >= 0, costs["value"][np.maximum(index, 0)], unknown)
 

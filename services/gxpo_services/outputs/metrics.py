@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sqlalchemy import LargeBinary, Select, and_, bindparam, cast, delete, exists, func, or_, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
+from gxpo_services.db.database import INSERTS
 from gxpo_services.db.postgres import BINARY_ROWS
 from gxpo_services.db.tables import Attempt, MetricBlock, MetricLast, MetricName
 
@@ -113,7 +113,7 @@ def numbers_of(session: Session, names: Collection[str]) -> dict[str, int]:
     missing = sorted(set(names) - numbers.keys())
     if not missing:
         return numbers
-    insert = _INSERTS[session.get_bind().dialect.name](MetricName.__table__)
+    insert = INSERTS[session.get_bind().dialect.name](MetricName.__table__)
     insert = insert.on_conflict_do_nothing(index_elements=["name"])
     session.execute(insert, [{"name": name} for name in missing])
     return numbers | find_numbers(session, missing, lock=True)
@@ -237,14 +237,12 @@ def summary_of(records: Records) -> Summary | None:
 
 
 _SUMMARY = Summary.__slots__
-_INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
-"""`INSERT … ON CONFLICT` of each database; both spell it alike."""
 
 
 @functools.cache
 def _upsert(dialect: str, table: Any, names: tuple[str, ...]) -> Any:
     """Insert rows, or replace these columns; bytes are appended. Making the statement takes longer than a row."""
-    insert = _INSERTS[dialect](table.__table__)
+    insert = INSERTS[dialect](table.__table__)
     changed: dict[str, Any] = {name: insert.excluded[name] for name in names}
     if table is MetricBlock:
         # In SQLite, || of two blobs is a text; the cast makes it a blob with the same bytes.
