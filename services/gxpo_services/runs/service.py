@@ -9,7 +9,6 @@ from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy import func, select
-from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session, lazyload
 
 from gxpo_services.api.errors import Conflict, Forbidden, LimitReached, NotFound, Unavailable
@@ -22,15 +21,12 @@ from gxpo_services.outputs import events, files, samples
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
 from gxpo_services.runs import listing, schemas
 from gxpo_services.runs.configs import stored
-from gxpo_services.runs.lifecycle import StateChanged, move
+from gxpo_services.runs.lifecycle import move
 from gxpo_services.runs.plan import resources
 from gxpo_services.runs.schemas import RunDetail, RunPatch, RunView
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.rules import run_label
-
-_ATTEMPTS = 10
-"""Attempts of a compare-and-set under concurrent changes; each failure means that another change succeeded."""
 
 
 def new_run(
@@ -167,21 +163,14 @@ _MESSAGES: dict[Action, str] = {
 
 def act(session: Session, run_id: str, action: Action, *, actor: str) -> RunDetail:
     """Cancel, pause or resume a run. Idempotent. Raises NotFound, Conflict."""
-    run = find(session, run_id)
-    for _ in range(_ATTEMPTS):
-        try:
-            wanted = requested_state(RunState(run.state), action)
-        except IllegalTransition as error:
-            raise Conflict(f"run {run_id}: {error}", state=run.state) from None
-        if wanted is None:
-            return detail(session, run)
-        try:
-            move(session, run, wanted, actor=actor, message=_MESSAGES[action])
-        except (StateChanged, InvalidRequestError):  # the latter when it was deleted
-            run = find(session, run_id)  # lost a race: decide again from the new state
-            continue
-        return detail(session, run)
-    raise Conflict(f"run {run_id} keeps changing its state; retry", state=run.state)
+    run = find(session, run_id, lock=True)
+    try:
+        wanted = requested_state(RunState(run.state), action)
+    except IllegalTransition as error:
+        raise Conflict(f"run {run_id}: {error}", state=run.state) from None
+    if wanted is not None:
+        move(session, run, wanted, actor=actor, message=_MESSAGES[action])
+    return detail(session, run)
 
 
 _SAMPLES_AT_ONCE = 50_000
@@ -208,10 +197,7 @@ def delete(session: Session, root: Path, principal: Principal, run_id: str) -> N
     # One statement for all of them could take longer than PostgreSQL's time-out.
     while samples.delete_some(session, run.number, _SAMPLES_AT_ONCE):
         pass
-    query = sql.delete(Run).where(Run.number == run.number, Run.state.in_(sorted(TERMINAL)))
-    if session.execute(query.execution_options(synchronize_session=False)).rowcount != 1:  # type: ignore[attr-defined]
-        session.refresh(run)
-        raise Conflict(f"run {run_id} is {run.state} now; retry")
+    session.execute(sql.delete(Run).where(Run.number == run.number).execution_options(synchronize_session=False))
     session.expunge(run)
 
 

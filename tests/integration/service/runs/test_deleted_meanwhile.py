@@ -13,9 +13,7 @@ from support import queued_runs as runs
 from support.change_reader import Reader
 from support.reporting import body, launch, metric_row, post
 
-from gxpo_services.api.errors import NotFound
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import Run
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import listing, service
 
@@ -71,23 +69,6 @@ def test_a_single_run_is_not_found(client: TestClient, database: Database, delet
     delete_meanwhile(run_id)
     assert client.get(f"{API}/runs/{run_id}").status_code == (200 if database.is_sqlite else 404)
     assert client.get(f"{API}/runs/{run_id}").status_code == 404
-
-
-def test_an_action_on_it_finds_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    if database.is_sqlite:
-        pytest.skip("SQLite has one writer at a time: nobody comes between the look and the write")
-    run_id = runs.add_run(database)
-    move = service.move
-
-    def second(session: Session, run: Run, new: RunState, **rest: Any) -> None:
-        runs.move(database, run_id, RunState.CANCELLED)
-        with database.writing() as other:
-            other.delete(service.find(other, run_id))
-        move(session, run, new, **rest)
-
-    monkeypatch.setattr(service, "move", second)
-    with database.writing() as session, pytest.raises(NotFound):
-        service.act(session, run_id, "cancel", actor="second")
 
 
 def test_a_stream_goes_on(database: Database, delete_meanwhile: Delete, token_for: Callable[[str], str]) -> None:
