@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
-from sqlalchemy.orm.attributes import set_committed_value
 from support import queued_runs as runs
 from support.reporting import body, evaluation_row, event_row, launch, metric_row, post, sample_row, send
 
@@ -22,7 +21,7 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import MetricLast, MetricName
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import lifecycle, service
+from gxpo_services.runs import service
 from gxpo_trainer.config.base import idle_phase
 
 COUNTERS = ("attempt", "step", "backward_passes", "tokens", "training_s", "score", "score_best", "score_step")
@@ -300,21 +299,6 @@ def test_an_outcome_of_an_earlier_launch_is_old_news(database: Database) -> None
     assert runs.get(database, launched.split()[0]).state == RunState.RUNNING
 
 
-def test_the_end_before_a_cancel_counts_and_the_cancel_finds_it(database: Database, client: TestClient) -> None:
-    launched = launch(database)
-    run_id = launched.split()[0]
-    send(database, launched, body(1, outcome={"attempt": 1, "outcome": "succeeded", "ended_by": "steps"}))
-    assert client.post(f"/api/v1/runs/{run_id}/cancel").status_code == 409
-    with database.writing() as session:
-        run = service.lock(session, run_id)
-        assert run is not None
-        # As seen by a reader before the end of the run.
-        set_committed_value(run, "state", RunState.RUNNING)
-        with pytest.raises(lifecycle.StateChanged):
-            lifecycle.move(session, run, RunState.CANCELLING, actor="token:ada", message="cancel")
-    assert runs.get(database, run_id).state == RunState.SUCCEEDED
-
-
 def test_a_cancel_and_the_end_at_the_same_time_leave_one_of_both(database: Database, client: TestClient) -> None:
     for _ in range(5):
         launched = launch(database)
@@ -430,15 +414,3 @@ def test_names_go_with_the_last_run_that_has_them_and_numbers_are_never_given_ag
     after = numbers()
     assert min(after["own/0"], after["new"]) > max(before.values())
     assert runs.curve(database, third.split()[0], "own/0") == [(1, 4.0)]
-
-
-def test_numbers_of_names_from_a_transaction_that_failed_are_forgotten(database: Database) -> None:
-    with database.writing() as session:
-        metrics.numbers_of(session, ["new/name", "other/name"])
-        session.rollback()
-    launched = launch(database)
-    # Other names take the numbers that the failed transaction had.
-    send(database, launched, body(1, metrics=[metric_row(1, x=1.0, y=2.0)]))
-    send(database, launched, body(2, offsets={"metrics": 1}, metrics=[metric_row(2, **{"new/name": 3.0})]))
-    assert runs.curve(database, launched.split()[0], "new/name") == [(2, 3.0)]
-    assert runs.curve(database, launched.split()[0], "x") == [(1, 1.0)]

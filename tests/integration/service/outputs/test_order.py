@@ -50,16 +50,6 @@ def test_an_event_that_commits_later_has_a_larger_number(postgresql: Database) -
     assert kinds(postgresql) == ["second", "first"]
 
 
-def test_what_a_trainer_reports_commits_in_order_too(postgresql: Database) -> None:
-    number = runs.get(postgresql, runs.add_run(postgresql)).number
-    rows = [{"time": 1.0, "kind": kind, "message": "", "fields": {}} for kind in ("one", "two")]
-    with postgresql.writing() as first:
-        events.add_events(first, number, rows, actor=events.TRAINER)
-        with postgresql.writing() as second:
-            add(second, "second")
-    assert kinds(postgresql) == ["second", "one", "two"]
-
-
 def test_two_commits_at_the_same_time_follow_each_other(postgresql: Database) -> None:
     def write_second() -> None:
         with postgresql.writing() as session:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-import sqlite3
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event, insert, select, update
+from sqlalchemy import insert, select, update
 from support import paging
 from support import queued_runs as runs
 
@@ -22,8 +20,6 @@ from gxpo_services.outputs.metrics import encode
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import service
 from gxpo_services.runs.listing import COLUMNS, list_rows
-from gxpo_services.runs.schemas import RunPage
-from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
 
 pytestmark = pytest.mark.each_database
@@ -123,19 +119,13 @@ def test_a_page_of_one_and_a_page_of_all_are_the_same_list(client: TestClient, m
     assert walk(client, limit=1, sort="score", archived="true") == whole
 
 
-def test_what_is_listed_has_each_member_of_the_documented_form(client: TestClient, database: Database) -> None:
-    """Lists are written without that form, so the two are compared here, also with numbers that JSON lacks."""
-
+def test_numbers_that_json_lacks_are_words_in_a_list(client: TestClient, database: Database) -> None:
     def odd(run: Run, index: int) -> None:
-        varied(run, index)
-        run.score, run.score_best = (math.nan, math.inf) if index % 2 else (0.5, 0.75)
-        run.tokens, run.hours_budget = (math.inf, 0.1) if index % 3 else (7.0, None)
+        run.score_best, run.tokens = (math.inf, 7.0) if index % 2 else (0.75, math.inf)
 
-    add_runs(database, 40, odd)
-    answer = client.get(f"{API}/runs", params={"limit": 200, "archived": "any", "with_metric": METRIC}).json()
-    assert RunPage.model_validate(answer).model_dump(mode="json") == answer
-    assert {run["score_best"] for run in answer["items"]} == {"Infinity", 0.75}
-    assert {run["progress"]["tokens"] for run in answer["items"]} == {"Infinity", 7.0}
+    add_runs(database, 2, odd)
+    items = client.get(f"{API}/runs", params={"sort": "created_at", "order": "asc"}).json()["items"]
+    assert [(run["score_best"], run["progress"]["tokens"]) for run in items] == [(0.75, "Infinity"), ("Infinity", 7.0)]
 
 
 def test_runs_that_are_made_while_one_pages_move_nothing(
@@ -143,14 +133,11 @@ def test_runs_that_are_made_while_one_pages_move_nothing(
 ) -> None:
     query = {"sort": "score", "order": "desc", "archived": "any", "limit": 100}
     before = [run["id"] for run in walk(client, **query)]
-    first = client.get(f"{API}/runs", params=query).json()
+    pages = [client.get(f"{API}/runs", params=query).json()]
     add_runs(database, 50, varied)
-    seen = [run["id"] for run in first["items"]]
-    cursor = first["next_cursor"]
-    while cursor:
-        page = client.get(f"{API}/runs", params={**query, "cursor": cursor}).json()
-        seen += [run["id"] for run in page["items"]]
-        cursor = page["next_cursor"]
+    while cursor := pages[-1]["next_cursor"]:
+        pages.append(client.get(f"{API}/runs", params={**query, "cursor": cursor}).json())
+    seen = [run["id"] for page in pages for run in page["items"]]
     assert len(seen) == len(set(seen))
     assert [run_id for run_id in seen if run_id in set(before)] == before
 
@@ -375,31 +362,6 @@ def test_a_cursor_is_for_its_own_order(client: TestClient, database: Database) -
         assert "another order" in answer.json()["detail"]
 
 
-def test_a_listed_run_can_be_seen_with_its_whole_config(client: TestClient, database: Database) -> None:
-    add_runs(database, 1, plain_run)
-    (run,) = walk(client)
-    assert run["rule_label"] == "GXPO K=5"
-    detail = client.get(f"{API}/runs/{run['id']}").json()
-    assert RunConfig.model_validate(detail["config"]) == load_preset("demo")
-
-
-def test_a_reading_session_ends_where_it_was_used(
-    client: TestClient, database: Database, many: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Well or badly: nothing is left to be ended in a thread of its own."""
-    ended_late: list[Any] = []
-
-    async def late(end: Any) -> None:
-        ended_late.append(end)
-        end()
-
-    monkeypatch.setattr("gxpo_services.api.dependencies.run_in_threadpool", late)
-    assert client.get(f"{API}/runs").status_code == 200
-    assert client.get(f"{API}/runs/{many[0]}").status_code == 200
-    assert client.get(f"{API}/runs/nobody").status_code == 404
-    assert ended_late == []
-
-
 def add_queue(database: Database, amount: int) -> list[int]:
     """Queued runs with many equal priorities and times; their numbers."""
     values = runs.row(database, runs.add_run(database))
@@ -421,45 +383,8 @@ def test_positions_are_the_ranks_by_priority_age_and_number(database: Database) 
     with database.reading() as session:
         rows = {row["number"]: row for row in list_rows(session, numbers)}
     queued = [row for row in rows.values() if row["state"] == RunState.QUEUED]
-    ages = queued_at(database)
+    with database.reading() as session:
+        ages: dict[int, float] = dict(session.execute(select(Run.number, Run.queued_at)).all())
     ranked = sorted(queued, key=lambda row: (-row["priority"], ages[row["number"]], row["number"]))
     assert [row["queue_position"] for row in ranked] == list(range(1, len(queued) + 1))
     assert all(rows[number]["queue_position"] is None for number in numbers[::7])
-
-
-def queued_at(database: Database) -> dict[int, float]:
-    with database.reading() as session:
-        return {row.number: row.queued_at for row in session.execute(select(Run.number, Run.queued_at))}
-
-
-def instructions(database: Database, numbers: list[int]) -> int:
-    """Instructions of SQLite's virtual machine, in hundreds, for showing these runs."""
-    counted = 0
-
-    def count() -> int:
-        nonlocal counted
-        counted += 1
-        return 0
-
-    def watch(connection: sqlite3.Connection, _: object, __: object) -> None:
-        connection.set_progress_handler(count, 100)
-
-    event.listen(database.engine, "checkout", watch)
-    try:
-        with database.reading() as session:
-            assert len(list_rows(session, numbers)) == len(numbers)
-    finally:
-        event.remove(database.engine, "checkout", watch)
-    return counted
-
-
-def test_the_cost_of_a_queue_grows_in_proportion_to_its_length(sqlite_template: Path, tmp_path: Path) -> None:
-    costs = []
-    for amount in (500, 2000):
-        file = tmp_path / f"{amount}.sqlite"
-        file.write_bytes(sqlite_template.read_bytes())
-        database = Database(f"sqlite:///{file}")
-        costs.append(instructions(database, add_queue(database, amount)))
-        database.close()
-    # 4 if in proportion, 16 if each run of the queue is compared with each other one
-    assert costs[1] / costs[0] < 6
