@@ -116,13 +116,11 @@ class Creation:
         owner = None
         while owner is None:  # the scheduler may delete an expired key between the two statements
             # Waits for the end of a concurrent transaction with the same key.
-            made = self.session.execute(insert.values(**mine, resource_id=new, created_at=time.time()))
-            if made.rowcount == 1:  # type: ignore[attr-defined]
-                return new, True
+            self.session.execute(insert.values(**mine, resource_id=new, created_at=time.time()))
             owner = self.session.get(IdempotencyKey, (self.principal.token_id, self.key))
         if owner.body_sha256 != sha256:
             raise Conflict(f"Idempotency-Key {self.key!r} was used for a different request; use a new key")
-        return owner.resource_id, False
+        return owner.resource_id, owner.resource_id == new
 
     def created(self, body: BaseModel, is_new: bool, route: str, **path: str) -> Response:
         """201 for a new resource, 200 for one created before with this key, with its location."""
