@@ -192,7 +192,7 @@ def _partitioning(config: RunConfig) -> Iterator[None]:
 
 
 def load_reference(config: RunConfig, attention: str, device: Device, where: torch.device) -> Reference:
-    """The policy of `model` without gradients, for runs without an adapter. Collective."""
+    """The model of `config.of_reference` without gradients: teacher, or start policy of a KL term. Collective."""
     if config.learner.zero_stage == 3:
         policy = PolicyModule(load_partitioned(config, attention, where).requires_grad_(False))
         return PartitionedReference(_initialize(policy, None, config, list(policy.parameters()), device))
@@ -201,7 +201,7 @@ def load_reference(config: RunConfig, attention: str, device: Device, where: tor
 
 
 class PartitionedReference:
-    """The frozen policy of the KL term at stage 3: each rank holds a part; DeepSpeed gathers layer by layer."""
+    """The frozen model at stage 3: each rank holds a part; DeepSpeed gathers layer by layer."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -224,8 +224,8 @@ class PartitionedReference:
 
 
 class HostReference:
-    """The frozen policy, whole on the host: for CPUs pages of the model's files, which the ranks of a node share; for a
-    GPU pinned memory, which is copied to it for a pass."""
+    """The frozen model, whole on the host: for CPUs pages of its files, which the ranks of a node share; for a GPU
+    pinned memory, which is copied to it for a pass."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._policy = PolicyModule(model)

@@ -515,8 +515,9 @@ def no_signal(metrics: Metrics) -> str:
     if correct > 0.5:
         return f"{text}{correct:.0%} of the responses are correct: choose harder problems"
     return (
-        f"{text}{correct:.0%} of the responses are correct: choose easier problems, or warm the model up by supervised "
-        "fine-tuning until it solves 5 to 95% of them (`gxpo eval`); read samples.jsonl for the form of its answers"
+        f"{text}{correct:.0%} of the responses are correct: choose easier problems, or fine-tune the model on worked "
+        "answers (`gxpo sft`) until it solves 5 to 95% of them (`gxpo eval`); read samples.jsonl for the form of its "
+        "answers"
     )
 
 
