@@ -422,3 +422,11 @@ def test_files_come_back_when_the_deletion_is_rolled_back(
         deleted_but_not_committed()
     assert (folder / "metrics.jsonl").exists()
     assert client.get(f"{API}/runs/{run['id']}").status_code == 200
+
+
+def test_ids_that_are_no_ids_lead_nowhere(caller: TestClient, role: str) -> None:
+    refused = {"nobody": [401], "viewer": [403, 422]}.get(role, [422])
+    for name in ("..", "%2e%2e", "..%2f..", "%00", "a%00b", "r0/../r1", "x" * 65, "é", "r0%20"):
+        for method in ("GET", "DELETE", "PATCH"):
+            answer = caller.request(method, f"{API}/runs/{name}", json={} if method == "PATCH" else None)
+            assert answer.status_code in (404, 405, *refused), (method, name, answer.status_code)
