@@ -216,9 +216,9 @@ class PlannedRule(BaseModel):
     own: bool = Field(description="Whether it is the run's rule.")
     backward_passes_per_step: int
     seconds: PlannedSeconds
-    steps: int = Field(description="To the first bound of the budget.")
-    backward_passes: int
-    hours: float
+    steps: int | None = Field(description="To the first bound of the budget; null where no number holds them.")
+    backward_passes: int | None
+    hours: float | None
     gpu_hours: float | None = Field(description="Null without GPUs.")
 
 
@@ -288,15 +288,16 @@ def _rule_plan(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleS
         "hours": seconds.step / 3600,
         "tokens": inputs.sequences * load.response,
     }
-    steps = max(1, math.ceil(min(bound / used[name] for name, bound in inputs.budget.bounds.items()) - 1e-9))
-    hours = steps * seconds.step / 3600
+    bound = min(bound / used[name] for name, bound in inputs.budget.bounds.items())
+    steps = max(1, math.ceil(bound - 1e-9)) if math.isfinite(bound) else None
+    hours = None if steps is None else steps * seconds.step / 3600
     return PlannedRule(
         label=rule.label_of(rule.model_dump()),
         own=rule is inputs.rule,
         backward_passes_per_step=per_step,
         seconds=seconds,
         steps=steps,
-        backward_passes=steps * per_step,
+        backward_passes=None if steps is None else steps * per_step,
         hours=hours,
-        gpu_hours=hours * inputs.devices_needed if inputs.on_gpu else None,
+        gpu_hours=hours * inputs.devices_needed if hours is not None and inputs.on_gpu else None,
     )

@@ -115,8 +115,8 @@ def _time_lines(plan: Plan) -> list[str]:
         lines.append(_columns(row))
     lines += ["", _columns(["Whole budget", "steps", "passes", "hours", "GPU hours"])]
     for rule in plan.rules:
-        gpu_hours = "-" if rule.gpu_hours is None else f"{rule.gpu_hours:,.2f}"
-        row = [f"{rule.steps:,}", f"{rule.backward_passes:,}", f"{rule.hours:,.2f}", gpu_hours]
+        row = ["-" if n is None else f"{n:,}" for n in (rule.steps, rule.backward_passes)]
+        row += ["-" if n is None else f"{n:,.2f}" for n in (rule.hours, rule.gpu_hours)]
         lines.append(_columns([_marked(rule), *row]))
     lines.append("With the look-ahead on to the end; without evaluation, checkpoints and start-up. * this run's rule.")
     return lines
