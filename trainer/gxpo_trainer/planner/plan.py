@@ -288,7 +288,7 @@ def _rule_plan(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleS
         "hours": seconds.step / 3600,
         "tokens": inputs.sequences * load.response,
     }
-    bound = min(bound / used[name] for name, bound in inputs.budget.bounds.items())
+    bound = min(limit / used[name] for name, limit in inputs.budget.bounds.items())
     steps = max(1, math.ceil(bound - 1e-9)) if math.isfinite(bound) else None
     hours = None if steps is None else steps * seconds.step / 3600
     return PlannedRule(
