@@ -281,10 +281,7 @@ def scheduling(api: Api, home: Path, job_server: str, runs: int) -> Iterator[psu
     }
     with (home / "scheduler.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gxpo_trainer.cli", "scheduler"],
-            env=os.environ | variables,
-            stdout=log,
-            stderr=log,
+            [sys.executable, "-m", "gxpo_trainer.cli", "scheduler"], env=os.environ | variables, stdout=log, stderr=log
         )
     try:
         yield psutil.Process(process.pid)

@@ -190,10 +190,7 @@ def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, recipe: Recipe) 
         row = rng.randrange(len(problems))
         return conversation_row(tokenizer, prompts[row], recipe.conversation(problems[row], rng, last_phase=last_phase))
 
-    phases = (
-        (recipe.first_steps, recipe.first_rate, False),
-        (recipe.last_steps, recipe.last_rate, True),
-    )
+    phases = ((recipe.first_steps, recipe.first_rate, False), (recipe.last_steps, recipe.last_rate, True))
     for steps, rate, last_phase in phases:
         batches = ([draw(last_phase) for _ in range(recipe.batch)] for _ in range(steps))
         yield from train(model, batches, steps, rate, tokenizer.pad_token_id)

@@ -103,11 +103,7 @@ class SharedResponses:
     """
 
     def __init__(
-        self,
-        fresh_s: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        changes: RunChanges | None = None,
+        self, fresh_s: float = 1.0, clock: Callable[[], float] = time.monotonic, *, changes: RunChanges | None = None
     ) -> None:
         self._fresh_s, self._clock, self._changes = fresh_s, clock, changes
         self._lock = threading.Lock()

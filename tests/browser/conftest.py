@@ -55,8 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     service = ServiceProcesses({**ENVIRONMENT, "GXPO_HOME": str(home)}, scheduler, home / "logs")
     token_file = settings.local_token_file
     dashboard = DashboardProcess(
-        home / "logs" / "dashboard.log",
-        {"GXPO_URL": service.url, "GXPO_TOKEN_FILE": str(token_file)},
+        home / "logs" / "dashboard.log", {"GXPO_URL": service.url, "GXPO_TOKEN_FILE": str(token_file)}
     )
     headers = {"Authorization": f"Bearer {token_file.read_text(encoding='utf-8').strip()}"}
     try:

@@ -11,10 +11,7 @@ from gxpo_trainer.rules.contract import AdamWRecurrence
 from gxpo_trainer.rules.gxpo import GXPO
 from gxpo_trainer.rules.predictors import Plan, extrapolate_by_gradient, extrapolate_by_replay
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")]
 
 
 def shards(device):

@@ -21,10 +21,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.learner.models import load_policy
 from gxpo_trainer.learner.setup import installed_kernels
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")]
 RULES: list[dict[str, Any]] = [
     {"name": "grpo"},
     {"name": "sfpo", "k": 3},

@@ -371,10 +371,7 @@ def loaded(run: Rank, **settings: Any) -> dict[str, Any]:
         refused = ""
     except ConfigError as error:
         refused = str(error)
-    return {
-        "equal": on_all_ranks(learner, same),
-        "refused": refused,
-    }
+    return {"equal": on_all_ranks(learner, same), "refused": refused}
 
 
 def reference(run: Rank, **settings: Any) -> dict[str, Any]:

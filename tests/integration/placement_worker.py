@@ -61,10 +61,7 @@ def two_nodes() -> tuple[Cluster, Any]:
 
 def add(cluster: Cluster, gpus: str) -> Any:
     return cluster.add_node(
-        num_cpus=2,
-        num_gpus=2,
-        object_store_memory=100 * 1024 * 1024,
-        env_vars={"CUDA_VISIBLE_DEVICES": gpus},
+        num_cpus=2, num_gpus=2, object_store_memory=100 * 1024 * 1024, env_vars={"CUDA_VISIBLE_DEVICES": gpus}
     )
 
 

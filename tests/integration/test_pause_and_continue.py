@@ -170,11 +170,7 @@ class Job:
         address = {"url": self.server.url, "run": "r1", "attempt": self.attempt, "token": self.server.token}
         (self.out / "service.json").write_text(json.dumps(address))
         command = [sys.executable, "-m", "gxpo_trainer.cli", "train", self.out / "config.toml", "--out", self.out]
-        environment = {
-            **os.environ,
-            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
-            "RAY_AUTH_MODE": "token",
-        }
+        environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
         with (self.out / "train.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*map(str, command), "--continue", "--service", str(self.out / "service.json")],

@@ -25,12 +25,7 @@ OBJECT_STORE_BYTES = 100 * 1024 * 1024
 START_ATTEMPTS = 3
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
 """Environment of a driver that joins: Ray would replace 127.0.0.1 by the address of the host."""
-_ENV = {
-    **LOOPBACK,
-    "RAY_worker_niceness": "0",
-    "RAY_FAKE_CLUSTER": "1",
-    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-}
+_ENV = {**LOOPBACK, "RAY_worker_niceness": "0", "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
 
 
 @contextmanager

@@ -32,11 +32,7 @@ class RayHead:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         with (self.home / "ray.log").open("ab") as log:
             self._process = subprocess.Popen(
-                list(child.command),
-                stdout=log,
-                stderr=log,
-                env=environment | dict(child.env),
-                start_new_session=True,
+                list(child.command), stdout=log, stderr=log, env=environment | dict(child.env), start_new_session=True
             )
         deadline = time.monotonic() + child.start_s
         while not child.ready():

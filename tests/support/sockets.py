@@ -24,12 +24,7 @@ RUN = {
     "ray::LearnerRank": f"{_RAY_WORKER}; Gloo groups of the ranks; in rank 0 of several the store where they meet",
 }
 """Process → what listens in it, in a run of `gxpo train`."""
-UP = {
-    **_RAY,
-    "api": "the API",
-    "dashboard": "the dashboard",
-    "ray-dashboard": "Ray's job server",
-}
+UP = {**_RAY, "api": "the API", "dashboard": "the dashboard", "ray-dashboard": "Ray's job server"}
 """The same of `gxpo up` without a run."""
 
 

@@ -355,10 +355,7 @@ def rule_layers(data: str, rule: Spec, words: Spec, along: Spec, place: Spec) ->
     rule: properties of the rules. words: other position of the labels. place: properties of the labels.
     """
     text = {**along, **words, "text": {"field": "label"}}
-    return [
-        layer(data, "rule", along, strokeWidth=2, **rule),
-        layer(data, "text", text, color=TEXT, **place),
-    ]
+    return [layer(data, "rule", along, strokeWidth=2, **rule), layer(data, "text", text, color=TEXT, **place)]
 
 
 def threshold_layers() -> list[Spec]:

@@ -162,9 +162,7 @@ def register_token(subparsers: Subparsers) -> None:
     )
     create.add_argument("--days", metavar="N", type=_positive_number, help="days until it expires; default: never")
     create.add_argument(
-        "--database",
-        action="store_true",
-        help="write directly to the database, for the first token of a new service",
+        "--database", action="store_true", help="write directly to the database, for the first token of a new service"
     )
     _command(actions, "list", "commands:list_tokens", "list tokens, without secrets")
     revoke = _command(actions, "revoke", "commands:revoke", "revoke tokens")

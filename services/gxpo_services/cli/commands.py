@@ -15,17 +15,7 @@ from typing import Any
 from gxpo_client.client import Client, Json
 from gxpo_client.errors import ServiceError, ServiceUnavailable
 from gxpo_services.cli import tables
-from gxpo_services.cli.common import (
-    confirm,
-    message_of,
-    named,
-    one_line,
-    output,
-    plain,
-    resolve,
-    resolve_all,
-    say,
-)
+from gxpo_services.cli.common import confirm, message_of, named, one_line, output, plain, resolve, resolve_all, say
 from gxpo_services.run_states import TERMINAL
 from gxpo_trainer.errors import ConfigError
 

@@ -67,11 +67,7 @@ def _heat_map(database_url: str, group_id: str, query: HeatMapQuery) -> HeatMapV
 
 
 @router.get(
-    "/compare",
-    summary="Compare runs",
-    response_model=ComparisonView,
-    responses=responses(429),
-    dependencies=[Heavy],
+    "/compare", summary="Compare runs", response_model=ComparisonView, responses=responses(429), dependencies=[Heavy]
 )
 async def compare_runs(query: Annotated[CompareQuery, Query()], _: Viewer, settings: Settings) -> Response:
     """Runs are grouped by config, ignoring name and seed, and each configuration is compared with the baseline.
@@ -85,10 +81,7 @@ async def compare_runs(query: Annotated[CompareQuery, Query()], _: Viewer, setti
 
 
 @router.get(
-    "/groups/{group_id}/heatmap",
-    summary="A sweep over two settings",
-    responses=responses(429),
-    dependencies=[Heavy],
+    "/groups/{group_id}/heatmap", summary="A sweep over two settings", responses=responses(429), dependencies=[Heavy]
 )
 async def group_heat_map(
     group_id: GroupId, query: Annotated[HeatMapQuery, Query()], _: Viewer, settings: Settings

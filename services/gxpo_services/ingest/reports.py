@@ -156,11 +156,7 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
 
 
 def _within_limits(
-    session: Session,
-    run_number: int,
-    rows: Sequence[MetricRow],
-    present: Collection[int],
-    known: Mapping[str, int],
+    session: Session, run_number: int, rows: Sequence[MetricRow], present: Collection[int], known: Mapping[str, int]
 ) -> tuple[Sequence[MetricRow], list[str]]:
     """Rows without the values of metrics that the run, or the service, has no room for; and the names of those."""
     names = list(dict.fromkeys(name for row in rows for name in row.values))

@@ -71,12 +71,7 @@ def read_log(run: RunFiles, offset: int, limit: int) -> tuple[LogView, bool]:
 
 
 async def follow(
-    run: RunFiles,
-    changes: Subscription,
-    offset: int,
-    *,
-    pause_s: float = 0.5,
-    heartbeat_s: float = 10.0,
+    run: RunFiles, changes: Subscription, offset: int, *, pause_s: float = 0.5, heartbeat_s: float = 10.0
 ) -> AsyncIterator[bytes]:
     """Server-Sent Events of a log from a byte on, until the run is over and its log is read.
 

@@ -198,11 +198,7 @@ def put_summaries(session: Session, run_number: int, changed: Mapping[int, Summa
 
 
 def histories(
-    session: Session,
-    names: Collection[int],
-    firsts: Mapping[int, Mapping[int, int]],
-    *,
-    after: int | None = None,
+    session: Session, names: Collection[int], firsts: Mapping[int, Mapping[int, int]], *, after: int | None = None
 ) -> dict[tuple[int, int], Records]:
     """The history that counts of each (run, name) that has values; `firsts`: first steps of attempts, by run.
 

@@ -21,15 +21,7 @@ from gxpo_services.outputs import events
 from gxpo_services.run_states import EXECUTING, RunState
 from gxpo_services.runs import configs, lifecycle
 from gxpo_services.scheduling import decisions, leases
-from gxpo_services.scheduling.launcher import (
-    LOG,
-    Job,
-    JobRefused,
-    JobStatus,
-    Launcher,
-    kill_orphaned_trainer,
-    prepare,
-)
+from gxpo_services.scheduling.launcher import LOG, Job, JobRefused, JobStatus, Launcher, kill_orphaned_trainer, prepare
 from gxpo_services.settings import ServiceSettings
 
 _LOST, _FORGOTTEN, _DELAYED = "job_lost", "job_forgotten", "launch_delayed"

@@ -35,13 +35,7 @@ from gxpo_services.run_states import TERMINAL
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import decisions, leases
 from gxpo_services.scheduling.alerts import Alerts
-from gxpo_services.scheduling.launcher import (
-    LOG,
-    JobStatus,
-    Launcher,
-    LauncherUnavailable,
-    trainer_command,
-)
+from gxpo_services.scheduling.launcher import LOG, JobStatus, Launcher, LauncherUnavailable, trainer_command
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps import studies

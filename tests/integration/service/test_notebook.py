@@ -34,11 +34,7 @@ def execute(notebook: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_notebook_submits_waits_compares_and_plots(
-    url: str,
-    database: Database,
-    token_for: Callable[[str], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    url: str, database: Database, token_for: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GXPO_URL", url)
     monkeypatch.setenv("GXPO_TOKEN", token_for("submitter"))
@@ -49,10 +45,7 @@ def test_the_notebook_submits_waits_compares_and_plots(
         names = execute(notebook)
     assert len(names["runs"]) == RUNS
     assert names["checked"]["cost"]["backward_passes"] == names["PASSES"] == 30
-    assert {group["name"] for group in names["comparison"]["groups"]} == {
-        "GRPO lr 0.00048",
-        "GXPO K=5 lr 0.00024",
-    }
+    assert {group["name"] for group in names["comparison"]["groups"]} == {"GRPO lr 0.00048", "GXPO K=5 lr 0.00024"}
     assert "2 of 2 seeds" in names["comparison"]["evidence"]
     assert names["comparison"]["missing"] == ["seeds shared with the baseline (2 of at least 3)"]
     drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in names["axes"].lines]

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from gxpo_trainer.algo.passk import (
-    majority_at_n,
-    pass_at_k,
-    proportion_interval,
-)
+from gxpo_trainer.algo.passk import majority_at_n, pass_at_k, proportion_interval
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])

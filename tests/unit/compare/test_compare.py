@@ -189,10 +189,7 @@ def test_scores_per_problem_need_one_row_an_evaluation_and_one_column_an_id(shap
 
 def test_a_comparison_of_two_runs_by_hand() -> None:
     gate = GateTrace(np.array([5.0]), np.array([1.0]), 0.5, 20)
-    groups = [
-        SeedGroup("GRPO", (run(curve(*BASELINE)),)),
-        SeedGroup("GXPO K=5", (run(curve(*CANDIDATE), gate=gate),)),
-    ]
+    groups = [SeedGroup("GRPO", (run(curve(*BASELINE)),)), SeedGroup("GXPO K=5", (run(curve(*CANDIDATE), gate=gate),))]
     comparison = compare_groups(groups, "GRPO")
     assert comparison.target == Point(0.5, 20, 20, 2.0, 2000, 2000)
     row = comparison.group("GXPO K=5")

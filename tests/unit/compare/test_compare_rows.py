@@ -27,12 +27,7 @@ from gxpo_trainer.compare.seeds import (
     seed_band,
     varied_settings,
 )
-from gxpo_trainer.compare.text_tables import (
-    all_tables,
-    budget_table,
-    curve_table,
-    equal_cost_table,
-)
+from gxpo_trainer.compare.text_tables import all_tables, budget_table, curve_table, equal_cost_table
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.reporting.tables import difference_table
 
@@ -507,24 +502,15 @@ def test_the_same_conditions_are_comparable_whatever_the_scores_and_seeds() -> N
             "the temperatures differ (sampling.temperature: 1.0 and 0.6)",
         ),
         ({"versions": {"gxpo": "2"}}, "the graders differ (versions: {'gxpo': '1'} and {'gxpo': '2'})"),
-        (
-            {"environment": {"name": "calculator"}},
-            "the environments differ (single_turn and {'name': 'calculator'})",
-        ),
+        ({"environment": {"name": "calculator"}}, "the environments differ (single_turn and {'name': 'calculator'})"),
         ({"answer": "boxed"}, "what counts as an answer differs (answer: any and boxed)"),
         (
             {"sampling": {**RECORD["sampling"], "top_p": 0.9}},
             "the sampled distributions differ (sampling.top_p: 1.0 and 0.9)",
         ),
         ({"versions": None}, "versions is not recorded on both sides"),
-        (
-            {"template": "x" * 60},
-            f"the prompt templates differ (template: {{problem}} and {'x' * 60})",
-        ),
-        (
-            {"template": "x" * 57 + "yyyy"},
-            f"the prompt templates differ (template: {{problem}} and {'x' * 57}…)",
-        ),
+        ({"template": "x" * 60}, f"the prompt templates differ (template: {{problem}} and {'x' * 60})"),
+        ({"template": "x" * 57 + "yyyy"}, f"the prompt templates differ (template: {{problem}} and {'x' * 57}…)"),
     ],
 )
 def test_each_condition_is_a_reason_by_itself(changes: dict[str, Any], reason: str) -> None:

@@ -23,14 +23,7 @@ from gxpo_trainer.compare.intervals import (
 
 @pytest.mark.parametrize(
     ("level", "degrees", "expected"),
-    [
-        (0.95, 1, 12.706),
-        (0.95, 2, 4.303),
-        (0.95, 4, 2.776),
-        (0.95, 30, 2.042),
-        (0.99, 5, 4.032),
-        (0.90, 7, 1.895),
-    ],
+    [(0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 4, 2.776), (0.95, 30, 2.042), (0.99, 5, 4.032), (0.90, 7, 1.895)],
 )
 def test_half_widths_are_those_of_a_printed_t_table(level: float, degrees: int, expected: float) -> None:
     values = np.arange(degrees + 1.0)

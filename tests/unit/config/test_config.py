@@ -70,10 +70,7 @@ def test_an_impossible_setting_is_refused_by_name_with_its_value(override: str, 
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (
-            ("placement.colocate=true",),
-            "rollout.async_depth = 1 samples while the learner updates, which placement",
-        ),
+        (("placement.colocate=true",), "rollout.async_depth = 1 samples while the learner updates, which placement"),
         (("rollout.update_in_flight=true", "rollout.deterministic=true"), "the token at which weights change depends"),
     ],
 )

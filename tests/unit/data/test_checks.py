@@ -77,10 +77,7 @@ FAULTS: dict[str, tuple[Settings, str]] = {
         {"placement": {"tensor_parallel": 3}},
         "placement.tensor_parallel = 3 does not divide the 4 attention heads",
     ),
-    "too long": (
-        {"model": {"max_length": 4097}},
-        "max_length = 4097 exceeds the 4096 positions of 'starter'; set",
-    ),
+    "too long": ({"model": {"max_length": 4097}}, "max_length = 4097 exceeds the 4096 positions of 'starter'; set"),
     "template": ({"data": {"template": "Solve it."}}, "or a text that contains {problem}"),
     "evaluation template": ({"evaluation": {"template": "x"}}, "or a text that contains {problem}"),
     "a name that is too long": ({"data": {"source": f"/{'x' * 300}.jsonl"}}, "data.source: cannot be read ("),

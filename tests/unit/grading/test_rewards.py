@@ -227,8 +227,7 @@ def test_evaluations_compute_no_components(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["much", "0.5", b"1", None, [1.0], float("nan"), float("-inf"), 10**400, np.float32("nan"), 1j],
+    "value", ["much", "0.5", b"1", None, [1.0], float("nan"), float("-inf"), 10**400, np.float32("nan"), 1j]
 )
 def test_what_is_no_finite_number_is_an_error_that_names_the_component(value: Any) -> None:
     scorer = Scorer((("odd", 1.0, lambda sample: value),))

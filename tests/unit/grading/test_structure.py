@@ -120,11 +120,7 @@ def innermost(answer: Answer) -> str:
 
 @pytest.mark.parametrize(
     "wrap",
-    [
-        lambda inside: f"(1, {inside})",
-        lambda inside: rf"\{{1; {inside}\}}",
-        lambda inside: f"{{{inside}}}",
-    ],
+    [lambda inside: f"(1, {inside})", lambda inside: rf"\{{1; {inside}\}}", lambda inside: f"{{{inside}}}"],
     ids=["tuple", "set", "group"],
 )
 @pytest.mark.parametrize(

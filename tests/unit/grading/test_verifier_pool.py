@@ -214,8 +214,7 @@ def test_impossible_settings_are_named(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "absent"),
-    [("rollout.verification", {"torch", "vllm"}), ("grading.worker", {"torch", "vllm", "ray"})],
+    ("module", "absent"), [("rollout.verification", {"torch", "vllm"}), ("grading.worker", {"torch", "vllm", "ray"})]
 )
 def test_the_actor_and_its_workers_import_no_engine(module: str, absent: set[str]) -> None:
     code = (

@@ -19,13 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gxpo_trainer.config import LoraConfig, ModelConfig, RunConfig
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.learner.models import (
-    STARTER_FOLDER,
-    load_policy,
-    load_tokenizer,
-    pin_revision,
-    resolve_model,
-)
+from gxpo_trainer.learner.models import STARTER_FOLDER, load_policy, load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.planner.architectures import check_heads
 from gxpo_trainer.planner.devices import uneven_split
 from gxpo_trainer.training.prepare import prepare

@@ -25,10 +25,7 @@ def test_a_process_has_one_activity_at_a_time() -> None:
     clock.now = 4.0
     timeline.enter("engine 0", None)
     timeline.enter("engine 0", None)
-    assert timeline.cut(0.0) == [
-        Span("engine 0", "sampling", 0.0, 3.0),
-        Span("engine 0", "syncing", 3.0, 4.0),
-    ]
+    assert timeline.cut(0.0) == [Span("engine 0", "sampling", 0.0, 3.0), Span("engine 0", "syncing", 3.0, 4.0)]
 
 
 def test_a_window_clips_spans_and_holds_those_that_go_on() -> None:

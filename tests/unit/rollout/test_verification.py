@@ -86,10 +86,7 @@ def score(rewards: tuple[AnyReward, ...], group: Group, *, components: bool = Tr
         (played(RIGHT, -2.0, end="length"), Verdict("wrong", None, 0.0, score=-2.0)),
         (played(RIGHT, 1.0, end="timeout", detail="step took 5 s"), Verdict("timeout", None, 0.0, "step took 5 s")),
         (played(RIGHT, 1.0, end="error", detail="KeyError"), Verdict("error", None, 0.0, "KeyError")),
-        (
-            played(RIGHT, 1e308, 1e308),
-            Verdict("error", None, 0.0, "the sum of the environment's rewards is inf"),
-        ),
+        (played(RIGHT, 1e308, 1e308), Verdict("error", None, 0.0, "the sum of the environment's rewards is inf")),
     ],
 )
 def test_an_episode_decides_its_verdict_by_failing_or_by_its_rewards(sample: Sample, expected: Verdict | None) -> None:
@@ -134,11 +131,7 @@ def test_messages_of_episodes_hold_turns_and_only_sampled_tokens_count() -> None
     assert extras["status"] == "correct"
     assert extras["context"]["num_tokens"] == 2
     assert extras["context"]["environment_reward"] == 0.5
-    assert extras["context"]["turns"] == [
-        ("policy", "a", None),
-        ("environment", "seen", 0.5),
-        ("policy", "", None),
-    ]
+    assert extras["context"]["turns"] == [("policy", "a", None), ("environment", "seen", 0.5), ("policy", "", None)]
 
 
 def test_with_correctness_alone_the_workers_judge_only_what_no_environment_did() -> None:

@@ -119,10 +119,7 @@ def test_the_dashboard_knows_its_label_gate_and_settings() -> None:
 
 
 def test_the_dashboard_compares_its_passes() -> None:
-    series = {
-        "update/backward_passes_total": points([1, 2, 3], [3, 6, 7]),
-        "gate/active": points([1, 2, 3], [1, 0, 0]),
-    }
+    series = {"update/backward_passes_total": points([1, 2, 3], [3, 6, 7]), "gate/active": points([1, 2, 3], [1, 0, 0])}
     own = budget.budget_chart(series, {"name": "repeated", "repeats": 3}, None, dashboard_rules())
     others = "Others: GRPO (1 per step): 3, SFPO K=3 (4 per step): 12, GXPO (3 per step): 9."
     assert own.summary == f"7 backward passes after 3 steps (6 in look-ahead on, 1 in fallback to GRPO). {others}"

@@ -112,19 +112,10 @@ def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> Non
         ({"search": SEARCH}, "one of them"),
         ({**NO_LADDER, "search": SEARCH | {"seeds": [1]}}, r"choose others in search.seeds"),
         ({**NO_LADDER, "search": SEARCH | {"runs": 1}}, "runs = 1 does not cover one run on each of 2 seeds"),
-        (
-            {**NO_LADDER, "search": SEARCH | {"settings": {"learner.mini_batches": [1]}}},
-            "every arm is tuned over",
-        ),
+        ({**NO_LADDER, "search": SEARCH | {"settings": {"learner.mini_batches": [1]}}}, "every arm is tuned over"),
         ({**NO_LADDER, "search": SEARCH | {"settings": {RATE: [0.0]}}}, "rates must be positive numbers"),
-        (
-            {**NO_LADDER, "search": SEARCH | {"settings": {RATE: [1.0], "a.b": ["../x"]}}},
-            "'../x' cannot be",
-        ),
-        (
-            {**NO_LADDER, "search": SEARCH | {"settings": {RATE: [1.0], "a.k": [1], "b.k": [1]}}},
-            "settings end alike",
-        ),
+        ({**NO_LADDER, "search": SEARCH | {"settings": {RATE: [1.0], "a.b": ["../x"]}}}, "'../x' cannot be"),
+        ({**NO_LADDER, "search": SEARCH | {"settings": {RATE: [1.0], "a.k": [1], "b.k": [1]}}}, "settings end alike"),
         ({"arms": BODY["arms"] | {"a": {"label": "A", "search": {RATE: [1e-5]}}}}, "needs the study's"),
     ],
 )

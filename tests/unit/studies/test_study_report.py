@@ -178,10 +178,7 @@ def test_the_page_claims_what_the_corrected_test_carries() -> None:
     weaker = invented()
     key = RunKey("report", "gxpo", 2e-5, 2)
     weaker.curves[key] = RunCurves(key.folder, "GXPO", 2, curve(3, (0.5, 0.5), 2))
-    assert re.search(
-        r"none is shown to be higher; not shown equivalent: GXPO \+\d.*\]\.",
-        as_markdown(compose(weaker)),
-    )
+    assert re.search(r"none is shown to be higher; not shown equivalent: GXPO \+\d.*\]\.", as_markdown(compose(weaker)))
     assert "Not complete yet, and so not compared: Late." in text
     assert "The best rate is the highest that was tried" in text
 

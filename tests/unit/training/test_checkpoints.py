@@ -144,10 +144,7 @@ def earlier(tmp_path: Path) -> Checkpoint:
     [
         ({"learner": {"rule": {"name": "gxpo", "k": 7}}}, r"learner\.rule\.k = 3, this run has 7"),
         ({"seed": 1}, r"seed = 0, this run has 1"),
-        (
-            {"model": {"path": "org/other"}},
-            r"model\.path = 'starter', this run has 'org/other'; resume",
-        ),
+        ({"model": {"path": "org/other"}}, r"model\.path = 'starter', this run has 'org/other'; resume"),
         ({"rollout": {"max_new_tokens": 41}}, r"rollout\.max_new_tokens"),
         ({"rollout": {"max_num_seqs": 8, "temperature": 0.9}}, r"rollout\.temperature"),
         ({"learner": {**FIRST["learner"], "packing": "padded"}}, r"learner\.packing"),

@@ -15,11 +15,7 @@ from docs_build.metrics import undescribed
 from gxpo_trainer.runtime import processes as gpu_load
 from gxpo_trainer.runtime.processes import HostLoad, Reading, rates
 
-RATES = (
-    "system/disk_written_bytes_per_s",
-    "system/network_received_bytes_per_s",
-    "system/network_sent_bytes_per_s",
-)
+RATES = ("system/disk_written_bytes_per_s", "system/network_received_bytes_per_s", "system/network_sent_bytes_per_s")
 
 
 def test_a_step_reports_the_load_of_this_host(tmp_path: Path) -> None:
@@ -49,11 +45,7 @@ def test_a_host_without_counters_reports_the_rest(
 
     for name in ("disk_io_counters", "net_io_counters"):
         monkeypatch.setattr(psutil, name, read)
-    assert set(HostLoad(tmp_path).metrics()) == {
-        "system/cpu_percent",
-        "system/memory_bytes",
-        "system/disk_free_bytes",
-    }
+    assert set(HostLoad(tmp_path).metrics()) == {"system/cpu_percent", "system/memory_bytes", "system/disk_free_bytes"}
     assert "system/disk_free_bytes" not in HostLoad(tmp_path / "removed").metrics()
 
 

@@ -18,11 +18,7 @@ import pytest
 from support.ingest_server import IngestServer
 
 from gxpo_trainer import cli
-from gxpo_trainer.errors import (
-    ConfigError,
-    Diverged,
-    TrainingError,
-)
+from gxpo_trainer.errors import ConfigError, Diverged, TrainingError
 from gxpo_trainer.reporting.reading import read_events, read_metrics
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import ServiceAddress

@@ -147,10 +147,7 @@ def test_problems_beyond_those_evaluated_in_the_run_count_too(config: Any, tmp_p
     ("changes", "setting"),
     [
         ({"data": {"max_prompt_tokens": 23}}, "data.max_prompt_tokens"),
-        (
-            {"model": {"max_length": 71}, "rollout": {"max_new_tokens": 48}},
-            "model.max_length − rollout.max_new_tokens",
-        ),
+        ({"model": {"max_length": 71}, "rollout": {"max_new_tokens": 48}}, "model.max_length − rollout.max_new_tokens"),
     ],
 )
 def test_training_prompts_that_are_too_long_are_counted_and_reported(

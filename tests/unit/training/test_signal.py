@@ -42,10 +42,7 @@ def test_five_steps_without_signal_are_an_event_a_metric_and_a_line_once_until_t
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [
-        (
-            {},
-            "97% of the groups, which have no gradient. 0% of the responses are correct: choose easier",
-        ),
+        ({}, "97% of the groups, which have no gradient. 0% of the responses are correct: choose easier"),
         ({"reward/correctness": 1.0}, "100% of the responses are correct: choose harder problems"),
         ({"rollout/truncated_fraction": 0.8}, "80% of the responses are truncated: raise rollout.max_new_tokens. 0%"),
     ],

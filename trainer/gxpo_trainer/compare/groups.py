@@ -180,11 +180,7 @@ def compare_groups(
 
 
 def plateau_contrasts(
-    groups: Sequence[SeedGroup],
-    reference: SeedGroup,
-    budget: float,
-    window: float = PLATEAU,
-    margin: float = MARGIN,
+    groups: Sequence[SeedGroup], reference: SeedGroup, budget: float, window: float = PLATEAU, margin: float = MARGIN
 ) -> dict[str, Contrast]:
     """Plateaus against that of the reference, by group, not corrected yet; without those that lack one.
 

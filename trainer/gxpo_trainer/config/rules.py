@@ -355,13 +355,7 @@ class ExtragradientRule(RuleSettings):
         return 2 + num_moments
 
 
-RULES: list[type[RuleSettings]] = [
-    GrpoRule,
-    SfpoRule,
-    GxpoRule,
-    EpochsRule,
-    ExtragradientRule,
-]
+RULES: list[type[RuleSettings]] = [GrpoRule, SfpoRule, GxpoRule, EpochsRule, ExtragradientRule]
 """The built-in rules, in the order of lists and charts; custom ones follow (`known_rules`)."""
 COMPARED_LABELS = [rule.label for rule in RULES if rule.family != "control"]
 """Of the built-in rules, for texts that are made before plug-ins may be loaded."""

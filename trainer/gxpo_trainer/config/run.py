@@ -403,11 +403,7 @@ class RunConfig(Settings):
             )
         if self.teacher is not None:
             for clashes, setting, fix in (
-                (
-                    self.learner.loss.kl_beta > 0,
-                    "learner.loss.kl_beta",
-                    "set it to 0: the teacher's scores are one",
-                ),
+                (self.learner.loss.kl_beta > 0, "learner.loss.kl_beta", "set it to 0: the teacher's scores are one"),
                 (self.learner.loss.zero_variance != "keep", "learner.loss.zero_variance", 'set it to "keep"'),
             ):
                 if clashes:

@@ -26,10 +26,7 @@ CHUNKS_AHEAD_PER_WORKER = 4
 
 
 def grade_file(
-    path_in: Path,
-    out_stream: TextIO,
-    workers: int | None = None,
-    deadline_s: float = 5.0,
+    path_in: Path, out_stream: TextIO, workers: int | None = None, deadline_s: float = 5.0
 ) -> dict[str, int]:
     """Grade every line of a JSONL file; with a progress bar where standard error is a terminal.
 

@@ -60,12 +60,7 @@ def sequence_boundaries(position_ids: Tensor) -> dict[str, Any]:
     starts = (flat == 0).nonzero().flatten()
     ends = torch.cat([starts, starts.new_tensor([flat.numel()])])
     boundaries, longest = ends.to(torch.int32), int(ends.diff().max())
-    return {
-        "cu_seq_lens_q": boundaries,
-        "cu_seq_lens_k": boundaries,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
+    return {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries, "max_length_q": longest, "max_length_k": longest}
 
 
 def varlen_attention(

@@ -21,13 +21,7 @@ from gxpo_trainer import __version__
 from gxpo_trainer.config import LoraConfig, ModelConfig
 from gxpo_trainer.config.engines import RANDOM_STARTER, STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.planner.architectures import (
-    FOLDER_FIX,
-    WEIGHTS,
-    checked_folder,
-    local_model,
-    read_config,
-)
+from gxpo_trainer.planner.architectures import FOLDER_FIX, WEIGHTS, checked_folder, local_model, read_config
 
 if TYPE_CHECKING:
     import torch

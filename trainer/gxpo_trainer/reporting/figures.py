@@ -111,11 +111,7 @@ def write_report(
 
 
 def draw_curves(
-    groups: Sequence[SeedGroup],
-    styles: Sequence[LineStyle],
-    comparison: Comparison | None = None,
-    *,
-    title: str = "",
+    groups: Sequence[SeedGroup], styles: Sequence[LineStyle], comparison: Comparison | None = None, *, title: str = ""
 ) -> bytes:
     """PNG, 1500 × 1125: accuracy against passes, steps, tokens and minutes with 95% bands.
 

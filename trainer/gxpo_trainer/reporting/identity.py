@@ -17,10 +17,7 @@ from gxpo_trainer.errors import DataError
 
 
 def run_identity(
-    config: RunConfig,
-    *,
-    data_sha256: Mapping[str, str] | None = None,
-    policy_sha256: str | None = None,
+    config: RunConfig, *, data_sha256: Mapping[str, str] | None = None, policy_sha256: str | None = None
 ) -> dict[str, Any]:
     """The content of run.json. It names the hardware, but not the host.
 

@@ -87,11 +87,7 @@ class SamplerActor:
 
     def status(self) -> dict[str, Any]:
         """`process`, `version` (None: none verified yet) and `folder` (of temporary files)."""
-        return {
-            "process": trace_this_process(),
-            "version": self.version,
-            "folder": self._folder.path,
-        }
+        return {"process": trace_this_process(), "version": self.version, "folder": self._folder.path}
 
     # ---- requests -------------------------------------------------------------------------------------------
 

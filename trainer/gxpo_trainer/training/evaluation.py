@@ -229,10 +229,7 @@ def _sample_and_grade(
 
     with ray_session(placement) as settled:
         pool = build_pool(
-            config,
-            settled,
-            folder,
-            lambda kind, message, **_: console.print(f"eval: {kind}: {message}", markup=False),
+            config, settled, folder, lambda kind, message, **_: console.print(f"eval: {kind}: {message}", markup=False)
         )
         try:
             pool.start()

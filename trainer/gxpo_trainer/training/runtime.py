@@ -114,12 +114,7 @@ def build_runtime(
 
 
 def build_pool(
-    config: RunConfig,
-    placement: Placement,
-    model_folder: str,
-    log_event: Event,
-    *,
-    source: WeightSource | None = None,
+    config: RunConfig, placement: Placement, model_folder: str, log_event: Event, *, source: WeightSource | None = None
 ) -> RolloutPool:
     """A pool without a learner group. source: of its weights; None: it keeps version 0, that of the model folder."""
     engines = Engines(config, placement, model_folder, log_event, initial_version=None if source else 0)

@@ -103,11 +103,7 @@ LARGE = b'{"preset": "demo", "notes": "' + b"x" * (2 * LIMIT) + b'"}'
     ],
 )
 def test_no_pair_of_length_headers_brings_a_body_past_the_limit(
-    address: tuple[str, int],
-    token_for: Callable[[str], str],
-    database: Database,
-    headers: list[str],
-    body: bytes,
+    address: tuple[str, int], token_for: Callable[[str], str], database: Database, headers: list[str], body: bytes
 ) -> None:
     status, answer = raw(address, head(token_for("submitter"), *headers, "Connection: close"), body)
     assert status in (400, 413), answer

@@ -112,7 +112,7 @@ def test_migrate_keeps_every_row_of_the_version_before_and_the_api_reads_them(
         reward = get(f"/runs/{RUN}/metrics?names=reward/mean")["series"]["reward/mean"]
         assert (reward["steps"], reward["y"]) == ([1, 2, 3], [0.25, "NaN", 0.75])
         assert [event["kind"] for event in get(f"/runs/{RUN}/events")["items"]] == [
-            *("submitted", "state", "checkpoint", "state"),
+            *("submitted", "state", "checkpoint", "state")
         ]
         newest, oldest = get(f"/runs/{RUN}/samples")["items"]
         assert (newest["end"], len(newest["turns"]), oldest["turns"]) == ("done", 3, None)

@@ -20,11 +20,7 @@ def row(*values: Any) -> dict[str, Any]:
     return dict(zip(COLUMNS, values, strict=True))
 
 
-PIECES = [
-    [row("a", 1, 0.5), row("b,c", 2, math.nan)],
-    [],
-    [row(None, None, None), row("ü", 2**40, -math.inf)],
-]
+PIECES = [[row("a", 1, 0.5), row("b,c", 2, math.nan)], [], [row(None, None, None), row("ü", 2**40, -math.inf)]]
 
 
 def test_csv_spells_non_finite_numbers_and_leaves_missing_cells_empty() -> None:

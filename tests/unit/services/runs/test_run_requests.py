@@ -74,11 +74,7 @@ def test_every_bad_setting_is_named_together_with_what_this_server_refuses() -> 
 
 @pytest.mark.parametrize(
     ("names", "text"),
-    [
-        ("a", "a: x"),
-        ("edcba", "a: x; b: x; c: x; d: x; e: x"),
-        ("fedcba", "a: x; b: x; c: x; d: x; e: x; …"),
-    ],
+    [("a", "a: x"), ("edcba", "a: x; b: x; c: x; d: x; e: x"), ("fedcba", "a: x; b: x; c: x; d: x; e: x; …")],
 )
 def test_the_text_names_up_to_five_settings_and_the_errors_all(names: str, text: str) -> None:
     refusal = invalid([FieldError(field=name, message="x") for name in names])

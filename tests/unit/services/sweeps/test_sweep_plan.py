@@ -98,7 +98,7 @@ def test_a_grid_may_hold_whole_rules_words_lists_and_nothing() -> None:
     grid = {"learner.rule.name": ["grpo", "sfpo"], "data.levels": [[3, 4], None], "data.split": ["a\n'\"b"]}
     runs = sweep(grid=grid)
     assert [(run.config.learner.rule.name, run.config.data.levels) for run in runs] == [
-        *(("grpo", (3, 4)), ("grpo", None), ("sfpo", (3, 4)), ("sfpo", None)),
+        *(("grpo", (3, 4)), ("grpo", None), ("sfpo", (3, 4)), ("sfpo", None))
     ]
     assert runs[0].config.data.split == "a\n'\"b"
 

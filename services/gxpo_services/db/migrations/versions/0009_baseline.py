@@ -196,15 +196,9 @@ def upgrade() -> None:
         sa.Column("config", JSON, nullable=False),
         sa.Column("identity", JSON),
     )
+    op.create_table("run_searches", _of_run(primary_key=True), sa.Column("text", sa.Text(), nullable=False))
     op.create_table(
-        "run_searches",
-        _of_run(primary_key=True),
-        sa.Column("text", sa.Text(), nullable=False),
-    )
-    op.create_table(
-        "run_tags",
-        _of_run(primary_key=True),
-        sa.Column("tag", sa.String(60), primary_key=True, index=True),
+        "run_tags", _of_run(primary_key=True), sa.Column("tag", sa.String(60), primary_key=True, index=True)
     )
     op.create_table(
         "samples",
