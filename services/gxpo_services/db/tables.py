@@ -1,4 +1,4 @@
-"""Every table; `metadata` describes the schema that the migrations make. Times are seconds since 1970."""
+"""Every table. `metadata` makes an empty database; the migrations bring older ones to it. Times: seconds since 1970."""
 
 from __future__ import annotations
 

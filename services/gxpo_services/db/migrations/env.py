@@ -1,5 +1,8 @@
 """How Alembic reaches the database. On PostgreSQL an advisory lock lets one migration run at a time; SQLite's
-transactions are exclusive by themselves (db/database.py)."""
+transactions are exclusive by themselves (db/database.py).
+
+An empty database gets the tables of db/tables.py and the newest revision; the migrations are for older ones.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,21 @@ _LOCK = 0x6778706F  # "gxpo"
 def run() -> None:
     engine = make_engine(context.config.attributes["url"])
     try:
-        with engine.connect() as connection:
+        with engine.begin() as connection:
             postgres = connection.dialect.name == "postgresql"
             context.configure(
                 connection=connection,
                 target_metadata=metadata,
                 render_as_batch=not postgres,
-                compare_type=True,
-                transaction_per_migration=False,
+                compare_type=postgres,  # SQLite ignores lengths, and keeps the older ones
             )
-            with context.begin_transaction():
-                if postgres:
-                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-                context.run_migrations()
+            if postgres:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+            migrations = context.get_context()
+            if migrations.get_current_revision() is None:
+                metadata.create_all(connection)
+                migrations.stamp(context.script, "head")
+            context.run_migrations()
     finally:
         engine.dispose()
 

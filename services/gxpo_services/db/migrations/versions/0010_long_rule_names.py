@@ -1,6 +1,6 @@
 """Names of rules of users, which may be `package.module:Class`.
 
-The baseline has this length too, so that a new SQLite database declares it; SQLite itself ignores lengths.
+SQLite ignores lengths.
 
 Revision ID: 0010
 Revises: 0009
