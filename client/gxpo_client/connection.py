@@ -188,34 +188,28 @@ class Connection:
         except httpx.TransportError as error:
             raise self._unavailable(error) from error
 
-    def changes(
-        self, runs: Sequence[str], after: int | None = 0, *, ids_only: bool = False
-    ) -> Generator[tuple[str, Json] | None, None, None]:
+    def changes(self, runs: Sequence[str], after: int | None = 0) -> Generator[tuple[str, Json] | None, None, None]:
         """Changes of runs as the service sends them: (`run`, its view), (`event`, with its `run`), (`deleted`, its id);
         None every two seconds without one. Ends when all runs have ended, or when the service closes the stream.
 
         runs: none for every run that has not ended. after: number of the last event received; None: only new ones.
-        ids_only: views have nothing but their `id`.
         """
-        query = {"runs": list(runs), "after": after, "ids_only": ids_only or None}
-        with self.stream("/events/stream", **query) as (_, pieces):
+        with self.stream("/events/stream", runs=list(runs), after=after) as (_, pieces):
             yield from _server_sent(pieces)
 
     def _get(self, path: str, query: Mapping[str, Any]) -> Any:
         params = parameters(query)
         key = (path, tuple(params))
+
+        def send() -> Any:
+            return self.request("GET", path, params=params, retry=self._cache is None).json()
+
         if self._cache is None:
-            return self.request("GET", path, params=params, retry=True).json()
+            return send()
         if self._cache.offline and key in self._cache.answers:
             return self._cache.answers[key]
         try:
-            if self._shared is None:
-                answer = self.request("GET", path, params=params).json()
-            else:
-                self._shared.follow(lambda: self.changes((), None, ids_only=True))
-                answer = self._shared.get(
-                    key, lambda: self.request("GET", path, params=params).json(), _runs_of(path, params)
-                )
+            answer = send() if self._shared is None else self._shared.get(key, send)
         except ServiceUnavailable:
             self._cache.offline = True
             if key in self._cache.answers:
@@ -244,14 +238,6 @@ def _server_sent(pieces: Iterator[bytes]) -> Iterator[tuple[str, Json] | None]:
             if kind == "end":
                 return
             yield None if kind is None else (kind, cast(Json, json.loads(fields["data"])))
-
-
-def _runs_of(path: str, params: Sequence[_Parameter]) -> list[str] | None:
-    """Ids of the runs that a response is about, none for all; None for a log, which grows without a change of them."""
-    kind, *names = path.strip("/").split("/")
-    if names and names[-1] == "logs":
-        return None
-    return names[:1] if kind == "runs" and names else [str(value) for name, value in params if name == "runs"]
 
 
 def path_of(path: str, *parts: str) -> str:

@@ -14,7 +14,7 @@ import streamlit as st
 from gxpo_client.client import Client
 from gxpo_client.connection import ResponseCache, connect
 from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavailable
-from gxpo_client.shared_responses import RunChanges, SharedResponses
+from gxpo_client.shared_responses import SharedResponses
 from gxpo_dashboard.labels import TERMINAL, plain
 from gxpo_dashboard.session import permalinks
 from gxpo_dashboard.session.link import cookie_name, may_use_local_token, read_secret, sessions
@@ -62,7 +62,7 @@ _connection = st.cache_resource(connect)
 @st.cache_resource
 def _shared(url: str, role: str) -> SharedResponses:
     """Of all visitors with a role: the service shows the same to each of them."""
-    return SharedResponses(changes=RunChanges())
+    return SharedResponses()
 
 
 def client() -> Client:

@@ -19,6 +19,7 @@ from support.scheduling import Cluster
 from support.service_processes import until
 
 from gxpo_client.client import Client, Json, connect
+from gxpo_client.connection import _server_sent
 from gxpo_client.errors import NotFound, NotSignedIn
 from gxpo_services.api import feed
 from gxpo_services.api.feed import ChangeFeed, Subscription
@@ -351,8 +352,9 @@ def test_a_lost_listening_connection_is_replaced_and_bridged_by_polling(
 
 def test_ids_alone_are_sent_to_a_reader_who_asks_for_the_rest(client: Client, database: Database) -> None:
     run_id = runs.add_run(database)
-    changes = client.changes([], None, ids_only=True)
-    assert next_change(changes) == ("run", {"id": run_id})
-    runs.move(database, run_id, RunState.STARTING)
-    assert next_change(changes) == ("run", {"id": run_id})
-    assert next_change(changes)[0] == "event"
+    with client.stream("/events/stream", ids_only=True) as (_, pieces):
+        changes = _server_sent(pieces)
+        assert next_change(changes) == ("run", {"id": run_id})
+        runs.move(database, run_id, RunState.STARTING)
+        assert next_change(changes) == ("run", {"id": run_id})
+        assert next_change(changes)[0] == "event"
