@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from sqlalchemy import BigInteger, ColumnElement, Float, Integer, Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
@@ -39,11 +37,11 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Sort order: by a column, or by the last, highest or lowest value of a metric, or its value at a step."""
+    """Sort order: by a column, or by the last, highest or lowest value of a metric."""
 
     column: str | None
     metric: str | None
-    at: Literal["last", "highest", "lowest"] | int
+    at: str
     descending: bool
 
     @property
@@ -70,11 +68,8 @@ def page(
 ) -> tuple[Sorted, int | None]:
     """At most `limit` runs after `after`; and the total, only without `after`."""
     conditions = _conditions(filters, session.get_bind().dialect.name)
-    if isinstance(order.at, int):
-        rows = _by_value_at_step(session, conditions, order, after, limit)
-    else:
-        source = _column_source(order.column) if order.column is not None else _metric_source(session, order)
-        rows = _by_value(session, conditions, source, order, after, limit)
+    source = _column_source(order.column) if order.column is not None else _metric_source(session, order)
+    rows = _by_value(session, conditions, source, order, after, limit)
     if after is not None:
         return rows, None
     return rows, session.scalar(select(func.count()).select_from(Run.__table__).where(*conditions))
@@ -100,7 +95,7 @@ def _metric_source(session: Session, order: Order) -> _Source:
     assert order.metric is not None
     # -1 is not the number of any metric: a metric that was never reported has no values.
     name = metrics.find_numbers(session, [order.metric]).get(order.metric, -1)
-    number, value = _last.run_number, _last[str(order.at)]
+    number, value = _last.run_number, _last[order.at]
     has_value = (_last.name_number == name, value.is_not(None))
     rows = select(number, value).join_from(MetricLast.__table__, Run.__table__, _run.number == number).where(*has_value)
     return _Source(rows, number, value, ~select(number).where(number == _run.number, *has_value).exists())
@@ -177,37 +172,6 @@ def _behind(order: Order, columns: Sequence[Any], values: Sequence[Any]) -> Colu
     """Whether the row of `columns` follows `values`."""
     row, here = tuple_(*columns), tuple_(*values)
     behind: ColumnElement[bool] = row < here if order.descending else row > here
-    return behind
-
-
-def _by_value_at_step(
-    session: Session, conditions: Sequence[ColumnElement[bool]], order: Order, after: Position | None, limit: int
-) -> Sorted:
-    """Page by values at a step, which are stored in blocks and therefore sorted here."""
-    assert order.metric is not None
-    assert isinstance(order.at, int)
-    chosen = select(_run.number).where(*conditions)
-    by_number = metrics.values_at_step(session, order.metric, order.at, chosen)
-    numbers = np.array(list(session.scalars(chosen)), dtype=np.int64)
-    values = np.array([by_number.get(number, np.nan) for number in numbers.tolist()], dtype=np.float64)
-    sign = -1 if order.descending else 1
-    # Runs without a value (NaN) come last in both directions.
-    ordered = np.lexsort((sign * numbers, sign * values))
-    if after is not None:
-        assert not isinstance(after.value, str)
-        ordered = ordered[_follow(sign * values[ordered], sign * numbers[ordered], after, sign)]
-    return [(int(numbers[i]), by_number.get(int(numbers[i]))) for i in ordered[:limit]]
-
-
-def _follow(
-    values: npt.NDArray[np.float64], numbers: npt.NDArray[np.int64], after: Position, sign: int
-) -> npt.NDArray[np.bool_]:
-    """Which (value, number) pairs follow a position, all multiplied by the order's sign."""
-    further = numbers > sign * after.number
-    if after.value is None:
-        return np.isnan(values) & further
-    value = sign * float(after.value)
-    behind: npt.NDArray[np.bool_] = np.isnan(values) | (values > value) | ((values == value) & further)
     return behind
 
 
@@ -288,8 +252,7 @@ def list_runs(session: Session, query: ListQuery) -> RunPage:
 def _order(query: ListQuery) -> Order:
     descending = query.order == "desc"
     if query.sort.startswith("metric:") and len(query.sort) > len("metric:"):
-        word = {"best": "highest"}.get(query.metric_at, query.metric_at)
-        at: Any = int(word) if word.isdigit() else word
+        at = "highest" if query.metric_at == "best" else query.metric_at
         return Order(None, query.sort.removeprefix("metric:"), at, descending)
     if query.sort not in COLUMNS:
         raise Invalid.of("sort", f"must be metric:<name> or one of {', '.join(COLUMNS)}")

@@ -206,10 +206,8 @@ class ListQuery(BaseModel):
         examples=["created_at", "score_best", "metric:reward/mean"],
     )
     order: Literal["asc", "desc"] = "desc"
-    metric_at: str = Field(
-        "last",
-        pattern=r"^(last|best|highest|lowest|[0-9]{1,9})$",
-        description="Which value of the metric: its last, highest (best) or lowest value, or its value at a step.",
+    metric_at: Literal["last", "best", "highest", "lowest"] = Field(
+        "last", description="Which value of the metric: its last, highest (best) or lowest value."
     )
     with_metric: list[Word] = Field([], max_length=50, description="Metrics whose last values are included.")
     with_setting: list[Word] = Field(
