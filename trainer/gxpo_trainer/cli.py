@@ -1,7 +1,7 @@
 """The `gxpo` command, and its commands that work without a service.
 
 Each package registers its commands in the entry-point group `gxpo.commands`; an entry point is a function
-`register(subparsers)` that adds one command and sets its default `run` to a function `run(args) -> int | None`.
+`register(subparsers)` that adds commands and sets the default `run` of each to a function `run(args) -> int | None`.
 Arguments are parsed before heavy modules are imported: a command imports what it needs when it runs.
 
 Exit codes: 0 success, 1 failure, 2 invalid usage, config or data, 130 interrupted.

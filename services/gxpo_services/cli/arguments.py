@@ -16,7 +16,14 @@ from gxpo_services.run_states import RunState
 Subparsers = Any  # argparse._SubParsersAction, which has no public name
 
 
-def register_submit(subparsers: Subparsers) -> None:
+def register(subparsers: Subparsers) -> None:
+    """Add the commands to those of `gxpo`."""
+    _register_runs(subparsers)
+    _register_processes(subparsers)
+
+
+def _register_runs(subparsers: Subparsers) -> None:
+    """The clients of a service."""
     parser = _command(subparsers, "submit", "submit:submit", "submit a run")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("config", metavar="RUN.toml", nargs="?", type=Path, help="run file (.toml or .json)")
@@ -30,8 +37,6 @@ def register_submit(subparsers: Subparsers) -> None:
     parser.add_argument("--check", action="store_true", help="validate only, and print the expected cost")
     parser.add_argument("--watch", action="store_true", help="watch it until it ends")
 
-
-def register_sweep(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "sweep", "submit:sweep", "submit a grid of runs after showing its cost")
     parser.add_argument("config", metavar="RUN.toml", nargs="?", type=Path, help="base run file (.toml or .json)")
     parser.add_argument("--base", metavar="NAME", help="base preset instead of a file")
@@ -49,8 +54,6 @@ def register_sweep(subparsers: Subparsers) -> None:
     parser.add_argument("--check", action="store_true", help="show the cost only")
     parser.add_argument("--yes", action="store_true", help="skip the confirmation")
 
-
-def register_runs(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "runs", "commands:runs", "list runs")
     states = [state.value for state in RunState]
     parser.add_argument("--state", metavar="STATE", action="append", choices=states, help="filter by state; repeatable")
@@ -65,55 +68,33 @@ def register_runs(subparsers: Subparsers) -> None:
     parser.add_argument("--order", choices=("asc", "desc"), help="default desc")
     parser.add_argument("--limit", metavar="N", type=_positive, default=30, help="maximum number of runs; default 30")
 
-
-def register_show(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "show", "commands:show", "show a run")
     _runs(parser, None)
     parser.add_argument("--config", action="store_true", help="print only its config, as TOML")
 
-
-def register_watch(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "watch", "watch:watch", "follow runs until they end; exit code 1 if one failed")
     _runs(parser, "*")
     parser.add_argument("--group", metavar="ID", help="all runs of this group")
 
-
-def register_logs(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "logs", "commands:logs", "print a run's log")
     _runs(parser, None)
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
     parser.add_argument("--tail", metavar="N", type=_positive, help="start with the last N lines")
 
-
-def register_cancel(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "cancel", "commands:cancel", "cancel runs at the end of their step")
     _runs(parser, "*")
     parser.add_argument("--group", metavar="ID", help="all runs of this group; a study queues no more")
 
+    _runs(_command(subparsers, "pause", "commands:pause", "pause runs with a checkpoint"))
+    _runs(_command(subparsers, "resume", "commands:resume", "resume paused runs"))
 
-def register_pause(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "pause", "commands:pause", "pause runs with a checkpoint")
-    _runs(parser)
-
-
-def register_resume(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "resume", "commands:resume", "resume paused runs")
-    _runs(parser)
-
-
-def register_clone(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "clone", "commands:clone", "submit a copy of a run with changed settings")
     _runs(parser, None)
     _set(parser)
     parser.add_argument("--name", metavar="NAME", help="name of the clone")
 
+    _runs(_command(subparsers, "retry", "commands:retry", "retry failed or cancelled runs as new runs"))
 
-def register_retry(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "retry", "commands:retry", "retry failed or cancelled runs as new runs")
-    _runs(parser)
-
-
-def register_edit(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "edit", "commands:edit", "change a run's name, tags, notes, priority; archive it")
     _runs(parser, None)
     parser.add_argument("--name", metavar="NAME")
@@ -124,14 +105,10 @@ def register_edit(subparsers: Subparsers) -> None:
     archive.add_argument("--archive", dest="archived", action="store_true", default=None, help="hide from lists")
     archive.add_argument("--unarchive", dest="archived", action="store_false", default=None, help="show in lists")
 
-
-def register_delete(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "delete", "commands:delete", "delete ended runs with all their files")
     _runs(parser)
     parser.add_argument("--yes", action="store_true", help="skip the confirmation")
 
-
-def register_compare(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "compare", "commands:compare", "compare runs at equal cost")
     _runs_or_groups(parser)
     parser.add_argument("--baseline", metavar="NAME", help="baseline configuration; default: the most accurate GRPO")
@@ -143,16 +120,12 @@ def register_compare(subparsers: Subparsers) -> None:
         help="share of a step that sampling takes, to say when it pays; default: measured",
     )
 
-
-def register_export(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "export", "commands:export", "export metrics and evaluations")
     _runs_or_groups(parser)
     parser.add_argument("--format", choices=("csv", "parquet", "jsonl"), default="csv", help="default csv")
     parser.add_argument("--samples", action="store_true", help="also the responses with their verdicts and turns")
     parser.add_argument("--out", metavar="FILE", type=Path, help="default: the name offered by the service")
 
-
-def register_token(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("token", help="create, list and revoke access tokens")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     create = _command(actions, "create", "commands:create", "create a token; its secret is printed once")
@@ -169,10 +142,8 @@ def register_token(subparsers: Subparsers) -> None:
     revoke.add_argument("tokens", metavar="ID", nargs="+", help="ids, as `gxpo token list` shows them")
 
 
-# The service or its parts on this machine
-
-
-def register_up(subparsers: Subparsers) -> None:
+def _register_processes(subparsers: Subparsers) -> None:
+    """The service or its parts on this machine."""
     parser = subparsers.add_parser("up", help="start API, scheduler, Ray and dashboard on this machine")
     parser.add_argument(
         "--home", metavar="DIR", type=Path, help="folder for database, runs and token; default ./gxpo-home"
@@ -184,8 +155,6 @@ def register_up(subparsers: Subparsers) -> None:
     parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
     parser.set_defaults(run=_lazy("local.up:up"))
 
-
-def register_demo(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "demo", help="train with several rules on an embedded task and compare them at equal backward passes"
     )
@@ -202,36 +171,26 @@ def register_demo(subparsers: Subparsers) -> None:
     parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
     parser.set_defaults(run=_lazy("local.demo:demo"))
 
-
-def register_serve(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("serve", help="start the API; settings from GXPO_… (docs/service.md)")
     parser.add_argument("--host", metavar="ADDRESS", help="default GXPO_HOST, else 127.0.0.1")
     parser.add_argument("--port", metavar="N", type=_port, help="default GXPO_PORT, else 8000")
     parser.set_defaults(run=_lazy("local.commands:serve"))
 
-
-def register_scheduler(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("scheduler", help="start the scheduler; settings from GXPO_… (docs/service.md)")
     parser.add_argument(
         "--check", action="store_true", help="only check that one works in this home; exit code 0 if so, else 1"
     )
     parser.set_defaults(run=_lazy("local.commands:scheduler"))
 
-
-def register_migrate(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("migrate", help="migrate the database to this version's schema")
     parser.add_argument("--check", action="store_true", help="only check; exit code 0 if current, else 1")
     parser.set_defaults(run=_lazy("local.commands:migrate"))
 
-
-def register_backup(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("backup", help="copy the SQLite database of a service, which may be in use")
     parser.add_argument("file", metavar="FILE", type=Path, help="new file; an existing one is replaced")
     _home(parser)
     parser.set_defaults(run=_lazy("local.commands:backup"))
 
-
-def register_restore(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("restore", help="replace the SQLite database of a stopped service by a back-up")
     parser.add_argument(
         "file", metavar="FILE", type=Path, help="made by `gxpo backup`, of this version or an older one"

@@ -55,9 +55,7 @@ def test_every_reason_is_documented() -> None:
 
 def registered() -> dict[str, argparse.ArgumentParser]:
     subparsers = argparse.ArgumentParser().add_subparsers()
-    for name in sorted(vars(arguments)):
-        if name.startswith("register_"):
-            getattr(arguments, name)(subparsers)
+    arguments.register(subparsers)
     return subparsers.choices
 
 
