@@ -39,9 +39,7 @@ async def ready(database: DatabaseDep, _: ProbeTurn) -> dict[str, str]:
     """Whether the database is reachable and has this version's schema, or a later one."""
     present = await run_in_threadpool(_revision, database)
     if not is_usable(present):
-        raise Unavailable(
-            f"the database is at revision {present}, this version needs {newest_revision()}; run `gxpo migrate`"
-        )
+        raise Unavailable(f"the database is at revision {present}, not {newest_revision()}; run `gxpo migrate`")
     return {"status": "ready", "revision": newest_revision()}
 
 

@@ -103,9 +103,7 @@ def test_rows_are_packed_by_default_where_a_kernel_takes_their_boundaries() -> N
 @pytest.mark.parametrize("attention", ["varlen", "flash_attention_2"])
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_variable_length_attention_gives_the_gradient_of_padded_rows(
-    attention: str, layout: str, checkpointing: bool
-) -> None:
+def test_variable_length_attention_has_padded_rows_gradient(attention: str, layout: str, checkpointing: bool) -> None:
     kernels = installed_kernels("gpu")
     if not getattr(kernels, attention):
         pytest.skip(f"{attention} cannot run here: {kernels}")

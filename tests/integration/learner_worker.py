@@ -244,9 +244,7 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
         "released_enough": on_all_ranks(learner, released >= moments),
         "nothing_held": on_all_ranks(learner, held == 0 and again == 0),
         "same_masters": on_all_ranks(learner, equal(stayed[0], returned[0])),
-        "same_forward": on_all_ranks(
-            learner, all(torch.equal(tensor, returned[1][name]) for name, tensor in stayed[1].items())
-        ),
+        "same_forward": on_all_ranks(learner, all(torch.equal(t, returned[1][name]) for name, t in stayed[1].items())),
     }
 
 

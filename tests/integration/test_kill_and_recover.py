@@ -44,9 +44,7 @@ class Faults:
         self._patch = monkeypatch
         self.before(RolloutPool, "collect", self._collect)
         self.before(VerifierHandle, "submit", lambda handle: self._strike(self.at_groups, self._collections, handle))
-        self.before(
-            VerifierHandle, "await_verdicts", lambda handle: self._strike(self.at_verdicts, self._collections, handle)
-        )
+        self.before(VerifierHandle, "await_verdicts", lambda h: self._strike(self.at_verdicts, self._collections, h))
         self.before(LearnerGroup, "train_step", self._train_step)
         self.before(LearnerGroup, "_get", lambda learners: self._strike(self.in_step, self._steps, learners))
 

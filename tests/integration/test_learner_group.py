@@ -70,9 +70,7 @@ def test_a_rank_that_cannot_write_does_not_stop_the_others(learners: LearnerGrou
     assert store.steps() == [1, 2]
 
 
-def test_closing_ends_a_rank_that_waits_for_one_that_failed(
-    learners: LearnerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_ends_a_rank_that_waits_for_another(learners: LearnerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "CLOSE_S", 1.0)
     processes = [psutil.Process(process.pid) for process in learners.processes]
     ids = np.arange(1, 9, dtype=np.int32)

@@ -90,9 +90,7 @@ def is_short(world: int, case: str | int) -> bool:
 def on_ranks(name: str, values: Sequence[str | int]) -> pytest.MarkDecorator:
     """Parametrize `world` and `name`; what `make test` leaves out is marked."""
     long = pytest.mark.long("further ZeRO stages and ranks")
-    both = [
-        pytest.param(world, value, marks=() if is_short(world, value) else long) for value in values for world in WORLDS
-    ]
+    both = [pytest.param(world, v, marks=() if is_short(world, v) else long) for v in values for world in WORLDS]
     return pytest.mark.parametrize(("world", name), both)
 
 
@@ -215,9 +213,7 @@ def test_two_adamw_steps_equal_plain_torch(results: Results, reference: dict[str
 
 
 @on_ranks("case", [*(f"steps-lora-{s}" for s in STAGES), "recomputed-lora-3"])
-def test_two_lora_steps_equal_plain_torch(
-    results: Results, lora_reference: dict[str, Any], world: int, case: str
-) -> None:
+def test_lora_steps_are_plain_torch(results: Results, lora_reference: dict[str, Any], world: int, case: str) -> None:
     result = results.load(world, case)
     start, _, end = ({n.replace(".default.", "."): t for n, t in w.items()} for w in lora_reference["weights"])
     assert relative_error(start, result["adapter"], start, end) <= 1e-3
@@ -304,9 +300,7 @@ def test_bf16_masters_are_fp32_and_published_rounded(results: Results, world: in
 
 
 @on_ranks("stage", STAGES[1:])
-def test_bf16_gradients_are_accumulated_in_fp32(
-    results: Results, reference: dict[str, Any], world: int, stage: int
-) -> None:
+def test_bf16_gradients_accumulate_in_fp32(results: Results, reference: dict[str, Any], world: int, stage: int) -> None:
     result, first = results.load(world, f"bf16-{stage}"), results.load(1, "bf16-1")
     assert result["norms"] == pytest.approx(reference["norms"], rel=2e-2)
     assert result["norms"] == pytest.approx(first["norms"], rel=2e-3)
@@ -327,18 +321,14 @@ def test_a_learner_whose_memory_was_parked_continues_bit_for_bit(results: Result
 
 
 @on_ranks("case", [*(f"loaded-{s}" for s in STAGES), "loaded-bf16-3", "loaded-lora-3"])
-def test_a_learner_starts_with_the_weights_and_buffers_of_the_whole_model(
-    results: Results, world: int, case: str
-) -> None:
+def test_a_learner_starts_with_the_whole_models_weights_and_buffers(results: Results, world: int, case: str) -> None:
     result = results.load(world, case)
     assert result["equal"]
     assert "lacks the weight" in result["refused"]
 
 
 @on_ranks("stage", STAGES)
-def test_the_reference_is_the_start_policy_to_the_bit(
-    results: Results, reference: dict[str, Any], world: int, stage: int
-) -> None:
+def test_the_reference_is_the_start_policy(results: Results, reference: dict[str, Any], world: int, stage: int) -> None:
     result = results.load(world, f"reference-{stage}")
     assert result["equal"]
     assert result["moved"]
@@ -383,9 +373,7 @@ def test_a_rule_step_does_not_depend_on_stage_or_world_size(results: Results, wo
 
 
 @on_ranks("case", ["unclipped-2"])
-def test_unclipped_sgd_moves_along_the_gradient_itself(
-    results: Results, model_folder: str, world: int, case: str
-) -> None:
+def test_unclipped_sgd_moves_along_the_gradient(results: Results, model_folder: str, world: int, case: str) -> None:
     result = results.load(world, case)
     plain = PlainTorch(model_folder)
     start = plain.weights()
@@ -409,9 +397,7 @@ def test_old_logprobs_of_later_mini_batches_are_from_before_the_first_step(
 
 
 @on_ranks("stage", STAGES)
-def test_a_gradient_that_is_not_finite_is_refused_by_all_ranks_and_forgotten(
-    results: Results, world: int, stage: int
-) -> None:
+def test_a_gradient_not_finite_is_refused_by_all_ranks_and_forgotten(results: Results, world: int, stage: int) -> None:
     result = results.load(world, f"finite-{stage}")
     assert result["finite"] == [True, False, True]
     assert result["refused"]

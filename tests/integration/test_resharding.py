@@ -107,9 +107,7 @@ each_pair = pytest.mark.parametrize(
 
 
 @each_pair
-def test_masters_and_moments_are_those_that_were_saved_to_the_bit(
-    resharded: Callable[[Pair], Resharded], pair: Pair
-) -> None:
+def test_masters_and_moments_are_the_saved_ones_to_the_bit(resharded: Callable[[Pair], Resharded], pair: Pair) -> None:
     expected, resumed = resharded(pair).uninterrupted(pair), resharded(pair).resumed(pair)
     assert resumed["state"].keys() == expected["state"].keys()
     for name, tensor in expected["state"].items():

@@ -66,9 +66,7 @@ def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: 
         assert killed
         assert any(event.startswith("sampler_restarted: the sampler 1 died") for event in events)
         assert tokens(survived) == tokens(reference), "no prompt is lost, doubled or moved"
-        verdicts = [
-            [[v.status for v in group.verdicts] for group in collected.groups] for collected in (survived, reference)
-        ]
+        verdicts = [[[v.status for v in g.verdicts] for g in collected.groups] for collected in (survived, reference)]
         assert verdicts[0] == verdicts[1]
         # The restarted engine joins the pool again.
         pool.engines.await_ready(every=True)

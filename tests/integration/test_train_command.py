@@ -115,9 +115,7 @@ def out(folder: Path, judge: RewardServer) -> Path:
     return folder / "out"
 
 
-def test_what_is_not_on_a_list_is_refused_before_anything_starts(
-    tmp_path: Path, folder: Path, judge: RewardServer
-) -> None:
+def test_what_no_list_has_is_refused_before_anything_starts(tmp_path: Path, folder: Path, judge: RewardServer) -> None:
     for file in folder.glob("*.*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     for allowed, named in (({URLS: judge.url, ALLOWLIST: ""}, "own_rewards:Brevity"), ({}, judge.url)):
@@ -154,9 +152,7 @@ def test_a_run_trains_on_the_weighted_sum_of_its_rewards(out: Path) -> None:
         assert math.isclose(sample["reward"], expected, abs_tol=1e-9)
 
 
-def test_the_cost_of_rewards_over_http_is_that_of_the_servers_requests(
-    out: Path, judge: RewardServer, refused: list[Any]
-) -> None:
+def test_the_cost_of_rewards_over_http_is_the_servers_work(out: Path, judge: RewardServer, refused: list[Any]) -> None:
     rows = [row["metrics"] for row in read_metrics(out)]
     calls = sum(row["reward/http_calls"] for row in rows)
     assert calls == len(judge.requests)

@@ -53,9 +53,7 @@ def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run)
 
 
 @pytest.mark.long("the families of models, each on engines of its own")
-@pytest.mark.parametrize(
-    "family", [family for family, word in FAMILIES.items() if word == TRAINS and family != "qwen2"]
-)
+@pytest.mark.parametrize("family", [family for family, w in FAMILIES.items() if w == TRAINS and family != "qwen2"])
 def test_sampler_and_learner_agree_on_each_family_that_trains(family, tmp_path, small_run):
     """Every weight of a sync is read back; responses are longer than the attention windows."""
     model = {"path": str(save_family(tmp_path / family, family)), "max_length": 256}

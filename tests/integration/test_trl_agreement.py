@@ -179,9 +179,7 @@ def compared(
     ],
     ids=["plain", "clip_higher_with_kl", "token_truncate", "token_mask", "sequence_mask", "gspo"],
 )
-def test_loss_gradient_and_metrics_agree(
-    trainer: Any, aggregation: Aggregation, loss_type: str, settings: LossConfig
-) -> None:
+def test_loss_and_metrics_agree(trainer: Any, aggregation: Aggregation, loss_type: str, settings: LossConfig) -> None:
     metrics, logged = compared(trainer, aggregation, loss_type, settings, 11)
     if settings.surrogate != "gspo":  # TRL counts clipped responses then, not tokens
         assert metrics["clip_fraction"] == pytest.approx(logged["clip_ratio/region_mean"], abs=1e-6)

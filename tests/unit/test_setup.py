@@ -72,9 +72,7 @@ NEWER_PYTHON = '#!/bin/sh\n[ "$1" = --version ] && echo Python 3.14.0 && exit 0\
     ],
     ids=["ARM", "macOS", "newer Python"],
 )
-def test_a_machine_without_wheels_gets_one_sentence(
-    names: list[str], program: str, sentence: str, tmp_path: Path
-) -> None:
+def test_a_machine_without_wheels_gets_a_line(names: list[str], program: str, sentence: str, tmp_path: Path) -> None:
     """names: programs of the machine that are replaced."""
     for name in names:
         (tmp_path / name).write_text(program)

@@ -65,9 +65,7 @@ Subparsers = Any  # argparse._SubParsersAction, which has no public name
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set", metavar="A.B=C", action="append", default=[], help="override one setting; may be repeated"
-    )
+    parser.add_argument("--set", metavar="A.B=C", action="append", default=[], help="override a setting; repeatable")
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -122,9 +120,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="resume if the output folder contains a run, else start",
     )
-    parser.add_argument(
-        "--service", metavar="FILE", type=Path, help="service.json of the launch: report to that service"
-    )
+    parser.add_argument("--service", metavar="FILE", type=Path, help="service.json of the launch: report to it")
     parser.add_argument(
         "--log",
         metavar="NAMES",
@@ -230,9 +226,7 @@ def run_config(args: argparse.Namespace) -> int:
 
         config = config_io.load_run(args.show_prompt, args.set, runs_here=True)
         print("\n\n".join(load_problems(config).shown()))
-        print(
-            f"\nreward: {'only a box counts as the answer' if config.trains_on_boxes else 'any stated answer counts'}"
-        )
+        print(f"\nreward: {'only a box counts as answer' if config.trains_on_boxes else 'any stated answer counts'}")
     else:
         config = (
             config_io.load_preset(args.preset, args.set) if args.preset else config_io.load_run(args.file, args.set)
@@ -283,9 +277,7 @@ def register_plan(subparsers: Subparsers) -> None:
     parser.add_argument("config", metavar="RUN.toml", type=Path, help="run file (.toml or .json)")
     add_set(parser)
     parser.add_argument("--gpus", metavar="N", type=positive, help="GPUs that there are; default: as many as needed")
-    parser.add_argument(
-        "--gpu", metavar="NAME", help="kind of GPU, such as h100-80, or cpu; docs/planner.md lists them"
-    )
+    parser.add_argument("--gpu", metavar="NAME", help="GPU, such as h100-80, or cpu; docs/planner.md lists them")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default text")
     parser.set_defaults(run=run_plan)
 
@@ -368,9 +360,7 @@ def register_grade(subparsers: Subparsers) -> None:
         default=5.0,
         help="time limit per answer in seconds; default 5",
     )
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="write verdicts to this file instead of standard output"
-    )
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write verdicts to this file instead of stdout")
     parser.set_defaults(run=run_grade)
 
 
@@ -400,9 +390,7 @@ def register_report(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("report", help="compare runs on disk: tables, curves and an HTML page")
     parser.add_argument("runs", metavar="RUN_DIR", type=Path, nargs="+", help="output folders of runs")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("report"), help="default report")
-    parser.add_argument(
-        "--baseline", metavar="NAME", help="group to compare the others with; default: the most accurate GRPO"
-    )
+    parser.add_argument("--baseline", metavar="NAME", help="what to compare with; default: the most accurate GRPO")
     parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
     parser.add_argument(
         "--smoothing", metavar="S", type=share, default=0.0, help="weight of the exponential average; default 0"
@@ -449,9 +437,7 @@ def run_report(args: argparse.Namespace) -> int:
 def register_study(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("study", help="compare arms, each at its own best learning rate, on several seeds")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    execute = actions.add_parser(
-        "run", help="state the cost, then execute the runs that are missing; may be interrupted"
-    )
+    execute = actions.add_parser("run", help="state the cost, then execute missing runs; may be interrupted")
     execute.add_argument("--jobs", metavar="N", type=positive, default=1, help="runs at a time; default 1")
     execute.set_defaults(run=run_study)
     status = actions.add_parser("status", help="runs done and missing, and the best learning rate of each arm")
@@ -473,9 +459,7 @@ def register_study(subparsers: Subparsers) -> None:
     for action in (execute, status, report, answer):
         action.add_argument("study", metavar="STUDY.toml", type=Path, help="study file (.toml or .json)")
         if action is not answer:
-            action.add_argument(
-                "--out", metavar="DIR", type=Path, help="folder of its runs; default runs/studies/<name>"
-            )
+            action.add_argument("--out", metavar="DIR", type=Path, help="folder of runs; default runs/studies/<name>")
 
 
 def run_study(args: argparse.Namespace) -> int:

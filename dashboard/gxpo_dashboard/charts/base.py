@@ -105,9 +105,7 @@ class Chart:
         A series with intervals has two more columns. `labels` are headers by column. The step is a column where it is
         not the x-axis.
         """
-        frame = self.points.drop(
-            columns=[name for name in BOUNDS if name in self.points and self.points[name].isna().all()]
-        )
+        frame = self.points.drop(columns=[n for n in BOUNDS if n in self.points and self.points[n].isna().all()])
         labels = {"x": AXES.get(self.x, "x"), **self.labels}
         titles = {name: heading(labels.get(name, name)) for name in frame.columns}
         index = ["x", "step"] if "step" in frame and not frame["step"].eq(frame["x"]).all() else ["x"]

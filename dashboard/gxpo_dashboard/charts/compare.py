@@ -212,9 +212,7 @@ def parallel_chart(runs: Sequence[Response], settings: Sequence[str], measure: s
 
 def _ranks(words: set[str]) -> dict[str, float]:
     """Value → its place from 0 to 1: numbers in ascending order, then words; a single value in the middle."""
-    ordered = sorted(
-        words, key=lambda word: (not known(number(word)), number(word) if known(number(word)) else 0, word)
-    )
+    ordered = sorted(words, key=lambda w: (not known(number(w)), number(w) if known(number(w)) else 0, w))
     return {word: i / (len(ordered) - 1) if len(ordered) > 1 else 0.5 for i, word in enumerate(ordered)}
 
 
@@ -226,9 +224,7 @@ def setting_text(value: Any) -> str:
 def settings_table(comparison: Response) -> pd.DataFrame:
     """Differing settings: one row each, one column per configuration."""
     names = [group["name"] for group in comparison["groups"]]
-    rows = [
-        (entry["setting"], *(entry["values"].get(name) or "–" for name in names)) for entry in comparison["settings"]
-    ]
+    rows = [(row["setting"], *(row["values"].get(name) or "–" for name in names)) for row in comparison["settings"]]
     return pd.DataFrame(rows, columns=["Setting", *names], dtype="str")
 
 

@@ -75,9 +75,7 @@ def runs(label: str, name: str, *, most: int) -> dict[str, Json]:
         words = f"Showing the first {most} of {count(len(requested))} runs."
         st.toast(words, icon=":material/filter_list:", duration="infinite")
     text = st.session_state.get(f"search-{name}", "")
-    offered = {
-        run["id"]: run for run in visitor.client().get("/runs", limit=_RECENT, text=text, archived="any")["items"]
-    }
+    offered = {r["id"]: r for r in visitor.client().get("/runs", limit=_RECENT, text=text, archived="any")["items"]}
     for run in (*st.query_params.get_all(name), *st.session_state.get(f"in_{name}", [])):
         if run not in offered:
             try:

@@ -87,9 +87,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP request, while uvicorn handles h11's error."""
         if getattr(sys.exc_info()[1], "error_status_hint", 400) == 431:
-            self._refuse(
-                HeadTooLarge, f"the address and the headers are longer than {_LARGEST_HEAD} bytes; shorten them"
-            )
+            self._refuse(HeadTooLarge, f"address and headers are longer than {_LARGEST_HEAD} bytes; shorten them")
         else:
             self._refuse(BadRequest, "this is no valid HTTP request")
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Any
 
-from fastapi import Depends, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
@@ -21,7 +21,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.types import Receive, Scope, Send
 
-from gxpo_services.api.errors import Forbidden, LimitReached, NotFound, Unauthorized
+from gxpo_services.api.errors import Forbidden, LimitReached, NotFound, Unauthorized, responses
 from gxpo_services.api.fields import RunId, read_json
 from gxpo_services.api.principals import Principal, Role, TokenUses, find_by_secret
 from gxpo_services.db.database import Database
@@ -141,9 +141,7 @@ Scraper = Annotated[Principal, Depends(any_principal)]
 
 async def _viewer(principal: Scraper) -> Principal:
     if principal.role < Role.VIEWER:
-        raise Forbidden(
-            f"your token {principal.name!r} has role {principal.role.word}, which reads /metrics and nothing else"
-        )
+        raise Forbidden(f"your token {principal.name!r} has role {principal.role.word}, which reads only /metrics")
     return principal
 
 
@@ -153,9 +151,7 @@ Viewer = Annotated[Principal, Depends(_viewer)]
 def _at_least(role: Role) -> object:
     async def check(principal: Viewer) -> Principal:
         if principal.role < role:
-            raise Forbidden(
-                f"role {role.word} is required; your token {principal.name!r} has role {principal.role.word}"
-            )
+            raise Forbidden(f"role {role.word} is needed; your token {principal.name!r} has role {principal.role.word}")
         return principal
 
     return Depends(check)
@@ -190,6 +186,12 @@ class ServiceRoute(APIRoute):
             return await handle(_StrictRequest(request.scope, request.receive))
 
         return authenticated
+
+
+def run_router() -> APIRouter:
+    """A router of what a run has left."""
+    described = responses(401, 404, 422, 503)
+    return APIRouter(route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=described)
 
 
 def _turn(gate: str) -> Any:

@@ -31,22 +31,16 @@ def _register_runs(subparsers: Subparsers) -> None:
     _set(parser)
     _about(parser)
     parser.add_argument("--group", metavar="ID", help="add it to this group")
-    parser.add_argument(
-        "--key", metavar="TEXT", help="idempotency key: resubmitting with the same key creates no second run"
-    )
+    parser.add_argument("--key", metavar="TEXT", help="idempotency key: submitting again with it creates no second run")
     parser.add_argument("--check", action="store_true", help="validate only, and print the expected cost")
     parser.add_argument("--watch", action="store_true", help="watch it until it ends")
 
     parser = _command(subparsers, "sweep", "submit:sweep", "submit a grid of runs after showing its cost")
     parser.add_argument("config", metavar="RUN.toml", nargs="?", type=Path, help="base run file (.toml or .json)")
     parser.add_argument("--base", metavar="NAME", help="base preset instead of a file")
-    parser.add_argument(
-        "--study", metavar="STUDY.toml", type=Path, help="submit a study file instead (docs/studies.md)"
-    )
+    parser.add_argument("--study", metavar="STUDY.toml", type=Path, help="a study file instead (docs/studies.md)")
     _set(parser)
-    parser.add_argument(
-        "--grid", metavar="A.B=X,Y", action="append", default=[], help="a setting with its values; repeatable"
-    )
+    parser.add_argument("--grid", metavar="A.B=X,Y", action="append", default=[], help="setting and values; repeatable")
     parser.add_argument("--seeds", metavar="N,N", type=_whole_numbers, help="seeds per grid point, e.g. 0,1,2 or 0-4")
     parser.add_argument("--preset", metavar="NAME", help="predefined grid: alpha, k, tau or rules")
     parser.add_argument("--control", action="store_true", help="add GRPO at learning rate × (αK + 1)")
@@ -145,13 +139,9 @@ def _register_runs(subparsers: Subparsers) -> None:
 def _register_processes(subparsers: Subparsers) -> None:
     """The service or its parts on this machine."""
     parser = subparsers.add_parser("up", help="start API, scheduler, Ray and dashboard on this machine")
-    parser.add_argument(
-        "--home", metavar="DIR", type=Path, help="folder for database, runs and token; default ./gxpo-home"
-    )
+    parser.add_argument("--home", metavar="DIR", type=Path, help="for database, runs and token; default ./gxpo-home")
     parser.add_argument("--port", metavar="N", type=_port, help="port of the API; default 8000 or the next free one")
-    parser.add_argument(
-        "--dashboard-port", metavar="N", type=_port, default=8501, help="default 8501 or the next free one"
-    )
+    parser.add_argument("--dashboard-port", metavar="N", type=_port, default=8501, help="default 8501 or the next free")
     parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
     parser.set_defaults(run=_lazy("local.up:up"))
 
@@ -177,9 +167,7 @@ def _register_processes(subparsers: Subparsers) -> None:
     parser.set_defaults(run=_lazy("local.commands:serve"))
 
     parser = subparsers.add_parser("scheduler", help="start the scheduler; settings from GXPO_… (docs/service.md)")
-    parser.add_argument(
-        "--check", action="store_true", help="only check that one works in this home; exit code 0 if so, else 1"
-    )
+    parser.add_argument("--check", action="store_true", help="only check that one runs here; exit code 0 if so, else 1")
     parser.set_defaults(run=_lazy("local.commands:scheduler"))
 
     parser = subparsers.add_parser("migrate", help="migrate the database to this version's schema")
@@ -192,9 +180,7 @@ def _register_processes(subparsers: Subparsers) -> None:
     parser.set_defaults(run=_lazy("local.commands:backup"))
 
     parser = subparsers.add_parser("restore", help="replace the SQLite database of a stopped service by a back-up")
-    parser.add_argument(
-        "file", metavar="FILE", type=Path, help="made by `gxpo backup`, of this version or an older one"
-    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="made by `gxpo backup` of this or an older version")
     parser.add_argument("--yes", action="store_true", help="skip the confirmation")
     _home(parser)
     parser.set_defaults(run=_lazy("local.commands:restore"))

@@ -27,6 +27,7 @@ from gxpo_services.db.database import Database
 
 router = APIRouter(route_class=ServiceRoute, tags=["comparisons"], responses=responses(401, 403, 404, 422, 503))
 
+_HEAVY: dict[str, Any] = {"responses": responses(429), "dependencies": [Heavy]}
 _TEXT, _BYTES = {"schema": {"type": "string"}}, {"schema": {"type": "string", "format": "binary"}}
 _FILES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -66,9 +67,7 @@ def _heat_map(database_url: str, group_id: str, query: HeatMapQuery) -> HeatMapV
         return service.group_heat_map(session, group_id, query)
 
 
-@router.get(
-    "/compare", summary="Compare runs", response_model=ComparisonView, responses=responses(429), dependencies=[Heavy]
-)
+@router.get("/compare", summary="Compare runs", response_model=ComparisonView, **_HEAVY)
 async def compare_runs(query: Annotated[CompareQuery, Query()], _: Viewer, settings: Settings) -> Response:
     """Runs are grouped by config, ignoring name and seed, and each configuration is compared with the baseline.
 
@@ -80,9 +79,7 @@ async def compare_runs(query: Annotated[CompareQuery, Query()], _: Viewer, setti
     return Response(body, media_type="application/json")
 
 
-@router.get(
-    "/groups/{group_id}/heatmap", summary="A sweep over two settings", responses=responses(429), dependencies=[Heavy]
-)
+@router.get("/groups/{group_id}/heatmap", summary="A sweep over two settings", **_HEAVY)
 async def group_heat_map(
     group_id: GroupId, query: Annotated[HeatMapQuery, Query()], _: Viewer, settings: Settings
 ) -> HeatMapView:

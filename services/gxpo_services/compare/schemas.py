@@ -21,12 +21,8 @@ AxisWord = Literal["step", "backward_passes", "hours", "tokens", "token_passes",
 Shown = Literal["final", "best", "steps_to_best", "backward_passes_to_best", "hours_to_best", "shutoff_step"]
 MOST_RUNS = 200
 """Runs of one comparison."""
-_METRIC = Field(
-    "pass@1", pattern=r"^(pass|maj)@[0-9]{1,6}$", description="A share in the evaluations: pass@k or maj@n."
-)
-_BENCHMARK = Field(
-    None, max_length=200, description="Name of a benchmark; default: the macro average of all common ones."
-)
+_METRIC = Field("pass@1", pattern=r"^(pass|maj)@[0-9]{1,6}$", description="Share in the evaluations: pass@k or maj@n.")
+_BENCHMARK = Field(None, max_length=200, description="A benchmark; default: the macro average of all common ones.")
 
 
 class RunsQuery(BaseModel):
@@ -89,9 +85,7 @@ class HeatMapQuery(BaseModel):
     y: Text | None = Field(None, max_length=200, description="Dotted path; default: the next one.")
     metric: str = _METRIC
     benchmark: Text | None = _BENCHMARK
-    show: Shown = Field(
-        "final", description="Last accuracy, best accuracy, cost of the best, or shut-off step of the gate."
-    )
+    show: Shown = Field("final", description="Last or best accuracy, cost of the best, or the gate's shut-off step.")
 
 
 class ExportQuery(RunsQuery):
@@ -137,9 +131,7 @@ class CurveView(_View):
     backward_passes: list[JsonNumber]
     hours: list[JsonNumber]
     tokens: list[JsonNumber]
-    token_passes: list[JsonNumber] = Field(
-        description="Tokens times passes over them; a forward pass is a third of one."
-    )
+    token_passes: list[JsonNumber] = Field(description="Tokens times passes over them; a forward pass is a third.")
     accuracy: list[JsonNumber]
     smoothed: list[JsonNumber] = Field(description="Exponential moving average.")
     low: list[JsonNumber] = Field(description="Lower bound: over seeds, over problems where there is one seed.")
@@ -181,9 +173,7 @@ class BudgetView(_View):
     budget: JsonNumber
     accuracy: IntervalView = Field(description="Mean over seeds.")
     over_seeds: IntervalView | None = Field(description="Difference to the baseline, paired by seed.")
-    over_problems: IntervalView | None = Field(
-        description="The same difference over problems, conditional on these seeds."
-    )
+    over_problems: IntervalView | None = Field(description="The same over problems, conditional on these seeds.")
     all_reached: bool = Field(description="False when a run ended before the budget.")
     evaluated_from: JsonNumber = Field(
         description="Smallest cost at which an evaluation that counts was made; 0: of an initial policy."

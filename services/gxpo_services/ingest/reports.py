@@ -136,9 +136,7 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     numbers = metrics.find_numbers(session, {*_COUNTED, *(name for row in rows for name in row.values)})
     rows, left_out = _within_limits(session, run.number, rows, present, numbers)
     # Only names that the run has no values of could be deleted meanwhile.
-    numbers |= metrics.numbers_of(
-        session, {name for row in rows for name in row.values if numbers.get(name) not in present}
-    )
+    numbers |= metrics.numbers_of(session, {n for row in rows for n in row.values if numbers.get(n) not in present})
     _append(session, run.number, rows, numbers)
     if left_out and not events.is_recorded(session, run.number, METRICS_LEFT_OUT):
         message = (
@@ -172,9 +170,7 @@ def _within_limits(
     beyond |= {*fitting[max(0, metrics.MOST_OF_RUN - len(had)) :]}
     if not beyond:
         return rows, []
-    kept = [
-        replace(row, values={name: value for name, value in row.values.items() if name not in beyond}) for row in rows
-    ]
+    kept = [replace(row, values={n: value for n, value in row.values.items() if n not in beyond}) for row in rows]
     return kept, [name for name in names if name in beyond]
 
 

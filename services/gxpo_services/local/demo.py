@@ -82,9 +82,7 @@ def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
             runs = _watch(client, ids, stack, until)
             say(f"demo: trained in {time.monotonic() - begun:.0f} s, start-up included")
             if failed := [run for run in runs if run["state"] != "succeeded"]:
-                lines = [
-                    f"{run['name']} ({run['id']}): {run['reason'] or run['state']}: {run['detail']}" for run in failed
-                ]
+                lines = [f"{r['name']} ({r['id']}): {r['reason'] or r['state']}: {r['detail']}" for r in failed]
                 raise TrainingError("\n  ".join([f"{len(failed)} of {len(runs)} runs did not succeed:", *lines]))
             comparison = client.compare(runs=ids)
         folders = [stack.settings.artifacts / run_id for run_id in ids]

@@ -208,9 +208,7 @@ class Supervisor:
             elif code is not None:
                 raise StartError(f"{kept.child.name} ended with code {code} during start-up{self._log_tail(kept)}")
             if time.monotonic() > give_up:
-                raise StartError(
-                    f"{kept.child.name} is not ready after {kept.child.start_s:.0f} s{self._log_tail(kept)}"
-                )
+                raise StartError(f"{kept.child.name} is not ready after {kept.child.start_s:g} s{self._log_tail(kept)}")
 
     def _schedule_restart(self, kept: _Managed, code: int, now: float) -> None:
         kept.deaths = 1 if now - kept.begun > STEADY_S else kept.deaths + 1

@@ -175,9 +175,7 @@ class Stack:
             holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip()
             os.close(self._lock)
             self._lock = -1
-            raise GxpoError(
-                f"{self.home} is already in use by `gxpo up` ({holder}); use it, or choose another --home"
-            ) from None
+            raise GxpoError(f"{self.home} is in use by `gxpo up` ({holder}); use it or choose another --home") from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
 

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Generator
 from contextlib import ExitStack, closing
 from typing import Annotated, Any, BinaryIO
 
-from fastapi import APIRouter, Depends, Header, Path, Request
+from fastapi import Depends, Header, Path, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from zipstream import ZipStream
 
-from gxpo_services.api.dependencies import ExistingRun, ServiceRoute, Settings, Slots, Viewer
+from gxpo_services.api.dependencies import ExistingRun, Settings, Slots, Viewer, run_router
 from gxpo_services.api.errors import Conflict, NotFound, responses
 from gxpo_services.api.fields import MAX_INTEGER, MAX_STEP, JsonNumber, read_json
 from gxpo_services.api.streams import requested_range
@@ -131,9 +131,7 @@ def _inspect(run: RunFiles, name: str, step: int) -> CheckpointView:
     return CheckpointView(step=step, score=score, size_bytes=size, created_at=created_at, best=False, newest=False)
 
 
-router = APIRouter(
-    route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
-)
+router = run_router()
 
 
 async def _download(request: Request, principal: Viewer) -> AsyncIterator[ExitStack]:

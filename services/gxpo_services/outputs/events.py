@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import event, func, insert, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, run_number
+from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, run_number, run_router
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import MAX_INTEGER, Id, Position, RunId, Text, decode_cursor, encode_cursor
 from gxpo_services.db.database import note_change
@@ -113,9 +113,7 @@ def _insert_pending(session: Session) -> None:
     session.execute(insert(Event.__table__), rows)  # type: ignore[arg-type]
 
 
-router = APIRouter(
-    route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
-)
+router = run_router()
 audit_router = APIRouter(route_class=ServiceRoute, tags=["tokens"], responses=responses(401, 403, 422, 503))
 _AUDIT_ORDER = "-audit"
 _ORDERS = {"asc": "+events", "desc": "-events"}

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import anyio
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import Header, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
@@ -18,10 +18,10 @@ from gxpo_services.api.dependencies import (
     BearerToken,
     DatabaseDep,
     ExistingRun,
-    ServiceRoute,
     Settings,
     Viewer,
     run_numbers,
+    run_router,
 )
 from gxpo_services.api.errors import responses
 from gxpo_services.api.feed import Subscription, event_stream
@@ -110,9 +110,7 @@ async def follow(
             quiet_since = anyio.current_time()
 
 
-router = APIRouter(
-    route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
-)
+router = run_router()
 
 Offset = Annotated[int, Query(ge=-MAX_INTEGER, le=MAX_INTEGER, description="First byte; negative: from the end.")]
 

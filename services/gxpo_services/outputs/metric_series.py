@@ -274,9 +274,7 @@ class SeriesQuery(BaseModel):
     )
     x: Axis = Field("step", description="The x-axis: steps, or cumulative backward passes, seconds or tokens.")
     after: int | None = Field(None, ge=-1, le=2**31 - 1, description="Only points after this step.")
-    from_: float | None = Field(
-        None, alias="from", description="Only points from this position on the requested axis on."
-    )
+    from_: float | None = Field(None, alias="from", description="Only points from this position of the axis on.")
     to: float | None = Field(None, description="Only points up to this position.")
     max_points: int = Field(
         1000,

@@ -8,14 +8,14 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.json_schema import SkipJsonSchema
 from sqlalchemy import ColumnElement, case, delete, exists, func, insert, or_, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, run_number
-from gxpo_services.api.errors import Invalid, responses
+from gxpo_services.api.dependencies import ReadSession, Viewer, run_number, run_router
+from gxpo_services.api.errors import Invalid
 from gxpo_services.api.fields import MAX_STEP, JsonNumber, RunId, Text
 from gxpo_services.api.idempotency import plain_answer
 from gxpo_services.db.tables import Attempt, EvaluationRow, Sample
@@ -212,9 +212,7 @@ def _not_replaced(row: Any) -> ColumnElement[bool]:
     )
 
 
-router = APIRouter(
-    route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
-)
+router = run_router()
 
 _CURSOR = re.compile(r"([0-9]{1,10})-([0-9]{1,18})")
 """Step and number of a page's last sample."""

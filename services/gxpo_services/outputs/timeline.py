@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
-from gxpo_services.api.dependencies import ExistingRun, ServiceRoute, Settings
-from gxpo_services.api.errors import responses
+from gxpo_services.api.dependencies import ExistingRun, Settings, run_router
 from gxpo_services.api.fields import read_json
 from gxpo_services.outputs.files import RunFiles
 
@@ -68,9 +67,7 @@ def _step(line: bytes) -> StepTimeline | None:
         return None
 
 
-router = APIRouter(
-    route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
-)
+router = run_router()
 
 
 @router.get("/timeline", summary="Timeline of the last steps")

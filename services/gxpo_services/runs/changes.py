@@ -94,9 +94,7 @@ async def stream_changes(
         Query(ge=0, le=MAX_INTEGER, description="Number of the last event received; default: only new ones."),
     ] = None,
     ids_only: Annotated[bool, Query(description="Send the id of a run that changed instead of the run.")] = False,
-    last_event_id: Annotated[
-        int | None, Header(ge=0, le=MAX_INTEGER, description="The same, after a reconnect.")
-    ] = None,
+    last_event_id: Annotated[int | None, Header(ge=0, le=MAX_INTEGER, description="The same at a reconnect.")] = None,
 ) -> StreamingResponse:
     """Server-Sent Events: `run` with a run as in lists, first of every run and then of each that changed; `event` with
     an event and its `run`; `deleted` with an id; `end` when all `runs` have ended; `revoked` when the token has become

@@ -228,9 +228,7 @@ _add_action(
     "Cancel a run",
     "A queued or paused run is cancelled immediately; a running one stops at the end of its step.",
 )
-_add_action(
-    "pause", "Pause a run", "The trainer writes a checkpoint at the end of its step, exits and frees its resources."
-)
+_add_action("pause", "Pause a run", "The trainer writes a checkpoint at the end of its step and frees its resources.")
 _add_action("resume", "Resume a paused run", "The run is queued again and resumes from its checkpoint.")
 
 

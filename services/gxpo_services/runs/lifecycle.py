@@ -68,9 +68,7 @@ def move(
     session.refresh(run)
     if moved.rowcount != 1:  # type: ignore[attr-defined]
         raise StateChanged(f"run {run.id} is {run.state} now, it was {old}")
-    events.record(
-        session, run.number, actor, "state", message, old=old.value, new=new.value, reason=values.get("reason")
-    )
+    events.record(session, run.number, actor, "state", message, old=old, new=new, reason=values.get("reason"))
 
 
 def apply_outcome(session: Session, run: Run, outcome: Outcome, *, actor: str, lease_token: int | None = None) -> bool:

@@ -192,9 +192,7 @@ _ROWS = (
         _last.last.label("reward"),
     )
     .outerjoin_from(Run.__table__, Group.__table__, _group.number == _run.group_number)
-    .outerjoin(
-        MetricLast.__table__, (_last.run_number == _run.number) & (_last.name_number == bindparam("reward_number"))
-    )
+    .outerjoin(MetricLast.__table__, (_last.run_number == _run.number) & (_last.name_number == bindparam("metric")))
     .where(_run.number.in_(bindparam("numbers", expanding=True)))
 )
 
@@ -206,7 +204,7 @@ def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """
     session.flush()
     reward = metrics.find_numbers(session, [REWARD]).get(REWARD, -1)  # -1: never reported
-    result = session.execute(_ROWS, {"numbers": list(numbers), "reward_number": reward})
+    result = session.execute(_ROWS, {"numbers": list(numbers), "metric": reward})
     rows = {row["number"]: {**row, "tags": [], "queue_position": None} for row in result.mappings()}
     for number, tag in session.execute(select(_tag.run_number, _tag.tag).where(_tag.run_number.in_(rows))):
         rows[number]["tags"].append(tag)

@@ -90,9 +90,7 @@ class Progress(BaseModel):
     tokens_budget: int | None
     training_s: JsonNumber = Field(description="Excludes evaluation, diagnostics, checkpoints and pauses.")
     hours_budget: JsonNumber | None
-    seconds_left: float | None = Field(
-        description="Estimated from the pace so far, excluding evaluations; null when unknown."
-    )
+    seconds_left: float | None = Field(description="Estimated from the pace so far without evaluations; null: unknown.")
     queue_position: int | None = Field(description="1: next by priority and age; null unless queued.")
 
 
@@ -137,9 +135,7 @@ class RunView(BaseModel):
     score_best: JsonNumber | None
     score_step: int | None
     reward: JsonNumber | None = Field(description="Latest reward/mean.")
-    metrics: dict[str, JsonNumber | None] = Field(
-        {}, description="Last values of the requested metrics, and the sort value."
-    )
+    metrics: dict[str, JsonNumber | None] = Field({}, description="Last values of requested metrics; the sort value.")
     pruned_at: float | None = Field(
         description="When retention (GXPO_RETENTION_DAYS) deleted samples and log; null while they are kept."
     )
@@ -196,9 +192,7 @@ class ListQuery(BaseModel):
     text: Text | None = Field(None, max_length=200, description="Substring of name, notes, id, model or a tag.")
     created_after: float | None = Field(None, ge=0, le=1e11, description="Seconds since 1970, exclusive.")
     created_before: float | None = Field(None, ge=0, le=1e11, description="Seconds since 1970, exclusive.")
-    archived: Literal["false", "true", "any"] = Field(
-        "false", description="Exclude, select only, or include archived runs."
-    )
+    archived: Literal["false", "true", "any"] = Field("false", description="Exclude, select or include archived runs.")
     sort: Text = Field(
         "created_at",
         max_length=207,
@@ -280,9 +274,7 @@ def _progress(run: RunRow) -> dict[str, Any]:
     fraction = max(shares, default=0.0)
     if run["state"] == RunState.SUCCEEDED:
         fraction = 1.0
-    seconds_left = None
+    left = None
     if run["state"] == RunState.RUNNING and 0.0 < fraction < 1.0 and training_s > 0:
-        seconds_left = training_s * (1 - fraction) / fraction
-    return (
-        spent | bounds | {"fraction": fraction, "seconds_left": seconds_left, "queue_position": run["queue_position"]}
-    )
+        left = training_s * (1 - fraction) / fraction
+    return spent | bounds | {"fraction": fraction, "seconds_left": left, "queue_position": run["queue_position"]}

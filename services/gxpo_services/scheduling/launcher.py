@@ -225,9 +225,7 @@ class RayLauncher:
             statuses = {str(job["submission_id"]): _status(job) for job in mine}
             return {job_id: status for job_id, status in statuses.items() if status is not None}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise LauncherUnavailable(
-                f"Ray at {self._address} returned jobs in an unknown format: {error!r}"
-            ) from error
+            raise LauncherUnavailable(f"Ray at {self._address} returned jobs of unknown format: {error!r}") from error
 
     def resources(self) -> tuple[float, float]:
         response = self._ask("GET", "/api/v0/nodes", params={"detail": "true", "limit": 10000})
@@ -236,9 +234,7 @@ class RayLauncher:
             totals: list[Mapping[str, float]] = [node["resources_total"] for node in nodes if node["state"] == "ALIVE"]
             cpus, gpus = (sum(float(total.get(name, 0)) for total in totals) for name in ("CPU", "GPU"))
         except (KeyError, TypeError, ValueError) as error:
-            raise LauncherUnavailable(
-                f"Ray at {self._address} returned nodes in an unknown format: {error!r}"
-            ) from error
+            raise LauncherUnavailable(f"Ray at {self._address} returned nodes of unknown format: {error!r}") from error
         return cpus, gpus
 
     def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:

@@ -119,9 +119,7 @@ def study_of(group: Group) -> Study:
         return Study.model_validate(group.spec["study"])
     except ValidationError as error:
         reason = config_error(error, "the study", Study)
-        raise Conflict(
-            f"study {group.id} was submitted to another version of gxpo: {reason}; submit it again"
-        ) from None
+        raise Conflict(f"study {group.id} is of another version of gxpo: {reason}; submit it again") from None
 
 
 def _keys(session: Session, group: Group) -> dict[Run, RunKey]:

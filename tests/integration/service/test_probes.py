@@ -33,9 +33,7 @@ def viewer(token_for: Callable[[str], str]) -> dict[str, str]:
     return {"Authorization": f"Bearer {token_for('viewer')}"}
 
 
-def test_probes_on_a_locked_database_delay_no_other_request(
-    app: FastAPI, database: Database, viewer: dict[str, str]
-) -> None:
+def test_probes_on_a_locked_database_delay_nobody(app: FastAPI, database: Database, viewer: dict[str, str]) -> None:
     statuses: dict[str, int] = {}
     probes: list[int] = []
 

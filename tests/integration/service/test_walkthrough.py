@@ -23,9 +23,7 @@ from gxpo_trainer import plugins
 PAGE = Path(__file__).parents[3] / "docs" / "service.md"
 
 
-def test_the_curl_lines_of_the_page_work(
-    url: str, database: Database, token_for: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_the_curl_lines_work(url: str, database: Database, token_for: Callable[[str], str], tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     where, submit, look, end = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

@@ -41,9 +41,7 @@ def test_prometheus_counts_requests_by_route_and_runs_by_state(client: TestClien
     assert values["gxpo_http_request_seconds_count", ("POST", f"{API}/runs")] == 3
 
 
-def test_a_log_line_is_json_with_the_id_that_the_answer_carries(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_line_is_json_with_the_id_of_the_answer(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     logs.configure(as_json=True)
     written = io.StringIO()
     monkeypatch.setattr(logging.getLogger("gxpo_services").handlers[0], "stream", written)

@@ -96,9 +96,7 @@ def test_a_printed_config_states_the_gpus_that_it_needs(
     assert [line for line in capsys.readouterr().out.splitlines() if "GPUs" in line] == stated
 
 
-def test_a_bad_run_file_ends_with_code_2_and_one_line_a_setting(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_run_file_ends_with_code_2_and_each_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.toml"
     file.write_text('seed = -1\n[learner.rule]\nname = "gxpo"\nk = 1\n')
     assert run("config", "--check", file) == 2
@@ -111,9 +109,7 @@ def test_a_bad_run_file_ends_with_code_2_and_one_line_a_setting(
     ]
 
 
-def test_the_prompts_of_a_run_file_are_shown_as_the_policy_sees_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prompts_of_a_run_file_are_shown_as_the_policy_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own.csv").write_text("question,final\n2+2?,4\n")
     file = tmp_path / "run.toml"
     file.write_text(f'[data]\nsource = "{tmp_path}/own.csv"\nprompt_field = "question"\nanswer_field = "final"\n')
@@ -274,9 +270,7 @@ def test_memory_time_cost_and_assumptions_are_printed(paper: Path, capsys: pytes
     assert "GXPO K=5 *" in out
 
 
-def test_a_run_that_does_not_fit_ends_with_code_1_and_the_setting(
-    paper: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_cannot_fit_ends_with_code_1_and_a_setting(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", paper, "--gpu", "a100-40", "--set", "model.gradient_checkpointing=false") == 1
     out = capsys.readouterr().out
     assert "paper-1.5b on 4 × a100-40: does not fit" in out
@@ -310,9 +304,7 @@ def test_an_unknown_gpu_names_the_known_ones(paper: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(("short", "name"), [("h200", "h200-141"), ("L4", "l4-24"), ("a100-8", "a100-80")])
-def test_the_beginning_of_one_gpus_name_is_enough(
-    short: str, name: str, paper: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gpus_first_letters_is_enough(short: str, name: str, paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert planned(capsys, paper, "--gpu", short)[1]["device"] == name
 
 

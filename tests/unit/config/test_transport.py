@@ -26,9 +26,7 @@ from gxpo_trainer.errors import ConfigError
         ("object_store", "gpu", False, False, "object_store"),
     ],
 )
-def test_a_transport_that_works_is_taken(
-    requested: Any, device: Any, colocated: bool, one_node: bool, transport: str
-) -> None:
+def test_a_transport_that_works(requested: Any, device: Any, colocated: bool, one_node: bool, transport: str) -> None:
     assert choose_transport(requested, device, colocated, one_node) == transport
 
 
@@ -43,9 +41,7 @@ def test_a_transport_that_works_is_taken(
         ("shared_memory", "gpu", True, False, "on different nodes"),
     ],
 )
-def test_a_transport_that_cannot_work_is_refused(
-    requested: Any, device: Any, colocated: bool, one_node: bool, why: str
-) -> None:
+def test_a_transport_that_cannot_work(requested: Any, device: Any, colocated: bool, one_node: bool, why: str) -> None:
     with pytest.raises(ValueError, match=f'weight_transport = "{requested}" .*{why}.*set weight_transport = "auto"'):
         choose_transport(requested, device, colocated, one_node)
 

@@ -62,9 +62,7 @@ def test_a_local_copy_in_hub_layout_is_read_with_its_quirks(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", list(BENCHMARKS))
-def test_without_a_data_root_the_hub_is_asked_for_the_split_alone(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_data_root_the_hub_is_asked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / FILES[name], HUB_ROWS[name])
     asked: list[Any] = []
 

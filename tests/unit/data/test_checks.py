@@ -130,9 +130,7 @@ def merged(base: Settings, changes: Settings) -> Settings:
 
 @pytest.mark.parametrize("entrance", entrances())
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_files_show_is_refused_at_each_entrance(
-    base: Settings, tmp_path: Path, fault: str, entrance: str
-) -> None:
+def test_file_faults_are_refused_at_each_entrance(base: Settings, tmp_path: Path, fault: str, entrance: str) -> None:
     changes, words = FAULTS[fault]
     assert words in entrances()[entrance](merged(base, changes), tmp_path)
 

@@ -45,9 +45,7 @@ def sets_equal(gold: str, answer: str) -> bool | None:
         ("x < 5", False, None, None), ("x = y < 5", False, None, None), (r"\frac{1}{2} = 0.5", False, "0.5", None),
     ],
 )  # fmt: skip
-def test_an_assignment_states_a_value_of_a_name(
-    text: str, assignment: bool | None, value: str | None, name: str | None
-) -> None:
+def test_assignments_state_a_value(text: str, assignment: bool | None, value: str | None, name: str | None) -> None:
     parsed = relation(text)
     assert value_of(parsed) == value
     if assignment is not None:
@@ -78,9 +76,7 @@ def test_names_are_the_same_or_both_a_function_value(a: str, b: str, same: bool)
         ("a = b = c", [], [], ["a = b"]),
     ],
 )  # fmt: skip
-def test_relations_are_equal_as_conditions(
-    gold: str, same: list[str], different: list[str], undecided: list[str]
-) -> None:
+def test_relations_equal_as_conditions(gold: str, same: list[str], different: list[str], undecided: list[str]) -> None:
     expected = dict.fromkeys(same, True) | dict.fromkeys(different, False) | dict.fromkeys(undecided)
     assert {answer: relations_equal(relation(gold), relation(answer)) for answer in expected} == expected
 

@@ -113,9 +113,7 @@ def test_a_scalar_is_read_once(
         (r"\text{(B)}", ["B"], [], []),
     ],
 )  # fmt: skip
-def test_a_choice_letter_is_compared_as_one(
-    gold: str, same: list[str], different: list[str], undecided: list[str]
-) -> None:
+def test_a_choice_is_compared_as_one(gold: str, same: list[str], different: list[str], undecided: list[str]) -> None:
     expected = dict.fromkeys(same, True) | dict.fromkeys(different, False) | dict.fromkeys(undecided)
     assert {answer: choice_letters(gold, answer) for answer in expected} == expected
 

@@ -220,9 +220,7 @@ def close(gold: str, answer: str, *tolerance: float, unit: str | None = None) ->
         ("10", "a < 10", [0.1], False),
     ],
 )  # fmt: skip
-def test_numbers_may_differ_by_a_stated_tolerance(
-    gold: str, answer: str, tolerance: list[float], verdict: bool
-) -> None:
+def test_numbers_may_differ_by_a_tolerance(gold: str, answer: str, tolerance: list[float], verdict: bool) -> None:
     assert close(gold, answer, *tolerance) is verdict
 
 

@@ -56,9 +56,7 @@ def test_weights_are_those_of_the_file_in_the_asked_precision(folder: Path) -> N
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("auto", False), (True, True), (False, False)])
-def test_dropout_is_off_and_small_models_recompute_activations_only_when_asked(
-    folder: Path, setting: object, expected: bool
-) -> None:
+def test_dropout_is_off_and_small_models_recompute_if_asked(folder: Path, setting: object, expected: bool) -> None:
     chosen = settings(folder, gradient_checkpointing=setting)
     model = load_policy(chosen, precision="fp32")
     ids = torch.arange(1, 9)[None]

@@ -119,9 +119,7 @@ def test_errors_of_ray_and_torch_name_the_exhausted_resource() -> None:
         (raised_from(TrainingError("x"), Diverged("y")), "diverged", False),
     ],
 )
-def test_every_error_has_a_reason_and_is_worth_another_launch_or_not(
-    error: Exception, reason: str, recoverable: bool
-) -> None:
+def test_every_error_has_a_reason_and_is_recoverable_or_not(error: Exception, reason: str, recoverable: bool) -> None:
     assert reason_of(error) == reason
     assert reason in REASONS
     general = reason == GxpoError.reason

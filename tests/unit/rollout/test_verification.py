@@ -152,9 +152,7 @@ class Turns:
 '''
 
 
-def test_components_see_the_environments_verdict_its_reward_and_the_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_components_see_the_environments_verdict_reward_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "episode_rewards.py").write_text(CLASS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("GXPO_REWARD_ALLOWLIST", "episode_rewards:Turns")
@@ -370,9 +368,7 @@ def test_the_verifiers_own_list_is_the_one_that_holds(server: RewardServer, monk
     assert server.requests == []
 
 
-def test_each_address_gets_its_own_token_and_no_other(
-    server: RewardServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_address_gets_its_token(server: RewardServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"# judges\nhttp://elsewhere/ other\n\n{server.url}  s3cret\n")
     monkeypatch.setenv(TOKEN_FILE, str(file))

@@ -103,9 +103,7 @@ def test_without_a_cluster_the_machine_decides(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("device", ["auto", "gpu"])
-def test_a_driver_too_old_for_torch_is_refused_with_the_one_that_is_needed(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_too_old_for_torch_is_refused_with_the_right_one(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use_driver(monkeypatch, "570.86.15", "13.0")
     config = RunConfig.model_validate({"placement": {"device": device}})
     with pytest.raises(ConfigError, match=r"driver 570\.86\.15 .* 580 or newer.* or set placement\.device = \"cpu\""):

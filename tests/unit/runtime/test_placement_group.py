@@ -154,9 +154,7 @@ def test_a_run_that_waits_says_for_what(
         ),
     ],
 )
-def test_a_run_that_waited_in_vain_says_what_would_help(
-    settings: dict[str, Any], nodes: list[dict[str, float]], words: str
-) -> None:
+def test_a_run_that_waited_says_what_helps(settings: dict[str, Any], nodes: list[dict[str, float]], words: str) -> None:
     error = unplaced(placement("gpu", **settings).bundles(), nodes, 600.0)
     assert str(error).endswith(words)
     assert error.reason == "no_resources"

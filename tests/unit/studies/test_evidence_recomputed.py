@@ -196,9 +196,7 @@ def costs_of(arm: str, axis: str, target: float) -> tuple[list, list]:
 def logs(arm: str, axis: str, target: float) -> list[np.ndarray | None]:
     """Logarithms of the baseline's cost over the arm's, of both kinds."""
     pairs = zip(costs_of(arm, axis, target), costs_of(BASE, axis, target), strict=True)
-    return [
-        np.log(np.divide(base, own)) if own and None not in own and None not in base else None for own, base in pairs
-    ]
+    return [np.log(np.divide(b, own)) if own and None not in own and None not in b else None for own, b in pairs]
 
 
 def ratio_text(values: np.ndarray | None) -> str:

@@ -244,9 +244,7 @@ def test_the_data_is_of_the_study_that_is_in_the_repository(name: str) -> None:
     assert study_data.read(ROOT / "studies" / name).study == load_study(ROOT / "studies" / f"{name}.toml")
 
 
-def test_every_run_of_a_reported_arm_is_there_and_its_accuracy_is_the_mean_over_problems(
-    data: study_data.StudyData,
-) -> None:
+def test_reported_runs_are_there_with_accuracies_as_means_over_problems(data: study_data.StudyData) -> None:
     baseline = data.reported(data.study.baseline)
     assert [row["seed"] for row in baseline] == list(data.study.seeds)
     for row in data.runs:

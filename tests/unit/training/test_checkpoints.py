@@ -60,7 +60,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_message_names_file_and_way_out(
         file.unlink()
     else:
         (subject.path(5) / "manifest.json").write_text("{", encoding="utf-8")
-    with pytest.raises(CheckpointError, match="delete step-00000005 to continue from step 3"):
+    with pytest.raises(CheckpointError, match="delete step-00000005 to go on from step 3"):
         subject.latest()
     valid, problems = subject.latest_valid()
     assert valid.step == 3
@@ -151,9 +151,7 @@ def earlier(tmp_path: Path) -> Checkpoint:
         ({"verifier": {"rewards": [{"name": "format"}]}}, r"verifier\.rewards"),
     ],
 )
-def test_what_a_step_computes_with_may_not_change(
-    tmp_path: Path, earlier: Checkpoint, change: dict[str, Any], named: str
-) -> None:
+def test_what_a_step_uses_is_kept(tmp_path: Path, earlier: Checkpoint, change: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         check_same_run(earlier, RunConfig.model_validate({**FIRST, **change}), tmp_path)
 
@@ -183,9 +181,7 @@ def test_what_a_step_computes_with_may_not_change(
         {"rollout": {"logprob_gap_max_limit": 9.0}},
     ],
 )
-def test_what_changes_no_step_but_by_rounding_may_change(
-    tmp_path: Path, earlier: Checkpoint, change: dict[str, Any]
-) -> None:
+def test_what_changes_steps_by_rounding_may_change(tmp_path: Path, earlier: Checkpoint, change: dict[str, Any]) -> None:
     check_same_run(earlier, RunConfig.model_validate({**FIRST, **change}), tmp_path)
 
 
@@ -212,9 +208,7 @@ def starter() -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in load_file(STARTER_FOLDER / "model.safetensors").items()}
 
 
-def test_a_checkpoint_of_the_runs_model_is_accepted(
-    tmp_path: Path, earlier: Checkpoint, starter: dict[str, tuple[int, ...]]
-) -> None:
+def test_the_runs_model_is_accepted(tmp_path: Path, earlier: Checkpoint, starter: dict[str, tuple[int, ...]]) -> None:
     check_same_model(checkpointed(tmp_path, starter), RunConfig(), tmp_path, "a" * 64)
 
 

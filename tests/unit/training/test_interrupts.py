@@ -84,9 +84,7 @@ def test_what_is_sampled_is_given_up_for_a_checkpoint_of_the_last_step(
 
 
 @pytest.mark.parametrize("moment", ["start", "recovery"])
-def test_without_a_learner_there_is_nothing_to_save(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_learner_nothing_is_saved(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Interrupting(moment, tmp_path, monkeypatch)
     assert run.controller.run(None) == "pause"
     assert run.saved == []

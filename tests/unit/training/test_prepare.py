@@ -72,9 +72,7 @@ class Asking:
 """
 
 
-def test_the_first_event_shows_what_the_policy_sees(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_event_has_the_policys_prompt(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the starter's template: <|role|>content<|end|>; of an environment what its `reset` returned."""
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
@@ -185,9 +183,7 @@ def test_training_prompts_that_are_too_long_are_counted_and_reported(
         ),
     ],
 )
-def test_the_setting_that_excludes_all_prompts_is_named(
-    config: Any, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_setting_that_excludes_all_fails(config: Any, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         prepare(config(**changes), tmp_path / "run", resume=False)
 

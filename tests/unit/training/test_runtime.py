@@ -75,9 +75,7 @@ def test_nothing_is_checked_while_gpus_that_join_may_be_of_another_kind(tmp_path
     check_memory(a_run(tmp_path, layers=40), str(tmp_path), {"CPU": 64.0, "GPU": 3.0} | L4)
 
 
-def test_a_run_that_cannot_fit_is_refused_before_its_request_can_bring_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_cannot_fit_is_refused_before_nodes_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     from gxpo_trainer.runtime.placement_group import RunPlacementGroup

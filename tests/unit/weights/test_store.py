@@ -53,9 +53,7 @@ def test_members_meet_and_listen_on_loopback_alone(size: int) -> None:
 def test_members_on_several_hosts_listen_on_the_interface_between_them_or_where_the_user_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    addresses = [
-        (name, a.address) for name, of in psutil.net_if_addrs().items() for a in of if a.family == socket.AF_INET
-    ]
+    addresses = [(n, a.address) for n, of in psutil.net_if_addrs().items() for a in of if a.family == socket.AF_INET]
     for name, address in addresses:
         assert interface_to(address) == ("lo" if address.startswith("127.") else name)
     for library in ("GLOO", "NCCL"):

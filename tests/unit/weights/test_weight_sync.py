@@ -290,9 +290,7 @@ def test_checksum_detects_exchanges_and_last_bits_but_not_memory_layout() -> Non
     assert checksum(nudged) != checksum(tensor)
 
 
-def test_shared_memory_that_is_full_names_what_to_raise(
-    publisher: SharedMemoryPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_shared_memory_says_what_helps(publisher: SharedMemoryPublisher, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

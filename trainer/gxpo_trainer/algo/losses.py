@@ -81,9 +81,7 @@ def policy_loss(
     """
     logprobs = outputs.logprobs
     if settings.kl_beta > 0 and reference_logprobs is None:
-        raise ValueError(
-            f"loss.kl_beta = {settings.kl_beta} needs reference log-probabilities; set kl_beta = 0 or pass them"
-        )
+        raise ValueError(f"loss.kl_beta = {settings.kl_beta} needs reference log-probs; set kl_beta = 0 or pass them")
     old = logprobs.detach() if old_logprobs is None else old_logprobs
     target = old
     if settings.proximal == "sampler":

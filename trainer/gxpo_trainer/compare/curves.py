@@ -60,9 +60,7 @@ class EvaluationCurve:
         num = self.steps.size
         arrays = (*(self.cost(axis) for axis in AXES), self.accuracy, self.ci_low, self.ci_high)
         if num == 0 or any(array.shape != (num,) for array in arrays):
-            raise ValueError(
-                f"curve arrays have shapes {[array.shape for array in arrays]}; use equal, non-zero lengths"
-            )
+            raise ValueError(f"arrays have shapes {[array.shape for array in arrays]}; use equal, non-zero lengths")
         if (np.diff(self.steps) <= 0).any():
             raise ValueError("evaluation steps do not increase; keep one evaluation per step, of the latest attempt")
         if self.per_problem is not None and self.per_problem.shape != (num, len(self.problem_ids)):
@@ -71,9 +69,7 @@ class EvaluationCurve:
     @property
     def token_passes(self) -> Floats:
         """Tokens times passes, by the mean passes of a step since the evaluation before."""
-        steps, passes, tokens = (
-            np.diff(values, prepend=0.0) for values in (self.steps, self.backward_passes, self.tokens)
-        )
+        steps, passes, tokens = (np.diff(v, prepend=0.0) for v in (self.steps, self.backward_passes, self.tokens))
         per_step = np.divide(passes, steps, out=np.zeros_like(steps), where=steps > 0)
         return np.cumsum(tokens * (per_step + self.forward_passes / 3))
 

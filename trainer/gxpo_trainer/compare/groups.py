@@ -358,9 +358,7 @@ def _at_budget(
     group: SeedGroup, reference: SeedGroup, axis: Axis, budget: float, smoothing: float
 ) -> BudgetResult | None:
     """Result at a budget, None if a run of the group has no evaluation within it."""
-    ends, others = (
-        {run.seed: at_budget(run.curve, axis, budget, smoothing) for run in one.runs} for one in (group, reference)
-    )
+    ends, others = ({r.seed: at_budget(r.curve, axis, budget, smoothing) for r in g.runs} for g in (group, reference))
     points = [point for point in ends.values() if point is not None]
     if len(points) < len(ends):
         return None

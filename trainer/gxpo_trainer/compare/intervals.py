@@ -186,6 +186,4 @@ def detectable(family: Sequence[Contrast], *, power: float = 0.8) -> float | Non
     error = math.sqrt(float(np.mean(np.square(spreads))) / num)
     critical = stats.t.isf(ALPHA / len(family) / 2, num - 1)
     # The lower tail adds less than α/2 to the power, and nothing near 80%.
-    return error * float(
-        optimize.brentq(lambda shift: stats.nct.sf(critical, num - 1, shift) - power, 0, 2 * critical + 4)
-    )
+    return error * float(optimize.brentq(lambda x: stats.nct.sf(critical, num - 1, x) - power, 0, 2 * critical + 4))

@@ -296,9 +296,7 @@ def heat_map(settings: Sequence[Mapping[str, Any]], values: Sequence[float | Non
     for (row, column), members in sorted(members_of.items()):
         known = [float(v) for i in members if (v := values[i]) is not None and math.isfinite(v)]
         cells.append(HeatCell(column, row, mean_interval(known) if known else None, tuple(members)))
-    mixed = dict.fromkeys(
-        name for members in members_of.values() for name in varied_settings([settings[i] for i in members])
-    )
+    mixed = dict.fromkeys(n for members in members_of.values() for n in varied_settings([settings[i] for i in members]))
     return HeatMap(tuple(x_values), tuple(y_values), tuple(cells), tuple(mixed))
 
 

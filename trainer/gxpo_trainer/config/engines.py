@@ -93,9 +93,7 @@ class RolloutConfig(Settings):
         "completions of data.completion_field, by cross-entropy (supervised fine-tuning); teacher: responses of the "
         "policy, each token of which `teacher` scores (on-policy distillation).",
     )
-    prompts_per_step: int = Field(
-        64, ge=1, le=1_000_000, description="Prompts in one training step; of a data set its rows."
-    )
+    prompts_per_step: int = Field(64, ge=1, le=1_000_000, description="Prompts of a step; of a data set its rows.")
     samples_per_prompt: int = Field(8, le=100_000, description="Responses per prompt: the group.")
     max_new_tokens: Tokens = Field(48, description="Longest response.")
     ignore_eos: bool = Field(False, description="Continue to max_new_tokens after an end token, for measurements.")
@@ -113,9 +111,7 @@ class RolloutConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Sampler weights; auto: the learner's.")
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1, description="GPU only: share of memory for the sampler.")
     cpu_kv_cache_gib: int = Field(1, ge=1, le=65_536, description="CPU only: KV cache in GiB.")
-    max_num_seqs: int = Field(
-        512, ge=1, le=1_000_000, description="Maximum number of sequences sampled at the same time."
-    )
+    max_num_seqs: int = Field(512, ge=1, le=1_000_000, description="Maximum number of sequences sampled at a time.")
     enforce_eager: bool = Field(True, description="No graph capture; false is faster on GPUs after a longer start.")
     async_depth: int = Field(
         0,
@@ -218,9 +214,7 @@ class PlacementConfig(Settings):
 
     learner_ranks: Processes = Field(1, description="DeepSpeed ranks, one GPU each.")
     samplers: Processes = Field(1, description="vLLM engines, one actor each.")
-    tensor_parallel: int = Field(
-        1, ge=1, le=1000, description="Devices of one engine; must divide the model's attention heads."
-    )
+    tensor_parallel: int = Field(1, ge=1, le=1000, description="Devices of an engine; must divide the attention heads.")
     device: Literal["auto", "cpu", "gpu"] = Field(
         "auto",
         description="auto: gpu where this machine, or the Ray of ray_address, has some; an event says which and why. "

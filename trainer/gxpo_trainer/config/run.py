@@ -60,9 +60,7 @@ class LossSettings(Settings):
     zero_variance: Literal["keep", "drop", "resample"] = Field(
         "keep", description="Groups whose rewards are all equal: kept (no signal), excluded, or resampled."
     )
-    resample_limit: int = Field(
-        3, ge=1, le=1000, description="resample only: maximum number of extra sampling rounds per step."
-    )
+    resample_limit: int = Field(3, ge=1, le=1000, description="resample only: most extra sampling rounds per step.")
     mask_truncated: bool = Field(False, description="Exclude responses truncated at the length limit from the loss.")
     proximal: Literal["auto", "learner", "sampler"] = Field(
         "auto",

@@ -83,9 +83,7 @@ def substituted(node: Node, values: Mapping[str, Node]) -> Node:
 
 def symbols(node: Node) -> set[str]:
     """Names of the free symbols and unknown functions."""
-    return {
-        part.name + ("()" if part.kind == "apply" else "") for part in subtrees(node) if part.kind in ("sym", "apply")
-    }
+    return {p.name + ("()" if p.kind == "apply" else "") for p in subtrees(node) if p.kind in ("sym", "apply")}
 
 
 def are_real(*nodes: Node) -> bool:

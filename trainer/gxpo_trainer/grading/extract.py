@@ -250,9 +250,7 @@ def extract_choice(response: str) -> str:
     first = None if head is None else _CHOICE.search(text, max(0, head.start(1) - 1))
     if first is not None:
         return _letters(first.group())
-    letters = {
-        _letters(choice.group()) for choice in _CHOICE.finditer(text, text.rfind("\n") + 1) if not _is_article(choice)
-    }
+    letters = {_letters(c.group()) for c in _CHOICE.finditer(text, text.rfind("\n") + 1) if not _is_article(c)}
     return letters.pop() if len(letters) == 1 and len(text) < 400 else ""
 
 

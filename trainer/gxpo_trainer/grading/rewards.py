@@ -146,9 +146,7 @@ class Scorer:
     @classmethod
     def load(cls, rewards: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> Scorer:
         """Import and create the components with these settings, those of RewardConfig. Raises ConfigError."""
-        return cls(
-            tuple((each["name"].rpartition(":")[2], each["weight"], _build(each, environment)) for each in rewards)
-        )
+        return cls(tuple((r["name"].rpartition(":")[2], r["weight"], _build(r, environment)) for r in rewards))
 
     def score(self, gold: str, response: str, verdict: Verdict, context: Mapping[str, Any]) -> dict[str, Any]:
         """`components` and `score` of one response; empty when its verdict has no reward.

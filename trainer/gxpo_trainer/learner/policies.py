@@ -53,8 +53,6 @@ def merge_adapter(folder: Path, out: Path) -> None:
         merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            f"{folder} cannot be merged into {base}: {first}; it must be a LoRA adapter of that model"
-        ) from error
+        raise ConfigError(f"{folder} cannot be merged into {base}: {first}; use a LoRA adapter of it") from error
     merged.save_pretrained(out)
     load_tokenizer(ModelConfig(path=base)).save_pretrained(out)

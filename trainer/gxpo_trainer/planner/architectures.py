@@ -36,9 +36,7 @@ FAMILIES: dict[str, str] = {
 """`model_type` → TRAINS, or why it does not. An adapter alone is compared where the policy is trained by LoRA."""
 HEAD_FACTORS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 """Settings of a model whose logits are no plain linear map of its hidden states, unless they are 1 or absent."""
-_SUPPORTED = "use a dense decoder-only model, such as " + ", ".join(
-    name for name, word in FAMILIES.items() if word == TRAINS
-)
+_SUPPORTED = "use a dense decoder-only model, such as " + ", ".join(name for name, w in FAMILIES.items() if w == TRAINS)
 
 
 def local_model(config: ModelConfig) -> Path | None:

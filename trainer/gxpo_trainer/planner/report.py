@@ -135,9 +135,7 @@ def assumption_lines(plan: Plan) -> list[str]:
     inputs, load, assumed = plan.inputs, plan.load, plan.assumed
     shape, device = inputs.shape, inputs.device
     memory = f"{device.memory_bytes / GIB:.1f} GiB" if device.memory_bytes else "memory not known"
-    observed = (
-        [f"environment: {load.observation:.0f} tokens a response in addition"] if inputs.observation_limit else []
-    )
+    observed = [f"environment: {load.observation:.0f} tokens more a response"] if inputs.observation_limit else []
     return [
         f"model: {shape.parameters:,} parameters, {shape.layers} layers of width {shape.hidden}, "
         f"{shape.vocabulary:,} tokens; {inputs.trainable:,} trainable",

@@ -51,9 +51,7 @@ def scores_table(records: Sequence[Record], samples: int) -> Table:
     rows = []
     for record in records:
         scores = record["scores"]
-        cells = (
-            f"{scores[name]:.1%} [{scores[f'{name}/ci_low']:.1%}, {scores[f'{name}/ci_high']:.1%}]" for name in names
-        )
+        cells = (f"{scores[n]:.1%} [{scores[f'{n}/ci_low']:.1%}, {scores[f'{n}/ci_high']:.1%}]" for n in names)
         ends = (f"{scores['length_mean']:.0f}", f"{scores['truncated_fraction']:.1%}")
         rows.append((record["benchmark"], str(record["num_problems"]), *cells, *ends))
     header = ("benchmark", "problems", *names, "mean length", "truncated")

@@ -85,9 +85,7 @@ class WeightSync:
             bucket, changed = source.next_bucket(version, index, nodes)
             self._finish(loading, sending)
             self._check_members(engines)
-            loading = [
-                (engine, engine.between_steps(engine.actor.receive, bucket)) for engine in engines if engine.ready
-            ]
+            loading = [(e, e.between_steps(e.actor.receive, bucket)) for e in engines if e.ready]
             if not loading:
                 return None
             sending = source.send(bucket)

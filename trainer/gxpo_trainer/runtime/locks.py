@@ -118,9 +118,7 @@ class RunLock:
         except FileNotFoundError:  # its holder has just discarded the folder
             return False
         except OSError as error:
-            raise ConfigError(
-                f"--out {folder}: cannot write into the folder ({error.strerror}); choose another one"
-            ) from error
+            raise ConfigError(f"--out {folder}: cannot write into it ({error.strerror}); choose another") from error
 
     def _try(self) -> bool:
         # Python's descriptors end at exec, so no process that a trainer starts keeps its lock.

@@ -45,9 +45,7 @@ class Arm(Settings):
     """One configuration under test, trained at what tuning found best for it."""
 
     label: str = Field(min_length=1, max_length=200, description="Name in tables and charts.")
-    overrides: tuple[str, ...] = Field(
-        (), max_length=200, description="Settings `a.b=c` in addition to those of the study."
-    )
+    overrides: tuple[str, ...] = Field((), max_length=200, description="Settings `a.b=c` beside those of the study.")
     search: SettingValues = Field(
         {}, max_length=20, description="Values of settings that this arm alone has, in addition to search.settings."
     )
@@ -61,9 +59,7 @@ class Ladder(Settings):
     learning_rates: tuple[float, ...] = Field(min_length=1, max_length=100, description="In ascending order.")
     seeds: tuple[int, ...] = Field(min_length=1, max_length=100, description="Apart from the reported seeds.")
     backward_passes: int = Field(ge=1, le=LARGEST_INTEGER, description="Budget of a run of the ladder.")
-    drop: float = Field(
-        0.1, gt=0, lt=1, description="A rate whose accuracy lies this far below the arm's best ends its ladder."
-    )
+    drop: float = Field(0.1, gt=0, lt=1, description="A rate this far below the arm's best accuracy ends its ladder.")
 
     @field_validator("learning_rates")
     @classmethod
@@ -76,9 +72,7 @@ class Ladder(Settings):
 class Search(Settings):
     """A random search over settings, with as many runs for every arm."""
 
-    settings: SettingValues = Field(
-        min_length=1, max_length=20, description=f"Values by setting; {_RATE} is one of them."
-    )
+    settings: SettingValues = Field(min_length=1, max_length=20, description=f"Values by setting; {_RATE} among them.")
     runs: int = Field(ge=1, le=10_000, description="Most tuning runs of an arm, over all rounds.")
     seeds: tuple[int, ...] = Field(
         min_length=1,
@@ -143,9 +137,7 @@ class Study(Settings):
     baseline: str = Field(description="Arm that the others are compared with.")
     seeds: tuple[int, ...] = Field(min_length=2, max_length=100, description="Reported seeds, shared by all arms.")
     backward_passes: int = Field(ge=1, le=LARGEST_INTEGER, description="Budget of a reported run.")
-    evaluate_every: int = Field(
-        ge=1, le=MOST_STEPS, description="Backward passes between evaluations, rounded to whole steps."
-    )
+    evaluate_every: int = Field(ge=1, le=MOST_STEPS, description="Passes between evaluations, in whole steps.")
     compare_at: tuple[Annotated[int, Field(le=LARGEST_INTEGER)], ...] = Field(
         (), max_length=1000, description="Backward passes at which arms are compared, besides the end of the budget."
     )
@@ -321,9 +313,7 @@ def _tuning(study: Study, arm: str, results: Results) -> list[RunKey]:
 
     def extend(points: Iterable[Point], seeds: Iterable[int]) -> bool:
         """Whether the results of all runs so far are known."""
-        keys.extend(
-            RunKey("ladder", arm, point.learning_rate, seed, point.settings) for seed in seeds for point in points
-        )
+        keys.extend(RunKey("ladder", arm, p.learning_rate, seed, p.settings) for seed in seeds for p in points)
         return all(key in results for key in keys)
 
     if study.search is not None:

@@ -100,9 +100,7 @@ def find(data: StudyData) -> Findings | None:
     for axis in SWEPT:
         of_axis = {key: one for key, one in equal.items() if key[1][0] == axis}
         equal |= _family(of_axis, {key for key in of_axis if key[0] in tested})
-    swept = {
-        arm: {axis: sweep(group, reference, targets, grids, axis) for axis in SWEPT} for arm, group in groups.items()
-    }
+    swept = {arm: {axis: sweep(g, reference, targets, grids, axis) for axis in SWEPT} for arm, g in groups.items()}
     keys = [(arm, axis) for arm in tested & set(groups) for axis in SWEPT]
     fewer = dict(zip(keys, holm([_p_of_sweep(swept[arm][axis]) for arm, axis in keys]), strict=True))
     arms = [
@@ -154,9 +152,7 @@ def _equal_costs(
         costs += [("steps", float(most))] if most else []
         costs += [("token_passes", cost) for cost in least if cost > 0]
         for axis, cost in costs:
-            own, other = (
-                {run.seed: _accuracy(run.curve, axis, cost) for run in one.runs} for one in (group, reference)
-            )
+            own, other = ({run.seed: _accuracy(run.curve, axis, cost) for run in g.runs} for g in (group, reference))
             if compared := contrast(own, other):
                 contrasts[arm, (axis, cost)] = compared
     return contrasts

@@ -58,9 +58,7 @@ def equal_cost_table(findings: Findings) -> Table:
         batches = [f"at {cost:g}: {_equal_cell(one)}" for (axis, cost), one in arm.equal.items() if axis == "steps"]
         cells = [_equal_cell(arm.equal[cost]) if cost in arm.equal else "–" for cost in costs]
         rows.append((arm.label, *cells, *(batches or ["–"])))
-    names = [
-        f"{cost:g} passes" if axis == "backward_passes" else f"{cost / 1e3:.0f}k token-passes" for axis, cost in costs
-    ]
+    names = [f"{c:g} passes" if axis == "backward_passes" else f"{c / 1e3:.0f}k token-passes" for axis, c in costs]
     title = "Differences in points, 95% intervals over seeds, p-values after Holm's correction over each kind of cost"
     return Table(title, ("arm", *names, "equal batches"), tuple(rows))
 

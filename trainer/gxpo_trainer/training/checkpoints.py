@@ -136,9 +136,7 @@ class CheckpointStore:
         """
         path = self.path(step)
         others = [other for other in self.steps() if other != step]
-        fix = (
-            f"delete {path.name} to continue from step {others[-1]}" if others else "start a new run in another folder"
-        )
+        fix = f"delete {path.name} to go on from step {others[-1]}" if others else "start a new run in another folder"
         try:
             manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
             state = json.loads((path / STATE).read_text(encoding="utf-8"))

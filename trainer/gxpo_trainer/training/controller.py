@@ -587,8 +587,6 @@ def component_means(groups: Sequence[ScoredGroup]) -> Metrics:
 
     Correctness is a metric of its own, whether it is a component or not: the share of verdicts of all samples.
     """
-    rewards = [
-        verdict.reward_components for group in groups for verdict in group.verdicts if verdict.reward is not None
-    ]
+    rewards = [v.reward_components for group in groups for v in group.verdicts if v.reward is not None]
     names = [name for name in (rewards or [{}])[0] if name != "correctness"]
     return {f"reward/{name}": float(np.mean([values[name] for values in rewards])) for name in names}

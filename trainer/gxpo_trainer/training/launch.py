@@ -189,9 +189,7 @@ class Launch:
         for message in uploader.take_events():
             print(f"gxpo: upload refused: {message}", file=sys.stderr)
         if not delivered and uploader.fenced is None:
-            message = (
-                f"the service at {uploader.service.url} has not accepted the last rows; they are in {self.out_dir}"
-            )
+            message = f"the service at {uploader.service.url} did not accept the last rows; they are in {self.out_dir}"
             print(f"gxpo: {message}", file=sys.stderr)
 
     def _check_owner(self) -> None:

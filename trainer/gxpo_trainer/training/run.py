@@ -201,9 +201,7 @@ def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], 
         reporter.log_event("problems_left_out", f"{setting} excluded {number} training problems", setting=setting)
     if data.near_duplicates:
         examples = "; ".join(data.near_duplicates[:5])
-        message = (
-            f"{len(data.near_duplicates)} training problems are near duplicates of evaluated ones, such as: {examples}"
-        )
+        message = f"{len(data.near_duplicates)} training problems are near duplicates of evaluated ones: {examples}"
         reporter.log_event("near_duplicates", message, problems=list(data.near_duplicates))
 
 

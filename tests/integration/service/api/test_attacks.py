@@ -173,9 +173,7 @@ def test_numbers_are_read_strictly(client: TestClient, content: str, told: str) 
         assert answer.status_code == 422 or not answer.json()["valid"], path
 
 
-def test_a_token_of_a_launch_opens_its_own_report_and_nothing_else(
-    app: FastAPI, anonymous: TestClient, database: Database
-) -> None:
+def test_a_token_of_a_launch_opens_its_own_report_only(app: FastAPI, anonymous: TestClient, database: Database) -> None:
     mine, others = launch(database), launch(database)
     run_id, secret = mine.split()
     other_id = others.split()[0]

@@ -63,9 +63,7 @@ def test_keys_are_forgotten_after_a_week(database: Database, scheduler: Schedule
     assert keys(database) == {"k0"}
 
 
-def test_many_old_keys_go_a_few_in_a_round(
-    database: Database, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_keys_go_few_in_a_round(database: Database, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLEANED_AT_ONCE", 3)
     add_keys(database, *[2 * WEEK_S] * 7, 0)
     left = []
@@ -105,9 +103,7 @@ def test_a_key_that_is_forgotten_makes_a_new_run(client: TestClient, database: D
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_key_that_vanishes_while_it_is_looked_up_is_free(
-    database: Database, database_url: str, settings: ServiceSettings
-) -> None:
+def test_a_key_that_vanishes_is_free(database: Database, database_url: str, settings: ServiceSettings) -> None:
     """PostgreSQL alone lets others write between two statements of a transaction."""
     add_keys(database, 2 * WEEK_S)
     other = Database(database_url)

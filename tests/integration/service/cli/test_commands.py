@@ -261,9 +261,7 @@ def write_log(settings: ServiceSettings, run_id: str, text: str) -> None:
         file.write(text)
 
 
-def test_logs_are_printed_whole_in_part_and_to_the_end(
-    gxpo: Gxpo, database: Database, settings: ServiceSettings
-) -> None:
+def test_logs_are_printed_whole_in_part_and_followed(gxpo: Gxpo, database: Database, settings: ServiceSettings) -> None:
     run_id = gxpo.submit("mine")
     lines = [f"line {number} π\n" for number in range(20_000)]
     write_log(settings, run_id, "".join(lines) + "half")
@@ -353,9 +351,7 @@ def test_the_first_token_of_a_service_is_made_in_its_database(
     assert "gxpo migrate" in gxpo.printed().err
 
 
-def test_migrate_brings_a_database_to_the_newest_schema(
-    gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_migrate_makes_the_newest_schema(gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GXPO_DATABASE_URL", f"sqlite:///{tmp_path / 'new.sqlite'}")
     assert gxpo("migrate", "--check") == 1
     assert gxpo("migrate") == 0

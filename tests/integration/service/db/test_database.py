@@ -49,9 +49,7 @@ def end(database: Database, pid: int) -> None:
     other.close()
 
 
-def test_a_connection_that_was_closed_while_idle_is_replaced(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_closed_while_idle_is_replaced(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgresql, "_PING_AFTER_S", -1.0)  # idle for long enough, at once
     first = backend(database)
     assert backend(database) == first, "one that works is used again"

@@ -176,9 +176,7 @@ def test_a_later_schema_can_be_used_and_an_earlier_one_not(
 @pytest.mark.parametrize(
     ("revision", "fix"), [("0005", "migrate it with a version that has both"), ("9999", "the version .* that wrote it")]
 )
-def test_a_revision_that_this_version_lacks_is_refused_with_the_way_out(
-    old_sqlite: str, revision: str, fix: str
-) -> None:
+def test_an_unknown_revision_is_refused_with_the_way_out(old_sqlite: str, revision: str, fix: str) -> None:
     set_revision(old_sqlite, revision)
     with pytest.raises(ConfigError, match=rf"from revision {revision} to {newest_revision()}: .*; .*{fix}"):
         upgrade(old_sqlite)

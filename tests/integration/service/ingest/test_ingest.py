@@ -62,9 +62,7 @@ def names_of(database: Database, launched: str) -> list[str]:
         return metrics.names_of(session, runs.get(database, launched.split()[0]).number)
 
 
-def test_a_run_has_a_limited_number_of_metrics_and_says_what_is_left_out(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_has_limited_metrics_and_says_what_is_out(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "MOST_OF_RUN", 3)
     launched = launch(database)
     run_id = launched.split()[0]
@@ -189,9 +187,7 @@ def test_rows_arrive_and_the_run_shows_how_far_it_is(anonymous: TestClient, data
     assert ("checkpoint", "step 2 saved") in runs.messages(database, run_id)
 
 
-def test_a_repeated_batch_and_an_overlapping_one_change_nothing_twice(
-    anonymous: TestClient, database: Database
-) -> None:
+def test_repeated_and_overlapping_batches_change_nothing_twice(anonymous: TestClient, database: Database) -> None:
     launched = launch(database)
     first = body(1, metrics=[totals(1), totals(2)], events=[event_row("a")])
     assert post(anonymous, launched, first).json()["applied"] is True
@@ -364,9 +360,7 @@ def test_an_attempt_replaces_what_it_repeats_in_curves_and_counters(database: Da
     assert last_values(database, run_id) == {"b": (3.0, 0, 3.0, 3.0)}
 
 
-def test_one_event_says_that_a_run_makes_no_progress_until_it_does_again(
-    anonymous: TestClient, database: Database
-) -> None:
+def test_one_event_says_that_a_run_makes_no_progress(anonymous: TestClient, database: Database) -> None:
     launched = launch(database)
     # Of time-outs of 30 and, for a look-ahead that takes long, 120 minutes; inf never ends.
     idle = [(0, 1800), (14, 1800), (15, 1800), (16, 1800), (0, 1800), (17, 7200), (60, 7200), (0, 7200), (99, math.inf)]
@@ -377,9 +371,7 @@ def test_one_event_says_that_a_run_makes_no_progress_until_it_does_again(
 
 
 @pytest.mark.each_database
-def test_names_go_with_the_last_run_that_has_them_and_numbers_are_never_given_again(
-    database: Database, tmp_path: Path
-) -> None:
+def test_names_go_with_their_last_run_and_numbers_are_never_given_again(database: Database, tmp_path: Path) -> None:
     first, second = launch(database), launch(database)
     send(database, first, body(1, metrics=[metric_row(1, shared=1.0, **{f"own/{n}": 1.0 for n in range(5)})]))
     send(database, second, body(1, metrics=[metric_row(1, shared=2.0, replaced=1.0, last=1.0)]))

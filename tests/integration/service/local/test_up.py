@@ -103,7 +103,7 @@ def test_it_serves_restarts_what_dies_and_ends_whole(start: Callable[..., Up], t
 
     second = Up(up.home)
     assert second.process.wait(LONG_S) == 1
-    assert f"is already in use by `gxpo up` (process {up.process.pid})" in second.printed
+    assert f"is in use by `gxpo up` (process {up.process.pid})" in second.printed
 
     everything = [psutil.Process(up.process.pid), *psutil.Process(up.process.pid).children(recursive=True)]
     assert up.end() == 0

@@ -73,9 +73,7 @@ def test_the_last_use_of_a_token_is_shown(
     assert shown == {now, None}
 
 
-def test_the_last_uses_are_written_when_the_service_stops(
-    app: FastAPI, database: Database, token_for: Callable[[str], str]
-) -> None:
+def test_last_uses_are_written_at_the_end(app: FastAPI, database: Database, token_for: Callable[[str], str]) -> None:
     secret = token_for("viewer")
     with TestClient(app, headers={"Authorization": f"Bearer {secret}"}) as client:
         assert client.get("/api/v1/runs").status_code == 200

@@ -74,9 +74,7 @@ def test_the_next_start_removes_folders_of_deleted_runs(
     assert not (root / run_id).exists()
 
 
-def test_another_deletion_leaves_one_that_is_not_committed(
-    run_id: str, database: Database, settings: ServiceSettings
-) -> None:
+def test_another_deletion_leaves_an_uncommitted_one(run_id: str, database: Database, settings: ServiceSettings) -> None:
     root = settings.artifacts
     with database.writing() as session:
         service.delete(session, root, Principal("t0", "admin", Role.ADMIN), run_id)

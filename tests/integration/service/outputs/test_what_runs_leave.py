@@ -47,9 +47,7 @@ def path(run_id: str, rest: str) -> str:
 # ---- rows ------------------------------------------------------------------------------------------------------
 
 
-def test_samples_come_page_by_page_newest_step_first_and_by_step_and_verdict(
-    client: TestClient, database: Database
-) -> None:
+def test_samples_come_in_pages_newest_step_first_by_step_and_verdict(client: TestClient, database: Database) -> None:
     launched = launch(database)
     run_id = launched.split()[0]
     rows = [
@@ -197,9 +195,7 @@ def test_events_are_read_from_the_newest_page_by_page(client: TestClient, databa
         assert client.get(path(run_id, "events"), params=wrong).status_code == 422
 
 
-def test_the_newest_events_of_a_long_history_are_not_left_out(
-    url: str, database: Database, token_for: Callable[[str], str]
-) -> None:
+def test_the_newest_of_many_events_are_there(url: str, database: Database, token_for: Callable[[str], str]) -> None:
     launched = launch(database)
     run_id = launched.split()[0]
     send(database, launched, body(1, events=[event_row(f"e{number}") for number in range(1, 2501)]))
@@ -213,9 +209,7 @@ def test_the_newest_events_of_a_long_history_are_not_left_out(
         assert whole == client.all_of(*history, page_size=1000)[::-1]
 
 
-def test_a_timeline_has_the_last_steps_without_lines_that_are_none(
-    client: TestClient, run_id: str, folder: Path
-) -> None:
+def test_a_timeline_has_the_last_steps_without_bad_lines(client: TestClient, run_id: str, folder: Path) -> None:
     good = '{"attempt": 1, "step": 7, "begin": 5.0, "spans": [["engine 0", "sampling", 0.0, 1.5]]}'
     bad = [good.replace("5.0", value) for value in ("NaN", '"NaN"', '"inf"', "1e999", "null", "9" * 400)]
     bad += [good.replace("1.5", '"NaN"'), "[" * 200_000, '{"a":' * 200_000, "", "\0", "\ud800", "9" * 5000]
@@ -270,9 +264,7 @@ class Stream:
         raise AssertionError("the stream ended without an event `end`")
 
 
-def test_a_log_is_followed_until_the_run_has_ended(
-    url: str, database: Database, run_id: str, folder: Path, token_for: Any
-) -> None:
+def test_a_log_is_followed_to_its_end(url: str, database: Database, run_id: str, folder: Path, token_for: Any) -> None:
     log = folder / "train.log"
     log.write_text("one\n")
     runs.change(database, run_id, state=RunState.RUNNING)
@@ -299,9 +291,7 @@ def test_a_log_is_followed_until_the_run_has_ended(
             assert stream.next()[0] == "end"
 
 
-def test_a_stream_ends_when_its_token_is_revoked(
-    url: str, database: Database, run_id: str, folder: Path, token_for: Any
-) -> None:
+def test_a_revoked_token_ends_a_stream(url: str, database: Database, run_id: str, folder: Path, token_for: Any) -> None:
     (folder / "train.log").write_text("one\n")
     runs.change(database, run_id, state=RunState.RUNNING)
     admin, reader = ({"Authorization": f"Bearer {token_for(role)}"} for role in ("admin", "viewer"))
@@ -445,9 +435,7 @@ def test_links_in_a_folder_are_not_followed(
     assert client.get(path(run_id, "checkpoints/10/download")).status_code == 404
 
 
-def test_a_path_cannot_climb_out(
-    caller: TestClient, role: str, run_id: str, folder: Path, settings: ServiceSettings
-) -> None:
+def test_no_path_gets_out(caller: TestClient, role: str, run_id: str, folder: Path, settings: ServiceSettings) -> None:
     (settings.artifacts / "train.log").write_text("hidden")
     refused = 401 if role == "nobody" else 422
     for odd in ("..", "%2e%2e", f"{run_id}%2f..", "..%2f..%2fetc", "%00", f"{run_id}%5c.."):

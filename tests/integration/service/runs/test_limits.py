@@ -55,9 +55,7 @@ def test_a_token_has_so_many_queued_runs_and_no_more(
     assert client.post(f"{API}/runs/{first}/retry").status_code == 429
 
 
-def test_only_an_admin_raises_a_priority(
-    client: TestClient, anonymous: TestClient, token_for: Callable[[str], str]
-) -> None:
+def test_only_admins_raise_priority(client: TestClient, anonymous: TestClient, token_for: Callable[[str], str]) -> None:
     mine = {"Authorization": f"Bearer {token_for('submitter')}"}
     for path, body in (("/runs", DEMO), ("/sweeps", {"name": "s", "base": DEMO})):
         refused = anonymous.post(f"{API}{path}", json=body | {"priority": 1}, headers=mine)
@@ -80,9 +78,7 @@ def served(app: FastAPI, url: str) -> str:
     return url
 
 
-def test_streams_are_limited_by_token_and_altogether(
-    served: str, database: Database, token_for: Callable[[str], str]
-) -> None:
+def test_streams_are_limited_by_token_and_all(served: str, database: Database, token_for: Callable[[str], str]) -> None:
     path = f"{served}{API}/runs/{runs.add_run(database, state=RunState.RUNNING)}/logs/stream"
     first, second, third = ({"Authorization": f"Bearer {token_for('viewer')}"} for _ in range(3))
     with httpx.Client(timeout=30.0, trust_env=False) as http, ExitStack() as opened:

@@ -91,18 +91,14 @@ NUMERIC = [name for name, column in COLUMNS.items() if column.type.python_type i
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-def test_every_numeric_column_in_pages_is_the_plain_sort(
-    order: str, client: TestClient, database: Database, many: list[str]
-) -> None:
+def test_numeric_columns_in_pages_sort(order: str, client: TestClient, database: Database, many: list[str]) -> None:
     for column in NUMERIC:
         listed = [run["id"] for run in walk(client, sort=column, order=order, archived="any", limit=90)]
         assert listed == reference(database, column, order == "desc"), column
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-def test_columns_of_text_in_pages_neither_lose_nor_repeat_a_run(
-    order: str, client: TestClient, many: list[str]
-) -> None:
+def test_text_columns_in_pages_neither_lose_nor_repeat_a_run(order: str, client: TestClient, many: list[str]) -> None:
     for column in ("name", "state", "reason", "rule", "model", "created_by"):
         runs = walk(client, sort=column, order=order, archived="any", limit=90)
         assert sorted(run["id"] for run in runs) == sorted(many), column
@@ -127,9 +123,7 @@ def test_numbers_that_json_lacks_are_words_in_a_list(client: TestClient, databas
     assert [(run["score_best"], run["progress"]["tokens"]) for run in items] == [(0.75, "Infinity"), ("Infinity", 7.0)]
 
 
-def test_runs_that_are_made_while_one_pages_move_nothing(
-    client: TestClient, database: Database, many: list[str]
-) -> None:
+def test_runs_that_are_made_meanwhile_move_nothing(client: TestClient, database: Database, many: list[str]) -> None:
     query = {"sort": "score", "order": "desc", "archived": "any", "limit": 100}
     before = [run["id"] for run in walk(client, **query)]
     pages = [client.get(f"{API}/runs", params=query).json()]
@@ -230,9 +224,7 @@ def plain_run(run: Run, index: int) -> None:
 
 @pytest.mark.parametrize("at", ["last", "best", "highest", "lowest"])
 @pytest.mark.parametrize("order", ["asc", "desc"])
-def test_sorting_by_a_metrics_last_best_and_lowest_value(
-    at: str, order: str, client: TestClient, database: Database
-) -> None:
+def test_sorting_by_metrics_last_or_extreme_value(at: str, order: str, client: TestClient, database: Database) -> None:
     ids = add_runs(database, 8, plain_run)
     inf = math.inf
     triples = [(0.5, 0.1, 0.9), (0.2, 0.2, 0.2), (None, 0.0, 1.0), (inf, 0.3, inf), (-inf, -inf, 0.4), (0.5, 0.5, 0.5)]

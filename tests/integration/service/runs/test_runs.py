@@ -135,9 +135,7 @@ def test_validate_shows_errors_cost_completed_config_and_equal_runs(
     assert count(database, Run) == 1
 
 
-def test_only_the_submitting_token_or_an_admin_deletes_a_run(
-    anonymous: TestClient, token_for: Callable[[str], str]
-) -> None:
+def test_only_the_submitter_or_an_admin_deletes_a_run(anonymous: TestClient, token_for: Callable[[str], str]) -> None:
     mine, other, admin = (bearer(token_for(role)) for role in ("submitter", "submitter", "admin"))
     for owner in (mine, admin):
         path = f"{API}/runs/{anonymous.post(f'{API}/runs', json=BODY, headers=mine).json()['id']}"

@@ -114,9 +114,7 @@ def test_a_failed_job_is_reported(launcher: Launcher, job: Callable[..., Job]) -
 
 
 @pytest.mark.parametrize("ignores", [False, True])
-def test_a_job_that_is_stopped_ends_even_when_it_does_not_want_to(
-    launcher: Launcher, job: Callable[..., Job], ignores: bool
-) -> None:
+def test_a_stopped_job_ends_even_if_it_ignores_it(launcher: Launcher, job: Callable[..., Job], ignores: bool) -> None:
     made = job(
         "import os, pathlib, signal, sys, time\n"
         f"if {ignores}: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

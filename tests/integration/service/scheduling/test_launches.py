@@ -198,9 +198,7 @@ def test_a_scheduler_that_comes_back_late_changes_nothing(cluster: Cluster) -> N
 
 
 @pytest.mark.parametrize("state", [S.RUNNING, S.CANCELLING, S.PAUSING])
-def test_a_scheduler_that_loses_its_lease_in_the_middle_of_a_round_changes_nothing(
-    cluster: Cluster, state: RunState
-) -> None:
+def test_a_scheduler_that_loses_its_lease_within_a_round_changes_nothing(cluster: Cluster, state: RunState) -> None:
     first, second = cluster.scheduler("first"), cluster.scheduler("second")
     run_id = cluster.running(first)
     if state != S.RUNNING:
@@ -238,9 +236,7 @@ def test_two_schedulers_at_once_launch_each_run_once_and_keep_the_quota(cluster:
         except BaseException as error:  # it must reach the test
             failures.append(error)
 
-    threads = [
-        threading.Thread(target=work, args=(cluster.scheduler(owner, max_concurrent_runs=7),)) for owner in ("a", "b")
-    ]
+    threads = [threading.Thread(target=work, args=(cluster.scheduler(o, max_concurrent_runs=7),)) for o in ("a", "b")]
     for thread in threads:
         thread.start()
     for thread in threads:

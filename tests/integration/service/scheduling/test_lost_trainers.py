@@ -44,9 +44,7 @@ def test_nothing_changes_while_the_launcher_is_away_and_a_lost_job_does_not_coun
 
 
 @pytest.mark.parametrize(("max_forgotten", "reached"), [(2, [0, 0, 0]), (2, [4, 3, 4]), (0, [0]), (1, [1, 2, 2])])
-def test_a_run_whose_jobs_are_repeatedly_forgotten_fails(
-    cluster: Cluster, max_forgotten: int, reached: list[int]
-) -> None:
+def test_a_run_whose_jobs_are_often_forgotten_fails(cluster: Cluster, max_forgotten: int, reached: list[int]) -> None:
     """reached: the step at which Ray's head dies, launch by launch; the last time is once too often."""
     scheduler, run_id = cluster.supervising(max_recoveries=0, max_forgotten=max_forgotten)
     for launch, step in enumerate(reached, 1):

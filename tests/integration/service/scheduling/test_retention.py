@@ -44,9 +44,7 @@ def left(cluster: Cluster, run_id: str) -> tuple[int, list[str]]:
     return num_samples(cluster, run_id), [name for name in FILES if (folder / name).exists()]
 
 
-def test_only_runs_that_ended_before_the_limit_lose_samples_and_log(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_runs_past_the_limit_lose_samples_and_log(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SAMPLES_AT_ONCE", 2)
     monkeypatch.setattr(module, "BATCHES_AT_ONCE", 2)
     old = ended(cluster, cluster.clock.now - 31 * DAY_S, samples=5)
@@ -84,9 +82,7 @@ def test_nothing_is_deleted_without_the_setting_and_links_lead_nowhere(cluster: 
     assert outside.exists()
 
 
-def test_files_that_cannot_be_deleted_do_not_stop_the_other_runs(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_cannot_be_deleted_do_not_stop_other_runs(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCHES_AT_ONCE", 2)
     bad = [ended(cluster, 1.0, samples=1) for _ in range(3)]
     for run_id in bad:

@@ -49,9 +49,7 @@ def service(home: Path) -> Iterator[ServiceProcesses]:
         head.close()
 
 
-def test_a_driver_that_is_stopped_is_noticed_ended_and_its_run_recovered_once(
-    service: ServiceProcesses, home: Path
-) -> None:
+def test_a_stopped_driver_is_noticed_ended_and_its_run_recovered_once(service: ServiceProcesses, home: Path) -> None:
     token = (home / "token").read_text().strip()
     with httpx.Client(
         base_url=f"{service.url}/api/v1", headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False

@@ -204,9 +204,7 @@ def test_others_delete_no_group(
     assert anonymous.delete(f"{API}/groups/{mine}", headers=other).status_code == 204
 
 
-def test_one_action_says_of_each_run_what_became_of_it(
-    client: TestClient, database: Database, sweep: tuple[str, list[str]]
-) -> None:
+def test_an_action_answers_for_each_run(client: TestClient, database: Database, sweep: tuple[str, list[str]]) -> None:
     ids = sweep[1]
     runs.change(database, ids[1], state=RunState.SUCCEEDED)
 

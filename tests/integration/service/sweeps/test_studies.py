@@ -67,9 +67,7 @@ def change(database: Database, study: str, **settings: Any) -> None:
         group.spec = group.spec | {"study": group.spec["study"] | settings}
 
 
-def test_a_study_climbs_its_ladders_and_ends_with_all_seeds(
-    client: TestClient, database: Database, scheduler: Scheduler
-) -> None:
+def test_a_study_climbs_ladders_to_all_seeds(client: TestClient, database: Database, scheduler: Scheduler) -> None:
     made, again = (client.post(f"{API}/studies", json=BODY, headers={"Idempotency-Key": "mine"}) for _ in range(2))
     assert (made.status_code, again.status_code) == (201, 200), made.text
     assert made.json() == again.json()
@@ -104,9 +102,7 @@ def test_a_study_climbs_its_ladders_and_ends_with_all_seeds(
 def test_a_study_searches_over_several_settings(client: TestClient, database: Database, scheduler: Scheduler) -> None:
     space = {"learner.optimizer.learning_rate": [1e-5, 2e-5], "learner.mini_batches": [4]}
     search = {"settings": space, "runs": 3, "seeds": [7, 8], "backward_passes": 6}
-    body = {
-        "toml": tomli_w.dumps({name: value for name, value in STUDY.items() if name != "ladder"} | {"search": search})
-    }
+    body = {"toml": tomli_w.dumps({n: value for n, value in STUDY.items() if n != "ladder"} | {"search": search})}
     made = client.post(f"{API}/studies", json=body)
     # 2 arms × (2 points + 1) of 6 passes and 2 × 2 seeds of 12 passes.
     assert made.json()["cost"] == {"runs": 10, "backward_passes": 84}
@@ -125,9 +121,7 @@ def test_a_study_searches_over_several_settings(client: TestClient, database: Da
     assert (refused.status_code, "learner.mini_batch" in refused.text) == (422, True)
 
 
-def test_a_failed_run_is_named_until_its_retry_has_succeeded(
-    client: TestClient, database: Database, scheduler: Scheduler
-) -> None:
+def test_a_failed_run_is_named_until_retried(client: TestClient, database: Database, scheduler: Scheduler) -> None:
     made = client.post(f"{API}/studies", json=BODY)
     end_all(database, {"grpo": 0.0, "gxpo": 0.0}, RunState.FAILED, reason="training_error")
     scheduler.tick()
@@ -214,9 +208,7 @@ def test_nobody_adds_runs_to_a_study(client: TestClient, database: Database) -> 
     assert runs.count(database) == before
 
 
-def test_a_run_that_a_user_added_to_a_study_is_ignored(
-    client: TestClient, database: Database, scheduler: Scheduler
-) -> None:
+def test_a_run_that_a_user_added_is_ignored(client: TestClient, database: Database, scheduler: Scheduler) -> None:
     made = client.post(f"{API}/studies", json=BODY)
     number = runs.get(database, client.get(f"{API}/groups/{made.json()['group']['id']}").json()["runs"][0]["id"])
     runs.add_run(database, group_number=number.group_number, state=RunState.CANCELLED, group_values=None)
@@ -233,7 +225,7 @@ def test_a_study_of_another_version_is_a_conflict_and_stops_no_other(
     change(database, old, budget=3)
     refused = client.get(f"{API}/studies/{old}")
     assert refused.status_code == 409
-    assert "was submitted to another version of gxpo" in refused.json()["detail"]
+    assert "is of another version of gxpo" in refused.json()["detail"]
     assert "budget" in refused.json()["detail"]
     end_all(database, {"grpo": 0.3, "gxpo": 0.4})
     with capture_logs() as logged:

@@ -91,9 +91,7 @@ def test_a_session_ends_by_sign_out_and_when_it_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("shown", ["/compare?runs=a&runs=b&note=", "/", "//elsewhere.example/"])
-def test_the_link_gives_a_cookie_that_is_not_its_secret(
-    shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_link_gives_a_cookie_not_its_secret(shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text("s3cret", encoding="utf-8")
     monkeypatch.setenv("GXPO_LINK_SECRET_FILE", str(tmp_path / "secret"))
     page = Starlette(

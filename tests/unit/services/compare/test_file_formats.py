@@ -40,9 +40,7 @@ def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
 
 
 @pytest.mark.parametrize(("row_group", "sizes"), [(2, [2, 2]), (3, [4]), (9, [4])])
-def test_parquet_writes_a_row_group_as_soon_as_it_is_full(
-    row_group: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_writes_full_row_groups(row_group: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "_ROW_GROUP", row_group)
     pieces = list(write_rows("parquet", COLUMNS, PIECES))
     whole = b"".join(pieces)

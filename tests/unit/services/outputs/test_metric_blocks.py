@@ -54,9 +54,7 @@ def test_what_was_appended_in_two_parts_reads_as_a_dictionary_would(first: list,
     st.dictionaries(st.integers(1, 5), st.dictionaries(st.integers(0, 30), st.floats(allow_nan=False), min_size=1)),
     st.dictionaries(st.integers(1, 5), st.integers(0, 30)),
 )
-def test_history_is_what_no_later_attempt_has_replaced(
-    values: dict[int, dict[int, float]], others: dict[int, int]
-) -> None:
+def test_history_is_what_no_later_attempt_replaced(values: dict[int, dict[int, float]], others: dict[int, int]) -> None:
     """`others`: attempts that reported, from that step on, metrics other than this one too."""
     firsts = {a: min([*values.get(a, {}), *([others[a]] if a in others else [])]) for a in {*values, *others}}
     expected: dict[int, float] = {}

@@ -99,9 +99,7 @@ def test_no_spelling_leads_out_of_the_model_roots(places: Path, spelling: str, m
     assert str(places / "allowed" / "model") in faults[0][1] or "not a valid path" in faults[0][1]
 
 
-def test_a_name_that_is_a_folder_here_is_a_path_and_not_a_hub_name(
-    places: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_is_a_folder_here_is_a_path_no_hub_name(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(places)
     settings = ServiceSettings(model_roots=[places / "allowed"])
     assert refused({"model": {"path": "secret/model"}}, settings) == ["model.path"]

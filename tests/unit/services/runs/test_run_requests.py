@@ -123,7 +123,7 @@ def test_deep_nesting_is_refused_before_it_can_exhaust_the_stack() -> None:
 
 @pytest.mark.parametrize("source", [{}, {"preset": "demo", "config": {}}, {"toml": "", "config": {}}])
 def test_exactly_one_form_is_given(source: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="exactly one of config, toml and preset"):
+    with pytest.raises(ValidationError, match="one of config, toml and preset is required"):
         RunSource.model_validate(source)
 
 

@@ -100,9 +100,7 @@ quotas = st.builds(
 
 
 @given(unique, unique, quotas)
-def test_no_quota_is_ever_exceeded_by_what_is_admitted(
-    waiting: list[Candidate], executing: list[Candidate], bounds: Quotas
-) -> None:
+def test_no_quota_is_exceeded(waiting: list[Candidate], executing: list[Candidate], bounds: Quotas) -> None:
     chosen = admit(waiting, executing, bounds)
     assert len(set(numbers(chosen))) == len(chosen)
     if not chosen:
