@@ -27,9 +27,7 @@ class ServiceSettings(BaseSettings):
     home: Path = Field(Path("gxpo-home"), description="Folder for the database, artifacts and local token.")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in `home`.")
     database_password_file: Path | None = Field(None, description="File that contains the database password.")
-    database_timeout_s: float = Field(
-        15.0, ge=1, description="Time in which PostgreSQL must answer the API; later the answer is 503."
-    )
+    database_timeout_s: float = Field(15.0, ge=1, description="Time in which PostgreSQL must answer; then 503.")
     artifact_root: Path | None = Field(None, description="Parent of the run folders; default: `home`/artifacts.")
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8000, ge=1, le=65535, description="Port of the API.")
@@ -40,9 +38,7 @@ class ServiceSettings(BaseSettings):
 
     ray_address: str = Field("http://127.0.0.1:8265", description="Ray's job server.")
     max_concurrent_runs: int = Field(1, ge=1, description="Maximum number of executing runs.")
-    max_runs_per_user: int | None = Field(
-        None, ge=1, description="Maximum number of executing runs per token; default: no limit."
-    )
+    max_runs_per_user: int | None = Field(None, ge=1, description="Most executing runs per token; default: no limit.")
     max_queued_per_user: int = Field(1000, ge=1, description="Maximum number of queued runs per token.")
     quota_cpus: float | None = Field(
         None,
@@ -55,9 +51,7 @@ class ServiceSettings(BaseSettings):
         description="GPUs for all executing runs; default: all that Ray has. A run that needs more is refused.",
     )
 
-    gpu: str | None = Field(
-        None, description="Kind of the cluster's GPUs (docs/planner.md): a run that cannot fit on them is refused."
-    )
+    gpu: str | None = Field(None, description="The cluster's GPUs (docs/planner.md): runs that cannot fit are refused.")
 
     tick_s: float = Field(1.0, gt=0, description="Interval between scheduler rounds.")
     lease_s: float = Field(30.0, gt=0, description="Duration of a scheduler's lease on a run.")
@@ -65,9 +59,7 @@ class ServiceSettings(BaseSettings):
     start_s: float = Field(900.0, gt=0, description="Maximum time from launch to the first heartbeat.")
     cancel_grace_s: float = Field(60.0, gt=0, description="Time to stop at the end of a step before the job is killed.")
     pause_grace_s: float = Field(900.0, gt=0, description="The same for a pause, including the checkpoint.")
-    stop_wait_s: int = Field(
-        STOP_WAIT_S, ge=1, description="Time from SIGTERM to the end of a run, in which it saves a checkpoint."
-    )
+    stop_wait_s: int = Field(STOP_WAIT_S, ge=1, description="Time from SIGTERM to a run's end, for its checkpoint.")
     max_recoveries: int = Field(3, ge=0, description="Consecutive recoveries of a run without progress.")
     max_forgotten: int = Field(5, ge=0, description="Consecutive jobs that Ray may lose without progress of the run.")
     idempotency_s: float = Field(604800.0, gt=0, description="Retention of idempotency keys (7 days).")
@@ -88,9 +80,7 @@ class ServiceSettings(BaseSettings):
         description="Custom rules, losses, advantages, rewards and environments that a config may use: names of entry "
         "points, or module:Class; `*` is every entry point.",
     )
-    allowed_rewards: tuple[str, ...] = Field(
-        (), description="Further custom reward classes (module:Class) that a config may use."
-    )
+    allowed_rewards: tuple[str, ...] = Field((), description="Custom rewards (module:Class) that a config may use too.")
     allowed_reward_urls: tuple[str, ...] = Field(
         (), description="Addresses that a config's rewards over HTTP may call, as the config writes them."
     )

@@ -68,7 +68,7 @@ def test_what_is_fetched_is_what_was_published(ray_on_loopback: None) -> None:
 @pytest.mark.long("two nodes")
 def test_weights_are_gone_for_other_nodes_with_the_learner_that_published_them(on_two_nodes: tuple[Path, str]) -> None:
     _, printed = on_two_nodes
-    assert printed.splitlines()[-1].startswith("weights version 1 was lost from Ray's object store")
+    assert printed.splitlines()[-1].startswith("weights version 1 was lost with its learner")
 
 
 @pytest.mark.long("two nodes")

@@ -319,9 +319,7 @@ def _shape(config: RunConfig) -> ModelShape:
 
 def register_eval(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("eval", help="score a model on benchmarks")
-    parser.add_argument(
-        "--model", metavar="DIR", required=True, help="transformers folder, PEFT adapter, hub name, or `starter`"
-    )
+    parser.add_argument("--model", metavar="DIR", required=True, help="model folder, PEFT adapter, hub name, `starter`")
     parser.add_argument(
         "--benchmark",
         metavar="NAMES",
@@ -453,9 +451,7 @@ def register_study(subparsers: Subparsers) -> None:
     answer = actions.add_parser("answer", help="print what a study found, from its data")
     answer.set_defaults(run=print_answer)
     for action in (report, answer):
-        action.add_argument(
-            "--data", metavar="DIR", type=Path, help="folder of the data; default: next to the study file, by its name"
-        )
+        action.add_argument("--data", metavar="DIR", type=Path, help="data folder; default: beside the study file")
     for action in (execute, status, report, answer):
         action.add_argument("study", metavar="STUDY.toml", type=Path, help="study file (.toml or .json)")
         if action is not answer:

@@ -128,9 +128,7 @@ def _register_runs(subparsers: Subparsers) -> None:
         "--role", choices=("metrics", "viewer", "submitter", "admin"), default="viewer", help="default viewer"
     )
     create.add_argument("--days", metavar="N", type=_positive_number, help="days until it expires; default: never")
-    create.add_argument(
-        "--database", action="store_true", help="write directly to the database, for the first token of a new service"
-    )
+    create.add_argument("--database", action="store_true", help="write to the database, for a service's first token")
     _command(actions, "list", "commands:list_tokens", "list tokens, without secrets")
     revoke = _command(actions, "revoke", "commands:revoke", "revoke tokens")
     revoke.add_argument("tokens", metavar="ID", nargs="+", help="ids, as `gxpo token list` shows them")
@@ -145,9 +143,7 @@ def _register_processes(subparsers: Subparsers) -> None:
     parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
     parser.set_defaults(run=_lazy("local.up:up"))
 
-    parser = subparsers.add_parser(
-        "demo", help="train with several rules on an embedded task and compare them at equal backward passes"
-    )
+    parser = subparsers.add_parser("demo", help="train by several rules on an embedded task, compared at equal passes")
     parser.add_argument(
         "--task",
         choices=("word_problems", "arithmetic_skill"),
@@ -155,9 +151,7 @@ def _register_processes(subparsers: Subparsers) -> None:
         help="default word_problems, whose policy guesses too often; that of arithmetic_skill miscalculates",
     )
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/demo"), help="default runs/demo")
-    parser.add_argument(
-        "--passes", metavar="N", type=_positive, help="backward passes of each run; default 30, arithmetic_skill 60"
-    )
+    parser.add_argument("--passes", metavar="N", type=_positive, help="a run's passes; default 30, arithmetic_skill 60")
     parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
     parser.set_defaults(run=_lazy("local.demo:demo"))
 

@@ -175,9 +175,7 @@ class BudgetView(_View):
     over_seeds: IntervalView | None = Field(description="Difference to the baseline, paired by seed.")
     over_problems: IntervalView | None = Field(description="The same over problems, conditional on these seeds.")
     all_reached: bool = Field(description="False when a run ended before the budget.")
-    evaluated_from: JsonNumber = Field(
-        description="Smallest cost at which an evaluation that counts was made; 0: of an initial policy."
-    )
+    evaluated_from: JsonNumber = Field(description="Smallest cost of an evaluation that counts; 0: initial policy.")
 
 
 class PlateauView(_View):

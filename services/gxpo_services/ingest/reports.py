@@ -57,9 +57,7 @@ class IngestView(BaseModel):
 
     applied: bool = Field(description="False for a heartbeat and for a repeated batch.")
     offsets: Offsets = Field(description="Lines that the service has now.")
-    request: Literal["pause", "cancel"] | None = Field(
-        description="Pause or cancel request, to be carried out at the end of the step."
-    )
+    request: Literal["pause", "cancel"] | None = Field(description="Request to carry out at the end of the step.")
 
 
 class LinesMissing(Exception):

@@ -280,9 +280,7 @@ def stop_orphans(state_file: Path, say: Callable[[str], None]) -> None:
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{state_file} cannot be read ({error}); stop the processes of that start, then delete the file"
-        ) from None
+        raise DataError(f"{state_file} cannot be read ({error}); stop that start's processes, then delete it") from None
     for name, pid, start in processes:
         if start == 0 or process_start(pid) != start:
             continue

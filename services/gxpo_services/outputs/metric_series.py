@@ -179,13 +179,9 @@ class SeriesView(BaseModel):
     x: list[float] = Field(description="Position on the requested axis.", examples=[[1, 2, 3]])
     y: list[JsonNumber] = Field(description="Values.", examples=[[0.25, 0.31, "NaN"]])
     steps: list[int] = Field(description="Steps of the points.", examples=[[1, 2, 3]])
-    downsampled: bool = Field(
-        description="Whether the series was thinned: to minima and maxima, with `joined` to evenly spaced steps."
-    )
+    downsampled: bool = Field(description="Whether it was thinned: to minima and maxima, with `joined` to even steps.")
     band: BandView | None = Field(None, description="To draw a series that was thinned without `joined`.")
-    sum: float | None = Field(
-        None, description="Sum of the finite values of all steps, also those up to `after`; only with `joined`."
-    )
+    sum: float | None = Field(None, description="Sum of finite values, also of steps up to `after`; with `joined`.")
     count: int | None = Field(None, description="Number of these values; only with `joined`.")
 
 

@@ -51,9 +51,7 @@ class SampleView(BaseModel):
     length: int = Field(description="Tokens of the response.")
     truncated: bool
     turns: list[TurnView] | None = Field(description="The episode; null without an environment.")
-    end: str | None = Field(
-        description="Why the episode ended: `done`, `max_turns`, `length`, `timeout` or `error`; null without one."
-    )
+    end: str | None = Field(description="`done`, `max_turns`, `length`, `timeout` or `error`; null without an episode.")
     end_detail: str | None = Field(description="How the environment failed.")
     sampled_length: int | None = Field(description="Tokens that the policy wrote; null without an environment.")
     extra: dict[str, Any] = Field(
@@ -95,9 +93,7 @@ class EvaluationView(BaseModel):
     benchmark: str
     scores: dict[str, JsonNumber] = Field(description="Scores by name, e.g. `pass@1`, `pass@1/ci_low`, `maj@4`.")
     time: JsonNumber | Missing = None
-    per_problem: list[JsonNumber] | Missing = Field(
-        None, description="pass@1 of each problem; missing with `per_problem=false`."
-    )
+    per_problem: list[JsonNumber] | Missing = Field(None, description="pass@1 of each; not with `per_problem=false`.")
     problem_ids: list[str] | Missing = Field(None, description="In the order of `per_problem`.")
     num_problems: int | Missing = None
     samples_per_prompt: int | Missing = None

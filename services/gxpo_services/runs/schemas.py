@@ -127,18 +127,14 @@ class RunView(BaseModel):
     silent_s: float | None = Field(
         description="Seconds without a heartbeat once they exceed 15; null while its trainer reports, or none executes."
     )
-    phase: str | None = Field(
-        description="What its trainer is doing; null unless a launch executes.", examples=["waiting for 3 GPUs"]
-    )
+    phase: str | None = Field(description="Activity of its trainer; null without one.", examples=["waiting for 3 GPUs"])
     progress: Progress
     score: JsonNumber | None = Field(description="Latest eval/average/pass@1.")
     score_best: JsonNumber | None
     score_step: int | None
     reward: JsonNumber | None = Field(description="Latest reward/mean.")
     metrics: dict[str, JsonNumber | None] = Field({}, description="Last values of requested metrics; the sort value.")
-    pruned_at: float | None = Field(
-        description="When retention (GXPO_RETENTION_DAYS) deleted samples and log; null while they are kept."
-    )
+    pruned_at: float | None = Field(description="When GXPO_RETENTION_DAYS deleted samples and log; null: kept.")
     settings: dict[str, Any] = Field({}, description="The requested settings of its config; null where it has none.")
     config_sha256: str = Field(description="Equal for runs that differ only in name.")
     possible_actions: list[PossibleAction]
@@ -204,9 +200,7 @@ class ListQuery(BaseModel):
         "last", description="Which value of the metric: its last, highest (best) or lowest value."
     )
     with_metric: list[Word] = Field([], max_length=50, description="Metrics whose last values are included.")
-    with_setting: list[Word] = Field(
-        [], max_length=50, description="Settings or sections of the config that are included, by dotted path."
-    )
+    with_setting: list[Word] = Field([], max_length=50, description="Settings or sections to include, by dotted path.")
     limit: int = Field(50, ge=1, le=200, description="Page size.")
     cursor: Text | None = Field(None, max_length=2000, description="`next_cursor` of the previous page.")
 

@@ -63,9 +63,7 @@ class ModelConfig(Settings):
         description="`starter`, `starter-tools`, `starter-skill` or `starter-random` (embedded policies, the last with "
         "random weights), a local transformers folder, or a hub name.",
     )
-    revision: str | None = Field(
-        None, description="Hub names only: branch, tag or commit; a run holds the commit that it is resolved to."
-    )
+    revision: str | None = Field(None, description="Hub names only: branch, tag or commit; a run holds its commit.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
     max_length: int = Field(4096, ge=8, le=MOST_TOKENS, description="Longest prompt plus response, in tokens.")
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "varlen"] = Field(
@@ -99,9 +97,7 @@ class RolloutConfig(Settings):
     ignore_eos: bool = Field(False, description="Continue to max_new_tokens after an end token, for measurements.")
     temperature: Temperature = Field(1.0, description="Sampling temperature; the learner's policy uses the same.")
     top_p: float = Field(1.0, gt=0, le=1, description="Must be 1: the learner's log-probabilities are untruncated.")
-    deterministic: bool = Field(
-        False, description="One seed per sample, so that a resumed run draws the samples of an uninterrupted one."
-    )
+    deterministic: bool = Field(False, description="One seed per sample: a resumed run samples as an unbroken one.")
     logprob_gap_mean_limit: float | None = Field(
         None, gt=0, description="Stop when the mean gap to the learner exceeds this; none: 1e-5 in fp32, 0.05 in bf16."
     )
@@ -225,15 +221,9 @@ class PlacementConfig(Settings):
         description="true: learner ranks and engines share GPUs, one rank for each device of an engine; false: each "
         "has its own; auto: shared where there are fewer than learner_ranks + samplers × tensor_parallel.",
     )
-    learner_cpus: Share = Field(
-        "auto", description="Logical CPUs of each rank; auto: 1, less where all processes would not fit."
-    )
-    sampler_cpus: Share = Field(
-        "auto", description="Logical CPUs of each engine; auto: 0.75, less where all processes would not fit."
-    )
-    verifier_cpus: Share = Field(
-        "auto", description="Logical CPUs of the verifier; auto: 0.25, less where all processes would not fit."
-    )
+    learner_cpus: Share = Field("auto", description="Logical CPUs of each rank; auto: 1, or fewer that fit.")
+    sampler_cpus: Share = Field("auto", description="Logical CPUs of each engine; auto: 0.75, or fewer that fit.")
+    verifier_cpus: Share = Field("auto", description="Logical CPUs of the verifier; auto: 0.25, or fewer that fit.")
     learner_threads: int | None = Field(
         None, ge=1, le=MOST_PROCESSES, description="Torch threads of each rank; none: the cores divided by ranks."
     )
@@ -253,9 +243,7 @@ class PlacementConfig(Settings):
         description="How weights reach the engines. auto: cuda_ipc on shared GPUs, nccl between separate ones; on CPUs "
         "shared_memory on one node, else object_store (Ray's).",
     )
-    wait_s: float = Field(
-        600.0, ge=0, description="How long a run waits for nodes to join its Ray and for other runs to release theirs."
-    )
+    wait_s: float = Field(600.0, ge=0, description="How long a run waits for nodes to join, or to be released.")
     max_restarts: Steps = Field(3, description="Recoveries of a learner from its checkpoint before giving up.")
 
     @property

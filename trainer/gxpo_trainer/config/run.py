@@ -232,9 +232,7 @@ class LearnerConfig(Settings):
         le=1_000_000,
         description="Rule steps per rollout batch, each on a part of it; the gate observes their mean once.",
     )
-    token_budget: int = Field(
-        4096, ge=16, le=MOST_STEPS, description="Maximum number of tokens in one micro-batch, with padding."
-    )
+    token_budget: int = Field(4096, ge=16, le=MOST_STEPS, description="Most tokens of a micro-batch, with padding.")
     packing: Literal["auto", "padded", "shared", "packed"] = Field(
         "auto",
         description="padded: sorted rows; shared: a prompt once for its short responses; "

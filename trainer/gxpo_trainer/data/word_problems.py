@@ -142,9 +142,7 @@ def generate(
             order = rng.sample(levels, len(levels))
         problem = _draw_new(rng, families[order.pop()], split, seen)
         if problem is None:
-            raise ValueError(
-                f"num_problems is {num_problems}, but no new {split} problem was found after {len(problems)}; lower it"
-            )
+            raise ValueError(f"num_problems is {num_problems}, but {split} has {len(problems)} problems; lower it")
         problems.append(problem)
     return problems
 

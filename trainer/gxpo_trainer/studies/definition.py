@@ -103,12 +103,8 @@ class Search(Settings):
 class Analysis(Settings):
     """What is computed of the results. The first `gxpo study run` registers it, before there are any."""
 
-    plateau: float = Field(
-        PLATEAU, gt=0, le=1, description="The plateau is the mean of the evaluations in this last share of the budget."
-    )
-    margin: float = Field(
-        MARGIN, gt=0, lt=1, description="Largest difference of plateaus that counts as none: 0.01 is one point."
-    )
+    plateau: float = Field(PLATEAU, gt=0, le=1, description="Plateau: the mean over this last share of the budget.")
+    margin: float = Field(MARGIN, gt=0, lt=1, description="Difference of plateaus that counts as none; 0.01: a point.")
     targets: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
         TARGETS, min_length=1, max_length=20, description="Shares of the best plateau that costs are compared to."
     )
@@ -124,9 +120,7 @@ class Study(Settings):
     title: str = Field(min_length=1, description="Heading of the report.")
     question: str = Field("", max_length=2000, description="For the report: what the study asks.")
     task: str = Field("", max_length=5000, description="For the report: what is trained, and what that can show.")
-    limits: tuple[str, ...] = Field(
-        (), max_length=100, description="For the report and its summary: what does not follow from the results."
-    )
+    limits: tuple[str, ...] = Field((), max_length=100, description="For the report and summary: what does not follow.")
     remarks: tuple[str, ...] = Field(
         (),
         max_length=1000,

@@ -177,9 +177,7 @@ def fetch(bucket: WeightBucket) -> torch.Tensor:
     try:
         published = ray.get(bucket.location[0])
     except (ray.exceptions.ObjectLostError, ray.exceptions.OwnerDiedError) as error:
-        raise WeightsUnavailable(
-            f"weights version {bucket.version} was lost from Ray's object store when the learner died"
-        ) from error
+        raise WeightsUnavailable(f"weights version {bucket.version} was lost with its learner") from error
     return read_only_view(published)
 
 
