@@ -84,9 +84,7 @@ class ServiceSettings(BaseSettings):
     allowed_reward_urls: tuple[str, ...] = Field(
         (), description="Addresses that a config's rewards over HTTP may call, as the config writes them."
     )
-    allowed_environments: tuple[str, ...] = Field(
-        (), description="Further custom environment classes (module:Class) that a config may use."
-    )
+    allowed_environments: tuple[str, ...] = Field((), description="Environments (module:Class) that configs may use.")
     allowed_environment_urls: tuple[str, ...] = Field(
         (), description="Addresses of OpenEnv servers that a config may use, as the config writes them."
     )
