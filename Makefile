@@ -60,7 +60,7 @@ bench: setup  ## measure against named peers; prints and saves JSON
 fuzz: setup  ## 20,000 generated requests to the API on each database, outside the suite
 	GXPO_FUZZ=50 $(PYTHON) -m pytest --tier all tests/integration/service/api/test_fuzz.py -n0 -s --timeout=0
 
-mutants: setup  ## a mutation round over the pure modules, outside the suite (half an hour); see docs/mutants.md
+mutants: setup  ## a mutation round over the pure modules, outside the suite (an hour); see docs/mutants.md
 	PYTHONPATH=tests nice -n 10 $(PYTHON) -W ignore -m mutation --jobs $(JOBS) $(MUTANTS)
 
 gpu-check: setup  ## GPU tests and figures, and a page of what ran (PART=learner, engines or all)

@@ -1,7 +1,7 @@
 """One mutation round over the pure modules: `make mutants`.
 
-A mutant meets, in a copy of the tree, the unit tests that call the mutated function (see docs/mutants.md). Kills are
-kept in build/mutants, because further tests kill no fewer; `--fresh` discards them.
+A mutant meets, in a copy of the tree, the unit tests of its package (see docs/mutants.md). Kills are kept in
+build/mutants, because further tests kill no fewer; `--fresh` discards them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mutation.mutants import ROOT, Mutant, all_mutants, sample
-from mutation.trees import WARM, Calls, Tree, test_files
+from mutation.trees import WARM, Tree
 
 RESULTS = ROOT / "build" / "mutants"
 OUTCOMES = RESULTS / "outcomes.jsonl"
@@ -45,59 +45,24 @@ def main() -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     for name in WARM:
         importlib.import_module(name)
-    files = sorted({name for mutant, _ in chosen for name in test_files(mutant.path)})
-    if missing := [name for name in files if not calls_file(name).exists()]:
-        print(f"record what {len(missing)} test files call", flush=True)
-        in_forks([lambda: Tree(RESULTS / "tree").session(missing, lambda session: save(missing, session.record()))])
-    calls = Calls()
-    for name in files:
-        calls.add(Calls(**json.loads(calls_file(name).read_text())))
     jobs = arguments.jobs
-    in_forks([lambda n=n: judge(Tree(RESULTS / f"tree{n}"), chosen[n::jobs], files, calls) for n in range(jobs)])
+    in_forks([lambda n=n: judge(Tree(RESULTS / f"tree{n}"), chosen[n::jobs]) for n in range(jobs)])
     text = report(chosen, {key: outcome for key, _, outcome in recorded()}, heading)
     (RESULTS / "report.txt").write_text(text)
     print(text)
     return 0
 
 
-def calls_file(test_file: str) -> Path:
-    """Where the calls of a test file are kept until it changes."""
-    return RESULTS / "calls" / f"{digest(test_file + (ROOT / test_file).read_text())}.json"
-
-
-def save(files: list[str], calls: Calls) -> None:
-    for name in files:
-        calls_file(name).parent.mkdir(exist_ok=True)
-        calls_file(name).write_text(json.dumps(vars(calls.of_file(name))))
-
-
-def judge(tree: Tree, share: Sample, files: list[str], calls: Calls) -> None:
+def judge(tree: Tree, share: Sample) -> None:
     """Test the mutants of one process and append the outcomes."""
     killed = {source: outcome for _, source, outcome in recorded() if outcome != "survived"}
-
-    def test(items: Sample, outcome_of: Callable[[str, str, list[str], float], str]) -> None:
-        for mutant, source in items:
-            start, tests = time.monotonic(), tests_for(mutant, calls)
-            outcome = killed.get(digest(source)) or ("" if tests else "survived")
-            if not outcome:
-                outcome = outcome_of(mutant.path, source, tests, 15 + 5 * sum(calls.seconds[test] for test in tests))
-            seconds = time.monotonic() - start
-            print(f"{outcome:9}{seconds:6.1f} s  {mutant.path}:{mutant.line} {mutant.operator}", flush=True)
-            with OUTCOMES.open("a") as file:
-                file.write(json.dumps([mutant.key, digest(source), outcome]) + "\n")
-
-    in_body = [item for item in share if item[0].place()[1]]
-    # In a fork, because a new session must import the mutated module itself.
-    in_forks([lambda: tree.session(files, lambda session: test(in_body, session.outcome))])
-    test([item for item in share if item not in in_body], tree.outcome_in_new_session)
-
-
-def tests_for(mutant: Mutant, calls: Calls) -> list[str]:
-    """The tests that call the mutated function, the fastest first; for code outside functions all of `test_files`."""
-    files = test_files(mutant.path)
-    function, _ = mutant.place()
-    known = calls.seconds if function is None else calls.tests_of.get(f"{mutant.path}:{function}", [])
-    return sorted((t for t in known if t.split("::")[0] in files), key=lambda t: calls.seconds[t])
+    for mutant, source in share:
+        start = time.monotonic()
+        outcome = killed.get(digest(source)) or tree.outcome(mutant.path, source)
+        seconds = time.monotonic() - start
+        print(f"{outcome:9}{seconds:6.1f} s  {mutant.path}:{mutant.line} {mutant.operator}", flush=True)
+        with OUTCOMES.open("a") as file:
+            file.write(json.dumps([mutant.key, digest(source), outcome]) + "\n")
 
 
 def report(chosen: Sample, outcomes: dict[str, str], heading: str) -> str:

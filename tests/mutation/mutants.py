@@ -68,23 +68,6 @@ class Mutant:
             return None
         return mutated
 
-    def place(self) -> tuple[str | None, bool]:
-        """Qualified name, as code objects have it, of the innermost named function around (None outside of any), and
-        whether its code is changed: not a default, a decorator or what a module does at its import."""
-        node: ast.AST = ast.parse((ROOT / self.path).read_text())
-        prefix, function, in_body = "", None, False
-        while True:
-            inner = [n for n in ast.walk(node) if isinstance(n, ast.FunctionDef | ast.ClassDef) and n is not node]
-            inner = [n for n in inner if n.lineno <= self.line <= (n.end_lineno or 0)]
-            if not inner:
-                return function, in_body
-            node, name = inner[0], inner[0].name  # breadth first: the outermost
-            if isinstance(node, ast.FunctionDef):
-                in_body = in_body or self.line >= node.body[0].lineno
-                function, prefix = prefix + name, f"{prefix}{name}.<locals>."
-            else:
-                prefix += f"{name}."
-
 
 def target_files() -> list[Path]:
     files = []

@@ -1,17 +1,12 @@
 """Copies of the checkout in which tests meet mutants.
 
-Importing torch and collecting tests cost more than most tests do. So one pytest session collects all tests once, and
-each mutant is tested in a fork of it, where the function's code object is replaced. A mutant outside of functions needs
-its module imported again: it gets a session of its own, in a fork of a process that has imported torch and the like.
+Importing torch costs more than most tests do, so a mutant is tested in a fork of a process that has imported torch and
+the like; the fork imports the mutated module itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
-import importlib
-import json
 import os
 import resource
 import shutil
@@ -20,34 +15,22 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import Any
 
 import hypothesis
 import pytest
 
-from mutation.mutants import ROOT, target_files
+from mutation.mutants import ROOT
 
 SOURCES = ("client", "trainer", "services", "dashboard")
 # No mutant of a pure module is noticed by these alone, and they take minutes.
 SLOW_TESTS = ("test_verifier_pool.py", "test_installed_rule.py", "test_plugins.py")
 WARM = ("torch._dynamo", "torch.utils._python_dispatch", "scipy.stats", "sympy", "latex2sympy2_extended", "fastapi")
 WARM += ("sqlalchemy", "pydantic_settings", "pandas", "httpx", "rich.table", "structlog", "deepspeed")
-PYTEST = [
-    "-x",
-    "-q",
-    "-s",
-    "-m",
-    "not engine",
-    "-p",
-    "no:cacheprovider",
-    "--hypothesis-seed=0",
-    "--hypothesis-profile=mutants",
-]
-PYTEST += ["-p", "_hypothesis_pytestplugin", "-p", "pytest_timeout", "-p", "xdist.plugin"]
+PYTEST = ["-x", "-q", "-m", "not engine", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+PYTEST += ["--hypothesis-profile=mutants", "-p", "_hypothesis_pytestplugin", "-p", "pytest_timeout"]
+PYTEST += ["-p", "xdist.plugin"]
 
 
 def test_files(path: str) -> list[str]:
@@ -62,33 +45,12 @@ def test_files(path: str) -> list[str]:
     return [str(p.relative_to(ROOT)) for p in files]
 
 
-@dataclass
-class Calls:
-    """What tests call: function (path:qualified name) → its tests, and the CPU seconds of each test."""
-
-    tests_of: dict[str, list[str]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def add(self, other: Calls) -> None:
-        self.seconds |= other.seconds
-        for function, tests in other.tests_of.items():
-            self.tests_of.setdefault(function, []).extend(tests)
-
-    def of_file(self, name: str) -> Calls:
-        def inside(test: str) -> bool:
-            return test.startswith(f"{name}::")
-
-        tests_of = {function: [*filter(inside, tests)] for function, tests in self.tests_of.items()}
-        seconds = {test: value for test, value in self.seconds.items() if inside(test)}
-        return Calls({function: tests for function, tests in tests_of.items() if tests}, seconds)
-
-
 class Tree:
     """One copy; make it in a process of its own, for it decides where modules come from."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.log = folder.with_suffix(".log")
+        self._seconds: dict[tuple[str, ...], float] = {}
         shutil.rmtree(folder, ignore_errors=True)
         listed = subprocess.run(
             ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -102,135 +64,42 @@ class Tree:
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
         # Bytecode knows its source's time in whole seconds: that of one mutant would be taken for the next one's.
         sys.dont_write_bytecode = True
-
-    def session(self, files: list[str], work: Callable[[Session], None]) -> None:
-        """Collect the test files in this process and call `work` with them."""
-        os.chdir(self.folder)
+        os.chdir(folder)
         phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
         hypothesis.settings.register_profile("mutants", phases=phases, deadline=None)
-        plugin = Session(self, work)
-        code = pytest.main([*PYTEST, "--rootdir", str(self.folder), *files], plugins=[plugin])
-        if not plugin.collected:
-            raise SystemExit(f"pytest could not collect the tests: {code}")
 
-    def outcome_in_new_session(self, path: str, source: str, tests: list[str], cpu_s: float) -> str:
-        """`Session.outcome` for a module that must be imported again. Call it before any session.
-
-        The tests named after the module come first, alone: importing the others costs more than running them.
-        """
-        target, original = self.folder / path, (self.folder / path).read_text()
-        times, files = target.stat(), list(dict.fromkeys(test.split("::")[0] for test in tests))
-        own = [name for name in files if target.stem in Path(name).stem]
+    def outcome(self, path: str, source: str) -> str:
+        """survived, killed or timeout, with `source` in place of the file `path`; tests named after it come first."""
+        names = test_files(path)
+        own = [name for name in names if Path(path).stem in Path(name).stem]
+        parts = [tuple(part) for part in (own, [name for name in names if name not in own]) if part]
+        limits = {part: 15 + 5 * self._original_s(part) for part in parts}
+        target, original = self.folder / path, (ROOT / path).read_text()
         target.write_text(source)
-
-        def test(names: list[str]) -> None:
-            chosen = [test for test in tests if test.split("::")[0] in names]
-            with contextlib.suppress(SystemExit):
-                self.session(names, lambda session: os._exit(session.run(chosen)))
-            os._exit(2)  # the mutant cannot be imported
-
         try:
-            outcomes = (
-                _outcome(limited_fork(lambda names=names: test(names), cpu_s, self.log))  # type: ignore[misc]
-                for names in (own, [name for name in files if name not in own])
-                if names
-            )
+            outcomes = (self._run(part, limits[part]) for part in parts)
             return next((outcome for outcome in outcomes if outcome != "survived"), "survived")
         finally:
             target.write_text(original)
-            os.utime(target, (times.st_atime, times.st_mtime))
 
+    def _original_s(self, names: tuple[str, ...]) -> float:
+        """CPU seconds of tests on the original, which must pass."""
+        if names not in self._seconds:
+            before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+            if self._run(names, 3600) != "survived":
+                log = self.folder.with_suffix(".log").read_text()
+                raise SystemExit(f"a test fails on the original:\n{log[-3000:]}")
+            self._seconds[names] = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before
+        return self._seconds[names]
 
-_CACHE = functools._lru_cache_wrapper
-
-
-class Session:
-    """pytest plugin: hands the collected tests over instead of running them."""
-
-    def __init__(self, tree: Tree, work: Callable[[Session], None]) -> None:
-        self.tree = tree
-        self.collected = False
-        self._work = work
-
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        self.collected = True
-        self._session = session
-        self._items = {item.nodeid: item for item in session.items}
-        self._targets = {str(self.tree.folder / p.relative_to(ROOT)): p.relative_to(ROOT) for p in target_files()}
-        modules = [".".join(path.with_suffix("").parts[1:]) for path in self._targets.values()]
-        for module in modules:
-            importlib.import_module(module)
-        self._functions: dict[tuple[str, str, int], list[FunctionType]] = {}
-        self._caches: list[Any] = []
-        for item in gc.get_objects():
-            if isinstance(item, FunctionType) and (code := item.__code__).co_filename in self._targets:
-                self._functions.setdefault(_identity(code), []).append(item)
-            elif type(item) is _CACHE and item.__module__ in modules:
-                self._caches.append(item)
-        self._work(self)
-        return True
-
-    def run(self, tests: list[str]) -> int:
-        """0 when all of them pass; ends with the first that does not."""
-        chosen = [self._items[name] for name in tests]
-        for item, following in zip(chosen, [*chosen[1:], None], strict=True):
-            self._session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if self._session.testsfailed:
-                return 1
-        return 0
-
-    def outcome(self, path: str, source: str, tests: list[str], cpu_s: float) -> str:
-        """survived, killed or timeout: `tests` with the functions of `source` in place of those of the file `path`."""
-
+    def _run(self, names: tuple[str, ...], cpu_s: float) -> str:
         def test() -> None:
-            name = str(self.tree.folder / path)
-            old, new = (_functions(compile(text, name, "exec")) for text in ((ROOT / path).read_text(), source))
-            changed = [key for key in new if new[key] != old[key]]
-            if not changed or not all(key in self._functions for key in changed):
-                os._exit(98)
-            for key in changed:
-                for function in self._functions[key]:
-                    function.__code__ = new[key]
-            os._exit(self.run(tests))
+            os._exit(pytest.main([*PYTEST, "--rootdir", str(self.folder), *names]))
 
-        return _outcome(limited_fork(test, cpu_s, self.tree.log))
-
-    def record(self) -> Calls:
-        """Run every test on the original and note which functions of the targets it calls; all must pass."""
-        results = self.tree.folder / "calls.json"
-
-        def run() -> None:
-            calls, failed = Calls(), 0
-            for name in self._items:
-                for cache in self._caches:  # else a cached function has one caller, the first
-                    cache.cache_clear()
-                with self._traced() as seen:
-                    start = time.process_time()
-                    failed = failed or self.run([name])
-                    calls.seconds[name] = time.process_time() - start
-                for code in seen:
-                    key = f"{self._targets[code.co_filename]}:{code.co_qualname}"
-                    calls.tests_of.setdefault(key, []).append(name)
-            results.write_text(json.dumps(vars(calls)))
-            os._exit(failed)
-
-        if limited_fork(run, 3600, self.tree.log):
-            raise SystemExit(f"a test fails on the original:\n{self.tree.log.read_text()[-3000:]}")
-        return Calls(**json.loads(results.read_text()))
-
-    @contextlib.contextmanager
-    def _traced(self) -> Iterator[set[CodeType]]:
-        seen: set[CodeType] = set()
-
-        def trace(frame: Any, event: str, argument: Any) -> None:
-            if frame.f_code.co_filename in self._targets:
-                seen.add(frame.f_code)
-
-        sys.settrace(trace)
-        try:
-            yield seen
-        finally:
-            sys.settrace(None)
+        code = limited_fork(test, cpu_s, self.folder.with_suffix(".log"))
+        if code == 99:
+            raise SystemExit("a test process failed")
+        return {0: "survived", -signal.SIGXCPU: "timeout", -signal.SIGKILL: "timeout"}.get(code, "killed")
 
 
 def limited_fork(run: Callable[[], object], cpu_s: float, log: Path) -> int:
@@ -260,23 +129,3 @@ def limited_fork(run: Callable[[], object], cpu_s: float, log: Path) -> int:
         sys.stderr.flush()
     finally:
         os._exit(99)
-
-
-def _outcome(code: int) -> str:
-    if code in (98, 99):
-        raise SystemExit({98: "the mutated function is not in the session", 99: "a test process failed"}[code])
-    return {0: "survived", -signal.SIGXCPU: "timeout", -signal.SIGKILL: "timeout"}.get(code, "killed")
-
-
-def _functions(code: CodeType) -> dict[tuple[str, str, int], CodeType]:
-    """The functions and methods of a module's code; those inside a function are part of it."""
-    functions = {}
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            is_function = inner.co_flags & 1  # CO_OPTIMIZED: the body of a class is not
-            functions |= {_identity(inner): inner} if is_function else _functions(inner)
-    return functions
-
-
-def _identity(code: CodeType) -> tuple[str, str, int]:
-    return code.co_filename, code.co_qualname, code.co_firstlineno
