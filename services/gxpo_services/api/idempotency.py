@@ -99,8 +99,7 @@ class Creation:
     key: IdempotencyHeader = None
 
     def claim(self, action: str, body: BaseModel, kind: str) -> tuple[str, bool]:
-        """Id of the resource to create, or of the one that an identical request with this key created; and whether it
-        is new.
+        """Id of the resource to create, or of the one that an identical request with this key created; whether new.
 
         action: part of what the key stands for. kind: the letter of the id. Keys are scoped to a token. A failed
         request releases its key with its transaction. Keys expire after GXPO_IDEMPOTENCY_S (scheduling/scheduler.py).

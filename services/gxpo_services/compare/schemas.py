@@ -5,6 +5,7 @@ Accuracies are shares in [0, 1], hours are training time."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -300,7 +301,6 @@ def compared_group(
 ) -> ComparedGroup:
     """rows: every run of the comparison."""
     curve = mean_curve([run.curve for run in group.runs])
-    band = seed_band(group, curve)
     gates = sum(len(run.gate.z) > 0 for run in rows)
     points = min(_MOST_OF_ONE, max(_FEWEST_OF_ONE, _GATE_POINTS // max(1, gates)))
     own = {name: getattr(result, name) for name in ComparedGroup.model_fields if hasattr(result, name)}
@@ -320,15 +320,9 @@ def compared_group(
                 **{name: getattr(seed, name) for name in ("peak", "target", "match", "speed_ups")},
             }
         )
-    return ComparedGroup.model_validate(
-        own
-        | {
-            "rule": group.runs[0].rule,
-            "is_baseline": group.name == comparison.baseline,
-            "mean": curve_view(curve, comparison.smoothing, band),
-            "runs": runs,
-        }
-    )
+    mean = curve_view(curve, comparison.smoothing, seed_band(group, curve))
+    own |= {"rule": group.runs[0].rule, "is_baseline": group.name == comparison.baseline, "mean": mean, "runs": runs}
+    return ComparedGroup.model_validate(own)
 
 
 def curve_view(curve: EvaluationCurve, smoothing: float, band: Sequence[Any]) -> CurveView:
@@ -346,11 +340,5 @@ def curve_view(curve: EvaluationCurve, smoothing: float, band: Sequence[Any]) ->
 def gate_view(gate: GateTrace, most: int) -> GateView:
     """A gate trace thinned to at most `most` points."""
     kept = thin(gate.z, most)
-    return GateView(
-        steps=gate.steps[kept].tolist(),
-        z=gate.z[kept].tolist(),
-        threshold=gate.threshold,
-        shutoff_step=gate.shutoff_step,
-        two_sided=gate.two_sided,
-        downsampled=len(kept) < len(gate.z),
-    )
+    points = {"steps": gate.steps[kept].tolist(), "z": gate.z[kept].tolist(), "downsampled": len(kept) < len(gate.z)}
+    return GateView(**asdict(gate) | points)

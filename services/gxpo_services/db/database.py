@@ -126,8 +126,7 @@ class Database:
     def notifications(self) -> AsyncIterator[None]:
         """An item for each change that processes commit, and a first one as soon as nothing is missed any more.
 
-        Occupies a connection and no thread. Only on PostgreSQL. Raises psycopg.Error and OSError when the connection is
-        lost.
+        Occupies a connection and no thread. Only on PostgreSQL. Raises psycopg.Error and OSError at its loss.
         """
         return postgres.listen(self.engine.url, CHANNEL)
 

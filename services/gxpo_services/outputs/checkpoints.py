@@ -165,8 +165,7 @@ def download_checkpoint(
     range_: Annotated[str | None, Header(alias="Range", max_length=200, description="One range of bytes.")] = None,
     if_range: Annotated[str | None, Header(max_length=200, description="ETag of the earlier part.")] = None,
 ) -> StreamingResponse:
-    """A zip archive of the policy's folder, loadable by transformers and vLLM. With `Range` an interrupted download
-    continues."""
+    """A zip archive of the policy's folder, loadable by transformers and vLLM. `Range` continues a download."""
     try:
         files = open_policy(RunFiles(settings.artifacts, run_id), step)
     except FileNotFoundError:

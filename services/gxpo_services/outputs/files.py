@@ -64,8 +64,7 @@ class RunFiles:
             return sorted(os.listdir(folder))  # noqa: PTH208 - of an open folder
 
     def files(self, *parts: str) -> list[tuple[str, ...]]:
-        """Every plain file below a folder, as its parts below it. Links and files deleted during the walk are left
-        out."""
+        """Every plain file below a folder, as its parts below it. Links and deleted files are left out."""
         with self._folder(*parts) as folder:
             return list(_walk(folder, (), _DEEPEST))
 

@@ -75,8 +75,7 @@ def apply_outcome(session: Session, run: Run, outcome: Outcome, *, actor: str, l
     """Move a run to the state that follows its outcome; False when the outcome does not apply.
 
     An outcome of an earlier launch is ignored; a recoverable failure is left to the scheduler. If a run finishes before
-    a pause or cancel request takes effect, its outcome wins. A run that pauses after a cancel request becomes
-    cancelled.
+    a pause or cancel request takes effect, its outcome wins. One that pauses after a cancel request is cancelled.
     """
     state = RunState(run.state)
     if (

@@ -179,8 +179,7 @@ _SAMPLES_AT_ONCE = 50_000
 def delete(session: Session, root: Path, principal: Principal, run_id: str) -> None:
     """Delete an ended run: its rows and, after the commit, its folder.
 
-    Raises NotFound; Forbidden for another token's run unless the principal is an admin; Conflict for a run that has not
-    ended.
+    Raises NotFound; Forbidden for another token's run unless the principal is an admin; Conflict before its end.
     """
     run = find(session, run_id, lock=True)
     if run.created_by_id != principal.token_id and principal.role < Role.ADMIN:

@@ -116,10 +116,7 @@ def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> N
 
 
 def lock_queue(session: Session) -> None:
-    """Serialize claims of all schedulers, so that quotas hold.
-
-    SQLite serializes write transactions anyway.
-    """
+    """Serialize claims of all schedulers, so that quotas hold. SQLite serializes write transactions anyway."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(_QUEUE_LOCK)))
 

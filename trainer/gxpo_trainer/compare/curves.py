@@ -11,8 +11,7 @@ Definitions, all on a run's evaluations, without interpolation unless it is name
 - token-passes: sampled tokens times the passes over them, a forward pass alone counted as a third of one.
 
 Peaks and first crossings are biased upwards, because they select among noisy values, and the more so the more often a
-run is evaluated. So costs are compared on the grid that all runs have in common. Means over a plateau have no such
-bias.
+run is evaluated. So costs are compared on the grid that all runs have in common. Plateau means have no such bias.
 """
 
 from __future__ import annotations

@@ -45,8 +45,7 @@ class Interval:
 def mean_interval(values: Sequence[float] | Floats, level: float = LEVEL) -> Interval:
     """Mean of independent values with its t-interval: x̄ ± t·s/√n, s with n − 1.
 
-    The bounds are None for a single value. Raises ValueError for no value, one that is not finite, or a level outside
-    (0, 1).
+    The bounds are None for a single value. Raises ValueError for no or infinite values, and a level outside (0, 1).
     """
     # Imported here to keep `gxpo --help` fast; scipy.special is a tenth of scipy.stats, and bands call this often.
     from scipy.special import stdtrit

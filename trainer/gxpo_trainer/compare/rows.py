@@ -54,8 +54,7 @@ def run_curves(
 
     evaluations: at most one per step and benchmark (see `decode_evaluation`). benchmarks: names, by default all of the
     run; several are macro-averaged at the steps where all have a finite value. metric: a name in `scores`.
-    with_problems: keep per-problem scores, which exist for pass@1 only. Raises DataError when the run has no such
-    evaluation.
+    with_problems: keep per-problem scores, which exist for pass@1 only. Raises DataError when there is no evaluation.
     """
     present = list(dict.fromkeys(row["benchmark"] for row in evaluations))
     chosen = list(dict.fromkeys(benchmarks)) if benchmarks is not None else present

@@ -447,8 +447,7 @@ class RunConfig(Settings):
         return self.rollout.source != "dataset" or bool(self.evaluation.benchmarks)
 
     def without_idle_engines(self) -> RunConfig:
-        """The same with no engine and no verifier to place where nothing is sampled. Not for a file: settings ask for
-        one."""
+        """The same with no engine and no verifier to place where nothing is sampled. Not for a file."""
         if self.needs_engines:
             return self
         none = {"samplers": 0, "colocate": False, "strategy": "pack"}

@@ -93,8 +93,7 @@ def are_real(*nodes: Node) -> bool:
 
 
 def rational_value(node: Node) -> Fraction | None:
-    """Exact value of a rational constant; None when it is not made of rational operations. Raises TooLarge,
-    Undefined."""
+    """Exact value of a rational constant; None of other operations. Raises TooLarge, Undefined."""
     try:
         value: Fraction = value_at(node, None, no_symbols, real=True)
     except _Irrational:

@@ -1,7 +1,6 @@
 """Reward components. Pure, except for `http`, which asks a server.
 
-A reward component is a class without constructor arguments, created once per worker process and called for each
-response:
+A reward component is a class without constructor arguments, made once per worker process and called for each response:
 
     from gxpo_trainer.grading.rewards import RewardInput
 
@@ -40,8 +39,7 @@ class RewardInput:
     has no answer (timeouts and errors have no reward).
     extracted: the final answer in the response, None if there is none or the environment gave the verdict. extra:
     further JSON-serializable fields of the problem's row. turns: the conversation after the prompt; empty without an
-    environment, where `response` is all of it. environment_reward: sum of the environment's rewards, None where it gave
-    none.
+    environment, where `response` is all of it. environment_reward: sum of its rewards, None where it gave none.
     """
 
     problem: str

@@ -202,8 +202,7 @@ def _bracketed(s: str, nesting: int) -> Answer:
 
 
 def _rows(s: str, nesting: int) -> Answer | None:
-    r"""The rows of cases or aligned equations, all of which hold; `a & x > 0` in a row is the pair of value and
-    condition."""
+    r"""The rows of cases or aligned equations, all of which hold; `a & x > 0` in a row is value and condition."""
     match = _ROWS.fullmatch(s)
     if match is None:
         return None

@@ -96,8 +96,7 @@ def _cleaned_gold(gold: str) -> str:
 def parse_gold(gold: str) -> str:
     """The cleaned gold. Raises ValueError when no verdict about it would be possible.
 
-    A gold is usable when it is a number, an expression, words, a list or set of such, or anything that math-verify
-    parses.
+    A gold is usable when it is a number, an expression, words, a list or set of such, or what math-verify parses.
     """
     text = _cleaned_gold(gold) if len(gold_answer(gold)) <= MAX_ANSWER_CHARS else ""
     if not text:

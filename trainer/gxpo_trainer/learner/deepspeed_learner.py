@@ -246,8 +246,7 @@ class DeepSpeedLearner:
     def logprob_gap(self) -> tuple[float, float]:
         """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss, at the first pass.
 
-        Of all loaded mini-batches together. (0, 0) when no token is in the loss. Raises RuntimeError before the
-        first pass.
+        Of all loaded mini-batches together. (0, 0) when no token is in the loss. RuntimeError before the first pass.
         """
         metrics = self._first_pass_metrics()
         return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)

@@ -197,8 +197,7 @@ class LearnerGroup:
         return chosen
 
     def _get(self, calls: list[Any], phase: Phase) -> list[Any]:
-        """Results of all ranks. Gives up when one rank dies or stalls, because its peers would wait for it
-        indefinitely."""
+        """Results of all ranks. Gives up when one rank dies or stalls, because its peers would wait for ever."""
         pending = list(calls)
         try:
             while pending:

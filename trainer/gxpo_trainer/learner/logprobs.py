@@ -117,8 +117,7 @@ class PolicyModule(nn.Module):
     """Wraps a transformers causal LM (with or without PEFT LoRA) to return log-probabilities of response tokens.
 
     The backbone is called as a module, and the head's weight is a direct parameter of the submodule `scorer`, so
-    ZeRO-3's hooks gather both. The weight is shared with the model: `named_parameters()` lists it once, under the
-    model's name.
+    ZeRO-3's hooks gather both. The weight is shared with the model: `named_parameters()` lists it once, as the model's.
 
     chunk_elements: most logits in memory; None for what suits the device.
 

@@ -371,8 +371,7 @@ def skip_compiled_ops() -> None:
 
 
 def silence_memory_reports() -> None:
-    """Before `deepspeed.initialize`: it reports memory whatever the log level, with a full garbage collection each
-    time."""
+    """Before `deepspeed.initialize`: it reports memory whatever the log level, collecting all garbage."""
     from deepspeed.runtime import bf16_optimizer
 
     bf16_optimizer.see_memory_usage = lambda *args, **kwargs: None

@@ -147,8 +147,7 @@ _MOST_DEVICES = 1024
 def uneven_split(heads: int, key_value_heads: int, tensor_parallel: int, model: str) -> str | None:
     """Why vLLM cannot give each device the same number of attention heads, and what to set; None where it can.
 
-    Key and value heads are split as well, or replicated where there are fewer of them than devices. model: the model
-    in words.
+    Key and value heads are split as well, or replicated where there are fewer. model: the model in words.
     """
     if _divides(tensor_parallel, heads, key_value_heads):
         return None

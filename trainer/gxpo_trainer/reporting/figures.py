@@ -115,8 +115,7 @@ def draw_curves(
 ) -> bytes:
     """PNG, 1500 × 1125: accuracy against passes, steps, tokens and minutes with 95% bands.
 
-    Bands are intervals over problems for a single seed, t-intervals over seeds for several. comparison: to draw its
-    target.
+    Bands are intervals over problems for a single seed, t-intervals over seeds for several. comparison: for its target.
     """
     buffer = io.BytesIO()
     compose(groups, styles, comparison, title=title).savefig(buffer, format="png", metadata={"Software": None})

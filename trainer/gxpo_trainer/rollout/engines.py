@@ -71,8 +71,7 @@ class Engine:
 class Engines:
     """Starts N engines and restarts those that die, while the others continue.
 
-    attempt: of the run, for new seeds. initial_version: version of the weights in the model folder; None when a sync
-    comes first.
+    attempt: of the run, for new seeds. initial_version: version of the weights in the model folder; None before a sync.
     """
 
     def __init__(

@@ -55,8 +55,7 @@ class SamplerActor:
     Create at most one per process: vLLM keeps process-wide state. The actor's options must set OMP_NUM_THREADS; Ray
     would derive it from the logical CPUs. After a kill create another one with a new `SamplerSettings.seed` (the old
     seed repeats the old responses) and sync it. Raises WeightSyncMismatch when vLLM's loaded weights differ from those
-    in the model folder. environments: runs the episodes of `SamplerSettings.environment`; None where every sample is a
-    single turn.
+    in the model folder. environments: runs the episodes of `SamplerSettings.environment`; None for single turns.
     """
 
     def __init__(self, settings: SamplerSettings, environments: Environments | None = None) -> None:

@@ -50,6 +50,9 @@ class BackwardResult:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
+Passes = list[BackwardResult]
+
+
 class Recurrence(Protocol):
     """The base optimizer's element-wise update as a pure function of (θ, state, g, n).
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from gxpo_trainer.config import GxpoRule
 from gxpo_trainer.rules import diagnostics
 from gxpo_trainer.rules.contract import (
-    BackwardResult,
+    Passes,
     RuleLearner,
     Trajectory,
     chunks,
@@ -155,9 +155,7 @@ class GXPO(GatedLookAhead):
                 theta.add_(recurrence.displacement(theta, parts, gradient, state.step))
         learner.publish()
 
-    def _report(
-        self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor], metrics: Metrics
-    ) -> StepReport:
+    def _report(self, learner: RuleLearner, passes: Passes, theta0: list[Tensor], metrics: Metrics) -> StepReport:
         if self.settings.probes == 2 and len(passes) > 1:
             metrics["grad/norm_g1"] = passes[1].grad_norm
         if passes[-1].finite:

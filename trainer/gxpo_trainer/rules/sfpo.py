@@ -20,6 +20,7 @@ from gxpo_trainer.config import SfpoRule
 from gxpo_trainer.rules import diagnostics
 from gxpo_trainer.rules.contract import (
     BackwardResult,
+    Passes,
     RuleLearner,
     Trajectory,
     finish_passes,
@@ -96,16 +97,12 @@ class SFPO(GatedLookAhead):
         learner.optimizer_step()
         return self._report(learner, passes, theta0, extra)
 
-    def _fall_back(
-        self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor], share: float
-    ) -> StepReport:
+    def _fall_back(self, learner: RuleLearner, passes: Passes, theta0: list[Tensor], share: float) -> StepReport:
         reposition(learner.parameters(), theta0, share)
         learner.publish()
         return self._report(learner, passes, theta0, {})
 
-    def _report(
-        self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor], metrics: Metrics
-    ) -> StepReport:
+    def _report(self, learner: RuleLearner, passes: Passes, theta0: list[Tensor], metrics: Metrics) -> StepReport:
         if len(passes) > 1:
             metrics["grad/norm_g1"] = passes[1].grad_norm
         if len(passes) == self.settings.k + 1 and passes[-1].finite:

@@ -1,7 +1,6 @@
 """Resources and Ray options of each process of a run.
 
-Logical CPUs are fractional. A request above Ray's total is rejected before anything starts: its actor would stay
-pending.
+Logical CPUs are fractional. A request above Ray's total is rejected at once: its actor would stay pending.
 """
 
 from __future__ import annotations

@@ -50,8 +50,7 @@ def frozen_allocations() -> Iterator[None]:
 
 @contextmanager
 def write_errors() -> Iterator[None]:
-    """Raise OSError where safetensors or tokenizers cannot write a file: their own errors have its number in the text
-    alone."""
+    """Raise OSError where safetensors or tokenizers cannot write a file: their errors have its number as text."""
     try:
         yield
     except OSError:

@@ -70,8 +70,7 @@ class ProgressWatch:
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
-        """Raise Interrupted from a wait in this block, unless the learner works or weights are sent, when the run must
-        end."""
+        """Raise Interrupted from a wait in this block, unless the learner works or weights are sent."""
         self._abandonable = True
         try:
             yield

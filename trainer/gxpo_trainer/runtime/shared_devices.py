@@ -9,8 +9,7 @@
 Callers state the phase that they need; what leaves the GPU goes first, so the sum of both always fits.
 
 An engine measures the free memory of its GPU when it starts and sizes its KV cache by it, so engines start in the
-phase `sampling` only, while the learner's memory does not change. That also holds where both fit at once and nothing
-moves.
+phase `sampling` only, while the learner's memory does not change. That also holds where nothing moves.
 """
 
 from __future__ import annotations

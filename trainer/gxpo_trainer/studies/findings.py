@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gxpo_trainer.compare.curves import Axis, EvaluationCurve, common_grid
+from gxpo_trainer.compare.curves import Axis, common_grid
 from gxpo_trainer.compare.groups import (
     Grids,
     Reach,
@@ -152,15 +152,14 @@ def _equal_costs(
         costs += [("steps", float(most))] if most else []
         costs += [("token_passes", cost) for cost in least if cost > 0]
         for axis, cost in costs:
-            own, other = ({run.seed: _accuracy(run.curve, axis, cost) for run in g.runs} for g in (group, reference))
+            # On the line between two evaluations, which at a common evaluation is that one.
+            own, other = (
+                {run.seed: float(np.interp(cost, run.curve.cost(axis), run.curve.accuracy)) for run in g.runs}
+                for g in (group, reference)
+            )
             if compared := contrast(own, other):
                 contrasts[arm, (axis, cost)] = compared
     return contrasts
-
-
-def _accuracy(curve: EvaluationCurve, axis: Axis, cost: float) -> float:
-    """On the line between two evaluations, which at a common evaluation is that one."""
-    return float(np.interp(cost, curve.cost(axis), curve.accuracy))
 
 
 def _arm(data: StudyData, group: SeedGroup, arm: str, **compared: Any) -> ArmFindings:

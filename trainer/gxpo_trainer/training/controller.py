@@ -436,8 +436,7 @@ class Controller:
         self.reporter.start_attempt(self.attempt, self.counters.step, int(checkpoint.state["attempt"]))
 
     def _recover(self, error: LearnerDied) -> None:
-        """Start a new attempt from the last valid checkpoint. Raises TrainingError when the learner cannot
-        start again."""
+        """Start a new attempt from the last valid checkpoint. Raises TrainingError when it cannot start."""
         lost = self.counters
         self.reporter.log_event("learner_died", str(error), step=lost.step + 1, attempt=self.attempt)
         self.attempt += 1
@@ -522,8 +521,7 @@ def no_signal(metrics: Metrics) -> str:
 
 
 def careful_metrics(groups: Sequence[ScoredGroup]) -> Metrics:
-    """`response/…`: share of responses to an embedded task that write a calculation down, and how many of them are
-    correct."""
+    """`response/…`: share of responses to an embedded task that write a calculation down, and are correct."""
     answers = [
         ("=" in sample.text, verdict.status == "correct")
         for group in groups

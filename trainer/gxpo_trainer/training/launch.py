@@ -136,9 +136,7 @@ class Launch:
         self._reason = reason_of(error, setting_up=setting_up)
         return self._reason
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             self._conclude(self._outcome(error))
         finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console
@@ -62,9 +61,7 @@ class TrainingProgress:
             self._guarded(self._progress.start)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._guarded(self._progress.stop)
 

@@ -114,8 +114,7 @@ class WeightBucket:
 class SyncReport:
     """Result of one sync on one engine.
 
-    num_checked: comparisons made in all workers (a tied head counts separately). Times in seconds, of the slowest
-    worker.
+    num_checked: comparisons made in all workers (a tied head counts separately). Seconds of the slowest worker.
     """
 
     version: int

@@ -6,8 +6,6 @@ Revises:
 
 revision = "0009"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
