@@ -10,16 +10,8 @@ import anyio
 from fastapi import FastAPI
 
 from gxpo_services import logging
-from gxpo_services.api import errors
+from gxpo_services.api import dependencies, errors
 from gxpo_services.api.connections import most_connections
-from gxpo_services.api.dependencies import (
-    HEAVY_AT_ONCE,
-    MAX_SESSIONS,
-    PROBES_AT_ONCE,
-    READS_AT_ONCE,
-    REPORTS_AT_ONCE,
-    Slots,
-)
 from gxpo_services.api.feed import ChangeFeed
 from gxpo_services.api.middleware import describe, operation_id
 from gxpo_services.api.middleware import install as install_middleware
@@ -75,17 +67,19 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         files.restore(settings.artifacts, database)
         files.empty_trash(settings.artifacts, database)  # finish deletions that a crash interrupted
         # SQLite has one writer: others would wait in a thread, and by sleeping.
-        app.state.session_gate = anyio.Semaphore(1 if database.is_sqlite else MAX_SESSIONS)
-        app.state.report_gate = app.state.session_gate if database.is_sqlite else anyio.Semaphore(REPORTS_AT_ONCE)
-        app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
-        app.state.probe_gate = anyio.Semaphore(PROBES_AT_ONCE)
-        app.state.heavy_gate = anyio.Semaphore(HEAVY_AT_ONCE)
+        app.state.session_gate = anyio.Semaphore(1 if database.is_sqlite else dependencies.MAX_SESSIONS)
+        app.state.report_gate = (
+            app.state.session_gate if database.is_sqlite else anyio.Semaphore(dependencies.REPORTS_AT_ONCE)
+        )
+        app.state.read_gate = anyio.Semaphore(dependencies.READS_AT_ONCE)
+        app.state.probe_gate = anyio.Semaphore(dependencies.PROBES_AT_ONCE)
+        app.state.heavy_gate = anyio.Semaphore(dependencies.HEAVY_AT_ONCE)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        app.state.stream_slots = Slots("streams", most_connections(descriptors) // 2, STREAMS_OF_ONE)
+        app.state.stream_slots = dependencies.Slots("streams", most_connections(descriptors) // 2, STREAMS_OF_ONE)
         app.state.changes = ChangeFeed(database, run_changes.messages)
-        app.state.heavy_slots = Slots("comparisons and heat maps", HEAVY_UNDER_WAY, HEAVY_OF_ONE)
-        app.state.export_slots = Slots("exports", EXPORTS_AT_ONCE, EXPORTS_OF_ONE)
-        app.state.download_slots = Slots("downloads", DOWNLOADS_AT_ONCE, DOWNLOADS_OF_ONE)
+        app.state.heavy_slots = dependencies.Slots("comparisons and heat maps", HEAVY_UNDER_WAY, HEAVY_OF_ONE)
+        app.state.export_slots = dependencies.Slots("exports", EXPORTS_AT_ONCE, EXPORTS_OF_ONE)
+        app.state.download_slots = dependencies.Slots("downloads", DOWNLOADS_AT_ONCE, DOWNLOADS_OF_ONE)
         uses = app.state.token_uses = TokenUses()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(uses.keep_writing, database)

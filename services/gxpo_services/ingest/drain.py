@@ -15,24 +15,14 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
-from gxpo_services.ingest.batches import (
-    BadRow,
-    Batch,
-    Kind,
-    check_texts,
-    parse_identity,
-    parse_outcome,
-    parse_row,
-    read_json,
-    replace_odd_characters,
-)
+from gxpo_services.ingest import batches
 from gxpo_services.ingest.reports import apply_batch
 from gxpo_services.outputs import events
 from gxpo_services.outputs.files import RunFiles
 from gxpo_services.runs import service
 from gxpo_services.runs.lifecycle import Outcome, StateChanged
 
-FILES: dict[Kind, str] = {
+FILES: dict[batches.Kind, str] = {
     "metrics": "metrics.jsonl",
     "evaluations": "evaluations.jsonl",
     "samples": "samples.jsonl",
@@ -60,12 +50,12 @@ def drain(database: Database, run_id: str, folder: Path, launch: int, lease_toke
     for kind, name in FILES.items():
         with suppress(FileNotFoundError), files.open(name) as file:
             _drain_file(run, kind, name, file)
-    with suppress(BadRow):
-        identity = parse_identity(_read(files, IDENTITY))
+    with suppress(batches.BadRow):
+        identity = batches.parse_identity(_read(files, IDENTITY))
         if identity is not None:
-            run.apply(Batch(launch, None, identity=identity))
-    with suppress(BadRow):
-        outcome = parse_outcome(_read(files, OUTCOME))
+            run.apply(batches.Batch(launch, None, identity=identity))
+    with suppress(batches.BadRow):
+        outcome = batches.parse_outcome(_read(files, OUTCOME))
         return outcome if outcome is not None and outcome.attempt == launch else None
     return None
 
@@ -100,12 +90,12 @@ class _Leased:
     launch: int
     lease_token: int
 
-    def lines(self, kind: Kind) -> int:
+    def lines(self, kind: batches.Kind) -> int:
         """Number of lines received of a file."""
         with self.database.writing() as session:
             return int(self._locked(session).offsets.get(kind, 0))
 
-    def apply(self, batch: Batch, left_out: str | None = None) -> None:
+    def apply(self, batch: batches.Batch, left_out: str | None = None) -> None:
         """Apply a batch, with an event about skipped lines; lines received since are ignored."""
         with self.database.writing() as session:
             run = self._locked(session)
@@ -115,7 +105,7 @@ class _Leased:
             if left_out is not None:
                 events.record(session, run.number, ACTOR, "lines_left_out", left_out)
 
-    def lower(self, kind: Kind, lines: int, message: str) -> None:
+    def lower(self, kind: batches.Kind, lines: int, message: str) -> None:
         """Set the number of lines received of a file to a lower one, with an event."""
         with self.database.writing() as session:
             run = self._locked(session)
@@ -129,7 +119,7 @@ class _Leased:
         return run
 
 
-def _drain_file(run: _Leased, kind: Kind, name: str, file: BinaryIO) -> None:
+def _drain_file(run: _Leased, kind: batches.Kind, name: str, file: BinaryIO) -> None:
     begin = run.lines(kind)
     rows: list[Any] = []
     problems: list[str] = []
@@ -141,7 +131,7 @@ def _drain_file(run: _Leased, kind: Kind, name: str, file: BinaryIO) -> None:
         if problems:
             skipped = problems[0] if len(problems) == 1 else f"{problems[0]}; and {len(problems) - 1} more"
         content: dict[str, Any] = {kind: list(rows)}
-        run.apply(Batch(run.launch, None, offsets={kind: begin}, **content), skipped)
+        run.apply(batches.Batch(run.launch, None, offsets={kind: begin}, **content), skipped)
         begin += len(rows)
         size = 0
         rows.clear()
@@ -158,7 +148,7 @@ def _drain_file(run: _Leased, kind: Kind, name: str, file: BinaryIO) -> None:
         send()
 
 
-def _rows(kind: Kind, name: str, file: BinaryIO, begin: int) -> Iterator[_Line]:
+def _rows(kind: batches.Kind, name: str, file: BinaryIO, begin: int) -> Iterator[_Line]:
     """The rows of whole lines from line `begin` on.
 
     Invalid lines at the end are not counted: a crash can leave a partial line, which the next launch truncates.
@@ -172,16 +162,16 @@ def _rows(kind: Kind, name: str, file: BinaryIO, begin: int) -> Iterator[_Line]:
             waiting.append((None, f"{place} is longer than {_LONGEST_LINE} bytes", 0))
             continue
         try:
-            content = read_json(line)
-        except BadRow as error:
+            content = batches.read_json(line)
+        except batches.BadRow as error:
             waiting.append((None, f"{place} {error.message}", len(line)))
             continue
         yield from waiting
         waiting.clear()
         try:
-            check_texts(line, content, place)
-            yield parse_row(kind, content, place), None, len(line)
-        except BadRow as error:
+            batches.check_texts(line, content, place)
+            yield batches.parse_row(kind, content, place), None, len(line)
+        except batches.BadRow as error:
             yield None, str(error), len(line)
 
 
@@ -211,10 +201,10 @@ def _read(files: RunFiles, name: str) -> Any:
     """A JSON file of the run; None when it is missing or invalid."""
     try:
         data = files.read(name, most_bytes=_LONGEST_LINE)
-        content = read_json(data)
+        content = batches.read_json(data)
         if name == OUTCOME:
-            replace_odd_characters(content)
-        check_texts(data, content, name)
+            batches.replace_odd_characters(content)
+        batches.check_texts(data, content, name)
         return content
     except (OSError, ValueError):
         return None

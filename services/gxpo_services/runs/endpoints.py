@@ -27,18 +27,6 @@ from gxpo_services.run_states import TERMINAL, Action
 from gxpo_services.runs import listing, schemas, service
 from gxpo_services.runs.configs import checked, invalid, overridden, settings_of, stored
 from gxpo_services.runs.plan import expected_cost, planned
-from gxpo_services.runs.schemas import (
-    BulkAnswer,
-    BulkItem,
-    BulkRequest,
-    CloneRequest,
-    ListQuery,
-    RunDetail,
-    RunPage,
-    RunPatch,
-    RunRequest,
-    RunValidation,
-)
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
@@ -46,12 +34,12 @@ from gxpo_trainer.config.io import to_toml
 router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
 
 _WITH_ETAG: dict[int | str, Any] = {200: {"headers": ETAG_HEADER}}
-_MADE = creation_responses(RunDetail, "run", "The run is queued.", "The run that this key created before.")
+_MADE = creation_responses(schemas.RunDetail, "run", "The run is queued.", "The run that this key created before.")
 _MOST_EQUAL_RUNS = 10
 
 
-@router.post("", status_code=201, summary="Submit a run", response_model=RunDetail, responses=_MADE)
-def submit_run(body: RunRequest, by: Submission) -> Response:
+@router.post("", status_code=201, summary="Submit a run", response_model=schemas.RunDetail, responses=_MADE)
+def submit_run(body: schemas.RunRequest, by: Submission) -> Response:
     """Queue a run. A retry with the same `Idempotency-Key` returns the run created before (200)."""
     run_id, is_new = by.claim("submit", body, "r")
     if not is_new:
@@ -66,20 +54,22 @@ def submit_run(body: RunRequest, by: Submission) -> Response:
 @router.post(
     "/validate",
     summary="Check a run without submitting it",
-    response_model=RunValidation,
+    response_model=schemas.RunValidation,
     responses=responses(400, 413),
 )
-def validate_run(body: RunRequest, _: Submitter, settings: Settings, session: ReadSession) -> Response:
+def validate_run(body: schemas.RunRequest, _: Submitter, settings: Settings, session: ReadSession) -> Response:
     """All invalid settings, the cost in backward passes, the complete config, and earlier runs with the same config."""
     try:
         config, _group = _prepared(session, settings, body)
     except Invalid as error:
-        return answer(RunValidation(valid=False, errors=error.errors, cost=None, config=None, toml=None, equal_runs=[]))
+        return answer(
+            schemas.RunValidation(valid=False, errors=error.errors, cost=None, config=None, toml=None, equal_runs=[])
+        )
     same = select(Run.number).where(Run.config_sha256 == config.sha256())
     equal_runs = session.scalars(same.order_by(Run.number.desc()).limit(_MOST_EQUAL_RUNS)).all()
     plan, problem = planned(config, settings)
     return answer(
-        RunValidation(
+        schemas.RunValidation(
             valid=True,
             errors=[],
             cost=expected_cost(config),
@@ -92,7 +82,7 @@ def validate_run(body: RunRequest, _: Submitter, settings: Settings, session: Re
     )
 
 
-def _prepared(session: Session, server: ServiceSettings, request: RunRequest) -> tuple[RunConfig, Group | None]:
+def _prepared(session: Session, server: ServiceSettings, request: schemas.RunRequest) -> tuple[RunConfig, Group | None]:
     """Config and group of a request. Raises Invalid with every invalid member."""
     errors: list[FieldError] = []
     config = group = None
@@ -137,13 +127,13 @@ def _repeated(by: Submission, run_id: str) -> Response:
     return by.created(service.detail(by.session, run), False, "get_run", run_id=run_id)
 
 
-@router.get("", summary="List runs", response_model=RunPage)
-def list_runs(query: Annotated[ListQuery, Query()], _: Viewer, session: ReadSession) -> Response:
+@router.get("", summary="List runs", response_model=schemas.RunPage)
+def list_runs(query: Annotated[schemas.ListQuery, Query()], _: Viewer, session: ReadSession) -> Response:
     """Filtered, sorted by a column or a metric, with keyset pages: new runs do not shift them."""
     return answer(listing.list_runs(session, query))
 
 
-@router.get("/{run_id}", summary="A run", response_model=RunDetail, responses=_WITH_ETAG | responses(404))
+@router.get("/{run_id}", summary="A run", response_model=schemas.RunDetail, responses=_WITH_ETAG | responses(404))
 def get_run(run_id: RunId, _: Viewer, session: ReadSession) -> Response:
     """State, progress, config and cost of one run."""
     run = service.detail(session, service.find(session, run_id))
@@ -153,11 +143,11 @@ def get_run(run_id: RunId, _: Viewer, session: ReadSession) -> Response:
 @router.patch(
     "/{run_id}",
     summary="Change a run's name, tags, notes, priority",
-    response_model=RunDetail,
+    response_model=schemas.RunDetail,
     responses=_WITH_ETAG | responses(400, 404, 412, 413),
 )
 def patch_run(
-    run_id: RunId, body: RunPatch, principal: Submitter, session: WriteSession, if_match: IfMatch = None
+    run_id: RunId, body: schemas.RunPatch, principal: Submitter, session: WriteSession, if_match: IfMatch = None
 ) -> Response:
     """Omitted members keep their values, null resets to the default. With `If-Match` the change is made only if nobody
     has edited the run since. The config of a run is immutable; clone the run with overrides instead."""
@@ -179,9 +169,11 @@ def delete_run(
     background.add_task(files.empty_trash, settings.artifacts, database)
 
 
-@router.post("/actions", summary="One action on many runs", response_model=BulkAnswer, responses=responses(400, 413))
+@router.post(
+    "/actions", summary="One action on many runs", response_model=schemas.BulkAnswer, responses=responses(400, 413)
+)
 def act_on_runs(
-    body: BulkRequest,
+    body: schemas.BulkRequest,
     principal: Submitter,
     settings: Settings,
     session: WriteSession,
@@ -197,7 +189,7 @@ def act_on_runs(
             if body.action == "delete":
                 service.delete(session, settings.artifacts, principal, run_id)
             elif body.action == "archive" or body.action == "unarchive":
-                archived = RunPatch(archived=body.action == "archive")
+                archived = schemas.RunPatch(archived=body.action == "archive")
                 state = service.patch(session, run_id, archived, None, principal).state
             else:
                 state = service.act(session, run_id, body.action, actor=principal.actor).state
@@ -205,9 +197,9 @@ def act_on_runs(
             row = find_run(session, run_id)
             state = None if row is None else row[1]
             problem = ProblemDetails(type=error.type, title=error.title, status=error.status, detail=error.detail)
-        items.append(BulkItem(run=run_id, state=state, problem=problem))
+        items.append(schemas.BulkItem(run=run_id, state=state, problem=problem))
     background.add_task(files.empty_trash, settings.artifacts, database)
-    return answer(BulkAnswer(items=items))
+    return answer(schemas.BulkAnswer(items=items))
 
 
 def _add_action(action: Action, summary: str, words: str) -> None:
@@ -216,7 +208,7 @@ def _add_action(action: Action, summary: str, words: str) -> None:
         name=f"{action}_run",
         summary=summary,
         description=words,
-        response_model=RunDetail,
+        response_model=schemas.RunDetail,
         responses=responses(404, 409),
     )
     def act(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
@@ -236,12 +228,12 @@ _add_action("resume", "Resume a paused run", "The run is queued again and resume
     "/{run_id}/clone",
     status_code=201,
     summary="Submit a copy of a run",
-    response_model=RunDetail,
+    response_model=schemas.RunDetail,
     responses=_MADE | responses(404),
 )
-def clone_run(run_id: RunId, by: Submission, body: CloneRequest | None = None) -> Response:
+def clone_run(run_id: RunId, by: Submission, body: schemas.CloneRequest | None = None) -> Response:
     """A new run with the same config plus overrides; `parent_id` names the original."""
-    request = body or CloneRequest()
+    request = body or schemas.CloneRequest()
     new, is_new = by.claim(f"clone {run_id}", request, "r")
     if not is_new:
         return _repeated(by, new)
@@ -268,12 +260,12 @@ def clone_run(run_id: RunId, by: Submission, body: CloneRequest | None = None) -
     "/{run_id}/retry",
     status_code=201,
     summary="Retry a failed or cancelled run",
-    response_model=RunDetail,
+    response_model=schemas.RunDetail,
     responses=_MADE | responses(404),
 )
 def retry_run(run_id: RunId, by: Submission) -> Response:
     """A new run with the same config, in the same group; `parent_id` names the original."""
-    new, is_new = by.claim(f"retry {run_id}", CloneRequest(), "r")
+    new, is_new = by.claim(f"retry {run_id}", schemas.CloneRequest(), "r")
     if not is_new:
         return _repeated(by, new)
     original = service.find(by.session, run_id)

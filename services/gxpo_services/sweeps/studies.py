@@ -31,17 +31,7 @@ from gxpo_services.sweeps.grid import Planned
 from gxpo_services.sweeps.groups import GroupView
 from gxpo_trainer.config.messages import BadSettings, config_error
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.studies.definition import (
-    RunKey,
-    RunResult,
-    Study,
-    best_point,
-    largest_cost,
-    pending,
-    point_of,
-    run_config,
-    search_space,
-)
+from gxpo_trainer.studies import definition
 
 
 class StudyRequest(Body):
@@ -106,79 +96,79 @@ def queue_missing(session: Session, group: Group) -> int:
     study = study_of(group)
     keys = _keys(session, group)
     queued = set(keys.values())
-    missing = [key for key in pending(study, _results(keys)) if key not in queued]
+    missing = [key for key in definition.pending(study, _results(keys)) if key not in queued]
     principal = Principal(group.spec["created_by_id"], group.created_by, Role.SUBMITTER)
-    planned = [Planned(run_config(study, key), asdict(key)) for key in missing]
+    planned = [Planned(definition.run_config(study, key), asdict(key)) for key in missing]
     groups.queue_runs(session, principal, group, planned, group.spec)
     return len(missing)
 
 
-def study_of(group: Group) -> Study:
+def study_of(group: Group) -> definition.Study:
     """Raises Conflict for a study that this version of gxpo no longer accepts."""
     try:
-        return Study.model_validate(group.spec["study"])
+        return definition.Study.model_validate(group.spec["study"])
     except ValidationError as error:
-        reason = config_error(error, "the study", Study)
+        reason = config_error(error, "the study", definition.Study)
         raise Conflict(f"study {group.id} is of another version of gxpo: {reason}; submit it again") from None
 
 
-def _keys(session: Session, group: Group) -> dict[Run, RunKey]:
+def _keys(session: Session, group: Group) -> dict[Run, definition.RunKey]:
     """All runs of a study in order of creation, with what they are in it.
 
     Earlier versions let users submit runs of their own to its group; those have no key and are left out.
     """
     members = session.scalars(select(Run).where(Run.group_number == group.number).order_by(Run.number))
-    return {run: RunKey(**run.group_values) for run in members if run.group_values}
+    return {run: definition.RunKey(**run.group_values) for run in members if run.group_values}
 
 
-def _results(keys: dict[Run, RunKey]) -> dict[RunKey, RunResult]:
+def _results(keys: dict[Run, definition.RunKey]) -> dict[definition.RunKey, definition.RunResult]:
     """Succeeded and diverged runs; a retry that succeeds stands for the failed run of the same key."""
-    results: dict[RunKey, RunResult] = {}
+    results: dict[definition.RunKey, definition.RunResult] = {}
     for run, key in keys.items():
         diverged = run.state == RunState.FAILED and run.reason == "diverged"
         if diverged or run.state == RunState.SUCCEEDED:
-            results[key] = RunResult(run.score or 0.0, diverged)
+            results[key] = definition.RunResult(run.score or 0.0, diverged)
     return results
 
 
-def _checked(toml: str, server: ServiceSettings) -> Study:
+def _checked(toml: str, server: ServiceSettings) -> definition.Study:
     """The study, if every arm's config is accepted by trainer and server. Raises Invalid."""
     try:
-        study = Study.model_validate(tomllib.loads(toml))
+        study = definition.Study.model_validate(tomllib.loads(toml))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise Invalid.of("toml", f"is not valid TOML: {error}") from None
     except ValidationError as error:
-        raise Invalid.of("toml", str(config_error(error, "the study", Study))) from None
+        raise Invalid.of("toml", str(config_error(error, "the study", definition.Study))) from None
     for arm in study.arms:
         try:
             for key in _extremes(study, arm):
                 if not math.isfinite(key.learning_rate):
                     raise Invalid.of("learning_rate", f"is {key.learning_rate}; lower its factor or the ladder's rates")
-                checked(run_config(study, key).model_dump(mode="json"), server)
+                checked(definition.run_config(study, key).model_dump(mode="json"), server)
         except (BadSettings, ConfigError, Invalid) as error:
             raise Invalid.of("toml", f"arms.{arm}: {error}") from None
     return study
 
 
-def _extremes(study: Study, arm: str) -> Iterator[RunKey]:
+def _extremes(study: definition.Study, arm: str) -> Iterator[definition.RunKey]:
     """Runs that have every searched value once, and the ends of learning rates and seeds, which are intervals."""
-    space, source = search_space(study, arm), study.arms[arm].learning_rate_of
+    space, source = definition.search_space(study, arm), study.arms[arm].learning_rate_of
     factor = 1.0 if source is None else study.arms[arm].learning_rate_factor
     for number in range(max(map(len, space.values()))) if study.search else (0, -1):
-        point = point_of({name: values[number % len(values)] for name, values in space.items()})
+        point = definition.point_of({name: values[number % len(values)] for name, values in space.items()})
         seeds, reported = study.tuning.seeds, study.seeds
         for extreme in (min, max):
-            yield RunKey("report", arm, point.learning_rate * factor, extreme(reported), point.settings)
+            yield definition.RunKey("report", arm, point.learning_rate * factor, extreme(reported), point.settings)
             if source is None:
-                yield RunKey("ladder", arm, point.learning_rate, extreme(seeds), point.settings)
+                yield definition.RunKey("ladder", arm, point.learning_rate, extreme(seeds), point.settings)
 
 
 def _view(session: Session, group: Group) -> StudyView:
     study = study_of(group)
     keys = _keys(session, group)
     results = _results(keys)
-    most_runs, most_passes = largest_cost(study)
-    tuned = {name: best_point(study, name, results) for name in study.arms}
+    most_runs, most_passes = definition.largest_cost(study)
+    tuned = {name: definition.best_point(study, name, results) for name in study.arms}
     settled = {*results, *(key for run, key in keys.items() if run.state not in TERMINAL)}
     return StudyView(
         group=groups.view_of(session, group),
@@ -187,7 +177,7 @@ def _view(session: Session, group: Group) -> StudyView:
         seeds=list(study.seeds),
         cost=StudyCost(runs=most_runs, backward_passes=most_passes),
         runs_done=len(results),
-        complete=not pending(study, results),
+        complete=not definition.pending(study, results),
         failed=[run.id for run, key in keys.items() if key not in settled],
         arms=[
             ArmView(
@@ -222,7 +212,7 @@ def submit_study(body: StudyRequest, by: Submission) -> Response:
     group_id, is_new = by.claim(STUDY, body, "g")
     if is_new:
         runs.check_priority(by.principal, body.priority)
-        runs.check_queue(by.session, by.settings, by.principal, len(pending(study, {})))
+        runs.check_queue(by.session, by.settings, by.principal, len(definition.pending(study, {})))
         spec = body.model_dump(exclude={"toml"}) | {"study": study.model_dump(mode="json")}
         spec["created_by_id"] = by.principal.token_id
         group = groups.new_group(by.session, by.principal, group_id, study.name, STUDY, spec)

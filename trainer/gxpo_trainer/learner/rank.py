@@ -25,14 +25,8 @@ from gxpo_trainer.rules.contract import BufferingRule, make_rule, snapshot, sum_
 from gxpo_trainer.runtime.processes import frozen_allocations, peak_resident_bytes, write_errors
 from gxpo_trainer.runtime.ray_session import TracedProcess, trace_this_process
 from gxpo_trainer.types import Metrics, StepReport
+from gxpo_trainer.weights import transports
 from gxpo_trainer.weights.buckets import BucketPacker, ChangeMeter, WeightBucket
-from gxpo_trainer.weights.transports import (
-    BroadcastGroup,
-    BroadcastPublisher,
-    CudaIpcPublisher,
-    ObjectStorePublisher,
-    SharedMemoryPublisher,
-)
 
 if TYPE_CHECKING:
     from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
@@ -291,7 +285,7 @@ class RankPublisher:
     def join_broadcast(self, address: str, port: int, size: int) -> None:
         """Open the broadcast group as its member 0; returns when every member has joined."""
         publisher = self._publisher("nccl")
-        publisher.group = BroadcastGroup(address, port, 0, size, publisher.device)
+        publisher.group = transports.BroadcastGroup(address, port, 0, size, publisher.device)
 
     def send(self, bucket: WeightBucket) -> None:
         self._publisher("nccl").send(bucket)
@@ -304,13 +298,13 @@ class RankPublisher:
         if transport not in self._publishers:
             device = next(self._learner.model.parameters()).device
             if transport == "shared_memory":
-                publisher: Any = SharedMemoryPublisher()
+                publisher: Any = transports.SharedMemoryPublisher()
             elif transport == "object_store":
-                publisher = ObjectStorePublisher(self._publisher("shared_memory"))
+                publisher = transports.ObjectStorePublisher(self._publisher("shared_memory"))
             elif transport == "nccl":
-                publisher = BroadcastPublisher(device)
+                publisher = transports.BroadcastPublisher(device)
             else:
-                publisher = CudaIpcPublisher(device)
+                publisher = transports.CudaIpcPublisher(device)
             self._publishers[transport] = publisher
         return self._publishers[transport]
 

@@ -20,17 +20,7 @@ from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.jsonl import read_lines
 from gxpo_trainer.reporting.outcome import OUTCOME
 from gxpo_trainer.reporting.reading import EVALUATIONS
-from gxpo_trainer.studies.definition import (
-    Results,
-    RunKey,
-    RunResult,
-    Stage,
-    Study,
-    budget,
-    largest_cost,
-    pending,
-    run_config,
-)
+from gxpo_trainer.studies import definition
 
 REGISTERED = "registered.json"
 """The study as it was before its first run, in its folder."""
@@ -44,25 +34,27 @@ _COMMAND = ("-m", "gxpo_trainer.cli")
 class StudyRunner:
     """Runs a study in `root`, `jobs` runs at a time. say: receives one line for each start and end."""
 
-    study: Study
+    study: definition.Study
     root: Path
     jobs: int
     say: Callable[[str], None]
-    _failures: dict[RunKey, int] = field(default_factory=dict)
+    _failures: dict[definition.RunKey, int] = field(default_factory=dict)
     _timed: list[tuple[int, float]] = field(default_factory=list)
     """Backward passes and minutes of the runs that ended here."""
 
     def run(self) -> None:
         """Execute until nothing is missing. Raises TrainingError when a run failed twice, once the others ended."""
-        if not any((self.root / stage).exists() for stage in get_args(Stage)):
+        if not any((self.root / stage).exists() for stage in get_args(definition.Stage)):
             self.root.mkdir(parents=True, exist_ok=True)
             (self.root / REGISTERED).write_text(self.study.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        running: dict[RunKey, tuple[subprocess.Popen[bytes], float]] = {}
+        running: dict[definition.RunKey, tuple[subprocess.Popen[bytes], float]] = {}
         try:
             while True:
                 results = read_results(self.study, self.root)
                 given_up = {key for key, count in self._failures.items() if count >= _ATTEMPTS}
-                open_runs = [key for key in pending(self.study, results) if key not in running and key not in given_up]
+                open_runs = [
+                    key for key in definition.pending(self.study, results) if key not in running and key not in given_up
+                ]
                 for key in open_runs[: 0 if given_up else self.jobs - len(running)]:
                     self.say(f"{key.folder}: started ({self._progress(results)})")
                     running[key] = (self._start(key), time.monotonic())
@@ -79,26 +71,26 @@ class StudyRunner:
             logs = ", ".join(f"{self.root / key.folder}.log" for key in sorted(given_up, key=str))
             raise TrainingError(f"{len(given_up)} runs of the study failed twice; see the end of {logs}")
 
-    def _progress(self, results: Results) -> str:
+    def _progress(self, results: definition.Results) -> str:
         """How much is done; and what is left, at the pace of the runs that ended here."""
-        runs, passes = largest_cost(self.study)
+        runs, passes = definition.largest_cost(self.study)
         text = f"{len(results)} of at most {runs} runs done"
         if not self._timed:
             return text
         pace = sum(minutes for _, minutes in self._timed) / sum(passes for passes, _ in self._timed)
-        left = (passes - sum(budget(self.study, key) for key in results)) * pace / self.jobs
+        left = (passes - sum(definition.budget(self.study, key) for key in results)) * pace / self.jobs
         return f"{text}, at most about {left:.0f} min left"
 
-    def _start(self, key: RunKey) -> subprocess.Popen[bytes]:
+    def _start(self, key: definition.RunKey) -> subprocess.Popen[bytes]:
         folder = self.root / key.folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with Path(f"{folder}.log").open("ab") as log:
             file = Path(f"{folder}.toml")
-            file.write_text(to_toml(run_config(self.study, key)), encoding="utf-8")
+            file.write_text(to_toml(definition.run_config(self.study, key)), encoding="utf-8")
             words = ["train", str(file), "--out", str(folder), "--continue"]
             return subprocess.Popen([sys.executable, *_COMMAND, *words], stdout=log, stderr=subprocess.STDOUT)
 
-    def _collect(self, running: dict[RunKey, tuple[subprocess.Popen[bytes], float]]) -> None:
+    def _collect(self, running: dict[definition.RunKey, tuple[subprocess.Popen[bytes], float]]) -> None:
         """Wait for some run to end, and record it."""
         while all(process.poll() is None for process, _ in running.values()):
             time.sleep(_POLL_S)
@@ -112,20 +104,22 @@ class StudyRunner:
                 self._failures[key] = self._failures.get(key, 0) + 1
                 self.say(f"{key.folder}: ended with exit code {process.returncode} after {minutes:.1f} min")
             else:
-                self._timed.append((budget(self.study, key), minutes))
+                self._timed.append((definition.budget(self.study, key), minutes))
                 end = "diverged" if result.diverged else f"accuracy {100 * result.accuracy:.1f}%"
                 self.say(f"{key.folder}: {end} after {minutes:.1f} min")
 
 
-def read_results(study: Study, root: Path) -> dict[RunKey, RunResult]:
+def read_results(study: definition.Study, root: Path) -> dict[definition.RunKey, definition.RunResult]:
     """The results of all complete runs in a study's folder."""
-    results: dict[RunKey, RunResult] = {}
-    while new := {key: result for key in pending(study, results) if (result := read_result(root, key)) is not None}:
+    results: dict[definition.RunKey, definition.RunResult] = {}
+    while new := {
+        key: result for key in definition.pending(study, results) if (result := read_result(root, key)) is not None
+    }:
         results |= new
     return results
 
 
-def read_result(root: Path, key: RunKey) -> RunResult | None:
+def read_result(root: Path, key: definition.RunKey) -> definition.RunResult | None:
     """The result of a run that reached its budget or diverged; None for any other."""
     folder = root / key.folder
     accuracies = [row["scores"]["pass@1"] for row in read_lines(folder / EVALUATIONS)]
@@ -136,4 +130,4 @@ def read_result(root: Path, key: RunKey) -> RunResult | None:
     diverged = outcome["outcome"] == "failed" and outcome["reason"] == "diverged"
     if outcome["outcome"] != "succeeded" and not diverged:
         return None
-    return RunResult(float(accuracies[-1]) if accuracies else 0.0, diverged)
+    return definition.RunResult(float(accuracies[-1]) if accuracies else 0.0, diverged)
