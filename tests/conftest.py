@@ -31,9 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     selection = config.getoption("tier")
-    return (
-        f"tier: {selection}, {SELECTIONS[selection]} (--tier {'|'.join(SELECTIONS)}; what is named by id always runs)"
-    )
+    return f"tier: {selection}, {SELECTIONS[selection]} (--tier {'|'.join(SELECTIONS)}; a named id always runs)"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -55,11 +55,9 @@ def test_a_rank_that_cannot_write_does_not_stop_the_others(learners: LearnerGrou
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     store = CheckpointStore(tmp_path, CheckpointConfig())
     whole = store.save(1, {}, learners.save)
-    shard_bytes, policy_bytes = (
-        (whole / name).stat().st_size for name in ("learner/rank-0.safetensors", "policy/model.safetensors")
-    )
-    assert shard_bytes < policy_bytes
-    for rank, limit in ((1, shard_bytes // 2), (0, policy_bytes - 1)):
+    shard, policy = ((whole / n).stat().st_size for n in ("learner/rank-0.safetensors", "policy/model.safetensors"))
+    assert shard < policy
+    for rank, limit in ((1, shard // 2), (0, policy - 1)):
         ray.get(learners.ranks[rank].__ray_call__.remote(limit_files(limit)))
         with pytest.raises(OSError, match="File too large") as caught:
             store.save(2, {}, learners.save)

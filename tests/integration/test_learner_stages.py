@@ -181,11 +181,9 @@ def relative_error(
     before: dict[str, Tensor], after: dict[str, Tensor], start: dict[str, Tensor], end: dict[str, Tensor]
 ) -> float:
     """‖Δ − Δ_ref‖ / ‖Δ_ref‖ over all tensors; the reference (start, end) says which."""
-    difference = sum(
-        float(((after[n] - before[n]).double() - (end[n] - start[n]).double()).square().sum()) for n in end
-    )
+    apart = sum(float(((after[n] - before[n]).double() - (end[n] - start[n]).double()).square().sum()) for n in end)
     reference = sum(float((end[n] - start[n]).double().square().sum()) for n in end)
-    return math.sqrt(difference / reference)
+    return math.sqrt(apart / reference)
 
 
 @pytest.fixture(scope="module")

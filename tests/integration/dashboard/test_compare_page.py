@@ -61,6 +61,4 @@ def test_charts_of_a_sweep_show_the_selected_score(pages: Pages) -> None:
 
 def summaries(page: AppTest) -> dict[str, str]:
     """Title of each chart → its text alternative."""
-    return {
-        element.value.removeprefix("##### "): element.help for element in page.markdown if element.value[:6] == "##### "
-    }
+    return {e.value.removeprefix("##### "): e.help for e in page.markdown if e.value[:6] == "##### "}

@@ -218,11 +218,9 @@ def test_dppo_masks_what_has_moved_too_far_with_its_advantage_by_hand(
     # The anchor is the policy that sampled, whatever the learner's log-probabilities were before the step.
     gradient, loss, sums = differentiated(logs(*probabilities), micro, settings, torch.zeros(6))
     # −ρA with ρ = π / μ, and its gradient with respect to log π is the same number.
-    expected = [
-        0 if t in masked else -2 * p * a for t, (p, a) in enumerate(zip(probabilities, advantages, strict=True))
-    ]
-    assert gradient == pytest.approx(expected, abs=1e-14)
-    assert loss == pytest.approx(sum(expected), abs=1e-14)
+    wanted = [0 if t in masked else -2 * p * a for t, (p, a) in enumerate(zip(probabilities, advantages, strict=True))]
+    assert gradient == pytest.approx(wanted, abs=1e-14)
+    assert loss == pytest.approx(sum(wanted), abs=1e-14)
     metrics = finish_statistics(sums)
     assert metrics["clip_high_fraction"] == metrics["clip_low_fraction"] == pytest.approx(len(masked) / 12)
     assert metrics["ratio_mean"] == pytest.approx(1.0)

@@ -12,22 +12,7 @@ import numpy as np
 import pytest
 
 from gxpo_client import formats
-from gxpo_trainer.compare.curves import (
-    EvaluationCurve,
-    GateTrace,
-    Point,
-    RunCurves,
-    at_budget,
-    common_grid,
-    crossing,
-    first_reaching,
-    in_plateau,
-    interpolated,
-    mean_curve,
-    on_grid,
-    peak,
-    smooth,
-)
+from gxpo_trainer.compare import curves
 from gxpo_trainer.compare.evidence import hours, points, ratio_interval, ratio_words, weigh
 from gxpo_trainer.compare.groups import compare_groups
 from gxpo_trainer.compare.intervals import Interval
@@ -41,17 +26,17 @@ CANDIDATE = ((0, 30, 60, 70), (0.0, 1.5, 3.0, 3.6), (0.2, 0.5, 0.45, 0.6))
 
 def curve(
     passes: Sequence[float], hours: Sequence[float], accuracy: Sequence[float], steps: Sequence[float] = STEPS
-) -> EvaluationCurve:
+) -> curves.EvaluationCurve:
     unknown = np.full(len(steps), np.nan)
     columns = [np.array(values, dtype=np.float64) for values in (steps, passes, hours)]
-    return EvaluationCurve(*columns, columns[0] * 100, np.array(accuracy, dtype=np.float64), unknown, unknown)
+    return curves.EvaluationCurve(*columns, columns[0] * 100, np.array(accuracy, dtype=np.float64), unknown, unknown)
 
 
-def run(made: EvaluationCurve, seed: int = 0, **fields: object) -> RunCurves:
-    return RunCurves(f"run-{seed}", "rule", seed, made, **fields)  # type: ignore[arg-type]
+def run(made: curves.EvaluationCurve, seed: int = 0, **fields: object) -> curves.RunCurves:
+    return curves.RunCurves(f"run-{seed}", "rule", seed, made, **fields)  # type: ignore[arg-type]
 
 
-def linear_run(seed: int, arrival: int, last: int = 10, **fields: object) -> RunCurves:
+def linear_run(seed: int, arrival: int, last: int = 10, **fields: object) -> curves.RunCurves:
     """Accuracy rises evenly to 0.5 at step `arrival` and then stays a hair below it."""
     steps = range(last + 1)
     accuracy = [0.5 * step / arrival if step <= arrival else 0.49 for step in steps]
@@ -59,13 +44,13 @@ def linear_run(seed: int, arrival: int, last: int = 10, **fields: object) -> Run
 
 
 def test_best_is_the_earliest_and_so_the_lowest_bp_maximiser() -> None:
-    assert peak(curve(*BASELINE)) == Point(0.5, 20, 20, 2.0, 2000, 2000)
+    assert curves.peak(curve(*BASELINE)) == curves.Point(0.5, 20, 20, 2.0, 2000, 2000)
 
 
 def test_reaching_the_peak_takes_the_first_evaluation_at_or_above_it() -> None:
-    best, match = peak(curve(*BASELINE)), first_reaching(curve(*CANDIDATE), 0.5)
-    assert match == Point(0.5, 10, 30, 1.5, 1000, 3000)
-    assert (best.steps, first_reaching(curve(*BASELINE), 0.51)) == (20, None)
+    best, match = curves.peak(curve(*BASELINE)), curves.first_reaching(curve(*CANDIDATE), 0.5)
+    assert match == curves.Point(0.5, 10, 30, 1.5, 1000, 3000)
+    assert (best.steps, curves.first_reaching(curve(*BASELINE), 0.51)) == (20, None)
 
 
 def test_no_speed_up_follows_from_a_peak_at_the_start_or_an_unknown_time() -> None:
@@ -84,17 +69,17 @@ def test_costs_are_compared_where_all_runs_were_evaluated() -> None:
     rise = {step: min(0.8, 0.1 * step**0.7) for step in fine}
     often = curve([3 * s for s in fine], list(fine), [rise[s] for s in fine], list(fine))
     seldom = curve(list(coarse), list(coarse), [rise[s] for s in coarse], list(coarse))
-    grid = common_grid([often, seldom], "steps")
+    grid = curves.common_grid([often, seldom], "steps")
     assert grid.tolist() == [0, 6, 12, 18, 24]
     for target in (0.25, 0.4, 0.55, 0.7):
-        on = [on_grid(c, "steps", grid) for c in (often, seldom)]
-        assert crossing(often, target, "steps", on[0]) == crossing(seldom, target, "steps", on[1])
-        assert interpolated(often, target, "steps", on[0]) == interpolated(seldom, target, "steps", on[1])
-        assert crossing(often, target, "steps", on_grid(often, "steps", None)) <= crossing(
+        on = [curves.on_grid(c, "steps", grid) for c in (often, seldom)]
+        assert curves.crossing(often, target, "steps", on[0]) == curves.crossing(seldom, target, "steps", on[1])
+        assert curves.interpolated(often, target, "steps", on[0]) == curves.interpolated(seldom, target, "steps", on[1])
+        assert curves.crossing(often, target, "steps", curves.on_grid(often, "steps", None)) <= curves.crossing(
             seldom, target, "steps", on[1]
         )
     # The look-ahead's passes go on after the baseline's end, where it alone is evaluated.
-    assert common_grid([often, seldom], "backward_passes").tolist() == [0, 6, 12, 18, 24, *range(30, 73, 6)]
+    assert curves.common_grid([often, seldom], "backward_passes").tolist() == [0, 6, 12, 18, 24, *range(30, 73, 6)]
     groups = [SeedGroup("GRPO", (run(seldom),)), SeedGroup("GXPO", (run(often),))]
     assert compare_groups(groups, "GRPO").group("GXPO").speed_ups["steps"] == 1.0
     # A run that ends at step 22, where the other one was not evaluated: the budget is step 18 for both.
@@ -106,12 +91,14 @@ def test_costs_are_compared_where_all_runs_were_evaluated() -> None:
 def test_the_monotone_curve_by_hand() -> None:
     # 0.5 and 0.3 pool to 0.4: 0.2, 0.4, 0.4, 0.6 at 0, 10, 20, 30.
     made = curve((0, 10, 20, 30), (0, 1, 2, 3), (0.2, 0.5, 0.3, 0.6))
-    everywhere = on_grid(made, "steps", None)
-    assert interpolated(made, 0.3, "steps", everywhere) == pytest.approx(5)
-    assert interpolated(made, 0.45, "steps", everywhere) == pytest.approx(22.5)
-    assert crossing(made, 0.45, "steps", everywhere) == 10
-    assert interpolated(made, 0.1, "steps", everywhere) == 0
-    assert interpolated(made, 0.7, "steps", everywhere) is crossing(made, 0.7, "steps", everywhere) is None
+    everywhere = curves.on_grid(made, "steps", None)
+    assert curves.interpolated(made, 0.3, "steps", everywhere) == pytest.approx(5)
+    assert curves.interpolated(made, 0.45, "steps", everywhere) == pytest.approx(22.5)
+    assert curves.crossing(made, 0.45, "steps", everywhere) == 10
+    assert curves.interpolated(made, 0.1, "steps", everywhere) == 0
+    assert (
+        curves.interpolated(made, 0.7, "steps", everywhere) is curves.crossing(made, 0.7, "steps", everywhere) is None
+    )
 
 
 def test_token_passes_are_tokens_times_passes_and_a_third_for_a_forward_pass() -> None:
@@ -124,29 +111,29 @@ def test_token_passes_are_tokens_times_passes_and_a_third_for_a_forward_pass() -
 
 def test_the_plateau_is_the_last_share_of_a_budget() -> None:
     made = curve((0, 6, 12, 18, 20), (0, 1, 2, 3, 4), (0.1, 0.5, 0.7, 0.8, 0.9), range(5))
-    assert in_plateau(made, 20).tolist() == [False, False, True, True, True]
-    assert in_plateau(made, 18, 0.5).tolist() == [False, False, True, True, False]
+    assert curves.in_plateau(made, 20).tolist() == [False, False, True, True, True]
+    assert curves.in_plateau(made, 18, 0.5).tolist() == [False, False, True, True, False]
 
 
 def test_the_exponential_average_by_hand() -> None:
-    np.testing.assert_allclose(smooth([0.2, 0.4, 0.5, 0.5], 0.5), [0.2, 0.3, 0.4, 0.45])
-    assert peak(curve(*BASELINE), 0.5).steps == 30
+    np.testing.assert_allclose(curves.smooth([0.2, 0.4, 0.5, 0.5], 0.5), [0.2, 0.3, 0.4, 0.45])
+    assert curves.peak(curve(*BASELINE), 0.5).steps == 30
     # 0.2, 0.35, 0.4, 0.5: the spike at step 10 no longer counts.
-    match = first_reaching(curve(*CANDIDATE), 0.45, 0.5)
+    match = curves.first_reaching(curve(*CANDIDATE), 0.45, 0.5)
     assert match.steps == 30
     with pytest.raises(ValueError, match="smoothing = 1"):
-        smooth([0.1], 1.0)
+        curves.smooth([0.1], 1.0)
 
 
 def test_a_budget_selects_the_last_evaluation_within_it() -> None:
-    point = at_budget(curve(*CANDIDATE), "backward_passes", 65)
+    point = curves.at_budget(curve(*CANDIDATE), "backward_passes", 65)
     assert (point.index, point.accuracy, point.spent, point.reached) == (2, 0.45, 60, True)
-    exact = at_budget(curve(*CANDIDATE), "hours", 3.6)
+    exact = curves.at_budget(curve(*CANDIDATE), "hours", 3.6)
     assert exact.accuracy == 0.6
-    after = at_budget(curve(*CANDIDATE), "steps", 100)
+    after = curves.at_budget(curve(*CANDIDATE), "steps", 100)
     assert (after.accuracy, after.reached) == (0.6, False)
     late = curve((5, 10), (1, 2), (0.1, 0.2), (5, 10))
-    assert at_budget(late, "steps", 4) is None
+    assert curves.at_budget(late, "steps", 4) is None
 
 
 def test_speed_ups_are_those_of_the_published_table_2() -> None:
@@ -165,12 +152,12 @@ def test_speed_ups_are_those_of_the_published_table_2() -> None:
 def test_mean_curve_takes_the_steps_that_all_seeds_share() -> None:
     first = curve((0, 10, 20), (0, 1, 2), (0.2, 0.4, 0.6), (0, 10, 20))
     second = curve((0, 30), (0, 3), (0.4, 0.6), (0, 20))
-    mean = mean_curve([first, second])
+    mean = curves.mean_curve([first, second])
     np.testing.assert_array_equal(mean.steps, [0, 20])
     np.testing.assert_allclose(mean.accuracy, [0.3, 0.6])
     np.testing.assert_allclose(mean.backward_passes, [0, 25])
     with pytest.raises(ValueError, match="no evaluation step"):
-        mean_curve([curve((0,), (0,), (0.1,), (0,)), curve((5,), (1,), (0.2,), (5,))])
+        curves.mean_curve([curve((0,), (0,), (0.1,), (0,)), curve((5,), (1,), (0.2,), (5,))])
 
 
 def test_a_curve_with_unequal_lengths_or_steps_that_go_back_is_rejected() -> None:
@@ -184,17 +171,17 @@ def test_a_curve_with_unequal_lengths_or_steps_that_go_back_is_rejected() -> Non
 def test_scores_per_problem_need_one_row_an_evaluation_and_one_column_an_id(shape: tuple[int, int]) -> None:
     pair, unknown = np.array([0.0, 1.0]), np.full(2, np.nan)
     with pytest.raises(ValueError, match=r"expected \(2, 3\)"):
-        EvaluationCurve(pair, pair, pair, pair, pair, unknown, unknown, np.zeros(shape), ("a", "b", "c"))
+        curves.EvaluationCurve(pair, pair, pair, pair, pair, unknown, unknown, np.zeros(shape), ("a", "b", "c"))
 
 
 def test_a_comparison_of_two_runs_by_hand() -> None:
-    gate = GateTrace(np.array([5.0]), np.array([1.0]), 0.5, 20)
+    gate = curves.GateTrace(np.array([5.0]), np.array([1.0]), 0.5, 20)
     groups = [SeedGroup("GRPO", (run(curve(*BASELINE)),)), SeedGroup("GXPO K=5", (run(curve(*CANDIDATE), gate=gate),))]
     comparison = compare_groups(groups, "GRPO")
-    assert comparison.target == Point(0.5, 20, 20, 2.0, 2000, 2000)
+    assert comparison.target == curves.Point(0.5, 20, 20, 2.0, 2000, 2000)
     row = comparison.group("GXPO K=5")
     assert row.shutoff_steps == (20,)
-    assert row.match == Point(0.5, 10, 30, 1.5, 1000, 3000)
+    assert row.match == curves.Point(0.5, 10, 30, 1.5, 1000, 3000)
     # Both were evaluated at 0 and 30 passes, where GRPO has spent 3 h and GXPO 1.5 h, and at 0, 10, 20 and 30 steps.
     assert row.speed_ups == {"steps": 2.0, "backward_passes": 1.0, "hours": 2.0, "tokens": 2.0, "token_passes": 1.0}
     # Plateau: from 18 to 30 passes, 0.5 at two evaluations against 0.5 at one.
@@ -212,7 +199,7 @@ def with_problems(*scores: Sequence[float], ids: str = "pqrs") -> SeedGroup:
     """A group of one run, named by its first score; scores of four problems every ten steps."""
     made = np.array(scores)
     steps, unknown = 10.0 * np.arange(len(made)), np.full(len(made), np.nan)
-    curve = EvaluationCurve(steps, steps, steps, steps, made.mean(axis=1), unknown, unknown, made, tuple(ids))
+    curve = curves.EvaluationCurve(steps, steps, steps, steps, made.mean(axis=1), unknown, unknown, made, tuple(ids))
     return SeedGroup(str(made[0, 0]), (run(curve),))
 
 
@@ -379,9 +366,7 @@ def test_unequal_data_rules_out_support_and_unequal_hardware_that_of_time() -> N
     assert evidence.supported == {"GXPO": ()}
     assert any("equal conditions (these differ: data)" in item for item in evidence.missing)
     for count, named in ((6, "c0, c1, c2, c3, c4, c5)"), (7, "c0, c1, c2, c3, c4, c5 and 1 more)")):
-        many = [
-            three_seeds(name, (9, 9, 9), conditions={f"c{i}": name for i in range(count)}) for name in ("GRPO", "GXPO")
-        ]
+        many = [three_seeds(n, (9, 9, 9), conditions={f"c{i}": n for i in range(count)}) for n in ("GRPO", "GXPO")]
         assert any(named in item for item in weigh(compare_groups(many, "GRPO")).missing)
     machine = three_seeds("GXPO", (5, 5, 4), conditions={"data": "a"}, hardware={"cpu": "y"})
     evidence = weigh(compare_groups([base, machine], "GRPO"))

@@ -355,9 +355,7 @@ def test_a_heat_map_by_hand() -> None:
 
 
 def test_values_of_a_heat_map_are_in_order_and_mixed_settings_are_named() -> None:
-    settings = [
-        {"tau": tau, "gate": gate, "w": w} for tau, gate, w in ((2, True, 1), ("Infinity", 1, 2), (0.5, True, 1))
-    ]
+    settings = [{"tau": t, "gate": g, "w": w} for t, g, w in ((2, True, 1), ("Infinity", 1, 2), (0.5, True, 1))]
     assert heat_map(settings, [1.0, 2.0, 3.0], "tau", "gate").x_values == (0.5, 2, "Infinity")
     assert heat_map(settings, [1.0, 2.0, 3.0], "tau", "gate").y_values == (True, 1)
     assert heat_map([{"x": x, "y": 1} for x in (0.5, 0)], [1.0, 2.0], "x", "y").x_values == (0, 0.5)

@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gxpo_trainer.compare.intervals import (
-    Interval,
-    contrast,
-    corrected,
-    detectable,
-    holm,
-    mean_interval,
-    p_of_mean,
-    ratio_interval,
-)
+from gxpo_trainer.compare import intervals
 
 
 @pytest.mark.parametrize(
@@ -27,7 +18,7 @@ from gxpo_trainer.compare.intervals import (
 )
 def test_half_widths_are_those_of_a_printed_t_table(level: float, degrees: int, expected: float) -> None:
     values = np.arange(degrees + 1.0)
-    interval = mean_interval(values, level)
+    interval = intervals.mean_interval(values, level)
     assert (interval.mean, interval.num) == (degrees / 2, degrees + 1)
     error = math.sqrt(np.sum((values - degrees / 2) ** 2) / degrees / (degrees + 1))
     assert interval.high - interval.mean == pytest.approx(expected * error, abs=6e-4 * error)
@@ -35,7 +26,7 @@ def test_half_widths_are_those_of_a_printed_t_table(level: float, degrees: int, 
 
 
 def test_one_value_has_no_interval_and_what_has_none_is_rejected() -> None:
-    interval = mean_interval([0.4])
+    interval = intervals.mean_interval([0.4])
     assert (interval.mean, interval.low, interval.high) == (0.4, None, None)
     assert not interval.excludes(100.0)
     for values, level, message in (
@@ -45,16 +36,16 @@ def test_one_value_has_no_interval_and_what_has_none_is_rejected() -> None:
         ([1.0, 2.0], 1.0, "level = 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            mean_interval(values, level)
+            intervals.mean_interval(values, level)
 
 
 def test_doubling_and_halving_average_to_no_speed_up() -> None:
     # logs are ±ln 2: mean 0, s = ln 2 · sqrt(2), half = 12.7062 · ln 2.
-    interval = ratio_interval([2.0, 0.5])
+    interval = intervals.ratio_interval([2.0, 0.5])
     assert interval.mean == pytest.approx(1.0)
     assert interval.high == pytest.approx(math.exp(12.7062 * math.log(2)), rel=1e-3)
     with pytest.raises(ValueError, match="positive"):
-        ratio_interval([1.0, 0.0])
+        intervals.ratio_interval([1.0, 0.0])
 
 
 OWN = {0: 0.52, 1: 0.65, 2: 0.69, 3: 0.44, 4: 0.53, 9: 0.6}
@@ -63,40 +54,38 @@ BASE = {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.4, 4: 0.5}
 
 
 def test_a_contrast_has_the_p_values_of_scipy() -> None:
-    one = contrast(OWN, BASE, margin=0.06)
+    one = intervals.contrast(OWN, BASE, margin=0.06)
     own, base = (np.array([values[seed] for seed in BASE]) for values in (OWN, BASE))
     assert one.p_value == pytest.approx(stats.ttest_rel(own, base).pvalue, rel=1e-9)
     # Welch's takes all seeds, also those that only one side has.
     welch = stats.ttest_ind(list(OWN.values()), list(BASE.values()), equal_var=False).pvalue
     assert one.welch == pytest.approx(welch, rel=1e-9)
-    sides = [
-        stats.ttest_1samp(own - base, bound, alternative=side) for bound, side in ((-0.06, "greater"), (0.06, "less"))
-    ]
+    sides = [stats.ttest_1samp(own - base, bound, alternative=s) for bound, s in ((-0.06, "greater"), (0.06, "less"))]
     assert one.equivalence == pytest.approx(max(side.pvalue for side in sides), rel=1e-9)
     assert one.spread == pytest.approx(0.0230217, rel=1e-5)
     assert (one.own.num, one.baseline.num, one.difference.num) == (6, 5, 5)
     interval = stats.t.interval(0.95, 4, loc=0.026, scale=0.0230217 / math.sqrt(5))
     assert (one.difference.low, one.difference.high) == pytest.approx(interval, abs=1e-6)
-    assert contrast({0: 1.0}, {1: 1.0}) is None
+    assert intervals.contrast({0: 1.0}, {1: 1.0}) is None
 
 
 def test_one_or_equal_differences_have_no_p_value() -> None:
-    assert p_of_mean([0.1]) is None
+    assert intervals.p_of_mean([0.1]) is None
     # t = 0.2 / (√0.02/√2) = 2 with one degree of freedom, a Cauchy distribution: 1 − 2·atan(2)/π.
-    assert p_of_mean([0.1, 0.3]) == pytest.approx(1 - 2 * math.atan(2) / math.pi, rel=1e-12)
-    assert p_of_mean([0.1, 0.1, 0.1]) is None
-    one = contrast({0: 0.5, 1: 0.6}, {0: 0.25, 1: 0.35})
+    assert intervals.p_of_mean([0.1, 0.3]) == pytest.approx(1 - 2 * math.atan(2) / math.pi, rel=1e-12)
+    assert intervals.p_of_mean([0.1, 0.1, 0.1]) is None
+    one = intervals.contrast({0: 0.5, 1: 0.6}, {0: 0.25, 1: 0.35})
     assert (one.p_value, one.welch, one.equivalence, one.spread) == (None, None, None, None)
-    assert corrected([one])[0].verdict == "not shown equivalent"
+    assert intervals.corrected([one])[0].verdict == "not shown equivalent"
 
 
 def test_holm_by_hand() -> None:
     # Sorted 0.01, 0.02, 0.03, 0.4: times 4, 3, 2, 1 = 0.04, 0.06, 0.06, 0.4.
-    assert holm([0.03, 0.01, 0.4, 0.02]) == pytest.approx([0.06, 0.04, 0.4, 0.06])
+    assert intervals.holm([0.03, 0.01, 0.4, 0.02]) == pytest.approx([0.06, 0.04, 0.4, 0.06])
     # What has no p-value is not counted.
-    assert holm([0.03, None, 0.01]) == [pytest.approx(0.03), None, pytest.approx(0.02)]
-    assert holm([0.9, 0.6]) == [1.0, 1.0]
-    assert holm([]) == []
+    assert intervals.holm([0.03, None, 0.01]) == [pytest.approx(0.03), None, pytest.approx(0.02)]
+    assert intervals.holm([0.9, 0.6]) == [1.0, 1.0]
+    assert intervals.holm([]) == []
 
 
 @pytest.mark.parametrize(
@@ -111,7 +100,7 @@ def test_holm_by_hand() -> None:
     ],
 )
 def test_a_verdict_says_what_the_tests_carry(mean, adjusted, equivalence, verdict) -> None:
-    one = replace(contrast(OWN, BASE), difference=Interval(mean, None, None, 5))
+    one = replace(intervals.contrast(OWN, BASE), difference=intervals.Interval(mean, None, None, 5))
     assert replace(one, adjusted=adjusted, equivalence=equivalence).verdict == verdict
     assert "within 2 points" in replace(one, margin=0.02, equivalence=0.01, adjusted=1.0).verdict
 
@@ -119,14 +108,14 @@ def test_a_verdict_says_what_the_tests_carry(mean, adjusted, equivalence, verdic
 @pytest.mark.parametrize("count", [1, 27])
 def test_the_detectable_difference_has_the_stated_power_at_holms_first_step(count: int) -> None:
     """By the non-central t of scipy, both tails; the spread of the family is pooled."""
-    narrow, wide = (replace(contrast(OWN, BASE), spread=spread) for spread in (0.01, 0.03))
+    narrow, wide = (replace(intervals.contrast(OWN, BASE), spread=spread) for spread in (0.01, 0.03))
     family = [narrow, wide] * count
     pooled = math.sqrt((0.01**2 + 0.03**2) / 2)
-    shift = detectable(family) / (pooled / math.sqrt(5))
+    shift = intervals.detectable(family) / (pooled / math.sqrt(5))
     critical = stats.t.isf(0.05 / len(family) / 2, 4)
     power = stats.nct.sf(critical, 4, shift) + stats.nct.cdf(-critical, 4, shift)
     assert power == pytest.approx(0.8, abs=1e-3)
-    assert detectable([]) is None
+    assert intervals.detectable([]) is None
 
 
 # Error rates. Each simulated study has five seeds and nine arms against one baseline, whose runs the arms share: the
@@ -137,7 +126,7 @@ STUDIES, SEEDS, ARMS, SPREAD = 400, 5, 9, 0.01
 def simulated(number: int, shift: float, margin: float = 0.01, arms: int = ARMS) -> list:
     draws = np.random.default_rng(number).normal(0.8, SPREAD, (arms + 1, SEEDS))
     base = dict(enumerate(draws[0]))
-    return corrected([contrast(dict(enumerate(row + shift)), base, margin) for row in draws[1:]])
+    return intervals.corrected([intervals.contrast(dict(enumerate(row + shift)), base, margin) for row in draws[1:]])
 
 
 def within(share: float, of: int = STUDIES) -> float:
@@ -152,8 +141,8 @@ def test_the_interval_over_seeds_covers_the_true_difference_and_one_over_problem
         rates = np.clip(generator.uniform(0.2, 0.9, 200) + generator.normal(0, 0.05, (2, SEEDS, 1)), 0, 1)
         scores = generator.binomial(4, rates) / 4
         differences = (scores[0] - scores[1]).mean(axis=1)
-        covered.append(not mean_interval(differences).excludes(0.0))
-        conditional.append(not mean_interval((scores[0] - scores[1]).mean(axis=0)).excludes(0.0))
+        covered.append(not intervals.mean_interval(differences).excludes(0.0))
+        conditional.append(not intervals.mean_interval((scores[0] - scores[1]).mean(axis=0)).excludes(0.0))
     assert np.mean(covered) == pytest.approx(0.95, abs=within(0.95))
     assert np.mean(conditional) < 0.8, "what is conditional on the seeds covers too little for other seeds"
 
@@ -164,7 +153,7 @@ def test_the_interval_over_problems_covers_the_difference_of_these_policies() ->
         generator = np.random.default_rng(number)
         rates = generator.uniform(0.1, 0.8, size=120)
         first, second = generator.binomial(4, rates + 0.06) / 4, generator.binomial(4, rates) / 4
-        covered.append(not mean_interval(first - second).excludes(0.06))
+        covered.append(not intervals.mean_interval(first - second).excludes(0.06))
     assert np.mean(covered) == pytest.approx(0.95, abs=within(0.95))
 
 
@@ -179,7 +168,7 @@ def test_holm_keeps_the_family_wise_error_under_the_null() -> None:
 def test_an_effect_of_the_detectable_size_is_shown_as_often_as_stated() -> None:
     # The spread of a paired difference is √2 times that of a run.
     spread = math.sqrt(2) * SPREAD
-    effect = detectable([replace(contrast(OWN, BASE), spread=spread)] * ARMS)
+    effect = intervals.detectable([replace(intervals.contrast(OWN, BASE), spread=spread)] * ARMS)
     # At Holm's first step a comparison is tested at α/9, whatever the others show.
     shown = [one.p_value < 0.05 / ARMS for number in range(150) for one in simulated(number, effect)]
     assert np.mean(shown) == pytest.approx(0.8, abs=within(0.8, of=150))
@@ -189,9 +178,12 @@ def test_an_effect_of_the_detectable_size_is_shown_as_often_as_stated() -> None:
 def test_tost_errs_in_at_most_five_percent_at_the_edge_of_its_margin(edge: float) -> None:
     """Uncorrected and alone: a true difference of exactly the margin is called equivalent in 5%, one of 0 mostly."""
     # With a spread that is small against the margin the error is all of the 5%.
-    called = [contrast(*_pair(number, edge, 0.002), margin=0.01).equivalent for number in range(2 * STUDIES)]
+    called = [intervals.contrast(*_pair(number, edge, 0.002), margin=0.01).equivalent for number in range(2 * STUDIES)]
     assert np.mean(called) == pytest.approx(0.05, abs=within(0.05, of=2 * STUDIES))
-    assert np.mean([contrast(*_pair(number, 0.0, 0.002), margin=0.01).equivalent for number in range(100)]) > 0.95
+    assert (
+        np.mean([intervals.contrast(*_pair(number, 0.0, 0.002), margin=0.01).equivalent for number in range(100)])
+        > 0.95
+    )
 
 
 def _pair(number: int, shift: float, spread: float) -> tuple[dict[int, float], dict[int, float]]:

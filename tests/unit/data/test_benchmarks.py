@@ -11,14 +11,7 @@ from support.data_files import write
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
-from gxpo_trainer.data.benchmarks import (
-    BENCHMARKS,
-    BY_ANY_NAME,
-    Benchmark,
-    find_overlap,
-    load_benchmark,
-    without_contamination,
-)
+from gxpo_trainer.data import benchmarks
 from gxpo_trainer.data.prompts import PromptSet
 from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.grading.options import VerifyOptions
@@ -46,12 +39,12 @@ FILES = {
 }  # fmt: skip
 
 
-def load(name: str, root: Path | None = None, data: DataConfig | None = None, **settings: Any) -> Benchmark:
+def load(name: str, root: Path | None = None, data: DataConfig | None = None, **settings: Any) -> benchmarks.Benchmark:
     evaluation = EvaluationConfig(data_root=None if root is None else str(root), **settings)
-    return load_benchmark(name, data or DataConfig(), evaluation)
+    return benchmarks.load_benchmark(name, data or DataConfig(), evaluation)
 
 
-@pytest.mark.parametrize("name", list(BENCHMARKS))
+@pytest.mark.parametrize("name", list(benchmarks.BENCHMARKS))
 def test_a_local_copy_in_hub_layout_is_read_with_its_quirks(name: str, tmp_path: Path) -> None:
     write(tmp_path / name / FILES[name], HUB_ROWS[name])
     (tmp_path / name / "README.md").write_text("# a data set")
@@ -61,7 +54,7 @@ def test_a_local_copy_in_hub_layout_is_read_with_its_quirks(name: str, tmp_path:
     assert "\\boxed{}" in benchmark.template
 
 
-@pytest.mark.parametrize("name", list(BENCHMARKS))
+@pytest.mark.parametrize("name", list(benchmarks.BENCHMARKS))
 def test_without_a_data_root_the_hub_is_asked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / FILES[name], HUB_ROWS[name])
     asked: list[Any] = []
@@ -73,7 +66,7 @@ def test_without_a_data_root_the_hub_is_asked(name: str, tmp_path: Path, monkeyp
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     assert load(name).prompts[0].gold == GOLDS[name]
     ((repository, settings),) = asked
-    assert repository == BENCHMARKS[name].hub
+    assert repository == benchmarks.BENCHMARKS[name].hub
     assert settings["repo_type"] == "dataset"
     assert any(fnmatch.fnmatch(FILES[name], pattern) for pattern in settings["allow_patterns"])
 
@@ -202,10 +195,10 @@ def test_the_run_files_of_the_evaluation_page_are_valid() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     sets, rewards = (build(tomllib.loads(block)) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL))
     assert (sets.data.levels, sets.data.contamination) == ((3, 4, 5), "drop")
-    assert set(sets.evaluation.benchmarks) <= BY_ANY_NAME.keys()
+    assert set(sets.evaluation.benchmarks) <= benchmarks.BY_ANY_NAME.keys()
     assert [reward.label for reward in rewards.verifier.rewards] == ["correctness", "format", "Brevity"]
     # Every benchmark has its row in the table.
-    assert all(f"| `{name}` | {spec.title}" in page for name, spec in BENCHMARKS.items() if name != "aime24")
+    assert all(f"| `{name}` | {spec.title}" in page for name, spec in benchmarks.BENCHMARKS.items() if name != "aime24")
 
 
 # ---- contamination --------------------------------------------------------------------------------------------
@@ -229,7 +222,7 @@ def prompts(*texts: str) -> list[Prompt]:
     ],
 )
 def test_layout_case_and_punctuation_do_not_hide_a_copy(text: str) -> None:
-    (duplicate,) = find_overlap(prompts(text), HELD_OUT).exact
+    (duplicate,) = benchmarks.find_overlap(prompts(text), HELD_OUT).exact
     assert (duplicate.train_id, duplicate.benchmark, duplicate.problem_id) == ("t0", "mine", "e0")
 
 
@@ -244,7 +237,7 @@ def test_layout_case_and_punctuation_do_not_hide_a_copy(text: str) -> None:
     ],
 )
 def test_another_sign_or_number_is_another_problem(text: str) -> None:
-    assert find_overlap(prompts(text), HELD_OUT).exact == ()
+    assert benchmarks.find_overlap(prompts(text), HELD_OUT).exact == ()
 
 
 @pytest.mark.parametrize(
@@ -257,7 +250,7 @@ def test_another_sign_or_number_is_another_problem(text: str) -> None:
 def test_similarity_is_the_share_of_common_shingles(changed: list[int], common: int, in_all: int) -> None:
     text = " ".join("other" if at in changed else word for at, word in enumerate(LONG))
     held_out = {"other": prompts("x y z"), "mine": prompts(" ".join(LONG))}
-    overlap = find_overlap(prompts("nothing in common at all with any of those", text), held_out)
+    overlap = benchmarks.find_overlap(prompts("nothing in common at all with any of those", text), held_out)
     assert overlap.exact == ()
     assert [(item.train_id, item.benchmark, item.similarity) for item in overlap.near] == (
         [("t1", "mine", pytest.approx(common / in_all))] if len(changed) == 1 else []
@@ -270,7 +263,7 @@ def data() -> PromptSet:
 
 
 def test_exact_copies_are_dropped_and_counted() -> None:
-    kept = without_contamination(data(), HELD_OUT, "drop")
+    kept = benchmarks.without_contamination(data(), HELD_OUT, "drop")
     assert [prompt.id for prompt in kept.prompts] == ["t0", "t2"]
     assert kept.num_left_out == {"data.levels": 7, "data.contamination": 1}
     assert kept.sha256 == data().sha256
@@ -278,15 +271,15 @@ def test_exact_copies_are_dropped_and_counted() -> None:
 
 def test_copies_are_rejected_or_kept_as_configured() -> None:
     with pytest.raises(DataError, match=r"data\.contamination = 'refuse': 1 of 3 .*such as t1 is e0 of mine"):
-        without_contamination(data(), HELD_OUT, "refuse")
-    assert without_contamination(data(), HELD_OUT, "ignore") == data()
+        benchmarks.without_contamination(data(), HELD_OUT, "refuse")
+    assert benchmarks.without_contamination(data(), HELD_OUT, "ignore") == data()
     with pytest.raises(DataError, match="train and evaluate on different problems"):
-        without_contamination(PromptSet(tuple(HELD_OUT["mine"]), {}), HELD_OUT, "drop")
+        benchmarks.without_contamination(PromptSet(tuple(HELD_OUT["mine"]), {}), HELD_OUT, "drop")
 
 
 def test_near_duplicates_are_kept_and_reported() -> None:
     near = PromptSet(tuple(prompts(" ".join([*LONG[:39], "other"]))), {})
-    kept = without_contamination(near, {"mine": [Prompt("e7", " ".join(LONG), "?")]}, "refuse")
+    kept = benchmarks.without_contamination(near, {"mine": [Prompt("e7", " ".join(LONG), "?")]}, "refuse")
     assert len(kept.prompts) == 1
     # 33 runs each, the last one differs: 32 of 34.
     assert kept.near_duplicates == ("t0 is 94% the text of e7 in mine",)

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gxpo_trainer.grading.extract import (
-    MAX_ANSWER_CHARS,
-    TAIL_CHARS,
-    every_box,
-    extract_answer,
-    extract_choice,
-    find_boxes,
-    matching_braces,
-)
+from gxpo_trainer.grading import extract
 
 
 def text_of(response: str) -> str | None:
-    return extract_answer(response) or None
+    return extract.extract_answer(response) or None
 
 
 @pytest.mark.parametrize(
@@ -113,10 +105,10 @@ def test_an_empty_response_has_no_answer(response: str) -> None:
 
 
 def test_only_the_tail_of_a_long_response_is_read() -> None:
-    assert text_of(r"\boxed{1}" + " blah" * TAIL_CHARS + r" \boxed{2}") == "2"
-    long_line = "word " * (TAIL_CHARS // 2)
+    assert text_of(r"\boxed{1}" + " blah" * extract.TAIL_CHARS + r" \boxed{2}") == "2"
+    long_line = "word " * (extract.TAIL_CHARS // 2)
     answer = text_of(long_line)
-    assert answer is None or len(answer) <= MAX_ANSWER_CHARS
+    assert answer is None or len(answer) <= extract.MAX_ANSWER_CHARS
 
 
 def test_a_sentence_is_read_for_at_most_4000_characters() -> None:
@@ -125,7 +117,7 @@ def test_a_sentence_is_read_for_at_most_4000_characters() -> None:
 
 
 def test_braces_are_matched_and_escaped_ones_do_not_count() -> None:
-    assert matching_braces(r"a{b\{{c}}}") == {5: 7, 1: 8}
+    assert extract.matching_braces(r"a{b\{{c}}}") == {5: 7, 1: 8}
 
 
 @pytest.mark.parametrize(
@@ -143,24 +135,24 @@ def test_two_boxes_are_joined_by_a_conjunction_or_a_comma(between: str, joined: 
 
 def test_boxes_are_found_with_their_places() -> None:
     text = r"a \boxed{1{2}} b \fbox {3} c \boxed 4. d \boxed{5"
-    assert [(text[box.start : box.end], box.content) for box in find_boxes(text)] == [
+    assert [(text[box.start : box.end], box.content) for box in extract.find_boxes(text)] == [
         (r"\boxed{1{2}}", "1{2}"),
         (r"\fbox {3}", "3"),
         (r"\boxed 4", "4"),
     ]
-    assert find_boxes("no such thing") == []
+    assert extract.find_boxes("no such thing") == []
     nested = "".join(r"\boxed{" for _ in range(3)) + "6" + "}" * 3
-    assert [box.content for box in find_boxes(nested + r"\boxed{7}")] == [r"\boxed{\boxed{6}}", "7"]
+    assert [box.content for box in extract.find_boxes(nested + r"\boxed{7}")] == [r"\boxed{\boxed{6}}", "7"]
     assert text_of(nested) == "6"
 
 
 def test_all_different_boxes_make_one_list() -> None:
-    assert every_box(r"\boxed{1}</think>\boxed{2}, \boxed{3}") == "2, 3"
-    assert every_box(r"\boxed{1}\boxed{2}</think> ") == "1, 2"
-    assert every_box(r"First \boxed{1}. Then \boxed{2}. Again \boxed{1}.") == "1, 2"
-    assert every_box(r"\boxed{ 1 } is \boxed{1}") is None
-    assert every_box(r"\boxed{1}") is None
-    assert every_box("1") is None
+    assert extract.every_box(r"\boxed{1}</think>\boxed{2}, \boxed{3}") == "2, 3"
+    assert extract.every_box(r"\boxed{1}\boxed{2}</think> ") == "1, 2"
+    assert extract.every_box(r"First \boxed{1}. Then \boxed{2}. Again \boxed{1}.") == "1, 2"
+    assert extract.every_box(r"\boxed{ 1 } is \boxed{1}") is None
+    assert extract.every_box(r"\boxed{1}") is None
+    assert extract.every_box("1") is None
 
 
 @pytest.mark.parametrize(
@@ -178,7 +170,7 @@ def test_all_different_boxes_make_one_list() -> None:
     ],
 )  # fmt: skip
 def test_choice_letters_are_read_from_prose(response: str, letters: str) -> None:
-    assert extract_choice(response) == letters
+    assert extract.extract_choice(response) == letters
 
 
 def test_full_width_characters_are_plain_ones() -> None:

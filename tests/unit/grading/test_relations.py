@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gxpo_trainer.grading import relations
 from gxpo_trainer.grading.latex import clean
-from gxpo_trainer.grading.relations import (
-    MAX_ENDS,
-    assigned_name,
-    is_assignment,
-    real_sets_equal,
-    relations_equal,
-    same_name,
-    value_of,
-)
 from gxpo_trainer.grading.structure import Relation, parse_answer
 
 
@@ -25,8 +17,8 @@ def relation(text: str) -> Relation:
 
 def sets_equal(gold: str, answer: str) -> bool | None:
     a, b = parse_answer(clean(gold)), parse_answer(clean(answer))
-    verdict = real_sets_equal(a, b)
-    assert real_sets_equal(b, a) is verdict
+    verdict = relations.real_sets_equal(a, b)
+    assert relations.real_sets_equal(b, a) is verdict
     return verdict
 
 
@@ -47,10 +39,10 @@ def sets_equal(gold: str, answer: str) -> bool | None:
 )  # fmt: skip
 def test_assignments_state_a_value(text: str, assignment: bool | None, value: str | None, name: str | None) -> None:
     parsed = relation(text)
-    assert value_of(parsed) == value
+    assert relations.value_of(parsed) == value
     if assignment is not None:
-        assert is_assignment(parsed) is assignment
-        assert assigned_name(parsed) == name
+        assert relations.is_assignment(parsed) is assignment
+        assert relations.assigned_name(parsed) == name
 
 
 @pytest.mark.parametrize(
@@ -62,7 +54,7 @@ def test_assignments_state_a_value(text: str, assignment: bool | None, value: st
     ],
 )  # fmt: skip
 def test_names_are_the_same_or_both_a_function_value(a: str, b: str, same: bool) -> None:
-    assert same_name(parse_answer(a), parse_answer(b)) is same
+    assert relations.same_name(parse_answer(a), parse_answer(b)) is same
 
 
 @pytest.mark.parametrize(
@@ -78,7 +70,7 @@ def test_names_are_the_same_or_both_a_function_value(a: str, b: str, same: bool)
 )  # fmt: skip
 def test_relations_equal_as_conditions(gold: str, same: list[str], different: list[str], undecided: list[str]) -> None:
     expected = dict.fromkeys(same, True) | dict.fromkeys(different, False) | dict.fromkeys(undecided)
-    assert {answer: relations_equal(relation(gold), relation(answer)) for answer in expected} == expected
+    assert {answer: relations.relations_equal(relation(gold), relation(answer)) for answer in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -148,6 +140,6 @@ def test_other_answers_are_no_sets_of_reals(text: str) -> None:
 
 
 def test_the_pieces_of_an_inequality_are_bounded() -> None:
-    few, many = ("+".join(f"|x-{n}|" for n in range(count)) for count in (MAX_ENDS, MAX_ENDS + 1))
-    assert real_sets_equal(parse_answer(f"{few} < 0"), parse_answer("(1, 2]")) is False
-    assert real_sets_equal(parse_answer(f"{many} < 0"), parse_answer("(1, 2]")) is None
+    few, many = ("+".join(f"|x-{n}|" for n in range(count)) for count in (relations.MAX_ENDS, relations.MAX_ENDS + 1))
+    assert relations.real_sets_equal(parse_answer(f"{few} < 0"), parse_answer("(1, 2]")) is False
+    assert relations.real_sets_equal(parse_answer(f"{many} < 0"), parse_answer("(1, 2]")) is None

@@ -6,35 +6,23 @@ from collections.abc import Callable
 
 import pytest
 
-from gxpo_trainer.grading.structure import (
-    MAX_NESTING,
-    MAX_PARTS,
-    Answer,
-    Matrix,
-    Relation,
-    Scalar,
-    Sequence,
-    Union,
-    parse_answer,
-    split_condition,
-    split_top,
-)
+from gxpo_trainer.grading import structure
 
 Shape = str | tuple["str | tuple[object, ...]", ...]
 
 
-def shape(answer: Answer) -> Shape:
+def shape(answer: structure.Answer) -> Shape:
     """Nested tuples: the brackets or the kind first, then the parts."""
     match answer:
-        case Scalar(text):
+        case structure.Scalar(text):
             return text
-        case Sequence(_, items, opening, closing):
+        case structure.Sequence(_, items, opening, closing):
             return (opening + closing, *map(shape, items))
-        case Relation(_, sides, operators):
+        case structure.Relation(_, sides, operators):
             return ("relation", *(part for pair in zip(sides, (*operators, ""), strict=True) for part in pair if part))
-        case Union(_, items):
+        case structure.Union(_, items):
             return ("union", *map(shape, items))
-        case Matrix(_, rows, kind):
+        case structure.Matrix(_, rows, kind):
             return ("matrix" + kind, *(tuple(map(shape, row)) for row in rows))
 
 
@@ -100,7 +88,7 @@ def shape(answer: Answer) -> Shape:
     ],
 )  # fmt: skip
 def test_answers_are_split_at_their_outermost_level(text: str, expected: Shape) -> None:
-    assert shape(parse_answer(text)) == expected
+    assert shape(structure.parse_answer(text)) == expected
 
 
 def nested(wrap: Callable[[str], str], count: int) -> str:
@@ -110,11 +98,11 @@ def nested(wrap: Callable[[str], str], count: int) -> str:
     return text
 
 
-def innermost(answer: Answer) -> str:
+def innermost(answer: structure.Answer) -> str:
     """The text of the last scalar below the last part of everything."""
-    while not isinstance(answer, Scalar):
-        assert not isinstance(answer, Relation)
-        answer = answer.rows[-1][-1] if isinstance(answer, Matrix) else answer.items[-1]
+    while not isinstance(answer, structure.Scalar):
+        assert not isinstance(answer, structure.Relation)
+        answer = answer.rows[-1][-1] if isinstance(answer, structure.Matrix) else answer.items[-1]
     return answer.text
 
 
@@ -137,20 +125,20 @@ def innermost(answer: Answer) -> str:
     ],
 )
 def test_structure_is_followed_to_a_fixed_depth(wrap: Callable[[str], str], outside: str, levels: int) -> None:
-    followed = MAX_NESTING + 1 - levels
-    assert innermost(parse_answer(outside.format(nested(wrap, followed)))) == "7"
-    assert innermost(parse_answer(outside.format(nested(wrap, followed + 1)))) == wrap("7")
-    assert innermost(parse_answer(outside.format(nested(wrap, followed + 3)))) == nested(wrap, 3)
+    followed = structure.MAX_NESTING + 1 - levels
+    assert innermost(structure.parse_answer(outside.format(nested(wrap, followed)))) == "7"
+    assert innermost(structure.parse_answer(outside.format(nested(wrap, followed + 1)))) == wrap("7")
+    assert innermost(structure.parse_answer(outside.format(nested(wrap, followed + 3)))) == nested(wrap, 3)
 
 
 def test_text_is_split_at_top_level_separators_only() -> None:
-    assert split_top("1, (2, 3), 4", ",") == (["1", "(2, 3)", "4"], [",", ","])
-    assert split_top("a < b = c", "[<=]") == (["a", "b", "c"], ["<", "="])
-    assert split_top(r"\begin{x}1, 2\end{x}, 3", ",") == ([r"\begin{x}1, 2\end{x}", "3"], [","])
-    assert split_top("{1, [2, 3)}, 4", ",") == (["{1, [2, 3)}", "4"], [","])
-    assert split_top(" 5 ", ",") == (["5"], [])
-    parts, separators = split_top(",".join("x" * (MAX_PARTS + 5)), ",")
-    assert (len(parts), len(separators)) == (MAX_PARTS + 1, MAX_PARTS)
+    assert structure.split_top("1, (2, 3), 4", ",") == (["1", "(2, 3)", "4"], [",", ","])
+    assert structure.split_top("a < b = c", "[<=]") == (["a", "b", "c"], ["<", "="])
+    assert structure.split_top(r"\begin{x}1, 2\end{x}, 3", ",") == ([r"\begin{x}1, 2\end{x}", "3"], [","])
+    assert structure.split_top("{1, [2, 3)}, 4", ",") == (["{1, [2, 3)}", "4"], [","])
+    assert structure.split_top(" 5 ", ",") == (["5"], [])
+    parts, separators = structure.split_top(",".join("x" * (structure.MAX_PARTS + 5)), ",")
+    assert (len(parts), len(separators)) == (structure.MAX_PARTS + 1, structure.MAX_PARTS)
     assert parts[-1] == "x,x,x,x,x"
 
 
@@ -169,4 +157,4 @@ def test_text_is_split_at_top_level_separators_only() -> None:
     ],
 )  # fmt: skip
 def test_conditions_stand_behind_the_answer(text: str, answer: str, condition: str) -> None:
-    assert split_condition(text) == (answer, condition)
+    assert structure.split_condition(text) == (answer, condition)

@@ -9,18 +9,8 @@ import pytest
 from support.small_plan import CPU, EXACT, small
 
 from gxpo_trainer.config import GxpoRule
+from gxpo_trainer.planner import timing
 from gxpo_trainer.planner.inputs import workload_of
-from gxpo_trainer.planner.timing import (
-    PlannedSeconds,
-    forward_flops,
-    look_ahead_seconds,
-    optimizer_seconds,
-    pass_flops,
-    pass_seconds,
-    sampling_seconds,
-    step_time,
-    sync_seconds,
-)
 
 FORWARD = 240 * (2 * 1184 + 4 * 2 * 8 * 15) + 160 * 2 * 256
 """8 rows of 30 tokens through 2 · 592 parameters, attending to 15 on average; logits of 160 response tokens."""
@@ -29,10 +19,10 @@ FORWARD = 240 * (2 * 1184 + 4 * 2 * 8 * 15) + 160 * 2 * 256
 def test_flops_of_a_pass() -> None:
     inputs = small()
     load = workload_of(inputs, EXACT)
-    assert forward_flops(inputs, load) == FORWARD
-    assert pass_flops(inputs, load) == 3 * FORWARD
-    assert pass_flops(replace(inputs, checkpointing=True), load) == 4 * FORWARD
-    assert pass_flops(replace(inputs, adapter_rank=4), load) == 2 * FORWARD
+    assert timing.forward_flops(inputs, load) == FORWARD
+    assert timing.pass_flops(inputs, load) == 3 * FORWARD
+    assert timing.pass_flops(replace(inputs, checkpointing=True), load) == 4 * FORWARD
+    assert timing.pass_flops(replace(inputs, adapter_rank=4), load) == 2 * FORWARD
 
 
 def test_ranks_share_a_pass_on_gpus_and_a_host_is_one_device() -> None:
@@ -40,14 +30,14 @@ def test_ranks_share_a_pass_on_gpus_and_a_host_is_one_device() -> None:
     load = workload_of(inputs, EXACT)
     # 8 rows, two in a micro-batch.
     assert load.micro_batches == 4
-    assert pass_seconds(inputs, EXACT, load) == pytest.approx(3 * FORWARD / 2e9 / 0.5 + 4 * 0.25)
+    assert timing.pass_seconds(inputs, EXACT, load) == pytest.approx(3 * FORWARD / 2e9 / 0.5 + 4 * 0.25)
     two = replace(inputs, learner_ranks=2)
     reduced = 2 * 0.5 * 4 * 1448 / 1e8
     expected = 3 * FORWARD / 4e9 / 0.5 + 2 * 0.25 + reduced
-    assert pass_seconds(two, EXACT, workload_of(two, EXACT)) == pytest.approx(expected)
+    assert timing.pass_seconds(two, EXACT, workload_of(two, EXACT)) == pytest.approx(expected)
     host = replace(two, device=CPU)
     expected = 3 * FORWARD / 2e9 / 0.5 + 2 * 0.25 + reduced
-    assert pass_seconds(host, EXACT, workload_of(host, EXACT)) == pytest.approx(expected)
+    assert timing.pass_seconds(host, EXACT, workload_of(host, EXACT)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +54,16 @@ def test_ranks_share_a_pass_on_gpus_and_a_host_is_one_device() -> None:
 def test_ranks_send_each_other_gradients_and_at_stage_3_parameters(stage: int, sent: float) -> None:
     inputs = small(zero_stage=stage)
     load = workload_of(inputs, EXACT)
-    assert pass_seconds(inputs, EXACT, load) == pytest.approx(3 * FORWARD / 4e9 / 0.5 + 2 * 0.25 + sent / 1e8)
+    assert timing.pass_seconds(inputs, EXACT, load) == pytest.approx(3 * FORWARD / 4e9 / 0.5 + 2 * 0.25 + sent / 1e8)
 
 
 def test_bytes_of_the_optimizer_and_of_the_look_ahead() -> None:
     inputs = small(zero_stage=3)
     # AdamW: reads θ, g, m, v and writes θ, m, v; norms and clipping read and write g and read all four once more.
-    assert optimizer_seconds(inputs) == pytest.approx(4 * 724 * (7 + 7) / 1e9)
+    assert timing.optimizer_seconds(inputs) == pytest.approx(4 * 724 * (7 + 7) / 1e9)
     # θ⁰ and g⁰: copied (4), read with θ and g¹, and θ written (5).
-    assert look_ahead_seconds(inputs, GxpoRule()) == pytest.approx(4 * 724 * 9 / 1e9)
-    assert look_ahead_seconds(inputs, GxpoRule(predictor="replay", probes=1)) == pytest.approx(4 * 724 * 6 / 1e9)
+    assert timing.look_ahead_seconds(inputs, GxpoRule()) == pytest.approx(4 * 724 * 9 / 1e9)
+    assert timing.look_ahead_seconds(inputs, GxpoRule(predictor="replay", probes=1)) == pytest.approx(4 * 724 * 6 / 1e9)
 
 
 def test_sampling_lasts_as_long_as_its_longest_response() -> None:
@@ -84,23 +74,23 @@ def test_sampling_lasts_as_long_as_its_longest_response() -> None:
     computed = 4 * (2 * 1184 + 512 + 4 * 2 * 8 * 20)
     step = 0.125 + max(read / 0.5e9, computed / 1e9)
     prompts = 2 * 10 * (2 * 1184 + 4 * 2 * 8 * 5) / 1e9
-    assert sampling_seconds(inputs, EXACT, load) == pytest.approx(40 * step + prompts)
+    assert timing.sampling_seconds(inputs, EXACT, load) == pytest.approx(40 * step + prompts)
 
 
 def test_a_small_cache_takes_more_decoding_steps() -> None:
     # A cache of 45 tokens holds two sequences of 22.5: 160 tokens take 80 steps.
     inputs = small(kv_bytes=45 * 32)
     load = workload_of(inputs, EXACT)
-    assert sampling_seconds(inputs, EXACT, load) == pytest.approx(80 * 0.125, rel=1e-2)
+    assert timing.sampling_seconds(inputs, EXACT, load) == pytest.approx(80 * 0.125, rel=1e-2)
 
 
 def test_samplers_share_the_sequences_on_gpus_and_the_cores_of_a_host() -> None:
     long = replace(EXACT, decode_step_s=0.0)
     cache = {"kv_bytes": 10**6, "prompts": 64, "max_num_seqs": 8}
     load = workload_of(small(**cache), long)
-    one, two = (sampling_seconds(small(**cache, samplers=count), long, load) for count in (1, 2))
+    one, two = (timing.sampling_seconds(small(**cache, samplers=count), long, load) for count in (1, 2))
     assert two == pytest.approx(one / 2, rel=0.05)
-    one, two = (sampling_seconds(small(**cache, samplers=count, device=CPU), long, load) for count in (1, 2))
+    one, two = (timing.sampling_seconds(small(**cache, samplers=count, device=CPU), long, load) for count in (1, 2))
     assert two == pytest.approx(one, rel=0.05)
 
 
@@ -114,15 +104,15 @@ def test_samplers_share_the_sequences_on_gpus_and_the_cores_of_a_host() -> None:
     ],
 )
 def test_a_sync_takes_what_its_transport_moves(changes: dict[str, Any], seconds: float) -> None:
-    assert sync_seconds(small(**changes)) == pytest.approx(seconds)
+    assert timing.sync_seconds(small(**changes)) == pytest.approx(seconds)
 
 
 def test_sampling_ahead_hides_the_shorter_of_sampling_and_update_on_devices_of_their_own() -> None:
     inputs = small(rule=GxpoRule())
     load = workload_of(inputs, EXACT)
 
-    def time(**changes: Any) -> PlannedSeconds:
-        return step_time(replace(inputs, **changes), EXACT, load, inputs.rule)
+    def time(**changes: Any) -> timing.PlannedSeconds:
+        return timing.step_time(replace(inputs, **changes), EXACT, load, inputs.rule)
 
     strict, ahead = time(), time(async_depth=1)
     assert strict.overlapped == 0.0
@@ -136,8 +126,8 @@ def test_a_reference_adds_a_forward_pass_a_step_and_a_rule_its_passes() -> None:
     inputs = small(zero_stage=0, learner_ranks=1)
     load = workload_of(inputs, EXACT)
     plain, with_kl = (
-        step_time(replace(inputs, reference=kind), EXACT, load, inputs.rule).passes  # type: ignore[arg-type]
+        timing.step_time(replace(inputs, reference=kind), EXACT, load, inputs.rule).passes  # type: ignore[arg-type]
         for kind in ("none", "whole")
     )
     assert with_kl - plain == pytest.approx(FORWARD / 2e9 / 0.5)
-    assert step_time(inputs, EXACT, load, GxpoRule()).passes == pytest.approx(3 * plain)
+    assert timing.step_time(inputs, EXACT, load, GxpoRule()).passes == pytest.approx(3 * plain)

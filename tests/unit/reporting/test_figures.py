@@ -23,16 +23,7 @@ from gxpo_trainer.compare.text_tables import all_tables, curve_table
 from gxpo_trainer.config import EvaluationConfig, GrpoRule, GxpoRule, LearnerConfig, OptimizerConfig, RunConfig
 from gxpo_trainer.config.rules import RULES
 from gxpo_trainer.errors import DataError
-from gxpo_trainer.reporting.figures import (
-    DASHES,
-    HUES,
-    MARKERS,
-    LineStyle,
-    compose,
-    draw_curves,
-    line_styles,
-    write_report,
-)
+from gxpo_trainer.reporting import figures
 from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reading import group_runs, load_run
 from gxpo_trainer.reporting.reporter import RunReporter
@@ -134,7 +125,7 @@ def test_different_data_is_listed_as_a_difference(tmp_path: Path) -> None:
 def test_the_report_is_self_contained_and_escaped(two_runs: list[Path], tmp_path: Path) -> None:
     groups = group_runs(two_runs)
     hostile = SeedGroup('GXPO <img src=x onerror="alert(1)">', groups[1].runs)
-    comparison = write_report(tmp_path / "out", [groups[0], hostile], title="Demo & <b>more</b>")
+    comparison = figures.write_report(tmp_path / "out", [groups[0], hostile], title="Demo & <b>more</b>")
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     seen: list[tuple[str, dict[str, str | None]]] = []
 
@@ -180,8 +171,8 @@ def test_the_command_refuses_an_unknown_baseline_and_a_folder_without_a_run(
         load_run(two_runs[0], "amc23")
 
 
-def styles(groups: Sequence[SeedGroup]) -> list[LineStyle]:
-    return line_styles([group.runs[0].rule for group in groups])
+def styles(groups: Sequence[SeedGroup]) -> list[figures.LineStyle]:
+    return figures.line_styles([group.runs[0].rule for group in groups])
 
 
 def test_the_picture_has_a_fixed_size(two_runs: list[Path], tmp_path: Path) -> None:
@@ -189,7 +180,7 @@ def test_the_picture_has_a_fixed_size(two_runs: list[Path], tmp_path: Path) -> N
     many = [SeedGroup(f"_group {number} costs $5 and ${number}", groups[number % 2].runs) for number in range(9)]
     without_band = group_runs([write_run(tmp_path / "c", config(GXPO), RISING, scores={"pass@1": 0.5})])
     for chosen in (without_band, groups[:1], many):
-        picture = draw_curves(chosen, styles(chosen), compare_groups(chosen, chosen[0].name))
+        picture = figures.draw_curves(chosen, styles(chosen), compare_groups(chosen, chosen[0].name))
         assert Image.open(io.BytesIO(picture)).size == (1500, 1125)
 
 
@@ -197,7 +188,7 @@ def test_the_picture_has_a_fixed_size(two_runs: list[Path], tmp_path: Path) -> N
 def test_text_stays_inside_the_picture_and_off_the_panels(two_runs: list[Path], num_groups: int, length: int) -> None:
     one = group_runs(two_runs)[1]
     groups = [SeedGroup(f"{'W' * (length - 1)}{number}", one.runs) for number in range(num_groups)]
-    figure = compose(groups, styles(groups), compare_groups(groups, groups[0].name), title="Title")
+    figure = figures.compose(groups, styles(groups), compare_groups(groups, groups[0].name), title="Title")
     figure.draw_without_rendering()
     legend = figure.legends[0].get_window_extent()
     for box in [legend, *(axes.get_tightbbox() for axes in figure.axes)]:
@@ -211,7 +202,7 @@ def test_text_stays_inside_the_picture_and_off_the_panels(two_runs: list[Path], 
 def test_groups_of_one_rule_share_their_hue(tmp_path: Path) -> None:
     made = [config(GRPO), config(GRPO, rate=3.5e-5), config(GXPO)]
     groups = group_runs([write_run(tmp_path / str(number), one, RISING) for number, one in enumerate(made)])
-    figure = compose(groups, styles(groups), compare_groups(groups, groups[0].name), title="Title")
+    figure = figures.compose(groups, styles(groups), compare_groups(groups, groups[0].name), title="Title")
     colors = [line.get_color() for line in figure.legends[0].get_lines()][:3]
     assert colors == [style.color for style in styles(groups)]
 
@@ -244,22 +235,27 @@ def hue(color: str) -> float:
 
 
 def test_pictures_and_dashboard_give_a_rule_the_same_hue() -> None:
-    assert HUES == rules.HUES
-    assert [style.color for style in line_styles([rule.label for rule in RULES])] == list(HUES[: len(RULES)])
+    assert figures.HUES == rules.HUES
+    assert [style.color for style in figures.line_styles([rule.label for rule in RULES])] == list(
+        figures.HUES[: len(RULES)]
+    )
 
 
 def test_arms_of_a_rule_differ_in_shade_marker_and_dash() -> None:
-    styles = line_styles(["GXPO K=5", "GRPO", "GXPO K=10 replay", "GXPO K=3", "GXPO", "GXPO K=5 lr 1e-05"])
+    styles = figures.line_styles(["GXPO K=5", "GRPO", "GXPO K=10 replay", "GXPO K=3", "GXPO", "GXPO K=5 lr 1e-05"])
     of_gxpo = [style for number, style in enumerate(styles) if number != 1]
-    assert [hue(style.color) for style in of_gxpo] == pytest.approx([hue(HUES[2])] * 5, abs=0.01)
+    assert [hue(style.color) for style in of_gxpo] == pytest.approx([hue(figures.HUES[2])] * 5, abs=0.01)
     assert len({style.color for style in styles}) == 6
-    assert len({(style.marker, str(style.dash)) for style in line_styles(["GXPO"] * 40)}) == 40
-    assert (len(set(MARKERS)), len({str(dash) for dash in DASHES})) == (len(MARKERS), len(DASHES))
+    assert len({(style.marker, str(style.dash)) for style in figures.line_styles(["GXPO"] * 40)}) == 40
+    assert (len(set(figures.MARKERS)), len({str(dash) for dash in figures.DASHES})) == (
+        len(figures.MARKERS),
+        len(figures.DASHES),
+    )
 
 
 def test_an_unknown_rule_has_a_hue_of_its_own() -> None:
-    known = {style.color for style in line_styles([rule.label for rule in RULES])}
-    assert line_styles(["GRPOX"])[0].color not in known
+    known = {style.color for style in figures.line_styles([rule.label for rule in RULES])}
+    assert figures.line_styles(["GRPOX"])[0].color not in known
 
 
 def test_the_arms_of_the_reference_study_have_the_hue_of_their_rule() -> None:

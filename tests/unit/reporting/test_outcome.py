@@ -15,19 +15,7 @@ import pytest
 import torch
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, OutOfMemoryError, RayTaskError
 
-from gxpo_trainer.errors import (
-    REASONS,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    Diverged,
-    GxpoError,
-    LearnerDied,
-    Stalled,
-    TrainingError,
-    VerifierFailed,
-    WeightSyncMismatch,
-)
+from gxpo_trainer import errors
 from gxpo_trainer.reporting.outcome import failure_message, is_recoverable, parse_memory_kill, reason_of
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -53,8 +41,8 @@ def test_the_message_names_process_memory_and_limit_in_two_sentences() -> None:
 @pytest.mark.parametrize(("report", "recovered"), [(SMALL, True), (LARGE, True), (LARGEST, False)])
 def test_only_a_run_killed_for_the_memory_of_another_process_is_recovered(report: str, recovered: bool) -> None:
     direct = OutOfMemoryError(report)
-    chained = TrainingError("the sampler died 6 times in a row; see events.jsonl")
-    chained.__cause__ = LearnerDied("1 worker(s) were killed")
+    chained = errors.TrainingError("the sampler died 6 times in a row; see events.jsonl")
+    chained.__cause__ = errors.LearnerDied("1 worker(s) were killed")
     chained.__cause__.__cause__ = ActorDiedError(RayTaskError("__init__", report, direct))
     for error in (direct, chained):
         assert reason_of(error) == "out_of_memory"
@@ -84,12 +72,12 @@ def ray_errors() -> Iterator[tuple[Exception, str]]:
     yield OutOfMemoryError("node is low on memory"), "out_of_memory"
     yield ActorUnschedulableError("no node has 8 GPUs"), "no_resources"
     yield task(torch.OutOfMemoryError("CUDA out of memory")).as_instanceof_cause(), "out_of_memory"
-    yield task(WeightSyncMismatch("gap")).as_instanceof_cause(), "weight_sync_mismatch"
-    yield task(TrainingError("full", reason="disk_full")).as_instanceof_cause(), "disk_full"
+    yield task(errors.WeightSyncMismatch("gap")).as_instanceof_cause(), "weight_sync_mismatch"
+    yield task(errors.TrainingError("full", reason="disk_full")).as_instanceof_cause(), "disk_full"
     yield ActorDiedError(task(torch.OutOfMemoryError("CUDA out of memory"))), "out_of_memory"
     yield ActorDiedError(task(ValueError("x"))), "training_error"
     died = raised_from(RuntimeError("a learner died"), OutOfMemoryError("node is low on memory"))
-    yield raised_from(TrainingError("the learner died 3 times"), died), "out_of_memory"
+    yield raised_from(errors.TrainingError("the learner died 3 times"), died), "out_of_memory"
 
 
 def test_errors_of_ray_and_torch_name_the_exhausted_resource() -> None:
@@ -100,28 +88,28 @@ def test_errors_of_ray_and_torch_name_the_exhausted_resource() -> None:
 @pytest.mark.parametrize(
     ("error", "reason", "recoverable"),
     [
-        (ConfigError("x"), "invalid_config", False),
-        (DataError("x"), "invalid_config", False),
-        (CheckpointError("x"), "invalid_config", False),
+        (errors.ConfigError("x"), "invalid_config", False),
+        (errors.DataError("x"), "invalid_config", False),
+        (errors.CheckpointError("x"), "invalid_config", False),
         (MemoryError(), "out_of_memory", False),
         (OSError(errno.ENOSPC, "full"), "disk_full", True),
         (OSError(errno.EDQUOT, "quota"), "disk_full", True),
         (OSError(errno.EIO, "bad block"), "training_error", False),
-        (TrainingError("x", reason="no_resources"), "no_resources", False),
-        (Diverged("x"), "diverged", False),
-        (VerifierFailed("x"), "verifier_failed", False),
-        (WeightSyncMismatch("x"), "weight_sync_mismatch", False),
-        (TrainingError("x"), "training_error", False),
-        (Stalled("x"), "stalled", True),
-        (raised_from(TrainingError("the sampler stalled 6 times"), Stalled("y")), "stalled", True),
+        (errors.TrainingError("x", reason="no_resources"), "no_resources", False),
+        (errors.Diverged("x"), "diverged", False),
+        (errors.VerifierFailed("x"), "verifier_failed", False),
+        (errors.WeightSyncMismatch("x"), "weight_sync_mismatch", False),
+        (errors.TrainingError("x"), "training_error", False),
+        (errors.Stalled("x"), "stalled", True),
+        (raised_from(errors.TrainingError("the sampler stalled 6 times"), errors.Stalled("y")), "stalled", True),
         (ZeroDivisionError(), "training_error", False),
-        (raised_from(TrainingError("x"), OSError(errno.ENOSPC, "full")), "disk_full", True),
-        (raised_from(TrainingError("x"), Diverged("y")), "diverged", False),
+        (raised_from(errors.TrainingError("x"), OSError(errno.ENOSPC, "full")), "disk_full", True),
+        (raised_from(errors.TrainingError("x"), errors.Diverged("y")), "diverged", False),
     ],
 )
 def test_every_error_has_a_reason_and_is_recoverable_or_not(error: Exception, reason: str, recoverable: bool) -> None:
     assert reason_of(error) == reason
-    assert reason in REASONS
-    general = reason == GxpoError.reason
+    assert reason in errors.REASONS
+    general = reason == errors.GxpoError.reason
     assert reason_of(error, setting_up=True) == ("setup_failed" if general else reason)
     assert is_recoverable(error) == recoverable

@@ -293,9 +293,7 @@ HALVING = {"betas": (0.5, 0.5), "optimizer": "adamw", "lr": 0.1}
 def inject(toy, at):
     """Make the gradient of pass `at` (from 0) NaN."""
     inner = toy._gradient
-    toy._gradient = lambda theta, taken: (
-        [g * math.nan for g in inner(theta, taken)] if taken == at else inner(theta, taken)
-    )
+    toy._gradient = lambda theta, n: [g * math.nan for g in inner(theta, n)] if n == at else inner(theta, n)
 
 
 @pytest.mark.parametrize("predictor", ["gradient", "displacement", "replay"])

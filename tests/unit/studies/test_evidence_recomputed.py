@@ -137,9 +137,7 @@ def test_the_differences_at_equal_cost() -> None:
 
     columns = [("backward_passes", cost) for cost in (*STUDY["compare_at"], BUDGET)] + [("token_passes", least)]
     most = {arm: max(set(CURVES[arm][0].steps) & set(CURVES[BASE][0].steps)) for arm in ORDER[1:]}
-    cells = {
-        (arm, *column): differences(arm, *column) for arm in ORDER[1:] for column in [*columns, ("steps", most[arm])]
-    }
+    cells = {(arm, *c): differences(arm, *c) for arm in ORDER[1:] for c in [*columns, ("steps", most[arm])]}
     p_values = {}
     for axis in COSTS:
         p_values |= holm({key: stats.ttest_1samp(d, 0).pvalue for key, d in cells.items() if key[1] == axis})

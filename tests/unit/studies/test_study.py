@@ -17,19 +17,7 @@ import tomli_w
 from gxpo_trainer.cli import main
 from gxpo_trainer.config.io import load_run
 from gxpo_trainer.errors import ConfigError, TrainingError
-from gxpo_trainer.studies.definition import (
-    Point,
-    RunKey,
-    RunResult,
-    Study,
-    best_point,
-    drawn,
-    largest_cost,
-    load_study,
-    pending,
-    registration,
-    run_config,
-)
+from gxpo_trainer.studies import definition
 from gxpo_trainer.studies.runner import REGISTERED, StudyRunner, read_result, read_results
 
 REFERENCE = Path(__file__).parents[3] / "studies" / "reference.toml"
@@ -65,24 +53,24 @@ SEARCH = {
 NO_LADDER = {"ladder": None}
 
 
-def study(**changes) -> Study:
-    return Study.model_validate(BODY | changes)
+def study(**changes) -> definition.Study:
+    return definition.Study.model_validate(BODY | changes)
 
 
 def rung(rate: float, accuracy: float, arm: str = "grpo", seed: int = 7, *, diverged: bool = False):
-    return {RunKey("ladder", arm, rate, seed): RunResult(accuracy, diverged)}
+    return {definition.RunKey("ladder", arm, rate, seed): definition.RunResult(accuracy, diverged)}
 
 
 def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> None:
-    reference = load_study(REFERENCE)
+    reference = definition.load_study(REFERENCE)
     for arm in reference.arms:
-        config = run_config(reference, RunKey("report", arm, 1e-4, 3))
+        config = definition.run_config(reference, definition.RunKey("report", arm, 1e-4, 3))
         per_step = config.learner.rule.passes_per_step(gate_open=True)
         assert config.budget.backward_passes % per_step == 0
         assert config.evaluation.every_steps * per_step == reference.evaluate_every
         assert config.learner.rule.gate_config is None or not config.learner.rule.gate_config.can_fire
         assert (config.seed, config.learner.optimizer.learning_rate, config.budget.steps) == (3, 1e-4, None)
-        tuning = run_config(reference, RunKey("ladder", arm, 1e-4, 100))
+        tuning = definition.run_config(reference, definition.RunKey("ladder", arm, 1e-4, 100))
         assert (
             tuning.evaluation.every_steps * per_step
             == tuning.budget.backward_passes
@@ -123,7 +111,7 @@ def test_a_bad_study_gets_one_line_that_names_the_setting(tmp_path, changes, mes
     file = tmp_path / "study.toml"
     file.write_text(tomli_w.dumps({name: value for name, value in (BODY | changes).items() if value is not None}))
     with pytest.raises(ConfigError, match=message):
-        load_study(file)
+        definition.load_study(file)
 
 
 def test_a_study_that_the_first_version_stored_is_still_read() -> None:
@@ -132,14 +120,14 @@ def test_a_study_that_the_first_version_stored_is_still_read() -> None:
 
 def test_what_was_registered_before_the_first_run_is_told_from_what_came_later() -> None:
     first = study().model_dump(mode="json")
-    kept, exploratory = registration(study(), first)
+    kept, exploratory = definition.registration(study(), first)
     assert exploratory == []
     later = study(analysis={"margin": 0.02, "targets": [0.5]}, seeds=[0, 1])
-    assert registration(later, first) == (
+    assert definition.registration(later, first) == (
         ["arms", "seeds", "budgets", "costs of comparison", "plateau window", "comparisons"],
         ["equivalence margin", "targets"],
     )
-    assert registration(study(), None) == ([], kept)
+    assert definition.registration(study(), None) == ([], kept)
 
 
 def test_a_missing_study_and_a_run_in_its_place_are_told_apart(tmp_path: Path, capsys) -> None:
@@ -151,7 +139,7 @@ def test_a_missing_study_and_a_run_in_its_place_are_told_apart(tmp_path: Path, c
     run.write_text("[budget]\nsteps = 3\n")
     file.write_text(tomli_w.dumps(BODY))
     with pytest.raises(ConfigError, match=r"run\.toml is a run, not a study; `gxpo train .*run\.toml` executes it"):
-        load_study(run)
+        definition.load_study(run)
     with pytest.raises(ConfigError, match=r"study\.toml is a study, not a run; `gxpo study run .*study\.toml`"):
         load_run(file)
 
@@ -160,43 +148,50 @@ def test_the_example_of_the_documentation_is_a_study(tmp_path: Path) -> None:
     page = (REFERENCE.parents[1] / "docs" / "studies.md").read_text(encoding="utf-8")
     file = tmp_path / "study.toml"
     file.write_text(page.partition("```toml\n")[2].partition("```")[0])
-    example = load_study(file)
+    example = definition.load_study(file)
     for arm in example.arms:
-        run_config(example, RunKey("report", arm, 1e-4, 0))
-    assert f"at most {largest_cost(example)[0]} runs and {largest_cost(example)[1]} backward passes" in page
+        definition.run_config(example, definition.RunKey("report", arm, 1e-4, 0))
+    assert (
+        f"at most {definition.largest_cost(example)[0]} runs and {definition.largest_cost(example)[1]} backward passes"
+        in page
+    )
 
 
 def test_an_arm_climbs_its_ladder_until_its_accuracy_falls_and_then_runs_its_seeds() -> None:
-    results: dict[RunKey, RunResult] = {}
-    assert [key.learning_rate for key in pending(study(), results) if key.arm == "grpo"] == [1e-5]
+    results: dict[definition.RunKey, definition.RunResult] = {}
+    assert [key.learning_rate for key in definition.pending(study(), results) if key.arm == "grpo"] == [1e-5]
     results |= rung(1e-5, 0.3)
-    assert [key.learning_rate for key in pending(study(), results) if key.arm == "grpo"] == [2e-5]
-    assert best_point(study(), "grpo", results) is None
+    assert [key.learning_rate for key in definition.pending(study(), results) if key.arm == "grpo"] == [2e-5]
+    assert definition.best_point(study(), "grpo", results) is None
     # 0.1 below the best is still a rung; below that the ladder ends, and 4e-5 is never tried.
     results |= rung(2e-5, 0.19)
-    assert best_point(study(), "grpo", results) == Point(1e-5)
-    assert [key for key in pending(study(), results) if key.arm == "grpo"] == [
-        RunKey("report", "grpo", 1e-5, 0), RunKey("report", "grpo", 1e-5, 1)
+    assert definition.best_point(study(), "grpo", results) == definition.Point(1e-5)
+    assert [key for key in definition.pending(study(), results) if key.arm == "grpo"] == [
+        definition.RunKey("report", "grpo", 1e-5, 0), definition.RunKey("report", "grpo", 1e-5, 1)
     ]  # fmt: skip
-    assert pending(study(), results)[0].stage == "report", "an arm is completed before the next one starts"
+    assert definition.pending(study(), results)[0].stage == "report", "an arm is completed before the next one starts"
 
 
 def test_the_best_rate_is_the_lowest_of_equally_good_ones_and_never_one_that_diverged() -> None:
-    assert best_point(study(), "grpo", rung(1e-5, 0.2) | rung(2e-5, 0.3) | rung(4e-5, 0.3)) == Point(2e-5)
+    assert definition.best_point(
+        study(), "grpo", rung(1e-5, 0.2) | rung(2e-5, 0.3) | rung(4e-5, 0.3)
+    ) == definition.Point(2e-5)
     # A rate that diverges ends the ladder.
-    assert best_point(study(), "grpo", rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)) == Point(1e-5)
+    assert definition.best_point(study(), "grpo", rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)) == definition.Point(
+        1e-5
+    )
 
 
 def test_a_rate_may_follow_another_arms_best() -> None:
     results = rung(1e-5, 0.2, "gxpo") | rung(2e-5, 0.3, "gxpo") | rung(4e-5, 0.1, "gxpo")
-    assert best_point(study(), "long", results) == Point(3.5 * 2e-5)
-    assert best_point(study(), "long", {}) is None
-    assert [key.arm for key in pending(study(), {})] == ["grpo", "gxpo"]
+    assert definition.best_point(study(), "long", results) == definition.Point(3.5 * 2e-5)
+    assert definition.best_point(study(), "long", {}) is None
+    assert [key.arm for key in definition.pending(study(), {})] == ["grpo", "gxpo"]
 
 
-def searched(results: dict[RunKey, RunResult], arm: str = "grpo") -> list[tuple[float, str, int]]:
+def searched(results: dict[definition.RunKey, definition.RunResult], arm: str = "grpo") -> list[tuple[float, str, int]]:
     """The tuning runs of an arm that can start now."""
-    found = pending(study(ladder=None, search=SEARCH), results)
+    found = definition.pending(study(ladder=None, search=SEARCH), results)
     return [(key.learning_rate, key.settings, key.seed) for key in found if (key.arm, key.stage) == (arm, "ladder")]
 
 
@@ -207,19 +202,19 @@ def test_a_search_gives_the_better_half_of_its_points_the_next_seed_and_every_ar
     assert (len(set(first)), {seed for *_, seed in first}) == (4, {7})
     accuracies = (0.2, 0.5, 0.1, 0.4)
     results = {
-        RunKey("ladder", "grpo", rate, seed, words): RunResult(value)
+        definition.RunKey("ladder", "grpo", rate, seed, words): definition.RunResult(value)
         for (rate, words, seed), value in zip(first, accuracies, strict=True)
     }
     second = searched(results)
     assert second == [(*first[1][:2], 8), (*first[3][:2], 8)]
     # Means 0.3 and 0.35; the best of the first seed alone does not win.
     for (rate, words, seed), value in zip(second, (0.1, 0.3), strict=True):
-        results[RunKey("ladder", "grpo", rate, seed, words)] = RunResult(value)
-    best = best_point(study(ladder=None, search=SEARCH), "grpo", results)
-    assert best == Point(*first[3][:2])
+        results[definition.RunKey("ladder", "grpo", rate, seed, words)] = definition.RunResult(value)
+    best = definition.best_point(study(ladder=None, search=SEARCH), "grpo", results)
+    assert best == definition.Point(*first[3][:2])
     assert searched(results) == []
-    key = next(key for key in pending(study(ladder=None, search=SEARCH), results) if key.stage == "report")
-    config = run_config(study(ladder=None, search=SEARCH), key)
+    key = next(key for key in definition.pending(study(ladder=None, search=SEARCH), results) if key.stage == "report")
+    config = definition.run_config(study(ladder=None, search=SEARCH), key)
     # The decay ends with the budget.
     assert (key.point, config.learner.optimizer.schedule, config.budget.steps) == (best, "cosine", 12)
     assert f"learner.mini_batches={config.learner.mini_batches}" in key.settings
@@ -230,15 +225,15 @@ def test_a_search_gives_the_better_half_of_its_points_the_next_seed_and_every_ar
 def test_a_search_of_a_small_space_tries_all_of_it_and_an_arm_may_have_settings_of_its_own() -> None:
     own = BODY["arms"] | {"gxpo": BODY["arms"]["gxpo"] | {"search": {"learner.rule.k": [3, 5, 10]}}}
     wide = study(ladder=None, search=SEARCH | {"runs": 60}, arms=own)
-    assert (len(set(drawn(wide, "grpo", 40))), len(set(drawn(wide, "gxpo", 40)))) == (6, 18)
-    assert {point.settings.rpartition("=")[2] for point in drawn(wide, "gxpo", 40)} == {"3", "5", "10"}
+    assert (len(set(definition.drawn(wide, "grpo", 40))), len(set(definition.drawn(wide, "gxpo", 40)))) == (6, 18)
+    assert {point.settings.rpartition("=")[2] for point in definition.drawn(wide, "gxpo", 40)} == {"3", "5", "10"}
     # Rounds of 40 and 20: 6 and 6 points of GRPO, 18 and 18 of GXPO; 3 arms report 2 seeds of 12 passes.
-    assert largest_cost(wide) == (12 + 36 + 6, 6 * 48 + 12 * 6)
+    assert definition.largest_cost(wide) == (12 + 36 + 6, 6 * 48 + 12 * 6)
 
 
 def test_the_cost_is_an_upper_bound() -> None:
     # 2 arms × 3 rates × 1 seed × 6 passes, and 3 arms × 2 seeds × 12 passes.
-    assert largest_cost(study()) == (6 + 6, 36 + 72)
+    assert definition.largest_cost(study()) == (6 + 6, 36 + 72)
 
 
 TRAINER = """
@@ -282,8 +277,8 @@ def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, 
     results = read_results(study(), root)
     # Accuracy 1 − 10⁴ · rate: 0.9, 0.8, 0.6. The third rate is 0.3 below the best, and is the last anyway.
     assert len(results) == 3 + 2 + 3 + 2 + 2
-    assert best_point(study(), "gxpo", results) == Point(1e-5)
-    assert pending(study(), results) == []
+    assert definition.best_point(study(), "gxpo", results) == definition.Point(1e-5)
+    assert definition.pending(study(), results) == []
     config = load_run(root / "report" / "long" / "lr-3.5e-05-seed-1.toml")
     assert (config.budget.backward_passes, config.learner.rule.name) == (12, "grpo")
     started = sum("started" in line for line in lines)
@@ -332,7 +327,7 @@ def test_sigterm_ends_the_runs_of_a_study(tmp_path) -> None:
 
 
 def test_results_of_unfinished_and_failed_runs_do_not_count(tmp_path) -> None:
-    key = RunKey("report", "grpo", 1e-5, 0)
+    key = definition.RunKey("report", "grpo", 1e-5, 0)
     folder = tmp_path / key.folder
     folder.mkdir(parents=True)
     assert read_result(tmp_path, key) is None
@@ -340,8 +335,8 @@ def test_results_of_unfinished_and_failed_runs_do_not_count(tmp_path) -> None:
     for outcome, reason, expected in (
         ("paused", None, None),
         ("failed", "out_of_memory", None),
-        ("failed", "diverged", RunResult(0.5, diverged=True)),
-        ("succeeded", None, RunResult(0.5)),
+        ("failed", "diverged", definition.RunResult(0.5, diverged=True)),
+        ("succeeded", None, definition.RunResult(0.5)),
     ):
         (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, "reason": reason}))
         assert read_result(tmp_path, key) == expected

@@ -29,9 +29,7 @@ FORMATS = ("csv", "parquet", "jsonl")
 def run(database: Database) -> str:
     """Two attempts: the second continues after step 4, and replaces step 9 of the first."""
     run_id = add_run(database, config({"name": "grpo"}, seed=2**40, name=NAME))
-    rows = [
-        reporting.metric_row(step, **{METRIC: value, "loss": step / 3}) for step, value in VALUES.items() if step < 5
-    ]
+    rows = [reporting.metric_row(step, **{METRIC: v, "loss": step / 3}) for step, v in VALUES.items() if step < 5]
     rows += [reporting.metric_row(9, **{METRIC: 9.0, "loss": 9.0, "gone": 1.0})]
     rows += [reporting.metric_row(step, 2, **{METRIC: value}) for step, value in VALUES.items() if step >= 5]
     evaluations = [
@@ -84,9 +82,7 @@ def test_metrics_round_trip(client: TestClient, run: str, form: str) -> None:
     assert list(cells) == list(VALUES)
     assert all(same(number(cells[step]["value"]), value) for step, value in VALUES.items())
     assert [int(row["attempt"]) for row in cells.values()] == [1, 1, 1, 1, 2, 2, 2]
-    assert {(row["metric"], int(row["step"])) for row in rows if row["metric"] != METRIC} == {
-        ("loss", step) for step in (1, 2, 3, 4)
-    }
+    assert {(r["metric"], int(r["step"])) for r in rows if r["metric"] != METRIC} == {("loss", s) for s in (1, 2, 3, 4)}
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])

@@ -235,9 +235,7 @@ def test_only_the_present_launch_may_report(anonymous: TestClient, database: Dat
     run_id = old.split()[0]
     new = launch(database, run_id, 2, RunState.RECOVERING)
     assert post(anonymous, old, body(2, metrics=[totals(2)], offsets={"metrics": 1})).status_code == 401
-    assert post(anonymous, new, body(None, attempt=1)).status_code == 401, (
-        "the token of launch 2, the number of launch 1"
-    )
+    assert post(anonymous, new, body(None, attempt=1)).status_code == 401, "token of launch 2, number of launch 1"
     for role in ("viewer", "submitter", "admin"):
         assert post(anonymous, f"{run_id} {token_for(role)}", body(None, 2)).status_code == 401
     assert anonymous.post(f"/api/v1/runs/{run_id}/ingest", json=body(None, 2)).status_code == 401

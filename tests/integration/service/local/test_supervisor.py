@@ -129,9 +129,7 @@ def test_a_child_that_stops_to_answer_is_restarted(supervisor: Supervisor, messa
 
 
 def test_a_log_is_rotated_while_its_child_writes(supervisor: Supervisor, tmp_path: Path) -> None:
-    program = (
-        "import time\nfor line in range(1000): print(f'{line:059d}', flush=True); time.sleep(0.001)\ntime.sleep(600)"
-    )
+    program = "import time\nfor n in range(1000): print(f'{n:059d}', flush=True); time.sleep(0.001)\ntime.sleep(600)"
     supervisor.start(Child("api", python(program), lambda: True))
     log, rotated = tmp_path / "logs" / "api.log", tmp_path / "logs" / "api.log.1"
 

@@ -171,9 +171,7 @@ def test_a_job_that_ray_refuses_is_an_event_with_its_words_and_tried_again(clust
     scheduler = cluster.scheduler()
     scheduler.tick()
     scheduler.tick()
-    assert [call for call in cluster.launcher.calls if call[0] == "submit"] == [("submit", f"{run_id}-1")], (
-        "it has to wait"
-    )
+    assert [c for c in cluster.launcher.calls if c[0] == "submit"] == [("submit", f"{run_id}-1")], "it has to wait"
     delays = [message for kind, message in cluster.messages(run_id) if kind == "launch_delayed"]
     assert delays == ["Ray at http://ray rejected job: too many jobs"]
     cluster.launcher.before = lambda verb, job_id: None

@@ -45,9 +45,7 @@ def scheduler(database: Database, settings: ServiceSettings) -> Scheduler:
 def queued(database: Database) -> list[str]:
     with database.reading() as session:
         runs = session.scalars(select(Run).where(Run.state == RunState.QUEUED).order_by(Run.number))
-        return [
-            f"{v['stage']} {v['arm']} {v['learning_rate']:g} {v['seed']}" for run in runs if (v := run.group_values)
-        ]
+        return [f"{v['stage']} {v['arm']} {v['learning_rate']:g} {v['seed']}" for r in runs if (v := r.group_values)]
 
 
 def end_all(database: Database, accuracy: dict[str, float], state: RunState = RunState.SUCCEEDED, **more: Any) -> None:

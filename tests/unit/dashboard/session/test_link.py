@@ -14,16 +14,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from gxpo_client.connection import is_loopback_host
-from gxpo_dashboard.session.link import (
-    UNUSED_S,
-    LinkSessions,
-    LinkSignIn,
-    has_secret,
-    host_of,
-    may_use_local_token,
-    read_secret,
-    sessions,
-)
+from gxpo_dashboard.session import link
 
 BROWSER: dict[str, Any] = {
     "service_url": "http://127.0.0.1:8000",
@@ -36,9 +27,9 @@ BROWSER: dict[str, Any] = {
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8501", "localhost", "[::1]:8501", "LOCALHOST:1"])
 def test_a_browser_on_this_machine_may(host: str) -> None:
-    assert may_use_local_token(**BROWSER | {"host_header": host})
+    assert link.may_use_local_token(**BROWSER | {"host_header": host})
     others = {"host_header": host, "remote_ip": "127.0.0.1", "service_url": "http://[::1]:8000"}
-    assert may_use_local_token(**BROWSER | others)
+    assert link.may_use_local_token(**BROWSER | others)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +43,7 @@ def test_a_browser_on_this_machine_may(host: str) -> None:
     ],
 )
 def test_everybody_else_may_not(name: str, value: Any) -> None:
-    assert not may_use_local_token(**BROWSER | {name: value})
+    assert not link.may_use_local_token(**BROWSER | {name: value})
 
 
 def test_loopback_is_told_by_address_and_not_by_prefix() -> None:
@@ -60,34 +51,34 @@ def test_loopback_is_told_by_address_and_not_by_prefix() -> None:
     assert not is_loopback_host("127.0.0.1.nip.example")
     assert not is_loopback_host("128.0.0.1")
     assert not is_loopback_host(None)
-    assert host_of("[::1]:80") == "::1"
-    assert host_of("a:80") == "a"
+    assert link.host_of("[::1]:80") == "::1"
+    assert link.host_of("a:80") == "a"
 
 
 def test_only_the_links_secret_signs_in() -> None:
-    assert has_secret("s3cret", "s3cret")
-    assert not any(has_secret("s3cret", other) for other in ("", "S3CRET", "s3cre", "ü"))
-    assert not has_secret(None, "")
+    assert link.has_secret("s3cret", "s3cret")
+    assert not any(link.has_secret("s3cret", other) for other in ("", "S3CRET", "s3cre", "ü"))
+    assert not link.has_secret(None, "")
 
 
 def test_a_token_file_that_cannot_be_read_is_no_token(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    assert read_secret(str(file)) is None
-    assert read_secret(None) is None
+    assert link.read_secret(str(file)) is None
+    assert link.read_secret(None) is None
     file.write_text(" \n", encoding="utf-8")
-    assert read_secret(str(file)) is None
+    assert link.read_secret(str(file)) is None
     file.write_text("gxpo_abc\n", encoding="utf-8")
-    assert read_secret(str(file)) == "gxpo_abc"
+    assert link.read_secret(str(file)) == "gxpo_abc"
 
 
 def test_a_session_ends_by_sign_out_and_when_it_is_not_used() -> None:
-    opened = LinkSessions()
+    opened = link.LinkSessions()
     first, second = opened.open(0.0), opened.open(0.0)
-    assert all(opened.is_open(first, uses * UNUSED_S) for uses in (1, 2)), "each use prolongs it"
-    assert not opened.is_open(second, UNUSED_S + 1)
+    assert all(opened.is_open(first, uses * link.UNUSED_S) for uses in (1, 2)), "each use prolongs it"
+    assert not opened.is_open(second, link.UNUSED_S + 1)
     assert not opened.is_open(second, 0.0), "what has ended stays ended"
     opened.close(first)
-    assert not any(opened.is_open(value, 2 * UNUSED_S) for value in (first, None, "", "guessed"))
+    assert not any(opened.is_open(value, 2 * link.UNUSED_S) for value in (first, None, "", "guessed"))
 
 
 @pytest.mark.parametrize("shown", ["/compare?runs=a&runs=b&note=", "/", "//elsewhere.example/"])
@@ -95,7 +86,8 @@ def test_the_link_gives_a_cookie_not_its_secret(shown: str, tmp_path: Path, monk
     (tmp_path / "secret").write_text("s3cret", encoding="utf-8")
     monkeypatch.setenv("GXPO_LINK_SECRET_FILE", str(tmp_path / "secret"))
     page = Starlette(
-        routes=[Route("/{path:path}", lambda _: PlainTextResponse("the page"))], middleware=[Middleware(LinkSignIn)]
+        routes=[Route("/{path:path}", lambda _: PlainTextResponse("the page"))],
+        middleware=[Middleware(link.LinkSignIn)],
     )
     browser = TestClient(page, "http://127.0.0.1:8501", follow_redirects=False)
     address = f"http://127.0.0.1:8501{shown}"
@@ -107,7 +99,7 @@ def test_the_link_gives_a_cookie_not_its_secret(shown: str, tmp_path: Path, monk
     cookie = SimpleCookie(signed_in.headers["set-cookie"])["gxpo-session-8501"]
     assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "strict", "/")
     assert "s3cret" not in cookie.value
-    assert sessions.is_open(cookie.value, 0.0)
+    assert link.sessions.is_open(cookie.value, 0.0)
     unchanged = browser.get("/compare?runs=a")
     assert unchanged.text == "the page"
     assert not any("set-cookie" in answer.headers for answer in (refused, unchanged))
