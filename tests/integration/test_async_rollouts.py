@@ -142,9 +142,7 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
 
 
 @pytest.mark.long("two further runs, for two depths")
-def test_a_learner_that_does_not_move_takes_the_same_gradients_at_any_depth(
-    tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_are_the_same_at_any_depth(tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a rate of which no weight notices, a batch two steps ahead is the batch that would have been sampled now."""
     # Seeds name the version that samples; here the same random numbers must meet the same weights at any depth.
     inner = sources.request_seed

@@ -248,9 +248,7 @@ def test_gradients_stay_readable_after_the_step_and_all_shards_are_aligned(
 
 
 @on_ranks("stage", STAGES)
-def test_sequences_without_advantage_are_counted_but_not_backpropagated(
-    results: Results, model_folder: str, world: int, stage: int
-) -> None:
+def test_sequences_without_advantage_only_count(results: Results, model_folder: str, world: int, stage: int) -> None:
     plain = PlainTorch(model_folder, without_gradient=True, kl_beta=0.0)
     expected = reference_steps(plain)
     result = results.load(world, f"no-grad-{stage}")

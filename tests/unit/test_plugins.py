@@ -222,9 +222,7 @@ def test_bad_loggers_are_named(names: str, options: list[str], complaint: str, t
         (CLASS + "BareRule", r'has no implementation; set BareRule\.implementation to "module:Class"'),
     ],
 )
-def test_one_message_names_the_setting_the_value_and_the_fix(
-    name: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_messages_name_the_fix(name: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.toml").write_text(f'[learner.rule]\nname = "{name}"\n')
     assert cli.main(["config", "--check", str(tmp_path / "run.toml")]) == 2
     printed = capsys.readouterr().err

@@ -42,9 +42,7 @@ def test_the_rule_of_the_tutorial_passes_its_own_test_and_is_known_to_the_comman
     assert re.search(r"Lookahead K=5 \*.* 40 +200 ", planned), planned
 
 
-def test_the_examples_of_the_contracts_give_the_numbers_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_of_the_contracts_give_the_pages_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in titled("contracts.md").items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))

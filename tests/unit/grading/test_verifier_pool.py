@@ -236,9 +236,7 @@ def test_the_actor_and_its_workers_import_no_engine(module: str, absent: set[str
         (['{"gold": "5", "prediction": "5", "verify": {"units": 1}}'], "line 2: 'verify': has the unknown key 'units'"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_used_is_refused_before_anything_is_graded(
-    tmp_path: Path, lines: list[str] | None, complaint: str
-) -> None:
+def test_an_unusable_file_is_refused_before_grading(tmp_path: Path, lines: list[str] | None, complaint: str) -> None:
     source = tmp_path / "in.jsonl"
     if lines is not None:
         source.write_text("\n".join(['{"gold": "5", "prediction": "5"}', *lines] if lines else []))

@@ -48,9 +48,7 @@ def test_pack_gives_each_rank_a_bundle_and_one_to_sampler_and_verifier() -> None
         ({"learner_cpus": 2.0, "sampler_cpus": 1.0}, {"CPU": 2.0}, (2.0, 1.0, 0.25)),
     ],
 )
-def test_automatic_shares_fit_what_is_there(
-    settings: dict[str, Any], cluster: dict[str, float], shares: tuple[float, ...]
-) -> None:
+def test_automatic_shares_fit(settings: dict[str, Any], cluster: dict[str, float], shares: tuple[float, ...]) -> None:
     settled, _ = placement(**settings).settle(cluster)
     assert tuple(settled.cpus) == pytest.approx(shares, abs=1e-9)
     assert settled.learner_options()["num_cpus"] == settled.cpus.learner

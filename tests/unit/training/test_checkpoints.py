@@ -227,9 +227,7 @@ def test_a_checkpoint_of_another_model_is_refused(
         check_same_model(checkpoint, RunConfig(), tmp_path, "a" * 64)
 
 
-def test_a_run_is_not_continued_with_other_weights_of_the_same_shapes(
-    tmp_path: Path, earlier: Checkpoint, starter: dict[str, tuple[int, ...]]
-) -> None:
+def test_other_weights_are_no_resume(tmp_path: Path, earlier: Checkpoint, starter: dict[str, tuple[int, ...]]) -> None:
     identity = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     (tmp_path / "run.json").write_text(json.dumps({**identity, "policy_sha256": "b" * 64}), encoding="utf-8")
     checkpoint = checkpointed(tmp_path, starter)

@@ -72,9 +72,7 @@ class Interrupting:
 
 
 @pytest.mark.parametrize("moment", ["batch", "evaluation"])
-def test_what_is_sampled_is_given_up_for_a_checkpoint_of_the_last_step(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_are_given_up_for_a_checkpoint(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Interrupting(moment, tmp_path, monkeypatch)
     assert run.controller.run(None) == "pause"
     ((step, state),) = run.saved

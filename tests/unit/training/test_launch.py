@@ -285,9 +285,7 @@ with Launch(Path(sys.argv[1]), service) as launch, RunReporter(launch.out_dir) a
 """
 
 
-def test_a_trainer_whose_main_thread_hangs_logs_its_stacks_and_ends_with_a_recoverable_outcome(
-    tmp_path: Path, server: IngestServer
-) -> None:
+def test_a_trainer_that_hangs_logs_its_stacks_and_ends_recoverably(tmp_path: Path, server: IngestServer) -> None:
     words = [sys.executable, "-c", STALLS, str(tmp_path / "run"), server.url]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1

@@ -148,9 +148,7 @@ def test_problems_beyond_those_evaluated_in_the_run_count_too(config: Any, tmp_p
         ({"model": {"max_length": 71}, "rollout": {"max_new_tokens": 48}}, "model.max_length − rollout.max_new_tokens"),
     ],
 )
-def test_training_prompts_that_are_too_long_are_counted_and_reported(
-    config: Any, tmp_path: Path, changes: dict[str, Any], setting: str
-) -> None:
+def test_too_long_prompts_are_reported(config: Any, tmp_path: Path, changes: dict[str, Any], setting: str) -> None:
     """The starter renders the first two in 23 tokens and, digit by digit, the last in 27."""
     train = write(tmp_path / "train.jsonl", [(3, 4), (5, 6), (300, 400)])
     changes = {**changes, "evaluation": {"benchmarks": [write(tmp_path / "short.jsonl", [(1, 2)])]}}

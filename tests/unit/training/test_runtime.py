@@ -98,9 +98,7 @@ class LearnerStarted(Exception):
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_engines_measure_their_gpus_before_a_learner_rank_starts(
-    resident: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engines_measure_gpus_before_the_ranks(resident: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM sizes its KV cache by the device's free memory, so a learner that loads meanwhile would shrink it."""
     config = RunConfig.model_validate({"placement": {"colocate": True}})
     placement = Placement.decide(config)

@@ -133,9 +133,7 @@ def test_a_distilled_batch_has_every_response_and_no_advantage_of_its_own() -> N
 
 
 @pytest.mark.parametrize(("rule", "trained"), [("", "grpo"), ('[learner.rule]\nname = "gxpo"\nk = 7\n', "gxpo")])
-def test_sft_takes_plain_optimizer_steps_unless_the_file_names_a_rule(
-    rule: str, trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sft_is_plain_without_a_rule(rule: str, trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "run.toml"
     file.write_text(f"[budget]\nsteps = 3\n{rule}")
     configs: list[RunConfig] = []

@@ -50,9 +50,7 @@ def test_members_meet_and_listen_on_loopback_alone(size: int) -> None:
     assert all(interfaces == {"lo"} for _, _, interfaces in results), "whatever the host's name resolves to"
 
 
-def test_members_on_several_hosts_listen_on_the_interface_between_them_or_where_the_user_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_members_on_several_hosts_listen_between_them_or_where_told(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = [(n, a.address) for n, of in psutil.net_if_addrs().items() for a in of if a.family == socket.AF_INET]
     for name, address in addresses:
         assert interface_to(address) == ("lo" if address.startswith("127.") else name)

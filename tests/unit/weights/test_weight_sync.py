@@ -179,9 +179,7 @@ def test_a_version_that_is_published_again_is_compared_with_the_one_before_it(pu
     assert publish(3) == 0.0
 
 
-def test_changed_fraction_of_a_large_model_is_estimated_from_a_sample(
-    publisher: SharedMemoryPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_models_change_is_estimated(publisher: SharedMemoryPublisher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gxpo_trainer.weights.buckets.MOST_SAMPLED", 25)
     meter = ChangeMeter(num_elements=100)
     weights = torch.zeros(100)

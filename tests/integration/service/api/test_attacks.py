@@ -111,9 +111,7 @@ def test_no_pair_of_length_headers_brings_a_body_past_the_limit(
     assert runs.count(database) == 0
 
 
-def test_a_slow_body_is_ended_and_an_unauthenticated_one_is_not_awaited(
-    address: tuple[str, int], token_for: Callable[[str], str]
-) -> None:
+def test_a_slow_body_is_ended_an_unauthenticated_not(address: tuple[str, int], token_for: Callable[[str], str]) -> None:
     status, answer = raw(address, head(token_for("submitter"), "Content-Length: 1000"), b'{"name": ')
     assert status == 408
     assert b"within 1 s" in answer

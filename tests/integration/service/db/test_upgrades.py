@@ -79,9 +79,7 @@ def test_the_migrations_make_what_the_code_expects(old_url: str) -> None:
     command.check(alembic_config(old_url))
 
 
-def test_migrate_keeps_every_row_of_the_version_before_and_the_api_reads_them(
-    old_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_migrate_keeps_rows_which_the_api_reads(old_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = rows_of(old_url)
     assert all(before.values()), "rows in every table"
     monkeypatch.setenv("GXPO_HOME", str(tmp_path / "home"))

@@ -81,9 +81,7 @@ def test_a_run_has_limited_metrics_and_says_what_is_out(database: Database, monk
     assert {*known} == {"a", "b", "c"}, "what is left out leaves no name behind"
 
 
-def test_the_service_has_a_limited_number_of_metric_names_which_other_runs_may_use(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metric_names_are_limited_and_shared_between_runs(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = launch(database), launch(database)
     send(database, first, body(1, metrics=[metric_row(1, a=1.0, b=1.0)]))
     with database.reading() as session:

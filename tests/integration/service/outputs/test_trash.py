@@ -61,9 +61,7 @@ def test_a_kill_before_the_commit_costs_a_run_no_file(
     assert aside(root) == []
 
 
-def test_the_next_start_removes_folders_of_deleted_runs(
-    app: FastAPI, run_id: str, database: Database, settings: ServiceSettings
-) -> None:
+def test_a_start_removes_deleted_runs(app: FastAPI, run_id: str, database: Database, settings: ServiceSettings) -> None:
     root = settings.artifacts
     (root / files.TRASH).mkdir()
     (root / run_id).rename(root / files.TRASH / f"{run_id}-0a1b2c3d")

@@ -84,9 +84,7 @@ def test_each_event_is_sent_once_whichever_scheduler_sees_it(cluster: Cluster, r
     assert body["url"].endswith(f"/api/v1/runs/{run_id}")
 
 
-def test_only_the_chosen_alerts_are_sent_and_a_long_list_comes_in_parts(
-    cluster: Cluster, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_chosen_alerts_go_in_parts(cluster: Cluster, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerts, "MOST_AT_ONCE", 2)
     scheduler = cluster.scheduler(webhooks=(receiver.url,), webhook_alerts=("failed",))
     run_id = cluster.add_run(state=RunState.RUNNING)
@@ -121,9 +119,7 @@ def test_a_receiver_that_fails_is_tried_again_and_given_up_without_its_secret_in
     assert "/hook" not in str(logged)
 
 
-def test_a_receiver_that_does_not_answer_delays_neither_the_others_nor_the_end(
-    cluster: Cluster, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_receiver_delays_nobody(cluster: Cluster, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerts, "CLOSE_S", 0.1)
     monkeypatch.setattr(alerts, "MOST_WAITING", 2)
     monkeypatch.setattr(alerts._post.retry, "wait", alerts.tenacity.wait_none())  # type: ignore[attr-defined]

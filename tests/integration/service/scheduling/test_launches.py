@@ -55,9 +55,7 @@ def test_the_servers_lists_reach_the_trainer(cluster: Cluster, kind: str) -> Non
 
 
 @pytest.mark.parametrize("point", ["status", "prepare", "before submit", "after submit"])
-def test_a_crash_at_any_point_of_a_launch_is_healed_by_the_next_scheduler(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
+def test_the_next_scheduler_heals_any_crash(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
     def crash(verb: str, job_id: str) -> None:
         if verb == point.split()[-1]:
             raise Crash
