@@ -138,7 +138,9 @@ def import_class(path: str) -> Any:
         line = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(f"{failure}; fix {line.filename}, line {line.lineno}") from None
     if not hasattr(module, attribute):
-        raise ConfigError(f"does not exist: {module_name} has no {attribute}{suggestion(attribute, dir(module))}")
+        raise ConfigError(
+            f"does not exist: module {module_name} has no {attribute}{suggestion(attribute, dir(module))}"
+        )
     return getattr(module, attribute)
 
 

@@ -293,7 +293,7 @@ def _number(value: Any, place: str) -> float:
     try:
         return decode_number(value)
     except (ValueError, OverflowError):
-        raise BadRow(place, f"{str(value)[:40]!r} is no number; send NaN, Infinity and -Infinity as strings") from None
+        raise BadRow(place, f"{str(value)[:40]!r} is not a number; send NaN and infinities as strings") from None
 
 
 def _time(row: Mapping[str, Any], place: str) -> float:

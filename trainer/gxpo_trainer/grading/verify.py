@@ -100,7 +100,7 @@ def parse_gold(gold: str) -> str:
     """
     text = _cleaned_gold(gold) if len(gold_answer(gold)) <= MAX_ANSWER_CHARS else ""
     if not text:
-        raise ValueError(f"gold {gold[:80]!r} has no answer; give the final answer alone, or a solution with a \\boxed")
+        raise ValueError(f"gold {gold[:80]!r} holds no answer; give the final answer alone, or a solution with \\boxed")
     if not _is_readable(text):
         raise ValueError(f"gold {gold[:80]!r} cannot be parsed; write it as LaTeX that math-verify reads")
     return text
