@@ -221,9 +221,9 @@ class PlacementConfig(Settings):
         description="true: learner ranks and engines share GPUs, one rank for each device of an engine; false: each "
         "has its own; auto: shared where there are fewer than learner_ranks + samplers × tensor_parallel.",
     )
-    learner_cpus: Share = Field("auto", description="Logical CPUs of each rank; auto: 1, or fewer that fit.")
-    sampler_cpus: Share = Field("auto", description="Logical CPUs of each engine; auto: 0.75, or fewer that fit.")
-    verifier_cpus: Share = Field("auto", description="Logical CPUs of the verifier; auto: 0.25, or fewer that fit.")
+    learner_cpus: Share = Field("auto", description="Logical CPUs of each rank; auto: 1, or what fits.")
+    sampler_cpus: Share = Field("auto", description="Logical CPUs of each engine; auto: 0.75, or what fits.")
+    verifier_cpus: Share = Field("auto", description="Logical CPUs of the verifier; auto: 0.25, or what fits.")
     learner_threads: int | None = Field(
         None, ge=1, le=MOST_PROCESSES, description="Torch threads of each rank; none: the cores divided by ranks."
     )
