@@ -143,7 +143,7 @@ def _register_processes(subparsers: Subparsers) -> None:
     parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
     parser.set_defaults(run=_lazy("local.up:up"))
 
-    parser = subparsers.add_parser("demo", help="train with several rules on an embedded task, compared at equal passes")
+    parser = subparsers.add_parser("demo", help="train with several rules on an embedded task, at equal passes")
     parser.add_argument(
         "--task",
         choices=("word_problems", "arithmetic_skill"),
