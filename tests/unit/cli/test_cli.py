@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import Gxpo
 
 from gxpo_trainer import cli
 from gxpo_trainer.config.io import load_preset, to_toml
@@ -19,8 +20,9 @@ from gxpo_trainer.training import evaluation
 RECORDED = Path(__file__).parents[2] / "browser" / "recordings" / "demo-grpo"
 
 
-def run(*argv: str | Path) -> int:
-    return cli.main([str(part) for part in argv])
+@pytest.fixture
+def gxpo(capsys: pytest.CaptureFixture[str]) -> Gxpo:
+    return Gxpo(capsys)
 
 
 @pytest.mark.parametrize(
@@ -40,33 +42,30 @@ def run(*argv: str | Path) -> int:
         ("train", "x.toml", "--resume", "--continue"),
     ],
 )
-def test_bad_usage_ends_with_code_2(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_usage_ends_with_code_2(argv: tuple[str, ...], gxpo: Gxpo) -> None:
     with pytest.raises(SystemExit) as ended:
-        run(*argv)
+        gxpo(*argv)
     assert ended.value.code == 2
-    assert "usage: gxpo" in capsys.readouterr().err
+    assert "usage: gxpo" in gxpo.printed().err
 
 
 @pytest.mark.parametrize("output", ["toml", "json"])
-def test_a_printed_preset_passes_the_check(output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("config", "--preset", "demo", "--format", output, "--set", "learner.rule.k=7") == 0
+def test_a_printed_preset_passes_the_check(output: str, tmp_path: Path, gxpo: Gxpo) -> None:
+    assert gxpo("config", "--preset", "demo", "--format", output, "--set", "learner.rule.k=7") == 0
     file = tmp_path / f"run.{output}"
-    file.write_text(capsys.readouterr().out, encoding="utf-8")
-    assert run("config", "--check", file) == 0
-    assert capsys.readouterr().out == f"{file}: valid, rule gxpo, budget steps 40\n"
+    file.write_text(gxpo.printed().out, encoding="utf-8")
+    assert gxpo.out("config", "--check", file) == f"{file}: valid, rule gxpo, budget steps 40\n"
 
 
-def test_a_printed_preset_states_passes_and_the_expected_false_alarm(capsys: pytest.CaptureFixture[str]) -> None:
-    run("config", "--preset", "paper-1.5b")
-    head = capsys.readouterr().out.splitlines()[:2]
+def test_a_printed_preset_states_passes_and_the_expected_false_alarm(gxpo: Gxpo) -> None:
+    head = gxpo.out("config", "--preset", "paper-1.5b").splitlines()[:2]
     assert head[0].startswith("# GXPO: 3 backward passes per step")
     assert head[1].startswith("# On noise alone the gate is expected to fire at step 93")
-    run("config", "--preset", "paper-1.5b-sfpo", "--set", "learner.rule.gate.threshold=inf")
-    head = capsys.readouterr().out.splitlines()[:2]
+    gxpo("config", "--preset", "paper-1.5b-sfpo", "--set", "learner.rule.gate.threshold=inf")
+    head = gxpo.printed().out.splitlines()[:2]
     assert head[0].startswith("# SFPO: 6 backward passes per step")
     assert head[1] == "# The gate never fires: the look-ahead stays on to the end."
-    run("config", "--preset", "demo-grpo")
-    assert capsys.readouterr().out.startswith("# GRPO: 1 backward pass per step.\n\n")
+    assert gxpo.out("config", "--preset", "demo-grpo").startswith("# GRPO: 1 backward pass per step.\n\n")
 
 
 @pytest.mark.parametrize(
@@ -88,19 +87,18 @@ def test_a_printed_preset_states_passes_and_the_expected_false_alarm(capsys: pyt
     ],
 )
 def test_a_printed_config_states_the_gpus_that_it_needs(
-    placement: str, stated: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    placement: str, stated: list[str], tmp_path: Path, gxpo: Gxpo
 ) -> None:
     file = tmp_path / "run.toml"
     file.write_text(f"[placement]\n{placement}\n")
-    assert run("config", "--file", file) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if "GPUs" in line] == stated
+    assert [line for line in gxpo.out("config", "--file", file).splitlines() if "GPUs" in line] == stated
 
 
-def test_a_bad_run_file_ends_with_code_2_and_each_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_run_file_ends_with_code_2_and_each_setting(tmp_path: Path, gxpo: Gxpo) -> None:
     file = tmp_path / "run.toml"
     file.write_text('seed = -1\n[learner.rule]\nname = "gxpo"\nk = 1\n')
-    assert run("config", "--check", file) == 2
-    out, err = capsys.readouterr()
+    assert gxpo("config", "--check", file) == 2
+    out, err = gxpo.printed()
     assert out == ""
     assert err.splitlines() == [
         f"gxpo: {file} cannot be used:",
@@ -109,19 +107,18 @@ def test_a_bad_run_file_ends_with_code_2_and_each_setting(tmp_path: Path, capsys
     ]
 
 
-def test_prompts_of_a_run_file_are_shown_as_the_policy_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompts_of_a_run_file_are_shown_as_the_policy_sees(tmp_path: Path, gxpo: Gxpo) -> None:
     (tmp_path / "own.csv").write_text("question,final\n2+2?,4\n")
     file = tmp_path / "run.toml"
     file.write_text(f'[data]\nsource = "{tmp_path}/own.csv"\nprompt_field = "question"\nanswer_field = "final"\n')
-    assert run("config", "--show-prompt", file, "--set", "data.template=Q: {problem}") == 0
-    first, second = capsys.readouterr().out.split("\n\n")[:2]
+    first, second = gxpo.out("config", "--show-prompt", file, "--set", "data.template=Q: {problem}").split("\n\n")[:2]
     assert first.splitlines()[0].startswith("first of 1 training prompts, ")
     assert first.endswith("rendered with the model's chat template:\n<|bos|><|user|>Q: 2+2?<|end|><|assistant|>")
     assert second.startswith("first of 256 word_problems prompts, ")
 
 
 def test_a_check_says_what_a_run_would_download_and_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a check must ask no hub"))
@@ -129,62 +126,56 @@ def test_a_check_says_what_a_run_would_download_and_what_is_missing(
     file.write_text(
         '[model]\npath = "m/nope"\n[data]\nsource = "org/problems"\n[evaluation]\nbenchmarks = ["math500"]\n'
     )
-    assert run("config", "--check", file) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
+    assert gxpo.out("config", "--check", file).splitlines()[1:] == [
         "  model.path = 'm/nope' is no folder here: a run downloads it from the hub",
         "  data.source = 'org/problems' is no file or folder here: a run downloads it from the hub",
         "  evaluation.benchmarks: a run downloads math500 from the hub, unless its cache has it",
     ]
     (tmp_path / "m" / "nope").mkdir(parents=True)
-    assert run("config", "--check", file) == 2
-    assert "model.path = 'm/nope'" in capsys.readouterr().err
+    assert "model.path = 'm/nope'" in gxpo.error(2, "config", "--check", file)
     file.write_text('[model]\npath = "./nope"\n')
-    assert run("config", "--check", file) == 2
-    assert "model.path = './nope': the folder does not exist" in capsys.readouterr().err
+    assert "model.path = './nope': the folder does not exist" in gxpo.error(2, "config", "--check", file)
     file.write_text('[data]\nsource = "nope.jsonl"\n')
-    assert run("config", "--check", file) == 2
-    assert "data.source = 'nope.jsonl' does not exist" in capsys.readouterr().err
+    assert "data.source = 'nope.jsonl' does not exist" in gxpo.error(2, "config", "--check", file)
     file.write_text("[data]\nnum_problems = 1\n[rollout]\nprompts_per_step = 4\n")
-    assert run("config", "--check", file) == 0
-    assert "\n  1 problem for 4 prompts a step: a step contains copies" in capsys.readouterr().out
+    assert "\n  1 problem for 4 prompts a step: a step contains copies" in gxpo.out("config", "--check", file)
 
 
 @pytest.mark.parametrize("command", [("report", "RUN"), ("eval", "--model", "starter", "--benchmark", "word_problems")])
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(
-    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: tuple[str, ...], tmp_path: Path, gxpo: Gxpo
 ) -> None:
     argv = [str(RECORDED) if word == "RUN" else word for word in command]
     (tmp_path / "file").touch()
-    assert run(*argv, "--out", tmp_path / "file" / "out") == 2
-    assert f"--out {tmp_path / 'file'}" in capsys.readouterr().err
+    assert f"--out {tmp_path / 'file'}" in gxpo.error(2, *argv, "--out", tmp_path / "file" / "out")
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.009", "2.1", "nan"])
-def test_eval_refuses_temperatures_that_vllm_would_change(temperature: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("eval", "--model", "starter", "--benchmark", "b", "--temperature", temperature) == 2
-    assert f"evaluation.temperature = {float(temperature)}: must be at" in capsys.readouterr().err
+def test_eval_refuses_temperatures_that_vllm_would_change(temperature: str, gxpo: Gxpo) -> None:
+    assert gxpo("eval", "--model", "starter", "--benchmark", "b", "--temperature", temperature) == 2
+    assert f"evaluation.temperature = {float(temperature)}: must be at" in gxpo.printed().err
 
 
 def test_eval_refuses_an_engine_that_cannot_split_the_heads_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, gxpo: Gxpo
 ) -> None:
     started: list[str] = []
     monkeypatch.setattr(evaluation, "_sample_and_grade", lambda *args: started.append("engine") or [])
     monkeypatch.setattr(evaluation, "load_tokenizer", lambda model: started.append("tokenizer"))
     three = ("--set", "placement.device=cpu", "--set", "placement.tensor_parallel=3")
-    assert run("eval", "--model", "starter", "--benchmark", "word-problems", *three) == 2
-    assert "placement.tensor_parallel = 3 does not divide the 4 attention heads" in capsys.readouterr().err
+    assert gxpo("eval", "--model", "starter", "--benchmark", "word-problems", *three) == 2
+    assert "placement.tensor_parallel = 3 does not divide the 4 attention heads" in gxpo.printed().err
     assert started == []
 
 
-def test_eval_plays_in_the_environment_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_plays_in_the_environment_that_it_names(gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[argparse.Namespace] = []
     monkeypatch.setattr(cli, "run_eval", lambda args: seen.append(args) or 0)
     mine = ("eval", "--model", "starter", "--benchmark", "math500, gsm8k", "--max-new-tokens", "40")
-    run(*mine)
+    gxpo(*mine)
     changes = ("name=calculator", "max_turns=3", "max_observation_tokens=20")
-    run(*mine, *(word for change in changes for word in ("--set", f"environment.{change}")))
-    run(*mine, "--set", "environment.name=openenv")
+    gxpo(*mine, *(word for change in changes for word in ("--set", f"environment.{change}")))
+    gxpo(*mine, "--set", "environment.name=openenv")
     assert seen[0].benchmark == ("math500", "gsm8k")
     single, played = (evaluation._config(args, "starter") for args in seen[:2])
     assert single.environment == EnvironmentConfig()
@@ -199,27 +190,25 @@ def graded(path: Path) -> list[str]:
     return [json.loads(line)["verdict"] for line in path.read_text().splitlines()]
 
 
-def test_grade_writes_one_verdict_a_line_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_grade_writes_one_verdict_a_line_in_order(tmp_path: Path, gxpo: Gxpo) -> None:
     file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     answers = ["so \\boxed{0.5}", "so \\boxed{2}", ""]
     file.write_text("".join(json.dumps({"gold": "1/2", "prediction": answer}) + "\n" for answer in answers))
-    assert run("grade", file, "--workers", "1", "--deadline", "60", "--out", out) == 0
+    assert gxpo("grade", file, "--workers", "1", "--deadline", "60", "--out", out) == 0
     assert graded(out) == ["correct", "wrong", "unparsed"]
-    assert capsys.readouterr().err.strip() == "1 correct, 1 wrong, 1 unparsed, 0 timeout, 0 error"
+    assert gxpo.printed().err.strip() == "1 correct, 1 wrong, 1 unparsed, 0 timeout, 0 error"
     assert sorted(tmp_path.iterdir()) == [file, out]
 
 
-def test_grade_of_bad_input_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_grade_of_bad_input_overwrites_nothing(tmp_path: Path, gxpo: Gxpo) -> None:
     file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     file.write_text('{"gold": "1", "prediction": "1"}\n{"gold": "1"}\n')
     out.write_text("precious")
-    assert run("grade", file, "--out", out) == 2
-    assert "in.jsonl, line 2" in capsys.readouterr().err
+    assert "in.jsonl, line 2" in gxpo.error(2, "grade", file, "--out", out)
     assert out.read_text() == "precious"
-    assert run("grade", file, "--out", file) == 2
-    assert "is the input file" in capsys.readouterr().err
-    assert run("grade", file, "--out", file / "out.jsonl") == 2
-    assert "in.jsonl: cannot create the folder (a file has this name)" in capsys.readouterr().err
+    assert "is the input file" in gxpo.error(2, "grade", file, "--out", file)
+    assert gxpo("grade", file, "--out", file / "out.jsonl") == 2
+    assert "in.jsonl: cannot create the folder (a file has this name)" in gxpo.printed().err
     assert sorted(tmp_path.iterdir()) == [file, out]
 
 
@@ -228,23 +217,23 @@ def test_grade_of_bad_input_overwrites_nothing(tmp_path: Path, capsys: pytest.Ca
     [(Diverged("loss is NaN"), 1, "gxpo: loss is NaN\n"), (KeyboardInterrupt(), 130, "gxpo: interrupted\n")],
 )
 def test_an_error_becomes_one_message_and_its_exit_code(
-    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, gxpo: Gxpo
 ) -> None:
     def fail(args: argparse.Namespace) -> int:
         raise error
 
     monkeypatch.setattr(cli, "run_report", fail)
-    assert run("report", "runs/a") == code
-    assert capsys.readouterr().err == message
+    assert gxpo("report", "runs/a") == code
+    assert gxpo.printed().err == message
 
 
-def test_an_unforeseen_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unforeseen_error_keeps_its_traceback(gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(args: argparse.Namespace) -> int:
         raise ZeroDivisionError
 
     monkeypatch.setattr(cli, "run_report", fail)
     with pytest.raises(ZeroDivisionError):
-        run("report", "runs/a")
+        gxpo("report", "runs/a")
 
 
 @pytest.fixture
@@ -255,14 +244,13 @@ def paper(tmp_path: Path) -> Path:
     return file
 
 
-def planned(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, dict[str, Any]]:
-    code = run("plan", *argv, "--format", "json")
-    return code, json.loads(capsys.readouterr().out)
+def planned(gxpo: Gxpo, *argv: str | Path) -> tuple[int, dict[str, Any]]:
+    code = gxpo("plan", *argv, "--format", "json")
+    return code, json.loads(gxpo.printed().out)
 
 
-def test_memory_time_cost_and_assumptions_are_printed(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", paper, "--gpus", "4", "--gpu", "h100-80") == 0
-    out = capsys.readouterr().out
+def test_memory_time_cost_and_assumptions_are_printed(paper: Path, gxpo: Gxpo) -> None:
+    out = gxpo.out("plan", paper, "--gpus", "4", "--gpu", "h100-80")
     assert out.startswith("paper-1.5b on 4 × h100-80: fits\n")
     for words in ("Memory per device, learner", "Memory per device, sampler", "KV cache", "rule buffers", "GPU hours"):
         assert words in out
@@ -270,42 +258,41 @@ def test_memory_time_cost_and_assumptions_are_printed(paper: Path, capsys: pytes
     assert "GXPO K=5 *" in out
 
 
-def test_a_run_that_cannot_fit_ends_with_code_1_and_a_setting(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", paper, "--gpu", "a100-40", "--set", "model.gradient_checkpointing=false") == 1
-    out = capsys.readouterr().out
+def test_a_run_that_cannot_fit_ends_with_code_1_and_a_setting(paper: Path, gxpo: Gxpo) -> None:
+    assert gxpo("plan", paper, "--gpu", "a100-40", "--set", "model.gradient_checkpointing=false") == 1
+    out = gxpo.printed().out
     assert "paper-1.5b on 4 × a100-40: does not fit" in out
     assert "set model.gradient_checkpointing = true." in out
 
 
-def test_as_many_gpus_as_asked_for_are_planned(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, plan = planned(capsys, paper, "--gpu", "h100-80", "--set", "placement.learner_ranks=7")
+def test_as_many_gpus_as_asked_for_are_planned(paper: Path, gxpo: Gxpo) -> None:
+    code, plan = planned(gxpo, paper, "--gpu", "h100-80", "--set", "placement.learner_ranks=7")
     assert (code, plan["num_devices"], plan["devices_needed"]) == (0, 8, 8)
     own = next(rule for rule in plan["rules"] if rule["own"])
     assert own["gpu_hours"] == pytest.approx(8 * own["hours"])
     assert own["seconds"]["step"] == pytest.approx(sum(own["seconds"].values()) - own["seconds"]["step"])
 
 
-def test_a_host_is_planned_with_its_own_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_is_planned_with_its_own_memory(tmp_path: Path, gxpo: Gxpo) -> None:
     file = tmp_path / "demo.toml"
     file.write_text(to_toml(load_preset("demo", ["placement.device=cpu"])), encoding="utf-8")
-    code, plan = planned(capsys, file)
+    code, plan = planned(gxpo, file)
     assert (code, plan["device"]) == (0, "cpu")
     assert plan["memory"][0]["limit_bytes"] > 2**30
     assert [rule["gpu_hours"] for rule in plan["rules"]] == [None, None, None]
 
 
-def test_an_unknown_gpu_names_the_known_ones(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", paper, "--gpu", "h1000") == 2
-    message = capsys.readouterr().err
+def test_an_unknown_gpu_names_the_known_ones(paper: Path, gxpo: Gxpo) -> None:
+    message = gxpo.error(2, "plan", paper, "--gpu", "h1000")
     assert "there is no device 'h1000'" in message
     assert "h100-80, h100-94, h200-141, b200-180, a100-40" in message
-    assert run("plan", paper, "--gpu", "h100") == 2
-    assert "'h100' is one of several in the planner's table; choose from h100-80, h100-94\n" in capsys.readouterr().err
+    assert gxpo("plan", paper, "--gpu", "h100") == 2
+    assert "'h100' is one of several in the planner's table; choose from h100-80, h100-94\n" in gxpo.printed().err
 
 
 @pytest.mark.parametrize(("short", "name"), [("h200", "h200-141"), ("L4", "l4-24"), ("a100-8", "a100-80")])
-def test_a_gpus_first_letters_is_enough(short: str, name: str, paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert planned(capsys, paper, "--gpu", short)[1]["device"] == name
+def test_a_gpus_first_letters_is_enough(short: str, name: str, paper: Path, gxpo: Gxpo) -> None:
+    assert planned(gxpo, paper, "--gpu", short)[1]["device"] == name
 
 
 @pytest.mark.parametrize(
@@ -316,9 +303,8 @@ def test_a_gpus_first_letters_is_enough(short: str, name: str, paper: Path, caps
     ],
 )
 def test_gpus_that_stay_idle_are_named_with_the_settings_that_use_them(
-    colocate: str, fix: str, paper: Path, capsys: pytest.CaptureFixture[str]
+    colocate: str, fix: str, paper: Path, gxpo: Gxpo
 ) -> None:
-    assert run("plan", paper, "--gpus", "8", "--set", f"placement.colocate={colocate}") == 0
-    assert f"\n4 of 8 GPUs stay idle; set {fix} to use them.\n" in capsys.readouterr().out
-    assert run("plan", paper, "--gpus", "4", "--set", f"placement.colocate={colocate}") == 0
-    assert "idle" not in capsys.readouterr().out
+    assert gxpo("plan", paper, "--gpus", "8", "--set", f"placement.colocate={colocate}") == 0
+    assert f"\n4 of 8 GPUs stay idle; set {fix} to use them.\n" in gxpo.printed().out
+    assert "idle" not in gxpo.out("plan", paper, "--gpus", "4", "--set", f"placement.colocate={colocate}")

@@ -8,9 +8,9 @@ import tomllib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.command_line import Gxpo
 from support.finished_runs import finish
 
 from gxpo_services.api.principals import hash_token
@@ -18,30 +18,11 @@ from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import lifecycle, service
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer import cli
 
 # The commands use HTTP only, so one database is enough.
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 LONG_S = 60
-
-
-class Gxpo:
-    """The command line with an admin token, in an empty folder: returns its exit code."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self.printed = capsys.readouterr
-
-    def __call__(self, *words: object) -> int:
-        return cli.main([str(word) for word in words])
-
-    def json(self) -> Any:
-        return json.loads(self.printed().out)
-
-    def submit(self, name: str, *words: str) -> str:
-        """Submit a run with a name; its id."""
-        assert self("submit", "--preset", "demo", "--name", name, *words) == 0
-        return self.printed().out.strip()
 
 
 @pytest.fixture
@@ -76,32 +57,24 @@ def test_a_submitted_run_prints_its_id_and_shows_as_it_was_sent(gxpo: Gxpo) -> N
     run_id = out.strip()
     assert code == 0
     assert err == f"demo is queued; `gxpo watch {run_id}` follows it\n"
-    assert gxpo("show", run_id, "--json") == 0
-    run = gxpo.json()
+    run = gxpo.json("show", run_id)
     assert (run["tags"], run["notes"], run["priority"]) == (["a", "b"], "n", 3)
     assert run["config"]["learner"]["rule"]["k"] == 7
-    assert gxpo("show", run_id, "--config") == 0
-    assert tomllib.loads(gxpo.printed().out)["learner"]["rule"]["k"] == 7
-    assert gxpo("show", run_id) == 0
-    details = gxpo.printed().out
+    assert tomllib.loads(gxpo.out("show", run_id, "--config"))["learner"]["rule"]["k"] == 7
+    details = gxpo.out("show", run_id)
     assert all(words in details for words in (run_id, "GXPO K=7", "0/40", "cancel"))
 
 
 def test_one_key_makes_one_run(gxpo: Gxpo) -> None:
-    ids = []
-    for _ in range(2):
-        assert gxpo("submit", "--preset", "demo", "--key", "mine") == 0
-        ids.append(gxpo.printed().out)
-    assert ids[0] == ids[1]
-    assert gxpo("submit", "--preset", "demo-grpo", "--key", "mine") == 1
-    assert "mine" in gxpo.printed().err
+    once, again = (gxpo.out("submit", "--preset", "demo", "--key", "mine") for _ in range(2))
+    assert once == again
+    assert "mine" in gxpo.error(1, "submit", "--preset", "demo-grpo", "--key", "mine")
 
 
 def test_files_that_are_here_travel_as_absolute_paths(gxpo: Gxpo, tmp_path: Path) -> None:
     Path("mine.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n')
     Path("run.toml").write_text('[data]\nsource = "mine.jsonl"\n[evaluation]\nbenchmarks = ["mine.jsonl"]\n')
-    assert gxpo("submit", "run.toml", "--json") == 0
-    config = gxpo.json()["config"]
+    config = gxpo.json("submit", "run.toml")["config"]
     here = str(tmp_path / "work" / "mine.jsonl")
     assert (config["data"]["source"], config["evaluation"]["benchmarks"]) == (here, [here])
     assert config["model"]["path"] == "starter"
@@ -110,8 +83,7 @@ def test_files_that_are_here_travel_as_absolute_paths(gxpo: Gxpo, tmp_path: Path
 def test_a_check_prints_the_cost_and_creates_nothing(gxpo: Gxpo) -> None:
     assert gxpo("submit", "--preset", "demo", "--check") == 0
     assert gxpo.printed().out.startswith("valid; 40 steps, at most 120 backward passes (GXPO: 3 backward passes")
-    assert gxpo("runs", "--json") == 0
-    assert gxpo.json() == []
+    assert gxpo.json("runs") == []
 
 
 def test_a_config_that_only_the_server_refuses_ends_with_code_2(gxpo: Gxpo) -> None:
@@ -127,28 +99,23 @@ def test_a_sweep_shows_its_cost_before_it_is_made(gxpo: Gxpo) -> None:
     assert gxpo(*grid, "--check") == 0
     # 2 values × 3 seeds, 40 steps of 3 passes each
     assert "6 runs: 240 steps, at most 720 backward passes" in gxpo.printed().out
-    assert gxpo(*grid) == 2
-    assert "Submit 6 runs? No terminal to confirm on; add --yes" in gxpo.printed().err
-    assert gxpo(*grid, "--yes", "--tags", "k") == 0
-    group = gxpo.printed().out.splitlines()[-1]
-    assert gxpo("runs", "--group", group, "--json") == 0
-    swept = gxpo.json()
+    assert "Submit 6 runs? No terminal to confirm on; add --yes" in gxpo.error(2, *grid)
+    group = gxpo.out(*grid, "--yes", "--tags", "k").splitlines()[-1]
+    swept = gxpo.json("runs", "--group", group)
     assert sorted((run["group_values"]["learner.rule.k"], run["seed"]) for run in swept) == [
         (k, seed) for k in (3, 5) for seed in (0, 1, 2)
     ]
     assert {tag for run in swept for tag in run["tags"]} == {"k"}
-    assert gxpo("sweep", "--base", "demo", "--grid", "learner.rule.k=1", "--yes") == 2
-    assert "learner.rule.k" in gxpo.printed().err
+    assert "learner.rule.k" in gxpo.error(2, "sweep", "--base", "demo", "--grid", "learner.rule.k=1", "--yes")
     assert gxpo("sweep", "--base", "demo", "--grid", "nonsense") == 2
     assert gxpo("sweep") == 2
 
 
 def test_runs_are_listed_filtered_and_sorted(gxpo: Gxpo) -> None:
     ids = [gxpo.submit(name, "--tags", tag) for name, tag in (("one", "x"), ("two", "y"), ("three", "x"))]
-    assert gxpo("runs", "--tag", "x", "--sort", "name", "--order", "asc", "--json") == 0
-    assert [run["name"] for run in gxpo.json()] == ["one", "three"]
-    assert gxpo("runs", "--limit", 2) == 0
-    table = gxpo.printed().out
+    sorted_runs = gxpo.json("runs", "--tag", "x", "--sort", "name", "--order", "asc")
+    assert [run["name"] for run in sorted_runs] == ["one", "three"]
+    table = gxpo.out("runs", "--limit", 2)
     assert ids[0] not in table
     assert ids[1] in table
     assert ids[2] in table
@@ -162,18 +129,14 @@ def test_runs_are_listed_filtered_and_sorted(gxpo: Gxpo) -> None:
 def test_a_run_is_meant_by_any_unique_piece_of_its_id_or_its_name(gxpo: Gxpo) -> None:
     first, second = gxpo.submit("first"), gxpo.submit("second")
     for word in (first, "first", first[-8:]):
-        assert gxpo("show", word, "--json") == 0
-        assert gxpo.json()["id"] == first
-    assert gxpo("show", first[:5]) == 2
-    err = gxpo.printed().err
+        assert gxpo.json("show", word)["id"] == first
+    err = gxpo.error(2, "show", first[:5])
     assert "matches 2 runs" in err
     assert first in err
     assert second in err
-    assert gxpo("show", "nowhere") == 1
-    assert gxpo.printed().err == "gxpo: there is no run 'nowhere'; `gxpo runs` lists them\n"
+    assert gxpo.error(1, "show", "nowhere") == "gxpo: there is no run 'nowhere'; `gxpo runs` lists them\n"
     named_like_an_id = gxpo.submit(second[-8:])
-    assert gxpo("show", second[-8:], "--json") == 0
-    assert gxpo.json()["id"] == named_like_an_id
+    assert gxpo.json("show", second[-8:])["id"] == named_like_an_id
 
 
 def test_runs_are_cancelled_and_each_refusal_is_named(gxpo: Gxpo, database: Database) -> None:
@@ -191,17 +154,14 @@ def test_runs_are_cancelled_and_each_refusal_is_named(gxpo: Gxpo, database: Data
 def test_pause_and_resume(gxpo: Gxpo, database: Database) -> None:
     run_id = gxpo.submit("mine")
     move(database, run_id, RunState.STARTING, RunState.RUNNING)
-    assert gxpo("pause", run_id) == 0
-    assert gxpo.printed().out == f"{run_id} mine: pausing\n"
+    assert gxpo.out("pause", run_id) == f"{run_id} mine: pausing\n"
     move(database, run_id, RunState.PAUSED)
-    assert gxpo("resume", run_id) == 0
-    assert gxpo.printed().out == f"{run_id} mine: queued\n"
+    assert gxpo.out("resume", run_id) == f"{run_id} mine: queued\n"
 
 
 def test_a_clone_has_other_settings_and_names_its_original(gxpo: Gxpo) -> None:
     original = gxpo.submit("mine")
-    assert gxpo("clone", "mine", "--set", "learner.rule.k=9", "--name", "other", "--json") == 0
-    (made,) = gxpo.json()
+    (made,) = gxpo.json("clone", "mine", "--set", "learner.rule.k=9", "--name", "other")
     assert (made["name"], made["parent_id"], made["config"]["learner"]["rule"]["k"]) == ("other", original, 9)
 
 
@@ -209,22 +169,17 @@ def test_name_tags_and_notes_can_be_edited_and_runs_archived(gxpo: Gxpo) -> None
     run_id = gxpo.submit("mine", "--tags", "a")
     assert gxpo("edit", "mine", "--name", "yours", "--tags", "", "--archive") == 0
     assert gxpo.printed().out == f"{run_id} yours: changed name, tags, archived\n"
-    assert gxpo("runs", "--json") == 0
-    assert gxpo.json() == []
-    assert gxpo("runs", "--archived", "--json") == 0
-    assert [(run["name"], run["tags"]) for run in gxpo.json()] == [("yours", [])]
-    assert gxpo("edit", "yours") == 2
-    assert "nothing to change" in gxpo.printed().err
+    assert gxpo.json("runs") == []
+    assert [(run["name"], run["tags"]) for run in gxpo.json("runs", "--archived")] == [("yours", [])]
+    assert "nothing to change" in gxpo.error(2, "edit", "yours")
 
 
 def test_deleting_asks_first_and_needs_an_ended_run(gxpo: Gxpo) -> None:
     run_id = gxpo.submit("mine")
-    assert gxpo("delete", "mine") == 2
-    assert "No terminal to confirm on; add --yes" in gxpo.printed().err
+    assert "No terminal to confirm on; add --yes" in gxpo.error(2, "delete", "mine")
     assert gxpo("delete", "mine", "--yes") == 1
     assert gxpo("cancel", "mine") == 0
-    assert gxpo("delete", "mine", "--yes") == 0
-    assert f"{run_id} deleted" in gxpo.printed().out
+    assert f"{run_id} deleted" in gxpo.out("delete", "mine", "--yes")
     assert gxpo("show", run_id) == 1
 
 
@@ -234,10 +189,9 @@ def test_watching_ends_with_the_run_and_its_exit_code_is_the_outcome(gxpo: Gxpo,
     move(database, bad, RunState.STARTING, RunState.FAILED, reason="out_of_memory", detail="the sampler was killed")
     assert gxpo("watch", "good") == 0
     assert "good: succeeded" in gxpo.printed().err
-    assert gxpo("watch", "good", "bad") == 1
-    assert "bad: failed (out_of_memory)" in gxpo.printed().err
+    assert "bad: failed (out_of_memory)" in gxpo.error(1, "watch", "good", "bad")
     assert gxpo("watch", "bad", "--json") == 1
-    assert gxpo.json()["reason"] == "out_of_memory"
+    assert json.loads(gxpo.printed().out)["reason"] == "out_of_memory"
     assert gxpo("watch") == 2
 
 
@@ -265,10 +219,8 @@ def test_logs_are_printed_whole_in_part_and_followed(gxpo: Gxpo, database: Datab
     run_id = gxpo.submit("mine")
     lines = [f"line {number} π\n" for number in range(20_000)]
     write_log(settings, run_id, "".join(lines) + "half")
-    assert gxpo("logs", "mine") == 0
-    assert gxpo.printed().out == "".join(lines) + "half"
-    assert gxpo("logs", "mine", "--tail", "2") == 0
-    assert gxpo.printed().out == "".join(lines[-2:]) + "half"
+    assert gxpo.out("logs", "mine") == "".join(lines) + "half"
+    assert gxpo.out("logs", "mine", "--tail", "2") == "".join(lines[-2:]) + "half"
     move(database, run_id, RunState.STARTING, RunState.RUNNING)
     codes: list[int] = []
     reader = threading.Thread(target=lambda: codes.append(gxpo("logs", "mine", "-f", "--tail", "1")))
@@ -284,30 +236,26 @@ def test_logs_are_printed_whole_in_part_and_followed(gxpo: Gxpo, database: Datab
 def test_runs_are_compared_with_tables_and_the_sentence(gxpo: Gxpo, database: Database, url: str) -> None:
     grpo, plain = gxpo.submit("plain", "--set", "learner.rule.name=grpo"), gxpo.submit("unfinished")
     finish(url, database, grpo, [0.0, 0.25, 0.5])
-    assert gxpo("compare", "plain", "unfinished") == 0
-    out = gxpo.printed().out
+    out = gxpo.out("compare", "plain", "unfinished")
     assert "50.0%" in out
     assert "GRPO" in out
     assert f"excluded: unfinished ({plain}): it has no evaluation (yet)\n" in out
     assert "{'" not in out, "no member is printed as in the response"
-    assert gxpo("compare", "plain", "--json") == 0
-    assert gxpo.json()["target"]["steps"] == 2
+    assert gxpo.json("compare", "plain")["target"]["steps"] == 2
     assert gxpo("compare", "unfinished") == 2
     assert gxpo("compare") == 2
 
 
 def test_an_export_is_a_whole_file_or_none(gxpo: Gxpo, database: Database, url: str) -> None:
     finish(url, database, gxpo.submit("mine"), [0.0, 0.5])
-    assert gxpo("export", "mine") == 0
-    file = Path(gxpo.printed().out.strip())
+    file = Path(gxpo.out("export", "mine").strip())
     assert file.read_bytes()[:2] == b"PK", "several tables travel as one zip file"
-    assert gxpo("export", "mine", "--format", "jsonl", "--out", "numbers.zip", "--json") == 0
-    assert gxpo.json()["bytes"] == Path("numbers.zip").stat().st_size
+    exported = gxpo.json("export", "mine", "--format", "jsonl", "--out", "numbers.zip")
+    assert exported["bytes"] == Path("numbers.zip").stat().st_size
     assert "samples.jsonl" not in zipfile.ZipFile("numbers.zip").namelist()
     assert gxpo("export", "mine", "--format", "jsonl", "--samples", "--out", "numbers.zip") == 0
     assert "samples.jsonl" in zipfile.ZipFile("numbers.zip").namelist()
-    assert gxpo("export", "mine", "--out", "nowhere/numbers.zip") == 2
-    assert "cannot write --out nowhere/numbers.zip" in gxpo.printed().err
+    assert "cannot write --out nowhere/numbers.zip" in gxpo.error(2, "export", "mine", "--out", "nowhere/numbers.zip")
     assert gxpo("export", "r00000000000000000000") == 1
     assert sorted(entry.name for entry in Path().iterdir()) == sorted({file.name, "numbers.zip"})
 
@@ -318,28 +266,22 @@ def test_tokens_are_made_listed_and_revoked(gxpo: Gxpo, monkeypatch: pytest.Monk
     secret = out.strip()
     assert secret.startswith("gxpo_")
     assert "shown only once" in err
-    assert gxpo("token", "list", "--json") == 0
-    listed = {token["name"]: token for token in gxpo.json()}
+    listed = {token["name"]: token for token in gxpo.json("token", "list")}
     assert secret not in json.dumps(listed)
     file = tmp_path / "token"
     file.write_text(secret + "\n")
     assert gxpo("runs", "--token-file", file) == 0
-    assert gxpo("submit", "--preset", "demo", "--token-file", file) == 1
-    assert "role submitter is required" in gxpo.printed().err
-    assert gxpo("token", "list") == 0
-    assert "valid until" in gxpo.printed().out
-    assert gxpo("token", "revoke", listed["ci"]["id"]) == 0
-    assert gxpo.printed().out == f"{listed['ci']['id']} (ci) is revoked\n"
-    assert gxpo("runs", "--token-file", file) == 1
-    assert "--token-file" in gxpo.printed().err
+    assert "role submitter is needed" in gxpo.error(1, "submit", "--preset", "demo", "--token-file", file)
+    assert "valid until" in gxpo.out("token", "list")
+    assert gxpo.out("token", "revoke", listed["ci"]["id"]) == f"{listed['ci']['id']} (ci) is revoked\n"
+    assert "--token-file" in gxpo.error(1, "runs", "--token-file", file)
 
 
 def test_the_first_token_of_a_service_is_made_in_its_database(
     gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch, database: Database, database_url: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GXPO_DATABASE_URL", database_url)
-    assert gxpo("token", "create", "first", "--role", "admin", "--database", "--json") == 0
-    made = gxpo.json()
+    made = gxpo.json("token", "create", "first", "--role", "admin", "--database")
     with database.reading() as session:
         from gxpo_services.db.tables import AccessToken
 
@@ -347,8 +289,7 @@ def test_the_first_token_of_a_service_is_made_in_its_database(
         assert row is not None
         assert row.sha256 == hash_token(made["token"])
     monkeypatch.setenv("GXPO_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.sqlite'}")
-    assert gxpo("token", "create", "first", "--database") == 2
-    assert "gxpo migrate" in gxpo.printed().err
+    assert "gxpo migrate" in gxpo.error(2, "token", "create", "first", "--database")
 
 
 def test_migrate_makes_the_newest_schema(gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -357,8 +298,7 @@ def test_migrate_makes_the_newest_schema(gxpo: Gxpo, monkeypatch: pytest.MonkeyP
     assert gxpo("migrate") == 0
     assert gxpo("migrate", "--check") == 0
     monkeypatch.setenv("GXPO_PORT", "many")
-    assert gxpo("migrate") == 2
-    assert "GXPO_PORT: " in gxpo.printed().err
+    assert "GXPO_PORT: " in gxpo.error(2, "migrate")
 
 
 def test_the_local_token_is_used_on_loopback_and_nowhere_else(
@@ -380,7 +320,5 @@ def test_the_local_token_is_used_on_loopback_and_nowhere_else(
 
 def test_a_run_s_text_cannot_steer_the_terminal(gxpo: Gxpo) -> None:
     gxpo.submit("mine\x1b[2Jx\x07", "--notes", "n")
-    assert gxpo("runs") == 0
-    out = gxpo.printed().out
-    assert "\x1b" not in out
-    assert "minex�" in out
+    out = gxpo.out("runs")
+    assert ("\x1b" in out, "minex�" in out) == (False, True)
