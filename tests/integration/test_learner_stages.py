@@ -22,6 +22,7 @@ import torch
 from learner_worker import VOCABULARY
 from plain_torch import GXPO, LORA, PlainTorch, gxpo_reference, reference_steps
 from safetensors.torch import load_file, save_file
+from support.tiny_policy import qwen2
 from torch import Tensor
 
 pytestmark = pytest.mark.engine
@@ -97,25 +98,11 @@ def on_ranks(name: str, values: Sequence[str | int]) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random Qwen2 whose width is odd, so that many tensors have an odd number of elements."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=33,
-        head_dim=8,
-        intermediate_size=47,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        initializer_range=0.1,
-        attention_dropout=0.3,
-    )
+    more = {"head_dim": 8, "max_position_embeddings": 64, "initializer_range": 0.1, "attention_dropout": 0.3}
     folder = tmp_path_factory.mktemp("model")
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    Qwen2ForCausalLM(config).save_pretrained(folder / "teacher")  # of other random weights
+    for name in (".", "teacher"):  # of other random weights
+        qwen2(VOCABULARY, 33, 47, 2, 4, 2, **more).save_pretrained(folder / name)
     return str(folder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.tiny_policy import qwen2
 from test_learner_stages import run_ranks
 
 pytestmark = [pytest.mark.engine, pytest.mark.long("a matrix of stages and dtypes")]
@@ -17,19 +18,8 @@ CASES = [(dtype, stage) for dtype in ("bf16", "fp32") for stage in (0, 3)]
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """What each rank measured, as multiples of the policy's fp32 bytes."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     root = tmp_path_factory.mktemp("memory")
-    config = Qwen2Config(
-        vocab_size=4096,
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        tie_word_embeddings=True,
-    )
-    model = Qwen2ForCausalLM(config)
+    model = qwen2(4096, 512, 1536, 8, 8, 8)
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     model.save_pretrained(root / "fp32")
     model.to(torch.bfloat16).save_pretrained(root / "bf16")

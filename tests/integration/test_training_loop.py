@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from support.tiny_families import save_family
+from support.tiny_policy import qwen2
 from transformers import AutoModelForCausalLM
 
 from docs_build.metrics import undescribed
@@ -178,7 +179,7 @@ def test_real_problems_train_a_qwen_shaped_policy_end_to_end(tmp_path, small_run
 def qwen_shaped_policy(folder: Path, problems: list[dict]) -> Path:
     """Random weights in Qwen2.5's shape (grouped queries, tied head) and a tokenizer trained on the problems."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+    from transformers import Qwen2Tokenizer
     from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
     end = "<|endoftext|>"
@@ -196,18 +197,7 @@ def qwen_shaped_policy(folder: Path, problems: list[dict]) -> Path:
     merges = [tuple(merge) for merge in learned["merges"]]
     qwen = Qwen2Tokenizer(vocab=learned["vocab"], merges=merges, unk_token=None, eos_token=end, pad_token=end)
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=1536,
-        hidden_size=128,
-        intermediate_size=344,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        rope_theta=1e6,
-        eos_token_id=qwen.eos_token_id,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    more = {"max_position_embeddings": 1024, "rope_theta": 1e6, "eos_token_id": qwen.eos_token_id}
+    qwen2(1536, 128, 344, 3, 4, 2, **more).save_pretrained(folder)
     qwen.save_pretrained(folder)
     return folder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -23,18 +25,17 @@ def tiny_policy(
 ) -> Qwen2ForCausalLM:
     """Qwen2 with 2 layers and weights large enough that its distributions are not flat."""
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        intermediate_size=24,
-        max_position_embeddings=512,
-        tie_word_embeddings=tied,
-        initializer_range=0.2,
-    )
-    return Qwen2ForCausalLM(config).to(dtype)
+    more = {"max_position_embeddings": 512, "tie_word_embeddings": tied, "initializer_range": 0.2}
+    return qwen2(vocabulary, width, 24, 2, 2, 1, **more).to(dtype)
+
+
+def qwen2(
+    vocabulary: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, **more: Any
+) -> Qwen2ForCausalLM:
+    """A random Qwen2, with tied embeddings unless `more` unties them."""
+    widths = {"vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers}
+    others = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "tie_word_embeddings": True}
+    return Qwen2ForCausalLM(Qwen2Config(**widths | others | more))
 
 
 def random_batch(

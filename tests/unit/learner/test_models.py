@@ -15,7 +15,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from support.tiny_policy import qwen2
 
 from gxpo_trainer.config import LoraConfig, ModelConfig, RunConfig
 from gxpo_trainer.errors import ConfigError
@@ -31,11 +31,8 @@ OLD, NEW = "a" * 40, "b" * 40
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=32, tie_word_embeddings=False, attention_dropout=0.5,
-    )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    more = {"max_position_embeddings": 32, "tie_word_embeddings": False, "attention_dropout": 0.5}
+    qwen2(31, 16, 24, 1, 2, 1, **more).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 

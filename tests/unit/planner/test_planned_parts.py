@@ -223,18 +223,9 @@ def test_tensor_parallel_splits_weights_and_as_many_heads_as_there_are() -> None
 @pytest.mark.parametrize(("precision", "kv_heads"), [("fp32", 4), ("bf16", 4), ("bf16", 2)])
 def test_counted_activations_are_what_torch_saves(precision: str, kv_heads: int) -> None:
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from support.tiny_policy import qwen2
 
-    config = Qwen2Config(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        tie_word_embeddings=True,
-    )
-    model = Qwen2ForCausalLM(config).to(torch.float32 if precision == "fp32" else torch.bfloat16).train()
+    model = qwen2(512, 128, 384, 4, 4, kv_heads).to(torch.float32 if precision == "fp32" else torch.bfloat16).train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
