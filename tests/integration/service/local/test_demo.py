@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import select
 from support import stand_in_demo
 
-from gxpo_services.cli.arguments import register_demo
+from gxpo_services.cli.arguments import register
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
 from gxpo_services.local.demo import TASKS
@@ -81,7 +81,7 @@ def test_it_shows_progress_the_comparison_and_where_the_report_is(demo: Demo) ->
 
 def test_every_task_of_the_command_trains_presets_on_its_problems() -> None:
     parser = argparse.ArgumentParser()
-    register_demo(parser.add_subparsers())
+    register(parser.add_subparsers())
     for name, task in TASKS.items():
         assert parser.parse_args(["demo", "--task", name]).task == name
         assert {load_preset(preset).data.source for preset in task.presets} == {name}
