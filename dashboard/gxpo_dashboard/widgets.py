@@ -142,8 +142,11 @@ _FRAME = {
 }
 
 
-def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False) -> None:
-    """A table of escaped text in a card; a long one, or with `closed`, is collapsed and built when it is opened."""
+def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False, colors: Sequence[str] = ()) -> None:
+    """A table of escaped text in a card; a long one, or with `closed`, is collapsed and built when it is opened.
+
+    colors: of a dot before the first cell of each row.
+    """
     with st.container(border=True):
         st.markdown(f"##### {plain(title)}")
         if frame.empty:
@@ -155,6 +158,9 @@ def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False) -> None
         if drawer is None or drawer.open:
             with drawer or nullcontext():
                 cells = frame.map(plain).rename(columns=plain)
+                if colors:
+                    dots = pd.Series([f':color[●]{{foreground="{color}"}} ' for color in colors], cells.index)
+                    cells.iloc[:, 0] = dots + cells.iloc[:, 0]
                 st.table(cells, border="horizontal", hide_index=True, alt=title)
 
 

@@ -113,14 +113,15 @@ def run_details(run: Json, events: Sequence[Json]) -> list[Table | Text]:
 
 
 def print_comparison(comparison: Json) -> None:
-    """Print the tables, the excluded runs and what the evidence supports."""
-    screen = console()
+    """Print the headline, the tables, the excluded runs and the rest of what the evidence supports."""
+    screen, (headline, *evidence) = console(), plain(comparison["evidence"]).splitlines()
+    screen.print(Text(f"{headline}\n", style="bold"))
     for part in comparison["tables"]:
         rows = [[one_line(cell) for cell in row] for row in part["rows"]]
         screen.print(table(part["header"], rows, title=one_line(part["title"])))
     for run in comparison["left_out"]:
         screen.print(Text(f"excluded: {one_line(run['name'])} ({run['run']}): {one_line(run['reason'])}"))
-    screen.print(Text(plain(comparison["evidence"])))
+    screen.print(Text("\n".join(evidence)))
 
 
 def of_budget(used: float, budget: float | None) -> str:
