@@ -144,9 +144,7 @@ _FRAME = {
 
 def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False, colors: Sequence[str] = ()) -> None:
     """A table of escaped text in a card; a long one, or with `closed`, is collapsed and built when it is opened.
-
-    colors: of a dot before the first cell of each row.
-    """
+    colors: of a dot before each row."""
     with st.container(border=True):
         st.markdown(f"##### {plain(title)}")
         if frame.empty:

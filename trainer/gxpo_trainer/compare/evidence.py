@@ -147,8 +147,6 @@ def weigh(comparison: Comparison) -> Evidence:
     else:
         parts.append(f"{name} peaks at {percent(target.accuracy)} after {_costs(target)}.")
         parts += [_reach(group, name) for group in candidates]
-        parts.append(_winners(comparison))
-    parts += [text for group in candidates if (text := _equal_budgets(group, name))]
     parts += [text for group in candidates if (text := _over_seeds(comparison, group, supported[group.name]))]
     parts.append(comparison.schedule)
     if missing:
@@ -163,37 +161,6 @@ def _reach(group: GroupResult, baseline: str) -> str:
     ratios = ", ".join(ratio_words(ratio, axis) for axis in COSTS if (ratio := group.speed_ups[axis]) is not None)
     against = f" (at common evaluations, compared with {baseline}: {ratios})" if ratios else ""
     return f"{group.name} reaches that after {_costs(group.match)}{against}."
-
-
-def _equal_budgets(group: GroupResult, baseline: str) -> str:
-    """The difference in accuracy at the largest common budget of each cost, in points.
-
-    Left out where a run was last evaluated before its first step: that compares training with none.
-    """
-    words = []
-    for axis in COSTS:
-        results = [result for result in group.budgets if result.axis == axis and result.over_seeds]
-        last = max(results, key=lambda result: result.budget, default=None)
-        if last is not None and last.over_seeds and last.evaluated_from:
-            # How far before the budget a run was last evaluated, where that is more than a tenth.
-            early = last.evaluated_from < 0.9 * last.budget
-            since = f", evaluated from {amount(axis, last.evaluated_from)} on" if early else ""
-            budget = f"{amount(axis, last.budget)}{since}"
-            words.append(f"{points(last.over_seeds.mean)} at equal {NAMES[axis]} ({budget})")
-    return f"{group.name} against {baseline}, in points: {', '.join(words)}." if words else ""
-
-
-def _winners(comparison: Comparison) -> str:
-    """The groups that reach the target at the lowest cost, per axis, including the baseline."""
-    words = []
-    for axis in COSTS:
-        costs = {group.name: group.match.cost(axis) for group in comparison.groups if group.match is not None}
-        least = min((cost for cost in costs.values() if not math.isnan(cost)), default=None)
-        if least is not None:
-            superlative = "least" if axis == "hours" else "fewest"
-            names = " and ".join(name for name, cost in costs.items() if cost == least)
-            words.append(f"{superlative} {NAMES[axis]}: {names}")
-    return f"To that accuracy, {'; '.join(words)}." if words else ""
 
 
 def _supported(comparison: Comparison, candidates: list[GroupResult]) -> dict[str, tuple[Axis, ...]]:
@@ -236,8 +203,10 @@ def _headline(comparison: Comparison, candidates: list[GroupResult]) -> tuple[st
         return f"Not all runs were evaluated at equal backward passes after their first step; {fix}.{rest}", False
     group, result, seeds = compared[0]
     name = group.name + (f", the best of {len(candidates)} candidates," if len(candidates) > 1 else "")
-    passes = amount("backward_passes", result.budget)
-    text = f"{name} is {against(seeds.mean, comparison.baseline)} after {passes} backward passes"
+    passes = f"{amount('backward_passes', result.budget)} backward passes"
+    if result.evaluated_from < 0.9 * result.budget:
+        passes += f", evaluated from {amount('backward_passes', result.evaluated_from)} on"
+    text = f"{name} is {against(seeds.mean, comparison.baseline)} after {passes}"
     if num < MIN_SEEDS:
         kind, interval = ("problems", result.over_problems) if num == 1 else ("seeds", seeds)
         return f"{text}{f' ({bounds(interval)} over {kind})' if bounds(interval) else ''}.{rest}", False
