@@ -63,21 +63,19 @@ def state_sentence(run: RunView, holders: Sequence[str] = ()) -> str:
     """`Running: step 12 of 40.` holders: names of the runs that hold resources while this one is queued."""
     steps, bound, state = run.progress.steps, run.progress.step_budget, run.state
     place = f"step {steps:,}" + (f" of {bound:,}" if bound else "")
-    if state is RunState.SUCCEEDED:
-        text = f"Finished after {steps:,} step{'' if steps == 1 else 's'}"
-    elif state is RunState.QUEUED:
+    if state is RunState.QUEUED:
         more = [f"{len(holders) - _MOST_HOLDERS} more"] if len(holders) > _MOST_HOLDERS else []
         held = f"; resources are held by {in_words([*holders[:_MOST_HOLDERS], *more], 'and')}" if holders else ""
         text = f"Queued at position {run.progress.queue_position}{held}"
     elif state in TERMINAL:
         reason = f": {run.reason.replace('_', ' ')}" if run.reason else ""
-        text = f"{state.capitalize()} {f'at {place}' if steps else 'before the first step'}{reason}"
+        word = "Finished" if state is RunState.SUCCEEDED else state.capitalize()
+        text = f"{word} {f'at {place}' if steps else 'before the first step'}{reason}"
     else:
         phase = run.phase if run.phase != "training" else None
         text = f"{state.capitalize()}: {', '.join(filter(None, (place if steps or not phase else None, phase)))}"
-    if run.recoveries:
-        text += f". Recovered {run.recoveries} time{'' if run.recoveries == 1 else 's'}"
-    return f"{text}." + (f" {' '.join(run.detail.split())}" if run.detail else "")
+    again = f". Recovered {run.recoveries}×" if run.recoveries else ""
+    return f"{text}{again}. {' '.join(run.detail.split())}".strip()
 
 
 def gate_sentence(rule: Mapping[str, Any], last: Last, ended: bool) -> str:
@@ -107,9 +105,7 @@ def evaluation_sentence(curve: EvaluationCurve | None, last: Last, ended: bool) 
         return f"{percent(now.accuracy)} {_place(now)}{higher}."
     if REWARD not in last and _LOSS in last and (loss := last[_LOSS].last) is not None:
         return f"Loss {_figure(loss)} at step {last[_LOSS].last_step:,}."
-    if not last:
-        return ""
-    return "It was not evaluated." if ended else "No evaluation yet."
+    return ("It was not evaluated." if ended else "No evaluation yet.") if last else ""
 
 
 def comparison_sentence(

@@ -78,14 +78,13 @@ def ranking_table(comparison: Comparison) -> Table:
         if result is not None:
             budget, own = amount("backward_passes", result.budget), result.accuracy
             rank, last = (rank if own.mean == last else place), own.mean
-            name, cells = f"{rank}. {name}", [_within(_share, own), _within(points, result.over_seeds)]
+            name, cells = (
+                f"{rank}. {name}",
+                [_within(lambda share: percent(min(1.0, max(0.0, share))), own), _within(points, result.over_seeds)],
+            )
         rows.append((name, str(len(group.seeds)), *cells, _match(group, "backward_passes")))
     title = f"Ranking at {budget} backward passes, the most that all runs reached"
     return Table(f"{title} ({100 * comparison.level:g}% intervals over seeds)", header, tuple(rows))
-
-
-def _share(bound: float) -> str:
-    return percent(min(1.0, max(0.0, bound)))
 
 
 def _within(show: Callable[[float], str], interval: Interval | None) -> str:
