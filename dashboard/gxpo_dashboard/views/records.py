@@ -69,6 +69,7 @@ def none(run_id: str, what: str, otherwise: str = "") -> None:
     else:
         state = visitor.client().get("/runs", run_id, "headline")["parts"][0]
         hint = " Engines compile; the first step takes longest." if run["phase"] == "starting engines" else ""
+        hint += f" [Open](?view=run&run={state['runs'][0]})" if state["runs"] else ""
         empty(f"No {what}" + ("" if run["state"] in TERMINAL else " yet"), plain(state["text"]) + hint)
 
 

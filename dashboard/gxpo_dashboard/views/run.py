@@ -101,7 +101,11 @@ def _headline(run: Json) -> None:
                 # Text to copy, and what can be done.
                 st.error(f"{text} {plain(REASONS.get(run['reason'], ''))}", icon=":material/error:")
             elif st.button(
-                f"**{text}**", type="tertiary", icon=":material/arrow_outward:", icon_position="right", key=topic
+                f"**{text}**",
+                type="tertiary",
+                icon=":material/arrow_outward:",
+                icon_position="right",
+                key=f"headline-{topic}",
             ):
                 if topic == "comparison":
                     permalinks.go("compare", runs=runs)

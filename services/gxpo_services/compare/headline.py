@@ -160,7 +160,7 @@ def run_headline(run_id: RunId, _: Viewer, session: ReadSession) -> HeadlineView
     (view,) = service.views(session, [run.number])
     holders: dict[str, str] = {}
     if run.state == RunState.QUEUED:
-        executing = select(Run.id, Run.name).where(Run.state.in_(sorted(EXECUTING))).order_by(Run.number)
+        executing = select(Run.id, Run.name).where(Run.state.in_(sorted(EXECUTING))).order_by(Run.number.desc())
         holders = dict(session.execute(executing).all())
     names = metrics.find_numbers(session, (GATE_Z, *GATE_ENDS, _ACTIVE, _FLAT, _LOSS, REWARD))
     stored = metrics.summaries(session, run.number)
