@@ -156,9 +156,8 @@ def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False, colors:
         if drawer is None or drawer.open:
             with drawer or nullcontext():
                 cells = frame.map(plain).rename(columns=plain)
-                if colors:
-                    dots = pd.Series([f':color[●]{{foreground="{color}"}} ' for color in colors], cells.index)
-                    cells.iloc[:, 0] = dots + cells.iloc[:, 0]
+                for row, color in enumerate(colors):
+                    cells.iloc[row, 0] = f':color[●]{{foreground="{color}"}} {cells.iloc[row, 0]}'
                 st.table(cells, border="horizontal", hide_index=True, alt=title)
 
 

@@ -152,10 +152,8 @@ def _comparison(query: Json, seeds: bool, everything: dict[str, Json]) -> None:
             _excluded(error.left_out)
             return
         headline, *evidence = comparison["evidence"].splitlines()
-        if comparison["conclusive"]:
-            st.success(plain(headline), icon=":material/check_circle:")
-        else:
-            st.info(plain(headline), icon=":material/help:")
+        box, icon = (st.success, "check_circle") if comparison["conclusive"] else (st.info, "help")
+        box(plain(headline), icon=f":material/{icon}:")
         first = {group["name"]: group["runs"][0] for group in comparison["groups"]}
         ranking, *tables = comparison["tables"]
         colors = _colors(first, everything)

@@ -48,10 +48,11 @@ def test_a_sentence_of_the_headline_opens_its_evidence(pages: Pages) -> None:
     page = pages.open("run", run=run)
     (queued,) = [button for button in page.button if "Queued at position" in button.label]
     queued.click().run()
-    assert (page.query_params["view"], page.query_params["run"]) == (["run"], [holder])
+    assert holder in page.query_params["run"]
     (gate,) = [button for button in page.button if button.label.startswith("**The gate has not fired")]
     gate.click().run()
-    assert (page.query_params["run"], page.query_params["part"]) == ([holder], ["Gate"])
+    assert holder in page.query_params["run"]
+    assert "Gate" in page.query_params["part"]
     for each in (run, holder):
         pages.cancel(each)
 
