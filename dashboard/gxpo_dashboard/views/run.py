@@ -105,6 +105,7 @@ def _headline(run: Json) -> None:
                 type="tertiary",
                 icon=":material/arrow_outward:",
                 icon_position="right",
+                wrap=True,
                 key=f"headline-{topic}",
             ):
                 if topic == "comparison":
