@@ -113,7 +113,7 @@ def run_details(run: Json, headline: str, events: Sequence[Json]) -> list[Table 
 def print_comparison(comparison: Json) -> None:
     """Print the headline, the tables, the excluded runs and the rest of what the evidence supports."""
     screen, (headline, *evidence) = console(), plain(comparison["evidence"]).splitlines()
-    screen.print(Text(f"{headline}\n", style="bold"))
+    screen.print(Text(f"{headline}\n", style="bold"), soft_wrap=True)
     for part in comparison["tables"]:
         rows = [[one_line(cell) for cell in row] for row in part["rows"]]
         screen.print(table(part["header"], rows, title=one_line(part["title"])))
