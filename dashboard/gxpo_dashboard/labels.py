@@ -117,34 +117,6 @@ def state_chip(state: str) -> str:
     return f":{STATE_COLORS.get(state, 'gray')}-badge[{plain(STATES.get(state, state))}]"
 
 
-def why(run: Mapping[str, Any]) -> str:
-    """Explanation of a run's reason, with its detail; empty without a reason."""
-    reason = run.get("reason")
-    meaning = REASONS.get(reason, "") if isinstance(reason, str) else ""
-    return " ".join(part for part in (meaning, str(run.get("detail") or "")) if part)
-
-
-def no_data(run: Mapping[str, Any], what: str, holders: str = "") -> tuple[str, str]:
-    """Title and text in Markdown of what a run has none of: what it waits for, or why there will be none.
-
-    what: plural, such as `samples`. holders: the runs that hold the cluster's resources, in Markdown.
-    """
-    state, phase = run["state"], run.get("phase")
-    if state in TERMINAL:
-        ended = {"failed": f"The run failed. {plain(why(run))}", "cancelled": "The run was cancelled."}
-        return f"No {what}", ended.get(state, "The run reported none.")
-    if state == "queued":
-        held = f" Resources are held by {holders}." if holders else ""
-        text = f"The run is queued at position {run['progress']['queue_position']}.{held}"
-    elif state == "paused":
-        text = "The run is paused. Resume it to continue."
-    elif phase == "starting engines":
-        text = "Engines start and compile; the first step takes longest."
-    else:
-        text = f"The run is {state}" + (f": {plain(phase)}." if phase else ".")
-    return f"No {what} yet", text
-
-
 def unique_labels(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Run id → unique label: the name, with the seed or the end of the id where names repeat."""
     names = {run: str(view["name"]) for run, view in runs.items()}

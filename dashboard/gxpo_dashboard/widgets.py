@@ -142,8 +142,9 @@ _FRAME = {
 }
 
 
-def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False) -> None:
-    """A table of escaped text in a card; a long one, or with `closed`, is collapsed and built when it is opened."""
+def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False, colors: Sequence[str] = ()) -> None:
+    """A table of escaped text in a card; a long one, or with `closed`, is collapsed and built when it is opened.
+    colors: of a dot before each row."""
     with st.container(border=True):
         st.markdown(f"##### {plain(title)}")
         if frame.empty:
@@ -155,6 +156,8 @@ def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False) -> None
         if drawer is None or drawer.open:
             with drawer or nullcontext():
                 cells = frame.map(plain).rename(columns=plain)
+                for row, color in enumerate(colors):
+                    cells.iloc[row, 0] = f':color[●]{{foreground="{color}"}} {cells.iloc[row, 0]}'
                 st.table(cells, border="horizontal", hide_index=True, alt=title)
 
 

@@ -18,6 +18,7 @@ from gxpo_services.api.middleware import install as install_middleware
 from gxpo_services.api.principals import TokenUses
 from gxpo_services.auth.tokens import router as tokens
 from gxpo_services.compare.endpoints import router as comparisons
+from gxpo_services.compare.headline import router as headlines
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.health import router as health
@@ -106,7 +107,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     install_middleware(app, settings)
     for router in (
         *(runs, run_changes.router, configs, groups, studies, ingest, metrics, samples, events, audit),
-        *(run_logs, timeline, checkpoints, comparisons, tokens),
+        *(run_logs, timeline, checkpoints, comparisons, headlines, tokens),
     ):
         app.include_router(router, prefix=PREFIX)
     app.include_router(health)

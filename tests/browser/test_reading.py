@@ -65,16 +65,19 @@ def test_texts_and_phases_of_charts_are_readable_and_a_rule_has_one_hue(site: Si
         assert len(set(legend.values())) == len(legend)
 
 
-def test_navigation_is_at_the_top_and_the_first_chart_above_350_pixels(site: Site, page: Page) -> None:
+def test_navigation_is_at_the_top_then_the_answer_then_a_chart(site: Site, page: Page) -> None:
     page.open("run", run=site.recorded["demo"])
     assert page.one("[class*=st-key-nav-] button").location["y"] < 20
     assert page.wait(lambda: page.script(FIRST_CHART), "a chart") < 350
     page.open("compare", runs=list(site.recorded.values()))
     first = page.wait(lambda: page.script(FIRST_CHART), "a chart")
-    assert first < 350
-    verdict = page.one("[data-testid=stAlert]")
-    assert "Inconclusive" in verdict.text
-    assert page.script("return arguments[0].getBoundingClientRect().bottom", verdict) <= first, "the answer comes first"
+    assert first < 550, "two configurations"
+    headline, ranking = page.one("[data-testid=stAlert]"), page.one("[data-testid=stTable]")
+    assert re.match(r"GXPO K=5 is .* GRPO after 30 backward passes.* Inconclusive: only one shared seed", headline.text)
+    assert [line[:3] for line in ranking.text.splitlines() if line.startswith("●")] == ["● 1", "● 2"]
+    ends = [page.script("return arguments[0].getBoundingClientRect().bottom", part) for part in (headline, ranking)]
+    assert ends == sorted(ends)
+    assert ends[-1] <= first, "the answer comes first"
     page.shows("more backward passes")
     assert not re.search(r"\b0\.\d+×", page.text), "a ratio below one is told as its inverse"
 

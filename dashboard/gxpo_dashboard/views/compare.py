@@ -12,7 +12,7 @@ import streamlit as st
 
 from gxpo_client.errors import InvalidRequest
 from gxpo_dashboard.charts import compare as charts
-from gxpo_dashboard.charts.base import COMPARED_AXES, Chart, with_colors
+from gxpo_dashboard.charts.base import COMPARED_AXES, MUTED, Chart, with_colors
 from gxpo_dashboard.charts.benchmarks import sorted_scores
 from gxpo_dashboard.labels import TERMINAL, number_of, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
@@ -38,8 +38,8 @@ _MOST_MEASURED = 200
 _MOST_SWEPT = 1000
 """Runs of a sweep in parallel coordinates, as in the service's heat map."""
 _GATE_Z = "gate/z"
-_OPEN_TABLES = 4
-"""Result, cost to the baseline's best, accuracy at equal backward passes and at equal time; others are collapsed."""
+_OPEN_TABLES = 3
+"""Cost to the baseline's best, accuracy at equal backward passes and at equal time; others are collapsed."""
 
 
 @charts_ahead()
@@ -138,7 +138,7 @@ def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _comparison(query: Json, seeds: bool, everything: dict[str, Json]) -> None:
-    """Verdict, curves, evidence, tables and gates."""
+    """Headline, ranking, curves, evidence, tables and gates."""
     with visitor.guarded():
         try:
             comparison = visitor.client().compare(**query)
@@ -151,20 +151,22 @@ def _comparison(query: Json, seeds: bool, everything: dict[str, Json]) -> None:
             empty("Nothing to compare yet", words)
             _excluded(error.left_out)
             return
-        verdict, *evidence = comparison["evidence"].splitlines()
-        if any(comparison["supported"].values()):
-            st.success(plain(verdict), icon=":material/check_circle:")
-        else:
-            st.info(plain(verdict), icon=":material/help:")
+        headline, *evidence = comparison["evidence"].splitlines()
+        box, icon = (st.success, "check_circle") if comparison["conclusive"] else (st.info, "help")
+        box(plain(headline), icon=f":material/{icon}:")
         first = {group["name"]: group["runs"][0] for group in comparison["groups"]}
+        ranking, *tables = comparison["tables"]
+        colors = _colors(first, everything)
+        dots = [colors.get(name, MUTED) for name in comparison["ranking"]]
+        text_table(charts.text_table(ranking), ranking["title"], colors=dots)
         _colored(charts.accuracy_chart(comparison, query["x"], seeds), first, everything)
         draw_first()
         with st.container(border=True):
             st.markdown("##### Evidence")
             st.markdown("\n".join(f"- {plain(line)}" for line in evidence))
             _excluded(comparison["left_out"])
-        last = len(comparison["tables"]) - 1
-        for number, table in enumerate(comparison["tables"]):
+        last = len(tables) - 1
+        for number, table in enumerate(tables):
             is_conditions = number == last and bool(comparison["differences"])
             text_table(charts.text_table(table), table["title"], closed=number >= _OPEN_TABLES and not is_conditions)
             if is_conditions:
@@ -182,8 +184,13 @@ def _excluded(left_out: list[Json], reason: str = "Excluded") -> None:
 
 def _colored(drawing: Chart, runs: Mapping[str, charts.Response], everything: dict[str, Json]) -> None:
     """A chart in the colours of the rules of its runs; runs: by series."""
+    chart(with_colors(drawing, _colors(runs, everything)), "compare")
+
+
+def _colors(runs: Mapping[str, charts.Response], everything: dict[str, Json]) -> dict[str, str]:
+    """Series → colour of the rule of its run."""
     rules = {series: everything[run["id"]]["rule"] for series, run in runs.items() if run["id"] in everything}
-    chart(with_colors(drawing, visitor.rules().colors(rules)), "compare")
+    return visitor.rules().colors(rules)
 
 
 def _gates(comparison: Json, everything: dict[str, Json]) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_client.formats import count, figure, moment, percent, size
-from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, no_data, number_of, plain, with_formulas
+from gxpo_dashboard.labels import TERMINAL, VERDICT_COLORS, VERDICTS, plain, with_formulas
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.series import number
 from gxpo_dashboard.view_models.tables import episode_facts, turn_rows
@@ -58,10 +58,6 @@ def samples(run: str, x: str) -> None:
         _group(next((group for group in whole if _identity(group[0]) == _identity(first)), groups[row]))
 
 
-_HOLDING = ("starting", "running", "recovering", "pausing", "cancelling")
-_MOST_HOLDERS = 3
-
-
 def none(run_id: str, what: str, otherwise: str = "") -> None:
     """Why a run has no `what`. otherwise: the reason of a run that has reported steps."""
     run = visitor.client().run(run_id)
@@ -71,13 +67,10 @@ def none(run_id: str, what: str, otherwise: str = "") -> None:
     elif otherwise and run["progress"]["steps"]:
         empty(f"No {what}", otherwise)
     else:
-        holders = []
-        if run["state"] == "queued":
-            page = visitor.client().get("/runs", state=_HOLDING, limit=_MOST_HOLDERS, archived="any")
-            holders = [f"[{plain(item['name'])}](?view=run&run={item['id']})" for item in page["items"]]
-            if (more := (page["total"] or 0) - len(holders)) > 0:
-                holders.append(number_of(more, "other run"))
-        empty(*no_data(run, what, ", ".join(holders)))
+        state = visitor.client().get("/runs", run_id, "headline")["parts"][0]
+        hint = " Engines compile; the first step takes longest." if run["phase"] == "starting engines" else ""
+        hint += f" [Open](?view=run&run={state['runs'][0]})" if state["runs"] else ""
+        empty(f"No {what}" + ("" if run["state"] in TERMINAL else " yet"), plain(state["text"]) + hint)
 
 
 def by_prompt(items: Sequence[Json]) -> list[list[Json]]:

@@ -12,7 +12,7 @@ from gxpo_client.formats import NONE, count, duration, known, moment, percent, s
 from gxpo_dashboard.charts import base, curves, gate, steps
 from gxpo_dashboard.charts.base import Chart, Plot
 from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
-from gxpo_dashboard.labels import TERMINAL, plain, state_chip, why
+from gxpo_dashboard.labels import REASONS, TERMINAL, plain, state_chip
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.rules import Rule
 from gxpo_dashboard.view_models.series import Series, number
@@ -22,9 +22,8 @@ from gxpo_dashboard.widgets import axis, chart, charts_ahead, empty, grid, live
 
 Json = dict[str, Any]
 
-NO_SIGNAL = "reward/no_signal"
 _LEARNED = (curves.REWARD, curves.COMPLETIONS, curves.WARM_START)
-OVERVIEW = (*(name for plot in _LEARNED for name in plot.metrics), NO_SIGNAL, *gate.METRICS, *steps.PASSES)
+OVERVIEW = (*(name for plot in _LEARNED for name in plot.metrics), *gate.METRICS, *steps.PASSES)
 EVALUATED = "eval/average/pass@1"
 
 
@@ -74,7 +73,6 @@ def _header(run_id: str, was_ended: bool) -> None:
             st.space("stretch")
             actions.buttons(run, "run")
         facts = [
-            *([plain(run["phase"])] if run.get("phase") else []),
             plain(run.get("rule_label") or run["rule"]),
             plain(run["model"]),
             f"seed {run['seed']}",
@@ -85,17 +83,40 @@ def _header(run_id: str, was_ended: bool) -> None:
         if run["notes"]:
             with st.expander("Notes", icon=":material/notes:", expanded=False):
                 st.text(run["notes"])
-        if run["state"] not in ("succeeded",) and (explained := why(run)):
-            st.error(f"**{plain(run['reason'])}** {plain(explained)}", icon=":material/error:")
-        if run["recoveries"]:
-            st.caption(f"Recovered {run['recoveries']}×; see Events.")
+        _headline(run)
         fraction = min(1.0, max(0.0, number(progress["fraction"] or 0.0)))
         st.progress(fraction, text=" · ".join(_figures(run, fraction)))
 
 
+_EVIDENCE = {"gate": "Gate", "evaluation": "Evaluations"}
+"""The part of the view with a sentence's evidence, by its topic; Events for the others."""
+
+
+def _headline(run: Json) -> None:
+    """What became of the run; each sentence is a button that opens its evidence."""
+    with st.container(horizontal=True, gap="small", key="headline"):
+        for part in visitor.client().get("/runs", run["id"], "headline")["parts"]:
+            topic, runs, text = part["topic"], part["runs"], plain(part["text"])
+            if topic == "state" and run["state"] == "failed":
+                # Text to copy, and what can be done.
+                st.error(f"{text} {plain(REASONS.get(run['reason'], ''))}", icon=":material/error:")
+            elif st.button(
+                f"**{text}**",
+                type="tertiary",
+                icon=":material/arrow_outward:",
+                icon_position="right",
+                wrap=True,
+                key=f"headline-{topic}",
+            ):
+                if topic == "comparison":
+                    permalinks.go("compare", runs=runs)
+                own = None if runs else _EVIDENCE.get(topic, "Events")
+                permalinks.go("run", run=next(iter(runs), run["id"]), part=own)
+
+
 def _figures(run: Json, fraction: float) -> list[str]:
-    """What was used of each limit, the latest results, and the time left or the queue position where it is known."""
-    progress, best, left = run["progress"], number(run["score_best"]), time_left(run)
+    """What was used of each limit, and the time left where it is known."""
+    progress, left = run["progress"], time_left(run)
 
     def used(cost: str, bound: str, what: str) -> str:
         limit = f" of {count(number(progress[bound]))}" if progress.get(bound) else ""
@@ -105,15 +126,13 @@ def _figures(run: Json, fraction: float) -> list[str]:
     limit = f" of {duration(3600 * hours)}" if known(hours) else ""
     words = [
         f"**{percent(fraction, 0)}** of the budget",
-        used("steps", "step_budget", "steps"),
         used("backward_passes", "backward_passes_budget", "backward passes"),
         *([used("tokens", "tokens_budget", "tokens")] if progress.get("tokens_budget") else []),
         f"**{duration(progress['training_s'])}**{limit} training time",
-        f"accuracy **{percent(number(run['score']))}**" + (f" (best {percent(best)})" if best == best else ""),
         f"reward **{significant(number(run['reward']))}**",
     ]
-    if run["state"] not in TERMINAL and left != NONE:
-        words.append(left if progress.get("queue_position") is not None else f"**{left}** left")
+    if run["state"] not in {*TERMINAL, "queued"} and left != NONE:
+        words.append(f"**{left}** left")
     return words
 
 
@@ -134,13 +153,6 @@ def _overview(run_id: str, x: str) -> None:
     if not any(series.values()) and not evaluations:
         records.none(run_id, "data")
         return
-    flat, rewards = (series.get(name) for name in (NO_SIGNAL, "reward/mean"))
-    if flat and rewards and flat.steps[-1] == rewards.steps[-1]:
-        st.warning(
-            "No signal: almost all responses of a problem have the same reward, so nothing is learned. The event "
-            "`no_signal` says what to do.",
-            icon=":material/monitoring:",
-        )
     scores = accuracy_chart(evaluations, "pass@1", x, evaluated_at(run_id, x))
     supervised = (run["config"].get("rollout") or {}).get("source") == "dataset"
     charts = [base.metric_chart(curves.COMPLETIONS if supervised else curves.REWARD, series, x), scores]

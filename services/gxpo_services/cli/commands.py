@@ -46,8 +46,9 @@ def show(args: argparse.Namespace, client: Client) -> None:
         output(args, run)
         return
     newest = client.all_of("/runs", run["id"], "events", limit=_LAST_EVENTS, order="desc")
+    headline = client.get("/runs", run["id"], "headline")["text"]
     console = tables.console()
-    for part in tables.run_details(run, newest[::-1]):
+    for part in tables.run_details(run, headline, newest[::-1]):
         console.print(part)
 
 

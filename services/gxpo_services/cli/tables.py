@@ -77,8 +77,8 @@ def state_text(run: Json) -> Text:
     return Text(words, style=_COLOURS.get(run["state"], ""))
 
 
-def run_details(run: Json, events: Sequence[Json]) -> list[Table | Text]:
-    """Details of a run: settings, progress and latest events."""
+def run_details(run: Json, headline: str, events: Sequence[Json]) -> list[Table | Text]:
+    """Headline, settings, progress and latest events of a run."""
     progress = run["progress"]
     budgets = [
         ("steps", of_budget(progress["steps"], progress["step_budget"])),
@@ -86,7 +86,6 @@ def run_details(run: Json, events: Sequence[Json]) -> list[Table | Text]:
         ("tokens", f"{progress['tokens']:.0f}"),
         ("training time", duration(progress["training_s"])),
         ("time left", time_left(run)),
-        ("accuracy", f"{percent(run['score'])} (best {percent(run['score_best'])})"),
         ("reward", number(run["reward"])),
     ]
     about: list[tuple[str, str | Text]] = [
@@ -98,14 +97,13 @@ def run_details(run: Json, events: Sequence[Json]) -> list[Table | Text]:
         ("tags", one_line(", ".join(run["tags"])) or NONE),
         ("group", run["group"] or NONE),
         ("created", f"{age(run['created_at'])} ago by {one_line(run['created_by'])}"),
-        ("recoveries", str(run["recoveries"])),
         ("progress", f"{bar(progress['fraction'], 20)} {100 * progress['fraction']:.0f}%"),
         *budgets,
         ("actions", ", ".join(run["possible_actions"]) or NONE),
     ]
-    parts: list[Table | Text] = [table(("", one_line(run["name"])), about, left=2)]
-    if run["detail"]:
-        parts.append(Text(f"{one_line(run['detail'], 2000)}\n", style="red" if run["state"] == "failed" else ""))
+    style = "bold red" if run["state"] == "failed" else "bold"
+    parts: list[Table | Text] = [Text(f"{one_line(headline, 4000)}\n", style=style)]
+    parts.append(table(("", one_line(run["name"])), about, left=2))
     if events:
         rows = [(clock(event["time"]), event["actor"], one_line(event["message"])) for event in events]
         parts.append(table(("time", "actor", "event"), rows, left=3))
@@ -113,14 +111,15 @@ def run_details(run: Json, events: Sequence[Json]) -> list[Table | Text]:
 
 
 def print_comparison(comparison: Json) -> None:
-    """Print the tables, the excluded runs and what the evidence supports."""
-    screen = console()
+    """Print the headline, the tables, the excluded runs and the rest of what the evidence supports."""
+    screen, (headline, *evidence) = console(), plain(comparison["evidence"]).splitlines()
+    screen.print(Text(f"{headline}\n", style="bold"), soft_wrap=True)
     for part in comparison["tables"]:
         rows = [[one_line(cell) for cell in row] for row in part["rows"]]
         screen.print(table(part["header"], rows, title=one_line(part["title"])))
     for run in comparison["left_out"]:
         screen.print(Text(f"excluded: {one_line(run['name'])} ({run['run']}): {one_line(run['reason'])}"))
-    screen.print(Text(plain(comparison["evidence"])))
+    screen.print(Text("\n".join(evidence)))
 
 
 def of_budget(used: float, budget: float | None) -> str:

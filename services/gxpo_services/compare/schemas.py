@@ -207,6 +207,7 @@ class ComparedGroup(_View):
     seed_speed_ups: dict[Axis, IntervalView | None] = Field(description="Geometric mean over seeds.")
     budgets: list[BudgetView]
     plateau: PlateauView | None = Field(description="Null for the baseline, and without an evaluation in it.")
+    at_equal_passes: BudgetView | None = Field(description="At the most passes that all reached; null: not evaluated.")
     shutoff_steps: list[int | None]
 
 
@@ -258,11 +259,15 @@ class ComparisonView(_View):
     groups: list[ComparedGroup]
     differences: list[DifferenceView] = Field(description="Conditions that make the comparison unfair.")
     settings: list[SettingView] = Field(description="All differing settings, including the compared ones.")
-    evidence: str = Field(description="What the evidence supports and what it does not, one statement per line.")
+    ranking: list[str] = Field(
+        description="Names of the configurations, by `at_equal_passes`, the most accurate first."
+    )
+    evidence: str = Field(description="The headline, then what the evidence supports and does not; a statement a line.")
+    conclusive: bool = Field(description="Whether the headline's difference is shown over seeds, in equal conditions.")
     supported: dict[str, list[Axis]] = Field(description="Configuration → costs at which its advantage is supported.")
     missing: list[str] = Field(description="What a conclusion would require.")
     left_out: list[LeftOutView]
-    tables: list[TableView] = Field(description="The paper's Tables 2 to 5 for these runs, with supporting tables.")
+    tables: list[TableView] = Field(description="The ranking, the paper's Tables 2 to 5, and supporting tables.")
 
 
 class HeatCellView(_View):

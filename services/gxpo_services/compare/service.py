@@ -101,7 +101,9 @@ def compare(
         groups=[compared_group(group, comparison.group(group.name), comparison, rows) for group in groups],
         differences=comparison.differences,
         settings=_settings(groups, rows),
+        ranking=[group.name for group in comparison.ranking],
         evidence=evidence.sentence,
+        conclusive=evidence.conclusive,
         supported=evidence.supported,
         missing=evidence.missing,
         left_out=loaded.left_out,
@@ -213,11 +215,11 @@ def _tables(
     query: CompareQuery,
     shares: Sequence[SeedGroup],
 ) -> list[Table]:
-    """Result, the paper's Tables 2 to 5, intervals at each budget, when it pays, curves and differing conditions.
+    """Ranking, the paper's Tables 2 to 5, intervals at each budget, when it pays, curves and differing conditions.
 
     shares: the groups with the baseline's sampling share.
     """
-    result, convergence, *others = all_tables(shares, comparison, query.sampling_share)
+    ranking, convergence, *others = all_tables(shares, comparison, query.sampling_share)
     names = [group.name for group in groups]
     by_benchmark = _by_benchmark(loaded, groups, query.metric)
     equal = [
@@ -225,7 +227,7 @@ def _tables(
         for axis in ("backward_passes", "hours")
         if budgets.get(axis)
     ]
-    return [result, convergence, *equal, *others]
+    return [ranking, convergence, *equal, *others]
 
 
 def _by_benchmark(loaded: Loaded, groups: Sequence[SeedGroup], metric: str) -> dict[str, Sequence[SeedGroup]]:

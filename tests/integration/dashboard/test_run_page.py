@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.dashboard_pages import Pages
-from support.reporting import sample_row
+from support.reporting import metric_row, sample_row
 
 
 def test_counts_of_a_prompt_are_of_all_its_responses(pages: Pages) -> None:
@@ -33,12 +33,28 @@ def test_a_run_without_data_says_what_it_waits_for_and_an_ended_one_that_there_i
     holder, run = (pages.submit(f"{name} {part}") for name in ("holds", "waits"))
     pages.service.report(holder)
     words = [text.value for text in pages.open("run", run=run, part=part).markdown]
-    (cause,) = [text for text in words if "is queued at position" in text]
-    assert f"[holds {part}](?view=run&run={holder})" in cause
+    (cause,) = [text for text in words if "Queued at position" in text]
+    assert f"held by holds {part}" in cause
+    assert f"(?view=run&run={holder})" in cause
     pages.cancel(run)
     words = [text.value for text in pages.open("run", run=run, part=part).markdown]
-    assert [text for text in words if text == "The run was cancelled."]
+    assert [text for text in words if text == r"Cancelled before the first step\."]
     pages.cancel(holder)
+
+
+def test_a_sentence_of_the_headline_opens_its_evidence(pages: Pages) -> None:
+    holder, run = (pages.submit(name) for name in ("holder", "waiting"))
+    pages.service.report(holder, metrics=[metric_row(1, **{"gate/threshold": 3.0, "gate/z": 1.5})])
+    page = pages.open("run", run=run)
+    (queued,) = [button for button in page.button if "Queued at position" in button.label]
+    queued.click().run()
+    assert holder in page.query_params["run"]
+    (gate,) = [button for button in page.button if button.label.startswith("**The gate has not fired")]
+    gate.click().run()
+    assert holder in page.query_params["run"]
+    assert "Gate" in page.query_params["part"]
+    for each in (run, holder):
+        pages.cancel(each)
 
 
 def test_the_overview_of_a_run_without_data_says_so_once_and_the_gate_claims_nothing(pages: Pages) -> None:

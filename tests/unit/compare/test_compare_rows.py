@@ -27,7 +27,7 @@ from gxpo_trainer.compare.seeds import (
     seed_band,
     varied_settings,
 )
-from gxpo_trainer.compare.text_tables import all_tables, budget_table, curve_table, equal_cost_table
+from gxpo_trainer.compare.text_tables import all_tables, budget_table, curve_table, equal_cost_table, ranking_table
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.reporting.tables import difference_table
 
@@ -431,12 +431,11 @@ def test_tables_of_a_comparison_by_hand() -> None:
     at_a, at_b = ({"conditions": {"data": word}, "hardware": {"cpu": word.upper()}} for word in "ab")
     slow = [by_steps("Slow", (0.2, 0.3, 0.4), 3, seed=seed, shutoff=12 - 5 * seed, **at_b) for seed in (0, 1)]
     groups = [SeedGroup("GRPO", (by_steps("GRPO", (0.2, 0.4, 0.5), **at_a),)), SeedGroup("Slow", tuple(slow))]
-    result, convergence, best, budgets, payoff, curves, differences = all_tables(
+    ranking, convergence, best, budgets, payoff, curves, differences = all_tables(
         groups, compare_groups(groups, "GRPO", budgets={"steps": (10, 30)}), 0.8
     )
-    assert result.rows == (
-        ("GRPO", "1", "50.0%", "20", "20", "2 h 0 min", "–"), ("Slow", "2", "40.0%", "20", "60", "2 h 0 min", "7/12")
-    )  # fmt: skip
+    # Within GRPO's 20 passes Slow was evaluated before its first step alone.
+    assert ranking.rows == (("1. GRPO", "1", "50.0%", "–", "20 (1.00×)"), ("Slow", "2", "–", "–", "not reached"))
     assert convergence.title == "To match the best of GRPO: 50.0% at step 20; ratios at common evaluations"
     assert convergence.rows == (
         ("GRPO", "50.0%", "20", "20 (1.00×)", "20 (1.00×)", "2 h 0 min (1.00×)"),
@@ -462,6 +461,26 @@ def test_tables_of_a_comparison_by_hand() -> None:
     )
     assert [table.title for table in smoothed if "pays" in table.title] == [], "no share is measured"
     assert len(all_tables(groups[:1], compare_groups(groups[:1], "GRPO"), 0.8)) == 5, "nothing to pay against"
+
+
+def test_configurations_are_ranked_at_the_most_passes_that_all_reached() -> None:
+    def group(name: str, passes: int, *ends: Sequence[float]) -> SeedGroup:
+        return SeedGroup(name, tuple(by_steps(name, (0.2, *end), passes, seed=seed) for seed, end in enumerate(ends)))
+
+    # GRPO goes to 20 passes, SFPO on to 40: 20 count.
+    groups = [
+        group("GRPO", 1, (0.3, 0.5), (0.4, 0.5)),
+        group("SFPO", 2, (0.6, 0.1), (0.8, 0.1)),
+        group("Other", 2, (0.5, 0)),
+    ]
+    table = ranking_table(compare_groups(groups, "GRPO"))
+    assert table.title == ("Ranking at 20 backward passes, the most that all runs reached (95% intervals over seeds)")
+    # 10 and 30 points: mean 20, ± 12.706·√200/√2 = 127.1; one seed has no interval.
+    assert table.rows == (
+        ("1. SFPO", "2", "70.0% (0.0% to 100.0%)", "+20.0 (−107.1 to +147.1)", "20 (1.00×)"),
+        ("2. GRPO", "2", "50.0% (50.0% to 50.0%)", "–", "20 (1.00×)"),
+        ("2. Other", "1", "50.0%", "+0.0", "20 (1.00×)"),
+    )
 
 
 def test_an_arm_of_which_a_seed_misses_the_peak_has_no_payoff() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from gxpo_dashboard import labels
@@ -42,27 +40,6 @@ def test_formulas_are_set_and_everything_else_stays_text() -> None:
 def test_every_state_and_reason_has_words() -> None:
     assert set(labels.STATES) == set(RunState)
     assert set(REASONS) <= set(labels.REASONS)
-
-
-@pytest.mark.parametrize(
-    ("run", "title", "text"),
-    [
-        ({"state": "queued", "progress": {"queue_position": 2}}, "No data yet",
-         "The run is queued at position 2. Resources are held by a."),
-        ({"state": "starting", "phase": "waiting for 3 GPUs"}, "No data yet",
-         "The run is starting: waiting for 3 GPUs."),
-        ({"state": "running", "phase": "starting engines"}, "No data yet",
-         "Engines start and compile; the first step takes longest."),
-        ({"state": "running", "phase": None}, "No data yet", "The run is running."),
-        ({"state": "paused"}, "No data yet", "The run is paused. Resume it to continue."),
-        ({"state": "cancelled"}, "No data", "The run was cancelled."),
-        ({"state": "failed", "reason": "disk_full", "detail": ""}, "No data",
-         r"The run failed. The disk is full\. The last checkpoint is valid; free space and retry\."),
-        ({"state": "succeeded"}, "No data", "The run reported none."),
-    ],
-)  # fmt: skip
-def test_an_empty_state_has_the_cause_of_its_state(run: dict[str, Any], title: str, text: str) -> None:
-    assert labels.no_data(run, "data", "a") == (title, text)
 
 
 def test_names_that_repeat_are_told_apart() -> None:

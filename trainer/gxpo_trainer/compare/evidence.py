@@ -1,5 +1,9 @@
 """The result of a comparison in words, and its figures as text: percentages, differences, durations, ratios. Pure.
 
+The headline is about the best candidate's accuracy at the most backward passes that all runs reached. Its difference is
+shown if MIN_SEEDS shared seeds or more, in equal conditions, pass the paired t-test, corrected by Holm over the
+candidates: the best of several is selected for its noise.
+
 A candidate is supported on an axis only if it shares at least MIN_SEEDS seeds with the baseline, each of them reached
 the baseline's peak, its speed-up over seeds is above 1 in a t-test of the logarithms, corrected by Holm over all
 candidates and costs, and the runs had the same data and settings (for time also the same hardware). Otherwise the
@@ -11,7 +15,7 @@ The client formats the figures of single runs; a test holds that both write a du
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from gxpo_trainer.compare.curves import Axis, Point
 from gxpo_trainer.compare.groups import Comparison, GroupResult
@@ -37,6 +41,21 @@ def percent(value: float) -> str:
 def points(difference: float) -> str:
     """A difference of shares in percentage points: 0.021 → `+2.1`, −0.021 → `−2.1` with a true minus."""
     return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def bounds(interval: Interval | None) -> str:
+    """The bounds of a difference in points, `−0.4 to +4.6`; empty without them."""
+    if interval is None or interval.low is None or interval.high is None:
+        return ""
+    return f"{points(interval.low)} to {points(interval.high)}"
+
+
+def against(difference: float, other: str) -> str:
+    """A difference of accuracies in words: `1.4 points below GRPO`, `within 0.1 points of GRPO`."""
+    size = f"{100 * abs(difference):.1f}"
+    if size == "0.0":
+        return f"within 0.1 points of {other}"
+    return f"{size} point{'s' if size != '1.0' else ''} {'above' if difference > 0 else 'below'} {other}"
 
 
 def hours(value: float) -> str:
@@ -89,23 +108,25 @@ def ratio_bounds(interval: Interval, axis: Axis) -> str:
     if interval.low is None or interval.high is None:
         return ""
     if interval.low > 1:
-        bounds = f"{interval.low:.1f} to {interval.high:.1f}"
+        within = f"{interval.low:.1f} to {interval.high:.1f}"
     elif interval.high < 1:
-        bounds = f"{1 / interval.high:.1f} to {1 / interval.low:.1f}"
+        within = f"{1 / interval.high:.1f} to {1 / interval.low:.1f}"
     else:
-        bounds = f"{ratio(interval.low, axis)} to {ratio(interval.high, axis)}"
-    return "" if bounds == "equal to equal" else f" ({bounds})"
+        within = f"{ratio(interval.low, axis)} to {ratio(interval.high, axis)}"
+    return "" if within == "equal to equal" else f" ({within})"
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The result in words and the parts of it that are computed.
 
-    sentence: one statement per line, the verdict first. supported: candidate → axes on which it beats the baseline by
-    the criteria above. missing: further evidence.
+    sentence: one statement per line, the headline first. conclusive: whether the difference that it states is shown, in
+    equal conditions. supported: candidate → axes on which it beats the baseline by the criteria above. missing: further
+    evidence.
     """
 
     sentence: str
+    conclusive: bool
     supported: dict[str, tuple[Axis, ...]]
     missing: tuple[str, ...]
 
@@ -115,23 +136,22 @@ def weigh(comparison: Comparison) -> Evidence:
     candidates = [group for group in comparison.groups if group.name != comparison.baseline]
     if not candidates:
         text = f"{comparison.baseline} is the only configuration; add another run to compare it with."
-        return Evidence(text, {}, ("a second run",))
+        return Evidence(text, False, {}, ("a second run",))
     target, name = comparison.target, comparison.baseline
     supported = _supported(comparison, candidates)
     missing = _missing(comparison, candidates)
-    parts = [_verdict(comparison, candidates, supported)]
+    headline, conclusive = _headline(comparison, candidates)
+    parts = [headline, _lower_costs(comparison, candidates, supported)]
     if target.steps == 0:
         parts.append(f"{name} never exceeds its initial policy ({percent(target.accuracy)}).")
     else:
         parts.append(f"{name} peaks at {percent(target.accuracy)} after {_costs(target)}.")
         parts += [_reach(group, name) for group in candidates]
-        parts.append(_winners(comparison))
-    parts += [text for group in candidates if (text := _equal_budgets(group, name))]
     parts += [text for group in candidates if (text := _over_seeds(comparison, group, supported[group.name]))]
     parts.append(comparison.schedule)
     if missing:
         parts.append("Missing: " + "; ".join(missing) + ".")
-    return Evidence("\n".join(part for part in parts if part), supported, tuple(missing))
+    return Evidence("\n".join(part for part in parts if part), conclusive, supported, tuple(missing))
 
 
 def _reach(group: GroupResult, baseline: str) -> str:
@@ -141,37 +161,6 @@ def _reach(group: GroupResult, baseline: str) -> str:
     ratios = ", ".join(ratio_words(ratio, axis) for axis in COSTS if (ratio := group.speed_ups[axis]) is not None)
     against = f" (at common evaluations, compared with {baseline}: {ratios})" if ratios else ""
     return f"{group.name} reaches that after {_costs(group.match)}{against}."
-
-
-def _equal_budgets(group: GroupResult, baseline: str) -> str:
-    """The difference in accuracy at the largest common budget of each cost, in points.
-
-    Left out where a run was last evaluated before its first step: that compares training with none.
-    """
-    words = []
-    for axis in COSTS:
-        results = [result for result in group.budgets if result.axis == axis and result.over_seeds]
-        last = max(results, key=lambda result: result.budget, default=None)
-        if last is not None and last.over_seeds and last.evaluated_from:
-            # How far before the budget a run was last evaluated, where that is more than a tenth.
-            early = last.evaluated_from < 0.9 * last.budget
-            since = f", evaluated from {amount(axis, last.evaluated_from)} on" if early else ""
-            budget = f"{amount(axis, last.budget)}{since}"
-            words.append(f"{points(last.over_seeds.mean)} at equal {NAMES[axis]} ({budget})")
-    return f"{group.name} against {baseline}, in points: {', '.join(words)}." if words else ""
-
-
-def _winners(comparison: Comparison) -> str:
-    """The groups that reach the target at the lowest cost, per axis, including the baseline."""
-    words = []
-    for axis in COSTS:
-        costs = {group.name: group.match.cost(axis) for group in comparison.groups if group.match is not None}
-        least = min((cost for cost in costs.values() if not math.isnan(cost)), default=None)
-        if least is not None:
-            superlative = "least" if axis == "hours" else "fewest"
-            names = " and ".join(name for name, cost in costs.items() if cost == least)
-            words.append(f"{superlative} {NAMES[axis]}: {names}")
-    return f"To that accuracy, {'; '.join(words)}." if words else ""
 
 
 def _supported(comparison: Comparison, candidates: list[GroupResult]) -> dict[str, tuple[Axis, ...]]:
@@ -194,18 +183,54 @@ def _p_value(group: GroupResult, axis: Axis) -> float | None:
     return p_of_mean([math.log(ratio) for ratio in ratios]) if len(ratios) == group.num_paired else None
 
 
-def _verdict(comparison: Comparison, candidates: list[GroupResult], supported: dict[str, tuple[Axis, ...]]) -> str:
-    """One line: what the runs support, or why they are inconclusive."""
+def _headline(comparison: Comparison, candidates: list[GroupResult]) -> tuple[str, bool]:
+    """The best candidate against the baseline at equal backward passes, and whether its difference is shown."""
+    compared = [
+        (group, result, result.over_seeds)
+        for group in comparison.ranking
+        if group in candidates and (result := group.at_equal_passes) and result.over_seeds
+    ]
+    num = compared[0][0].num_paired if compared else max(group.num_paired for group in candidates)
+    if num == 0:
+        return "Inconclusive: no run shares a seed with the baseline.", False
+    unequal = [difference.setting for difference in comparison.differences if not difference.hardware]
+    rest = f" Conditions differ: {_some(unequal)}." if unequal else ""
+    if num < MIN_SEEDS:
+        shared = "one shared seed" if num == 1 else f"{num} shared seeds"
+        rest = f" Inconclusive: only {shared}. Run at least {MIN_SEEDS}.{rest}"
+    if not compared:
+        fix = "lower evaluation.every_steps"
+        return f"Not all runs were evaluated at equal backward passes after their first step; {fix}.{rest}", False
+    group, result, seeds = compared[0]
+    name = group.name + (f", the best of {len(candidates)} candidates," if len(candidates) > 1 else "")
+    passes = f"{amount('backward_passes', result.budget)} backward passes"
+    if result.evaluated_from < 0.9 * result.budget:
+        passes += f", evaluated from {amount('backward_passes', result.evaluated_from)} on"
+    text = f"{name} is {against(seeds.mean, comparison.baseline)} after {passes}"
+    if num < MIN_SEEDS:
+        kind, interval = ("problems", result.over_problems) if num == 1 else ("seeds", seeds)
+        return f"{text}{f' ({bounds(interval)} over {kind})' if bounds(interval) else ''}.{rest}", False
+    excludes = "excludes" if seeds.excludes(0.0) else "does not exclude"
+    text += f"; with {num} shared seeds the {100 * comparison.level:g}% interval {bounds(seeds)} {excludes} zero"
+    adjusted = holm([other.p_value for _, other, _ in compared])[0]
+    shown = adjusted is not None and adjusted < ALPHA
+    if seeds.excludes(0.0) and not shown:
+        but = "all seeds differ alike" if adjusted is None else f"not once corrected for {len(compared)} comparisons"
+        text += f", but {but}"
+    return f"{text}.{rest}", shown and not unequal
+
+
+def _some(names: list[str]) -> str:
+    """The first six names."""
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _lower_costs(comparison: Comparison, candidates: list[GroupResult], supported: dict[str, tuple[Axis, ...]]) -> str:
+    """The supported advantages in cost; empty without one."""
     baseline = comparison.baseline
-    most = max(group.num_paired for group in candidates)
-    if most == 0:
-        return "Inconclusive: no run shares a seed with the baseline."
-    if most < MIN_SEEDS:
-        shared = "one shared seed" if most == 1 else f"{most} shared seeds"
-        return f"Inconclusive: only {shared}. Run at least {MIN_SEEDS}."
     claims = [_claim(group, supported[group.name]) for group in candidates if supported[group.name]]
     if not claims:
-        return f"Inconclusive: {most} shared seeds support no advantage over {baseline}."
+        return ""
     rest = len(candidates) - len(claims)
     others = "other configuration" if rest == 1 else f"{rest} other configurations"
     others = f" No advantage is supported for the {others}." if rest else ""
@@ -231,9 +256,9 @@ def _plateau(group: GroupResult) -> str:
     """What became of the plateau, in points: `its plateau differs by −2.0 points (−3.0 to −1.0): lower`."""
     if group.plateau is None:
         return "with an unknown plateau"
-    mean, low, high, _ = astuple(group.plateau.difference)
-    bounds = "" if low is None else f" ({points(low)} to {points(high)})"
-    return f"its plateau differs by {points(mean)} points{bounds}: {group.plateau.verdict}"
+    difference = group.plateau.difference
+    within = f" ({bounds(difference)})" if bounds(difference) else ""
+    return f"its plateau differs by {points(difference.mean)} points{within}: {group.plateau.verdict}"
 
 
 def _over_seeds(comparison: Comparison, group: GroupResult, supported: tuple[Axis, ...]) -> str:
@@ -241,7 +266,7 @@ def _over_seeds(comparison: Comparison, group: GroupResult, supported: tuple[Axi
     if group.num_paired <= 1:
         return ""
     level = f"{100 * comparison.level:g}%"
-    bounds = ", ".join(
+    ratios = ", ".join(
         f"{NAMES[axis]} {ratio_interval(interval, axis)}"
         for axis in COSTS
         if (interval := group.seed_speed_ups[axis]) and interval.low is not None
@@ -250,7 +275,7 @@ def _over_seeds(comparison: Comparison, group: GroupResult, supported: tuple[Axi
     held = " and ".join(NAMES[axis] for axis in supported)
     claim = f"supported: less {held}" if held else "no advantage is supported"
     claim += f"; {_plateau(group)}"
-    return f"{seen}{f'; {level} intervals over seeds: {bounds}' if bounds else ''}; {claim}."
+    return f"{seen}{f'; {level} intervals over seeds: {ratios}' if ratios else ''}; {claim}."
 
 
 def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]:
@@ -274,8 +299,7 @@ def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]
             missing.append(f"common evaluations at closer steps: seeds of {group.name} are not told apart by these")
     for hardware, what in ((False, "equal conditions"), (True, "equal hardware for the times")):
         if names := [difference.setting for difference in comparison.differences if difference.hardware == hardware]:
-            more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-            missing.append(f"{what} (these differ: {', '.join(names[:6])}{more})")
+            missing.append(f"{what} (these differ: {_some(names)})")
     return missing
 
 

@@ -74,6 +74,7 @@ class BudgetResult:
     over_problems: the same difference over problems, conditional on these seeds; None if per-problem scores are missing
     or differ in their problems. all_reached: False if a run of either group ended before the budget. evaluated_from:
     smallest cost at which an evaluation that counts was made, over the runs of both groups; 0 for an initial policy.
+    p_value: of the paired t-test over seeds, uncorrected; None without a spread.
     """
 
     axis: Axis
@@ -83,6 +84,7 @@ class BudgetResult:
     over_problems: Interval | None
     all_reached: bool
     evaluated_from: float
+    p_value: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ class GroupResult:
     peak, match, speed_ups: of the mean curve; match is None if it never reaches the baseline's peak. Speed-ups are
     taken on the common grids, and are None where the curve does not reach the peak there. plateau: against the
     baseline, over the last share of the common budget of backward passes, corrected by Holm over the groups; None
-    without it.
+    without it. at_equal_passes: at that budget itself; None unless all
+    runs of the group and the baseline have an evaluation within it that is not the initial policy's.
     num_paired: seeds shared with the baseline; num_reached: those that reached the peak of the baseline's run of the
     same seed. seed_speed_ups: geometric mean over them with its interval. by_seed: results per seed.
     """
@@ -124,6 +127,7 @@ class GroupResult:
     by_seed: tuple[SeedResult, ...]
     budgets: tuple[BudgetResult, ...]
     plateau: Contrast | None = None
+    at_equal_passes: BudgetResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,13 @@ class Comparison:
 
     def group(self, name: str) -> GroupResult:
         return next(group for group in self.groups if group.name == name)
+
+    @property
+    def ranking(self) -> list[GroupResult]:
+        """The groups by their accuracy at the largest common budget of backward passes, those without one last."""
+        return sorted(
+            self.groups, key=lambda group: -group.at_equal_passes.accuracy.mean if group.at_equal_passes else 1
+        )
 
 
 def compare_groups(
@@ -173,7 +184,10 @@ def compare_groups(
     if "backward_passes" in common:
         raw = plateau_contrasts(groups, reference, common["backward_passes"][0])
         against = dict(zip(raw, corrected(list(raw.values())), strict=True))
-        results = [replace(row, plateau=against.get(row.name)) for row in results]
+        for place, (row, group) in enumerate(zip(results, groups, strict=True)):
+            equal = _at_budget(group, reference, "backward_passes", common["backward_passes"][0], smoothing)
+            trained = equal if equal is not None and equal.evaluated_from > 0 else None
+            results[place] = replace(row, plateau=against.get(row.name), at_equal_passes=trained)
     differences = tuple(find_differences(groups, baseline))
     note = schedule_note(groups, baseline)
     return Comparison(baseline, target, LEVEL, smoothing, tuple(results), differences, note)
@@ -370,14 +384,16 @@ def _at_budget(
         (_scores(run, a, smoothing), _scores(other, b, smoothing))
         for (run, other), (a, b) in zip(pairs, matched, strict=True)
     ]
+    differences = [a.accuracy - b.accuracy for a, b in matched]
     return BudgetResult(
         axis=axis,
         budget=float(budget),
         accuracy=mean_interval([point.accuracy for point in points]),
-        over_seeds=mean_interval([a.accuracy - b.accuracy for a, b in matched]) if matched else None,
+        over_seeds=mean_interval(differences) if differences else None,
         over_problems=_over_problems(pairs, scores),
         all_reached=all(point is not None and point.reached for point in (*points, *others.values())),
         evaluated_from=min(point.spent for point in (*points, *others.values()) if point is not None),
+        p_value=p_of_mean(differences),
     )
 
 

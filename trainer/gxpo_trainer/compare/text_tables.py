@@ -6,7 +6,7 @@ The paper's (arXiv 2605.06755): convergence_table is Table 2, equal_cost_table T
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from gxpo_trainer.compare.evidence import (
     NAMES,
     UNKNOWN,
     amount,
+    bounds,
     percent,
     points,
     ratio,
@@ -49,12 +50,12 @@ class Table:
 
 
 def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float | None = None) -> list[Table]:
-    """Results, convergence, plateaus and targets, accuracy at equal budgets, when it pays, curves and differences.
+    """Ranking, convergence, plateaus and targets, accuracy at equal budgets, when it pays, curves and differences.
 
     share: of a baseline step that sampling takes; by default as measured in the baseline's runs.
     """
     tables = [
-        result_table(comparison),
+        ranking_table(comparison),
         convergence_table(comparison),
         *target_tables(groups, comparison),
         best_table(comparison),
@@ -65,14 +66,34 @@ def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float
     return tables + ([difference_table(comparison)] if comparison.differences else [])
 
 
-def result_table(comparison: Comparison) -> Table:
-    """One row per group: final accuracy and costs."""
-    header = ("run", "seeds", "accuracy", "steps", "backward passes", "time", "shut-off step")
-    rows = []
-    for group in comparison.groups:
-        costs = (amount(axis, group.final.cost(axis)) for axis in COSTS)
-        rows.append((group.name, str(len(group.seeds)), percent(group.final.accuracy), *costs, _shut(group)))
-    return Table("Result at the end", header, tuple(rows))
+def ranking_table(comparison: Comparison) -> Table:
+    """One row per group by accuracy at the most backward passes that all runs reached; equal ones share a rank.
+
+    Intervals are over seeds; a difference pairs the seeds that the group shares with the baseline.
+    """
+    header = ("run", "seeds", "accuracy", f"against {comparison.baseline}", "passes to the baseline's best")
+    rows, budget, rank, last = [], "equal", 0, math.nan
+    for place, group in enumerate(comparison.ranking, start=1):
+        name, cells, result = group.name, [UNKNOWN, UNKNOWN], group.at_equal_passes
+        if result is not None:
+            budget, own = amount("backward_passes", result.budget), result.accuracy
+            rank, last = (rank if own.mean == last else place), own.mean
+            name, cells = (
+                f"{rank}. {name}",
+                [_within(lambda share: percent(min(1.0, max(0.0, share))), own), _within(points, result.over_seeds)],
+            )
+        rows.append((name, str(len(group.seeds)), *cells, _match(group, "backward_passes")))
+    title = f"Ranking at {budget} backward passes, the most that all runs reached"
+    return Table(f"{title} ({100 * comparison.level:g}% intervals over seeds)", header, tuple(rows))
+
+
+def _within(show: Callable[[float], str], interval: Interval | None) -> str:
+    """`+2.1 (−0.4 to +4.6)`, or what is known of it."""
+    if interval is None:
+        return UNKNOWN
+    if interval.low is None or interval.high is None:
+        return show(interval.mean)
+    return f"{show(interval.mean)} ({show(interval.low)} to {show(interval.high)})"
 
 
 def convergence_table(comparison: Comparison) -> Table:
@@ -153,7 +174,7 @@ def budget_table(comparison: Comparison) -> Table:
                 continue
             reached = "" if result.all_reached else " (ended before)"
             mean = points(result.over_seeds.mean) if result.over_seeds else UNKNOWN
-            intervals = (_bounds(result.over_seeds), _bounds(result.over_problems))
+            intervals = (bounds(result.over_seeds) or UNKNOWN, bounds(result.over_problems) or UNKNOWN)
             rows.append((*head, percent(result.accuracy.mean) + reached, mean, *intervals))
     level = f"{100 * comparison.level:g}%"
     return Table(f"Accuracy at equal budgets (points; {level} intervals of the difference)", header, tuple(rows))
@@ -269,9 +290,3 @@ def _match(group: GroupResult, axis: Axis) -> str:
     speed_up = group.speed_ups[axis]
     words = "" if speed_up is None else ratio(speed_up, axis).replace("equal", "1.00×")
     return amount(axis, group.match.cost(axis)) + (f" ({words})" if words else "")
-
-
-def _bounds(interval: Interval | None) -> str:
-    if interval is None or interval.low is None or interval.high is None:
-        return UNKNOWN
-    return f"{points(interval.low)} to {points(interval.high)}"

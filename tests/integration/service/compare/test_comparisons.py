@@ -86,6 +86,8 @@ def test_two_runs_by_hand(client: TestClient, two: tuple[str, str]) -> None:
     assert answer["supported"] == {"GXPO K=5": []}
     assert answer["missing"] == ["seeds shared with the baseline (1 of at least 3)"]
     assert answer["left_out"] == answer["differences"] == []
+    # Within GRPO's 20 passes GXPO was evaluated before its first step alone.
+    assert (answer["ranking"], fast["at_equal_passes"]) == (["GRPO", "GXPO K=5"], None)
 
 
 def test_at_equal_budgets_the_last_evaluation_counts(client: TestClient, two: tuple[str, str]) -> None:
@@ -103,7 +105,7 @@ def test_tables_are_the_papers_views(client: TestClient, two: tuple[str, str]) -
     tables = compare(client, runs=list(two), budgets="20,60", x="backward_passes")["tables"]
     titles = [table["title"].partition(":")[0] for table in tables]
     assert titles[:4] == [
-        "Result at the end",
+        "Ranking at 20 backward passes, the most that all runs reached (95% intervals over seeds)",
         "To match the best of GRPO",
         "Accuracy at equal backward passes",
         "Own best",
@@ -141,6 +143,12 @@ def test_seeds_of_a_group_are_configurations(client: TestClient, database: Datab
     # Speed-ups 8/5, 2 and 2.
     assert fast["seed_speed_ups"]["steps"]["mean"] == pytest.approx(6.4 ** (1 / 3))
     # The plateau, from 6 to 10 passes, is that of steps 8 and 10: GRPO 0.4, 0.4 and 0.45, GXPO 0.4, 0.5 and 0.6.
+    # At 10 passes all are at their ends.
+    assert (
+        answer["evidence"].splitlines()[0].startswith("GXPO K=5 is within 0.1 points of GRPO after 10 backward passes;")
+    )
+    assert (answer["conclusive"], set(answer["ranking"])) == (False, {"GRPO", "GXPO K=5"})
+    assert fast["at_equal_passes"]["accuracy"]["mean"] == pytest.approx(0.5)
     plateau = fast["plateau"]
     assert plateau["difference"]["mean"] == pytest.approx(0.25 / 3)
     assert plateau["verdict"] == "not shown equivalent"

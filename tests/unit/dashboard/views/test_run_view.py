@@ -15,15 +15,14 @@ def run(state: str = "running", **progress: Any) -> Json:
 
 
 def test_the_header_says_what_was_used_of_each_limit() -> None:
-    assert _figures(run(step_budget=10), 0.3)[1:4] == [
-        "**3** of 10 steps", "**9** backward passes", "**1 min 15 s** training time"
-    ]  # fmt: skip
+    assert _figures(run(), 0.3)[1:3] == ["**9** backward passes", "**1 min 15 s** training time"]
+    assert _figures(run(backward_passes_budget=30), 0.3)[1] == "**9** of 30 backward passes"
     assert "**1 min 15 s** of 2 h 0 min training time" in _figures(run(hours_budget=2.0), 0.01)
     assert "**1 min 15 s** training time" in _figures(run(hours_budget="Infinity"), 0.01)
 
 
-def test_the_header_has_the_time_left_or_the_queue_position() -> None:
+def test_the_header_has_the_time_left() -> None:
     assert _figures(run(), 0.3)[-1] == "**1 min 30 s** left"
-    assert _figures(run("queued", queue_position=3, seconds_left=None), 0.0)[-1] == "queue: 3"
-    for without in (run(seconds_left=None), run("succeeded")):
+    # The headline has the position in the queue.
+    for without in (run(seconds_left=None), run("succeeded"), run("queued", queue_position=3, seconds_left=None)):
         assert "left" not in " ".join(_figures(without, 0.3))
