@@ -30,7 +30,7 @@ def run(*argv: str | Path) -> int:
         ("nonsense",),
         ("config",),
         ("train",),
-        ("train", "x.toml", "--log", "mlflow"),
+        ("train", "x.toml", "--log", ","),
         ("eval", "--model", "m", "--benchmark", ""),
         ("eval", "--model", "m", "--benchmark", "b", "--samples", "0"),
         ("grade", "f.jsonl", "--deadline", "nan"),
