@@ -77,8 +77,8 @@ class ServiceSettings(BaseSettings):
     allow_remote_code: bool = Field(False, description="Allow model.trust_remote_code.")
     allowed_plugins: tuple[str, ...] = Field(
         (),
-        description="Custom rules, losses, advantages, rewards and environments that a config may use: names of entry "
-        "points, or module:Class; `*` is every entry point.",
+        description="Custom rules, losses, advantages, rewards, environments and loggers that a config may use: names "
+        "of entry points, or module:Class; `*` is every entry point.",
     )
     allowed_rewards: tuple[str, ...] = Field((), description="Custom rewards (module:Class) that a config may use too.")
     allowed_reward_urls: tuple[str, ...] = Field(
@@ -87,6 +87,10 @@ class ServiceSettings(BaseSettings):
     allowed_environments: tuple[str, ...] = Field((), description="Environments (module:Class) that configs may use.")
     allowed_environment_urls: tuple[str, ...] = Field(
         (), description="Addresses of OpenEnv servers that a config may use, as the config writes them."
+    )
+    allowed_tracker_urls: tuple[str, ...] = Field(
+        (),
+        description="Addresses that a config's trackers may send to, with the keys, as the config writes them.",
     )
 
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")

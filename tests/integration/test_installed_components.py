@@ -51,7 +51,7 @@ def test_a_run_of_components_of_an_installed_package(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN)
     command = [sys.executable, "-m", "gxpo_trainer.cli", "train", "run.toml", "--out", "out"]
     ended = subprocess.run(
-        [*command, "--log", "lines", "--log-set", "lines.every=2"],
+        [*command, "--set", 'logging.trackers=[{name="lines", every=2}]'],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,

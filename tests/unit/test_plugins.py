@@ -36,8 +36,9 @@ from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.environments.loading import load_environment
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading.rewards import Scorer
-from gxpo_trainer.reporting.exporters import make_exporters
+from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reporter import RunReporter
+from gxpo_trainer.reporting.trackers import Trackers
 from gxpo_trainer.rollout.verification import check_rewards
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
 
@@ -174,26 +175,27 @@ def test_an_environment_gets_its_settings_in_its_process(by_path: bool) -> None:
 @both_ways
 def test_a_logger_receives_the_rows_of_a_run(by_path: bool, tmp_path: Path) -> None:
     name = CLASS + "LinesLogger" if by_path else "lines"
-    made = make_exporters([name], tmp_path, run_name="r", config={"seed": 7}, options=[f"{name}.every=2"])
-    with RunReporter(tmp_path, exporters=made) as reporter:
-        for step in (1, 2, 3, 4):
-            reporter.log_metrics(step, {"reward/mean": 0.5})
+    config = build({"name": "r", "seed": 7, "logging": {"trackers": [{"name": name, "every": 2}]}})
+    with RunReporter(tmp_path) as reporter:
+        reporter.write_identity(run_identity(config))
+        with Trackers(tmp_path, config.logging, print, finish_s=60.0):
+            for step in (1, 2, 3, 4):
+                reporter.log_metrics(step, {"reward/mean": 0.5})
     assert (tmp_path / "lines.txt").read_text() == "r 7\n2 ['reward/mean']\n4 ['reward/mean']\n"
 
 
 @pytest.mark.parametrize(
-    ("names", "options", "complaint"),
+    ("tracker", "complaint"),
     [
-        ("line", [], r'--log line: must be one of "tensorboard", "wandb", "lines", .*; did you mean "lines"\?'),
-        ("lines", ["lines.every=0"], r"--log-set lines cannot be used:\n  every = 0: must be at least 1"),
-        ("lines", ["lines.often=1"], r"often = 1: unknown setting; remove it"),
-        ("lines", ["other.every=1"], r"--log-set other\.every=1: no logger 'other' is chosen; add --log other"),
-        ("tensorboard", ["tensorboard.every=1"], r"tensorboard has no settings; remove it"),
+        ("line", r'name = "line": must be one of "tensorboard", .*"lines", .*; did you mean "lines"\?'),
+        ({"name": "lines", "every": 0}, r"every = 0: must be at least 1"),
+        ({"name": "lines", "often": 1}, r"often = 1: unknown setting"),
+        ({"name": "tensorboard", "every": 1}, r"every = 1: unknown setting"),
     ],
 )
-def test_bad_loggers_are_named(names: str, options: list[str], complaint: str, tmp_path: Path) -> None:
+def test_bad_loggers_are_named(tracker: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        make_exporters(names, tmp_path, options=options)
+        build({"logging": {"trackers": [tracker]}})
 
 
 # ---- errors ---------------------------------------------------------------------------------------------------

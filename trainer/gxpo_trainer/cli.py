@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gxpo_trainer import __version__, plugins
+from gxpo_trainer import __version__
 from gxpo_trainer.errors import CheckpointError, ConfigError, GxpoError
 
 if TYPE_CHECKING:
@@ -124,16 +125,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log",
         metavar="NAMES",
-        type=_loggers,
-        default=(),
-        help="also export to tensorboard,wandb (offline), or a logger of your own: an installed one or module:Class",
-    )
-    parser.add_argument(
-        "--log-set",
-        metavar="NAME.A=B",
-        action="append",
-        default=[],
-        help="setting of a logger of your own; may be repeated",
+        type=names,
+        help="sets logging.trackers: tensorboard, wandb, mlflow, trackio, an installed logger or module:Class",
     )
     parser.set_defaults(run=run_train, supervised=False)
 
@@ -151,6 +144,8 @@ def run_train(args: argparse.Namespace) -> int:
         learner = read_settings(args.config).get("learner")
         named = isinstance(learner, dict) and "rule" in learner
         args.set = ["rollout.source=dataset", *([] if named else ["learner.rule.name=grpo"]), *args.set]
+    if args.log:
+        args.set.append(f"logging.trackers={json.dumps(args.log)}")
     service = take_service(args.service) if args.service else None
     # The service must be told about an invalid config; without a service nothing is created for one.
     config = load_run(args.config, args.set, runs_here=True) if service is None else None
@@ -161,8 +156,6 @@ def run_train(args: argparse.Namespace) -> int:
             launch,
             resume=args.resume,
             continue_run=args.continue_run,
-            loggers=args.log,
-            logger_options=args.log_set,
         )
     print(f"{config.name}: {describe_end(ended, launch)}; results in {launch.out_dir}", file=sys.stderr)
     return launch.exit_code
@@ -172,15 +165,6 @@ def safe_name(name: str) -> str:
     """A folder name from a run's name: letters, digits, dot, dash and underscore, without a leading dot."""
     kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).lstrip(".")
     return kept or "run"
-
-
-def _loggers(text: str) -> tuple[str, ...]:
-    chosen = names(text)
-    known = ("tensorboard", "wandb", *plugins.registered_names("loggers"))
-    unknown = [name for name in chosen if name not in known and not plugins.is_class_path(name)]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be among {', '.join(known)}, or module:Class")
-    return chosen
 
 
 def register_config(subparsers: Subparsers) -> None:
@@ -203,8 +187,6 @@ def register_config(subparsers: Subparsers) -> None:
 
 
 def run_config(args: argparse.Namespace) -> int:
-    import json
-
     from gxpo_trainer.config import io as config_io
     from gxpo_trainer.data.checks import check_files
 
@@ -528,6 +510,31 @@ def _study(args: argparse.Namespace) -> tuple[Study, Path]:
 
     study = load_study(args.study)
     return study, args.out or Path("runs") / "studies" / study.name
+
+
+def register_track(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("track", help="send a run's trackers what they have missed")
+    parser.add_argument("folder", metavar="RUN_DIR", type=Path, help="output folder of a run that has ended")
+    parser.set_defaults(run=run_track)
+
+
+def run_track(args: argparse.Namespace) -> int:
+    """Exit code 1 when a tracker has not been sent everything."""
+    from gxpo_trainer.config.run import LoggingConfig
+    from gxpo_trainer.reporting.trackers import Trackers, current_config
+    from gxpo_trainer.runtime.locks import RunLock
+
+    logging = LoggingConfig.model_validate(current_config(args.folder).get("logging", {}))
+    if not logging.trackers:
+        raise ConfigError(f"{args.folder}: the run has no trackers; logging.trackers names them")
+    lock = RunLock(args.folder, 0)
+    lock.acquire()
+    try:
+        with Trackers(args.folder, logging, print, finish_s=3600) as trackers:
+            trackers.status = "finished"
+    finally:
+        lock.release()
+    return 0 if trackers.complete else 1
 
 
 def register_checkpoints(subparsers: Subparsers) -> None:

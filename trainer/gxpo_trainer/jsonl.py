@@ -12,6 +12,7 @@ import json
 import math
 import mmap
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = threading.Lock()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         size = os.fstat(self._fd).st_size
         whole = _whole_size(self._fd, size)
@@ -35,17 +37,19 @@ class JsonLines:
             os.ftruncate(self._fd, whole)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append one line atomically. A partial write is undone, then TrainingError is raised."""
+        """Append one line atomically, from any thread. A partial write is undone, then TrainingError is raised."""
         data = (json.dumps(plain(row), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
-        before = os.fstat(self._fd).st_size
-        try:
-            written = os.write(self._fd, data)
-        except OSError as error:
-            written, failure = 0, error
-        else:
-            failure = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with self._lock:
+            before = os.fstat(self._fd).st_size
+            try:
+                written = os.write(self._fd, data)
+            except OSError as error:
+                written, failure = 0, error
+            else:
+                failure = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if written < len(data):
+                os.ftruncate(self._fd, before)
         if written < len(data):
-            os.ftruncate(self._fd, before)
             full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
             message = f"{self.path}: cannot write ({failure.strerror}); free disk space or choose another folder"
             raise TrainingError(message, reason="disk_full" if full else "training_error") from failure

@@ -117,6 +117,9 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
     for number, reward in enumerate(_items(values, "verifier.rewards")):
         if isinstance(reward, Mapping):
             check_address(f"verifier.rewards[{number}].url", reward.get("url"), urls)
+    for number, tracker in enumerate(_items(values, "logging.trackers")):
+        if isinstance(tracker, Mapping):  # the administrator's keys are sent there
+            check_address(f"logging.trackers[{number}].address", tracker.get("address"), server.allowed_tracker_urls)
     check_address("environment.url", setting(values, "environment.url"), server.allowed_environment_urls)
     if setting(values, "placement.ray_address") not in (None, "none"):
         refused.append(("placement.ray_address", "is set by the service; remove it"))
@@ -129,7 +132,7 @@ def _unlisted(values: Mapping[str, Any], server: ServiceSettings) -> Iterable[tu
         section = setting(values, choice.section)
         listed = isinstance(section, list | tuple)
         for number, part in enumerate(section if listed else [section]):
-            name = part.get(choice.key) if isinstance(part, Mapping) else None
+            name = part.get(choice.key) if isinstance(part, Mapping) else part
             if not isinstance(name, str) or name in choice.built_in or not plugins.exists(choice.kind, name):
                 continue
             if not plugins.is_allowed(choice.kind, name, server.allowlists):

@@ -32,7 +32,7 @@ def gxpo(capsys: pytest.CaptureFixture[str]) -> Gxpo:
         ("nonsense",),
         ("config",),
         ("train",),
-        ("train", "x.toml", "--log", "mlflow"),
+        ("train", "x.toml", "--log", ","),
         ("eval", "--model", "m", "--benchmark", ""),
         ("eval", "--model", "m", "--benchmark", "b", "--samples", "0"),
         ("grade", "f.jsonl", "--deadline", "nan"),

@@ -19,7 +19,7 @@ from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import JsonLines, decode_number, write_json
 from gxpo_trainer.reporting.identity import hash_path, run_identity
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_identity, read_metrics, read_samples
-from gxpo_trainer.reporting.reporter import Exporter, RunReporter
+from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.types import Episode, Group, Prompt, Sample, ScoredGroup, Utterance, Verdict
 
 
@@ -217,36 +217,6 @@ def test_a_full_disk_is_reported_and_leaves_whole_lines(tmp_path: Path) -> None:
     reason, number = done.stdout.split()
     assert reason == "disk_full"
     assert [json.loads(line)["number"] for line in path.read_text().splitlines()] == list(range(int(number)))
-
-
-class Failing:
-    """An exporter whose second row fails."""
-
-    name = "failing"
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.closed = False
-
-    def write(self, row: dict[str, object]) -> None:
-        self.rows += 1
-        if self.rows == 2:
-            raise OSError("quota exceeded")
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_a_failing_exporter_is_disabled(tmp_path: Path) -> None:
-    failing = Failing()
-    exporters: list[Exporter] = [failing]
-    with reporter(tmp_path, exporters=exporters) as made:
-        for step in (1, 2, 3):
-            made.log_metrics(step, {"a": 1.0})
-    assert failing.closed
-    assert failing.rows == 2
-    assert len(read_metrics(tmp_path)) == 3
-    assert "quota exceeded" in next(event["message"] for event in read_events(tmp_path))
 
 
 def test_identity_holds_everything_that_decides_comparability(tmp_path: Path) -> None:

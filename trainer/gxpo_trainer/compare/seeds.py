@@ -66,7 +66,7 @@ def group_by_config(runs: Sequence[tuple[RunCurves, Mapping[str, Any]]]) -> list
 
 
 def config_key(config: Mapping[str, Any]) -> str:
-    """Hash of a config without name and seed."""
+    """Hash of a config without name, seed and trackers."""
     return hashlib.sha256(json.dumps(_body(config), sort_keys=True).encode()).hexdigest()
 
 
@@ -118,7 +118,7 @@ def seed_band(group: SeedGroup, curve: EvaluationCurve) -> tuple[Floats, Floats]
 
 
 def _body(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name not in ("name", "seed")}
+    return {name: value for name, value in config.items() if name not in ("name", "seed", "logging")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ CHOICES: dict[type[Settings], Choice] = {}
 class Choice:
     """Annotation of a field that is validated by the chosen settings class.
 
-    section: its dotted path, None for one that is not in run files. base: of all its classes. classes: the built-in
+    section: its dotted path. base: of all its classes. classes: the built-in
     ones, told apart by the Literals of `key`, the setting that chooses; none: `base` alone, with the names
     `built_in`. inner: annotation that validates built-in ones, where the classes do not say it. plain: whether a class
     without settings is possible, which is validated as a built-in one. default: choice of a section
@@ -41,7 +41,7 @@ class Choice:
     def __init__(
         self,
         kind: plugins.Kind,
-        section: str | None,
+        section: str,
         base: type[Settings],
         *,
         classes: Sequence[type[Settings]] = (),
@@ -51,7 +51,7 @@ class Choice:
         plain: bool = False,
         default: str | None = None,
     ) -> None:
-        self.kind, self.section, self.base, self.key, self.plain = kind, section or "", base, key, plain
+        self.kind, self.section, self.base, self.key, self.plain = kind, section, base, key, plain
         self._default = default
         self.built_in = built_in or [name for each in classes for name in get_args(each.model_fields[key].annotation)]
         self._classes = classes or [base]
@@ -59,8 +59,7 @@ class Choice:
         self._inner = inner or (union if len(classes) < 2 else Annotated[union, Field(discriminator=key)])
         self._by_path: dict[str, type[Settings]] = {}
         self._broken: set[str] = set()
-        if section is not None:
-            CHOICES[base] = self
+        CHOICES[base] = self
 
     def names(self) -> list[str]:
         """Built-in names, then the registered ones that may be used."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib.util
 import json
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -34,7 +35,7 @@ def load_run(path: Path | str, overrides: Sequence[str] = (), *, runs_here: bool
     """The config of a .toml or .json file with `a.b=c` overrides applied.
 
     Raises ConfigError with every invalid setting when the file cannot be read, parsed or used. runs_here: also when the
-    implementation of a custom component cannot be imported.
+    implementation of a custom component cannot be imported, or a tracker's package is not installed.
     """
     settings = read_settings(Path(path))
     if "arms" in settings:
@@ -50,13 +51,25 @@ def check_implementations(config: RunConfig, source: str) -> None:
     for choice in CHOICES.values():
         value = functools.reduce(getattr, choice.section.split("."), config)
         for number, part in enumerate(value if isinstance(value, tuple) else [value]):
-            if (name := getattr(part, choice.key)) not in choice.built_in:
+            if (name := getattr(part, choice.key)) not in choice.built_in or choice.kind == "loggers":
                 place = f"{choice.section}[{number}]" if isinstance(value, tuple) else choice.section
                 try:
-                    plugins.implementation(part) if hasattr(part, "implementation") else plugins.load(choice.kind, name)
+                    if name in choice.built_in:
+                        _check_client(name)
+                    else:
+                        plugins.implementation(part) if hasattr(part, "implementation") else plugins.load(
+                            choice.kind, name
+                        )
                 except ConfigError as error:
                     message = f'{source} cannot be used:\n  {place}.{choice.key} = "{name}": {error}'
                     raise ConfigError(message) from None
+
+
+def _check_client(name: str) -> None:
+    """Raises ConfigError when the package of a tracker is not installed."""
+    if importlib.util.find_spec(name) is None:
+        package = {"mlflow": "mlflow-skinny"}.get(name, name)
+        raise ConfigError(f"the package {package} is not installed; pip install {package}, or remove the tracker")
 
 
 def load_preset(name: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -156,7 +169,7 @@ def _load_named(settings: dict[str, Any]) -> dict[str, ConfigError]:
         for key in choice.section.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         for part in value if isinstance(value, list | tuple) else [value]:
-            name = part.get(choice.key) if isinstance(part, dict) else None
+            name = part.get(choice.key) if isinstance(part, dict) else part
             if isinstance(name, str) and plugins.is_class_path(name):
                 try:
                     choice.settings_class(name)

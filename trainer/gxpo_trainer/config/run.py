@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
@@ -190,16 +191,69 @@ AnyLoss = Annotated[LossSettings, _LOSSES]
 AnyAdvantage = Annotated[AdvantageSettings, _ADVANTAGES]
 
 
+OWN_LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
+
+
 class LoggerSettings(Settings):
-    """Base of the loggers' settings classes: `gxpo train --log NAME --log-set NAME.SETTING=VALUE`."""
+    """A list: one `[[logging.trackers]]` a tracker, or names alone, as `trackers = ["mlflow"]` (docs/trackers.md)."""
 
     implementation: ClassVar[str]
-    """`module:Class` of the logger on the contract of reporting/exporters.py; the class takes these settings."""
+    """Of a subclass: `module:Class` of the logger on the contract of reporting/trackers.py; the class takes these
+    settings."""
 
-    name: str
+    name: str = Field(
+        description="`tensorboard`, `wandb`, `mlflow`, `trackio`, the name of an installed logger, or a class as "
+        "`package.module:Class`."
+    )
+    address: str | None = Field(
+        None,
+        description="Of the server, without credentials. Default: WANDB_BASE_URL, MLFLOW_TRACKING_URI or "
+        "TRACKIO_SERVER_URL of the environment, which has the keys too.",
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _no_secret(cls, value: str | None) -> str | None:
+        parts = urlsplit(value or "")
+        if parts.username or parts.password or parts.query:
+            raise ValueError("has credentials or a query; keys are read from environment variables (docs/trackers.md)")
+        return value
+
+    @model_validator(mode="after")
+    def _usable_address(self) -> Self:
+        if self.address is not None and self.name == "tensorboard":
+            raise ValueError("tensorboard writes into the run's folder; remove address")
+        if self.address and self.name in ("wandb", "trackio") and not self.address.startswith(("http://", "https://")):
+            raise ValueError(f"address = {self.address!r} must look like https://host:port")
+        return self
 
 
-LOGGER_CHOICE = Choice("loggers", None, LoggerSettings, built_in=("tensorboard", "wandb"), plain=True)
+LOGGER_CHOICE = Choice("loggers", "logging.trackers", LoggerSettings, built_in=OWN_LOGGERS, plain=True)
+AnyLogger = Annotated[LoggerSettings, LOGGER_CHOICE]
+
+
+class LoggingConfig(Settings):
+    """Experiment trackers that are sent the run while it trains. They change no result, and none of them stops it."""
+
+    trackers: tuple[AnyLogger, ...] = Field((), max_length=20, description="Where metrics, config and samples go.")
+    project: str = Field(
+        "gxpo", min_length=1, max_length=128, description="Project of W&B and Trackio, experiment of MLflow."
+    )
+    samples_per_step: int = Field(4, ge=0, le=1000, description="Responses sent of each step; 0: none.")
+
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return (
+            [{"name": item} if isinstance(item, str) else item for item in value] if isinstance(value, list) else value
+        )
+
+    @field_validator("trackers")
+    @classmethod
+    def _once(cls, value: tuple[LoggerSettings, ...]) -> tuple[LoggerSettings, ...]:
+        if len({tracker.name for tracker in value}) < len(value):
+            raise ValueError("a tracker is listed twice; remove one")
+        return value
 
 
 class OptimizerConfig(Settings):
@@ -335,6 +389,7 @@ class RunConfig(Settings):
     teacher: TeacherConfig | None = Field(None, description="Of on-policy distillation.")
     placement: PlacementConfig = PlacementConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
+    logging: LoggingConfig = LoggingConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
@@ -469,11 +524,11 @@ class RunConfig(Settings):
         return self.rollout.logprob_gap_mean_limit or mean, self.rollout.logprob_gap_max_limit or largest
 
     def sha256(self) -> str:
-        """Hash of everything that can change a result; `name` and `timeouts` are left out.
+        """Hash of everything that can change a result; `name`, `timeouts` and `logging` are left out.
 
         A setting that runs of earlier versions lack is left out at its default.
         """
-        body = self.model_dump(mode="json", exclude={"name", "timeouts"})
+        body = self.model_dump(mode="json", exclude={"name", "timeouts", "logging"})
         if self.learner.advantage == GroupAdvantageConfig():
             del body["learner"]["advantage"]
         for section, name in _LATER_SETTINGS:

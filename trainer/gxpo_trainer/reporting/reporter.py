@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,24 +28,13 @@ from gxpo_trainer.reporting.reading import EVALUATIONS, EVENTS, IDENTITY, METRIC
 from gxpo_trainer.types import ScoredGroup
 
 
-class Exporter(Protocol):
-    """Receives metric rows as they are written; see exporters.py."""
-
-    name: str
-
-    def write(self, row: Row) -> None: ...
-    def close(self) -> None: ...
-
-
 class RunReporter:
-    """Writes the files of one run. Not thread-safe.
+    """Writes the files of one run. Not thread-safe, but for `log_event`.
 
     Order: `start_attempt` first, then any of the log calls; `sync` before each checkpoint is published, so that no
     checkpoint is newer than its metrics on disk. A context manager, which closes the files.
 
-    samples_per_step: groups per step written to samples.jsonl. show: text of a prompt's tokens, for samples. exporters:
-    receive each metric row after it is written; one that raises is closed, recorded as an event and dropped, because
-    its rows can be exported later from the file.
+    samples_per_step: groups per step written to samples.jsonl. show: text of a prompt's tokens, for samples.
     Raises TrainingError (`disk_full`) when the disk is full.
     """
 
@@ -54,7 +43,6 @@ class RunReporter:
         out_dir: Path,
         *,
         samples_per_step: int = 4,
-        exporters: Iterable[Exporter] = (),
         show: Callable[[npt.NDArray[np.int32]], str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -63,7 +51,6 @@ class RunReporter:
         self._attempt = self._continued = 1
         self._resume_step = 0
         self._samples_per_step = samples_per_step
-        self._exporters = list(exporters)
         self._show, self._clock = show, clock
         self._files = {name: JsonLines(out_dir / name) for name in (METRICS, SAMPLES, EVALUATIONS, EVENTS, TIMELINE)}
         for name, file in self._files.items():
@@ -88,10 +75,7 @@ class RunReporter:
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one row for (attempt, step); a second row of a step adds its metrics to the first."""
-        row = {**self._head(step), "metrics": dict(metrics)}
-        self._files[METRICS].append(row)
-        for exporter in list(self._exporters):
-            self._export(exporter, row)
+        self._files[METRICS].append({**self._head(step), "metrics": dict(metrics)})
 
     def log_samples(self, step: int, groups: Sequence[ScoredGroup]) -> None:
         """The first `samples_per_step` groups, one line a response; what is missing (no answer) is null."""
@@ -165,22 +149,5 @@ class RunReporter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for exporter in list(self._exporters):
-            self._close_exporter(exporter)
         for file in self._files.values():
             file.close()
-
-    def _export(self, exporter: Exporter, row: Row) -> None:
-        try:
-            exporter.write(row)
-        except Exception as error:  # an error of a logging library must not end a training run
-            message = f"{exporter.name}: {error}; disabled for this run, metrics.jsonl has every row"
-            self.log_event("exporter_failed", message, exporter=exporter.name)
-            self._close_exporter(exporter)
-
-    def _close_exporter(self, exporter: Exporter) -> None:
-        self._exporters.remove(exporter)
-        try:
-            exporter.close()
-        except Exception as error:  # see _export
-            self.log_event("exporter_failed", f"{exporter.name}: {error}", exporter=exporter.name)

@@ -36,7 +36,17 @@ _PREFIX = "step-"
 _HIDDEN = ("partial", "replaced", "dropped")
 """Suffixes of hidden folders: being written, replaced by the same step's next checkpoint, being deleted."""
 FORMAT = 2
-MAY_CHANGE = ("name", "budget", "checkpoint", "placement", "verifier", "evaluation", "diagnostics", "timeouts")
+MAY_CHANGE = (
+    "name",
+    "budget",
+    "checkpoint",
+    "placement",
+    "verifier",
+    "evaluation",
+    "diagnostics",
+    "timeouts",
+    "logging",
+)
 """Parts that do not change what a training step computes; but `verifier.rewards` does."""
 MAY_CHANGE_WITHIN = {
     "model": {"gradient_checkpointing"},

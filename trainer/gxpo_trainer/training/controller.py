@@ -208,9 +208,9 @@ class Controller:
         spans = self.pool.timeline.cut(window)
         if self.config.needs_engines and number > self.config.warm_steps:
             metrics.update(overlap_metrics(spans, window, len(self.pool.engines.all)))
-        self._report(number, metrics, result, self.watch.working_s - begin - result.diagnostics_s)
-        if not isinstance(rollouts, StepBatch):
+        if not isinstance(rollouts, StepBatch):  # before the metrics, which trackers follow
             self.reporter.log_samples(number, rollouts.groups)
+        self._report(number, metrics, result, self.watch.working_s - begin - result.diagnostics_s)
         self.reporter.log_timeline(number, window, spans)
         if self.counters.nonfinite >= MOST_NONFINITE:
             raise Diverged(

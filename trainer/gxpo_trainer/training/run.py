@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.data.chat import prompt_text, rendering
 from gxpo_trainer.data.prompts import few_problems
-from gxpo_trainer.reporting.exporters import make_exporters
 from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reading import CONFIG
 from gxpo_trainer.reporting.reporter import RunReporter
+from gxpo_trainer.reporting.trackers import Trackers
 from gxpo_trainer.reporting.uploader import ControlRequest
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch, Watchdog
@@ -38,7 +38,6 @@ def train_run(
     out_dir: Path,
     *,
     resume: bool = False,
-    loggers: Sequence[str] = (),
     progress: TrainingProgress | None = None,
 ) -> str:
     """Train one run into `out_dir`; returns the name of the bound that ended it.
@@ -47,7 +46,7 @@ def train_run(
     SystemExit when SIGTERM ended the run, after its checkpoint if there was one to save.
     """
     with Launch(out_dir) as launch:
-        ended = train_in_launch(config, launch, resume=resume, loggers=loggers, progress=progress)
+        ended = train_in_launch(config, launch, resume=resume, progress=progress)
     if launch.exit_code:
         print(f"{config.name}: {describe_end(ended, launch)}", file=sys.stderr)
         raise SystemExit(launch.exit_code)
@@ -60,8 +59,6 @@ def train_in_launch(
     *,
     resume: bool = False,
     continue_run: bool = False,
-    loggers: Sequence[str] = (),
-    logger_options: Sequence[str] = (),
     progress: TrainingProgress | None = None,
 ) -> str:
     """Check everything, then run; returns the bound or the request that ended the run."""
@@ -69,12 +66,8 @@ def train_in_launch(
     watch = ProgressWatch(config.timeouts, interrupted=lambda: launch.terminated)
     with Watchdog(watch, launch.end_stalled, launch.show_idle):
         prepared = prepare(config, out_dir, resume=resume, continue_run=continue_run, watch=watch)
-        dump = config.model_dump(mode="json")
-        exporters = make_exporters(loggers, out_dir, run_name=config.name, config=dump, options=logger_options)
         with (
-            RunReporter(
-                out_dir, exporters=exporters, show=partial(prompt_text, prepared.problems.tokenizer)
-            ) as reporter,
+            RunReporter(out_dir, show=partial(prompt_text, prepared.problems.tokenizer)) as reporter,
             progress or TrainingProgress(config.budget, name=config.name, warm_steps=config.warm_steps) as display,
         ):
             launch.begin(reporter)
@@ -127,7 +120,11 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         for problem in prepared.skipped:
             reporter.log_event("checkpoint_skipped", problem)
         progress.message("starting sampler and learner")
-        ended = controller.run(checkpoint)
+        with Trackers(prepared.out_dir, config.logging, partial(_tell, reporter, progress)) as trackers:
+            ended = controller.run(checkpoint)
+            trackers.status = "stopped" if ended in ("pause", "cancel") else "finished"
+            if launch.terminated:
+                trackers.finish_s = 5.0
         _record_end(ended, launch, reporter)
         return ended
     except _StoppedWaiting as stopped:
@@ -147,6 +144,11 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         prepared.placement.group.remove()
         if owned:
             ray.shutdown()
+
+
+def _tell(reporter: RunReporter, progress: TrainingProgress, message: str) -> None:
+    reporter.log_event("tracker", message)
+    progress.message(message)
 
 
 class _StoppedWaiting(Exception):

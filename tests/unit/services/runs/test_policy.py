@@ -171,6 +171,7 @@ def test_code_and_rays_of_the_clients_choice_are_refused() -> None:
 
 HTTP = {"verifier": {"rewards": [{"name": "http", "url": "given:A"}]}}
 CLASS = {"environment": {"name": "given:A"}}
+TRACKER = {"logging": {"trackers": ["tensorboard", {"name": "mlflow", "address": "given:A"}]}}
 OPENENV = {"environment": {"name": "openenv", "url": "given:A"}}
 
 
@@ -184,6 +185,18 @@ OPENENV = {"environment": {"name": "openenv", "url": "given:A"}}
             "is not an allowed address on this server; choose from",
         ),
         (CLASS, "environment.name", "allowed_environments", "is not allowed on this server; choose from single_turn, "),
+        (
+            TRACKER,
+            "logging.trackers[1].address",
+            "allowed_tracker_urls",
+            "is not an allowed address on this server; choose from",
+        ),
+        (
+            {"logging": {"trackers": ["given:A"]}},
+            "logging.trackers[0].name",
+            "allowed_plugins",
+            "is not allowed on this",
+        ),
         (OPENENV, "environment.url", "allowed_environment_urls", "is not an allowed address on this server; choose"),
     ],
 )
