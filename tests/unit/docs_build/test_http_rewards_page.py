@@ -39,7 +39,7 @@ def rewards(url: str, *responses: str, **settings: Any) -> list[HttpAnswer]:
         component = HttpReward(HttpRewardConfig(url=url, deadline_s=PATIENCE_S, **settings))
         bodies = [{"problem": "2 + 2?", "gold": "4", "answer": text, "response": text} for text in responses]
         try:
-            return await asyncio.gather(*(component.answer({**body, "turns": [], "extra": {}}) for body in bodies))
+            return await component.answers([{**body, "turns": [], "extra": {}} for body in bodies])
         finally:
             await component.close()
 
@@ -50,6 +50,15 @@ def test_the_judge_asks_its_model_and_its_mark_is_the_reward(tmp_path: Path) -> 
     with served(tmp_path, "model.py") as model, served(tmp_path, "judge.py", model.rstrip("/") + "/v1") as judge:
         answers = rewards(judge, "4, because 2 and 2 make it", "4")
     assert [answer.value for answer in answers] == [0.9, 0.2]
+
+
+def test_the_ranking_judge_compares_each_pair_in_both_orders(tmp_path: Path) -> None:
+    with served(tmp_path, "model.py") as model, served(tmp_path, "ranking.py", model.rstrip("/") + "/v1") as judge:
+        best, worst, other = rewards(judge, "4, because 2 and 2 make it", "4", "5", per="group")
+        (alone,) = rewards(judge, "4", per="group")
+    # The stand-in prefers "because", and else whichever comes first.
+    assert [answer.value for answer in (best, worst, other)] == [1.0, 0.25, 0.25]
+    assert alone.value == 0.5
 
 
 def test_the_sandbox_rewards_programs_that_print_the_gold(tmp_path: Path) -> None:
