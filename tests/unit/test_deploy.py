@@ -194,6 +194,15 @@ def test_what_is_not_set_keeps_its_default(services: dict[str, Any], monkeypatch
     assert {name: getattr(settings, name) for name in default} == {name: f.default for name, f in default.items()}
 
 
+def test_everything_that_the_images_copy_is_in_the_build_context() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copies = re.findall(r"^COPY (?!--from)(.*) \S+$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    sources = {source.rstrip("/") for line in copies for source in line.split()}
+    assert len(sources) > 8
+    for source in sources:
+        assert source in allowed or any(Path(entry).parts[0] == source for entry in allowed), source
+
+
 def test_every_image_ends_as_a_user_that_is_not_root() -> None:
     users: dict[str, str | None] = {}
     stage = ""
