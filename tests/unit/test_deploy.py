@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import lzma
@@ -26,6 +27,7 @@ from support.service_processes import until
 
 from gxpo_services.local import ray_start
 from gxpo_services.settings import ServiceSettings, read_settings
+from gxpo_trainer.cli import register_sandbox
 from gxpo_trainer.config.base import STOP_WAIT_S
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +51,9 @@ def test_every_service_is_guarded_and_bounded_and_only_two_publish_a_port_on_loo
     for name, service in services.items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
-        assert service["security_opt"] == ["no-new-privileges:true"], name
+        # Docker's profiles forbid namespaces, in which the sandbox isolates code with a filter of its own.
+        more = ["seccomp:unconfined", "apparmor:unconfined"] if name == "sandbox" else []
+        assert service["security_opt"] == ["no-new-privileges:true", *more], name
         assert "privileged" not in service, name
         assert service["mem_limit"], name
         assert service["pids_limit"] > 0, name
@@ -156,6 +160,21 @@ HERE = {"home", "database_url", "database_password_file", "public_url", "ray_add
 """Settings that follow from the other services and volumes."""
 
 
+def test_the_sandbox_has_no_secret_no_volume_and_no_port_and_starts_only_when_it_is_asked_for(
+    services: dict[str, Any],
+) -> None:
+    sandbox = services["sandbox"]
+    assert sandbox["profiles"] == ["sandbox"]
+    assert not {"volumes", "ports", "environment"} & sandbox.keys()
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    (port,) = re.findall(r"AS sandbox\n(?:.*\n)*?EXPOSE (\d+)", dockerfile)
+    assert f"http://sandbox:{port}/" in (ROOT / "docs/sandbox.md").read_text()
+    parser = argparse.ArgumentParser()
+    register_sandbox(parser.add_subparsers())
+    command = json.loads(re.findall(r'^CMD (\["gxpo", "sandbox".*\])$', dockerfile, re.MULTILINE)[0])
+    assert str(parser.parse_args(command[1:]).port) == port
+
+
 def test_an_administrator_can_set_every_other_setting(services: dict[str, Any]) -> None:
     for name in ("migrate", "api", "scheduler"):
         environment = services[name]["environment"]
@@ -173,6 +192,15 @@ def test_what_is_not_set_keeps_its_default(services: dict[str, Any], monkeypatch
             monkeypatch.setenv(variable, match[1])
     settings, default = read_settings(), ServiceSettings.model_fields
     assert {name: getattr(settings, name) for name in default} == {name: f.default for name, f in default.items()}
+
+
+def test_everything_that_the_images_copy_is_in_the_build_context() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copies = re.findall(r"^COPY (?!--from)(.*) \S+$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    sources = {source.rstrip("/") for line in copies for source in line.split()}
+    assert len(sources) > 8
+    for source in sources:
+        assert source in allowed or any(Path(entry).parts[0] == source for entry in allowed), source
 
 
 def test_every_image_ends_as_a_user_that_is_not_root() -> None:

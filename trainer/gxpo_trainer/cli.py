@@ -254,6 +254,32 @@ def _comments(config: RunConfig) -> list[str]:
     return [f"{cost} while the look-ahead is on, {closed} after it.", describe(gate), *needs]
 
 
+def register_sandbox(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("sandbox", help="serve a reward that runs the policy's Python code against tests")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1")
+    parser.add_argument("--port", metavar="N", type=int, default=8102, help="default 8102; 0: a free one")
+    parser.add_argument(
+        "--seconds", metavar="N", type=positive_seconds, default=10.0, help="for all tests of a response; default 10"
+    )
+    parser.add_argument("--memory-mb", metavar="N", type=positive, default=512, help="of each process; default 512")
+    parser.add_argument(
+        "--processes", metavar="N", type=positive, default=16, help="and threads, of a test; default 16"
+    )
+    parser.add_argument(
+        "--concurrency", metavar="N", type=positive, help="responses tested at the same time; default: one for each CPU"
+    )
+    parser.add_argument("--python", metavar="FILE", help="interpreter of the code, which can read its whole folder")
+    parser.set_defaults(run=run_sandbox)
+
+
+def run_sandbox(args: argparse.Namespace) -> None:
+    """Serve until interrupted; exit code 2 when this machine cannot isolate code."""
+    from gxpo_trainer.grading.sandbox import Sandbox, serve
+
+    sandbox = Sandbox(args.seconds, args.memory_mb, args.processes, args.python)
+    serve(sandbox, args.host, args.port, args.concurrency or os.cpu_count() or 1)
+
+
 def register_plan(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("plan", help="memory, time and cost of a run before it starts")
     parser.add_argument("config", metavar="RUN.toml", type=Path, help="run file (.toml or .json)")

@@ -115,14 +115,18 @@ def test_the_hash_ignores_the_name_and_sees_everything_else() -> None:
 
 EARLIER_HASH = "4754a2fff5abb25eff937e66aba429d4f2e62b3324f95ec5a32744ffb9bde34d"
 EARLIER_BOXED_HASH = "984c56a32d7cb0f0372ed691c37c15b1b00db012a0d7a7d61bac2856589079c9"
+EARLIER_JUDGED_HASH = "85d3d653a1cd5cec222e2b354ac2b52b24f33f0f20337c4e9fbf41ed2c8b6d83"
 
 
 def test_settings_that_earlier_versions_lacked_leave_the_hash_of_what_they_did() -> None:
-    """Both hashes were printed by the version before: of the defaults, and of a template that asks for a box."""
+    """All hashes were printed by the version before: of the defaults, a template that asks for a box, and a judge."""
     boxed = {"data": {"source": "x.jsonl"}}
     assert RunConfig().sha256() == EARLIER_HASH
     assert build({**boxed, "verifier": {"answer": "any"}}).sha256() == EARLIER_BOXED_HASH
     assert build(boxed).sha256() != EARLIER_BOXED_HASH, "training counts boxes alone now"
+    judge = {"name": "http", "url": "http://judge/"}
+    assert build({"verifier": {"rewards": [judge]}}).sha256() == EARLIER_JUDGED_HASH
+    assert build({"verifier": {"rewards": [{**judge, "per": "group"}]}}).sha256() != EARLIER_JUDGED_HASH
     assert build({"evaluation": {"top_p": 0.9}}).sha256() != EARLIER_HASH
     assert build({"verifier": {"answer": "boxed"}}).sha256() != EARLIER_HASH
 

@@ -31,8 +31,8 @@ def ask(url: str, *bodies: Any, token: str | None = None, together: bool = True,
         component = HttpReward(config, token)
         try:
             if together:
-                return await asyncio.gather(*(component.answer(body) for body in bodies))
-            return [await component.answer(body) for body in bodies]
+                return await component.answers(bodies)
+            return [answer for body in bodies for answer in await component.answers([body])]
         finally:
             await component.close()
 
@@ -296,6 +296,65 @@ def test_the_cache_forgets_what_was_not_used_for_longest(monkeypatch: pytest.Mon
         ask(server.url, *({"worth": n} for n in (1, 2, 1, 3, 1, 2)), together=False)
     # 2 made room for 3, because 1 had been used since.
     assert [body["worth"] for body in server.requests] == [1, 2, 3, 2]
+
+
+# ---- groups ------------------------------------------------------------------------------------------------------
+
+GROUP = [{"problem": "2 + 2?", "gold": "4", "extra": {}, "answer": a, "response": a, "turns": []} for a in "453"]
+
+
+def test_a_group_is_one_request_and_each_response_has_its_number() -> None:
+    with RewardServer(says('{"rewards": [1, -0.5, 0]}')) as server:
+        answers = ask(server.url, *GROUP, per="group")
+    shared = {"problem": "2 + 2?", "gold": "4", "extra": {}}
+    responses = [{"answer": answer, "response": answer, "turns": []} for answer in "453"]
+    assert server.requests == [{**shared, "responses": responses}]
+    assert [answer.value for answer in answers] == [1.0, -0.5, 0.0]
+    assert [answer.usage.calls for answer in answers] == [1, 0, 0]
+
+
+def test_an_equal_group_costs_no_request_and_another_order_is_another_group() -> None:
+    async def scenario(url: str) -> list[list[HttpAnswer]]:
+        component = HttpReward(HttpRewardConfig(url=url, per="group", deadline_s=PATIENCE_S))
+        try:
+            return [await component.answers(bodies) for bodies in (GROUP, GROUP, GROUP[::-1], [])]
+        finally:
+            await component.close()
+
+    with RewardServer(says('{"rewards": [3, 2, 1]}')) as server:
+        first, again, reverse, none = asyncio.run(scenario(server.url))
+    assert [[answer.value for answer in answers] for answers in (first, again, reverse)] == [[3.0, 2.0, 1.0]] * 3
+    assert [sum(a.usage.calls for a in answers) for answers in (first, again, reverse, none)] == [1, 0, 1, 0]
+    assert [sum(a.usage.cache_hits for a in answers) for answers in (first, again, reverse, none)] == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ('{"rewards": [1, 2]}', "the rewards 2 numbers; must be a list of 3, one for each response"),
+        ('{"rewards": [1, 2, 3, 4]}', "the rewards 4 numbers; must be a list of 3"),
+        ('{"rewards": []}', "the rewards 0 numbers; must be a list of 3"),
+        ('{"rewards": {"0": 1}}', "the rewards {'0': 1}; must be a list of 3"),
+        ('{"rewards": "123"}', "the rewards '123'; must be a list of 3"),
+        ('{"rewards": [1, true, 0]}', "the reward True, which is not a number"),
+        ('{"rewards": [1, null, 0]}', "the reward None, which is not a finite number"),
+        ('{"rewards": [1, NaN, 0]}', "the reward nan, which is not a finite number"),
+        ('{"rewards": [1, "2", 0]}', "the reward '2', which is not a finite number"),
+        ('{"reward": 1}', 'which has no "rewards"'),
+    ],
+)
+def test_one_unusable_number_fails_the_whole_group(answer: str, reason: str) -> None:
+    with RewardServer(says(answer)) as server:
+        answers = ask(server.url, *GROUP, per="group")
+    assert [(answer.value, answer.failure) for answer in answers] == [(None, "error")] * 3
+    assert all(reason in answer.detail for answer in answers)
+
+
+def test_a_group_without_an_answer_in_time_is_a_timeout_of_each() -> None:
+    with RewardServer(silent) as server:
+        answers = ask(server.url, *GROUP, per="group", deadline_s=SHORT_S)
+    assert [(answer.value, answer.failure) for answer in answers] == [(None, "timeout")] * 3
+    assert [answer.usage.calls for answer in answers] == [1, 0, 0]
 
 
 def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

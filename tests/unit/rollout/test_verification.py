@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,30 @@ def test_an_answer_without_a_verdict_is_not_posted(server: RewardServer) -> None
     assert (failed.status, failed.detail, failed.http) == ("error", "it broke", HttpUsage())
     assert (fine.status, fine.components, fine.reward) == ("correct", {"judge": 0.5}, 0.5)
     assert len(server.requests) == 1
+
+
+def ranked(_: int, body: Any, connection: socket.socket) -> None:
+    """The rank of each response among those of its group by length; an error for a group that says so."""
+    responses = [entry["response"] for entry in body["responses"]]
+    if "break" in responses:
+        return reply(connection, "", "500 Internal Server Error")
+    return reply(connection, json.dumps({"rewards": [sorted(responses, key=len).index(text) for text in responses]}))
+
+
+def test_a_judge_of_groups_sees_all_judged_responses_and_its_failure_is_one_of_the_whole_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with RewardServer(ranked) as server:
+        monkeypatch.setenv(URLS, server.url)
+        rewards = (RewardConfig(), judge(server.url, weight=0.1, per="group"))
+        verdicts = score(rewards, group("5", failed_episode(), "about 6", r"\boxed{5}."))
+        broken = score(rewards, group("5", "break", failed_episode()))
+    assert [entry["response"] for entry in server.requests[0]["responses"]] == ["5", "about 6", r"\boxed{5}."]
+    assert [verdict.status for verdict in verdicts] == ["correct", "error", "wrong", "correct"]
+    assert [verdict.reward for verdict in verdicts] == pytest.approx([1.0, None, 0.1, 1.2])
+    assert [verdict.http.calls for verdict in verdicts if verdict.http] == [1, 0, 0, 0]
+    assert [(verdict.status, verdict.reward) for verdict in broken] == [("error", None)] * 3
+    assert [verdict.detail for verdict in broken] == ["reward judge: was answered with HTTP 500"] * 2 + ["it broke"]
 
 
 def test_evaluations_post_nothing(server: RewardServer) -> None:

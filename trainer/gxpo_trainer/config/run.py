@@ -15,6 +15,7 @@ from gxpo_trainer.config.engines import FULL_SHARES, ModelConfig, PlacementConfi
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
 from gxpo_trainer.config.tasks import (
     EMBEDDED_TASKS,
+    HTTP,
     AnyEnvironment,
     DataConfig,
     EnvironmentConfig,
@@ -536,6 +537,9 @@ class RunConfig(Settings):
                 del body[section][name]
         if self.verifier.answer == "any" or not self.trains_on_boxes:
             del body["verifier"]["answer"]
+        for reward in body["verifier"]["rewards"]:
+            if reward["name"] == HTTP and reward["per"] == "response":
+                del reward["per"]
         for section in ("warm_start", "teacher"):
             if getattr(self, section) is None:
                 del body[section]

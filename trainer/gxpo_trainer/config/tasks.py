@@ -223,12 +223,15 @@ class HttpRewardConfig(Settings):
         HTTP, pattern=r"^[A-Za-z][\w-]*$", description="Name of its metric, `reward/<label>`, and in samples."
     )
     weight: float = Field(1.0, description="Factor of the component in the sum.")
-    url: str = Field(description="Address that each response is posted to; the administrator must have listed it.")
-    deadline_s: float = Field(30.0, gt=0, description="Time limit of one response, with all attempts and the waits.")
+    url: str = Field(description="Address that responses are posted to; the administrator must have listed it.")
+    per: Literal["response", "group"] = Field(
+        "response", description="What one request has: a response, or all of a group, for judges that rank them."
+    )
+    deadline_s: float = Field(30.0, gt=0, description="Time limit of one answer, with all attempts and the waits.")
     retries: int = Field(
         2, ge=0, le=1000, description="More attempts after a failed connection or one of HTTP 429, 502, 503, 504."
     )
-    concurrency: int = Field(64, ge=1, le=100_000, description="Responses that are posted at the same time.")
+    concurrency: int = Field(64, ge=1, le=100_000, description="Requests that are made at the same time.")
 
     _finite = field_validator("weight")(_usable_weight)
 

@@ -5,7 +5,11 @@ One call is `POST url` with the body
     {"problem": str, "gold": str, "answer": str, "response": str, "turns": [{"speaker", "text", "reward"}], "extra": {}}
 
 and the answer `{"reward": number}` with status 200. `answer` is the extracted final answer, or the response where there
-is none; `turns` is empty without an environment.
+is none; `turns` is empty without an environment. With `per = "group"` one call has all responses of a group,
+
+    {"problem": str, "gold": str, "extra": {}, "responses": [{"answer", "response", "turns"}, ...]}
+
+and the answer `{"rewards": [number, ...]}`, one for each of them in their order; a failed call fails the whole group.
 
 Order of events for one body:
 
@@ -26,9 +30,9 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import httpx
@@ -48,7 +52,7 @@ from gxpo_trainer.types import HttpUsage
 
 MAX_ANSWER_BYTES = 64 * 1024
 CACHED_VALUES = 100_000
-"""Values kept per component; one takes about 200 bytes."""
+"""Answers kept per component; one takes about 200 bytes, and that of a group 32 more for each further response."""
 _RETRIED = (429, 502, 503, 504)
 _BACK_OFF = wait_random_exponential(multiplier=0.25, max=10.0)
 _SECONDS = re.compile(r"[0-9]{1,9}")
@@ -69,10 +73,13 @@ class _Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """Reward of one response, or None with the status that its verdict gets and the reason."""
+    """Reward of one response, or None with the status that its verdict gets and the reason.
+
+    usage: what the call cost; for a call of a group that of its first response, and nothing for the others.
+    """
 
     value: float | None
-    usage: HttpUsage
+    usage: HttpUsage = field(default_factory=HttpUsage)
     failure: Literal["timeout", "error"] = "error"
     detail: str = ""
 
@@ -99,8 +106,8 @@ class HttpReward:
         except httpx.InvalidURL as error:
             raise ConfigError(f"verifier.rewards: {config.url} is not a URL ({error})") from None
         self._places = asyncio.Semaphore(config.concurrency)
-        self._values: OrderedDict[bytes, float] = OrderedDict()
-        self._under_way: dict[bytes, asyncio.Task[HttpAnswer]] = {}
+        self._values: OrderedDict[bytes, tuple[float, ...]] = OrderedDict()
+        self._under_way: dict[bytes, asyncio.Task[list[HttpAnswer]]] = {}
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -112,27 +119,39 @@ class HttpReward:
         )
         self.close = self._transport.aclose
 
-    async def answer(self, body: Mapping[str, Any]) -> HttpAnswer:
-        """The server's reward for this body; never raises for what the server does."""
+    async def answers(self, bodies: Sequence[Mapping[str, Any]]) -> list[HttpAnswer]:
+        """The server's reward for each response of a group, in order; never raises for what the server does.
+
+        bodies: those of single responses.
+        """
+        if self.config.per == "response" or not bodies:
+            return [answer for (answer,) in await asyncio.gather(*(self._ask(body, None) for body in bodies))]
+        body = {name: bodies[0][name] for name in ("problem", "gold", "extra")}
+        responses = [{name: body[name] for name in ("answer", "response", "turns")} for body in bodies]
+        return await self._ask({**body, "responses": responses}, len(bodies))
+
+    async def _ask(self, body: Mapping[str, Any], size: int | None) -> list[HttpAnswer]:
+        """Answers of one call. size: responses of a group, None for a single one."""
         content = json.dumps(body, sort_keys=True).encode()
         key = hashlib.sha256(content).digest()
         if key in self._values:
             self._values.move_to_end(key)
-            return HttpAnswer(self._values[key], HttpUsage(cache_hits=1))
+            return _charged([HttpAnswer(value) for value in self._values[key]], HttpUsage(cache_hits=1))
         if (under_way := self._under_way.get(key)) is not None:
-            return replace(await under_way, usage=HttpUsage(cache_hits=1))
-        task = self._under_way[key] = asyncio.create_task(self._call(content))
+            return _charged(await under_way, HttpUsage(cache_hits=1))
+        task = self._under_way[key] = asyncio.create_task(self._call(content, size))
         try:
-            answer = await task
+            answers = await task
         finally:
             del self._under_way[key]
-        if answer.value is not None:
-            self._values[key] = answer.value
+        values = tuple(answer.value for answer in answers if answer.value is not None)
+        if values:
+            self._values[key] = values
             if len(self._values) > CACHED_VALUES:
                 self._values.popitem(last=False)
-        return answer
+        return answers
 
-    async def _call(self, content: bytes) -> HttpAnswer:
+    async def _call(self, content: bytes, size: int | None) -> list[HttpAnswer]:
         """All attempts of one call within one deadline."""
         config, attempts = self.config, _Attempts()
         retrying = AsyncRetrying(
@@ -141,11 +160,11 @@ class HttpReward:
             stop=stop_after_attempt(config.retries + 1) | stop_before_delay(config.deadline_s),
             reraise=True,
         )
-        value: float | None = None
+        values: tuple[float, ...] = ()
         failure: Literal["timeout", "error"] = "error"
         try:
             async with self._places, asyncio.timeout(config.deadline_s):
-                value = await retrying(self._attempt, content, attempts)
+                values = await retrying(self._attempt, content, size, attempts)
         except TimeoutError:
             failure = "timeout"
             before = f"; the attempt before {attempts.reason}" if attempts.reason else ""
@@ -153,12 +172,12 @@ class HttpReward:
         except (_Refused, _Unavailable):
             if attempts.number > 1:
                 attempts.reason += f" (attempt {attempts.number})"
-        usage = HttpUsage(attempts.number, attempts.seconds)
-        return HttpAnswer(
-            value, usage, failure, "" if value is not None else f"reward {config.label}: {attempts.reason}"
-        )
+        detail = f"reward {config.label}: {attempts.reason}"
+        failed = HttpAnswer(None, failure=failure, detail=detail)
+        answers = [HttpAnswer(value) for value in values] or [failed] * (size or 1)
+        return _charged(answers, HttpUsage(attempts.number, attempts.seconds))
 
-    async def _attempt(self, content: bytes, attempts: _Attempts) -> float:
+    async def _attempt(self, content: bytes, size: int | None, attempts: _Attempts) -> tuple[float, ...]:
         """One request. Raises _Unavailable, _Refused."""
         attempts.number += 1
         begin = time.perf_counter()
@@ -166,7 +185,7 @@ class HttpReward:
             request = httpx.Request("POST", self._url, headers=self._headers, content=content)
             async with aclosing(await self._transport.handle_async_request(request)) as response:
                 _check_status(response)
-                return _reward(await _read(response))
+                return _rewards(await _read(response), size)
         except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
             attempts.reason = f"failed with {type(error).__name__}: {error}".rstrip(": ")
             raise _Unavailable(attempts.reason) from error
@@ -178,6 +197,11 @@ class HttpReward:
             raise
         finally:
             attempts.seconds += time.perf_counter() - begin
+
+
+def _charged(answers: Sequence[HttpAnswer], usage: HttpUsage) -> list[HttpAnswer]:
+    """The same answers with the usage of their call, counted once."""
+    return [replace(answer, usage=HttpUsage() if n else usage) for n, answer in enumerate(answers)]
 
 
 def _wait(state: RetryCallState) -> float:
@@ -211,16 +235,23 @@ async def _read(response: httpx.Response) -> bytes:
     return bytes(body)
 
 
-def _reward(body: bytes) -> float:
-    """The number of an answer. Raises _Refused."""
+def _rewards(body: bytes, size: int | None) -> tuple[float, ...]:
+    """The number of an answer, or those of a group of `size` responses. Raises _Refused."""
+    name = "reward" if size is None else "rewards"
     shown = repr(body[:80].decode(errors="replace"))
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         raise _Refused(f"was answered with {shown}, which is not JSON") from None
-    if not isinstance(answer, dict) or "reward" not in answer:
-        raise _Refused(f'was answered with {shown}, which has no "reward"')
+    if not isinstance(answer, dict) or name not in answer:
+        raise _Refused(f'was answered with {shown}, which has no "{name}"')
+    values = [answer[name]] if size is None else answer[name]
+    if not isinstance(values, list) or len(values) != (size or 1):
+        count = f"{len(values)} numbers" if isinstance(values, list) else repr(values)[:80]
+        raise _Refused(f"was answered with the rewards {count}; must be a list of {size}, one for each response")
     try:
-        return reward_number(answer["reward"])
+        if size is not None and (flags := [value for value in values if isinstance(value, bool)]):
+            raise ValueError(f"{flags[0]}, which is not a number")
+        return tuple(reward_number(value) for value in values)
     except ValueError as error:
         raise _Refused(f"was answered with the reward {error}") from None

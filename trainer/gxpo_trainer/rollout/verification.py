@@ -19,7 +19,7 @@ import ray
 from gxpo_trainer.config import RunConfig, VerifierConfig
 from gxpo_trainer.data.prompts import json_extra
 from gxpo_trainer.errors import ConfigError, Stalled, TrainingError, VerifierFailed
-from gxpo_trainer.grading.http_rewards import HttpReward
+from gxpo_trainer.grading.http_rewards import HttpAnswer, HttpReward
 from gxpo_trainer.grading.options import EXTRA_KEY
 from gxpo_trainer.grading.pool import Pair, VerifierPool
 from gxpo_trainer.grading.rewards import OWN, check_urls, tokens
@@ -58,11 +58,11 @@ class VerifierActor:
             return verdicts
         if self._http is None:
             self._http = make_http_rewards(self._config)
-        calls = (
-            self._with_http(self._http, group, sample, verdict)
-            for sample, verdict in zip(group.samples, verdicts, strict=True)
-        )
-        return tuple(await asyncio.gather(*calls))
+        posted = [i for i, verdict in enumerate(verdicts) if not verdict.failed]
+        bodies = [http_body(group, group.samples[i], verdicts[i]) for i in posted]
+        columns = await asyncio.gather(*(component.answers(bodies) for component in self._http))
+        answers = dict(zip(posted, zip(*columns, strict=True), strict=True))
+        return tuple(self._with_http(verdict, answers.get(i, ())) for i, verdict in enumerate(verdicts))
 
     async def _verdicts(self, group: Group, components: bool) -> tuple[Verdict, ...]:
         """Verdicts of a group, from its episodes where they decide, and else from the worker processes."""
@@ -74,22 +74,20 @@ class VerifierActor:
             verdicts[i] = verdict
         return tuple(verdict for verdict in verdicts if verdict)
 
-    async def _with_http(self, http: list[HttpReward], group: Group, sample: Sample, verdict: Verdict) -> Verdict:
+    def _with_http(self, verdict: Verdict, answers: Sequence[HttpAnswer]) -> Verdict:
         """The verdict with the components over HTTP, in the order of the run file, and the sum of all."""
+        usage = sum((answer.usage for answer in answers), HttpUsage())
         if verdict.failed:
-            return replace(verdict, http=HttpUsage())
-        body = http_body(group, sample, verdict)
-        responses = await asyncio.gather(*(component.answer(body) for component in http))
-        usage = sum((response.usage for response in responses), HttpUsage())
+            return replace(verdict, http=usage)
         values = dict(verdict.components or {})
-        if failed := [response for response in responses if response.value is None]:
-            detail = "; ".join(response.detail for response in failed)
-            timed_out = all(response.failure == "timeout" for response in failed)
+        if failed := [answer for answer in answers if answer.value is None]:
+            detail = "; ".join(answer.detail for answer in failed)
+            timed_out = all(answer.failure == "timeout" for answer in failed)
             status: VerdictStatus = "timeout" if timed_out else "error"
             return Verdict(status, verdict.extracted, verdict.seconds, detail, http=usage)
-        for component, response in zip(http, responses, strict=True):
-            assert response.value is not None
-            values[component.config.label] = response.value
+        for reward, answer in zip(self._config.http_rewards, answers, strict=True):
+            assert answer.value is not None
+            values[reward.label] = answer.value
         components = {reward.label: values[reward.label] for reward in self._config.rewards}
         score = sum(reward.weight * values[reward.label] for reward in self._config.rewards)
         return replace(verdict, components=components, score=score, http=usage)

@@ -1,0 +1,107 @@
+"""Generated problems that ask for a Python function, with tests for `gxpo sandbox`. Free of torch.
+
+    python -m gxpo_trainer.data.code_problems FILE.jsonl [--num 200] [--split train] [--seed 0]
+
+A problem asks in one sentence for a function f of a number, a list or a text, which one expression calculates. Its row
+has the text, a solution as `completion`, and tests whose inputs the text does not name. As in data/word_problems.py a
+hash of the expression, independent of the seed, assigns each problem to a split; no held-out function is in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gxpo_trainer.data.word_problems import HELDOUT_SHARE, SPLITS, Split
+
+NUM_TESTS = 4
+LETTERS = "abcdeorst"
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A kind of function. words and expression have the numbers {a} and {b} and the letters {c} and {d}."""
+
+    argument: str
+    words: str
+    expression: str
+
+
+_FAMILIES = (
+    _Family("number", "x times {a} plus {b}", "x * {a} + {b}"),
+    _Family("number", "x times {a} minus {b}", "x * {a} - {b}"),
+    _Family("number", "the sum of x and {a}, times {b}", "(x + {a}) * {b}"),
+    _Family("number", "x minus {a}, times {b}", "(x - {a}) * {b}"),
+    _Family("number", "the larger of x and {a}, plus {b}", "max(x, {a}) + {b}"),
+    _Family("number", "the smaller of x and {a}, times {b}", "min(x, {a}) * {b}"),
+    _Family("number", "the sum of x and {b}, modulo {a}", "(x + {b}) % {a}"),
+    _Family("list", "the sum of the list x, plus {a}", "sum(x) + {a}"),
+    _Family("list", "the largest number of the list x, times {a}", "max(x) * {a}"),
+    _Family("list", "the list x with each number times {a} plus {b}", "[n * {a} + {b} for n in x]"),
+    _Family("list", "the numbers of the list x above {a}", "[n for n in x if n > {a}]"),
+    _Family("list", "how many numbers of the list x are below {a}, times {b}", "sum(n < {a} for n in x) * {b}"),
+    _Family("list", "the numbers of the list x in ascending order, each plus {a}", "[n + {a} for n in sorted(x)]"),
+    _Family("text", "the text x with each {c} replaced by {d}", 'x.replace("{c}", "{d}")'),
+    _Family("text", "how often {c} occurs in the text x, times {a}", 'x.count("{c}") * {a}'),
+    _Family("text", "the text x backwards, then {c} and {d}", 'x[::-1] + "{c}{d}"'),
+)
+
+
+def generate(split: Split, num_problems: int, seed: int) -> list[dict[str, Any]]:
+    """Generate rows of distinct problems of one split: id, problem, completion and tests.
+
+    Deterministic on every machine; a shorter list is a prefix of a longer one. Raises ValueError for more problems than
+    exist.
+    """
+    rng = random.Random(f"gxpo code problems {split} {seed}")
+    rows: dict[str, dict[str, Any]] = {}
+    for _ in range(100 * num_problems + 10_000):
+        if len(rows) == num_problems:
+            return list(rows.values())
+        family = rng.choice(_FAMILIES)
+        c, d = rng.sample(LETTERS, 2)
+        values = {"a": rng.randint(2, 30), "b": rng.randint(2, 30), "c": c, "d": d}
+        expression = family.expression.format(**values)
+        digest = hashlib.sha256(f"gxpo code problem {expression}".encode())
+        side = "heldout" if int.from_bytes(digest.digest()[:8], "big") % HELDOUT_SHARE == 0 else "train"
+        if side != split or expression in rows:
+            continue
+        function = eval(f"lambda x: {expression}")  # noqa: S307 (an expression of this file)
+        inputs = [_draw(rng, family.argument) for _ in range(NUM_TESTS)]
+        rows[expression] = {
+            "id": f"code-{digest.hexdigest()[:16]}",
+            "problem": f"Write a Python function f(x) that returns {family.words.format(**values)}.",
+            "completion": f"def f(x):\n    return {expression}",
+            "tests": [{"call": "f", "args": [x], "expected": function(x)} for x in inputs],
+        }
+    raise ValueError(f"num_problems is {num_problems}, but only {len(rows)} {split} problems were found; lower it")
+
+
+def _draw(rng: random.Random, argument: str) -> int | list[int] | str:
+    """An input of a test."""
+    if argument == "number":
+        return rng.randint(-40, 60)
+    if argument == "list":
+        return [rng.randint(-10, 40) for _ in range(rng.randint(3, 7))]
+    return "".join(rng.choice(LETTERS) for _ in range(rng.randint(6, 14)))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m gxpo_trainer.data.code_problems", description=__doc__)
+    parser.add_argument("file", metavar="FILE.jsonl", type=Path, help="file to write")
+    parser.add_argument("--num", metavar="N", type=int, default=200, help="problems; default 200")
+    parser.add_argument("--split", choices=SPLITS, default="train", help="default train")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
+    args = parser.parse_args(argv)
+    rows = generate(args.split, args.num, args.seed)
+    args.file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
