@@ -174,6 +174,8 @@ def test_code_and_rays_of_the_clients_choice_are_refused() -> None:
 HTTP = {"verifier": {"rewards": [{"name": "http", "url": "given:A"}]}}
 CLASS = {"environment": {"name": "given:A"}}
 OPENENV = {"environment": {"name": "openenv", "url": "given:A"}}
+FUNCTION = {"environment": {"name": "agent", "function": "given:A"}}
+COMMAND = {"environment": {"name": "agent", "command": ["given:A"]}}
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,8 @@ OPENENV = {"environment": {"name": "openenv", "url": "given:A"}}
         ),
         (CLASS, "environment.name", "allowed_environments", "is not allowed on this server; choose from single_turn, "),
         (OPENENV, "environment.url", "allowed_environment_urls", "is not an allowed address on this server; choose"),
+        (FUNCTION, "environment.function", "allowed_environments", "is not allowed on this server; choose from "),
+        (COMMAND, "environment.command", "allowed_environments", "is not allowed on this server; choose from "),
     ],
 )
 def test_addresses_and_classes_must_be_listed(body: dict[str, Any], place: str, setting: str, reason: str) -> None:
