@@ -25,12 +25,14 @@ import sys
 import threading
 import time
 import traceback
-import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.client import HTTPConnection, HTTPSConnection
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from gxpo_trainer.environments.contract import ChatRequest, EnvironmentFailed, Problem, Turn
 
@@ -58,9 +60,8 @@ def chat_request(body: Mapping[str, Any]) -> ChatRequest:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ValueError("messages: must be a list with at least one message")
-    for name, neutral in _UNSUPPORTED.items():
-        if body.get(name) is not None and body[name] not in neutral:
-            raise ValueError(f"{name} = {body[name]!r:.100} is not supported; remove it")
+    if changed := [name for name, same in _UNSUPPORTED.items() if body.get(name) not in (None, *same)]:
+        raise ValueError(f"{changed[0]} = {body[changed[0]]!r:.100} is not supported; remove it")
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise ValueError(f"max_tokens = {limit!r:.100}: must be a positive integer")
@@ -68,11 +69,10 @@ def chat_request(body: Mapping[str, Any]) -> ChatRequest:
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(text, str) and 0 < len(text) <= 1000 for text in stop) or len(stop) > 16:
         raise ValueError("stop: must be a text or a list of at most 16 texts, of at most 1,000 characters each")
-    given = {name: body[name] for name in _RUNS_OWN if body.get(name) is not None}
     try:
-        sampling = {name: float(value) for name, value in given.items()}
+        sampling = {name: float(body[name]) for name in _RUNS_OWN if body.get(name) is not None}
     except (OverflowError, TypeError, ValueError):
-        raise ValueError(f"{', '.join(given)}: must be numbers") from None
+        raise ValueError(f"{', '.join(_RUNS_OWN)}: must be numbers") from None
     tools = () if body.get("tool_choice") == "none" else tuple(body.get("tools") or ())
     if not all(isinstance(tool, dict) for tool in tools):
         raise ValueError("tools: must be a list of objects")
@@ -89,13 +89,7 @@ def _message(message: Any) -> dict[str, Any]:
         content = "".join(texts) if len(texts) == len(content) else content
     if not isinstance(content, str | None):
         raise ValueError("messages: a content must be a text; images, audio and files are not supported")
-    given: dict[str, Any] = {name: value for name, value in message.items() if value is not None}
-    given["content"] = content or ""
-    try:
-        json.dumps(given, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("messages: a text has half of a surrogate pair, which is not a character") from None
-    return given
+    return {name: value for name, value in message.items() if value is not None} | {"content": content or ""}
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +101,7 @@ class _Waiting:
     answer: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Gateway(ThreadingHTTPServer):
+class Gateway(ThreadingTCPServer):
     """`/v1/chat/completions`, `/v1/models` and `/v1/episodes/reward` for the holder of one key."""
 
     daemon_threads = True
@@ -119,18 +113,7 @@ class Gateway(ThreadingHTTPServer):
         self.base_url = f"http://{host}:{self.server_address[1]}/v1"
         self.events: queue.Queue[_Waiting | None] = queue.Queue()
         """Requests; None when the agent has ended."""
-        self._lock = threading.Lock()
-        self._reward: float | None = None
-
-    def add_reward(self, reward: float) -> None:
-        with self._lock:
-            self._reward = reward + (self._reward or 0.0)
-
-    def take_reward(self) -> float | None:
-        """The sum of what was posted since the last call; None without any."""
-        with self._lock:
-            reward, self._reward = self._reward, None
-        return reward
+        self.rewards: queue.Queue[float] = queue.Queue()
 
 
 class _Refused(Exception):
@@ -145,7 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._serve({"/v1/models": self._models})
+        model = {"id": _MODEL, "object": "model", "owned_by": "gxpo"}
+        self._serve({"/v1/models": lambda: json.dumps({"object": "list", "data": [model]})})
 
     def do_POST(self) -> None:
         reward = self._take_reward
@@ -183,20 +167,18 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(413, f"the request has {length} bytes; at most {MAX_BODY:,} are allowed")
         try:
             body = json.loads(self.rfile.read(int(length)))
+            json.dumps(body, ensure_ascii=False).encode()  # half of a surrogate pair is no character
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
-            raise _Refused(400, "the body is no JSON object")
+            raise _Refused(400, "the body is no JSON object of Unicode text")
         return body
-
-    def _models(self) -> str:
-        return json.dumps({"object": "list", "data": [{"id": _MODEL, "object": "model", "owned_by": "gxpo"}]})
 
     def _take_reward(self) -> str:
         reward = self._body().get("reward")
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
             raise _Refused(400, f"reward = {reward!r:.100}: must be a finite number")
-        self.server.add_reward(float(reward))
+        self.server.rewards.put(float(reward))
         return "{}"
 
     def _complete(self) -> str:
@@ -251,14 +233,8 @@ class Agent:
             raise EnvironmentFailed(
                 f"environment.host = {self._settings['host']!r} is no address of this machine ({error})"
             ) from None
-        given = {
-            "id": problem.id,
-            "text": problem.text,
-            "gold": problem.gold,
-            "extra": dict(problem.extra),
-            "seed": seed,
-        }
-        self._start(given)
+        given = {name: getattr(problem, name) for name in ("id", "text", "gold", "extra")}
+        self._start(given | {"seed": seed})
         threading.Thread(target=self._gateway.serve_forever, daemon=True).start()
         if isinstance(first := self._next(), Turn):
             raise EnvironmentFailed(
@@ -277,15 +253,17 @@ class Agent:
     def _next(self) -> ChatRequest | Turn:
         """What the agent does next: it asks, or has ended."""
         event, code = self._gateway.events.get(), self._exit_code
+        posted = [self._gateway.rewards.get() for _ in range(self._gateway.rewards.qsize())]
+        reward = sum(posted) if posted else None
         if event is not None and code is None:  # nobody waits for the answer to an agent that has ended
             self._waiting = event
-            return replace(event.request, reward=self._gateway.take_reward())
+            return replace(event.request, reward=reward)
         if code:
             self._reader.join(1.0)  # a descendant may keep the pipe
             last = b"".join(self._output).decode(errors="replace").strip().rpartition("\n")[2]
             how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
             raise EnvironmentFailed(f"the agent {how}{f': {last:.300}' if last else ''}")
-        return Turn(reward=self._gateway.take_reward(), done=True)
+        return Turn(reward=reward, done=True)
 
     def _start(self, problem: dict[str, Any]) -> None:
         """Start the agent's process, and threads that read its output and wait for its end."""
@@ -319,30 +297,25 @@ class Agent:
                 if inspect.isawaitable(result := self._function(problem)):
                     asyncio.run(result)  # type: ignore[arg-type]
             else:
-                with open(os.memfd_create("problem"), "w+b", closefd=False) as given:
-                    given.write(json.dumps(problem).encode())
-                    given.seek(0)
-                    os.dup2(given.fileno(), 0)
-                command = self._settings["command"]
-                os.execvp(command[0], command)
+                os.write(given := os.memfd_create("problem"), json.dumps(problem).encode())
+                os.lseek(given, 0, os.SEEK_SET)
+                os.dup2(given, 0)
+                os.execvp(self._settings["command"][0], self._settings["command"])
             code = 0
         except BaseException as error:
             code = 0 if isinstance(error, SystemExit) and not error.code else 1
-            if code:
-                traceback.print_exc()
+            traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)
 
     def _post(self, problem: dict[str, Any]) -> None:
         """Have a running agent play the episode; its answer is the end."""
+        url = urlsplit(self._settings["url"])
         body = {"problem": problem, "base_url": self._gateway.base_url, "api_key": self._gateway.key}
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self._settings["url"], json.dumps(body).encode(), headers)
-
-        class NoRedirect(urllib.request.HTTPRedirectHandler):
-            def redirect_request(self, *arguments: Any) -> None:
-                return None
-
-        with urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect).open(request) as response:
-            response.read()
+        connection = (HTTPSConnection if url.scheme == "https" else HTTPConnection)(url.netloc)  # follows no redirect
+        connection.request("POST", url.path or "/", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if not 200 <= response.status < 300:
+            raise RuntimeError(f"{self._settings['url']} answers {response.status} {response.reason}")
+        response.read()

@@ -231,7 +231,8 @@ def answer_to_json(answer: Observation | Turn | ChatRequest) -> dict[str, Any]:
 def answer_from_json(fields: Mapping[str, Any]) -> Observation | Turn | ChatRequest:
     """Raises TypeError or KeyError for fields of no kind."""
     if "asks" in fields:
-        asks = {name: tuple(value) if isinstance(value, list) else value for name, value in fields["asks"].items()}
+        asks: dict[str, Any] = fields["asks"]
+        asks |= {name: tuple(value) for name, value in asks.items() if isinstance(value, list)}
         return ChatRequest(**asks)
     if "messages" in fields:
         return Observation(tuple(Message(role=m["role"], content=m["content"]) for m in fields["messages"]))

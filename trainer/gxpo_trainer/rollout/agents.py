@@ -11,6 +11,7 @@ tokenized again, and every sampled token is a target of the loss in exactly one 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,10 +31,11 @@ from gxpo_trainer.types import Sample, Utterance
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """parts: (text, token ids), context first and then alternately sampled and context."""
+    """parts: (text, token ids), context first and then alternately sampled and context. response: that of the engine,
+    which continues from part to part; None before the first."""
 
     parts: list[tuple[str, list[int]]] = field(default_factory=list)
-    response: Response | None = None
+    response: Any = None
 
 
 def place(text: str, rows: Sequence[Row], tokenizer: Any) -> tuple[Row, list[int]]:
@@ -73,41 +75,34 @@ class AgentConversation(Conversation):
     def add_reply(self, reply: Reply, *, room: bool) -> None:
         """What the agent does next; room: for another sampled token. The episode may have ended then."""
         answer = reply.answer
-        if isinstance(answer, ChatRequest):
-            if answer.reward is not None:
-                self._turns.append(Utterance("environment", "", answer.reward))
-            if len(self.actions) >= self._max_turns:
-                self.end = "max_turns"
-            elif not room:
-                self.end = "length"
-        elif isinstance(answer, Turn):
-            if answer.reward is not None:
-                self._turns.append(Utterance("environment", "", answer.reward))
+        if isinstance(answer, ChatRequest | Turn) and answer.reward is not None:
+            self._turns.append(Utterance("environment", "", answer.reward))
+        if isinstance(answer, Turn):
             self.end = "length" if self._cut else "done"
-        elif self._too_long and reply.failure == "error":
-            self.end = "length"  # the agent could not go on without another answer
-        else:
+        elif not isinstance(answer, ChatRequest):
             self._end_without_answer(reply)
+            if self._too_long and self.end == "error":
+                self.end = "length"  # the agent could not go on without an answer
+        elif len(self.actions) >= self._max_turns:
+            self.end = "max_turns"
+        elif not room:
+            self.end = "length"
 
     def rendered(self, request: ChatRequest) -> list[dict[str, Any]]:
         """The messages for the chat template. A turn with tool calls that comes back as it was given is rendered from
         its own text: a template may write the same calls in another way."""
+        texts = [self._sampled.get(_key(message)) for message in request.messages]
         return [
-            {"role": "assistant", "content": self._sampled[_key(message)]}
-            if _key(message) in self._sampled
-            else _with_arguments(message)
-            for message in request.messages
+            _with_arguments(message) if text is None else {"role": "assistant", "content": text}
+            for message, text in zip(request.messages, texts, strict=True)
         ]
 
     def ask(self, request: ChatRequest) -> None:
         """Record the messages of a request that is answered next."""
-        keys = [_key(message) for message in request.messages]
-        same = next((i for i, pair in enumerate(zip(keys, self._known, strict=False)) if pair[0] != pair[1]), None)
-        same = min(len(keys), len(self._known)) if same is None else same
-        begin = "" if same == len(self._known) else "[another history]\n"
-        new = "\n".join(_shown(message) for message in request.messages[same:])
-        self._turns.append(Utterance("environment", begin + new))
-        self._known = keys
+        known, self._known = self._known, [_key(message) for message in request.messages]
+        goes_on = self._known[: len(known)] == known
+        new = "\n".join(_shown(message) for message in request.messages[len(known) if goes_on else 0 :])
+        self._turns.append(Utterance("environment", new if goes_on else f"[another history]\n{new}"))
 
     def answer(self, message: Mapping[str, Any], text: str, reason: str, usage: tuple[int, int], *, cut: bool) -> None:
         """Answer the agent. text: what the policy wrote. cut: by a limit of the run, not of the agent."""
@@ -140,15 +135,11 @@ def _shown(message: Mapping[str, Any]) -> str:
 
 def _with_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message with the arguments of its tool calls as objects, which templates write as JSON."""
-    if not message.get("tool_calls"):
-        return dict(message)
-    calls = []
-    for call in message["tool_calls"]:
-        function = dict(call.get("function") or {})
+    written = copy.deepcopy(dict(message))
+    for call in written.get("tool_calls") or ():
         with contextlib.suppress(TypeError, ValueError):  # no JSON: the template writes the text
-            function["arguments"] = json.loads(function.get("arguments") or "{}")
-        calls.append({**call, "function": function})
-    return {**message, "tool_calls": calls}
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return written
 
 
 class AgentEpisode(OpenEpisode):
@@ -166,7 +157,7 @@ class AgentEpisode(OpenEpisode):
 
     @property
     def num_sampled(self) -> int:
-        return sum(row.response.num_sampled for row in self.rows if row.response is not None)
+        return sum(row.response.num_sampled for row in self.rows)
 
 
 class AgentConversations(Conversations):
@@ -197,10 +188,9 @@ class AgentConversations(Conversations):
         request = reply.answer
         if conversation.end is not None or not isinstance(request, ChatRequest):
             return
-        run = {name: getattr(sampling, name) for name in request.sampling}
-        if other := [name for name, value in request.sampling.items() if value != run[name]]:
-            name = other[0]
-            refusal = f"{name} = {request.sampling[name]:g} is not that of the run, {run[name]:g}; remove it"
+        if other := [name for name, value in request.sampling.items() if value != getattr(sampling, name)]:
+            own = getattr(sampling, other[0])
+            refusal = f"{other[0]} = {request.sampling[other[0]]:g} is not that of the run, {own:g}; remove it"
         elif request.tools and self._parser is None:
             refusal = "tools need environment.tool_parser; set it to the format of the model, such as hermes"
         else:
@@ -282,11 +272,9 @@ class AgentConversations(Conversations):
         samples = []
         for row in episode.rows:
             response = row.response
-            assert response is not None
-            ids = np.asarray(response.token_ids, dtype=np.int32)
-            prompt = np.asarray(row.parts[0][1], dtype=np.int32)
-            versions, sampled = response.versions, response.sampled
-            samples.append(Sample("", ids, response.logprobs, reason, versions, sampled, prompt_token_ids=prompt))
+            ids, prompt = (np.asarray(tokens, dtype=np.int32) for tokens in (response.token_ids, row.parts[0][1]))
+            parts = response.logprobs, reason, response.versions, response.sampled
+            samples.append(Sample("", ids, *parts, prompt_token_ids=prompt))
         first, *others = samples
         return replace(first, text=conversation.text, episode=conversation.episode, branches=tuple(others))
 
