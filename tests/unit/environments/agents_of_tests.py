@@ -125,5 +125,24 @@ def streams(problem):
     ask([user(said)])
 
 
+def uses_tools(problem):
+    """A streamed call of a tool by OpenAI's client, and the answer to it."""
+    from openai import OpenAI
+
+    client = OpenAI(max_retries=0)
+    tools = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
+    messages = [user(problem["text"])]
+    with client.chat.completions.stream(model="policy", messages=messages, tools=tools, n=1) as stream:
+        choice = stream.get_final_completion().choices[0]
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    assert json.loads(call.function.arguments) == {"e": "6*7"}
+    messages += [
+        choice.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "42"},
+    ]
+    client.chat.completions.create(model="policy", messages=messages, tools=tools)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](json.load(sys.stdin))

@@ -142,6 +142,25 @@ async def test_a_stream_has_the_whole_turn_and_its_usage(started: Configured) ->
     assert last.answer == Turn(done=True)
 
 
+async def test_tool_calls_reach_the_client_and_come_back(started: Configured) -> None:
+    function = {"name": "calc", "arguments": '{"e": "6*7"}'}
+    calls = [{"id": "call_1", "type": "function", "function": function}]
+    called = {"role": "assistant", "content": None, "tool_calls": calls}
+    action = json.dumps({"message": called, "finish_reason": "tool_calls", "usage": [9, 3]})
+    host = EnvironmentHost(started("uses_tools"))
+    try:
+        first = await host.advance(Call("a", PROBLEM, 5))
+        second = await host.advance(Call("a", PROBLEM, 5, (action,)))
+    finally:
+        await host.close()
+    assert first.answer.tools[0]["function"]["name"] == "calc"
+    assert second.failure is None, second.detail
+    _, back, answer = second.answer.messages
+    assert back["tool_calls"][0]["function"].items() >= function.items()
+    assert (back["tool_calls"][0]["id"], back["content"]) == ("call_1", "")
+    assert answer == {"role": "tool", "tool_call_id": "call_1", "content": "42"}
+
+
 @pytest.mark.parametrize(
     ("name", "failure", "detail"),
     [

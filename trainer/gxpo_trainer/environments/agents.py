@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
             text = serve()
         except _Refused as refused:
             status, reason, *code = refused.args
-            self.close_connection = status in (401, 404, 411, 413)  # the body was not read
+            self.close_connection = status in (401, 404, 413)  # the body was not read
             kind = "authentication_error" if status == 401 else "invalid_request_error"
             text = json.dumps({"error": {"message": reason, "type": kind, "param": None, "code": (*code, None)[0]}})
         body = text.encode()
@@ -161,10 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            raise _Refused(411, "the request has no Content-Length")
-        if int(length) > MAX_BODY:
-            raise _Refused(413, f"the request has {length} bytes; at most {MAX_BODY:,} are allowed")
+        if not length.isdecimal() or int(length) > MAX_BODY:
+            raise _Refused(413, f"Content-Length is {length or 'missing'}; it must be at most {MAX_BODY:,} bytes")
         try:
             body = json.loads(self.rfile.read(int(length)))
             json.dumps(body, ensure_ascii=False).encode()  # half of a surrogate pair is no character

@@ -124,19 +124,21 @@ TOO_LONG = "context_length_exceeded"
 
 def _key(message: Mapping[str, Any]) -> tuple[str, ...]:
     """What makes two messages the same; clients add fields of their own."""
-    calls = [(call.get("id"), call.get("function")) for call in message.get("tool_calls") or ()]
-    return message["role"], message.get("content") or "", json.dumps(calls, sort_keys=True)
+    calls = [
+        (call["id"], call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
+    ]
+    return message["role"], message["content"] or "", json.dumps(calls)
 
 
 def _shown(message: Mapping[str, Any]) -> str:
-    calls = [json.dumps(call.get("function"), ensure_ascii=False) for call in message.get("tool_calls") or ()]
-    return "\n".join([f"{message['role']}: {message.get('content') or ''}", *calls])
+    calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls", ())]
+    return "\n".join([f"{message['role']}: {message['content']}", *calls])
 
 
 def _with_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message with the arguments of its tool calls as objects, which templates write as JSON."""
     written = copy.deepcopy(dict(message))
-    for call in written.get("tool_calls") or ():
+    for call in written.get("tool_calls", ()):
         with contextlib.suppress(TypeError, ValueError):  # no JSON: the template writes the text
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
     return written
@@ -154,10 +156,6 @@ class AgentEpisode(OpenEpisode):
     def __init__(self, name: str, number: int, group: OpenGroup, max_turns: int) -> None:
         super().__init__(name, number, group, AgentConversation(max_turns))
         self.rows: list[Row] = []
-
-    @property
-    def num_sampled(self) -> int:
-        return sum(row.response.num_sampled for row in self.rows)
 
 
 class AgentConversations(Conversations):
@@ -183,7 +181,7 @@ class AgentConversations(Conversations):
         """The agent has asked or ended. `proceed` calls this for every reply, as `response` stays None."""
         assert isinstance(episode, AgentEpisode)
         conversation, sampling = episode.conversation, episode.group.sampling
-        left = sampling.max_new_tokens - episode.num_sampled
+        left = sampling.max_new_tokens - sum(row.response.num_sampled for row in episode.rows)
         conversation.add_reply(reply, room=left > 0)
         request = reply.answer
         if conversation.end is not None or not isinstance(request, ChatRequest):
@@ -198,7 +196,7 @@ class AgentConversations(Conversations):
                 messages = conversation.rendered(request)
                 text = chat_text(self._tokenizer, messages, opened=True, tools=request.tools)
             except Exception as error:  # a chat template may raise anything
-                refusal = f"the chat template refuses the messages: {error}"
+                refusal = f"the messages cannot be rendered in the model's chat template ({error!r}); change them"
             else:
                 self._ask(episode, request, text, left)
                 return
@@ -252,9 +250,9 @@ class AgentConversations(Conversations):
         if episode.request.tools and self._parser is not None:
             # Markers of calls are special tokens in some vocabularies.
             ends = turn[-1] in self._tokenizer.all_special_ids
-            text = self._text(turn[:-1], special=True) if ends else raw
-            if calls := parsed_calls(self._parser, self._tokenizer, text, episode.request):
-                message, reason = calls, "tool_calls" if reason == "stop" else reason
+            whole = self._text(turn[:-1], special=True) if ends else raw
+            if calls := parsed_calls(self._parser, self._tokenizer, whole, episode.request):
+                message, text, reason = calls, whole, "tool_calls" if reason == "stop" else reason
         usage = response.prompt_length + episode.turn_begin, len(turn)
         episode.conversation.answer(message, text, reason, usage, cut=cut)
         self._call(episode)
@@ -302,11 +300,7 @@ def parsed_calls(parser: Any, tokenizer: Any, text: str, request: ChatRequest) -
     if not found.tools_called:
         return None
     calls = [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.function.name, "arguments": call.function.arguments},
-        }
+        {"id": call.id, "type": "function", "function": call.function.model_dump(include={"name", "arguments"})}
         for call in found.tool_calls
     ]
     return {"role": "assistant", "content": found.content, "tool_calls": calls}
