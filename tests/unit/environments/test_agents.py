@@ -164,8 +164,8 @@ async def test_tool_calls_reach_the_client_and_come_back(started: Configured) ->
 @pytest.mark.parametrize(
     ("name", "failure", "detail"),
     [
-        ("hangs", "timeout", "agent.step did not return within environment.deadline_s = 2 s"),
-        ("forks", "timeout", "agent.step did not return within environment.deadline_s = 2 s"),
+        ("hangs", "timeout", "the agent did not return within environment.deadline_s = 2 s"),
+        ("forks", "timeout", "the agent did not return within environment.deadline_s = 2 s"),
         ("dies", "error", "the agent ended with exit code 1: RuntimeError: no idea what to do"),
         ("silent", "error", "the agent ended without a request; let it use"),
         ("missing", "error", "the agent ended with exit code 1: KeyError: 'missing'"),

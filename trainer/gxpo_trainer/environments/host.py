@@ -34,7 +34,7 @@ from typing import Any
 
 import psutil
 
-from gxpo_trainer.config.tasks import EnvironmentConfig
+from gxpo_trainer.config.tasks import AGENT, EnvironmentConfig
 from gxpo_trainer.environments.contract import (
     MAX_MESSAGE,
     MAX_TEXT,
@@ -366,7 +366,9 @@ class EnvironmentHost:
         return Reply(None, "error", f"{cause}, {MAX_DEATHS} times in this call")
 
     def _method(self, episode: _Episode) -> str:
-        """The method that an episode's process is running or was to run."""
+        """The method that an episode's process is running or was to run; of an agent nobody has written one."""
+        if self._config.name == AGENT:
+            return "the agent"
         return f"{self._config.name}.{'reset' if episode.actions is None else 'step'}"
 
     async def _play(self, episode: _Episode, call: Call, *, private: bool) -> Observation | Turn | ChatRequest:
