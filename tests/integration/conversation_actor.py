@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
-from gxpo_trainer.environments.contract import Call, Message, Observation, Reply, Turn
+from gxpo_trainer.config.tasks import AgentConfig
+from gxpo_trainer.environments.contract import Call, ChatRequest, Message, Observation, Reply, Turn
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
@@ -62,6 +65,23 @@ class ScriptedEnvironments:
         return Reply(Turn(observations[actions - 1], rewards[actions - 1], done=last))
 
 
+class ScriptedAgents(ScriptedEnvironments):
+    """Agents that ask by `Problem.extra["asks"]`, one after the other: `say` is the user's message, after those before
+    it unless `alone`; further entries are fields of ChatRequest."""
+
+    def _answer(self, call: Call, number: int) -> Reply:
+        messages: tuple[dict[str, Any], ...] = ()
+        for place, ask in enumerate(call.problem.extra["asks"]):
+            fields = dict(ask)
+            alone = fields.pop("alone", False)
+            messages = (*(() if alone else messages), {"role": "user", "content": fields.pop("say")})
+            if place == len(call.actions):
+                return Reply(ChatRequest(messages, **fields))
+            given = json.loads(call.actions[place])
+            messages += (given["message"],) if "message" in given else ()
+        return Reply(Turn(done=True))
+
+
 class ConversationActor(SamplerActor):
     """A sampler with scripted environments; every call of `play` has new ones."""
 
@@ -74,6 +94,7 @@ class ConversationActor(SamplerActor):
         let_go_after: str = "",
         update: tuple[Any, ...] = (),
         update_at: tuple[int, int] = (0, 0),
+        agents: AgentConfig | None = None,
     ) -> tuple[list[Group], list[Call], list[int], list[str]]:
         """Groups as they finish; calls, how often each episode was ended, and the order of events.
 
@@ -81,7 +102,10 @@ class ConversationActor(SamplerActor):
         received between two engine steps, once a response has been answered `update_at[0]` times and has sampled
         `update_at[1]` tokens since.
         """
-        environments = ScriptedEnvironments()
+        settings = self._settings
+        if agents is not None:
+            self._settings = replace(settings, environment=agents)
+        environments = ScriptedEnvironments() if agents is None else ScriptedAgents()
         self.environments = environments
         events: list[str] = []
         groups: list[Group] = []
@@ -113,6 +137,7 @@ class ConversationActor(SamplerActor):
                         environments.let_go()
         finally:
             del driver.step
+            self._settings = settings
             environments.let_go()
         return groups, list(environments.calls), list(environments.ended.values()), events
 

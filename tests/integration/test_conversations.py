@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +17,7 @@ from conversation_actor import ConversationActor
 from support.rollouts import token_logprobs
 from transformers import AutoTokenizer, Qwen2ForCausalLM
 
-from gxpo_trainer.config.tasks import EnvironmentConfig
+from gxpo_trainer.config.tasks import AgentConfig, EnvironmentConfig
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.environments.contract import Call, Problem
@@ -300,6 +301,82 @@ def test_an_update_in_flight_keeps_the_versions_of_a_conversation(bench: Bench, 
     bench.model.load_state_dict(new)
     assert both > 0
     assert {group.weights_version for group in played.groups.values()} <= {first, second}
+
+
+AGENT = AgentConfig(command=("scripted",), max_request_tokens=30)
+ASKS = [
+    {"say": PROBLEMS[0].prompt.text},
+    {"say": "no"},
+    {"say": PROBLEMS[1].prompt.text, "alone": True},
+    {"say": "shorter", "max_tokens": 3},
+    {"say": "hotter", "sampling": {"temperature": 1.5}},
+    {"say": "up to =", "stop": ("=", "1")},
+]
+
+
+@pytest.mark.parametrize("update_at", [None, (1, 2)])
+def test_every_row_of_an_agent_has_the_tokens_that_were_sampled_for_it(
+    bench: Bench, update_at: tuple[int, int] | None
+) -> None:
+    """Conversations of two and three turns, and a request that is refused; weights may change in the second turn."""
+    first = bench.version
+    models = {first: {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}}
+    update = () if update_at is None else bench.changed(0.02)
+    bench.version, second = first, bench.version
+    models[second] = {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}
+    long = SamplingSettings(max_new_tokens=200)
+    requests = [bench.request({"asks": ASKS}, 3, seed=seed) for seed in range(4)]
+    played = bench.play(requests, long, agents=AGENT, update=update, update_at=update_at or (0, 0))
+    bench.version = second
+    answers = {call.episode: [json.loads(action) for action in call.actions] for call in played.calls}
+    texts = []
+    for given in answers.values():
+        assert given[4] == {"error": "temperature = 1.5 is not that of the run, 1; remove it", "code": "invalid_value"}
+        turns = [answer for answer in given if "message" in answer]
+        assert [turn["usage"][1] <= most for turn, most in zip(turns, (30, 30, 30, 3, 30), strict=True)] == [True] * 5
+        texts.append([turn["message"]["content"] for turn in turns])
+        assert "=" not in texts[-1][4]
+        assert "1" not in texts[-1][4]
+    versions = set()
+    for _, sample in played.samples:
+        assert sample.episode is not None
+        assert sample.episode.end == "done"
+        turns = [turn.text for turn in sample.episode.turns if turn.speaker == "policy"]
+        assert turns in texts
+        assert sample.text == turns[-1]
+        assert len(sample.rows) >= 2
+        written = [ids for row in sample.rows for mine, ids in spans(row) if mine]
+        decoded = [bench.tokenizer.decode(ids, skip_special_tokens=True) for ids in written]
+        # The last turn has its stop text in the row, and not in the answer.
+        assert all(text.startswith(turn) for text, turn in zip(sorted(decoded), sorted(turns), strict=True))
+        for row in sample.rows:
+            assert row.prompt_token_ids is not None
+            assert row.sampled is not None
+            begin = 0
+            for version, count in row.versions:
+                versions.add(version)
+                bench.model.load_state_dict(models[version])
+                part = slice(begin, begin + count)
+                own = token_logprobs(bench.model, row.prompt_token_ids, row.token_ids)
+                gaps = np.abs(own - row.logprobs)[part][row.sampled[part]]
+                assert len(gaps) == 0 or gaps.max() <= 1e-4
+                begin += count
+    bench.model.load_state_dict(models[second])
+    assert versions == {first, second}
+    assert sum(len(sample.rows) == 2 for _, sample in played.samples) > 6
+
+
+def test_an_agent_is_told_of_a_full_context_and_ended_by_an_empty_budget(bench: Bench) -> None:
+    asks = [{"say": "How many? " * 200}, {"say": "short", "alone": True}, {"say": "on"}, {"say": "on"}]
+    endless = SamplingSettings(max_new_tokens=40, ignore_eos=True)
+    played = bench.play([bench.request({"asks": asks}, 2, seed=0)], endless, agents=AGENT)
+    for _, sample in played.samples:
+        assert sample.episode is not None
+        assert (sample.episode.end, sample.num_sampled) == ("length", 40)
+    last = max(played.calls, key=lambda call: len(call.actions))
+    full, one, two = map(json.loads, last.actions)
+    assert full["code"] == "context_length_exceeded"
+    assert [(turn["usage"][1], turn["finish_reason"]) for turn in (one, two)] == [(30, "length"), (10, "length")]
 
 
 def test_closing_a_stream_releases_the_environments(bench: Bench) -> None:

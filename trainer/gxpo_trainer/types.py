@@ -84,7 +84,9 @@ class Sample:
     finish_reason: "stop" (the last token is end-of-sequence) or "length" (truncated at `rollout.max_new_tokens`).
     versions: (weights version, number of tokens) of consecutive parts of the response; empty: all of it by the version
     of its group. sampled: bool[length], False where the environment wrote the token; None: the policy wrote all.
-    episode: None without an environment.
+    episode: None without an environment. prompt_token_ids: int32[length], None for those of the group.
+    branches: further rows of the same episode, for requests of an agent that do not extend an earlier one; each has a
+    prompt of its own and no text.
     """
 
     text: str
@@ -94,24 +96,39 @@ class Sample:
     versions: tuple[tuple[int, int], ...] = ()
     sampled: npt.NDArray[np.bool_] | None = None
     episode: Episode | None = None
+    prompt_token_ids: npt.NDArray[np.int32] | None = None
+    branches: tuple[Sample, ...] = ()
 
     @property
     def truncated(self) -> bool:
         return self.finish_reason == "length"
 
     @property
+    def rows(self) -> tuple[Sample, ...]:
+        """The sequences of tokens of this response."""
+        return (self, *self.branches)
+
+    @property
     def num_sampled(self) -> int:
-        """Tokens that the policy wrote."""
-        return len(self.token_ids) if self.sampled is None else int(self.sampled.sum())
+        """Tokens that the policy wrote, in all rows."""
+        own = len(self.token_ids) if self.sampled is None else int(self.sampled.sum())
+        return own + sum(branch.num_sampled for branch in self.branches)
+
+    @property
+    def num_observed(self) -> int:
+        """Tokens after the prompts that an environment wrote, in all rows."""
+        return sum(len(row.token_ids) for row in self.rows) - self.num_sampled
 
     @property
     def sampled_versions(self) -> tuple[tuple[int, int], ...]:
-        """`versions`, counting only tokens that the policy wrote."""
+        """`versions`, counting only tokens that the policy wrote, of all rows."""
+        others = tuple(part for branch in self.branches for part in branch.sampled_versions)
         if self.sampled is None:
-            return self.versions
+            return self.versions + others
         ends = np.cumsum([0, *(count for _, count in self.versions)])
         counts = [int(self.sampled[begin:end].sum()) for begin, end in pairwise(ends)]
-        return tuple((version, count) for (version, _), count in zip(self.versions, counts, strict=True) if count)
+        own = tuple((version, count) for (version, _), count in zip(self.versions, counts, strict=True) if count)
+        return own + others
 
 
 @dataclass(frozen=True, slots=True)

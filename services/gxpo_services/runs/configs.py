@@ -11,6 +11,7 @@ import functools
 import math
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -34,7 +35,7 @@ from gxpo_trainer.config.components import CHOICES, known_classes
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import apply_overrides, build, load_preset, preset_names, to_toml
 from gxpo_trainer.config.messages import BadSettings
-from gxpo_trainer.config.tasks import EMBEDDED_TASKS
+from gxpo_trainer.config.tasks import AGENT, EMBEDDED_TASKS
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
 
@@ -121,6 +122,14 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
         if isinstance(tracker, Mapping):  # the administrator's keys are sent there
             check_address(f"logging.trackers[{number}].address", tracker.get("address"), server.allowed_tracker_urls)
     check_address("environment.url", setting(values, "environment.url"), server.allowed_environment_urls)
+    agent = setting(values, "environment.name") == AGENT
+    startable = sorted(plugins.allowed("environments", server.allowlists) or ())
+    for name in ("environment.command", "environment.function") if agent else ():
+        started = setting(values, name)
+        started = shlex.join(map(str, started)) if isinstance(started, list | tuple) else started
+        if started not in (None, "", "none", *startable):
+            known = f"choose from {', '.join(startable) or 'none'}, which its administrator can extend"
+            refused.append((name, f"is not allowed on this server; {known} by GXPO_ALLOWED_PLUGINS"))
     if setting(values, "placement.ray_address") not in (None, "none"):
         refused.append(("placement.ray_address", "is set by the service; remove it"))
     return refused

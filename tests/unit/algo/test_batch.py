@@ -461,6 +461,42 @@ def test_make_batch_takes_over_who_wrote_each_token() -> None:
         assert sequence.sampled is mask
 
 
+def test_rows_of_a_response_share_its_advantage_and_count_as_one_by_hand() -> None:
+    """Responses of 3 + 1 and of 2 sampled tokens, rewards 1 and 0: advantages ±0.5, of each response half the loss."""
+
+    def row(mask: list[bool], prompt: list[int] | None = None, **more: Any) -> Sample:
+        ids, logprobs = np.arange(4, 4 + len(mask), dtype=np.int32), np.zeros(len(mask), dtype=np.float32)
+        own = None if prompt is None else np.array(prompt, dtype=np.int32)
+        return Sample("", ids, logprobs, "stop", sampled=np.array(mask), prompt_token_ids=own, **more)
+
+    branch = row([True], [1, 7])
+    samples = row([True, True, False, True], [1, 2], branches=(branch,)), row([True, True])
+    assert [sample.num_sampled for sample in samples] == [4, 2]
+    assert samples[0].num_observed == 1
+    group = Group(Prompt("a", "a", "1"), np.array([1, 2], dtype=np.int32), samples, weights_version=1)
+    verdicts = tuple(Verdict(status, None, 0.0) for status in ("correct", "wrong"))
+    scored = [ScoredGroup(group, verdicts)]  # type: ignore[arg-type]
+    batch, _ = make_batch(scored, LossConfig(advantage_std=False), token_limit=9)
+    assert [s.prompt_ids.tolist() for s in batch.sequences] == [[1, 2], [1, 7], [1, 2]]
+    assert [s.advantage for s in batch.sequences] == [0.5, 0.5, -0.5]
+    assert (batch.scale.num_tokens, batch.scale.num_sequences) == (6, 2)
+    expected = {"token_mean": [1 / 6] * 6, "sequence_mean": [1 / 8] * 4 + [1 / 4] * 2, "sequence_sum": [1 / 18] * 6}
+    for aggregation, weights in expected.items():
+        for parts in ([batch], shard(batch, 3)):
+            micros = [
+                m for b in parts for m in pack(b, token_budget=64, layout="padded", aggregation=aggregation, pad_id=0)
+            ]
+            by_row = {
+                i: m.token_weights[m.sequence_index == i].tolist() for m in micros for i in m.sequence_index.tolist()
+            }
+            if len(parts) == 1:
+                assert [w for i in sorted(by_row) for w in by_row[i]] == pytest.approx(weights)
+            assert sum(float(m.token_weights.sum()) for m in micros) == pytest.approx(sum(weights))
+    # Mini-batches may divide a response: each part counts by its share of the tokens.
+    parts = mini_batches(batch, 3)
+    assert [part.scale.num_sequences for part in parts] == pytest.approx([3 / 4, 1 / 4, 1])
+
+
 def test_a_mask_that_does_not_fit_its_response_is_refused() -> None:
     ids, logprobs = np.array([1, 2], dtype=np.int32), np.array([-1.0, -1.0], dtype=np.float32)
     with pytest.raises(ValueError, match=r"2 response_ids but sampled is bool\[3\]"):

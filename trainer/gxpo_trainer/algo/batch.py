@@ -10,7 +10,8 @@ excluded from the mean and the spread of its group and gets no advantage. `learn
 `Advantage`: MaxRL, the shrinkage baseline, or one of yours.
 
 Only tokens that the policy sampled are targets. What an environment wrote in between (`ScoredSequence.sampled`) is
-input that later tokens attend to, and appears in no loss, ratio, statistic or denominator.
+input that later tokens attend to, and appears in no loss, ratio, statistic or denominator. An episode of an agent may
+have several rows of tokens; all have its advantage, and together they count as one response in the denominators.
 
 The denominators of the loss (`LossScale`) are those of the whole step batch over all ranks, and every token carries
 its final weight. A plain sum over micro-batches and ranks is therefore the loss of the batch, and accumulated gradients
@@ -196,7 +197,7 @@ class ScoredSequence:
     response tokens at the sampling temperature. in_loss False: left out of the loss and its denominators. sampled:
     bool[m], False for tokens that an environment wrote: later tokens attend to them, the loss does not contain them;
     None: the policy sampled all. group: number of the prompt's group in the step, because two groups may have equal
-    prompts.
+    prompts. response_sampled: sampled tokens in all rows of the response; None: this is its only row.
     """
 
     prompt_ids: npt.NDArray[np.int32]
@@ -206,6 +207,7 @@ class ScoredSequence:
     in_loss: bool = True
     sampled: npt.NDArray[np.bool_] | None = None
     group: int = 0
+    response_sampled: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.prompt_ids) == 0:
@@ -238,6 +240,11 @@ class ScoredSequence:
         """Response tokens that the policy sampled: those of the loss."""
         return len(self.response_ids) if self.sampled is None else int(self.sampled.sum())
 
+    @property
+    def num_in_response(self) -> int:
+        """Sampled tokens of the response of which this is a row."""
+        return self.num_sampled if self.response_sampled is None else self.response_sampled
+
     def targets(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Of one value per response token, those of the sampled tokens."""
         return values if self.sampled is None else values[self.sampled]
@@ -247,15 +254,16 @@ class ScoredSequence:
 class LossScale:
     """Denominators of the loss: of the whole step batch over all ranks, counting only sequences in the loss.
 
-    num_tokens: sampled tokens. token_limit: most sampled tokens a sequence may have (`rollout.max_new_tokens`).
+    num_tokens: sampled tokens. num_sequences: responses; one of several rows counts by the share of its tokens that is
+    here. token_limit: most sampled tokens a response may have (`rollout.max_new_tokens`).
     """
 
     num_tokens: int
-    num_sequences: int
+    num_sequences: float
     token_limit: int
 
     def token_weight(self, num_sampled: int, aggregation: Aggregation) -> float:
-        """Weight of each of a response's m = num_sampled tokens; the weighted sum over the batch is the loss.
+        """Weight of each of a response's m = num_sampled tokens (of all its rows); the weighted sum is the loss.
 
         token_mean: 1/N. sequence_mean: 1/(S·m). sequence_sum: 1/(S·limit) (Dr. GRPO, arXiv 2503.20783).
         """
@@ -314,17 +322,20 @@ def make_batch(
         for sample, advantage in zip(item.group.samples, advantages, strict=True):
             evidence = not np.isnan(advantage)
             masked = dropped or (loss.mask_truncated and sample.truncated) or sample.num_sampled == 0
-            sequences.append(
-                ScoredSequence(
-                    prompt_ids=item.group.prompt_token_ids,
-                    response_ids=sample.token_ids,
-                    advantage=float(advantage) if evidence else 0.0,
-                    sampler_logprobs=sample.logprobs,
-                    in_loss=evidence and not masked,
-                    sampled=sample.sampled,
-                    group=number,
+            for row in sample.rows:
+                prompt = row.prompt_token_ids
+                sequences.append(
+                    ScoredSequence(
+                        prompt_ids=item.group.prompt_token_ids if prompt is None else prompt,
+                        response_ids=row.token_ids,
+                        advantage=float(advantage) if evidence else 0.0,
+                        sampler_logprobs=row.logprobs,
+                        in_loss=evidence and not masked,
+                        sampled=row.sampled,
+                        group=number,
+                        response_sampled=sample.num_sampled if sample.branches else None,
+                    )
                 )
-            )
     metrics = reward_metrics(rewards)
     sizes = [abs(sequence.advantage) for sequence in sequences if sequence.in_loss]
     if sizes and not distilled:
@@ -334,8 +345,9 @@ def make_batch(
 
 def with_scale(sequences: Sequence[ScoredSequence], token_limit: int) -> StepBatch:
     """A whole step batch of these sequences: counts its own denominators."""
-    lengths = [sequence.num_sampled for sequence in sequences if sequence.in_loss]
-    return StepBatch(tuple(sequences), LossScale(sum(lengths), len(lengths), token_limit))
+    counted = [sequence for sequence in sequences if sequence.in_loss]
+    responses = sum(sequence.num_sampled / sequence.num_in_response for sequence in counted)
+    return StepBatch(tuple(sequences), LossScale(sum(s.num_sampled for s in counted), responses, token_limit))
 
 
 def supervised_batch(prompts: Sequence[Tokens], completions: Sequence[Tokens], token_limit: int) -> StepBatch:

@@ -192,7 +192,7 @@ def _assemble(
             np.concatenate([sequences[i].targets(sequences[i].response_ids) for i in owners]).astype(np.int64)
         ),
         advantages=per_token([sequences[i].advantage for i in owners]),
-        token_weights=per_token([batch.scale.token_weight(m, aggregation) for m in lengths]),
+        token_weights=per_token([batch.scale.token_weight(sequences[i].num_in_response, aggregation) for i in owners]),
         sampler_logprobs=torch.from_numpy(
             np.concatenate([sequences[i].targets(sequences[i].sampler_logprobs) for i in owners]).astype(np.float32)
         ),

@@ -137,6 +137,11 @@ class Choice:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         built_in = handler(schema)
+        if len(self._classes) > 1 and "discriminator" not in built_in:  # told apart by a function: `inner`
+            own = [get_args(each.model_fields[self.key].annotation) for each in self._classes]
+            owners = {name: next((i for i, names in enumerate(own) if name in names), 0) for name in self.built_in}
+            mapping = {name: built_in["oneOf"][index]["$ref"] for name, index in owners.items()}
+            built_in["discriminator"] = {"mapping": mapping, "propertyName": self.key}
         added = self.known()[len(self._classes) :]
         if not added:
             return built_in

@@ -97,7 +97,8 @@ class DataConfig(Settings):
 
 SINGLE_TURN = "single_turn"
 OPENENV = "openenv"
-OWN_ENVIRONMENTS = (SINGLE_TURN, "calculator", OPENENV)
+AGENT: Final = "agent"
+OWN_ENVIRONMENTS = (SINGLE_TURN, "calculator", OPENENV, AGENT)
 
 
 class EnvironmentConfig(Settings):
@@ -108,7 +109,7 @@ class EnvironmentConfig(Settings):
 
     name: str = Field(
         SINGLE_TURN,
-        description="`single_turn`, `calculator`, `openenv`, the name of an installed one, or a class as "
+        description="`single_turn`, `calculator`, `openenv`, `agent`, the name of an installed one, or a class as "
         "`package.module:Class`.",
     )
     url: str | None = Field(None, description="Address of an OpenEnv server, as http://host:port.")
@@ -154,8 +155,61 @@ class EnvironmentConfig(Settings):
         return (self.max_turns - 1) * self.max_observation_tokens if self.multi_turn else 0
 
 
+class AgentConfig(EnvironmentConfig):
+    """An agent with a loop of its own, which asks the policy by OpenAI's API (docs/agents.md)."""
+
+    name: Literal["agent"] = AGENT
+    command: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), max_length=1000, description="Program and arguments that start the agent; the problem is its input."
+    )
+    function: str | None = Field(
+        None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="Or a function, as `module:function`."
+    )
+    url: str | None = Field(None, description="Or the address of an agent that runs; each episode is a POST.")
+    host: str = Field("127.0.0.1", description="Address of this machine at which the agent reaches the policy.")
+    tool_parser: str | None = Field(
+        None, description="vLLM's parser of the policy's tool calls, such as `hermes`; needed by agents with tools."
+    )
+    max_request_tokens: Tokens | None = Field(None, description="Most sampled tokens of an answer; none: the rest.")
+    max_turns: int = Field(16, ge=1, le=10_000, description="Requests of an episode; the next one ends it.")
+    deadline_s: float = Field(60.0, gt=0, description="Time limit of the agent from an answer to its next request.")
+    workers: Processes = Field(64, description="Agents that compute at the same time.")
+    memory_mb: int = Field(4096, ge=64, le=MOST_MEMORY_MB, description="Address-space limit of each of its processes.")
+
+    @model_validator(mode="after")
+    def _address_of_a_server(self) -> Self:
+        if sum(map(bool, (self.command, self.function, self.url))) != 1:
+            raise ValueError("needs how the agent starts; set one of command, function and url")
+        for name in ("action_field", "observation_field", "max_observation_tokens"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f'{name} means nothing for environment.name = "{AGENT}"; remove it')
+        return self
+
+    @property
+    def observation_tokens(self) -> int:
+        """Nothing is reserved: an agent's messages take what `model.max_length` leaves."""
+        return 0
+
+
+def _kind_of_environment(value: Any) -> str:
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return AGENT if name == AGENT else "turns"
+
+
 AnyEnvironment = Annotated[
-    EnvironmentConfig, Choice("environments", "environment", EnvironmentConfig, built_in=OWN_ENVIRONMENTS, plain=True)
+    EnvironmentConfig,
+    Choice(
+        "environments",
+        "environment",
+        EnvironmentConfig,
+        classes=(EnvironmentConfig, AgentConfig),
+        built_in=OWN_ENVIRONMENTS,
+        inner=Annotated[
+            Annotated[EnvironmentConfig, Tag("turns")] | Annotated[AgentConfig, Tag(AGENT)],
+            Discriminator(_kind_of_environment),
+        ],
+        plain=True,
+    ),
 ]
 
 

@@ -23,13 +23,13 @@ _ANSWERS = (_ANSWER, f"<think>\nthought\n</think>\n\n{_ANSWER}")
 """Turns that a template may rewrite: some leave the reasoning of earlier turns out."""
 
 
-def render_messages(messages: Messages, tokenizer: Any) -> npt.NDArray[np.int32]:
+def render_messages(messages: Messages, tokenizer: Any, tools: Messages = ()) -> npt.NDArray[np.int32]:
     """Token ids of the messages and of the opening of the policy's turn, int32[length].
 
     Without a chat template the messages' texts are joined by newlines.
     """
     if getattr(tokenizer, "chat_template", None):
-        ids = tokenizer(_rendered(tokenizer, messages, opened=True), add_special_tokens=False)["input_ids"]
+        ids = tokenizer(chat_text(tokenizer, messages, opened=True, tools=tools), add_special_tokens=False)["input_ids"]
     else:
         ids = tokenizer("\n".join(message["content"] for message in messages))["input_ids"]
     return np.asarray(ids, dtype=np.int32)
@@ -66,8 +66,8 @@ def chat_template_problem(tokenizer: Any) -> str | None:
         turn = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": answer}]
         for messages in (turn, turn + turn):
             try:
-                rendered = _rendered(tokenizer, messages, opened=False)
-                continued = _rendered(tokenizer, [*messages, {"role": "user", "content": _OBSERVATION}], opened=True)
+                rendered = chat_text(tokenizer, messages, opened=False)
+                continued = chat_text(tokenizer, [*messages, {"role": "user", "content": _OBSERVATION}], opened=True)
             except Exception as error:  # a template may raise anything
                 return f"it fails on a conversation of several turns ({type(error).__name__}: {error})"
             if not continued.startswith(rendered):
@@ -115,13 +115,13 @@ class ObservationEncoder:
         text = f"\n{observation}\n"
         if self._begin is not None:
             messages = [*_EXCHANGE, {"role": "user", "content": observation}]
-            text = _rendered(self._tokenizer, messages, opened=True)[self._begin :]
+            text = chat_text(self._tokenizer, messages, opened=True)[self._begin :]
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _end_of_answer(tokenizer: Any) -> int | None:
     """Place after the special token that ends the policy's turn in the rendering of one exchange; None without one."""
-    rendered = _rendered(tokenizer, _EXCHANGE, opened=False)
+    rendered = chat_text(tokenizer, _EXCHANGE, opened=False)
     after = rendered.rindex(_ANSWER) + len(_ANSWER)
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     tokens = special | {*tokenizer.all_special_tokens}
@@ -133,8 +133,10 @@ def _end_of_answer(tokenizer: Any) -> int | None:
     return place + length
 
 
-def _rendered(tokenizer: Any, messages: Messages, *, opened: bool) -> str:
-    """opened: with the beginning of the policy's next turn."""
+def chat_text(tokenizer: Any, messages: Messages, *, opened: bool, tools: Messages = ()) -> str:
+    """The messages in the chat template. opened: with the beginning of the policy's next turn. tools: schemas."""
     turns = [dict(message) for message in messages]
-    text: str = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=opened)
+    text: str = tokenizer.apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=opened, tools=list(tools) or None
+    )
     return text

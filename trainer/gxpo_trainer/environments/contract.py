@@ -10,7 +10,7 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
 
@@ -57,6 +57,22 @@ class Turn:
     done: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What an agent asks the policy (agents.py); in place of an Observation or a Turn that is not done.
+
+    messages, tools: as in OpenAI's API, with texts as contents. max_tokens: most tokens of the answer. stop: texts that
+    end it. sampling: settings that must be those of the run. reward: posted since the last request.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    reward: float | None = None
+
+
 class Environment(Protocol):
     """One episode.
 
@@ -88,7 +104,7 @@ class Call:
 class Reply:
     """answer: an Observation to a reset, else a Turn; None when the environment failed, with the reason in `detail`."""
 
-    answer: Observation | Turn | None
+    answer: Observation | Turn | ChatRequest | None
     failure: Literal["timeout", "error"] | None = None
     detail: str = ""
 
@@ -204,14 +220,20 @@ def _described(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def answer_to_json(answer: Observation | Turn) -> dict[str, Any]:
+def answer_to_json(answer: Observation | Turn | ChatRequest) -> dict[str, Any]:
+    if isinstance(answer, ChatRequest):
+        return {"asks": asdict(answer)}
     if isinstance(answer, Observation):
         return {"messages": list(answer.messages)}
     return {"observation": answer.observation, "reward": answer.reward, "done": answer.done}
 
 
-def answer_from_json(fields: Mapping[str, Any]) -> Observation | Turn:
-    """Raises TypeError or KeyError for fields of neither kind."""
+def answer_from_json(fields: Mapping[str, Any]) -> Observation | Turn | ChatRequest:
+    """Raises TypeError or KeyError for fields of no kind."""
+    if "asks" in fields:
+        asks: dict[str, Any] = fields["asks"]
+        asks |= {name: tuple(value) for name, value in asks.items() if isinstance(value, list)}
+        return ChatRequest(**asks)
     if "messages" in fields:
         return Observation(tuple(Message(role=m["role"], content=m["content"]) for m in fields["messages"]))
     return Turn(**fields)

@@ -34,11 +34,12 @@ from typing import Any
 
 import psutil
 
-from gxpo_trainer.config.tasks import EnvironmentConfig
+from gxpo_trainer.config.tasks import AGENT, EnvironmentConfig
 from gxpo_trainer.environments.contract import (
     MAX_MESSAGE,
     MAX_TEXT,
     Call,
+    ChatRequest,
     EnvironmentFailed,
     Observation,
     Problem,
@@ -77,7 +78,7 @@ class EpisodeProcess:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """How the process ended, once it has."""
 
-    async def ask(self, request: Mapping[str, Any], deadline_s: float) -> Observation | Turn:
+    async def ask(self, request: Mapping[str, Any], deadline_s: float) -> Observation | Turn | ChatRequest:
         """The answer to a call.
 
         Raises TimeoutError after `deadline_s`, EpisodeDied, EnvironmentFailed. After any of them, kill the process.
@@ -287,7 +288,7 @@ class _Episode:
     process: EpisodeProcess | None = None
     actions: tuple[str, ...] | None = None
     answers: list[bytes] = field(default_factory=list)
-    last: Observation | Turn | None = None
+    last: Observation | Turn | ChatRequest | None = None
     asked: float = 0.0
     over: bool = False
 
@@ -365,10 +366,12 @@ class EnvironmentHost:
         return Reply(None, "error", f"{cause}, {MAX_DEATHS} times in this call")
 
     def _method(self, episode: _Episode) -> str:
-        """The method that an episode's process is running or was to run."""
+        """The method that an episode's process is running or was to run; of an agent nobody has written one."""
+        if self._config.name == AGENT:
+            return "the agent"
         return f"{self._config.name}.{'reset' if episode.actions is None else 'step'}"
 
-    async def _play(self, episode: _Episode, call: Call, *, private: bool) -> Observation | Turn:
+    async def _play(self, episode: _Episode, call: Call, *, private: bool) -> Observation | Turn | ChatRequest:
         """Play the part of the history that the process has not played; the last answer."""
         if not _continues(episode, call):
             _free(episode)
@@ -388,7 +391,7 @@ class EnvironmentHost:
         assert episode.last is not None
         return episode.last
 
-    def _record(self, episode: _Episode, answer: Observation | Turn, played: tuple[str, ...]) -> None:
+    def _record(self, episode: _Episode, answer: Observation | Turn | ChatRequest, played: tuple[str, ...]) -> None:
         """Raises EnvironmentFailed for another answer than the episode had before its process was lost."""
         digest = hashlib.sha256(json.dumps(answer_to_json(answer)).encode()).digest()
         number = len(played)
@@ -439,12 +442,13 @@ def _free(episode: _Episode) -> None:
     episode.process = episode.actions = episode.last = None
 
 
-def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) -> Observation | None:
+def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) -> Observation | ChatRequest | None:
     """Begin an episode of this problem, in a process of its own as in the run. Returns its first messages, None for a
-    single turn.
+    single turn; of an agent its first request.
 
     A second episode and one turn of the policy follow, because only a call shows whether `reset` gives a group the same
-    messages and what `step` returns. An exception or a time-out of `step` refuses no run: the text is not the policy's.
+    messages and what `step` returns; not for an agent, which need not repeat itself. An exception or a time-out of
+    `step` refuses no run: the text is not the policy's.
 
     Raises ConfigError when the class or address is not allowed, the class cannot be imported or violates the contract,
     or the episode does not begin.
@@ -460,12 +464,14 @@ def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) ->
         raise ConfigError(f"environment: {error}") from error
 
 
-async def _first_messages(config: EnvironmentConfig, problem: Problem, seed: int) -> Observation:
+async def _first_messages(config: EnvironmentConfig, problem: Problem, seed: int) -> Observation | ChatRequest:
     """Of an episode; another one and a turn of the policy follow. Raises ConfigError, TrainingError."""
     named = f"environment.name = {config.name!r}"
     host = EnvironmentHost(config)
     try:
         first = await host.advance(Call("first", problem, seed))
+        if isinstance(first.answer, ChatRequest):
+            return first.answer
         if not isinstance(first.answer, Observation):
             raise ConfigError(f"{named} does not begin an episode of problem {problem.id}: {first.detail}")
         host.end("first")

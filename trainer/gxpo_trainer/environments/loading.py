@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -93,7 +94,10 @@ class OpenEnvEnvironment:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-OWN_CLASSES = {"calculator": "gxpo_trainer.environments.calculator:Calculator"}
+OWN_CLASSES = {
+    "calculator": "gxpo_trainer.environments.calculator:Calculator",
+    "agent": "gxpo_trainer.environments.agents:Agent",
+}
 
 
 def check_allowed(settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -105,6 +109,13 @@ def check_allowed(settings: Mapping[str, Any], environment: Mapping[str, str]) -
     if settings["url"] is not None:
         check_url(settings["url"], environment)
         return
+    started = shlex.join(settings.get("command", ())) or settings.get("function")
+    listed = plugins.allowed("environments", environment)
+    if name == "agent" and listed is not None and started not in listed:
+        raise ConfigError(
+            f"environment: the agent {started!r} is not allowed on this machine; its administrator can list it in the "
+            f"environment variable {plugins.ALLOWLIST_OF_KIND['environments']} (now {', '.join(sorted(listed))})"
+        )
     if name not in OWN_CLASSES:
         try:
             plugins.check_allowed("environments", name, environment)
@@ -116,6 +127,12 @@ def load_environment(settings: Mapping[str, Any], environment: Mapping[str, str]
     """What creates the environment of an episode. settings: those of EnvironmentConfig. Raises ConfigError."""
     check_allowed(settings, environment)
     name = settings["name"]
+    if name == "agent":
+        try:
+            function = plugins.import_class(settings["function"]) if settings["function"] else None
+        except ConfigError as error:
+            raise ConfigError(f"environment.function: {settings['function']!r} {error}") from error
+        return partial(plugins.import_class(OWN_CLASSES[name]), settings, function)
     if settings["url"] is not None:
         try:
             importlib.import_module("websockets.sync.client")  # here, so that no episode has to

@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 
 from gxpo_trainer.environments.contract import (
     MAX_MESSAGE,
+    ChatRequest,
     Environment,
     EnvironmentFailed,
     Observation,
@@ -73,19 +74,21 @@ def serve_episode(channel: socket.socket, create: Callable[[], Environment], nam
         channel.sendall(json.dumps(reply).encode() + b"\n")
 
 
-def _answer(environment: Environment, request: Mapping[str, Any], name: str) -> Observation | Turn:
+def _answer(environment: Environment, request: Mapping[str, Any], name: str) -> Observation | Turn | ChatRequest:
     if "action" in request:
         action = request["action"]
-        return checked_turn(_call(lambda: environment.step(action), f"{name}.step"), name)
+        turn = _call(lambda: environment.step(action), f"{name}.step")
+        return turn if isinstance(turn, ChatRequest) else checked_turn(turn, name)
     problem, seed = Problem(**request["problem"]), request["seed"]
-    return checked_observation(_call(lambda: environment.reset(problem, seed), f"{name}.reset"), name)
+    first = _call(lambda: environment.reset(problem, seed), f"{name}.reset")
+    return first if isinstance(first, ChatRequest) else checked_observation(first, name)
 
 
 def _call(function: Callable[[], Any], name: str) -> Any:
     """The function's result. Raises MemoryError, and EnvironmentFailed for any other exception."""
     try:
         return function()
-    except MemoryError:
+    except (MemoryError, EnvironmentFailed):
         raise
     except BaseException as error:  # third-party code may raise anything, also SystemExit
         raise EnvironmentFailed(

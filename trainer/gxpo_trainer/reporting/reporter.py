@@ -82,8 +82,10 @@ class RunReporter:
         head = self._head(step)
         for index, scored in enumerate(groups[: self._samples_per_step]):
             prompt = scored.group.prompt
-            shown = {} if self._show is None else {"rendered_prompt": self._show(scored.group.prompt_token_ids)}
             for number, (sample, verdict) in enumerate(zip(scored.group.samples, scored.verdicts, strict=True)):
+                own = sample.prompt_token_ids
+                ids = scored.group.prompt_token_ids if own is None else own
+                shown = {} if self._show is None else {"rendered_prompt": self._show(ids)}
                 row = {
                     **head,
                     "prompt_id": prompt.id,
@@ -98,7 +100,7 @@ class RunReporter:
                     "detail": verdict.detail,
                     "reward": verdict.reward,
                     "components": verdict.reward_components,
-                    "length": len(sample.token_ids),
+                    "length": sample.num_sampled + sample.num_observed,
                     "truncated": sample.truncated,
                     "weights_version": scored.group.weights_version,
                 }
@@ -106,7 +108,9 @@ class RunReporter:
                     row["turns"] = [{"speaker": t.speaker, "text": t.text, "reward": t.reward} for t in episode.turns]
                     # `length` also counts tokens that the environment wrote.
                     row |= {"end": episode.end, "end_detail": episode.detail, "sampled_length": sample.num_sampled}
-                if len(sample.versions) > 1:  # weights changed in flight: (version, number of tokens) of each part
+                if sample.branches:
+                    row["branches"] = len(sample.branches)
+                elif len(sample.versions) > 1:  # weights changed in flight: (version, number of tokens) of each part
                     row["versions"] = sample.versions
                 self._files[SAMPLES].append(row)
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -101,20 +102,20 @@ class Conversation:
 
 
 @dataclass(slots=True, eq=False)
-class _Episode:
+class OpenEpisode:
     """One sample of a group. response: None before its environment has given the first messages. turn_begin: tokens
     before the present turn."""
 
     name: str
     number: int
-    group: _OpenGroup
+    group: OpenGroup
     conversation: Conversation
     response: Response | None = None
     turn_begin: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class _OpenGroup:
+class OpenGroup:
     """messages, prompt: the first messages of its episodes, None before the first reply; refusal: why they cannot be
     used."""
 
@@ -122,7 +123,7 @@ class _OpenGroup:
     request: SampleRequest
     start: EpisodeStart
     sampling: SamplingSettings
-    episodes: list[_Episode] = field(default_factory=list)
+    episodes: list[OpenEpisode] = field(default_factory=list)
     messages: tuple[Message, ...] | None = None
     prompt: npt.NDArray[np.int32] | None = None
     refusal: str = ""
@@ -144,14 +145,17 @@ class Conversations:
     ) -> None:
         self._engine, self._tokenizer, self._sampling, self._max_length = engine, tokenizer, sampling, max_length
         self._environments, self._config, self._intake = environments, config, intake
-        self._encoder = ObservationEncoder(tokenizer, config.max_observation_tokens)
         self._key = uuid.uuid4().hex
-        self._groups: dict[int, _OpenGroup] = {}
-        self._in_engine: dict[int, _Episode] = {}
+        self._groups: dict[int, OpenGroup] = {}
+        self._in_engine: dict[int, OpenEpisode] = {}
         """By the id of their response."""
-        self._replies: deque[tuple[_Episode, Future[Reply]]] = deque()
+        self._replies: deque[tuple[OpenEpisode, Future[Reply]]] = deque()
         self._num_calls = 0
         """Calls whose replies were not handled yet."""
+
+    @cached_property
+    def _encoder(self) -> ObservationEncoder:
+        return ObservationEncoder(self._tokenizer, self._config.max_observation_tokens)
 
     @property
     def waiting(self) -> bool:
@@ -160,13 +164,16 @@ class Conversations:
 
     def begin(self, index: int, request: SampleRequest) -> None:
         assert request.episode is not None, "a request to an engine with environments names no episode"
-        group = _OpenGroup(index, request, request.episode, request.sampling or self._sampling)
+        group = OpenGroup(index, request, request.episode, request.sampling or self._sampling)
         self._groups[index] = group
         for number in range(request.num_samples):
             name = f"{self._key}/{index}/{number}"
-            group.episodes.append(_Episode(name, number, group, Conversation(self._config.max_turns)))
+            group.episodes.append(self._new_episode(name, number, group))
         for episode in group.episodes:
             self._call(episode)
+
+    def _new_episode(self, name: str, number: int, group: OpenGroup) -> OpenEpisode:
+        return OpenEpisode(name, number, group, Conversation(self._config.max_turns))
 
     def finish(self, responses: Sequence[Response]) -> CompleteGroups:
         complete = []
@@ -205,7 +212,7 @@ class Conversations:
                     self._environments.end(episode.name)
         self._groups.clear()
 
-    def _call(self, episode: _Episode) -> None:
+    def _call(self, episode: OpenEpisode) -> None:
         self._num_calls += 1
         start = episode.group.start
         call = Call(episode.name, start.problem, start.seed, episode.conversation.actions)
@@ -213,7 +220,7 @@ class Conversations:
             lambda future: self._intake.post(lambda: self._replies.append((episode, future)))
         )
 
-    def _open(self, episode: _Episode, reply: Reply) -> None:
+    def _open(self, episode: OpenEpisode, reply: Reply) -> None:
         """The environment has begun: start the first turn."""
         observation = episode.conversation.open(reply)
         if observation is None:
@@ -234,7 +241,7 @@ class Conversations:
         (episode.response,) = self._engine.start(group.prompt.tolist(), group.sampling, [seed])
         self._in_engine[id(episode.response)] = episode
 
-    def _render(self, group: _OpenGroup, observation: Observation) -> None:
+    def _render(self, group: OpenGroup, observation: Observation) -> None:
         """Render the first messages of a group."""
         group.messages = observation.messages
         try:
@@ -253,7 +260,7 @@ class Conversations:
         else:
             group.prompt = prompt
 
-    def _continue(self, episode: _Episode, response: Response, reply: Reply) -> None:
+    def _continue(self, episode: OpenEpisode, response: Response, reply: Reply) -> None:
         """The environment has replied: start the next turn."""
         limit = episode.group.sampling.max_new_tokens
         observation = episode.conversation.add_reply(reply, room=response.num_sampled < limit)
@@ -265,27 +272,31 @@ class Conversations:
         episode.turn_begin = len(response.token_ids)
         self._in_engine[id(response)] = episode
 
-    def _end(self, episode: _Episode) -> CompleteGroups:
+    def _end(self, episode: OpenEpisode) -> CompleteGroups:
         """Release the episode's process; its group, if it is complete now."""
         self._environments.end(episode.name)
         group = episode.group
         if any(other.conversation.end is None for other in group.episodes):
             return []
         del self._groups[group.index]
-        samples = tuple(_sample(episode) for episode in group.episodes)
-        versions = [version for sample in samples for version, _ in sample.versions]
+        samples = tuple(self._sample(episode) for episode in group.episodes)
+        versions = [version for sample in samples for row in sample.rows for version, _ in row.versions]
         assert self._engine.version is not None, "a sync is under way"
         prompt = group.request.prompt_token_ids if group.prompt is None else group.prompt
         oldest = min(versions, default=self._engine.version)
         return [(group.index, Group(group.request.prompt, prompt, samples, oldest))]
 
+    def _sample(self, episode: OpenEpisode) -> Sample:
+        conversation, response = episode.conversation, episode.response
+        text = "\n".join(conversation.actions)
+        if response is None:
+            return empty_sample(text, conversation.episode)
+        reason: Literal["stop", "length"] = "length" if conversation.end == "length" else "stop"
+        ids = np.asarray(response.token_ids, dtype=np.int32)
+        return Sample(text, ids, response.logprobs, reason, response.versions, response.sampled, conversation.episode)
 
-def _sample(episode: _Episode) -> Sample:
-    conversation, response = episode.conversation, episode.response
-    text = "\n".join(conversation.actions)
-    if response is None:
-        nothing = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.bool_)
-        return Sample(text, *nothing[:2], "stop", (), nothing[2], conversation.episode)
-    token_ids = np.asarray(response.token_ids, dtype=np.int32)
-    reason: Literal["stop", "length"] = "length" if conversation.end == "length" else "stop"
-    return Sample(text, token_ids, response.logprobs, reason, response.versions, response.sampled, conversation.episode)
+
+def empty_sample(text: str, episode: Episode) -> Sample:
+    """Of an episode that failed before a token was sampled."""
+    nothing = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.bool_)
+    return Sample(text, *nothing[:2], "stop", (), nothing[2], episode)

@@ -25,8 +25,10 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
+from gxpo_trainer.config.tasks import AgentConfig
 from gxpo_trainer.environments.contract import Environments
 from gxpo_trainer.errors import WeightSyncMismatch
+from gxpo_trainer.rollout.agents import AgentConversations
 from gxpo_trainer.rollout.conversations import Conversations
 from gxpo_trainer.rollout.requests import (
     FinishedGroups,
@@ -127,7 +129,8 @@ class SamplerActor:
         common = self, self._tokenizer, sampling, self._settings.max_length
         groups: SingleTurns | Conversations = SingleTurns(*common)
         if self.environments is not None and config is not None:
-            groups = Conversations(*common, environments=self.environments, config=config, intake=intake)
+            kind = AgentConversations if isinstance(config, AgentConfig) else Conversations
+            groups = kind(*common, environments=self.environments, config=config, intake=intake)
         try:
             while not intake.aborted:
                 intake.run_calls(wait=self.version is None)

@@ -383,7 +383,7 @@ class AsyncRollouts:
             self._sync_now()
         own = [replace(request, sampling=sampling) for request in requests]
         collected = self._await(self._open().add(own, rewards=rewards, first=True))
-        versions = {v for g in collected.groups for s in g.group.samples for v, _ in s.versions}
+        versions = {v for g in collected.groups for s in g.group.samples for v, _ in s.sampled_versions}
         if not versions <= {version}:
             raise TrainingError(f"versions {sorted(versions)} sampled what only version {version} should have sampled")
         return collected

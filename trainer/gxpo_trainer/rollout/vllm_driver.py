@@ -201,7 +201,9 @@ class EngineDriver:
             return False
         # A token has at least one byte, but for the special ones, which the text lacks.
         longest = max(len(stop.encode()) for stop in response.stop)
-        tail = self._tokenizer.decode(response.token_ids[-(longest + num_new) :], skip_special_tokens=True)
+        turn = response.observed[-1][1] if response.observed else 0
+        begin = max(turn, len(response.token_ids) - longest - num_new)
+        tail = self._tokenizer.decode(response.token_ids[begin:], skip_special_tokens=True)
         return any(stop in tail for stop in response.stop)
 
     def abort(self) -> None:

@@ -540,11 +540,14 @@ def environment_metrics(samples: Sequence[Sample]) -> Metrics:
     if not pairs:
         return {}
     ends = Counter(episode.end for _, episode in pairs)
+    of_agents = any(sample.prompt_token_ids is not None for sample, _ in pairs)
+    branches: Metrics = {"env/branches_mean": float(np.mean([len(sample.branches) for sample, _ in pairs]))}
     turns = [sum(turn.speaker == "policy" for turn in episode.turns) for _, episode in pairs]
     return {
         "env/turns_mean": float(np.mean(turns)),
         **{f"env/{end}_fraction": ends[end] / len(pairs) for end in ("done", "timeout", "error")},
-        "env/observation_tokens": float(np.mean([len(s.token_ids) - s.num_sampled for s, _ in pairs])),
+        "env/observation_tokens": float(np.mean([sample.num_observed for sample, _ in pairs])),
+        **(branches if of_agents else {}),
     }
 
 

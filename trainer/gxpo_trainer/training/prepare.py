@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import DataConfig, RunConfig, TeacherConfig
+from gxpo_trainer.config.tasks import AGENT, AgentConfig
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark, without_contamination
 from gxpo_trainer.data.chat import (
     ObservationEncoder,
@@ -29,6 +30,7 @@ from gxpo_trainer.data.prompts import (
     tokenize_completions,
     tokenize_prompts,
 )
+from gxpo_trainer.environments.contract import ChatRequest
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
@@ -163,14 +165,22 @@ def load_problems(config: RunConfig) -> Problems:
             data = replace(data, sha256={**taught.sha256, **data.sha256}, num_left_out=left_out)
     first, first_ids = prompts.prompts[0], prompts.token_ids[0]
     start = EpisodeStart.of(first, template, config.seed)
-    observation = check_environment(config.environment, start.problem, start.seed)
-    if observation is not None:
+    asked = check_environment(config.environment, start.problem, start.seed)
+    if isinstance(asked, ChatRequest) and asked.tools and getattr(config.environment, "tool_parser", None) is None:
+        raise ConfigError(
+            "environment.tool_parser: the agent gives the policy tools, whose calls have to be parsed; set it to the "
+            "model's format, such as hermes"
+        )
+    if asked is not None:
         try:
-            first_ids = render_messages(conversation(first.history, observation.messages), tokenizer)
+            if isinstance(asked, ChatRequest):
+                first_ids = render_messages(asked.messages, tokenizer, asked.tools)
+            else:
+                first_ids = render_messages(conversation(first.history, asked.messages), tokenizer)
         except Exception as error:  # a chat template may raise anything
             raise ConfigError(
                 f"environment.name = {config.environment.name!r}: the chat template refuses the messages of problem "
-                f"{first.id} ({error}); change what reset returns, or data.system_prompt"
+                f"{first.id} ({error}); change what reset returns or the agent sends, or data.system_prompt"
             ) from None
     return Problems(tokenizer, data, prompts, benchmarks, first_ids, rows)
 
@@ -226,6 +236,13 @@ def supervised_rows(
 def check_conversations(config: RunConfig, tokenizer: Any) -> None:
     """Raises ConfigError when the environment's responses cannot be rendered in the model's chat template."""
     if not config.environment.multi_turn:
+        return
+    if isinstance(config.environment, AgentConfig):
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError(
+                f'environment.name = "{AGENT}" needs a chat template, and model.path = {config.model.path!r} has '
+                "none; add chat_template.jinja to the model folder, or use another model"
+            )
         return
     if problem := chat_template_problem(tokenizer):
         begin = " ".join(str(tokenizer.chat_template).split())[:80]

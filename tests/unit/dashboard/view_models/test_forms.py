@@ -32,6 +32,13 @@ def test_every_setting_of_a_config_can_be_asked_for(rule: str) -> None:
     assert set(settings(rule)) == leaves(config(rule))
 
 
+def test_an_agent_is_asked_for_its_own_settings() -> None:
+    body = {"environment": {"name": "agent", "function": "my_agent:play"}}
+    values = RunConfig.model_validate(body).model_dump(mode="json")
+    asked = {setting.path for setting in forms.settings_of(SCHEMA, values)}
+    assert {path for path in asked if path.startswith("environment.")} == leaves(values["environment"], "environment")
+
+
 def test_the_form_gives_the_config_back_unchanged() -> None:
     for setting in settings().values():
         assert forms.parse(setting, forms.widget_value(setting, setting.value)) == setting.value, setting.path

@@ -173,6 +173,8 @@ HTTP = {"verifier": {"rewards": [{"name": "http", "url": "given:A"}]}}
 CLASS = {"environment": {"name": "given:A"}}
 TRACKER = {"logging": {"trackers": ["tensorboard", {"name": "mlflow", "address": "given:A"}]}}
 OPENENV = {"environment": {"name": "openenv", "url": "given:A"}}
+FUNCTION = {"environment": {"name": "agent", "function": "given:A"}}
+COMMAND = {"environment": {"name": "agent", "command": ["given:A"]}}
 
 
 @pytest.mark.parametrize(
@@ -198,6 +200,8 @@ OPENENV = {"environment": {"name": "openenv", "url": "given:A"}}
             "is not allowed on this",
         ),
         (OPENENV, "environment.url", "allowed_environment_urls", "is not an allowed address on this server; choose"),
+        (FUNCTION, "environment.function", "allowed_environments", "is not allowed on this server; choose from "),
+        (COMMAND, "environment.command", "allowed_environments", "is not allowed on this server; choose from "),
     ],
 )
 def test_addresses_and_classes_must_be_listed(body: dict[str, Any], place: str, setting: str, reason: str) -> None:

@@ -1,0 +1,126 @@
+"""Whole runs whose policy is asked by an agent, and their agreement with the built-in calculator."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs_build.metrics import undescribed
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.reporting.reading import read_evaluations, read_metrics, read_samples
+from gxpo_trainer.training.run import train_run
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+SAMPLED = 48
+ASK = """
+import json, os, sys, urllib.request
+from gxpo_trainer.environments.calculator import calculate, last_calculation
+
+def post(path, body):
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request))
+
+def ask(*messages):
+    return post("/chat/completions", {"model": "policy", "messages": messages})["choices"][0]
+
+def user(text):
+    return {"role": "user", "content": text}
+
+problem = json.load(sys.stdin)
+"""
+CALCULATES = (
+    ASK
+    + """
+messages = [user(problem["text"])]
+while True:
+    choice = ask(*messages)
+    expression = last_calculation(choice["message"]["content"])
+    if choice["finish_reason"] == "length" or expression is None:
+        break
+    messages += [choice["message"], user(calculate(expression))]
+"""
+)
+EDITS_AND_DIES = (
+    ASK
+    + """
+first = ask(user(problem["text"]))["message"]["content"]
+post("/episodes/reward", {"reward": 0.5})
+if len(first) % 3 == 0:
+    sys.exit("no more, after " + str(len(first)))
+ask(user(problem["text"]), user("Again, after " + first[:10]))
+post("/episodes/reward", {"reward": float(len(first) % 2)})
+"""
+)
+
+
+def settings(small_run: Any, environment: dict[str, Any], **parts: Any) -> RunConfig:
+    rollout = {"max_new_tokens": SAMPLED, "deterministic": True}
+    return small_run(
+        model={"path": "starter-tools", "max_length": 224},
+        environment=environment,
+        **{"rollout": rollout, "budget": {"steps": 2}, **parts},
+    )
+
+
+def test_an_agent_trains_as_the_built_in_environment_does(tmp_path: Path, small_run: Any) -> None:
+    """The same requests give the same tokens, the same batches and the same losses, step by step."""
+    agent = {"name": "agent", "command": [sys.executable, "-c", CALCULATES], "max_turns": 4}
+    built_in = {"name": "calculator", "max_turns": 4, "max_observation_tokens": 12}
+    rows: list[list[dict[str, float]]] = []
+    samples = []
+    for name, environment in (("agent", agent), ("built_in", built_in)):
+        assert train_run(settings(small_run, environment), tmp_path / name) == "steps"
+        rows.append([row["metrics"] for row in read_metrics(tmp_path / name) if row["step"] > 0])
+        samples.append(read_samples(tmp_path / name))
+    ours, theirs = rows
+    assert not undescribed({name for row in ours for name in row})
+    for own, other in zip(ours, theirs, strict=True):
+        assert own["env/branches_mean"] == own["env/timeout_fraction"] == own["env/error_fraction"] == 0
+        assert own["rollout/logprob_gap_mean"] <= 1e-6
+        for name in ("policy/loss", "grad/norm_g0", "reward/mean", "rollout/tokens", "env/turns_mean"):
+            assert own[name] == pytest.approx(other[name], rel=1e-5, abs=1e-9), name
+        assert own["env/observation_tokens"] == other["env/observation_tokens"]
+    assert 1 < ours[-1]["env/turns_mean"] <= 4
+    for own, other in zip(*samples, strict=True):
+        assert (own["length"], own["sampled_length"], own["end"]) == (
+            other["length"],
+            other["sampled_length"],
+            other["end"],
+        )
+        policy = [[turn["text"] for turn in row["turns"] if turn["speaker"] == "policy"] for row in (own, other)]
+        assert policy[0] == policy[1]
+    (record,) = read_evaluations(tmp_path / "agent")
+    assert record["scores"]["pass@1"] > 0.05
+
+
+def test_rows_rewards_and_faults_of_a_run_that_samples_ahead(tmp_path: Path, small_run: Any) -> None:
+    """Each episode edits its history, and so has two rows; some of the agents die."""
+    config = settings(
+        small_run,
+        {"name": "agent", "command": [sys.executable, "-c", EDITS_AND_DIES]},
+        rollout={"max_new_tokens": SAMPLED, "async_depth": 1, "update_in_flight": True},
+        evaluation={"benchmarks": []},
+        verifier={"max_failed_fraction": 1.0},
+    )
+    assert train_run(config, tmp_path / "run") == "steps"
+    rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if row["step"] > 0]
+    # The learner computes the same log-probabilities for every token of every row.
+    assert rows[0]["rollout/logprob_gap_mean"] <= 1e-6
+    for row in rows:
+        assert 0 < row["env/error_fraction"] == row["verify/error_fraction"] < 1
+        assert row["env/branches_mean"] == pytest.approx(1 - row["env/error_fraction"])
+        assert 0.5 <= row["reward/mean"] <= 1.5
+    for sample in read_samples(tmp_path / "run"):
+        texts = [turn["text"] for turn in sample["turns"] if turn["speaker"] == "policy"]
+        assert sample["sampled_length"] == sample["length"]
+        if sample["end"] == "error":
+            assert sample["reward"] is None
+            assert sample["end_detail"] == f"the agent ended with exit code 1: no more, after {len(texts[0])}"
+        else:
+            assert sample["reward"] == 0.5 + len(texts[0]) % 2
+            assert sample["branches"] == 1
+            assert sample["response"] == texts[1]

@@ -1,0 +1,247 @@
+"""Agents in their processes: what they ask, what is refused, and that a fault costs their episode only."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import shlex
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from support.walkthrough import titled
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.tasks import AgentConfig
+from gxpo_trainer.environments import Problem, Turn
+from gxpo_trainer.environments.agents import chat_request
+from gxpo_trainer.environments.contract import Call, ChatRequest, Reply
+from gxpo_trainer.environments.host import EnvironmentHost, check_environment
+from gxpo_trainer.errors import ConfigError
+
+pytestmark = pytest.mark.anyio
+FILE = Path(__file__).parent / "agents_of_tests.py"
+PROBLEM = Problem("p1", "How much?", "42", {"level": 3})
+SAID = json.dumps({"message": {"role": "assistant", "content": "12"}, "finish_reason": "stop", "usage": [9, 3]})
+Configured = Callable[..., AgentConfig]
+
+
+@pytest.fixture
+def started(configured: object, monkeypatch: pytest.MonkeyPatch) -> Configured:
+    """Settings of an agent of this folder, as a command or as a function. No process is left at the end."""
+    monkeypatch.delenv("GXPO_ENVIRONMENT_ALLOWLIST")
+
+    def config(name: str, *, function: bool = False, **settings: object) -> AgentConfig:
+        start = {"function": f"agents_of_tests:{name}"} if function else {"command": [sys.executable, str(FILE), name]}
+        return AgentConfig.model_validate(start | settings)
+
+    return config
+
+
+def message(text: str) -> tuple[dict[str, str]]:
+    return ({"role": "user", "content": text},)
+
+
+async def play(config: AgentConfig, answers: int = 10, said: Sequence[str] = ()) -> list[Reply]:
+    """Replies of an episode until its end. said: texts of the answers; without them all are alike."""
+    host = EnvironmentHost(config)
+    replies, actions = [], ()
+    try:
+        for _ in range(answers):
+            replies.append(await host.advance(Call("a", PROBLEM, 5, actions)))
+            if not isinstance(replies[-1].answer, ChatRequest):
+                break
+            actions = (*actions, SAID.replace("12", said[len(actions)]) if said else SAID)
+        return replies
+    finally:
+        await host.close()
+
+
+@pytest.mark.parametrize("function", [False, True])
+async def test_an_agent_asks_and_rewards(started: Configured, function: bool) -> None:
+    first, second, last = await play(started("twice", function=function))
+    assert first == Reply(ChatRequest(message("How much?")))
+    assert isinstance(second.answer, ChatRequest)
+    assert second.answer.messages[1] == {"role": "assistant", "content": "12"}
+    assert second.answer.messages[2]["content"] == "again 12"
+    assert second.answer.reward == 0.25
+    assert last == Reply(Turn(reward=0.5, done=True))
+
+
+async def test_a_coroutine_function_is_awaited(started: Configured) -> None:
+    assert await play(started("asynchronous", function=True)) == [
+        Reply(ChatRequest(message("42"))),
+        Reply(Turn(done=True)),
+    ]
+
+
+async def test_the_documented_agent_calculates(
+    started: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_agent.py").write_text(titled("agents.md")["my_agent.py"], encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    said = "It is <calc>6*7</calc>", "So 42."
+    for start in ({"function": "my_agent:play"}, {"command": [sys.executable, str(tmp_path / "my_agent.py")]}):
+        first, second, last = await play(AgentConfig.model_validate(start), said=said)
+        assert first.answer.messages == message("How much?")
+        assert second.answer.messages == (
+            *message("How much?"),
+            {"role": "assistant", "content": said[0]},
+            *message("42"),
+        )
+        assert last == Reply(Turn(done=True))
+
+
+async def test_a_running_agent_is_posted_the_problem(started: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
+    posted = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            posted.append(body["problem"])
+            request = urllib.request.Request(
+                f"{body['base_url']}/chat/completions",
+                json.dumps({"messages": message("from outside")}).encode(),
+                {"Authorization": f"Bearer {body['api_key']}"},
+            )
+            if self.path == "/play":
+                urllib.request.urlopen(request).read()
+            self.send_response(200 if self.path == "/play" else 302)
+            self.send_header("Location", "/play")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        monkeypatch.setenv("GXPO_ENVIRONMENT_URLS", f"{url}/play,{url}/moved")
+        replies = await play(AgentConfig(url=f"{url}/play"))
+        (moved,) = await play(AgentConfig(url=f"{url}/moved"))
+        server.shutdown()
+    assert replies == [Reply(ChatRequest(message("from outside"))), Reply(Turn(done=True))]
+    assert posted[0] == {"id": "p1", "text": "How much?", "gold": "42", "extra": {"level": 3}, "seed": 5}
+    assert moved.failure == "error"
+    assert "302" in moved.detail
+
+
+async def test_what_is_refused_has_its_status_and_ends_nothing(started: Configured) -> None:
+    first, last = await play(started("probes"))
+    assert json.loads(first.answer.messages[0]["content"]) == [401, 401, 404, 400, 400, 400, 400, 413, 400, 200]
+    assert last == Reply(Turn(done=True))
+
+
+async def test_a_stream_has_the_whole_turn_and_its_usage(started: Configured) -> None:
+    _, second, last = await play(started("streams"))
+    assert second.answer.messages == message("12")
+    assert last.answer == Turn(done=True)
+
+
+async def test_tool_calls_reach_the_client_and_come_back(started: Configured) -> None:
+    function = {"name": "calc", "arguments": '{"e": "6*7"}'}
+    calls = [{"id": "call_1", "type": "function", "function": function}]
+    called = {"role": "assistant", "content": None, "tool_calls": calls}
+    action = json.dumps({"message": called, "finish_reason": "tool_calls", "usage": [9, 3]})
+    host = EnvironmentHost(started("uses_tools"))
+    try:
+        first = await host.advance(Call("a", PROBLEM, 5))
+        second = await host.advance(Call("a", PROBLEM, 5, (action,)))
+    finally:
+        await host.close()
+    assert first.answer.tools[0]["function"]["name"] == "calc"
+    assert second.failure is None, second.detail
+    _, back, answer = second.answer.messages
+    assert back["tool_calls"][0]["function"].items() >= function.items()
+    assert (back["tool_calls"][0]["id"], back["content"]) == ("call_1", "")
+    assert answer == {"role": "tool", "tool_call_id": "call_1", "content": "42"}
+
+
+@pytest.mark.parametrize(
+    ("name", "failure", "detail"),
+    [
+        ("hangs", "timeout", "the agent did not return within environment.deadline_s = 2 s"),
+        ("forks", "timeout", "the agent did not return within environment.deadline_s = 2 s"),
+        ("dies", "error", "the agent ended with exit code 1: RuntimeError: no idea what to do"),
+        ("silent", "error", "the agent ended without a request; let it use"),
+        ("missing", "error", "the agent ended with exit code 1: KeyError: 'missing'"),
+    ],
+)
+async def test_a_fault_is_a_verdict_and_leaves_no_process(
+    started: Configured, name: str, failure: str, detail: str
+) -> None:
+    """`started` looks for processes that are left."""
+    *_, last = await play(started(name, deadline_s=2 if failure == "timeout" else 60))
+    assert last.failure == failure
+    assert last.detail.startswith(detail)
+
+
+@pytest.mark.parametrize("name", ["floods", "leaves"])
+async def test_a_flood_and_a_lost_connection_disturb_no_other_episode(started: Configured, name: str) -> None:
+    faulty, other = await asyncio.gather(play(started(name), 10_000), play(started("twice")))
+    assert other[-1] == Reply(Turn(reward=0.5, done=True))
+    assert faulty[-1] == Reply(Turn(done=True))
+
+
+def test_the_first_request_is_known_before_the_run(started: Configured) -> None:
+    assert check_environment(started("twice"), PROBLEM, 5) == ChatRequest(message("How much?"))
+    with pytest.raises(ConfigError, match="does not begin an episode of problem p1: the agent ended with exit code 1"):
+        check_environment(started("missing"), PROBLEM, 5)
+    with pytest.raises(ConfigError, match=r"environment.function: 'agents_of_tests:none' does not exist"):
+        check_environment(started("none", function=True), PROBLEM, 5)
+
+
+def test_only_listed_agents_are_started(started: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = started("twice")
+    monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", "*,agents_of_tests:twice")
+    with pytest.raises(ConfigError, match=r"is not allowed on this machine; its administrator can list it"):
+        check_environment(config, PROBLEM, 5)
+    assert check_environment(started("twice", function=True), PROBLEM, 5) is not None
+    monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", shlex.join(config.command))
+    assert check_environment(config, PROBLEM, 5) is not None
+    with pytest.raises(ConfigError, match=r"environment.url: the address 'http://127.0.0.1:9' is not allowed"):
+        check_environment(AgentConfig(url="http://127.0.0.1:9"), PROBLEM, 5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({}, "set one of command, function and url"),
+        ({"command": ["x"], "function": "a:b"}, "set one of command, function and url"),
+        ({"function": "nothing"}, "String should match pattern"),
+        ({"command": ["x"], "max_request_tokens": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_settings_that_start_no_agent_are_refused(settings: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        RunConfig.model_validate({"environment": {"name": "agent", **settings}})
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ({"temperature": "warm"}, "temperature, top_p, top_k, min_p: must be numbers"),
+        ({"max_tokens": -1}, "max_tokens = -1: must be a positive integer"),
+        ({"stop": [1]}, "stop: must be a text"),
+        ({"tool_choice": "required"}, "tool_choice = 'required' is not supported; remove it"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"messages": [{"content": "x"}]}, "each must be an object with a role"),
+    ],
+)
+def test_parameters_that_change_the_policy_are_refused(field: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        chat_request({"messages": list(message("x")), **field})
+
+
+def test_a_request_keeps_what_counts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = {"messages": [{"role": "user", "content": parts, "name": None}], "tools": [tool], "max_tokens": 10**9}
+    asked = chat_request({**body, "stop": "END", "temperature": 1, "n": 1, "seed": 3})
+    assert asked == ChatRequest(message("ab"), (tool,), 10**9, ("END",), {"temperature": 1})
+    assert chat_request({**body, "tool_choice": "none"}).tools == ()
