@@ -138,6 +138,9 @@ def test_settings_that_earlier_versions_lacked_leave_the_hash_of_what_they_did()
     assert build({**boxed, "verifier": {"answer": "any"}}).sha256() == EARLIER_BOXED_HASH
     assert build(boxed).sha256() != EARLIER_BOXED_HASH, "training counts boxes alone now"
     assert build({"evaluation": {"top_p": 0.9}}).sha256() != EARLIER_HASH
+    stated = {"rollout": {"enforce_eager": True, "gpu_memory_utilization": 0.4}, "learner": {"token_budget": 4096}}
+    assert build(stated).sha256() == EARLIER_HASH
+    assert build({"rollout": {"enforce_eager": False}}).sha256() != EARLIER_HASH
     assert build({"verifier": {"answer": "boxed"}}).sha256() != EARLIER_HASH
 
 
