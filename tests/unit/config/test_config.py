@@ -128,6 +128,9 @@ def test_settings_that_earlier_versions_lacked_leave_the_hash_of_what_they_did()
     assert build({"verifier": {"rewards": [judge]}}).sha256() == EARLIER_JUDGED_HASH
     assert build({"verifier": {"rewards": [{**judge, "per": "group"}]}}).sha256() != EARLIER_JUDGED_HASH
     assert build({"evaluation": {"top_p": 0.9}}).sha256() != EARLIER_HASH
+    stated = {"rollout": {"enforce_eager": True, "gpu_memory_utilization": 0.4}, "learner": {"token_budget": 4096}}
+    assert build(stated).sha256() == EARLIER_HASH
+    assert build({"rollout": {"enforce_eager": False}}).sha256() != EARLIER_HASH
     assert build({"verifier": {"answer": "boxed"}}).sha256() != EARLIER_HASH
 
 

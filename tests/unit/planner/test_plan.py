@@ -64,6 +64,31 @@ def test_one_setting_that_suffices_is_named_with_its_value() -> None:
     assert make_plan(replace(inputs, checkpointing=True)).fits
 
 
+@pytest.mark.parametrize("name", ["a100-40", "a100-80", "h200"])
+@pytest.mark.parametrize("colocate", [False, True])
+def test_what_is_automatic_keeps_activations_of_the_largest_micro_batch_that_fits(name: str, colocate: bool) -> None:
+    device = device_named(name)
+    changes: dict[str, Any] = {"device": device, "learner_ranks": 1 if colocate else 7, "colocate": colocate}
+    asked = big(shape=replace(BIG, layers=3 if colocate else 24), zero_stage=2, num_devices=8, **changes)
+    if colocate:
+        asked = replace(asked, num_devices=1)
+    plan = make_plan(replace(asked, automatic=frozenset({"checkpointing", "token_budget"})))
+    chosen = (plan.inputs.checkpointing, plan.inputs.token_budget)
+    order = [(again, tokens) for again in (False, True) for tokens in (16384, 8192, 4096)]
+    for again, tokens in order[: order.index(chosen) + 1]:
+        fit = make_plan(replace(asked, checkpointing=again, token_budget=tokens)).fit
+        update = next(phase for phase in fit.phases if "activations" in phase.parts)
+        room = fit.fits and (fit.resident or 1.15 * update.num_bytes <= device.memory_bytes)
+        assert room == ((again, tokens) == chosen) or (again, tokens) == order[-1]
+
+
+def test_settings_that_are_stated_are_not_automatic() -> None:
+    inputs = big(checkpointing=True, token_budget=8192)
+    assert make_plan(inputs).inputs == inputs
+    only_one = make_plan(replace(inputs, automatic=frozenset({"checkpointing"}))).inputs
+    assert only_one.token_budget == 8192
+
+
 def test_several_settings_are_named_where_one_does_not_suffice() -> None:
     plan = make_plan(big(learner_ranks=7, zero_stage=1, checkpointing=False, token_budget=16384))
     named = plan.advice.partition("; set ")[2].split(" and ")

@@ -71,6 +71,24 @@ def test_what_stays_on_the_device_at_once_is_decided_by_the_smaller_memory(tmp_p
     assert not check_memory(placement, str(tmp_path), CLUSTER | A100).resident
 
 
+def test_recomputation_and_micro_batches_are_decided_by_the_smallest_memory(tmp_path: Path) -> None:
+    placement = a_run(tmp_path, layers=28)
+    learner = placement.config.learner.model_copy(update={"token_budget": "auto"})
+    automatic = placement.config.model_copy(update={"learner": learner})
+    placement = replace(placement, config=automatic)
+    large, middle, smallest = (
+        check_memory(placement, str(tmp_path), CLUSTER | kind) for kind in (H200, A100 | LABELLED_80G, A100)
+    )
+    assert [(fit.recomputes, fit.token_budget) for fit in (large, middle, smallest)] == [
+        (False, 16384),
+        (False, 8192),
+        (True, 8192),
+    ]
+    decided = large.decided(automatic)
+    assert (decided.model.gradient_checkpointing, decided.learner.token_budget) == (False, 16384)
+    assert Fit().decided(automatic) is automatic
+
+
 def test_nothing_is_checked_while_gpus_that_join_may_be_of_another_kind(tmp_path: Path) -> None:
     check_memory(a_run(tmp_path, layers=40), str(tmp_path), {"CPU": 64.0, "GPU": 3.0} | L4)
 

@@ -21,7 +21,9 @@ STARTER_POLICIES = {
 STARTER_TOKENS = {"starter": 48, "starter-tools": 48, "starter-skill": 80, RANDOM_STARTER: 48}
 """Tokens that the longest answer of an embedded policy needs."""
 CHECKPOINTING_FROM = 1_000_000_000
-"""Parameters from which `gradient_checkpointing = "auto"` recomputes: below, activations rarely fill a GPU."""
+"""Parameters from which `gradient_checkpointing = "auto"` recomputes where the planner does not know the device."""
+TOKEN_BUDGET = 4096
+"""Tokens of a micro-batch for `learner.token_budget = "auto"` on CPUs and on devices that the planner does not know."""
 
 # Sizes of the engines that a plan of memory and time counts as well.
 GRADIENT_BUCKET = 50_000_000
@@ -72,7 +74,9 @@ class ModelConfig(Settings):
         "flash_attention_2 where it is installed, else varlen.",
     )
     gradient_checkpointing: bool | Literal["auto"] = Field(
-        "auto", description="Recompute activations in the backward pass; auto: from 1 billion parameters on."
+        "auto",
+        description="Recompute activations in the backward pass. auto: on a GPU where they do not fit, by the planner; "
+        "elsewhere from 1 billion parameters on.",
     )
 
     def recomputes_activations(self, num_parameters: int) -> bool:
@@ -105,10 +109,16 @@ class RolloutConfig(Settings):
         None, gt=0, description="Warn when the largest gap exceeds this; none: 1e-3 in fp32, 5 in bf16."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Sampler weights; auto: the learner's.")
-    gpu_memory_utilization: float = Field(0.4, gt=0, lt=1, description="GPU only: share of memory for the sampler.")
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] = Field(
+        "auto",
+        description="GPU only: share of memory for the sampler. auto: 0.4 of a GPU that it shares with the learner, "
+        "0.9 of its own.",
+    )
     cpu_kv_cache_gib: int = Field(1, ge=1, le=65_536, description="CPU only: KV cache in GiB.")
     max_num_seqs: int = Field(512, ge=1, le=1_000_000, description="Maximum number of sequences sampled at a time.")
-    enforce_eager: bool = Field(True, description="No graph capture; false is faster on GPUs after a longer start.")
+    enforce_eager: bool | Literal["auto"] = Field(
+        "auto", description="No graph capture. auto: graphs on GPUs, which decode faster after a longer start."
+    )
     async_depth: int = Field(
         0,
         ge=0,
@@ -121,6 +131,16 @@ class RolloutConfig(Settings):
         description="Engines take new weights between decoding steps and go on with their requests; false: once all "
         "requests under way are finished. Needs async_depth ≥ 1.",
     )
+
+    def memory_share(self, *, shared: bool) -> float:
+        """Of a GPU, for the sampler; shared: with a learner rank."""
+        if self.gpu_memory_utilization == "auto":
+            return 0.4 if shared else 0.9
+        return self.gpu_memory_utilization
+
+    def eager(self, device: Literal["cpu", "gpu"]) -> bool:
+        """Whether the sampler runs without captured graphs."""
+        return device == "cpu" if self.enforce_eager == "auto" else self.enforce_eager
 
     @field_validator("samples_per_prompt")
     @classmethod

@@ -11,7 +11,14 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS, Fraction, Settings, Steps, TimeoutsConfig
 from gxpo_trainer.config.components import Choice
-from gxpo_trainer.config.engines import FULL_SHARES, ModelConfig, PlacementConfig, RolloutConfig, TeacherConfig
+from gxpo_trainer.config.engines import (
+    FULL_SHARES,
+    TOKEN_BUDGET,
+    ModelConfig,
+    PlacementConfig,
+    RolloutConfig,
+    TeacherConfig,
+)
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
 from gxpo_trainer.config.tasks import (
     EMBEDDED_TASKS,
@@ -287,13 +294,22 @@ class LearnerConfig(Settings):
         le=1_000_000,
         description="Rule steps per rollout batch, each on a part of it; the gate observes their mean once.",
     )
-    token_budget: int = Field(4096, ge=16, le=MOST_STEPS, description="Most tokens of a micro-batch, with padding.")
+    token_budget: Annotated[int, Field(ge=16, le=MOST_STEPS)] | Literal["auto"] = Field(
+        "auto",
+        description="Most tokens of a micro-batch, with padding. auto: on a GPU 16384, 8192 or 4096, what fits by the "
+        "planner; elsewhere 4096.",
+    )
     packing: Literal["auto", "padded", "shared", "packed"] = Field(
         "auto",
         description="padded: sorted rows; shared: a prompt once for its short responses; "
         "packed: one row, on GPUs with varlen or flash_attention_2 alone. "
         "auto: shared on CPU; on GPU packed if possible, else padded.",
     )
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """`token_budget` as a number; of "auto" before anything is known of the device."""
+        return TOKEN_BUDGET if self.token_budget == "auto" else self.token_budget
 
     @model_validator(mode="after")
     def _supported(self) -> LearnerConfig:
@@ -355,6 +371,12 @@ _LATER_SETTINGS = (
     ),
 )
 """Settings that runs of earlier versions lack."""
+_AUTOMATIC = (
+    ("rollout", "gpu_memory_utilization", 0.4),
+    ("rollout", "enforce_eager", True),
+    ("learner", "token_budget", TOKEN_BUDGET),
+)
+"""Settings whose default was a number before it became "auto"."""
 
 
 class WarmStartConfig(Settings):
@@ -543,6 +565,9 @@ class RunConfig(Settings):
         for section in ("warm_start", "teacher"):
             if getattr(self, section) is None:
                 del body[section]
+        for section, name, earlier in _AUTOMATIC:
+            if body[section][name] == "auto":
+                body[section][name] = earlier
         for part, share in FULL_SHARES._asdict().items():
             if body["placement"][f"{part}_cpus"] == "auto":
                 body["placement"][f"{part}_cpus"] = share

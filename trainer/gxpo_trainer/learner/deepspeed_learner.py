@@ -100,7 +100,7 @@ def load_share(
         chosen = [s if gradient == keep else replace(s, in_loss=False) for s, gradient in pairs]
         return pack(
             replace(batch, sequences=tuple(chosen)),
-            token_budget=settings.token_budget,
+            token_budget=settings.micro_batch_tokens,
             layout=layout,
             aggregation=settings.loss.aggregation,
             pad_id=pad_id,

@@ -365,7 +365,7 @@ def _why_unusable(chosen: str, half: bool, layers: frozenset[str]) -> str:
 
 
 def _refuse_dense_mask(config: RunConfig, device: Device, attention: str) -> None:
-    width = config.learner.token_budget
+    width = config.learner.micro_batch_tokens
     if config.learner.packing != "packed" or attention in VARIABLE_LENGTH:
         return
     if device == "cpu" and width <= MAX_DENSE_WIDTH:

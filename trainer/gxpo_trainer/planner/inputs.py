@@ -7,7 +7,7 @@ with experts. Biases and the norms of queries and keys are counted; rotary embed
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -169,7 +169,8 @@ class Inputs:
     on one node, which sharing devices needs. reference: what the teacher or the KL term's start policy is: nothing, a
     model of its own with `reference_parameters`, or the policy without its adapter. num_moments: state tensors of the
     optimizer. trainable: parameters that require a gradient. kv_bytes: size of the KV cache where it is set, None where
-    it is what `memory_utilization` leaves. eager: no CUDA graphs. response_limit: sampled tokens of a response;
+    it is what `memory_utilization` leaves. eager: no CUDA graphs. automatic: fields that the planner decides on a GPU
+    (plan.settled). response_limit: sampled tokens of a response;
     observation_limit: those that an environment adds to it.
     """
 
@@ -209,6 +210,7 @@ class Inputs:
     observation_limit: int = 0
     sampled: bool = True
     teacher_parameters: int = 0
+    automatic: frozenset[Literal["checkpointing", "token_budget"]] = frozenset()
 
     @property
     def on_gpu(self) -> bool:
@@ -309,7 +311,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         num_moments=2 if optimizer.name == "adamw" else int(optimizer.momentum > 0),
         reference=reference,
         checkpointing=config.model.recomputes_activations(shape.parameters),
-        token_budget=learner.token_budget,
+        token_budget=learner.micro_batch_tokens,
         rows=_rows(config, on_gpu),
         mini_batches=learner.mini_batches,
         prompts=rollout.prompts_per_step,
@@ -319,8 +321,8 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         full_responses=rollout.ignore_eos,
         max_length=config.model.max_length,
         sampler_item=4 if sampler_fp32 else 2,
-        memory_utilization=rollout.gpu_memory_utilization,
-        eager=rollout.enforce_eager,
+        memory_utilization=rollout.memory_share(shared=True),
+        eager=rollout.eager(device.kind),
         kv_bytes=None if on_gpu else rollout.cpu_kv_cache_gib * 2**30,
         max_num_seqs=rollout.max_num_seqs,
         async_depth=rollout.async_depth,
@@ -329,7 +331,16 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         observation_limit=observed,
         sampled=sampled,
         teacher_parameters=0 if config.teacher is None else read_shape(config.teacher.path).parameters,
+        automatic=frozenset(
+            name
+            for name, value in (
+                ("checkpointing", config.model.gradient_checkpointing),
+                ("token_budget", learner.token_budget),
+            )
+            if value == "auto"
+        ),
     )
+    inputs = replace(inputs, memory_utilization=rollout.memory_share(shared=inputs.shared))
     try:
         inputs.transport  # noqa: B018
     except ValueError as error:

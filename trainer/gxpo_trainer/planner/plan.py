@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel, Field, ValidationError
 
 from gxpo_trainer.config import RuleSettings
+from gxpo_trainer.config.engines import TOKEN_BUDGET
 from gxpo_trainer.config.rules import compared_rules, rule_name
 from gxpo_trainer.planner.devices import Assumptions, assumptions_for
 from gxpo_trainer.planner.inputs import Inputs, Reference, Workload, workload_of
@@ -21,6 +22,9 @@ from gxpo_trainer.planner.timing import PlannedSeconds, step_time
 
 MARGIN = 0.15
 """Relative error of a learner's planned memory. A run that exceeds a device by less is warned about, not refused."""
+TOKEN_BUDGETS = (16_384, 8192, TOKEN_BUDGET)
+"""Of `learner.token_budget = "auto"` on a GPU. More tokens at a time than the first are no faster, fewer than the last
+are much slower than recomputing activations, by the roofline in docs/benchmarks.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,22 @@ def fit_of(inputs: Inputs, assumed: Assumptions) -> Fit:
     problem = _problem(inputs, phases, sampler)
     over = [phase.num_bytes / phase.limit for phase in phases if not phase.fits]
     return Fit(phases, sampler, resident, problem, problem is not None and max(over, default=math.inf) > 1 + MARGIN)
+
+
+def settled(inputs: Inputs, assumed: Assumptions) -> Inputs:
+    """Inputs with what is automatic: activations are kept where they fit a GPU's memory with MARGIN to spare, in the
+    largest micro-batch that does; otherwise recomputed. Unchanged where the device's memory is not known."""
+    if not inputs.automatic or not inputs.on_gpu or not inputs.device.memory_bytes:
+        return inputs
+    keeps = (False, True) if "checkpointing" in inputs.automatic else (inputs.checkpointing,)
+    budgets = TOKEN_BUDGETS if "token_budget" in inputs.automatic else (inputs.token_budget,)
+    choices = [replace(inputs, checkpointing=again, token_budget=tokens) for again in keeps for tokens in budgets]
+    return next((choice for choice in choices if _fits_well(fit_of(choice, assumed))), choices[-1])
+
+
+def _fits_well(fit: Fit) -> bool:
+    passes = [phase for phase in fit.phases if "activations" in phase.parts]
+    return fit.fits and all(fit.resident or phase.num_bytes * (1 + MARGIN) <= phase.limit for phase in passes)
 
 
 def _alternating(
@@ -241,6 +261,7 @@ class Plan:
 def make_plan(inputs: Inputs, assumed: Assumptions | None = None) -> Plan:
     """The plan of a run. assumed: None for the defaults of its kind of device."""
     assumed = assumed or assumptions_for(inputs.device)
+    inputs = settled(inputs, assumed)
     load = workload_of(inputs, assumed)
     fit = fit_of(inputs, assumed)
     own = inputs.rule

@@ -144,6 +144,9 @@ def assumption_lines(plan: Plan) -> list[str]:
         f"{device.host_bandwidth / 1e9:g} GB/s to the host",
         f"placement: {inputs.learner_ranks} learner ranks at ZeRO stage {inputs.zero_stage}, "
         f"{inputs.samplers} samplers, tensor_parallel {inputs.tensor_parallel}, weights by {inputs.transport}",
+        f"micro-batches of {inputs.token_budget:,} tokens, activations "
+        f"{'recomputed' if inputs.checkpointing else 'kept'}"
+        + (f", sampler {'without' if inputs.eager else 'with'} CUDA graphs" if inputs.on_gpu else ""),
         f"lengths: mean prompt {load.prompt:.0f} and response {load.response:.0f} tokens "
         f"({assumed.prompt_fraction:.0%} and {load.response / inputs.response_limit:.0%} of their limits)",
         *observed,

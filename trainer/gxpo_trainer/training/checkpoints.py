@@ -55,6 +55,7 @@ MAY_CHANGE_WITHIN = {
         "logprob_gap_mean_limit",
         "logprob_gap_max_limit",
         "gpu_memory_utilization",
+        "enforce_eager",
         "cpu_kv_cache_gib",
         "max_num_seqs",
     },

@@ -25,9 +25,24 @@ from gxpo_trainer.runtime.shared_devices import Devices, ResidentDevices, Shared
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a run fits on its GPUs. resident: shared ones hold learner and engines at once, so neither has to leave."""
+    """How a run fits on its GPUs.
+
+    resident: shared ones hold learner and engines at once, so neither has to leave. recomputes, token_budget: what the
+    planner decided where `model.gradient_checkpointing` and `learner.token_budget` are automatic, else their values;
+    None where it knows nothing of the GPUs.
+    """
 
     resident: bool = False
+    recomputes: bool | None = None
+    token_budget: int | None = None
+
+    def decided(self, config: RunConfig) -> RunConfig:
+        """The run's settings with these two."""
+        if self.recomputes is None or self.token_budget is None:
+            return config
+        model = config.model.model_copy(update={"gradient_checkpointing": self.recomputes})
+        learner = config.learner.model_copy(update={"token_budget": self.token_budget})
+        return config.model_copy(update={"model": model, "learner": learner})
 
 
 def check_memory(placement: Placement, model_folder: str, cluster: Mapping[str, float]) -> Fit:
@@ -50,7 +65,11 @@ def check_memory(placement: Placement, model_folder: str, cluster: Mapping[str, 
     refusals = [sentence for sentence in map(refusal, plans) if sentence is not None]
     if len(refusals) == len(plans):
         raise ConfigError(refusals[-1], reason="no_resources")
-    return Fit(resident=all(plan.fit.resident for plan in plans))
+    return Fit(
+        resident=all(plan.fit.resident for plan in plans),
+        recomputes=any(plan.inputs.checkpointing for plan in plans),
+        token_budget=min(plan.inputs.token_budget for plan in plans),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +105,11 @@ def build_runtime(
     """The parts of a run, none of them started. rows: with completions, where the run or its warm start is supervised.
     attempt: of the run, for the engines' seeds."""
     engines = Engines(config, placement, model_folder, log_event, attempt=attempt)
+    if fit.recomputes is not None:
+        log_event(
+            "micro_batches",
+            f"micro-batches of {fit.token_budget:,} tokens, activations {'recomputed' if fit.recomputes else 'kept'}",
+        )
 
     def share(learners: LearnerGroup) -> Devices:
         if not placement.colocated:
@@ -96,7 +120,7 @@ def build_runtime(
 
     # Asynchronous rollouts serve the engines while the learner works.
     learners = LearnerGroup(
-        config, placement, wait_for_one=lambda calls, phase: rollouts.serve(calls, phase), share=share
+        fit.decided(config), placement, wait_for_one=lambda calls, phase: rollouts.serve(calls, phase), share=share
     )
     pool = RolloutPool(config, engines, source=learners, devices=learners.devices)
     planner = RolloutPlanner(config, prompts.prompts, prompts.token_ids)
