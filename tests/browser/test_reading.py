@@ -80,7 +80,7 @@ def test_navigation_is_at_the_top_and_the_first_chart_above_350_pixels(site: Sit
 
 
 def test_accuracy_is_drawn_over_the_cost_of_choice(site: Site, page: Page) -> None:
-    page.open("run", run=site.recorded["demo"], part="Evaluations")
+    page.open("run", run=site.recorded["demo"])
     page.wait(lambda: page.chart("accuracy-pass-1", SERIES_END) == 30, "thirty steps")
     page.press("Backward passes")
     page.wait(lambda: page.chart("accuracy-pass-1", SERIES_END) == 90, "three passes a step")
@@ -99,6 +99,17 @@ def test_every_step_has_its_times_and_the_gates_band_is_drawn(site: Site, page: 
     # The window's spread is known from its second step on.
     known = sum(isinstance(row.get("gate/std"), float) for row in steps)
     page.wait(lambda: page.chart("gate-value", "view.data('band').length") == known, "the band")
+
+
+def test_a_run_has_five_parts_and_links_to_the_former_twelve_open_their_sections(site: Site, page: Page) -> None:
+    former = {"Gate": ("Training", "Gate: z-score"), "Checkpoints": ("Details", "No checkpoints")}
+    for part, (present, words) in (former | {"Evaluations": ("Overview", "Benchmark accuracy")}).items():
+        page.open("run", run=site.recorded["demo"], part=part)
+        page.shows(words)
+        assert page.query.get("part", ["Overview"]) == [present]
+    page.press("Details")
+    page.press("Events")
+    page.wait(lambda: (page.query["part"], page.query["section"]) == (["Details"], ["Events"]), "the address")
 
 
 def test_the_link_of_a_run_opens_in_a_new_tab(site: Site, page: Page) -> None:
