@@ -135,8 +135,20 @@ def test_events_are_shown_from_the_newest(site: Site, page: Page) -> None:
     assert kinds == [event["kind"] for event in reversed(events)][: len(kinds)]
 
 
+def test_eight_short_answers_are_read_without_scrolling_far_the_worst_first(site: Site, page: Page) -> None:
+    page.open("run", run=site.recorded["demo"], part="Samples", step="20")
+    page.shows("1 of 8 correct")
+    assert page.text.index("✘ wrong") < page.text.index("✔ correct")
+    assert re.search(r"\d× answer", page.text), "equal answers are merged"
+    assert page.script("return document.querySelector('[data-testid=stMain]').scrollHeight") < 1300
+    page.press("All steps")
+    page.wait(lambda: page.query.get("prompt"), "the prompt in the address")
+
+
 def test_a_run_with_an_environment_shows_turns_as_plain_text_and_charts_of_its_episodes(site: Site, page: Page) -> None:
     page.open("run", run=site.tools, part="Samples")
+    page.shows("0 of 8 correct")
+    page.tick_row(1)
     for words in ("Policy, turn 1", "<calc>74/2</calc>", "Environment, turn 1", "37", "reward from the verifier"):
         page.shows(words)
     page.shows("<img src=x onerror=alert(1)> **bold** [link](http://a.example)")

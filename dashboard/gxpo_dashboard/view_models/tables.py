@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -324,6 +325,26 @@ def episode_facts(item: Mapping[str, Any]) -> str:
     source = "environment" if rewarded else "verifier"
     facts = [ENDS.get(item["end"], item["end"]), f"{item['sampled_length']} of {item['length']} tokens by the policy"]
     return ", ".join([*facts, *([] if item.get("reward") is None else [f"reward from the {source}"])])
+
+
+def worst_first(groups: Iterable[Json]) -> list[Json]:
+    """Counts of groups of samples, those with the lowest share of correct answers first, then of the lowest reward."""
+    return sorted(groups, key=lambda group: (group["correct"] / group["responses"], _known_reward(group)))
+
+
+def answers(items: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Samples of a prompt with the same verdict and answer together: those of the lowest mean reward first, of equal
+    ones the most frequent."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for item in items:
+        groups.setdefault((item["verdict"], item["extracted"]), []).append(item)
+    return sorted(groups.values(), key=lambda group: (fmean(map(_known_reward, group)), -len(group)))
+
+
+def _known_reward(item: Json) -> float:
+    """Its reward; the lowest of all where it has none."""
+    reward = number(item["reward"])
+    return reward if formats.known(reward) else -math.inf
 
 
 class RowSelection:

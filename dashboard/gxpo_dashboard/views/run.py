@@ -17,7 +17,7 @@ from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.rules import Rule
 from gxpo_dashboard.view_models.series import Series, number
 from gxpo_dashboard.view_models.tables import time_left
-from gxpo_dashboard.views import actions, explorer, records
+from gxpo_dashboard.views import actions, explorer, records, samples
 from gxpo_dashboard.widgets import axis, chart, charts_ahead, empty, grid, live
 
 Json = dict[str, Any]
@@ -235,7 +235,7 @@ PARTS: dict[str, dict[str, tuple[Callable[[str, str], None], float | None]]] = {
         "Policy": (partial(_plots, curves.POLICY), visitor.LIVE_S),
         "Metrics": (lambda run_id, x: explorer.show({run_id: visitor.client().run(run_id)}, x), visitor.LIVE_S),
     },
-    "Samples": {"Samples": (records.samples, visitor.SLOW_S)},
+    "Samples": {"Samples": (samples.show, visitor.SLOW_S)},
     "System": {"System": (_system, visitor.LIVE_S)},
     "Details": {
         "Log": (records.log, visitor.LIVE_S),

@@ -312,8 +312,8 @@ def _bar(chosen: list[Json], baseline: Json | None) -> None:
                     actions.ask("cancel", able)
                 actions.act([run["id"] for run in able], action)
                 st.rerun(scope="fragment")
-        if len(chosen) == 1 and actions.change_button("Clone…", ACTIONS["clone"][1]):
-            actions.ask("clone", chosen[0])
+        if len(chosen) == 1 and actions.change_button(*ACTIONS["clone"]):
+            actions.clone(chosen[0])
         ended = [run for run in chosen if "delete" in run["possible_actions"]]
         if actions.change_button("Delete…", ":material/delete:", possible=bool(ended)):
             actions.ask("delete", ended)

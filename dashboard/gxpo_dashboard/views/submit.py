@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -32,23 +33,25 @@ SWEEPS = {
 }
 
 
-@st.cache_data(ttl=300, max_entries=4, show_spinner=False)
-def _catalogue(url: str, _service: Any) -> tuple[Json, list[Json]]:
-    """Schema and presets, shared by all visitors."""
-    return _service.get("/schema"), _service.get_list("/presets")
-
-
 def show() -> None:
     header = st.container(horizontal=True, vertical_alignment="bottom")
     header.title("Submit", width="content")
     with visitor.guarded():
-        schema, presets = _catalogue(visitor.external_url(), visitor.client())
+        schema, presets = visitor.catalogue(visitor.service_url(), visitor.client())
         by_name = {preset["name"]: preset for preset in presets}
         first = "demo" if "demo" in by_name else next(iter(by_name))
+        labels = {name: name for name in by_name}
+        if (original := st.query_params.get("preset", first)) not in by_name:
+            with suppress(Refused):
+                run = visitor.client().run(original)
+                config = run["config"] | {"name": f"{run['name'][:190]} clone"}  # of at most 200 characters
+                words = f"Settings of the run {run['name']}."
+                by_name[original] = {"name": original, "summary": words, "config": config, "clone_of": original}
+                labels[original] = f"Clone of {run['name']}"
         with header:
-            preset = permalinks.select("Preset", "preset", list(by_name), first, width=340)
+            preset = permalinks.select("Preset", "preset", labels, first, width=340) or first
             sweep = permalinks.check("Sweep", "sweep")
-        chosen = by_name[preset or first]
+        chosen = by_name[preset]
         st.caption(plain(chosen["summary"]))
         form, outcome = st.columns([3, 2], gap="large")
         with form:
@@ -56,7 +59,7 @@ def show() -> None:
             request = _sweep_form(config) if sweep else None
         with outcome:
             if visitor.may_change():
-                _outcome(config, problems, request)
+                _outcome(config, problems, request, chosen.get("clone_of"))
             else:
                 st.info(NO_RIGHT, icon=":material/lock:")
 
@@ -166,7 +169,7 @@ def _sweep_form(config: Json) -> Json:
     return {"grid": values, "seeds": seeds, "control": control, "preset": preset or None}
 
 
-def _outcome(config: Json, problems: list[str], sweep: Json | None) -> None:
+def _outcome(config: Json, problems: list[str], sweep: Json | None, clone_of: str | None) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         tags = permalinks.text("Tags", "tags", placeholder="comma-separated")
         priority = permalinks.number("Priority", "priority", 0, least=-1000, most=1000)
@@ -176,7 +179,8 @@ def _outcome(config: Json, problems: list[str], sweep: Json | None) -> None:
             st.error(plain(problem), icon=":material/error:")
         return
     if sweep is None:
-        _one_run(config, {"config": config, "tags": words, "priority": priority})
+        origin = {"clone_of": clone_of} if clone_of else {}
+        _one_run(config, {"config": config, "tags": words, "priority": priority, **origin})
     else:
         body = {"name": str(config.get("name", "sweep")), "base": {"config": config}, "tags": words}
         _sweep({**body, **sweep, "priority": priority})
