@@ -116,7 +116,7 @@ def test_the_link_of_a_run_opens_in_a_new_tab(site: Site, page: Page) -> None:
     page.open("runs", text="fired", cols=["name"])
     page.wait(lambda: "fired" in " ".join(page.script(CELLS.format("td"))), "the run")
     here, before = page.driver.current_window_handle, page.driver.window_handles
-    page.click_row(0, 55)
+    page.click_row(0, 85)
     (there,) = page.wait(lambda: set(page.driver.window_handles) - {*before}, "the new tab")
     page.driver.switch_to.window(there)
     try:

@@ -160,6 +160,8 @@ def _costs(progress: Json) -> dict[str, str]:
 def _joint(values: pd.Series) -> Any:
     if pd.api.types.is_numeric_dtype(values):
         return values.mean()
+    if pd.api.types.is_datetime64_any_dtype(values):
+        return values.max()
     first = values.iloc[0]
     if all(value == first for value in values):
         return first
@@ -228,8 +230,8 @@ def _row(run: Json, reference: float) -> dict[str, Any]:
         "tags": list(run.get("tags") or []),
         "best": 100 * number(run.get("score_best")),
         "step": progress.get("steps"),
-        "created": formats.moment(run.get("created_at")),
-        "updated": formats.moment(run.get("updated_at")),
+        "created": pd.Timestamp(run.get("created_at"), unit="s", tz="UTC"),
+        "updated": pd.Timestamp(run.get("updated_at"), unit="s", tz="UTC"),
         "by": run.get("created_by"),
     }
 

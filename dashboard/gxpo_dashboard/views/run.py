@@ -25,7 +25,6 @@ Json = dict[str, Any]
 NO_SIGNAL = "reward/no_signal"
 _LEARNED = (curves.REWARD, curves.COMPLETIONS, curves.WARM_START)
 OVERVIEW = (*(name for plot in _LEARNED for name in plot.metrics), NO_SIGNAL, *gate.METRICS, *steps.PASSES)
-EVALUATED = "eval/average/pass@1"
 
 
 @charts_ahead()
@@ -170,7 +169,7 @@ def evaluated_at(run_id: str, x: str) -> dict[int, float] | None:
     """Step of each evaluation → its position on the x-axis; None on the axis of steps."""
     if x == "step":
         return None
-    points = visitor.live_series(run_id, x, (EVALUATED,)).points.get(EVALUATED)
+    points = visitor.live_series(run_id, x, (curves.EVALUATED,)).points.get(curves.EVALUATED)
     return {step: base.axis_value(at, x) for step, at in zip(points.steps, points.x, strict=True)} if points else {}
 
 
