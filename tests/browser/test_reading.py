@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 from support.browsing import TEXTS, Mode, Page, set_mode
 from support.contrast import contrast
 from support.pictures import CHART, color, keyed, picture, text_contrast
@@ -110,6 +111,22 @@ def test_a_run_has_five_parts_and_links_to_the_former_twelve_open_their_sections
     page.press("Details")
     page.press("Events")
     page.wait(lambda: (page.query["part"], page.query["section"]) == (["Details"], ["Events"]), "the address")
+
+
+def test_a_key_opens_the_search_of_runs_views_and_actions(site: Site, page: Page) -> None:
+    page.open("run", run=site.fired)
+    page.mark()
+    for typed, expected in {"details config": site.fired, "demo-grpo": site.recorded["demo-grpo"]}.items():
+        page.keys().key_down(Keys.CONTROL).send_keys("k").key_up(Keys.CONTROL).perform()
+        box = "document.activeElement.matches('[role=dialog] input')"
+        page.wait(lambda box=box: page.script(f"return {box}"), "the box to have the focus")  # type: ignore[misc]
+        page.keys().send_keys(typed).perform()
+        page.wait(lambda: len(page.all("[class*=st-key-palette-]")) == 1, "the only match")
+        page.keys().send_keys(Keys.TAB, Keys.ENTER).perform()
+        page.wait(lambda: not page.all("[role=dialog]"), "the dialog to close")
+        page.wait(lambda run=expected: page.query.get("run") == [run], "the run")  # type: ignore[misc]
+    page.shows("demo-grpo")
+    page.assert_marked()
 
 
 def test_the_link_of_a_run_opens_in_a_new_tab(site: Site, page: Page) -> None:
