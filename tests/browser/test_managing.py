@@ -124,8 +124,11 @@ def test_a_log_is_searched(site: Site, page: Page, live_run: str) -> None:
     page.wait(lambda: page.script(f"return {LOG}.innerText").count("\n") > lines + 10, "more lines")
     page.wait(lambda: page.script(f"return {LOG}.scrollHeight - {LOG}.clientHeight - {LOG}.scrollTop") < 60, "the end")
     page.fill("Search log", "STEP 3 done")
-    page.wait(lambda: "1 of " in page.text and "step 4 done" not in page.text, "the matching line alone")
-    assert "step 3 done" in page.text
+    page.wait(lambda: "1 matching line in " in page.text and "step 9 done" not in page.text, "the match alone")
+    shown = page.script(f"return {LOG}.innerText")
+    assert [line[:1] for line in shown.splitlines() if "step 3 done" in line] == ["▸"]
+    assert "step 4 done" in shown, "the lines around it"
+    assert page.query["log"] == ["STEP 3 done"]
 
 
 def test_a_run_whose_samples_were_deleted_by_retention_says_so(site: Site, page: Page) -> None:

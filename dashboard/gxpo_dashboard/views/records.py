@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,8 @@ _MOST_EVENTS = 5000
 """The newest ones; those before them are available from the API."""
 _MOST_OFFERED = 100
 """Recent runs that a config can be compared with; a link may name any other."""
+_AROUND = range(-2, 3)
+"""Lines around a match of the log, relative to its own."""
 _DIRECT_DOWNLOAD = 200 * 1024 * 1024
 """Maximum size of a download through the page; larger checkpoints show a curl command."""
 
@@ -70,18 +73,29 @@ def log(run: str, x: str) -> None:
         none(run, "log lines")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = st.text_input("Search log", key="log-search", icon=":material/search:", placeholder="part of a line")
+        text = permalinks.text("Search log", "log", icon=":material/search:", placeholder="part of a line")
         fetch = partial(visitor.whole_log, visitor.client(), run)
         download("log", f"{run}.log", fetch, "log-download")
     # The window may begin in the middle of a line.
     whole = tail["text"].partition("\n")[2] if tail["offset"] else tail["text"]
     lines = whole.splitlines()
-    matches = [line for line in lines if text.lower() in line.lower()] if text else lines
-    matching = f"{count(len(matches))} of " if text else ""
+    matches, shown = in_context(lines, text) if text else (0, lines)
+    matching = f"{number_of(matches, 'matching line')} in " if text else ""
     st.caption(f"{matching}{count(len(lines))} lines of the last {size(len(whole))} of {size(tail['size'])}.")
     # The container keeps its end in view while lines are added.
     with st.container(height=560, autoscroll=True, key="log"):
-        st.code("\n".join(matches), language=None, wrap_lines=True)
+        st.code("\n".join(shown), language=None, wrap_lines=True)
+
+
+def in_context(lines: Sequence[str], text: str) -> tuple[int, list[str]]:
+    """How many lines contain the text, and these lines, marked, each between those around it."""
+    found = {place for place, line in enumerate(lines) if text.lower() in line.lower()}
+    near = sorted({place + by for place in found for by in _AROUND if 0 <= place + by < len(lines)})
+    shown: list[str] = []
+    for before, place in zip([-1, *near], near, strict=False):
+        gap = ["⋯"] if place > before + 1 else []
+        shown += [*gap, f"{'▸' if place in found else ' '} {lines[place]}"]
+    return len(found), shown
 
 
 def config(run: str, x: str) -> None:
@@ -92,8 +106,8 @@ def config(run: str, x: str) -> None:
     others = {preset["name"]: forms.flat(preset["config"]) for preset in presets}
     nearest = min(others, key=lambda name: sum(forms.differences(own, others[name]).values()))
     recent = visitor.client().get("/runs", limit=_MOST_OFFERED)["items"]
-    labels = {name: f"preset {name}" for name in others}
-    labels |= {item["id"]: f"run {item['name']} ({item['id'][-6:]})" for item in recent if item["id"] != run}
+    labels = {item["id"]: f"run {item['name']} ({item['id'][-6:]})" for item in recent if item["id"] != run}
+    labels |= {name: f"preset {name}" for name in others}
     if (named := st.query_params.get("against", nearest)) not in labels:
         labels[named] = f"run {named}"
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -131,7 +145,7 @@ def checkpoints(run: str, x: str) -> None:
     for item in items:
         step, marks = item["step"], [word for word in ("best", "newest") if item.get(word)]
         with st.container(border=True, horizontal=True, vertical_alignment="center"):
-            st.markdown(f"**Step {step}**" + (f" ({', '.join(marks)})" if marks else ""))
+            st.markdown(f"**Step {count(step)}**" + (f" ({', '.join(marks)})" if marks else ""))
             st.caption(
                 f"Accuracy {percent(number(item['score']))}, {size(item['size_bytes'])}, "
                 f"{plain(moment(item['created_at']))}"

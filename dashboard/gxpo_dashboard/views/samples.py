@@ -41,7 +41,7 @@ def show(run: str, x: str) -> None:
                 st.rerun()
             step = "all"
         else:
-            offered = {"": "newest"} | {step: step for step in ("all", *reversed(steps))}
+            offered = {"": "newest"} | {"all": "all"} | {step: count(int(step)) for step in reversed(steps)}
             step = permalinks.select("Step", "step", offered, "", width=160) or ""
         verdict = permalinks.select("Verdict", "verdict", {"": "any"} | VERDICTS, "", width=220)
         if prompt:
