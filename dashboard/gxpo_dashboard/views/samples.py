@@ -41,7 +41,7 @@ def show(run: str, x: str) -> None:
                 st.rerun()
             step = "all"
         else:
-            offered = {"": "newest"} | {"all": "all"} | {step: count(int(step)) for step in reversed(steps)}
+            offered = {"": "newest", "all": "all"} | {step: count(int(step)) for step in reversed(steps)}
             step = permalinks.select("Step", "step", offered, "", width=160) or ""
         verdict = permalinks.select("Verdict", "verdict", {"": "any"} | VERDICTS, "", width=220)
         if prompt:
@@ -50,10 +50,8 @@ def show(run: str, x: str) -> None:
     query = {"step": {"": steps[-1], "all": None}.get(step, step), "verdict": verdict, "prompt_id": prompt}
     # One response lists a prompt; with a verdict it may be any of them.
     query |= {"limit": _PAGE} if verdict else {"limit": _PAGE, "sample": 0}
-    pages = {
-        of: visitor.client().get("/runs", of, "samples", **query, cursor=visited[-1] if visited else None)
-        for of in runs
-    }
+    cursor = {run: visited[-1]} if visited else {}
+    pages = {of: visitor.client().get("/runs", of, "samples", **query, cursor=cursor.get(of)) for of in runs}
     groups = worst_first(group | {"run": of} for of, page in pages.items() for group in page["groups"])
     if not groups:
         empty("No matching samples", "Select another step or verdict.")

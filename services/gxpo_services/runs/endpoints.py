@@ -60,8 +60,9 @@ def submit_run(body: RunRequest, by: Submission) -> Response:
     service.check_priority(by.principal, body.priority)
     service.check_queue(by.session, by.settings, by.principal)
     parent = (service.find(by.session, body.clone_of), "clone") if body.clone_of else None
-    values = {"notes": body.notes, "priority": body.priority, "group": group, "parent": parent}
-    run = service.new_run(config, by.principal, run_id=run_id, **values)
+    run = service.new_run(
+        config, by.principal, run_id=run_id, notes=body.notes, priority=body.priority, group=group, parent=parent
+    )
     return _add(by, run, body.tags, "cloned" if parent else "submitted")
 
 
