@@ -230,8 +230,8 @@ def _row(run: Json, reference: float) -> dict[str, Any]:
         "tags": list(run.get("tags") or []),
         "best": 100 * number(run.get("score_best")),
         "step": progress.get("steps"),
-        "created": pd.Timestamp(run.get("created_at"), unit="s", tz="UTC"),
-        "updated": pd.Timestamp(run.get("updated_at"), unit="s", tz="UTC"),
+        "created": pd.to_datetime(run.get("created_at"), unit="s", utc=True),
+        "updated": pd.to_datetime(run.get("updated_at"), unit="s", utc=True),
         "by": run.get("created_by"),
     }
 

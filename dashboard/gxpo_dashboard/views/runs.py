@@ -286,7 +286,7 @@ def _column_config(columns: Sequence[str], means: bool) -> dict[str, Any]:
         "difference": column.NumberColumn(
             "Δ baseline", help="Percentage points relative to the pinned run.", width="small"
         ),
-        _DOT: column.ImageColumn("", width=30, pinned=True),
+        _DOT: column.ImageColumn("●", help="Colour of its curves.", width=30, pinned=True),
         **{name: column.DatetimeColumn(tables.COLUMNS[name], format="distance") for name in ("created", "updated")},
         "trend": column.ImageColumn("Trend", help="Reward so far, each on its own scale.", width="small"),
         "passes": column.TextColumn("Backward passes", help="Backward passes, of the budget.", width="small"),
