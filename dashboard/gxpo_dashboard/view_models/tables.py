@@ -329,7 +329,7 @@ def episode_facts(item: Mapping[str, Any]) -> str:
     return ", ".join([*facts, *([] if item.get("reward") is None else [f"reward from the {source}"])])
 
 
-def worst_first(groups: Iterable[Json]) -> list[Json]:
+def worst_first(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Counts of groups of samples, those with the lowest share of correct answers first, then of the lowest reward."""
     return sorted(groups, key=lambda group: (group["correct"] / group["responses"], _known_reward(group)))
 

@@ -47,7 +47,7 @@ def show(run: str, x: str) -> None:
         if prompt:
             runs |= explorer.runs("Also in", "also", most=_MOST_OTHERS)
     visited = cursors("samples", (run, step, verdict, prompt))
-    query = {"step": {"": steps[-1], "all": None}.get(step, step), "verdict": verdict, "prompt_id": prompt}
+    query: Json = {"step": {"": steps[-1], "all": None}.get(step, step), "verdict": verdict, "prompt_id": prompt}
     # One response lists a prompt; with a verdict it may be any of them.
     query |= {"limit": _PAGE} if verdict else {"limit": _PAGE, "sample": 0}
     cursor = {run: visited[-1]} if visited else {}
