@@ -266,7 +266,7 @@ def _complaints(errors: list[tuple[str, str]]) -> Problems:
     """List what is wrong; returns it by the path of the setting."""
     st.error(f"Fix {number_of(len(errors), 'setting')}:", icon=":material/error:")
     for field, message in errors[:30]:
-        st.text(f"{field}: {message}")
+        st.text(message if message.startswith(field) else f"{field}: {message}")
     return {field.removeprefix("base.").removeprefix("config."): message for field, message in errors}
 
 
