@@ -10,7 +10,7 @@ import streamlit as st
 
 from gxpo_dashboard.labels import plain
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.views import benchmarks, compare, run, runs, submit
+from gxpo_dashboard.views import benchmarks, compare, palette, run, runs, submit
 
 # Name in the URL → title, icon and function.
 VIEWS: dict[str, tuple[str, str, Callable[[], None]]] = {
@@ -46,7 +46,9 @@ st.html(STYLE)
 if visitor.enter():
     me = st.session_state["me"]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        permalinks.bar({name: (title, icon) for name, (title, icon, _) in VIEWS.items()}, view)
+        titles = {name: (title, icon) for name, (title, icon, _) in VIEWS.items()}
+        permalinks.bar(titles, view)
+        palette.button(titles)
         with st.popover(plain(me["name"]), icon=":material/account_circle:", type="tertiary"):
             st.markdown(f"Signed in as **{plain(me['name'])}**, {plain(me['role'])}")
             st.text(f"Service: {visitor.service_url()}")

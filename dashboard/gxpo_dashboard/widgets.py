@@ -12,7 +12,7 @@ import streamlit as st
 
 from gxpo_client.formats import count, figure
 from gxpo_dashboard.charts.base import AXIS_WORDS, BRUSH, Chart, between, with_brush
-from gxpo_dashboard.labels import plain
+from gxpo_dashboard.labels import number_of, plain
 from gxpo_dashboard.session import permalinks
 from gxpo_dashboard.view_models.tables import csv_file
 
@@ -152,7 +152,7 @@ def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False, colors:
             return
         drawer = None
         if closed or len(frame) > _LONG_TABLE:
-            drawer = st.expander(f"{len(frame)} rows", key=f"table-{title}", on_change="rerun")
+            drawer = st.expander(number_of(len(frame), "row"), key=f"table-{title}", on_change="rerun")
         if drawer is None or drawer.open:
             with drawer or nullcontext():
                 cells = frame.map(plain).rename(columns=plain)

@@ -37,7 +37,7 @@ def baseline(tmp_path_factory: pytest.TempPathFactory, browser: webdriver.Chrome
 VIEWS = ("runs", "run", "compare", "benchmarks", "submit")
 VISITS: list[tuple[str, Mode]] = [
     *((view, mode) for mode in ("light", "dark") for view in VIEWS),  # type: ignore[misc]
-    *((f"run {part}", "light") for part in PARTS if part != "Overview"),
+    *((f"run {section}", "light") for part in PARTS for section in PARTS[part] if section != "Overview"),
     # Of the others, what axe sees differs only in the charts, which are canvases to it.
     *((f"run {part}", "dark") for part in ("Metrics", "Samples", "Events", "Log", "Config", "Checkpoints")),  # type: ignore[misc]
 ]

@@ -129,6 +129,7 @@ def test_notes_and_formulas_are_text_and_formulas_are_typeset_next_to_it(site: S
     page.open("run", run=site.fired, part="Samples")
     page.one("summary").click()
     page.shows("<b>look</b> **here**")
+    page.tick_row(1)
     page.shows(FORMULA)
     assert page.wait(lambda: page.all(".katex .mfrac"), "the fraction")
     assert page.all("img[src=x]") == []

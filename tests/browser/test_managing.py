@@ -32,6 +32,31 @@ def test_several_runs_are_deleted_at_once_and_the_filter_stays(site: Site, page:
     assert [site.http.get(f"/runs/{run}").status_code for run in runs] == [404, 200, 404]
 
 
+def test_actions_are_above_the_table_whose_rows_stay_and_curves_of_the_selected_runs_beside_it(
+    site: Site, page: Page
+) -> None:
+    page.open("runs", text="demo")
+    top = page.one("[data-testid=stDataFrame]").location
+    page.tick_row(0)
+    page.shows("1 selected")
+    page.tick_row(1)
+    page.shows("2 selected")
+    series = "[...new Set(view.data('points').map(row => row.series))].sort()"
+    page.wait(lambda: page.chart_of("Metrics", series) == ["demo", "demo-grpo"], "the curves of both")
+    table = page.one("[data-testid=stDataFrame]")
+    assert table.location == top
+    compare = page.button("Compare")
+    assert compare is not None
+    assert compare.location["y"] < top["y"]
+    page.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": top["x"] + 300, "y": top["y"]})
+    buttons = page.all(".st-key-bar button:enabled")
+    assert len(buttons) > 3
+    for button in buttons:
+        assert page.cover(button) is None, "tools of the table do not cover the actions"
+    page.press("Delete…")
+    page.shows("are deleted permanently")
+
+
 def test_a_sweep_has_a_heat_map_and_parallel_coordinates_of_all_its_runs(site: Site, page: Page) -> None:
     body = {
         "name": "two settings",
@@ -99,8 +124,11 @@ def test_a_log_is_searched(site: Site, page: Page, live_run: str) -> None:
     page.wait(lambda: page.script(f"return {LOG}.innerText").count("\n") > lines + 10, "more lines")
     page.wait(lambda: page.script(f"return {LOG}.scrollHeight - {LOG}.clientHeight - {LOG}.scrollTop") < 60, "the end")
     page.fill("Search log", "STEP 3 done")
-    page.wait(lambda: "1 of " in page.text and "step 4 done" not in page.text, "the matching line alone")
-    assert "step 3 done" in page.text
+    page.wait(lambda: "1 matching line in " in page.text and "step 9 done" not in page.text, "the match alone")
+    shown = page.script(f"return {LOG}.innerText")
+    assert [line[:1] for line in shown.splitlines() if "step 3 done" in line] == ["▸"]
+    assert "step 4 done" in shown, "the lines around it"
+    assert page.query["log"] == ["STEP 3 done"]
 
 
 def test_a_run_whose_samples_were_deleted_by_retention_says_so(site: Site, page: Page) -> None:

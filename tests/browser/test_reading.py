@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 from support.browsing import TEXTS, Mode, Page, set_mode
 from support.contrast import contrast
 from support.pictures import CHART, color, keyed, picture, text_contrast
@@ -83,7 +84,7 @@ def test_navigation_is_at_the_top_then_the_answer_then_a_chart(site: Site, page:
 
 
 def test_accuracy_is_drawn_over_the_cost_of_choice(site: Site, page: Page) -> None:
-    page.open("run", run=site.recorded["demo"], part="Evaluations")
+    page.open("run", run=site.recorded["demo"])
     page.wait(lambda: page.chart("accuracy-pass-1", SERIES_END) == 30, "thirty steps")
     page.press("Backward passes")
     page.wait(lambda: page.chart("accuracy-pass-1", SERIES_END) == 90, "three passes a step")
@@ -104,11 +105,38 @@ def test_every_step_has_its_times_and_the_gates_band_is_drawn(site: Site, page: 
     page.wait(lambda: page.chart("gate-value", "view.data('band').length") == known, "the band")
 
 
+def test_a_run_has_five_parts_and_links_to_the_former_twelve_open_their_sections(site: Site, page: Page) -> None:
+    former = {"Gate": ("Training", "Gate: z-score"), "Checkpoints": ("Details", "No checkpoints")}
+    for part, (present, words) in (former | {"Evaluations": ("Overview", "Benchmark accuracy")}).items():
+        page.open("run", run=site.recorded["demo"], part=part)
+        page.shows(words)
+        assert page.query.get("part", ["Overview"]) == [present]
+    page.press("Details")
+    page.press("Events")
+    page.wait(lambda: (page.query["part"], page.query["section"]) == (["Details"], ["Events"]), "the address")
+
+
+def test_a_key_opens_the_search_of_runs_views_and_actions(site: Site, page: Page) -> None:
+    page.open("run", run=site.fired)
+    page.mark()
+    for typed, expected in {"details config": site.fired, "demo-grpo": site.recorded["demo-grpo"]}.items():
+        page.keys().key_down(Keys.CONTROL).send_keys("k").key_up(Keys.CONTROL).perform()
+        box = "document.activeElement.matches('[role=dialog] input')"
+        page.wait(lambda box=box: page.script(f"return {box}"), "the box to have the focus")  # type: ignore[misc]
+        page.keys().send_keys(typed).perform()
+        page.wait(lambda: len(page.all("[class*=st-key-palette-]")) == 1, "the only match")
+        page.keys().send_keys(Keys.TAB, Keys.ENTER).perform()
+        page.wait(lambda: not page.all("[role=dialog]"), "the dialog to close")
+        page.wait(lambda run=expected: page.query.get("run") == [run], "the run")  # type: ignore[misc]
+    page.shows("demo-grpo")
+    page.assert_marked()
+
+
 def test_the_link_of_a_run_opens_in_a_new_tab(site: Site, page: Page) -> None:
     page.open("runs", text="fired", cols=["name"])
     page.wait(lambda: "fired" in " ".join(page.script(CELLS.format("td"))), "the run")
     here, before = page.driver.current_window_handle, page.driver.window_handles
-    page.click_row(0, 55)
+    page.click_row(0, 85)
     (there,) = page.wait(lambda: set(page.driver.window_handles) - {*before}, "the new tab")
     page.driver.switch_to.window(there)
     try:
@@ -127,8 +155,20 @@ def test_events_are_shown_from_the_newest(site: Site, page: Page) -> None:
     assert kinds == [event["kind"] for event in reversed(events)][: len(kinds)]
 
 
+def test_eight_short_answers_are_read_without_scrolling_far_the_worst_first(site: Site, page: Page) -> None:
+    page.open("run", run=site.recorded["demo"], part="Samples", step="20")
+    page.shows("1 of 8 correct")
+    assert page.text.index("✘ wrong") < page.text.index("✔ correct")
+    assert re.search(r"\d× answer", page.text), "equal answers are merged"
+    assert page.script("return document.querySelector('[data-testid=stMain]').scrollHeight") < 1300
+    page.press("All steps")
+    page.wait(lambda: page.query.get("prompt"), "the prompt in the address")
+
+
 def test_a_run_with_an_environment_shows_turns_as_plain_text_and_charts_of_its_episodes(site: Site, page: Page) -> None:
     page.open("run", run=site.tools, part="Samples")
+    page.shows("0 of 8 correct")
+    page.tick_row(1)
     for words in ("Policy, turn 1", "<calc>74/2</calc>", "Environment, turn 1", "37", "reward from the verifier"):
         page.shows(words)
     page.shows("<img src=x onerror=alert(1)> **bold** [link](http://a.example)")

@@ -46,6 +46,24 @@ def test_a_run_is_submitted_watched_paused_resumed_and_cancelled_from_the_page(s
     page.assert_marked()
 
 
+def test_a_clone_is_the_filled_in_form_of_submit_and_names_its_original(site: Site, page: Page) -> None:
+    page.open("run", run=site.fired)
+    page.press("Clone")
+    page.shows("Settings of the run fired")
+    page.fill("Rule K", "7")
+    page.press("Submit run")
+    page.wait(lambda: page.query.get("view") == ["run"] and page.query["run"] != [site.fired], "the clone's own view")
+    made = site.http.get(f"/runs/{page.query['run'][0]}").raise_for_status().json()
+    assert (made["name"], made["parent_id"], made["parent_kind"]) == ("fired clone", site.fired, "clone")
+    original = site.http.get(f"/runs/{site.fired}").json()["config"]
+    original["learner"]["rule"]["k"] = 7
+    assert made["config"] == original | {"name": "fired clone"}
+    page.press("Details")
+    page.press("Config")
+    page.choose("Compare with", f"run fired ({site.fired[-6:]})")
+    page.shows("2 settings of")
+
+
 def test_what_cannot_be_used_is_named_and_not_submitted(page: Page) -> None:
     page.open("submit", preset="demo")
     page.fill("Rule K", "many")

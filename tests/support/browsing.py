@@ -183,9 +183,14 @@ class Page:
 
     def click(self, element: WebElement) -> None:
         """Click the centre of a control; fails where something else takes the click."""
-        top = self.script(f"{_COVER} return cover(arguments[0]);", element)
+        top = self.cover(element)
         assert top is None, f"the click is intercepted by {top}"
-        self._keys().click(element).perform()
+        self.keys().click(element).perform()
+
+    def cover(self, element: WebElement) -> str | None:
+        """What takes a click on the centre of a control in its place, if anything does."""
+        top: str | None = self.script(f"{_COVER} return cover(arguments[0]);", element)
+        return top
 
     def covered(self, width: int) -> list[tuple[str, str]]:
         """Controls of the page, in a window of this width, whose centre is covered, each with what covers it."""
@@ -230,8 +235,8 @@ class Page:
             return self.driver.switch_to.active_element == self.one(named)
 
         self.wait(has_focus, f"the box {label!r} to take the keys")
-        self._keys().key_down(Keys.CONTROL).send_keys("a").key_up(Keys.CONTROL).perform()
-        self._keys().send_keys(text).send_keys(Keys.ENTER).perform()
+        self.keys().key_down(Keys.CONTROL).send_keys("a").key_up(Keys.CONTROL).perform()
+        self.keys().send_keys(text).send_keys(Keys.ENTER).perform()
 
     def choose(self, label: str, option: str) -> None:
         """An option of a select box, or one more of a box for several."""
@@ -246,7 +251,7 @@ class Page:
         item = self.wait(offered, f"the option {option!r}")
         assert item is not None
         item.click()
-        self._keys().send_keys(Keys.ESCAPE).perform()
+        self.keys().send_keys(Keys.ESCAPE).perform()
         self.settle()
 
     def tick_row(self, row: int) -> None:
@@ -256,24 +261,26 @@ class Page:
     def click_row(self, row: int, at: int) -> None:
         """Click into a row of the table, so many pixels from its left edge; row -1 is the header."""
         canvas = self.one("[data-testid=stDataFrame] canvas[data-testid=data-grid-canvas]")
-        half = {side: canvas.size[side] / 2 for side in ("width", "height")}
-        x, y = round(at - half["width"]), round(36 * (row + 1.5) - half["height"])
-        self._keys().move_to_element_with_offset(canvas, x, y).click().perform()
+        # From its corner: Selenium's offsets are from the middle of what is in view.
+        left, top = self.script("const box = arguments[0].getBoundingClientRect(); return [box.left, box.top]", canvas)
+        keys = self.keys()
+        keys.w3c_actions.pointer_action.move_to_location(round(left + at), round(top + 36 * (row + 1.5))).click()
+        keys.perform()
 
     def point_at(self, key: str, x: float, y: float, *, press: bool = False) -> None:
         """Move the pointer to these pixels of a chart, from its corner, and press there if asked."""
         chart = self._drawing(key)
         half = {side: chart.size[side] / 2 for side in ("width", "height")}
-        self._keys().move_to_element_with_offset(chart, round(x - half["width"]), round(y - half["height"])).perform()
+        self.keys().move_to_element_with_offset(chart, round(x - half["width"]), round(y - half["height"])).perform()
         if press:
-            self._keys().click().perform()
+            self.keys().click().perform()
 
     def point_at_help(self, label: str) -> None:
         """Move the pointer to the help of the box with this label."""
         icon = f"//label[normalize-space(.)={label!r}]/..//*[@data-testid='stTooltipHoverTarget']"
         target = self.driver.find_element(By.XPATH, icon)
         self._to_the_middle(target)
-        self._keys().move_to_element(target).perform()
+        self.keys().move_to_element(target).perform()
 
     def _drawing(self, key: str) -> WebElement:
         chart = self.one(f'[class*="{key}"] [data-testid=stVegaLiteChart] canvas, [class*="{key}"] .marks')
@@ -283,13 +290,13 @@ class Page:
     def wheel(self, key: str) -> None:
         """Turn the wheel over the middle of a chart, downwards."""
         chart = self._drawing(key)
-        self._keys().scroll_from_origin(ScrollOrigin.from_element(chart), 0, 200).perform()
+        self.keys().scroll_from_origin(ScrollOrigin.from_element(chart), 0, 200).perform()
 
     def drag(self, key: str, start: float, end: float) -> None:
         """Drag over a chart between these shares of its width, with a pause before the button is released."""
         chart = self._drawing(key)
         places = [round((share - 0.5) * chart.size["width"]) for share in (start, (start + end) / 2, end)]
-        keys = self._keys().move_to_element_with_offset(chart, places[0], 0).click_and_hold()
+        keys = self.keys().move_to_element_with_offset(chart, places[0], 0).click_and_hold()
         for place in places[1:]:
             keys = keys.move_to_element_with_offset(chart, place, 0).pause(0.4)
         keys.release().perform()
@@ -323,5 +330,5 @@ class Page:
     def _to_the_middle(self, element: WebElement) -> None:
         self.script("arguments[0].scrollIntoView({block: 'center'})", element)
 
-    def _keys(self) -> ActionChains:
+    def keys(self) -> ActionChains:
         return ActionChains(self.driver)

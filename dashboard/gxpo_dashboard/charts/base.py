@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_client.formats import figure
+from gxpo_client.formats import count, figure
 from gxpo_dashboard.view_models.series import Points, Series
 
 Spec = dict[str, Any]
@@ -241,6 +241,8 @@ def x_encoding(x: str) -> Spec:
 def y_encoding(title: str, form: str = NUMBER, zero: bool = False, log: bool = False) -> Spec:
     scale: Spec = {"type": "log", "nice": True} if log else {"zero": zero, "nice": True}
     axis: Spec = {"format": form, "tickCount": 5, "titlePadding": 8, "labelFlush": False}
+    if title.startswith("bytes"):
+        axis["labelExpr"] = "replace(datum.label, /[kMGT]?$/, ' $&B')"  # 8G → 8 GB
     if log:
         axis["grid"] = False  # there would be too many lines
     return quantity(title=title, axis=axis, scale=scale)
@@ -396,7 +398,7 @@ def metric_chart(plot: Plot, series: Series, x: str = "step") -> Chart:
         {"layer": line_layers(list(present.values()), x, y)},
         data,
         f"{plot.title}: {', '.join((present or plot.metrics).values())} over {AXES[x]}",
-        f"At step {max(series[name].steps[-1] for name in present)}: {words}." if words else "No data yet.",
+        f"At step {count(max(series[name].steps[-1] for name in present))}: {words}." if words else "No data yet.",
         plot.note,
         x=x,
         thinned=thinned(*(series[name] for name in present)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_client.formats import percent
+from gxpo_client.formats import count, percent
 from gxpo_dashboard.charts.base import AXES, MUTED, POINTS, Chart, interval_layers, layer, quantity, typed_frame
 from gxpo_dashboard.view_models.series import number
 
@@ -152,5 +152,5 @@ def _words(frame: pd.DataFrame, metric: str) -> str:
     for label, scores in frame.groupby("series", sort=False):
         row = scores.loc[scores["step"].idxmax()]
         interval = f"{percent(row['low'])} to {percent(row['high'])}"
-        parts.append(f"{label}: {metric} {percent(row['y'])} ({interval}) at step {row['step']}")
+        parts.append(f"{label}: {metric} {percent(row['y'])} ({interval}) at step {count(row['step'])}")
     return "; ".join(parts) + "."

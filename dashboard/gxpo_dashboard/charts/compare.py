@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_client.formats import figure, known, percent
+from gxpo_client.formats import count, figure, known, percent
 from gxpo_dashboard.charts import base
 from gxpo_dashboard.charts.base import Chart, Spec
 from gxpo_dashboard.view_models.series import Points, number
@@ -84,7 +84,7 @@ def gate_chart(comparison: Response, z: Mapping[str, Points]) -> Chart:
                 limits[-tau] = f"−τ = {figure(-tau)}"
         if gate["threshold"] is not None:
             step = gate["shutoff_step"]
-            states.append(f"{label} " + ("not yet" if step is None else f"at step {step}"))
+            states.append(f"{label} " + ("not yet" if step is None else f"at step {count(step)}"))
     data = base.line_data(rows)
     names = list(dict.fromkeys(data["points"]["series"]))
     return Chart(

@@ -54,6 +54,7 @@ POLICY = (
          {"env/done_fraction": "ended by the environment", "env/timeout_fraction": "timed out",
           "env/error_fraction": "failed"}, "fraction", ".0%", zero=True, say=percent),
 )  # fmt: skip
+EVALUATED = "eval/average/pass@1"
 _GPUS = range(16)
 SYSTEM = (
     Plot("overlap", "Overlap and idle time",
@@ -103,8 +104,17 @@ def sparkline(points: Sequence[tuple[float, float]], color: str) -> str:
             path += f"L{place}" if math.isfinite(previous) else f"M{place}h0"
         previous = y
     style = f"fill='none' stroke='{color}' stroke-width='2.5' stroke-linejoin='round' stroke-linecap='round'"
-    drawing = f"<svg xmlns='http://www.w3.org/2000/svg' width='100' height='28'><path d='{path}' {style}/></svg>"
-    return f"data:image/svg+xml,{quote(drawing)}"
+    return _picture(100, f"<path d='{path}' {style}/>")
+
+
+def dot(color: str) -> str:
+    """A dot of a colour, as the address of a picture for a table cell."""
+    return _picture(28, f"<circle cx='14' cy='14' r='6' fill='{color}'/>")
+
+
+def _picture(width: int, drawing: str) -> str:
+    svg = f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='28'>{drawing}</svg>"
+    return f"data:image/svg+xml,{quote(svg)}"
 
 
 _MOST_ROWS, _MOST_LINES = 8, 24
@@ -156,8 +166,6 @@ def explorer_chart(metrics: Metrics, runs: Sequence[str], x: str, smoothing: flo
         ],
         "resolve": {"scale": {"x": "shared"}},
         "spacing": 14,
-        # Vega's default, SVG, takes 50 ms longer to redraw twenty lines.
-        "usermeta": {"embedOptions": {"renderer": "canvas"}},
         "padding": {"left": 0, "right": 0, "top": 4, "bottom": 4},
     }
     average = f" Exponential average over all steps, weight {smoothing:g}; gates are never smoothed."
@@ -169,9 +177,9 @@ def explorer_chart(metrics: Metrics, runs: Sequence[str], x: str, smoothing: flo
         spec,
         data,
         f"{', '.join(metrics)} over {base.AXES[x]}",
-        words if metrics else "No data yet.",
+        words if labels else "No data yet.",
         "Select a run in the legend to show it alone." + (average if smoothing else ""),
-        height=70 + (_HEIGHT + 34) * len(metrics),
+        height=112 + (_HEIGHT + 34) * len(metrics),
         x=x,
         labels={"y": "value", "series": "run"},
         thinned=base.thinned(*(points for series in metrics.values() for points in series.values())),

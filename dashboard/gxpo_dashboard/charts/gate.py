@@ -9,7 +9,7 @@ import math
 
 import pandas as pd
 
-from gxpo_client.formats import figure, known
+from gxpo_client.formats import count, figure, known
 from gxpo_dashboard.charts import base
 from gxpo_dashboard.charts.base import Chart, Spec
 from gxpo_dashboard.view_models.rules import HUES
@@ -114,7 +114,7 @@ def _marks(series: Series, x: str) -> dict[str, pd.DataFrame]:
     """Datasets of the shaded phases and of the marked shut-off."""
     step = shutoff_step(series)
     points = series.get("gate/value") or series.get("gate/active")
-    rows = [] if step is None else [(base.value_at(points, step, x), f"shut off at step {step}")]
+    rows = [] if step is None else [(base.value_at(points, step, x), f"shut off at step {count(step)}")]
     return {"phases": phases(series, x), "shutoff": base.typed_frame(rows, x="float64", label="str")}
 
 
@@ -143,7 +143,7 @@ def _z_words(series: Series, tau: float, two_sided: bool) -> str:
     scores = [value for value in z.y if known(value)] if z else []
     if step is not None:
         most = f" The maximum z-score was {figure(max(scores))}." if scores else ""
-        return f"The gate fired at step {step}; {threshold}.{most}"
+        return f"The gate fired at step {count(step)}; {threshold}.{most}"
     if math.isnan(tau):
         return "No steps yet."
     if not scores:

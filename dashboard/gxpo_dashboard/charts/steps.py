@@ -205,7 +205,7 @@ def step_time_chart(series: Series, totals: Totals) -> Chart:
     )
 
 
-ACTIVITIES = ("sampling", "verifying", "updating", "syncing", "saving")
+ACTIVITIES = ("sampling", "verifying", "updating", "syncing", "saving", "evaluating")
 _ROW = 28
 """Height of a process in pixels."""
 
@@ -240,7 +240,7 @@ def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
         "Timeline",
         {"layer": [base.layer("points", "bar", encoding, height={"band": 0.8})]},
         {"points": frame},
-        "Sampling, verifying, updating and syncing of each process over the last steps",
+        "Sampling, verifying, updating, syncing and evaluating of each process over the last steps",
         f"Busy over the last {frame['step'].nunique()} steps: {shares}." if shares else "No timeline yet.",
         "A gap is idle time. With rollout.async_depth ≥ 1 engines sample while the learner updates.",
         height=120 + _ROW * len(processes),

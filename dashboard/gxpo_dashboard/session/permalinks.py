@@ -12,7 +12,7 @@ elements. Paths (`/compare?runs=…`) work as entry points.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import streamlit as st
 
@@ -192,7 +192,7 @@ def view_of(address: Mapping[str, str], path: str, views: Sequence[str]) -> str:
     return next((name for name in names if name in views), DEFAULT)
 
 
-def go(view: str, **query: Any) -> None:
+def go(view: str, **query: Any) -> NoReturn:
     """Switch to a view; lists become repeated parameters, empty values are omitted."""
     st.query_params.from_dict({"view": view, **{name: value for name, value in query.items() if value}})
     st.rerun()

@@ -145,7 +145,7 @@ def guarded() -> Iterator[None]:
 
 @st.cache_resource(ttl=_CATALOGUE_S, max_entries=4, show_spinner=False)
 def _rules(url: str, _service: Client) -> Rules:
-    schema = _service.get("/schema")
+    schema, _ = catalogue(url, _service)
     rules = rules_of(schema)
     shapes = [{"learner": {"rule": {"name": name}}} for name in rules.names]
     paths = dict.fromkeys(setting.path for shape in shapes for setting in settings_of(schema, shape))
@@ -158,6 +158,12 @@ def rules() -> Rules:
         return _rules(service_url(), client())
     except ServiceError:
         return Rules()
+
+
+@st.cache_data(ttl=_CATALOGUE_S, max_entries=4, show_spinner=False)
+def catalogue(url: str, _service: Client) -> tuple[Json, list[Json]]:
+    """Schema and presets, shared by all visitors."""
+    return _service.get("/schema"), _service.get_list("/presets")
 
 
 def _visible(x: str) -> Json:

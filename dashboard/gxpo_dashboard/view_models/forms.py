@@ -239,6 +239,21 @@ def get(config: Mapping[str, Any], path: str) -> Any:
     return place
 
 
+def flat(config: Mapping[str, Any], prefix: str = "") -> Json:
+    """Every setting of a config by its dotted path."""
+    result: Json = {}
+    for name, value in config.items():
+        nested = isinstance(value, Mapping) and value
+        result |= flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return result
+
+
+def differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, bool]:
+    """Path of each setting of two flat configs, in order → whether they differ."""
+    missing = object()
+    return {path: own.get(path, missing) != other.get(path, missing) for path in (*own, *(other.keys() - own.keys()))}
+
+
 def values(text: str) -> list[Any]:
     """`3, 5, 10` → [3, 5, 10]; other values stay text. For a sweep's grid."""
     return [_value(part.strip()) for part in text.replace(";", ",").split(",") if part.strip()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -159,6 +160,8 @@ def _costs(progress: Json) -> dict[str, str]:
 def _joint(values: pd.Series) -> Any:
     if pd.api.types.is_numeric_dtype(values):
         return values.mean()
+    if pd.api.types.is_datetime64_any_dtype(values):
+        return values.max()
     first = values.iloc[0]
     if all(value == first for value in values):
         return first
@@ -227,8 +230,8 @@ def _row(run: Json, reference: float) -> dict[str, Any]:
         "tags": list(run.get("tags") or []),
         "best": 100 * number(run.get("score_best")),
         "step": progress.get("steps"),
-        "created": formats.moment(run.get("created_at")),
-        "updated": formats.moment(run.get("updated_at")),
+        "created": pd.to_datetime(run.get("created_at"), unit="s", utc=True),
+        "updated": pd.to_datetime(run.get("updated_at"), unit="s", utc=True),
         "by": run.get("created_by"),
     }
 
@@ -324,6 +327,26 @@ def episode_facts(item: Mapping[str, Any]) -> str:
     source = "environment" if rewarded else "verifier"
     facts = [ENDS.get(item["end"], item["end"]), f"{item['sampled_length']} of {item['length']} tokens by the policy"]
     return ", ".join([*facts, *([] if item.get("reward") is None else [f"reward from the {source}"])])
+
+
+def worst_first(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Counts of groups of samples, those with the lowest share of correct answers first, then of the lowest reward."""
+    return sorted(groups, key=lambda group: (group["correct"] / group["responses"], _known_reward(group)))
+
+
+def answers(items: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Samples of a prompt with the same verdict and answer together: those of the lowest mean reward first, of equal
+    ones the most frequent."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for item in items:
+        groups.setdefault((item["verdict"], item["extracted"]), []).append(item)
+    return sorted(groups.values(), key=lambda group: (fmean(map(_known_reward, group)), -len(group)))
+
+
+def _known_reward(item: Json) -> float:
+    """Its reward; the lowest of all where it has none."""
+    reward = number(item["reward"])
+    return reward if formats.known(reward) else -math.inf
 
 
 class RowSelection:

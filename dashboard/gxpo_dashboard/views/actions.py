@@ -64,14 +64,19 @@ def buttons(run: Json, key: str) -> None:
                 go("run", run=made[0]["id"])
             if change_button("Delete…", ":material/delete:", key=f"{key}-delete"):
                 ask("delete", [run])
-        if change_button("Clone…", ACTIONS["clone"][1], key=f"{key}-clone"):
-            ask("clone", run)
+        if change_button(*ACTIONS["clone"], key=f"{key}-clone"):
+            clone(run)
         if change_button("Edit…", ":material/edit:", key=f"{key}-edit"):
             ask("edit", run)
 
 
+def clone(run: Json) -> NoReturn:
+    """Open Submit with the settings and tags of a run."""
+    go("submit", preset=run["id"], tags=", ".join(run["tags"]))
+
+
 def ask(dialog: str, about: Json | list[Json]) -> NoReturn:
-    """Open a dialog: `clone`, `edit` of a run, `cancel`, `delete` of runs.
+    """Open a dialog: `edit` of a run, `cancel`, `delete` of runs.
 
     The page opens it, because the next refresh of a fragment would close it. Every run of the page, as after an outage
     of the service, shows it until the visitor closes it or leaves.
@@ -87,7 +92,7 @@ def dialogs() -> None:
         _close()
     elif dialog is not None:
         views: dict[str, Callable[[Any], None]] = {
-            "cancel": _confirm_cancel, "clone": _clone, "edit": _edit, "delete": _confirm_delete,
+            "cancel": _confirm_cancel, "edit": _edit, "delete": _confirm_delete,
         }  # fmt: skip
         views[dialog](about)
 
@@ -144,23 +149,6 @@ def _confirm_delete(runs: list[Json]) -> None:
             if "run" in st.query_params:
                 go("runs")
             st.rerun()  # the list, with its filters
-
-
-@st.dialog("Clone", width="medium", on_dismiss=_close)
-def _clone(run: Json) -> None:
-    """Clone a run with changed settings."""
-    name = st.text_input("Name", value=f"{run['name']} clone", max_chars=200)
-    typed = st.text_area(
-        "Changes, one per line",
-        placeholder="learner.rule.k=10\nseed=1",
-        help="Settings by dotted path, as in `gxpo train --set`.",
-    )
-    if st.button("Submit", type="primary", key="clone-submit"):
-        body = {"name": name, "overrides": [line.strip() for line in typed.splitlines() if line.strip()]}
-        with _errors_displayed():
-            made = visitor.client().act(run["id"], "clone", body)
-            _close()
-            go("run", run=made["id"])
 
 
 @st.dialog("Edit", width="medium", on_dismiss=_close)

@@ -50,18 +50,33 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     visible = [run for run in labels if run not in hidden] or list(labels)
     most = most_rows(len(visible))
     drawn = tuple(matches[:most])
-    weight = float(smoothing or 0)
-    live = visitor.live_series_of({run: runs[run] for run in visible}, x, drawn, weight)
-    series = {
-        name: {labels[run]: points for run, of_run in live.items() if (points := of_run.points.get(name))}
-        for name in drawn
-    }
     if len(matches) > most:
         st.caption(f"Showing {most} of {len(matches)} metrics. Search for others, or hide runs to show more.")
-    colors = visitor.rules().colors({labels[run]: runs[run]["rule"] for run in runs})
-    spec = explorer_chart(series, [labels[run] for run in visible], x, weight, log)
+    draw({run: runs[run] for run in visible}, drawn, x, float(smoothing or 0), log=log, every=runs)
+
+
+def draw(
+    runs: Mapping[str, Json],
+    names: tuple[str, ...],
+    x: str,
+    smoothing: float = 0.0,
+    *,
+    log: bool = False,
+    every: Mapping[str, Json] | None = None,
+) -> None:
+    """Curves of these metrics, over each other for all runs. every: all runs of the view, which labels and colours
+    tell apart."""
+    every = every or runs
+    labels = unique_labels(every)
+    live = visitor.live_series_of(runs, x, names, smoothing)
+    series = {
+        name: {labels[run]: points for run, of_run in live.items() if (points := of_run.points.get(name))}
+        for name in names
+    }
+    colors = visitor.rules().colors({labels[run]: every[run]["rule"] for run in every})
+    spec = explorer_chart(series, [labels[run] for run in runs], x, smoothing, log)
     # A chart of other metrics is another chart; the key keeps zoom and pointer apart.
-    chart(with_colors(spec, colors), f"explorer-{crc32(' '.join(drawn).encode()):x}")
+    chart(with_colors(spec, colors), f"explorer-{crc32(' '.join(names).encode()):x}")
 
 
 _RECENT = 100

@@ -1,4 +1,4 @@
-"""Records of a run: samples, events, log, config and checkpoints."""
+"""Records of a run: events, log, config and checkpoints."""
 
 from __future__ import annotations
 
@@ -10,52 +10,23 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from gxpo_client.formats import count, figure, moment, percent, size
-from gxpo_dashboard.labels import TERMINAL, VERDICT_COLORS, VERDICTS, plain, with_formulas
+from gxpo_client.formats import NONE, count, moment, percent, size
+from gxpo_dashboard.labels import TERMINAL, number_of, plain
 from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.view_models.series import number
-from gxpo_dashboard.view_models.tables import episode_facts, turn_rows
-from gxpo_dashboard.widgets import cursors, download, empty, pager, untrusted
+from gxpo_dashboard.widgets import download, empty
 
 Json = dict[str, Any]
 
-_PAGE = 50
 _MOST_EVENTS = 5000
 """The newest ones; those before them are available from the API."""
-_MOST_RESPONSES = 500
-"""Responses of a group, the largest page of the service."""
+_MOST_OFFERED = 100
+"""Recent runs that a config can be compared with; a link may name any other."""
+_AROUND = range(-2, 3)
+"""Lines around a match of the log, relative to its own."""
 _DIRECT_DOWNLOAD = 200 * 1024 * 1024
 """Maximum size of a download through the page; larger checkpoints show a curl command."""
-
-
-def samples(run: str, x: str) -> None:
-    """Prompt, response or its turns, extracted answer, gold answer and verdict of each sample."""
-    steps = [str(step) for step in visitor.client().get("/runs", run, "samples", limit=1)["steps"]]
-    if not steps:
-        none(run, "samples")
-        return
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        offered = {"": "newest"} | {step: step for step in ("all", *reversed(steps))}
-        step = permalinks.select("Step", "step", offered, "", width=160)
-        verdict = permalinks.select("Verdict", "verdict", {"": "any"} | VERDICTS, "", width=220)
-    visited = cursors("samples", (run, step, verdict))
-    query = {"step": {"": steps[-1], "all": None}.get(step or "", step), "verdict": verdict, "limit": _PAGE}
-    page = visitor.client().get("/runs", run, "samples", **query, cursor=visited[-1] if visited else None)
-    items = page["items"]
-    if not items:
-        empty("No matching samples", "Select another step or verdict.")
-        return
-    groups = by_prompt(items)
-    listed, read = st.columns([2, 3])
-    with listed:
-        row = _group_list(groups, page["groups"], run)
-        pager("samples", visited, page["next_cursor"], len(visited) * _PAGE, len(items))
-    with read:
-        # The page may have a part of the group.
-        first = groups[row][0]
-        query = {"step": first["step"], "group": first["group"], "verdict": verdict, "limit": _MOST_RESPONSES}
-        whole = by_prompt(visitor.client().get("/runs", run, "samples", **query)["items"])
-        _group(next((group for group in whole if _identity(group[0]) == _identity(first)), groups[row]))
 
 
 def none(run_id: str, what: str, otherwise: str = "") -> None:
@@ -71,97 +42,6 @@ def none(run_id: str, what: str, otherwise: str = "") -> None:
         hint = " Engines compile; the first step takes longest." if run["phase"] == "starting engines" else ""
         hint += f" [Open](?view=run&run={state['runs'][0]})" if state["runs"] else ""
         empty(f"No {what}" + ("" if run["state"] in TERMINAL else " yet"), plain(state["text"]) + hint)
-
-
-def by_prompt(items: Sequence[Json]) -> list[list[Json]]:
-    """Samples of one prompt and step together, in order of their first one."""
-    groups: dict[tuple[Any, ...], list[Json]] = {}
-    for item in items:
-        groups.setdefault(_identity(item), []).append(item)
-    return list(groups.values())
-
-
-def _identity(item: Json) -> tuple[Any, ...]:
-    """Of the group of a sample, or of a group's counts."""
-    return item["step"], item["attempt"], item["group"], item["prompt_id"]
-
-
-def _group_list(groups: list[list[Json]], counts: list[Json], run: str) -> int:
-    """A row per prompt; returns the selected one. A newer first step clears the selection, because rows move.
-
-    counts: of the whole groups, of which the page and the filter may have a part.
-    """
-    whole = {_identity(group): group for group in counts}
-    rows = []
-    for first, *_ in groups:
-        group = whole[_identity(first)]
-        rows.append((first["step"], group["correct"], group["responses"], first["prompt"]))
-    column = st.column_config
-    event = st.dataframe(
-        pd.DataFrame(rows, columns=["Step", "Correct", "Responses", "Prompt"]),
-        key=f"samples-{run}-{groups[0][0]['step']}",
-        hide_index=True,
-        height=560,
-        on_select="rerun",
-        selection_mode="single-row",
-        column_config={
-            **dict.fromkeys(("Step", "Correct", "Responses"), column.NumberColumn(width="small")),
-            "Prompt": column.TextColumn(width="large"),
-        },
-        alt="Prompts: select one to read its responses",
-    )
-    return next((row for row in event.selection.rows if row < len(groups)), 0)
-
-
-def _group(group: list[Json]) -> None:
-    """A prompt with all its responses."""
-    first = group[0]
-    with st.container(border=True):
-        st.caption(f"Step {first['step']}, attempt {first['attempt']}, group {first['group']}.")
-        _text("Prompt", first["prompt"])
-        if shown := first["extra"].get("rendered_prompt"):
-            with st.expander("What the policy saw"):
-                untrusted("Rendered prompt", shown)
-        untrusted("Gold answer", first["gold"] or "(none)")
-    for item in group:
-        with st.container(border=True):
-            _response(item)
-
-
-def _response(item: Json) -> None:
-    verdict = item["verdict"]
-    chip = f":{VERDICT_COLORS.get(verdict, 'gray')}-badge[{plain(VERDICTS.get(verdict, verdict))}]"
-    extra = item["extra"]
-    version = f", policy version {extra['weights_version']}" if "weights_version" in extra else ""
-    cut = ", truncated" if item["truncated"] else ""
-    facts = f"reward {figure(number(item['reward']))}, {count(item['length'])} tokens{cut}{version}"
-    st.markdown(f"{chip} {plain(facts)}")
-    rows = turn_rows(item)
-    for heading, text in rows:
-        untrusted(heading, text)  # without typeset formulas
-    if not rows:
-        _text("Response", item["response"])
-    untrusted("Extracted answer", item["extracted"] if item["extracted"] is not None else "(none)")
-    if extra.get("detail"):
-        untrusted("Grader", extra["detail"])
-    if ended := episode_facts(item):
-        st.caption(plain(ended))
-    if item.get("end_detail"):
-        untrusted("Environment", item["end_detail"])
-
-
-def _text(label: str, text: str) -> None:
-    """Untrusted text as it is, and if it has formulas also with these typeset, in a second column."""
-    formulas = with_formulas(text)
-    if formulas is None:
-        untrusted(label, text)
-        return
-    raw, typeset = st.columns(2)
-    with raw:
-        untrusted(label, text)
-    with typeset:
-        st.markdown(f"**{label}, typeset**")
-        st.markdown(formulas)
 
 
 def events(run: str, x: str) -> None:
@@ -186,37 +66,67 @@ def log(run: str, x: str) -> None:
         none(run, "log lines")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = st.text_input("Search log", key="log-search", icon=":material/search:", placeholder="part of a line")
+        text = permalinks.text("Search log", "log", icon=":material/search:", placeholder="part of a line")
         fetch = partial(visitor.whole_log, visitor.client(), run)
         download("log", f"{run}.log", fetch, "log-download")
     # The window may begin in the middle of a line.
     whole = tail["text"].partition("\n")[2] if tail["offset"] else tail["text"]
     lines = whole.splitlines()
-    matches = [line for line in lines if text.lower() in line.lower()] if text else lines
-    matching = f"{count(len(matches))} of " if text else ""
+    matches, shown = in_context(lines, text) if text else (0, lines)
+    matching = f"{number_of(matches, 'matching line')} in " if text else ""
     st.caption(f"{matching}{count(len(lines))} lines of the last {size(len(whole))} of {size(tail['size'])}.")
     # The container keeps its end in view while lines are added.
     with st.container(height=560, autoscroll=True, key="log"):
-        st.code("\n".join(matches), language=None, wrap_lines=True)
+        st.code("\n".join(shown), language=None, wrap_lines=True)
+
+
+def in_context(lines: Sequence[str], text: str) -> tuple[int, list[str]]:
+    """How many lines contain the text, and these lines, marked, each between those around it."""
+    found = {place for place, line in enumerate(lines) if text.lower() in line.lower()}
+    near = sorted({place + by for place in found for by in _AROUND if 0 <= place + by < len(lines)})
+    shown: list[str] = []
+    for before, place in zip([-1, *near], near, strict=False):
+        gap = ["⋯"] if place > before + 1 else []
+        shown += [*gap, f"{'▸' if place in found else ' '} {lines[place]}"]
+    return len(found), shown
 
 
 def config(run: str, x: str) -> None:
-    """The config and the recorded environment."""
+    """The settings that differ from those of a preset or another run, or all that a search finds."""
     view = visitor.client().run(run)
-    st.caption(f"Hash {plain(view['config_sha256'])}: equal for runs that differ only in name.")
-    text = json.dumps(view["config"], indent=2)
-    left, right = st.columns(2)
-    with left:
-        st.markdown("**Settings**")
-        st.code(text, language=None, height=620)
-        download("config (JSON)", f"{run}-config.json", text.encode, "config-json")
-    with right:
-        st.markdown("**Environment**")
+    _, presets = visitor.catalogue(visitor.service_url(), visitor.client())
+    own = forms.flat(view["config"])
+    others = {preset["name"]: forms.flat(preset["config"]) for preset in presets}
+    nearest = min(others, key=lambda name: sum(forms.differences(own, others[name]).values()))
+    recent = visitor.client().get("/runs", limit=_MOST_OFFERED)["items"]
+    labels = {item["id"]: f"run {item['name']} ({item['id'][-6:]})" for item in recent if item["id"] != run}
+    labels |= {name: f"preset {name}" for name in others}
+    if (named := st.query_params.get("against", nearest)) not in labels:
+        labels[named] = f"run {named}"
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        against = permalinks.select("Compare with", "against", labels, nearest, width=380) or nearest
+        text = permalinks.text("Search settings", "setting", placeholder="rate, gate, …", icon=":material/search:")
+        every = permalinks.check("Unchanged settings", "unchanged")
+        download("config (JSON)", f"{run}-config.json", json.dumps(view["config"], indent=2).encode, "config-json")
+    other = others.get(against) or forms.flat(visitor.client().run(against)["config"])
+    changed = forms.differences(own, other)
+    words = text.lower().split()
+    shown = [path for path in changed if (every or changed[path]) and all(word in path.lower() for word in words)]
+    st.caption(f"{number_of(sum(changed.values()), 'setting')} of {count(len(changed))} differ from {labels[against]}.")
+    cells = [[path, *(_value(side, path) for side in (own, other)), "≠" if changed[path] else ""] for path in shown]
+    frame = pd.DataFrame(cells, columns=["Setting", "This run", f"In {labels[against]}", "Differs"], dtype="str")
+    frame = frame if every else frame.drop(columns="Differs")
+    st.dataframe(frame, hide_index=True, height=min(38 + 35 * max(1, len(frame)), 560), alt="Settings of both")
+    with st.expander("Environment", icon=":material/memory:"):
+        st.caption(f"Config hash {plain(view['config_sha256'])}: equal for runs that differ only in name.")
         identity = {name: value for name, value in (view.get("identity") or {}).items() if name != "config"}
-        if identity:
-            st.code(json.dumps(identity, indent=2), language=None, height=620)
-        else:
-            st.caption("Recorded when the run starts.")
+        st.code(json.dumps(identity, indent=2) if identity else "Recorded when the run starts.", language=None)
+
+
+def _value(config: Json, path: str) -> str:
+    """A setting as text; a dash where the config has none."""
+    value = config.get(path, NONE)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def checkpoints(run: str, x: str) -> None:
@@ -228,7 +138,7 @@ def checkpoints(run: str, x: str) -> None:
     for item in items:
         step, marks = item["step"], [word for word in ("best", "newest") if item.get(word)]
         with st.container(border=True, horizontal=True, vertical_alignment="center"):
-            st.markdown(f"**Step {step}**" + (f" ({', '.join(marks)})" if marks else ""))
+            st.markdown(f"**Step {count(step)}**" + (f" ({', '.join(marks)})" if marks else ""))
             st.caption(
                 f"Accuracy {percent(number(item['score']))}, {size(item['size_bytes'])}, "
                 f"{plain(moment(item['created_at']))}"

@@ -17,14 +17,13 @@ from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.rules import Rule
 from gxpo_dashboard.view_models.series import Series, number
 from gxpo_dashboard.view_models.tables import time_left
-from gxpo_dashboard.views import actions, explorer, records
+from gxpo_dashboard.views import actions, explorer, records, samples
 from gxpo_dashboard.widgets import axis, chart, charts_ahead, empty, grid, live
 
 Json = dict[str, Any]
 
 _LEARNED = (curves.REWARD, curves.COMPLETIONS, curves.WARM_START)
 OVERVIEW = (*(name for plot in _LEARNED for name in plot.metrics), *gate.METRICS, *steps.PASSES)
-EVALUATED = "eval/average/pass@1"
 
 
 @charts_ahead()
@@ -36,17 +35,30 @@ def show() -> None:
     ended = run["state"] in TERMINAL
     live(lambda: _header(run["id"], ended), None if ended else visitor.LIVE_S)
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute", gap="small"):
+        _follow_old_link()
         part = permalinks.choice("Part", "part", list(PARTS), "Overview")
-        x = "step"
-        if part in CHARTED:
-            x = axis("x", "step")
-    every = None if ended else PARTS[part][1]
+        sections = PARTS[part]
+        section = next(iter(sections))
+        if len(sections) > 1:
+            section = permalinks.choice("Section", "section", list(sections), section)
+        x = axis("x", "step") if part in CHARTED else "step"
+    draw, every = sections[section]
 
     def body() -> None:
         with visitor.guarded():
-            PARTS[part][0](run["id"], x)
+            draw(run["id"], x)
 
-    live(body, every)
+    live(body, None if ended else every)
+
+
+def _follow_old_link() -> None:
+    """Rewrite the address of a link that names a section, or one of the former parts, as its part."""
+    old = st.query_params.get("part", "")
+    if old == "Evaluations":
+        st.query_params["part"] = "Overview"
+    for part, sections in PARTS.items():
+        if old in sections and old not in PARTS:
+            st.query_params["part"], st.query_params["section"] = part, old
 
 
 def _chosen() -> Json | None:
@@ -159,14 +171,17 @@ def _overview(run_id: str, x: str) -> None:
     charts += base.metric_charts([curves.WARM_START], series, x)
     if (rule := visitor.rules().of(settings)).watched is not None:
         charts.append(gate.z_chart(series, x, _is_two_sided(settings), rule.color))
-    _grid([*charts, _budget(run, series, x)], run)
+    charts.append(_budget(run, series, x))
+    others = [metric for metric in metrics_of(evaluations) if metric != "pass@1"]
+    charts += [accuracy_chart(evaluations, metric, x, evaluated_at(run_id, x)) for metric in others]
+    _grid(charts, run)
 
 
 def evaluated_at(run_id: str, x: str) -> dict[int, float] | None:
     """Step of each evaluation → its position on the x-axis; None on the axis of steps."""
     if x == "step":
         return None
-    points = visitor.live_series(run_id, x, (EVALUATED,)).points.get(EVALUATED)
+    points = visitor.live_series(run_id, x, (curves.EVALUATED,)).points.get(curves.EVALUATED)
     return {step: base.axis_value(at, x) for step, at in zip(points.steps, points.x, strict=True)} if points else {}
 
 
@@ -222,29 +237,22 @@ def _system(run_id: str, x: str) -> None:
     _plots(curves.SYSTEM, run_id, x)
 
 
-def _evaluations(run_id: str, x: str) -> None:
-    evaluations = visitor.client().evaluations(run_id)
-    at = evaluated_at(run_id, x)
-    charts = [accuracy_chart(evaluations, metric, x, at) for metric in metrics_of(evaluations)]
-    if charts:
-        _grid(charts, visitor.client().run(run_id))
-    else:
-        records.none(run_id, "evaluations", "The run is evaluated every `evaluation.every_steps` steps.")
-
-
-CHARTED = ("Overview", "Gate", "Look-ahead", "Policy", "System", "Metrics", "Evaluations")
-PARTS: dict[str, tuple[Callable[[str, str], None], float | None]] = {
-    "Overview": (_overview, visitor.LIVE_S),
-    "Gate": (_gate, visitor.LIVE_S),
-    "Look-ahead": (partial(_plots, curves.LOOK_AHEAD), visitor.LIVE_S),
-    "Policy": (partial(_plots, curves.POLICY), visitor.LIVE_S),
-    "System": (_system, visitor.LIVE_S),
-    "Metrics": (lambda run_id, x: explorer.show({run_id: visitor.client().run(run_id)}, x), visitor.LIVE_S),
-    "Evaluations": (_evaluations, visitor.SLOW_S),
-    "Samples": (records.samples, visitor.SLOW_S),
-    "Events": (records.events, visitor.SLOW_S),
-    "Log": (records.log, visitor.LIVE_S),
-    "Config": (records.config, None),
-    "Checkpoints": (records.checkpoints, visitor.SLOW_S),
+CHARTED = ("Overview", "Training", "System")
+PARTS: dict[str, dict[str, tuple[Callable[[str, str], None], float | None]]] = {
+    "Overview": {"Overview": (_overview, visitor.LIVE_S)},
+    "Training": {
+        "Gate": (_gate, visitor.LIVE_S),
+        "Look-ahead": (partial(_plots, curves.LOOK_AHEAD), visitor.LIVE_S),
+        "Policy": (partial(_plots, curves.POLICY), visitor.LIVE_S),
+        "Metrics": (lambda run_id, x: explorer.show({run_id: visitor.client().run(run_id)}, x), visitor.LIVE_S),
+    },
+    "Samples": {"Samples": (samples.show, visitor.SLOW_S)},
+    "System": {"System": (_system, visitor.LIVE_S)},
+    "Details": {
+        "Log": (records.log, visitor.LIVE_S),
+        "Events": (records.events, visitor.SLOW_S),
+        "Config": (records.config, None),
+        "Checkpoints": (records.checkpoints, visitor.SLOW_S),
+    },
 }
-"""Name of each part, its function, and its refresh interval while the run executes."""
+"""Name of each part, its sections with their functions, and their refresh interval while the run executes."""

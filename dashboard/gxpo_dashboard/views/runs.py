@@ -12,7 +12,7 @@ import streamlit as st
 from gxpo_client.client import Client
 from gxpo_client.errors import Refused, ServiceError, ServiceUnavailable
 from gxpo_client.formats import NONE, count
-from gxpo_dashboard.charts.curves import sparkline
+from gxpo_dashboard.charts.curves import EVALUATED, dot, sparkline
 from gxpo_dashboard.labels import (
     ACTIONS,
     NO_HEARTBEAT,
@@ -27,7 +27,7 @@ from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import tables
 from gxpo_dashboard.view_models.series import Points
-from gxpo_dashboard.views import actions
+from gxpo_dashboard.views import actions, explorer
 from gxpo_dashboard.widgets import cursors, empty, live, pager
 
 Json = dict[str, Any]
@@ -47,9 +47,13 @@ PAGE_SIZES = ("25", "50", "100", "200")
 _METRIC_RUNS = 50
 _METRIC_COLUMNS_S = 30.0
 """Time until the metrics that are offered as columns are requested again."""
+_DOT = "dot"
+"""Column of the colour that a run has in charts."""
+PREVIEWED = ("reward/mean", EVALUATED)
+_MOST_PREVIEWED = 8
 _ORDER = {"desc": "descending", "asc": "ascending"}
 _ROWS = {"runs": "Runs", "seeds": "Means over seeds"}
-_SAVED: dict[str, Json] = {
+SAVED: dict[str, Json] = {
     "All runs": {},
     "Active": {"state": ["queued", "starting", "running", "recovering", "pausing"]},
     "Failed": {"state": ["failed"], "cols": ["name", "state", "rule", "reason", "step", "created", "tags"]},
@@ -62,10 +66,11 @@ def show() -> None:
     header = st.container(horizontal=True, vertical_alignment="center", gap="small")
     header.title("Runs", width="content")
     actions.dialogs()
+    st.session_state["axis"] = ""  # the curves beside the table have no zoom
     st.html(_ONE_ORDER)
     with header:
         with st.popover("Views", icon=":material/bookmark:"):
-            for label, view in _SAVED.items():
+            for label, view in SAVED.items():
                 if st.button(label, type="tertiary", key=f"saved-{label}"):
                     go("runs", **view)
             st.caption("Filters, columns and order are in the address: bookmark it to save a view of your own.")
@@ -86,12 +91,12 @@ def _filters() -> tuple[Json, list[str], str]:
         names = rules.names or st.query_params.get_all("rule")
         labels = {"": "any"} | {name: rules.of({"name": name}).label for name in names}
         rule = permalinks.select("Rule", "rule", labels, "")
-        further = [*st.query_params.get_all("cols"), *st.query_params.get_all("sort")]
-        orders = SORTS | {name: tables.column_label(name) for name in further if name.startswith(tables.METRIC)}
-        sort = permalinks.select("Sort by", "sort", orders, "created_at") or "created_at"
-        order = permalinks.select("Order", "order", _ORDER, "desc")
-    with st.expander("More filters and columns", icon=":material/tune:"):
+    with st.expander("More filters, order and columns", icon=":material/tune:"):
         with st.container(horizontal=True, vertical_alignment="bottom"):
+            further = [*st.query_params.get_all("cols"), *st.query_params.get_all("sort")]
+            orders = SORTS | {name: tables.column_label(name) for name in further if name.startswith(tables.METRIC)}
+            sort = permalinks.select("Sort by", "sort", orders, "created_at") or "created_at"
+            order = permalinks.select("Order", "order", _ORDER, "desc")
             model = permalinks.text("Model", "model", placeholder="exact model.path")
             tags = permalinks.text("Tags", "tag", placeholder="all of these, comma-separated")
             group = permalinks.text("Group", "group", placeholder="group id")
@@ -152,14 +157,13 @@ def _configurations(query: Json, columns: Sequence[str], baseline_id: str) -> No
             runs = runs[:MOST_GROUPED]
             st.warning(f"Means over the first {len(runs)} runs only. Narrow the filters to include all runs.")
         baseline = _baseline(baseline_id, runs)
-        _summary(runs, None)
         groups = tables.ordered(tables.configurations(runs, shared), query["sort"], descending=query["order"] == "desc")
         position = {run["id"]: number for number, run in enumerate(runs)}
         rows = [[position[run["id"]] for run in members] for members in groups]
         frame = tables.means(tables.runs_table(runs, baseline=baseline), runs, rows)
         first, *others = columns
-        chosen = _table(frame, groups, [first, tables.RUNS, *others], "configurations", query, means=True)
-        _bar(chosen, baseline)
+        shown = [first, tables.RUNS, *others]
+        _table(frame, groups, shown, "configurations", query, _summary(runs, None), baseline, means=True)
 
 
 def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
@@ -175,28 +179,36 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
             _nothing(query, bool(visited))
         else:
             baseline = _baseline(baseline_id, runs)
-            _summary(runs, total)
             frame = tables.runs_table(runs, baseline=baseline, trends=_trends(runs) if "trend" in columns else {})
-            _bar(_table(frame, [[run] for run in runs], columns, f"runs-{len(visited)}", query), baseline)
+            rows = [[run] for run in runs]
+            _table(frame, rows, columns, f"runs-{len(visited)}", query, _summary(runs, total), baseline)
         if visited or page["next_cursor"]:
             of = f" of {count(total)}" if total is not None else ""
             pager("runs", visited, page["next_cursor"], len(visited) * query["limit"], len(runs), of)
 
 
-def _summary(runs: list[Json], total: int | None) -> None:
+def _summary(runs: list[Json], total: int | None) -> tuple[str, str]:
     """How many runs the filters leave, and the states of those on this page."""
     states = [run["state"] for run in runs]
     chips = [f"{states.count(state)} {state_chip(state)}" for state in STATES if state in states]
-    here = "; on this page" if total is not None and total > len(runs) else ""
-    st.markdown(" ".join([f"**{number_of(total or len(runs), 'run')}**{here}", *chips]))
+    here = "on this page " if total is not None and total > len(runs) else ""
+    return f"**{number_of(total or len(runs), 'run')}**", f"{here}{' '.join(chips)}"
 
 
 def _table(
-    frame: pd.DataFrame, rows: list[list[Json]], columns: Sequence[str], key: str, query: Json, *, means: bool = False
-) -> list[Json]:
-    """Show a row for each group of runs; returns the runs of the selected rows. A click on a header orders by its
-    column, in the service: the table has one page alone."""
-    pressed = _place_selection(key, [min(run["id"] for run in members) for members in rows])
+    frame: pd.DataFrame,
+    rows: list[list[Json]],
+    columns: Sequence[str],
+    key: str,
+    query: Json,
+    summary: tuple[str, str],
+    baseline: Json | None,
+    *,
+    means: bool = False,
+) -> None:
+    """Show a row for each group of runs, below the actions on the selected ones and beside their curves. A click on a
+    header orders by its column, in the service: the table has one page alone."""
+    selected, pressed = _place_selection(key, [min(run["id"] for run in members) for members in rows])
     config, ordered = _column_config(columns, means), tables.ordered_column(query["sort"])
     config[ordered]["label"] += _ARROWS[query["order"]]
     order = tables.ORDERS.get(pressed, pressed)
@@ -204,10 +216,18 @@ def _table(
         st.query_params["sort"] = order
         st.query_params["order"] = "asc" if pressed == ordered and query["order"] == "desc" else "desc"
         st.rerun()
-    event = st.dataframe(
+    chosen = [run for row in selected for run in rows[row]]
+    _bar(chosen, baseline, *summary)
+    rules = visitor.rules()
+    colors = rules.colors({run["id"]: run["rule"] for run in chosen[:_MOST_PREVIEWED]})
+    dots = [colors.get(run["id"]) or rules.of({"name": run["rule"]}).color for run, *_ in rows]
+    frame = frame.assign(**{_DOT: [dot(color) for color in dots]})
+    # Always two columns: a table that moves to another place of the page loses its scroll position.
+    listed, beside = st.columns([3, 2] if chosen else [1, 0.001], gap="small" if chosen else None)
+    listed.dataframe(
         frame.style.format(tables.written(frame), na_rep=NONE),
         key=key,
-        column_order=tables.filled(frame, columns, ("name", "state", ordered)),
+        column_order=[_DOT, *tables.filled(frame, columns, ("name", "state", ordered))],
         column_config=config,
         hide_index=True,
         row_height=36,
@@ -217,12 +237,14 @@ def _table(
         placeholder="–",
         alt="Runs with state, progress, accuracy and cost",
     )
-    return [run for row in event.selection.rows if row < len(rows) for run in rows[row]]
+    if chosen:
+        with beside:
+            explorer.draw({run["id"]: run for run in chosen[:_MOST_PREVIEWED]}, PREVIEWED, "backward_passes")
 
 
-def _place_selection(key: str, ids: list[str]) -> str:
+def _place_selection(key: str, ids: list[str]) -> tuple[list[int], str]:
     """Select the rows of the table `key` whose items are selected: Streamlit keeps the row numbers in any order.
-    Returns the column whose header was pressed, or nothing, and releases it.
+    Returns them and the column whose header was pressed, or nothing, and releases it.
 
     A key that depends on the order would select nothing wrong either, but each reordering would make a new grid, which
     loses its scroll position and the widths of its columns.
@@ -238,7 +260,7 @@ def _place_selection(key: str, ids: list[str]) -> str:
     rows = selection.place(ids)
     if rows != reported or pressed:
         st.session_state[key] = {"selection": {"rows": rows, "columns": []}}
-    return next(iter(pressed), "")
+    return rows, next(iter(pressed), "")
 
 
 def _column_config(columns: Sequence[str], means: bool) -> dict[str, Any]:
@@ -264,6 +286,8 @@ def _column_config(columns: Sequence[str], means: bool) -> dict[str, Any]:
         "difference": column.NumberColumn(
             "Δ baseline", help="Percentage points relative to the pinned run.", width="small"
         ),
+        _DOT: column.ImageColumn("●", help="Colour of its curves.", width=30, pinned=True),
+        **{name: column.DatetimeColumn(tables.COLUMNS[name], format="distance") for name in ("created", "updated")},
         "trend": column.ImageColumn("Trend", help="Reward so far, each on its own scale.", width="small"),
         "passes": column.TextColumn("Backward passes", help="Backward passes, of the budget.", width="small"),
         "left": column.TextColumn("Time left", help="Estimated from the pace so far.", width="small"),
@@ -288,19 +312,20 @@ def _trends(runs: Sequence[Json]) -> dict[str, str]:
     return {run["id"]: store[run["id"]][1] for run in runs if run["id"] in store}
 
 
-def _bar(chosen: list[Json], baseline: Json | None) -> None:
-    """Actions on the selected runs."""
-    names = ", ".join(plain(run["name"]) for run in chosen[:4]) + (" …" if len(chosen) > 4 else "")
+def _bar(chosen: list[Json], baseline: Json | None, total: str, states: str) -> None:
+    """The number of runs, and actions on the selected ones. As high without a selection: rows stay where they are."""
     ids = [run["id"] for run in chosen]
-    st.markdown(f"**{len(chosen)} selected** {names}" if chosen else "Select rows to act on them.")
-    if not chosen:
-        if baseline is not None:
-            st.caption(f"Baseline: {plain(baseline['name'])}")
-        return
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        if st.button("Open", icon=":material/monitoring:", disabled=len(ids) != 1):
+    with st.container(horizontal=True, vertical_alignment="center", gap="small", key="bar"):
+        if not chosen:
+            st.markdown(f"{total} {states}", width="content")
+            pinned = f" Baseline: {plain(baseline['name'])}." if baseline is not None else ""
+            st.caption(f"Select rows to act on them.{pinned}", width="content")
+            return
+        names = ", ".join(plain(run["name"]) for run in chosen[:2]) + (" …" if len(chosen) > 2 else "")
+        st.markdown(f"{total}, **{len(chosen)} selected** {names}", width="content")
+        if len(chosen) == 1 and st.button("Open", icon=":material/monitoring:"):
             go("run", run=ids[0])
-        if st.button("Compare", icon=":material/compare_arrows:", type="primary", disabled=len(ids) < 2):
+        if len(chosen) > 1 and st.button("Compare", icon=":material/compare_arrows:", type="primary"):
             go("compare", runs=ids)
         if len(chosen) == 1 and st.button("Pin as baseline", icon=":material/push_pin:"):
             st.query_params["base"] = ids[0]
@@ -312,8 +337,8 @@ def _bar(chosen: list[Json], baseline: Json | None) -> None:
                     actions.ask("cancel", able)
                 actions.act([run["id"] for run in able], action)
                 st.rerun(scope="fragment")
-        if len(chosen) == 1 and actions.change_button("Clone…", ACTIONS["clone"][1]):
-            actions.ask("clone", chosen[0])
+        if len(chosen) == 1 and actions.change_button(*ACTIONS["clone"]):
+            actions.clone(chosen[0])
         ended = [run for run in chosen if "delete" in run["possible_actions"]]
         if actions.change_button("Delete…", ":material/delete:", possible=bool(ended)):
             actions.ask("delete", ended)

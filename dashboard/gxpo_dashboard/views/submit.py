@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -32,37 +33,45 @@ SWEEPS = {
 }
 
 
-@st.cache_data(ttl=300, max_entries=4, show_spinner=False)
-def _catalogue(url: str, _service: Any) -> tuple[Json, list[Json]]:
-    """Schema and presets, shared by all visitors."""
-    return _service.get("/schema"), _service.get_list("/presets")
-
-
 def show() -> None:
     header = st.container(horizontal=True, vertical_alignment="bottom")
     header.title("Submit", width="content")
     with visitor.guarded():
-        schema, presets = _catalogue(visitor.external_url(), visitor.client())
+        schema, presets = visitor.catalogue(visitor.service_url(), visitor.client())
         by_name = {preset["name"]: preset for preset in presets}
         first = "demo" if "demo" in by_name else next(iter(by_name))
+        labels = {name: name for name in by_name}
+        if (original := st.query_params.get("preset", first)) not in by_name:
+            with suppress(Refused):
+                run = visitor.client().run(original)
+                config = run["config"] | {"name": f"{run['name'][:190]} clone"}  # of at most 200 characters
+                words = f"Settings of the run {run['name']}."
+                by_name[original] = {"name": original, "summary": words, "config": config, "clone_of": original}
+                labels[original] = f"Clone of {run['name']}"
         with header:
-            preset = permalinks.select("Preset", "preset", list(by_name), first, width=340)
+            preset = permalinks.select("Preset", "preset", labels, first, width=340) or first
             sweep = permalinks.check("Sweep", "sweep")
-        chosen = by_name[preset or first]
+        chosen = by_name[preset]
         st.caption(plain(chosen["summary"]))
         form, outcome = st.columns([3, 2], gap="large")
         with form:
-            config, problems = _form(schema, chosen)
+            config, problems, places = _form(schema, chosen)
             request = _sweep_form(config) if sweep else None
         with outcome:
             if visitor.may_change():
-                _outcome(config, problems, request)
+                problems |= _outcome(config, problems, request, chosen.get("clone_of"))
+                for path in places.keys() & problems.keys():
+                    places[path].markdown(f":red[:material/error: {plain(problems[path])}]")
             else:
                 st.info(NO_RIGHT, icon=":material/lock:")
 
 
-def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
-    """The config from the widgets, and the parse errors."""
+Problems = dict[str, str]
+"""Setting → what is wrong with it."""
+
+
+def _form(schema: Json, preset: Json) -> tuple[Json, Problems, dict[str, Any]]:
+    """The config from the widgets, the parse errors, and a place below each widget for what is wrong with it."""
     base = preset["config"]
     rules = next(setting for setting in forms.settings_of(schema, base) if setting.path == "learner.rule.name")
     parameter = f"rule-{preset['name']}"
@@ -74,7 +83,8 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
     symbols = forms.rule_symbols(rule)
     # By widget key. Stored separately, because the widgets of a collapsed section are not drawn.
     changes: Json = st.session_state.setdefault("changes", {})
-    problems: list[str] = []
+    problems: Problems = {}
+    places: dict[str, Any] = {}
     _adopt_link(settings, keys, changes)
 
     def ask(path: str) -> None:
@@ -83,10 +93,12 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
         if path == rules.path:
             permalinks.select(label, parameter, rules.options, rules.value, help=words)
             return
+        entered = _widget(setting, changes.get(key, setting.value), key, label, words)
+        places[path] = st.empty()
         try:
-            value = forms.parse(setting, _widget(setting, changes.get(key, setting.value), key, label, words))
+            value = forms.parse(setting, entered)
         except forms.BadValue as error:
-            problems.append(str(error))
+            problems[path] = str(error)
             return
         changes.pop(key, None)
         if value != setting.value:
@@ -108,7 +120,7 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
                     grid(rest, ask)
     changed = {path: changes[key] for path, key in keys.items() if key in changes}
     permalinks.send(_LINK, forms.in_link(changed))
-    return forms.changed(config, changed), problems
+    return forms.changed(config, changed), problems, places
 
 
 def _adopt_link(settings: dict[str, forms.Setting], keys: dict[str, str], changes: Json) -> None:
@@ -166,26 +178,25 @@ def _sweep_form(config: Json) -> Json:
     return {"grid": values, "seeds": seeds, "control": control, "preset": preset or None}
 
 
-def _outcome(config: Json, problems: list[str], sweep: Json | None) -> None:
+def _outcome(config: Json, problems: Problems, sweep: Json | None, clone_of: str | None) -> Problems:
+    """Cost, plan and button of what is configured; returns what the service refuses."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         tags = permalinks.text("Tags", "tags", placeholder="comma-separated")
         priority = permalinks.number("Priority", "priority", 0, least=-1000, most=1000)
     words = comma_separated(tags)
     if problems:
-        for problem in problems:
-            st.error(plain(problem), icon=":material/error:")
-        return
+        return _complaints(list(problems.items()))
     if sweep is None:
-        _one_run(config, {"config": config, "tags": words, "priority": priority})
-    else:
-        body = {"name": str(config.get("name", "sweep")), "base": {"config": config}, "tags": words}
-        _sweep({**body, **sweep, "priority": priority})
+        origin = {"clone_of": clone_of} if clone_of else {}
+        return _one_run(config, {"config": config, "tags": words, "priority": priority, **origin})
+    body = {"name": str(config.get("name", "sweep")), "base": {"config": config}, "tags": words}
+    return _sweep({**body, **sweep, "priority": priority})
 
 
-def _one_run(config: Json, body: Json) -> None:
-    checked = visitor.client().validate(body)
+def _one_run(config: Json, body: Json) -> Problems:
+    checked, refused = visitor.client().validate(body), Problems()
     if not checked["valid"]:
-        _complaints([(error["field"], error["message"]) for error in checked["errors"]])
+        refused = _complaints([(error["field"], error["message"]) for error in checked["errors"]])
     else:
         cost = checked["cost"] or {}
         passes = cost.get("backward_passes")
@@ -204,17 +215,16 @@ def _one_run(config: Json, body: Json) -> None:
     if checked["valid"]:
         show_plan(checked)
     _equivalents(checked, "/runs", body)
+    return refused
 
 
-def _sweep(body: Json) -> None:
+def _sweep(body: Json) -> Problems:
     try:
         plan = visitor.client().post("/sweeps/validate", body=body)
     except Refused as error:
-        _complaints(error.errors or [("sweep", str(error))])
-        return
+        return _complaints(error.errors or [("sweep", str(error))])
     if not plan["valid"]:
-        _complaints([(error["field"], error["message"]) for error in plan["errors"]])
-        return
+        return _complaints([(error["field"], error["message"]) for error in plan["errors"]])
     cost = plan["cost"]
     with st.container(horizontal=True):
         st.metric("Runs", count(cost["runs"]), border=True)
@@ -229,6 +239,7 @@ def _sweep(body: Json) -> None:
     frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Backward passes"])
     text_table(frame.astype("str"), "Planned runs")
     _equivalents(base, "/sweeps", body)
+    return {}
 
 
 def _equivalents(checked: Json, path: str, body: Json) -> None:
@@ -251,10 +262,12 @@ def _submitted(label: str, path: str, body: Json, *, possible: bool = True) -> J
     return made
 
 
-def _complaints(errors: list[tuple[str, str]]) -> None:
-    st.error(f"Fix {len(errors)} setting{'s' if len(errors) != 1 else ''}:", icon=":material/error:")
+def _complaints(errors: list[tuple[str, str]]) -> Problems:
+    """List what is wrong; returns it by the path of the setting."""
+    st.error(f"Fix {number_of(len(errors), 'setting')}:", icon=":material/error:")
     for field, message in errors[:30]:
-        st.text(f"{field}: {message}")
+        st.text(message if message.startswith(field) else f"{field}: {message}")
+    return {field.removeprefix("base.").removeprefix("config."): message for field, message in errors}
 
 
 def show_plan(checked: Mapping[str, Any], runs: int = 1) -> None:

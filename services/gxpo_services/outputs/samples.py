@@ -5,7 +5,7 @@ A later attempt replaces the steps from its first one on."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import Query, Response
@@ -69,6 +69,7 @@ class SampleGroupView(BaseModel):
     prompt_id: str
     responses: int
     correct: int = Field(description="Responses with the verdict `correct`.")
+    reward: JsonNumber | None = Field(description="Mean reward of its responses; null without rewards.")
 
 
 class SamplePage(BaseModel):
@@ -136,23 +137,14 @@ def arrived_samples(session: Session, run_number: int, *, after: int, limit: int
 
 
 def newest_samples(
-    session: Session,
-    run_number: int,
-    *,
-    step: int | None,
-    verdict: str | None,
-    group: int | None = None,
-    after: tuple[int, int] | None,
-    limit: int,
+    session: Session, run_number: int, wanted: Mapping[str, Any], *, after: tuple[int, int] | None, limit: int
 ) -> list[Sample]:
-    """Samples of the newest step first, those of a step in order of arrival. after: step and number of a sample."""
+    """Samples of the newest step first, those of a step in order of arrival.
+
+    wanted: column → its value; None for any. after: step and number of a sample.
+    """
     query = select(Sample).where(Sample.run_number == run_number, _not_replaced(Sample))
-    if step is not None:
-        query = query.where(Sample.step == step)
-    if verdict is not None:
-        query = query.where(Sample.verdict == verdict)
-    if group is not None:
-        query = query.where(Sample.group_index == group)
+    query = query.filter_by(**{name: value for name, value in wanted.items() if value is not None})
     if after is not None:
         last_step, last_number = after
         query = query.where(Sample.step <= last_step, or_(Sample.step < last_step, Sample.number > last_number))
@@ -165,12 +157,13 @@ def group_counts(session: Session, rows: Sequence[Sample]) -> list[SampleGroupVi
         return []
     keys = dict.fromkeys((row.step, row.attempt, row.group_index, row.prompt_id) for row in rows)
     group = (Sample.step, Sample.attempt, Sample.group_index, Sample.prompt_id)
-    query = select(*group, func.count(), func.sum(case((Sample.verdict == "correct", 1), else_=0))).where(
+    correct = func.sum(case((Sample.verdict == "correct", 1), else_=0))
+    query = select(*group, func.count(), correct, func.avg(Sample.reward)).where(
         Sample.run_number == rows[0].run_number,
         Sample.step.in_({row.step for row in rows}),
         Sample.group_index.in_({row.group_index for row in rows}),
     )
-    counts = {tuple(row[:4]): (row[4], row[5]) for row in session.execute(query.group_by(*group))}
+    counts = {tuple(row[:4]): row[4:] for row in session.execute(query.group_by(*group))}
     names = tuple(SampleGroupView.model_fields)
     return [SampleGroupView.model_validate(dict(zip(names, (*key, *counts[key]), strict=True))) for key in keys]
 
@@ -225,6 +218,12 @@ def samples(
         Annotated[Text, StringConstraints(max_length=20)] | None, Query(description="Filter by verdict, e.g. `wrong`.")
     ] = None,
     group: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Only this prompt of each step.")] = None,
+    sample: Annotated[
+        int | None, Query(ge=0, le=MAX_STEP, description="Only this response of each prompt: 0 lists the prompts.")
+    ] = None,
+    prompt_id: Annotated[
+        Annotated[Text, StringConstraints(max_length=300)] | None, Query(description="Only this prompt, at any step.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[Annotated[Text, StringConstraints(max_length=40)] | None, Query()] = None,
 ) -> SamplePage:
@@ -236,7 +235,8 @@ def samples(
         after = (int(match[1]), int(match[2])) if match else (MAX_STEP + 1, 0)
         if after[0] > MAX_STEP:
             raise Invalid.of("cursor", "is not a cursor; pass next_cursor of an earlier response unchanged")
-    rows = newest_samples(session, number, step=step, verdict=verdict, group=group, after=after, limit=limit + 1)
+    wanted = {"step": step, "verdict": verdict, "group_index": group, "sample_index": sample, "prompt_id": prompt_id}
+    rows = newest_samples(session, number, wanted, after=after, limit=limit + 1)
     last = rows[limit - 1] if len(rows) > limit else None
     return SamplePage(
         items=[_view(row) for row in rows[:limit]],

@@ -17,13 +17,13 @@ class SpanView(BaseModel):
     """One activity of one process."""
 
     process: str = Field(examples=["engine 0", "learner", "verifier"])
-    activity: str = Field(examples=["sampling", "verifying", "updating", "syncing", "saving"])
+    activity: str = Field(examples=["sampling", "verifying", "updating", "syncing", "saving", "evaluating"])
     begin: FiniteFloat = Field(description="Seconds since the begin of the step.")
     end: FiniteFloat
 
 
 class StepTimeline(BaseModel):
-    """What the run's processes did in a step. A process is idle where it has no span."""
+    """What the run's processes did in a step, or in the evaluation after it. A process is idle where it has no span."""
 
     attempt: int
     step: int

@@ -38,7 +38,9 @@ _MADE = creation_responses(schemas.RunDetail, "run", "The run is queued.", "The 
 _MOST_EQUAL_RUNS = 10
 
 
-@router.post("", status_code=201, summary="Submit a run", response_model=schemas.RunDetail, responses=_MADE)
+@router.post(
+    "", status_code=201, summary="Submit a run", response_model=schemas.RunDetail, responses=_MADE | responses(404)
+)
 def submit_run(body: schemas.RunRequest, by: Submission) -> Response:
     """Queue a run. A retry with the same `Idempotency-Key` returns the run created before (200)."""
     run_id, is_new = by.claim("submit", body, "r")
@@ -47,8 +49,11 @@ def submit_run(body: schemas.RunRequest, by: Submission) -> Response:
     config, group = _prepared(by.session, by.settings, body)
     service.check_priority(by.principal, body.priority)
     service.check_queue(by.session, by.settings, by.principal)
-    run = service.new_run(config, by.principal, run_id=run_id, notes=body.notes, priority=body.priority, group=group)
-    return _add(by, run, body.tags, "submitted")
+    parent = (service.find(by.session, body.clone_of), "clone") if body.clone_of else None
+    run = service.new_run(
+        config, by.principal, run_id=run_id, notes=body.notes, priority=body.priority, group=group, parent=parent
+    )
+    return _add(by, run, body.tags, "cloned" if parent else "submitted")
 
 
 @router.post(

@@ -34,6 +34,7 @@ class RunRequest(RunSource):
     notes: Notes = Field("", description="Free text.")
     priority: Priority = Field(0, description="Higher ones start first.")
     group: Id | None = Field(None, description="Id of its group.")
+    clone_of: Id | None = Field(None, description="Run that the config was taken from; becomes `parent_id`.")
 
 
 class CloneRequest(Body):

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from support.dashboard_pages import Pages
+from support.dashboard_pages import Pages, labelled
 from support.reporting import metric_row, sample_row
 
 
 def test_counts_of_a_prompt_are_of_all_its_responses(pages: Pages) -> None:
-    """Seven prompts of eight responses: the page of 50 ends in the middle of the last one. Older steps are hidden."""
+    """Seven prompts of eight responses, the most correct one last. Older steps are hidden."""
     run = pages.submit("samples")
     rows = [
         sample_row(1, group=group, sample=sample, prompt_id=f"p{group}", verdict="wrong")
         for group in range(7)
         for sample in range(8)
     ]
-    for row in rows[6 * 8 : 6 * 8 + 7]:
+    for row in rows[:7]:
         row["verdict"] = "correct"
         row["rendered_prompt"] = "<|user|>**1 + 1?**<|assistant|>"
     pages.service.report(run, samples=[sample_row(0), *rows])
@@ -23,9 +23,39 @@ def test_counts_of_a_prompt_are_of_all_its_responses(pages: Pages) -> None:
     assert table[["Correct", "Responses"]].values.tolist() == [*[[0, 8]] * 6, [7, 8]]
     page = pages.open("run", run=run, part="Samples", verdict="correct")
     assert page.dataframe[0].value[["Correct", "Responses"]].values.tolist() == [[7, 8]]
-    assert len([words for words in page.markdown if "✔ correct" in words.value]) == 7
+    (answer,) = [words.value for words in page.markdown if "✔ correct" in words.value]
+    assert "**7×** answer **2**" in answer
     (seen,) = [each for each in page.expander if each.label == "What the policy saw"]
     assert [code.value for code in seen.code] == ["<|user|>**1 + 1?**<|assistant|>"]
+
+
+def test_a_prompt_is_followed_across_steps_and_runs(pages: Pages) -> None:
+    first, second = pages.submit("first"), pages.submit("second")
+    for run, verdicts in {first: ("wrong", "correct"), second: ("correct", "correct")}.items():
+        rows = [sample_row(step, verdict=verdict) for step, verdict in enumerate(verdicts, 4)]
+        pages.service.report(run, samples=[*rows, sample_row(5, group=1, prompt_id="p2", prompt="other")])
+    page = pages.open("run", run=first, part="Samples")
+    labelled(page.button, "All steps").click().run()
+    assert page.query_params["prompt"] == "p1"
+    assert page.dataframe[0].value[["Step", "Correct"]].values.tolist() == [["4", 0], ["5", 1]]
+    page = pages.open("run", run=first, part="Samples", prompt="p1", also=second)
+    frame = page.dataframe[0].value
+    assert frame[["Run", "Step"]].values.tolist()[0] == ["first", "4"]
+    assert sorted(frame["Run"]) == ["first"] * 2 + ["second"] * 2
+
+
+def test_a_config_is_compared_with_the_nearest_preset_and_with_another_run(pages: Pages) -> None:
+    run, other = pages.submit("own", "learner.rule.k=9"), pages.submit("other", "seed=4")
+
+    def shown(**query: str) -> list[list[str]]:
+        page = pages.open("run", run=run, part="Config", **query)
+        return [row[:3] for row in page.dataframe[0].value.values.tolist()]
+
+    assert ["learner.rule.k", "9", "5"] in shown()
+    assert all(own != others for _, own, others in shown())
+    assert shown(against=other) == [["name", "own", "other"], ["seed", "0", "4"], ["learner.rule.k", "9", "5"]]
+    assert shown(against=other, setting="gate") == []
+    assert ["learner.rule.gate.threshold", "3.0", "3.0"] in shown(against=other, setting="gate", unchanged="1")
 
 
 @pytest.mark.parametrize("part", ["Overview", "Policy", "Metrics", "Evaluations", "Samples", "Log", "Checkpoints"])

@@ -67,6 +67,15 @@ def test_a_link_changes_settings_of_collapsed_sections_and_names_what_it_cannot(
     assert labelled(page.number_input, "Priority").value == 0
 
 
+def test_what_is_wrong_is_said_below_its_field(pages: Pages) -> None:
+    page = pages.open("submit", preset="demo")
+    for typed, message in {"many": "is not an integer", "1": "must be at least 2"}.items():
+        labelled(page.text_input, "Rule K").set_value(typed).run()
+        below = [words.value for words in page.markdown if words.value.startswith(":red[")]
+        assert len(below) == 1, typed
+        assert plain(message) in below[0]
+
+
 def test_a_sweep_is_planned_before_it_is_submitted(pages: Pages) -> None:
     page = pages.open("submit", preset="demo", sweep="1")
     labelled(page.text_input, "K").set_value("3, 5").run()

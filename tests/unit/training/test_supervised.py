@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -179,14 +180,15 @@ def test_a_warm_start_is_counted_and_reported_apart(tmp_path: Path) -> None:
     ignore = lambda *_, **__: None  # noqa: E731
     learners = Learners()
     source = SimpleNamespace(batch=batch, sync=ignore, state_dict=dict)
-    pool = SimpleNamespace(timeline=Timeline(), engines=SimpleNamespace(all=[0]))
+    timelines: list[tuple[int, list[tuple[str, str]]]] = []
+    pool = SimpleNamespace(timeline=Timeline(itertools.count(0.5).__next__), engines=SimpleNamespace(all=[0]))
     runtime: Any = SimpleNamespace(
         config=config, watch=ProgressWatch(), learners=learners, pool=pool, planner=None, rollouts=source
     )
     reporter: Any = SimpleNamespace(
         out_dir=tmp_path,
         log_event=ignore,
-        log_timeline=ignore,
+        log_timeline=lambda step, _, spans: timelines.append((step, [span[:2] for span in spans])),
         log_metrics=lambda step, metrics: rows.setdefault(step, {}).update(metrics),
     )
     evaluator: Any = SimpleNamespace(
@@ -201,6 +203,7 @@ def test_a_warm_start_is_counted_and_reported_apart(tmp_path: Path) -> None:
     # Linear: the whole rate at the first of two steps, half at the second; in either phase.
     assert learners.calls == [("warm_start", 0.5), ("warm_start", 0.25), ("first", 0.1), ("run", 0.05)]
     assert evaluated == [2, 3, 4], "the start of the run, not what comes before"
+    assert [step for step, spans in timelines if spans == [("evaluation", "evaluating")]] == [2, 3, 4]
     warm, after = rows[2], rows[4]
     own = {name for name in warm if not name.startswith(("warm_start/", "system/"))}
     assert own == {"update/backward_passes_total", "time/training_s", "time/elapsed_s", "time/evaluate_s"}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
-Activity = Literal["sampling", "verifying", "updating", "syncing", "saving"]
+Activity = Literal["sampling", "verifying", "updating", "syncing", "saving", "evaluating"]
 
 
 class Span(NamedTuple):

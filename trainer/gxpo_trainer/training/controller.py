@@ -369,9 +369,10 @@ class Controller:
     def _evaluate(self) -> None:
         self.enter_phase("evaluating")
         begin = time.perf_counter()
-        step = self.counters.step
+        step, timeline = self.counters.step, self.pool.timeline
+        window = timeline.now()
         full = self.config.evaluation.full_at_end and self.counters.reached(self.config) is not None
-        with self.watch.abandonable():
+        with self.watch.abandonable(), timeline.during("evaluation", "evaluating"):
             records, metrics = self.evaluator.run(self.rollouts, step=step, version=step, full=full)
         for record in records:
             totals = {
@@ -383,6 +384,7 @@ class Controller:
         self._score = metrics.get("eval/average/pass@1")
         metrics["time/evaluate_s"] = time.perf_counter() - begin
         self.reporter.log_metrics(step, metrics)
+        self.reporter.log_timeline(step, window, timeline.cut(window))
         self.progress.message(self.evaluator.describe(step, metrics))
         self._evaluated = step
 

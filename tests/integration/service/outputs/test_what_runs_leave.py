@@ -90,6 +90,7 @@ def test_counts_are_of_whole_groups_on_every_page(client: TestClient, database: 
 
     def counts(**query: object) -> list[tuple[str, int, int]]:
         groups = client.get(path, params=query).raise_for_status().json()["groups"]
+        assert {group["reward"] for group in groups} <= {1.0}
         return [(group["prompt_id"], group["correct"], group["responses"]) for group in groups]
 
     first = client.get(path, params={"limit": 2}).raise_for_status().json()
@@ -97,6 +98,8 @@ def test_counts_are_of_whole_groups_on_every_page(client: TestClient, database: 
     assert counts(limit=2, cursor=first["next_cursor"]) == [("p0", 1, 3), ("p1", 1, 3)]
     assert counts(verdict="correct") == [("p0", 1, 3), ("p1", 1, 3)]
     assert counts(verdict="error") == []
+    assert counts(sample=0) == [("p0", 1, 3), ("p1", 1, 3)]
+    assert counts(sample=0, limit=1) == counts(prompt_id="p0") == [("p0", 1, 3)]
     alone = client.get(path, params={"group": 1}).raise_for_status().json()["items"]
     assert [(item["group"], item["sample"]) for item in alone] == [(1, 0), (1, 1), (1, 2)]
 

@@ -214,6 +214,16 @@ def test_of_many_who_cancel_and_resume_at_once_each_gets_an_answer(
     assert client.get(f"{API}/runs/{run['id']}").json()["state"] == "cancelled"
 
 
+def test_a_run_may_name_the_run_that_its_config_was_taken_from(
+    client: TestClient, submit: Callable[..., dict[str, Any]]
+) -> None:
+    original = submit()
+    body = {"config": original["config"], "clone_of": original["id"]}
+    made = client.post(f"{API}/runs", json=body).raise_for_status().json()
+    assert (made["parent_id"], made["parent_kind"]) == (original["id"], "clone")
+    assert client.post(f"{API}/runs", json=body | {"clone_of": "r01none"}).status_code == 404
+
+
 def test_a_clone_has_the_config_with_overrides_and_names_its_original(
     client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
 ) -> None:

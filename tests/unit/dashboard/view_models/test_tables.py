@@ -234,6 +234,23 @@ def test_an_unknown_speaker_or_end_is_shown_without_its_text_as_a_label() -> Non
     assert tables.turn_rows(item([turn("**tool**", "x")])) == [("Unknown, turn 0", "x")]
 
 
+def test_equal_answers_are_merged_and_the_worst_is_first() -> None:
+    answered = [
+        ("wrong", "4", 0.0),
+        ("correct", "5", 1.0),
+        ("wrong", "3", 0.0),
+        ("wrong", "3", 0.0),
+        ("error", "", None),
+    ]
+    items = [{"verdict": verdict, "extracted": answer, "reward": reward} for verdict, answer, reward in answered]
+    assert [(group[0]["extracted"], len(group)) for group in tables.answers(items)] == [
+        ("", 1), ("3", 2), ("4", 1), ("5", 1)
+    ]  # fmt: skip
+    shares = [(2, 8, 0.9), (0, 8, 0.2), (0, 8, 0.1), (1, 4, None)]
+    groups = [{"correct": correct, "responses": of, "reward": reward} for correct, of, reward in shares]
+    assert [group["reward"] for group in tables.worst_first(groups)] == [0.1, 0.2, None, 0.9]
+
+
 def test_the_selection_follows_items_to_their_new_rows() -> None:
     selection = tables.RowSelection()
     assert selection.place(["a", "b", "c"]) == []

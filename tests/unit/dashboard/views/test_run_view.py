@@ -1,9 +1,10 @@
-"""Parts and header of the Run view."""
+"""Header and log of the Run view."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from gxpo_dashboard.views.records import in_context
 from gxpo_dashboard.views.run import _figures
 
 Json = dict[str, Any]
@@ -12,6 +13,13 @@ Json = dict[str, Any]
 def run(state: str = "running", **progress: Any) -> Json:
     costs = {"steps": 3, "backward_passes": 9, "tokens": 100, "training_s": 75.0, "seconds_left": 90.0}
     return {"state": state, "score": 0.5, "score_best": None, "reward": 1.0, "progress": costs | progress}
+
+
+def test_matches_of_a_log_are_marked_between_the_lines_around_them() -> None:
+    lines = [f"line {number}" for number in range(12)]
+    assert in_context(lines, "LINE 9") == (1, ["⋯", "  line 7", "  line 8", "▸ line 9", "  line 10", "  line 11"])
+    assert in_context(lines, "line 1")[1][:4] == ["  line 0", "▸ line 1", "  line 2", "  line 3"]
+    assert in_context(lines, "error") == (0, [])
 
 
 def test_the_header_says_what_was_used_of_each_limit() -> None:

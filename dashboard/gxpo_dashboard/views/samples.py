@@ -1,0 +1,190 @@
+"""Samples of a run: prompts worst first, and the answers to one of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from gxpo_client.formats import count, figure, significant
+from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, number_of, plain, unique_labels, with_formulas
+from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.view_models.series import number
+from gxpo_dashboard.view_models.tables import answers, episode_facts, turn_rows, worst_first
+from gxpo_dashboard.views import explorer, records
+from gxpo_dashboard.widgets import cursors, empty, pager, untrusted
+
+Json = dict[str, Any]
+
+_PAGE = 500
+"""Prompts of a list, and responses of a prompt: the largest page of the service."""
+_MOST_OTHERS = 5
+"""Further runs in which a prompt is looked up."""
+_INLINE = 120
+"""Characters of an answer that is shown in full."""
+
+
+def show(run: str, x: str) -> None:
+    """The prompts of a step, or a prompt at all steps and in further runs, worst first; answers of the selected one."""
+    prompt = st.query_params.get("prompt", "")
+    steps = [str(step) for step in visitor.client().get("/runs", run, "samples", limit=1)["steps"]]
+    if not steps:
+        records.none(run, "samples")
+        return
+    runs = {run: visitor.client().run(run)}
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        if prompt:
+            if st.button("All prompts", icon=":material/arrow_back:"):
+                del st.query_params["prompt"]
+                st.rerun()
+            step = "all"
+        else:
+            offered = {"": "newest", "all": "all"} | {step: count(int(step)) for step in reversed(steps)}
+            step = permalinks.select("Step", "step", offered, "", width=160) or ""
+        verdict = permalinks.select("Verdict", "verdict", {"": "any"} | VERDICTS, "", width=220)
+        if prompt:
+            runs |= explorer.runs("Also in", "also", most=_MOST_OTHERS)
+    visited = cursors("samples", (run, step, verdict, prompt))
+    query: Json = {"step": {"": steps[-1], "all": None}.get(step, step), "verdict": verdict, "prompt_id": prompt}
+    # One response lists a prompt; with a verdict it may be any of them.
+    query |= {"limit": _PAGE} if verdict else {"limit": _PAGE, "sample": 0}
+    cursor = {run: visited[-1]} if visited else {}
+    pages = {of: visitor.client().get("/runs", of, "samples", **query, cursor=cursor.get(of)) for of in runs}
+    groups = worst_first(group | {"run": of} for of, page in pages.items() for group in page["groups"])
+    if not groups:
+        empty("No matching samples", "Select another step or verdict.")
+        return
+    prompts = {_identity(item): item["prompt"] for page in pages.values() for item in page["items"]}
+    labels = unique_labels(runs) if len(runs) > 1 else {}
+    listed, read = st.columns([2, 3])
+    with listed:
+        chosen = _group_list(groups, prompts, labels, f"samples-{run}-{query}", by_step=query["step"] is None)
+        following = pages[run]["next_cursor"]
+        if visited or following:
+            pager("samples", visited, following, len(visited) * _PAGE, len(groups))
+    with read:
+        query = {"step": chosen["step"], "group": chosen["group"], "verdict": verdict, "limit": _PAGE}
+        whole = visitor.client().get("/runs", chosen["run"], "samples", **query)["items"]
+        # A later attempt may just have replaced the step.
+        if items := [item for item in whole if _identity(item) == _identity(chosen)]:
+            _group(chosen, items)
+
+
+def _identity(item: Json) -> tuple[Any, ...]:
+    """Of the group of a sample, or of a group's counts."""
+    return item["step"], item["attempt"], item["group"], item["prompt_id"]
+
+
+def _group_list(
+    groups: list[Json], prompts: dict[tuple[Any, ...], str], runs: dict[str, str], key: str, *, by_step: bool
+) -> Json:
+    """A row per prompt; returns the selected group. runs: labels, where there are several."""
+    frame = pd.DataFrame(
+        {
+            **({"Run": [runs[group["run"]] for group in groups]} if runs else {}),
+            **({"Step": [count(group["step"]) for group in groups]} if by_step else {}),
+            "Correct": [group["correct"] for group in groups],
+            "Responses": [group["responses"] for group in groups],
+            "Reward": [significant(number(group["reward"])) for group in groups],
+            "Prompt": [prompts[_identity(group)] for group in groups],
+        }
+    )
+    column = st.column_config
+    narrow = dict.fromkeys(("Step", "Correct", "Responses", "Reward"), column.Column(width="small"))
+    event = st.dataframe(
+        frame,
+        key=key,
+        hide_index=True,
+        height=min(38 + 35 * len(groups), 560),
+        on_select="rerun",
+        selection_mode="single-row",
+        column_config=narrow | {"Prompt": column.TextColumn(width="large")},
+        alt="Prompts, worst first: select one to read its responses",
+    )
+    return groups[next((row for row in event.selection.rows if row < len(groups)), 0)]
+
+
+def _group(counts: Json, items: list[Json]) -> None:
+    """A prompt with the answers of all its responses."""
+    first = items[0]
+    with st.container(border=True, gap="small"):
+        with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
+            versions = dict.fromkeys(item["extra"].get("weights_version") for item in items)
+            facts = f"Step {count(first['step'])}, attempt {first['attempt']}, group {first['group']}" + "".join(
+                f", policy version {version}" for version in versions if version is not None
+            )
+            correct = f"**{counts['correct']} of {counts['responses']}** correct"
+            st.markdown(f"{plain(facts)}: {correct}", width="content")
+            across = st.query_params.get("prompt") != first["prompt_id"]
+            if across and st.button("All steps", icon=":material/history:"):
+                st.query_params["prompt"] = first["prompt_id"]
+                st.rerun()
+        _text(first["prompt"])
+        if shown := first["extra"].get("rendered_prompt"):
+            with st.expander("What the policy saw"):
+                untrusted("Rendered prompt", shown)
+        st.markdown(f"Gold answer {_inline(first['gold'])}")
+        for group in answers(items):
+            _answer(group)
+
+
+def _answer(group: list[Json]) -> None:
+    """Responses with an equal verdict and answer: how many, and the different ones among them."""
+    first = group[0]
+    verdict = first["verdict"]
+    chip = f":{VERDICT_COLORS.get(verdict, 'gray')}-badge[{plain(VERDICTS.get(verdict, verdict))}]"
+    times = f" **{count(len(group))}×**" if len(group) > 1 else ""
+    answer = "no answer" if first["extracted"] is None else f"answer {_inline(first['extracted'])}"
+    rewards = " to ".join(dict.fromkeys(figure(number(end["reward"])) for end in _ends(group, "reward")))
+    tokens = " to ".join(dict.fromkeys(count(end["length"]) for end in _ends(group, "length")))
+    cut = ", truncated" if any(item["truncated"] for item in group) else ""
+    st.markdown(f"{chip}{times} {answer}, {plain(f'reward {rewards}, {tokens} tokens{cut}')}")
+    different: dict[str, Json] = {}
+    for item in group:
+        different.setdefault(json.dumps([item["response"], item["turns"]]), item)
+    shown, *others = different.values()
+    _response(shown)
+    if others:
+        label = f"{number_of(len(others), 'other response')} with this answer"
+        drawer = st.expander(label, key=f"others-{shown['number']}", on_change="rerun")
+        if drawer.open:
+            with drawer:
+                for item in others:
+                    _response(item)
+
+
+def _ends(group: list[Json], name: str) -> tuple[Json, Json]:
+    """The samples with the lowest and the highest value."""
+    return min(group, key=lambda item: number(item[name])), max(group, key=lambda item: number(item[name]))
+
+
+def _inline(text: str) -> str:
+    """Untrusted text within a line, cut to what fits there."""
+    return f"**{plain(text if len(text) <= _INLINE else f'{text[:_INLINE]}…')}**" if text.strip() else "(none)"
+
+
+def _response(item: Json) -> None:
+    rows = turn_rows(item)
+    for heading, text in rows:
+        untrusted(heading, text)  # without typeset formulas
+    if not rows:
+        _text(item["response"])
+    if item["extra"].get("detail"):
+        untrusted("Grader", item["extra"]["detail"])
+    if item.get("end_detail"):
+        untrusted("Environment", item["end_detail"])
+    if ended := episode_facts(item):
+        st.caption(plain(ended))
+
+
+def _text(text: str) -> None:
+    """Untrusted text as it is, and if it has formulas also with these typeset, in a second column."""
+    formulas = with_formulas(text)
+    if formulas is None:
+        st.code(text or " ", language=None, wrap_lines=True)
+        return
+    raw, typeset = st.columns(2)
+    raw.code(text, language=None, wrap_lines=True)
+    typeset.markdown(formulas)
