@@ -12,7 +12,7 @@ reach at best.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,16 +37,16 @@ VIEWS = frozenset({"view", "t", "transpose", "expand", "slice", "unsqueeze", "sq
 
 
 @dataclass
-class Kernels(TorchDispatchMode):
+class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sums over the kernels of a pass. seconds: by part; flops: of all."""
 
     device: Device
     vocabulary: int
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     flops: float = 0.0
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -55,7 +55,7 @@ class Kernels(TorchDispatchMode):
             return out
         tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)]
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in {id(t): t for t in tensors}.values())
-        counted = flop_registry.get(func.overloadpacket)
+        counted: Any = flop_registry.get(func.overloadpacket)
         flops = counted(*args, **(kwargs or {}), out_val=out) if counted else 0
         head = any(self.vocabulary in tensor.shape for tensor in tensors)
         part = "head" if head else "attention" if "attention" in name else "matrices" if flops else "element-wise"
@@ -71,7 +71,9 @@ def one_pass(path: str, device: Device, *, chunk: int, entropy: bool, recompute:
     shape = dict(known_config(path) or {})
     config = AutoConfig.for_model(shape.pop("model_type"), **shape)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.bfloat16, attn_implementation="sdpa"
+        )
         if recompute:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()

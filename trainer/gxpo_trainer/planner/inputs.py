@@ -159,6 +159,7 @@ def read_folder(folder: Path, model_path: str) -> ModelShape:
 
 Rows = Literal["padded", "shared", "packed"]
 Reference = Literal["none", "whole", "adapter"]
+Automatic = Literal["checkpointing", "token_budget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ class Inputs:
     observation_limit: int = 0
     sampled: bool = True
     teacher_parameters: int = 0
-    automatic: frozenset[Literal["checkpointing", "token_budget"]] = frozenset()
+    automatic: frozenset[Automatic] = frozenset()
 
     @property
     def on_gpu(self) -> bool:
@@ -293,6 +294,11 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
     elif learner.loss.kl_beta > 0:
         reference = "adapter" if lora else "whole"
     sampler_fp32 = rollout.dtype == "float32" or (rollout.dtype == "auto" and learner.precision == "fp32")
+    automatic: frozenset[Automatic] = frozenset()
+    if config.model.gradient_checkpointing == "auto":
+        automatic |= {"checkpointing"}
+    if learner.token_budget == "auto":
+        automatic |= {"token_budget"}
     asked = placement.num_gpus(colocated=placement.can_colocate)
     inputs = Inputs(
         shape=shape,
@@ -331,14 +337,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         observation_limit=observed,
         sampled=sampled,
         teacher_parameters=0 if config.teacher is None else read_shape(config.teacher.path).parameters,
-        automatic=frozenset(
-            name
-            for name, value in (
-                ("checkpointing", config.model.gradient_checkpointing),
-                ("token_budget", learner.token_budget),
-            )
-            if value == "auto"
-        ),
+        automatic=automatic,
     )
     inputs = replace(inputs, memory_utilization=rollout.memory_share(shared=inputs.shared))
     try:
