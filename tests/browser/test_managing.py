@@ -134,7 +134,7 @@ def test_a_log_is_searched(site: Site, page: Page, live_run: str) -> None:
 def test_a_run_whose_samples_were_deleted_by_retention_says_so(site: Site, page: Page) -> None:
     run = site.submit_short("of last year")
     page.open("run", run=run, part="Samples")
-    page.shows("The run reported none")
+    page.shows("It reported no samples")
     with closing(sqlite3.connect(site.home / "gxpo.sqlite", timeout=60)) as database, database:
         database.execute("UPDATE runs SET pruned_at = 1700000000 WHERE id = ?", (run,))
     page.open("run", run=run, part="Samples")

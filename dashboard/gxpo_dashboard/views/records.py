@@ -41,7 +41,9 @@ def none(run_id: str, what: str, otherwise: str = "") -> None:
         state = visitor.client().get("/runs", run_id, "headline")["parts"][0]
         hint = " Engines compile; the first step takes longest." if run["phase"] == "starting engines" else ""
         hint += f" [Open](?view=run&run={state['runs'][0]})" if state["runs"] else ""
-        empty(f"No {what}" + ("" if run["state"] in TERMINAL else " yet"), plain(state["text"]) + hint)
+        ended = run["state"] in TERMINAL
+        hint += f" It reported no {what}." if ended and run["progress"]["steps"] else ""
+        empty(f"No {what}" + ("" if ended else " yet"), plain(state["text"]) + hint)
 
 
 def events(run: str, x: str) -> None:

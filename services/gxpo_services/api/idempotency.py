@@ -57,6 +57,7 @@ IfMatch = Annotated[
     ),
 ]
 ETAG_HEADER = {"ETag": {"description": "Version of what can be edited; for If-Match.", "schema": {"type": "string"}}}
+_LATER_FIELDS = ("clone_of",)
 _TAG = re.compile(r'(?:W/)?"[^"]*"')
 
 
@@ -108,7 +109,9 @@ class Creation:
         new = new_id(kind)
         if self.key is None:
             return new, True
-        content = json.dumps([action, body.model_dump()], sort_keys=True, default=str)
+        # A field that requests of earlier versions lack counts only where it is set: their keys stay valid.
+        later = {name for name in _LATER_FIELDS if getattr(body, name, None) is None}
+        content = json.dumps([action, body.model_dump(exclude=later)], sort_keys=True, default=str)
         sha256 = hashlib.sha256(content.encode("utf-8", "backslashreplace")).hexdigest()
         mine = {"token_id": self.principal.token_id, "key": self.key, "body_sha256": sha256}
         insert = INSERTS[self.session.get_bind().dialect.name](IdempotencyKey).on_conflict_do_nothing()

@@ -82,7 +82,7 @@ def test_a_sentence_of_the_headline_opens_its_evidence(pages: Pages) -> None:
     (gate,) = [button for button in page.button if button.label.startswith("**The gate has not fired")]
     gate.click().run()
     assert holder in page.query_params["run"]
-    assert "Gate" in page.query_params["part"]
+    assert page.query_params["part"] in ("Training", ["Training"]), "whose first section is Gate"
     for each in (run, holder):
         pages.cancel(each)
 

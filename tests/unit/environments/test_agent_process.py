@@ -182,7 +182,9 @@ async def test_a_fault_is_a_verdict_and_leaves_no_process(
 
 @pytest.mark.parametrize("name", ["floods", "leaves"])
 async def test_a_flood_and_a_lost_connection_disturb_no_other_episode(started: Configured, name: str) -> None:
-    faulty, other = await asyncio.gather(play(started(name), 10_000), play(started("twice")))
+    faulty, other = await asyncio.gather(
+        play(started(name, deadline_s=600), 10_000), play(started("twice", deadline_s=600))
+    )
     assert other[-1] == Reply(Turn(reward=0.5, done=True))
     assert faulty[-1] == Reply(Turn(done=True))
 
