@@ -126,12 +126,13 @@ def _group(counts: Json, items: list[Json]) -> None:
             with st.expander("What the policy saw"):
                 untrusted("Rendered prompt", shown)
         st.markdown(f"Gold answer {_inline(first['gold'])}")
-        for group in answers(items):
-            _answer(group)
+        for place, group in enumerate(answers(items)):
+            _answer(group, folded=place > 0 and bool(group[0]["turns"]))
 
 
-def _answer(group: list[Json]) -> None:
-    """Responses with an equal verdict and answer: how many, and the different ones among them."""
+def _answer(group: list[Json], *, folded: bool) -> None:
+    """Responses with an equal verdict and answer: how many, and the different ones among them. folded: all of them are
+    in the drawer, as turns would fill the page."""
     first = group[0]
     verdict = first["verdict"]
     chip = f":{VERDICT_COLORS.get(verdict, 'gray')}-badge[{plain(VERDICTS.get(verdict, verdict))}]"
@@ -144,14 +145,15 @@ def _answer(group: list[Json]) -> None:
     different: dict[str, Json] = {}
     for item in group:
         different.setdefault(json.dumps([item["response"], item["turns"]]), item)
-    shown, *others = different.values()
-    _response(shown)
-    if others:
-        label = f"{number_of(len(others), 'other response')} with this answer"
-        drawer = st.expander(label, key=f"others-{shown['number']}", on_change="rerun")
+    hidden = [*different.values()]
+    if not folded:
+        _response(hidden.pop(0))
+    if hidden:
+        label = f"{number_of(len(hidden), 'response' if folded else 'other response')} with this answer"
+        drawer = st.expander(label, key=f"others-{first['number']}", on_change="rerun")
         if drawer.open:
             with drawer:
-                for item in others:
+                for item in hidden:
                     _response(item)
 
 

@@ -113,6 +113,7 @@ def test_the_plateau_is_the_last_share_of_a_budget() -> None:
     made = curve((0, 6, 12, 18, 20), (0, 1, 2, 3, 4), (0.1, 0.5, 0.7, 0.8, 0.9), range(5))
     assert curves.in_plateau(made, 20).tolist() == [False, False, True, True, True]
     assert curves.in_plateau(made, 18, 0.5).tolist() == [False, False, True, True, False]
+    assert not curves.in_plateau(made, 0).any(), "the initial policy has no plateau"
 
 
 def test_the_exponential_average_by_hand() -> None:

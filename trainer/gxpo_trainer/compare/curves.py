@@ -203,9 +203,9 @@ def interpolated(curve: EvaluationCurve, target: float, axis: Axis, counted: npt
 
 
 def in_plateau(curve: EvaluationCurve, budget: float, window: float = PLATEAU) -> npt.NDArray[np.bool_]:
-    """Which evaluations lie in the last share `window` of a budget of backward passes."""
+    """Which evaluations lie in the last share `window` of a budget of backward passes; never the initial policy's."""
     passes = curve.backward_passes
-    return (passes >= (1 - window) * budget - 1e-6) & (passes <= budget + 1e-6)
+    return (passes > 0) & (passes >= (1 - window) * budget - 1e-6) & (passes <= budget + 1e-6)
 
 
 def at_budget(curve: EvaluationCurve, axis: Axis, budget: float, smoothing: float = 0.0) -> BudgetPoint | None:
