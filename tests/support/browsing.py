@@ -261,8 +261,18 @@ class Page:
     def click_row(self, row: int, at: int) -> None:
         """Click into a row of the table, so many pixels from its left edge; row -1 is the header."""
         canvas = self.one("[data-testid=stDataFrame] canvas[data-testid=data-grid-canvas]")
+        corners = [[-1, -1]]
+
+        def rests() -> bool:
+            """Whether it is where it was at the look before: an expander above it may still be opening."""
+            corners.append(
+                self.script("const box = arguments[0].getBoundingClientRect(); return [box.left, box.top]", canvas)
+            )
+            return bool(corners[-1] == corners[-2])
+
+        self.wait(rests, "the table at rest")
         # From its corner: Selenium's offsets are from the middle of what is in view.
-        left, top = self.script("const box = arguments[0].getBoundingClientRect(); return [box.left, box.top]", canvas)
+        left, top = corners[-1]
         keys = self.keys()
         keys.w3c_actions.pointer_action.move_to_location(round(left + at), round(top + 36 * (row + 1.5))).click()
         keys.perform()
