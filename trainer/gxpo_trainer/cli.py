@@ -459,7 +459,7 @@ def register_study(subparsers: Subparsers) -> None:
     answer = actions.add_parser("answer", help="print what a study found, from its data")
     answer.set_defaults(run=print_answer)
     for action in (report, answer):
-        action.add_argument("--data", metavar="DIR", type=Path, help="data folder; default: beside the study file")
+        action.add_argument("--data", metavar="DIR", type=Path, help="data folder; default: next to the study file")
     for action in (execute, status, report, answer):
         action.add_argument("study", metavar="STUDY.toml", type=Path, help="study file (.toml or .json)")
         if action is not answer:

@@ -66,7 +66,7 @@ def show() -> None:
     header = st.container(horizontal=True, vertical_alignment="center", gap="small")
     header.title("Runs", width="content")
     actions.dialogs()
-    st.session_state["axis"] = ""  # the curves beside the table have no zoom
+    st.session_state["axis"] = ""  # the curves next to the table have no zoom
     st.html(_ONE_ORDER)
     with header:
         with st.popover("Views", icon=":material/bookmark:"):
@@ -206,7 +206,7 @@ def _table(
     *,
     means: bool = False,
 ) -> None:
-    """Show a row for each group of runs, below the actions on the selected ones and beside their curves. A click on a
+    """Show a row for each group of runs, below the actions on the selected ones, next to their curves. A click on a
     header orders by its column, in the service: the table has one page alone."""
     selected, pressed = _place_selection(key, [min(run["id"] for run in members) for members in rows])
     config, ordered = _column_config(columns, means), tables.ordered_column(query["sort"])
@@ -223,7 +223,7 @@ def _table(
     dots = [colors.get(run["id"]) or rules.of({"name": run["rule"]}).color for run, *_ in rows]
     frame = frame.assign(**{_DOT: [dot(color) for color in dots]})
     # Always two columns: a table that moves to another place of the page loses its scroll position.
-    listed, beside = st.columns([3, 2] if chosen else [1, 0.001], gap="small" if chosen else None)
+    listed, preview = st.columns([3, 2] if chosen else [1, 0.001], gap="small" if chosen else None)
     listed.dataframe(
         frame.style.format(tables.written(frame), na_rep=NONE),
         key=key,
@@ -238,7 +238,7 @@ def _table(
         alt="Runs with state, progress, accuracy and cost",
     )
     if chosen:
-        with beside:
+        with preview:
             explorer.draw({run["id"]: run for run in chosen[:_MOST_PREVIEWED]}, PREVIEWED, "backward_passes")
 
 

@@ -64,7 +64,7 @@ class RunSource(Body):
     def _exactly_one(self) -> RunSource:
         given = [name for name in ("config", "toml", "preset") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"one of config, toml and preset is required, not {' and '.join(given) or 'none'}")
+            raise ValueError(f"exactly one of config, toml and preset is required, not {' and '.join(given) or 'none'}")
         return self
 
 

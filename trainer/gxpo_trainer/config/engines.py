@@ -263,7 +263,7 @@ class PlacementConfig(Settings):
         description="How weights reach the engines. auto: cuda_ipc on shared GPUs, nccl between separate ones; on CPUs "
         "shared_memory on one node, else object_store (Ray's).",
     )
-    wait_s: float = Field(600.0, ge=0, description="How long a run waits for nodes to join, or to be released.")
+    wait_s: float = Field(600.0, ge=0, description="Longest wait for nodes to join, and for other runs to end.")
     max_restarts: Steps = Field(3, description="Recoveries of a learner from its checkpoint before giving up.")
 
     @property

@@ -26,7 +26,7 @@ class GateConfig(Settings):
     """The z-score gate that ends the look-ahead."""
 
     threshold: float = Field(0.5, description="τ; inf never fires.")
-    window: int = Field(30, ge=2, le=MOST_STEPS, description="w:w: past values for mean and standard deviation.")
+    window: int = Field(30, ge=2, le=MOST_STEPS, description="w: past values for mean and standard deviation.")
     warmup: int = Field(2, ge=2, le=MOST_STEPS, description="Values seen before z is computed; may exceed the window.")
     epsilon: FiniteFloat = Field(1e-8, ge=0, description="ε in z = (value − mean) / (std + ε).")
     mode: Literal["permanent", "never", "rearm"] = Field(

@@ -23,8 +23,8 @@ from gxpo_trainer.planner.timing import PlannedSeconds, step_time
 MARGIN = 0.15
 """Relative error of a learner's planned memory. A run that exceeds a device by less is warned about, not refused."""
 TOKEN_BUDGETS = (16_384, 8192, TOKEN_BUDGET)
-"""Of `learner.token_budget = "auto"` on a GPU. More tokens at a time than the first are no faster, fewer than the last
-are much slower than recomputing activations, by the roofline in docs/benchmarks.md."""
+"""Of `learner.token_budget = "auto"` on a GPU. A guess, not measured: that kept activations at the last are faster than
+recomputed ones at the first, as recomputing takes a fifth of a pass by the roofline in docs/benchmarks.md."""
 
 
 @dataclass(frozen=True, slots=True)
