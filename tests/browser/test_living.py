@@ -19,7 +19,7 @@ def test_a_refresh_keeps_zoom_and_scroll(site: Site, page: Page, live_run: str) 
     near = page.wait(lambda: page.chart("-reward", DOMAIN), "the zoomed chart")
     page.scroll_to(200)
     step = site.step(live_run)
-    page.wait(lambda: site.step(live_run) > step + 20 and f"{step:,}" not in page.text, "some refreshes")
+    page.wait(lambda: site.step(live_run) > step + 20 and f"step {step:,} of" not in page.text, "some refreshes")
     assert page.chart("-reward", DOMAIN) == near
     assert page.scrolled == 200
 
