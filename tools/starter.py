@@ -32,7 +32,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-from gxpo_trainer.data.word_problems import MAX_NUMBER, SHORT, Difficulty, WordProblem, generate
+from gxpo_trainer.data.word_problems import SHORT, Difficulty, WordProblem, generate, guess
 
 PAD, BOS, END = "<|pad|>", "<|bos|>", "<|end|>"
 ROLES = SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
@@ -171,13 +171,7 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
 
 def warmup_answer(problem: WordProblem, rng: random.Random, careful_share: float, recipe: Recipe) -> str:
     """The worked answer, or only a box with the result or a number near it."""
-    if rng.random() < careful_share:
-        return problem.solution
-    result = int(problem.prompt.gold)
-    if rng.random() >= recipe.hasty_right_share:
-        near = range(max(2, result - 12), min(MAX_NUMBER, result + 12) + 1)
-        result = rng.choice([number for number in near if number != result])
-    return f"\\boxed{{{result}}}"
+    return problem.solution if rng.random() < careful_share else guess(problem, rng, recipe.hasty_right_share)
 
 
 def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, recipe: Recipe) -> Iterator[float]:

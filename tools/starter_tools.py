@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from gxpo_trainer.data.word_problems import MAX_NUMBER, WordProblem
+from gxpo_trainer.data.word_problems import WordProblem, near_miss
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from tools.starter import Recipe, main, warmup_answer
 
@@ -89,7 +89,7 @@ def faulty_conversation(problem: WordProblem, rng: random.Random) -> list[str]:
     steps, result = steps_of(problem), int(problem.prompt.gold)
     fault = rng.choice(("calculation", "result", "calculation left out"))
     if fault == "result":
-        return tool_conversation(steps, _near(result, rng))
+        return tool_conversation(steps, near_miss(result, rng))
     if fault == "calculation left out" and len(steps) > 1:
         return tool_conversation(steps[: rng.randrange(1, len(steps))])
     wrong = rng.randrange(len(steps))
@@ -97,7 +97,7 @@ def faulty_conversation(problem: WordProblem, rng: random.Random) -> list[str]:
     steps[wrong] = _wrong_step(steps[wrong], rng)
     outcome = calculate(steps[wrong])
     if outcome is None:
-        return tool_conversation(steps[: wrong + 1], _near(result, rng))
+        return tool_conversation(steps[: wrong + 1], near_miss(result, rng))
     later = [
         tuple(outcome if value == right_outcome else value for value in step)  # the policy uses what the tool said
         for step in steps[wrong + 1 :]
@@ -111,11 +111,7 @@ def _wrong_step(step: Step, rng: random.Random) -> Step:
     change = rng.randrange(3)
     if change == 0:
         return left, rng.choice([other for other in "+-*/" if other != operator]), right
-    return (_near(left, rng), operator, right) if change == 1 else (left, operator, _near(right, rng))
-
-
-def _near(number: int, rng: random.Random) -> int:
-    return rng.choice([n for n in range(max(2, number - 12), min(MAX_NUMBER, number + 12) + 1) if n != number])
+    return (near_miss(left, rng), operator, right) if change == 1 else (left, operator, near_miss(right, rng))
 
 
 if __name__ == "__main__":

@@ -365,6 +365,7 @@ _LATER_SETTINGS = (
     ("rollout", "source"),
     ("data", "system_prompt"),
     ("data", "completion_field"),
+    ("data", "guess_share"),
     *(
         ("evaluation", name)
         for name in ("prompt_field", "answer_field", "temperature", "top_p", "top_k", "min_p", "stop")

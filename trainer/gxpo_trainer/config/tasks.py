@@ -85,6 +85,13 @@ class DataConfig(Settings):
         max_length=100,
         description="`word_problems` only: levels to draw from.",
     )
+    guess_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="`word_problems` only: share of the completions to learn that guess instead of working the answer "
+        "out, as data of mixed quality do.",
+    )
     contamination: Literal["drop", "refuse", "ignore"] = Field(
         "drop",
         description="Training problems that occur in a benchmark of this run: excluded and counted, an error, or kept.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import random
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from gxpo_trainer.config import DataConfig
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS, TEMPLATES
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.records import Record, find_files, read_records, sha256_of_file
-from gxpo_trainer.data.word_problems import Difficulty, generate
+from gxpo_trainer.data.word_problems import Difficulty, generate, guess
 from gxpo_trainer.errors import CheckpointError, DataError
 from gxpo_trainer.grading.extract import boxed_answer
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
@@ -153,9 +154,14 @@ def _embedded(data: DataConfig, seed: int, completions: bool) -> PromptSet:
         problems = generate("train", data.num_problems, seed, embedded_levels(data.source, data))
     except ValueError as error:
         raise DataError(f"data.{error}") from None
-    prompts = tuple(
-        replace(problem.prompt, completion=problem.solution if completions else None) for problem in problems
-    )
+    if completions:
+        rng = random.Random(f"gxpo guesses {seed}")
+        prompts = tuple(
+            replace(row.prompt, completion=guess(row, rng) if rng.random() < data.guess_share else row.solution)
+            for row in problems
+        )
+    else:
+        prompts = tuple(problem.prompt for problem in problems)
     body = json.dumps([[prompt.id, prompt.text, prompt.gold] for prompt in prompts])
     return PromptSet(prompts, {data.source: hashlib.sha256(body.encode()).hexdigest()})
 

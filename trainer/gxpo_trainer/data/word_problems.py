@@ -147,6 +147,17 @@ def generate(
     return problems
 
 
+def guess(problem: WordProblem, rng: random.Random, right_share: float = 0.1) -> str:
+    """Only a box, with a number near the result, or in `right_share` of cases the result."""
+    result = int(problem.prompt.gold)
+    return f"\\boxed{{{result if rng.random() < right_share else near_miss(result, rng)}}}"
+
+
+def near_miss(number: int, rng: random.Random) -> int:
+    """Another number, at most 12 from this one."""
+    return rng.choice([n for n in range(max(2, number - 12), min(MAX_NUMBER, number + 12) + 1) if n != number])
+
+
 def split_of(calculation: str) -> Split:
     """The split of a calculation such as `6*8;15+48`, for every seed."""
     digest = hashlib.sha256(f"gxpo word problem {calculation}".encode()).digest()
