@@ -50,10 +50,8 @@ def drain(database: Database, run_id: str, folder: Path, launch: int, lease_toke
     for kind, name in FILES.items():
         with suppress(FileNotFoundError), files.open(name) as file:
             _drain_file(run, kind, name, file)
-    with suppress(batches.BadRow):
-        identity = batches.parse_identity(_read(files, IDENTITY))
-        if identity is not None:
-            run.apply(batches.Batch(launch, None, identity=identity))
+    if isinstance(identity := _read(files, IDENTITY), dict):
+        run.apply(batches.Batch(launch, None, identity=identity))
     with suppress(batches.BadRow):
         outcome = batches.parse_outcome(_read(files, OUTCOME))
         return outcome if outcome is not None and outcome.attempt == launch else None
