@@ -117,7 +117,6 @@ def _picture(width: int, drawing: str) -> str:
     return f"data:image/svg+xml,{quote(svg)}"
 
 
-_MOST_ROWS, _MOST_LINES = 8, 24
 _HEIGHT = 110
 _LEGEND = "selected"
 
@@ -133,11 +132,6 @@ def matching(names: Sequence[str], prefix: str, text: str) -> list[str]:
         for name in sorted(names)
         if prefix in ("", name.partition("/")[0]) and all(word in name.lower() for word in words)
     ]
-
-
-def most_rows(num_runs: int) -> int:
-    """Metrics of one chart: fewer for many runs, because the browser redraws every line at every refresh."""
-    return max(1, min(_MOST_ROWS, _MOST_LINES // max(1, num_runs)))
 
 
 def explorer_chart(metrics: Metrics, runs: Sequence[str], x: str, smoothing: float = 0.0, log: bool = False) -> Chart:

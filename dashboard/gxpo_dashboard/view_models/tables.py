@@ -167,8 +167,7 @@ def _joint(values: pd.Series) -> Any:
         return first
     if not isinstance(first, list):
         return "various"
-    words = dict.fromkeys(item for value in values for item in value)
-    return [] if any(isinstance(item, float) for item in words) else list(words)
+    return list(dict.fromkeys(item for value in values for item in value))
 
 
 def runs_table(

@@ -65,14 +65,9 @@ def buttons(run: Json, key: str) -> None:
             if change_button("Delete…", ":material/delete:", key=f"{key}-delete"):
                 ask("delete", [run])
         if change_button(*ACTIONS["clone"], key=f"{key}-clone"):
-            clone(run)
+            go("submit", preset=run["id"], tags=", ".join(run["tags"]))
         if change_button("Edit…", ":material/edit:", key=f"{key}-edit"):
             ask("edit", run)
-
-
-def clone(run: Json) -> NoReturn:
-    """Open Submit with the settings and tags of a run."""
-    go("submit", preset=run["id"], tags=", ".join(run["tags"]))
 
 
 def ask(dialog: str, about: Json | list[Json]) -> NoReturn:

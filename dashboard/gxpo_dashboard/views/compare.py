@@ -12,7 +12,7 @@ import streamlit as st
 
 from gxpo_client.errors import InvalidRequest
 from gxpo_dashboard.charts import compare as charts
-from gxpo_dashboard.charts.base import COMPARED_AXES, MUTED, Chart, with_colors
+from gxpo_dashboard.charts.base import COMPARED_AXES, MUTED, with_colors
 from gxpo_dashboard.charts.benchmarks import sorted_scores
 from gxpo_dashboard.labels import TERMINAL, number_of, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
@@ -159,7 +159,7 @@ def _comparison(query: Json, seeds: bool, everything: dict[str, Json]) -> None:
         colors = _colors(first, everything)
         dots = [colors.get(name, MUTED) for name in comparison["ranking"]]
         text_table(charts.text_table(ranking), ranking["title"], colors=dots)
-        _colored(charts.accuracy_chart(comparison, query["x"], seeds), first, everything)
+        chart(with_colors(charts.accuracy_chart(comparison, query["x"], seeds), colors), "compare")
         draw_first()
         with st.container(border=True):
             st.markdown("##### Evidence")
@@ -182,13 +182,8 @@ def _excluded(left_out: list[Json], reason: str = "Excluded") -> None:
         st.caption(f"{reason}: {plain(run['name'])}: {plain(run['reason'])}")
 
 
-def _colored(drawing: Chart, runs: Mapping[str, charts.Response], everything: dict[str, Json]) -> None:
-    """A chart in the colours of the rules of its runs; runs: by series."""
-    chart(with_colors(drawing, _colors(runs, everything)), "compare")
-
-
 def _colors(runs: Mapping[str, charts.Response], everything: dict[str, Json]) -> dict[str, str]:
-    """Series → colour of the rule of its run."""
+    """Series → colour of the rule of its run. runs: by series."""
     rules = {series: everything[run["id"]]["rule"] for series, run in runs.items() if run["id"] in everything}
     return visitor.rules().colors(rules)
 
@@ -201,7 +196,8 @@ def _gates(comparison: Json, everything: dict[str, Json]) -> None:
     if len(gated) > _MOST_LINES:
         st.caption(f"Showing the gates of {_MOST_LINES} of {len(gated)} runs.")
     if z:
-        _colored(charts.gate_chart(comparison, z), dict(charts.gates(comparison)), everything)
+        colors = _colors(dict(charts.gates(comparison)), everything)
+        chart(with_colors(charts.gate_chart(comparison, z), colors), "compare")
 
 
 def gated_runs(comparison: Json) -> list[str]:

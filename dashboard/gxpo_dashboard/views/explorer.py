@@ -11,7 +11,7 @@ import streamlit as st
 from gxpo_client.errors import Refused
 from gxpo_client.formats import count
 from gxpo_dashboard.charts.base import with_colors
-from gxpo_dashboard.charts.curves import explorer_chart, matching, most_rows
+from gxpo_dashboard.charts.curves import explorer_chart, matching
 from gxpo_dashboard.labels import unique_labels
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.views import records
@@ -19,6 +19,8 @@ from gxpo_dashboard.widgets import chart, empty
 
 Json = dict[str, Any]
 
+_MOST_ROWS, _MOST_LINES = 8, 24
+"""Of a chart: the browser redraws every line at every refresh."""
 SMOOTHING = {"0": "none"} | {weight: f"average, weight {weight}" for weight in ("0.3", "0.6", "0.9")}
 
 
@@ -48,7 +50,7 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     if len(labels) > 1:
         hidden = permalinks.multi("Hidden runs", "hide", labels, placeholder="none")
     visible = [run for run in labels if run not in hidden] or list(labels)
-    most = most_rows(len(visible))
+    most = max(1, min(_MOST_ROWS, _MOST_LINES // len(visible)))
     drawn = tuple(matches[:most])
     if len(matches) > most:
         st.caption(f"Showing {most} of {len(matches)} metrics. Search for others, or hide runs to show more.")

@@ -338,7 +338,7 @@ def _bar(chosen: list[Json], baseline: Json | None, total: str, states: str) -> 
                 actions.act([run["id"] for run in able], action)
                 st.rerun(scope="fragment")
         if len(chosen) == 1 and actions.change_button(*ACTIONS["clone"]):
-            actions.clone(chosen[0])
+            go("submit", preset=ids[0], tags=", ".join(chosen[0]["tags"]))
         ended = [run for run in chosen if "delete" in run["possible_actions"]]
         if actions.change_button("Delete…", ":material/delete:", possible=bool(ended)):
             actions.ask("delete", ended)

@@ -25,7 +25,8 @@ from sqlalchemy.orm import Session
 from gxpo_services.api import streams
 from gxpo_services.api.dependencies import Slots, SlottedResponse
 from gxpo_services.api.principals import Principal, hash_token
-from gxpo_services.db.database import Database
+from gxpo_services.db import postgres
+from gxpo_services.db.database import CHANNEL, Database
 from gxpo_services.db.tables import AccessToken, Event, Run
 from gxpo_services.logging import ErrorLog
 from gxpo_services.run_states import SILENCE_S, TERMINAL, silent_s
@@ -174,7 +175,7 @@ class ChangeFeed:
     async def _listen(self) -> None:
         while True:
             with self._errors.outages("notifications", psycopg.Error, OSError, ValueError):
-                async for _ in self._database.notifications():
+                async for _ in postgres.listen(self._database.engine.url, CHANNEL):
                     self._errors.clear("notifications")
                     self._is_listening = True
                     if self._subscriptions:

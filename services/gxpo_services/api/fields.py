@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar
 
 from fastapi import Path
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter
@@ -149,6 +149,7 @@ def new_id(kind: str, now: float | None = None) -> str:
     return kind + "".join(_ALPHABET[number >> shift & 31] for shift in range(95, -1, -5))
 
 
+Item = TypeVar("Item")
 Kind = Literal["text", "int32", "int64", "float"]
 Value = str | int | float | None
 
@@ -168,6 +169,20 @@ class Position:
 
     value: Value
     number: int
+
+
+class PageQuery(BaseModel):
+    """Which page of a list."""
+
+    limit: int = Field(50, ge=1, le=200, description="Page size.")
+    cursor: Text | None = Field(None, max_length=2000, description="`next_cursor` of the previous page.")
+
+
+class Page(BaseModel, Generic[Item]):
+    """A page of a list."""
+
+    items: list[Item]
+    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
 
 
 def encode_cursor(order: str, position: Position) -> str:

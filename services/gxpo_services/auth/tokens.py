@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
 from gxpo_services.api.errors import Conflict, NotFound, responses
-from gxpo_services.api.fields import Body, Position, Text, decode_cursor, encode_cursor, new_id
+from gxpo_services.api.fields import Body, Page, PageQuery, Position, Text, decode_cursor, encode_cursor, new_id
 from gxpo_services.api.principals import Role, find_by_secret, hash_token, new_token
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
@@ -58,11 +59,8 @@ class TokenView(BaseModel):
     last_used_at: float | None = Field(description="To within a minute; null: never used.")
 
 
-class TokenPage(BaseModel):
+class TokenPage(Page[TokenView]):
     """A page of the list of tokens, oldest first."""
-
-    items: list[TokenView]
-    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
 
 
 class NewTokenView(TokenView):
@@ -114,19 +112,14 @@ def me(principal: Viewer) -> OwnTokenView:
 
 
 @router.get("", summary="List tokens")
-def list_tokens(
-    _: Admin,
-    session: ReadSession,
-    limit: Annotated[int, Query(ge=1, le=200, description="Page size.")] = 50,
-    cursor: Annotated[Text | None, Query(max_length=2000, description="`next_cursor` of the previous page.")] = None,
-) -> TokenPage:
+def list_tokens(page: Annotated[PageQuery, Query()], _: Admin, session: ReadSession) -> TokenPage:
     """Tokens including revoked ones, without secrets, oldest first."""
-    query = select(AccessToken).order_by(AccessToken.id).limit(limit + 1)  # ids ascend with their creation
-    if cursor is not None:
-        query = query.where(AccessToken.id > str(decode_cursor(cursor, _ORDER, "text").value))
+    query = select(AccessToken).order_by(AccessToken.id).limit(page.limit + 1)  # ids ascend with their creation
+    if page.cursor is not None:
+        query = query.where(AccessToken.id > str(decode_cursor(page.cursor, _ORDER, "text").value))
     rows = session.scalars(query).all()
-    more = encode_cursor(_ORDER, Position(rows[limit - 1].id, 0)) if len(rows) > limit else None
-    return TokenPage(items=[TokenView.model_validate(row) for row in rows[:limit]], next_cursor=more)
+    more = encode_cursor(_ORDER, Position(rows[page.limit - 1].id, 0)) if len(rows) > page.limit else None
+    return TokenPage(items=[TokenView.model_validate(row) for row in rows[: page.limit]], next_cursor=more)
 
 
 @router.post("", status_code=201, summary="Create a token")
@@ -155,12 +148,8 @@ def prepare_local(settings: ServiceSettings) -> None:
     """Migrate the database and create the local token if it is missing. Idempotent."""
     make_home(settings)
     upgrade(settings.url)
-    database = Database(settings.url)
-    try:
-        with database.writing() as session:
-            ensure_local_token(session, settings.local_token_file)
-    finally:
-        database.close()
+    with closing(Database(settings.url)) as database, database.writing() as session:
+        ensure_local_token(session, settings.local_token_file)
 
 
 def ensure_local_token(session: Session, file: Path) -> str:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,20 +220,16 @@ def create(args: argparse.Namespace, client: Client) -> None:
 
 def _create_in_database(body: dict[str, Any]) -> dict[str, Any]:
     """Create a token without authentication: write access to the database implies it."""
-    from gxpo_services.auth import tokens
     from gxpo_services.auth.tokens import TokenRequest
+    from gxpo_services.auth.tokens import create as create_token
     from gxpo_services.db.database import Database
     from gxpo_services.db.migrate import need_current
     from gxpo_services.settings import read_settings
 
     settings = read_settings()
     need_current(settings.url)
-    database = Database(settings.url)
-    try:
-        with database.writing() as session:
-            return tokens.create(session, TokenRequest(**body), actor="gxpo token --database").model_dump()
-    finally:
-        database.close()
+    with closing(Database(settings.url)) as database, database.writing() as session:
+        return create_token(session, TokenRequest(**body), actor="gxpo token --database").model_dump()
 
 
 def list_tokens(args: argparse.Namespace, client: Client) -> None:

@@ -89,7 +89,6 @@ def translated_errors() -> Iterator[None]:
 def _database_message(error: Exception) -> str | None:
     """The message for an error in a command that works on the database itself; None for any other."""
     # Imported here: the commands that only send requests start without them.
-    from alembic.util import CommandError
     from pydantic import ValidationError
     from sqlalchemy.exc import ArgumentError, OperationalError
 
@@ -97,8 +96,6 @@ def _database_message(error: Exception) -> str | None:
         return f"cannot use the database ({one_line(str(error.orig))}); check GXPO_DATABASE_URL and its server"
     if isinstance(error, ArgumentError):
         return f"GXPO_DATABASE_URL: {error}"
-    if isinstance(error, CommandError):
-        return f"cannot migrate the database: {error}; is it that of a later version?"
     if isinstance(error, ValidationError):
         lines = [f"  {'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
         return "\n".join(["invalid values:", *lines])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gxpo_client.errors import InvalidRequest
 from gxpo_client.formats import count
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import confirm, named, one_line, output
-from gxpo_trainer.config import DataConfig, ModelConfig, RunConfig, TeacherConfig
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
@@ -52,38 +53,32 @@ def _about(args: argparse.Namespace) -> Json:
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Make relative paths of existing files absolute: a local service has another working directory."""
-    evaluation = config.evaluation.model_copy(
-        update={
-            "benchmarks": tuple(_absolute(name, EMBEDDED_TASKS) for name in config.evaluation.benchmarks),
-            "data_root": config.evaluation.data_root and _absolute(config.evaluation.data_root),
-        }
-    )
-    warm_start = config.warm_start
-    if warm_start is not None and warm_start.data is not None:
-        warm_start = warm_start.model_copy(update={"data": _absolute_source(warm_start.data)})
-    teacher = config.teacher
 
-    def with_absolute_path(model: ModelConfig | TeacherConfig) -> ModelConfig | TeacherConfig:
-        return model.model_copy(update={"path": _absolute(model.path, tuple(STARTER_POLICIES))})
+    def changed(section: Any, **words: Collection[str]) -> Any:
+        """The section with these settings made absolute, but for the words that each of them may have."""
+        if section is None:
+            return None
+        paths = {name: _absolute(getattr(section, name), known) for name, known in words.items()}
+        return section.model_copy(update=paths)
 
-    return config.model_copy(
-        update={
-            "model": with_absolute_path(config.model),
-            "teacher": teacher and with_absolute_path(teacher),
-            "data": _absolute_source(config.data),
-            "warm_start": warm_start,
-            "evaluation": evaluation,
-        }
-    )
+    warm_start, evaluation = config.warm_start, config.evaluation
+    if warm_start is not None:
+        warm_start = warm_start.model_copy(update={"data": changed(warm_start.data, source=EMBEDDED_TASKS)})
+    sections = {
+        "model": changed(config.model, path=STARTER_POLICIES),
+        "teacher": changed(config.teacher, path=STARTER_POLICIES),
+        "data": changed(config.data, source=EMBEDDED_TASKS),
+        "warm_start": warm_start,
+        "evaluation": changed(evaluation, benchmarks=EMBEDDED_TASKS, data_root=()),
+    }
+    return config.model_copy(update=sections)
 
 
-def _absolute_source(data: DataConfig) -> DataConfig:
-    return data.model_copy(update={"source": _absolute(data.source, EMBEDDED_TASKS)})
-
-
-def _absolute(name: str, words: tuple[str, ...] = ()) -> str:
-    path = Path(name).expanduser()
-    return str(path.resolve()) if name not in words and path.exists() else name
+def _absolute(name: Any, words: Collection[str]) -> Any:
+    if isinstance(name, tuple):
+        return tuple(_absolute(item, words) for item in name)
+    path = Path(name or "").expanduser()
+    return str(path.resolve()) if name and name not in words and path.exists() else name
 
 
 def _check(args: argparse.Namespace, client: Client, body: Json) -> int:

@@ -54,7 +54,7 @@ def write_rows(form: Format, columns: Columns, pages: Pages) -> Iterator[bytes]:
     """The file including its header, page by page. jsonl has every member of a row, the others those in `columns`."""
     if form == "jsonl":
         return _json_lines(pages)
-    cells = ([[_cell(row[name]) for name in columns] for row in page] for page in pages)
+    cells = ([{name: _cell(row[name]) for name in columns} for row in page] for page in pages)
     return _csv(columns, cells) if form == "csv" else _parquet(columns, cells)
 
 
@@ -70,14 +70,15 @@ def _json_lines(pages: Pages) -> Iterator[bytes]:
             yield ("\n".join(lines) + "\n").encode()
 
 
-def _csv(columns: Columns, pages: Iterable[list[list[Any]]]) -> Iterator[bytes]:
-    for page in itertools.chain([[list(columns)]], pages):
+def _csv(columns: Columns, pages: Pages) -> Iterator[bytes]:
+    for page in itertools.chain([[{name: name for name in columns}]], pages):
         text = io.StringIO(newline="")
-        csv.writer(text).writerows([plain(literal(value)) for value in row] for row in page)
+        rows = ({name: plain(literal(value)) for name, value in row.items()} for row in page)
+        csv.DictWriter(text, list(columns)).writerows(rows)
         yield text.getvalue().encode()
 
 
-def _parquet(columns: Columns, pages: Iterable[list[list[Any]]]) -> Iterator[bytes]:
+def _parquet(columns: Columns, pages: Pages) -> Iterator[bytes]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -93,21 +94,15 @@ def _parquet(columns: Columns, pages: Iterable[list[list[Any]]]) -> Iterator[byt
 
     # PythonFile tracks its own position, so the sink may be emptied while the file grows.
     with parquet.ParquetWriter(pa.PythonFile(sink, mode="w"), schema) as writer:
-
-        def write(rows: list[list[Any]]) -> None:
-            by_column = zip(zip(*rows, strict=True), schema, strict=True)
-            arrays = [pa.array(values, type=field.type, from_pandas=False) for values, field in by_column]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-
-        waiting: list[list[Any]] = []
+        waiting: list[dict[str, Any]] = []
         for page in pages:
             waiting += page
             if len(waiting) >= _ROW_GROUP:
-                write(waiting)
+                writer.write_table(pa.Table.from_pylist(waiting, schema))
                 waiting = []
                 yield taken()
         if waiting:
-            write(waiting)
+            writer.write_table(pa.Table.from_pylist(waiting, schema))
     yield taken()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -122,13 +122,6 @@ class Database:
         """
         with suppress(*UNAVAILABLE), self.autocommit_connection() as connection:
             connection.exec_driver_sql("SELECT pg_notify(%s, '')", (CHANNEL,))
-
-    def notifications(self) -> AsyncIterator[None]:
-        """An item for each change that processes commit, and a first one as soon as nothing is missed any more.
-
-        Occupies a connection and no thread. Only on PostgreSQL. Raises psycopg.Error and OSError at its loss.
-        """
-        return postgres.listen(self.engine.url, CHANNEL)
 
     @property
     def is_sqlite(self) -> bool:

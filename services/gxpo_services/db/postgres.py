@@ -140,7 +140,8 @@ def make_engine(url: str, server: Server | None = None, **options: Any) -> Engin
 async def listen(url: URL, channel: str) -> AsyncIterator[None]:
     """An item for each notification of a channel, and a first one once the connection listens.
 
-    Raises psycopg.Error and OSError when the connection cannot be made or is lost; keep-alives notice a silent host.
+    Occupies a connection and no thread. Raises psycopg.Error and OSError when the connection cannot be made or is lost;
+    keep-alives notice a silent host.
     """
     _, given = url.get_dialect()().create_connect_args(url)
     connection = await psycopg.AsyncConnection.connect(**{**_CONNECTING, **given}, autocommit=True)

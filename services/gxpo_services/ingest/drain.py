@@ -6,8 +6,8 @@ The trainer may still send the same lines; the line offsets ensure that each is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,10 +50,10 @@ def drain(database: Database, run_id: str, folder: Path, launch: int, lease_toke
     for kind, name in FILES.items():
         with suppress(FileNotFoundError), files.open(name) as file:
             _drain_file(run, kind, name, file)
-    with suppress(batches.BadRow):
-        identity = batches.parse_identity(_read(files, IDENTITY))
-        if identity is not None:
-            run.apply(batches.Batch(launch, None, identity=identity))
+    if isinstance(identity := _read(files, IDENTITY), dict):
+        with run.locked() as (session, row):
+            if identity != row.identity:
+                apply_batch(session, row, batches.Batch(launch, None, identity=identity), ACTOR)
     with suppress(batches.BadRow):
         outcome = batches.parse_outcome(_read(files, OUTCOME))
         return outcome if outcome is not None and outcome.attempt == launch else None
@@ -70,15 +70,20 @@ def forget_lost_lines(database: Database, run_id: str, folder: Path, launch: int
     run = _Leased(database, run_id, launch, lease_token)
     files = RunFiles(folder.parent, folder.name)
     for kind, name in FILES.items():
-        received = run.lines(kind)
-        if received:
-            try:
-                with files.open(name) as file:
-                    held = _num_lines(file)
-            except FileNotFoundError:
-                held = 0
-            if held < received:
-                run.lower(kind, held, f"{name} holds {held} lines of the {received} that were received")
+        with run.locked() as (_, row):
+            received = row.offsets.get(kind, 0)
+        if not received:
+            continue
+        try:
+            with files.open(name) as file:
+                held = _num_lines(file)
+        except FileNotFoundError:
+            held = 0
+        if held < received:
+            with run.locked() as (session, row):
+                row.offsets = {**row.offsets, kind: held}
+                message = f"{name} holds {held} lines of the {received} that were received"
+                events.record(session, row.number, ACTOR, "lines_lost", message)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,62 +95,44 @@ class _Leased:
     launch: int
     lease_token: int
 
-    def lines(self, kind: batches.Kind) -> int:
-        """Number of lines received of a file."""
+    @contextmanager
+    def locked(self) -> Iterator[tuple[Session, Run]]:
+        """A transaction that holds the run's row."""
         with self.database.writing() as session:
-            return int(self._locked(session).offsets.get(kind, 0))
-
-    def apply(self, batch: batches.Batch, left_out: str | None = None) -> None:
-        """Apply a batch, with an event about skipped lines; lines received since are ignored."""
-        with self.database.writing() as session:
-            run = self._locked(session)
-            if batch.identity is not None and batch.identity == run.identity:
-                return  # already received
-            apply_batch(session, run, batch, ACTOR)
-            if left_out is not None:
-                events.record(session, run.number, ACTOR, "lines_left_out", left_out)
-
-    def lower(self, kind: batches.Kind, lines: int, message: str) -> None:
-        """Set the number of lines received of a file to a lower one, with an event."""
-        with self.database.writing() as session:
-            run = self._locked(session)
-            run.offsets = {**run.offsets, kind: lines}
-            events.record(session, run.number, ACTOR, "lines_lost", message)
-
-    def _locked(self, session: Session) -> Run:
-        run = service.lock(session, self.run_id)
-        if run is None or run.lease_token != self.lease_token or run.launch != self.launch:
-            raise StateChanged(f"run {self.run_id} is no longer under lease {self.lease_token}, launch {self.launch}")
-        return run
+            run = service.lock(session, self.run_id)
+            if run is None or run.lease_token != self.lease_token or run.launch != self.launch:
+                raise StateChanged(
+                    f"run {self.run_id} is no longer under lease {self.lease_token}, launch {self.launch}"
+                )
+            yield session, run
 
 
 def _drain_file(run: _Leased, kind: batches.Kind, name: str, file: BinaryIO) -> None:
-    begin = run.lines(kind)
-    rows: list[Any] = []
-    problems: list[str] = []
+    with run.locked() as (_, row):
+        begin = row.offsets.get(kind, 0)
+    for lines in _parts(_rows(kind, name, file, begin)):
+        problems = [problem for _, problem, _ in lines if problem is not None]
+        content: dict[str, Any] = {kind: [row for row, _, _ in lines]}
+        with run.locked() as (session, row):  # lines received since are ignored
+            apply_batch(session, row, batches.Batch(run.launch, None, offsets={kind: begin}, **content), ACTOR)
+            if problems:
+                more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+                events.record(session, row.number, ACTOR, "lines_left_out", f"{problems[0]}{more}")
+        begin += len(lines)
+
+
+def _parts(lines: Iterable[_Line]) -> Iterator[list[_Line]]:
+    """The lines that are applied in one transaction."""
+    part: list[_Line] = []
     size = 0
-
-    def send() -> None:
-        nonlocal begin, size
-        skipped = None
-        if problems:
-            skipped = problems[0] if len(problems) == 1 else f"{problems[0]}; and {len(problems) - 1} more"
-        content: dict[str, Any] = {kind: list(rows)}
-        run.apply(batches.Batch(run.launch, None, offsets={kind: begin}, **content), skipped)
-        begin += len(rows)
-        size = 0
-        rows.clear()
-        problems.clear()
-
-    for row, problem, length in _rows(kind, name, file, begin):
-        rows.append(row)
-        size += length
-        if problem is not None:
-            problems.append(problem)
-        if len(rows) >= _MOST_ROWS or size >= _MOST_BYTES:
-            send()
-    if rows:
-        send()
+    for line in lines:
+        part.append(line)
+        size += line[2]
+        if len(part) >= _MOST_ROWS or size >= _MOST_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def _rows(kind: batches.Kind, name: str, file: BinaryIO, begin: int) -> Iterator[_Line]:

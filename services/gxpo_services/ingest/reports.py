@@ -15,11 +15,11 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect
@@ -31,7 +31,7 @@ from gxpo_services.api.idempotency import answer
 from gxpo_services.api.principals import hash_token, same_hash
 from gxpo_services.db.database import Database, note_change
 from gxpo_services.db.tables import EvaluationRow, Run, Sample
-from gxpo_services.ingest.batches import KINDS, LONGEST_PHASE, MOST_ROWS, BadRow, Batch, MetricRow, TooManyRows, parse
+from gxpo_services.ingest.batches import KINDS, BadRow, Batch, IngestRequest, MetricRow, Offsets, TooManyRows, parse
 from gxpo_services.outputs import events, metrics, samples
 from gxpo_services.outputs.events import TRAINER
 from gxpo_services.outputs.metrics import BACKWARD_PASSES, SCORE, TOKENS, TRAINING_S, Summary, encode
@@ -41,15 +41,6 @@ from gxpo_trainer.config.base import half_of_limit_passed
 
 METRICS_LEFT_OUT = "metrics_left_out"
 _COUNTED = (BACKWARD_PASSES, TOKENS, TRAINING_S, SCORE)
-
-
-class Offsets(BaseModel):
-    """Whole lines of each file."""
-
-    metrics: int = Field(0, ge=0, le=2**31 - 1, examples=[120])
-    samples: int = Field(0, ge=0, le=2**31 - 1, examples=[960])
-    evaluations: int = Field(0, ge=0, le=2**31 - 1, examples=[3])
-    events: int = Field(0, ge=0, le=2**31 - 1, examples=[7])
 
 
 class IngestView(BaseModel):
@@ -234,34 +225,6 @@ def _count(run: Run, summaries: Mapping[str, Summary | None]) -> None:
     run.score = last(SCORE)
     run.score_best = None if score is None else score.highest
     run.score_step = None if score is None else score.last_step
-
-
-_Rows = Annotated[list[dict[str, Any] | None], Field(max_length=MOST_ROWS)]
-
-
-class IngestRequest(BaseModel):
-    """A trainer's report: rows of its files, or a heartbeat. For documentation; batches.py validates."""
-
-    model_config = ConfigDict(extra="allow")
-
-    attempt: int = Field(ge=1, le=2**31 - 1, description="Number of the launch.", examples=[1])
-    batch: int | None = Field(
-        None,
-        ge=1,
-        le=2**31 - 1,
-        description="1, 2, 3, … in this launch; null for a heartbeat without rows.",
-        examples=[4],
-    )
-    phase: str | None = Field(
-        None, max_length=LONGEST_PHASE, description="What the trainer is doing.", examples=["waiting for 3 GPUs"]
-    )
-    offsets: Offsets = Field(default_factory=Offsets, description="Lines of each file before this batch's rows.")
-    metrics: _Rows = Field([], description="Lines of metrics.jsonl; null: a line left out.")
-    samples: _Rows = Field([], description="Lines of samples.jsonl.")
-    evaluations: _Rows = Field([], description="Lines of evaluations.jsonl.")
-    events: _Rows = Field([], description="Lines of events.jsonl.")
-    identity: dict[str, Any] | None = Field(None, description="run.json, once a launch and when it changed.")
-    outcome: dict[str, Any] | None = Field(None, description="outcome.json, with the last batch of a launch.")
 
 
 _TAKES_NONE = "the run accepts no reports: it has ended, waits for its next launch, or was deleted"

@@ -184,7 +184,7 @@ def up(args: argparse.Namespace) -> int:
     """Run until Ctrl-C or SIGTERM; exit code 0 after a clean shutdown."""
     until = stop_on_signals()
     ports = {"port": args.port, "dashboard_port": args.dashboard_port}
-    with Stack(args.home, _report, until, **ports, dashboard=not args.no_dashboard) as stack:
+    with Stack(args.home, lambda text: say(f"up: {text}"), until, **ports, dashboard=not args.no_dashboard) as stack:
         if stack.link is not None:
             print(f"Dashboard  {stack.link}")
         print(f"API        {stack.url}/api/v1/docs\nToken      {stack.settings.local_token_file}")
@@ -192,12 +192,8 @@ def up(args: argparse.Namespace) -> int:
         print("Press Ctrl-C to stop.", flush=True)
         while not until.wait(_ROUND_S):
             stack.check()
-    _report("stopped; executing runs resume from their checkpoints at the next `gxpo up`")
+    say("up: stopped; executing runs resume from their checkpoints at the next `gxpo up`")
     return 0
-
-
-def _report(text: str) -> None:
-    say(f"up: {text}")
 
 
 def stop_on_signals() -> threading.Event:

@@ -15,7 +15,17 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, run_number, run_router
 from gxpo_services.api.errors import responses
-from gxpo_services.api.fields import MAX_INTEGER, Id, Position, RunId, Text, decode_cursor, encode_cursor
+from gxpo_services.api.fields import (
+    MAX_INTEGER,
+    Id,
+    Page,
+    PageQuery,
+    Position,
+    RunId,
+    Text,
+    decode_cursor,
+    encode_cursor,
+)
 from gxpo_services.db.database import note_change
 from gxpo_services.db.tables import Event, Run
 
@@ -37,14 +47,11 @@ class AuditEntry(EventView):
     run: str | None = Field(description="Id of the run; null for tokens, groups and deleted runs.")
 
 
-class AuditPage(BaseModel):
+class AuditPage(Page[AuditEntry]):
     """A page of the audit trail, newest first."""
 
-    items: list[AuditEntry]
-    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
 
-
-class AuditQuery(BaseModel):
+class AuditQuery(PageQuery):
     """Filters and page of the audit trail."""
 
     actor: Text | None = Field(None, max_length=120, description="Exact.", examples=["token:ada"])
@@ -52,15 +59,11 @@ class AuditQuery(BaseModel):
     run: Id | None = Field(None, description="Id of a run.")
     after: float | None = Field(None, ge=0, le=1e11, description="Seconds since 1970, exclusive.")
     before: float | None = Field(None, ge=0, le=1e11, description="Seconds since 1970, exclusive.")
-    limit: int = Field(50, ge=1, le=200, description="Page size.")
-    cursor: Text | None = Field(None, max_length=2000, description="`next_cursor` of the previous page.")
 
 
-class EventPage(BaseModel):
+class EventPage(Page[EventView]):
     """Events in the requested order."""
 
-    items: list[EventView]
-    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
     next_after: int = Field(description="Pass it as `after` to get the events that follow later.")
 
 

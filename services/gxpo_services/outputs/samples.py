@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import ReadSession, Viewer, run_number, run_router
 from gxpo_services.api.errors import Invalid
-from gxpo_services.api.fields import MAX_STEP, JsonNumber, RunId, Text
+from gxpo_services.api.fields import MAX_STEP, JsonNumber, Page, RunId, Text
 from gxpo_services.api.idempotency import plain_answer
 from gxpo_services.db.tables import Attempt, EvaluationRow, Sample
 
@@ -72,12 +72,10 @@ class SampleGroupView(BaseModel):
     reward: JsonNumber | None = Field(description="Mean reward of its responses; null without rewards.")
 
 
-class SamplePage(BaseModel):
+class SamplePage(Page[SampleView]):
     """Samples in order of arrival."""
 
-    items: list[SampleView]
     groups: list[SampleGroupView] = Field(description="The groups of these samples, with all their responses.")
-    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
     steps: list[int] = Field(description="All steps of the run that have samples.")
 
 

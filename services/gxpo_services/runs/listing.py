@@ -35,96 +35,69 @@ COLUMNS = {
 """Sortable columns, in addition to metrics."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Sort order: by a column, or by the last, highest or lowest value of a metric."""
-
-    column: str | None
-    metric: str | None
-    at: str
-    descending: bool
-
-    @property
-    def word(self) -> str:
-        by = self.column if self.metric is None else f"metric:{self.metric}@{self.at}"
-        return f"{'-' if self.descending else '+'}{by}"
-
-    @property
-    def kind(self) -> Kind:
-        kind = Float() if self.column is None else COLUMNS[self.column].type
-        if isinstance(kind, Float):
-            return "float"
-        if isinstance(kind, Integer):
-            return "int64" if isinstance(kind, BigInteger) else "int32"
-        return "text"
-
-
 Sorted = list[tuple[int, Value]]
 """Run numbers with their sort values."""
 
 
-def page(
-    session: Session, filters: ListQuery, order: Order, after: Position | None, limit: int
-) -> tuple[Sorted, int | None]:
-    """At most `limit` runs after `after`; and the total, only without `after`."""
-    conditions = _conditions(filters, session.get_bind().dialect.name)
-    source = _column_source(order.column) if order.column is not None else _metric_source(session, order)
-    rows = _by_value(session, conditions, source, order, after, limit)
-    if after is not None:
-        return rows, None
-    return rows, session.scalar(select(func.count()).select_from(Run.__table__).where(*conditions))
-
-
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """Source of values that some runs lack. rows: (number, value) of those that have one."""
+class _Order:
+    """A sort order: by a column, or by the last, highest or lowest value of a metric, which some runs lack.
 
+    word: its name in a cursor. kind: of its values. rows: (number, value) of the runs that have one. lacks: whether a
+    row of Run has none.
+    """
+
+    word: str
+    kind: Kind
+    descending: bool
     rows: Select[int, Any]
     number: Any
     value: Any
     lacks: ColumnElement[bool]
-    """Whether a row of Run has no value."""
 
 
-def _column_source(name: str) -> _Source:
-    column = COLUMNS[name]
-    return _Source(select(_run.number, column).where(column.is_not(None)), _run.number, column, column.is_(None))
-
-
-def _metric_source(session: Session, order: Order) -> _Source:
-    assert order.metric is not None
+def _order(session: Session, query: ListQuery) -> _Order:
+    """Raises Invalid for an unknown order."""
+    descending = query.order == "desc"
+    sign, metric = "-" if descending else "+", query.sort.removeprefix("metric:")
+    if not query.sort.startswith("metric:") or not metric:
+        if query.sort not in COLUMNS:
+            raise Invalid.of("sort", f"must be metric:<name> or one of {', '.join(COLUMNS)}")
+        value = COLUMNS[query.sort]
+        rows = select(_run.number, value).where(value.is_not(None))
+        kinds: dict[type, Kind] = {Float: "float", BigInteger: "int64", Integer: "int32"}
+        kind = next((kind for type_, kind in kinds.items() if isinstance(value.type, type_)), "text")
+        return _Order(f"{sign}{query.sort}", kind, descending, rows, _run.number, value, value.is_(None))
+    at = "highest" if query.metric_at == "best" else query.metric_at
     # -1 is not the number of any metric: a metric that was never reported has no values.
-    name = metrics.find_numbers(session, [order.metric]).get(order.metric, -1)
-    number, value = _last.run_number, _last[order.at]
+    name = metrics.find_numbers(session, [metric]).get(metric, -1)
+    number, value = _last.run_number, _last[at]
     has_value = (_last.name_number == name, value.is_not(None))
     rows = select(number, value).join_from(MetricLast.__table__, Run.__table__, _run.number == number).where(*has_value)
-    return _Source(rows, number, value, ~select(number).where(number == _run.number, *has_value).exists())
+    lacks = ~select(number).where(number == _run.number, *has_value).exists()
+    return _Order(f"{sign}{query.sort}@{at}", "float", descending, rows, number, value, lacks)
 
 
-def _by_value(
-    session: Session,
-    conditions: Sequence[ColumnElement[bool]],
-    source: _Source,
-    order: Order,
-    after: Position | None,
-    limit: int,
-) -> Sorted:
-    """Page of the runs with a value, in index order, then of those without one."""
-    page: Sorted = []
+def _page(
+    session: Session, conditions: Sequence[ColumnElement[bool]], order: _Order, after: Position | None, limit: int
+) -> list[tuple[int, Value]]:
+    """Numbers of at most `limit` runs after `after`, with their sort values: those with one in index order, then those
+    without."""
+    page: list[tuple[int, Value]] = []
     if after is None or after.value is not None:
-        query = source.rows.where(*conditions).order_by(*_directed(order, source.value, source.number))
+        query = order.rows.where(*conditions).order_by(*_directed(order, order.value, order.number))
         if after is not None:
-            query = query.where(_behind(order, (source.value, source.number), (after.value, after.number)))
+            query = query.where(_behind(order, (order.value, order.number), (after.value, after.number)))
         page = [(number, value) for number, value in session.execute(query.limit(limit))]
     if len(page) < limit:
-        rest = select(_run.number).where(*conditions, source.lacks).order_by(*_directed(order, _run.number))
+        rest = select(_run.number).where(*conditions, order.lacks).order_by(*_directed(order, _run.number))
         if after is not None and after.value is None:
             rest = rest.where(_behind(order, (_run.number,), (after.number,)))
         page += [(number, None) for number in session.scalars(rest.limit(limit - len(page)))]
     return page
 
 
-def _directed(order: Order, *columns: Any) -> list[ColumnElement[Any]]:
+def _directed(order: _Order, *columns: Any) -> list[ColumnElement[Any]]:
     return [column.desc() if order.descending else column.asc() for column in columns]
 
 
@@ -168,7 +141,7 @@ def _has_part(dialect: str, part: str) -> ColumnElement[bool]:
     return _search.text.like(f"%{pattern}%", escape=None if dialect == "postgresql" else escape)
 
 
-def _behind(order: Order, columns: Sequence[Any], values: Sequence[Any]) -> ColumnElement[bool]:
+def _behind(order: _Order, columns: Sequence[Any], values: Sequence[Any]) -> ColumnElement[bool]:
     """Whether the row of `columns` follows `values`."""
     row, here = tuple_(*columns), tuple_(*values)
     behind: ColumnElement[bool] = row < here if order.descending else row > here
@@ -222,9 +195,13 @@ def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 def list_runs(session: Session, query: ListQuery) -> RunPage:
     """A page of the list. Raises Invalid for an unknown order or a cursor of another order."""
-    order = _order(query)
+    order = _order(session, query)
     after = decode_cursor(query.cursor, order.word, order.kind) if query.cursor is not None else None
-    rows, total = page(session, query, order, after, query.limit + 1)
+    conditions = _conditions(query, session.get_bind().dialect.name)
+    rows = _page(session, conditions, order, after, query.limit + 1)
+    total = None
+    if after is None:
+        total = session.scalar(select(func.count()).select_from(Run.__table__).where(*conditions))
     sort_values = dict(rows[: query.limit])
     numbers = list(sort_values)
     values = metrics.last_values(session, numbers, query.with_metric) if query.with_metric else {}
@@ -236,8 +213,8 @@ def list_runs(session: Session, query: ListQuery) -> RunPage:
     for row in list_rows(session, numbers):
         number = row["number"]
         last: dict[str, Any] = {name: values.get(number, {}).get(name) for name in query.with_metric}
-        if order.metric is not None:
-            last[order.metric] = sort_values[number]
+        if query.sort.startswith("metric:"):
+            last[query.sort.removeprefix("metric:")] = sort_values[number]
         settings = {path: setting(configs.get(number, {}), path) for path in query.with_setting}
         items.append(with_progress(row) | {"metrics": last, "settings": settings})
     next_cursor = None
@@ -245,13 +222,3 @@ def list_runs(session: Session, query: ListQuery) -> RunPage:
         number, value = rows[query.limit - 1]
         next_cursor = encode_cursor(order.word, Position(value, number))
     return RunPage.model_validate({"items": items, "next_cursor": next_cursor, "total": total})
-
-
-def _order(query: ListQuery) -> Order:
-    descending = query.order == "desc"
-    if query.sort.startswith("metric:") and len(query.sort) > len("metric:"):
-        at = "highest" if query.metric_at == "best" else query.metric_at
-        return Order(None, query.sort.removeprefix("metric:"), at, descending)
-    if query.sort not in COLUMNS:
-        raise Invalid.of("sort", f"must be metric:<name> or one of {', '.join(COLUMNS)}")
-    return Order(query.sort, None, "last", descending)

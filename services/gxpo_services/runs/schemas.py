@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, Field
 
 from gxpo_services.api.errors import FieldError, ProblemDetails
-from gxpo_services.api.fields import Body, Id, JsonNumber, Tag, Text, Word
+from gxpo_services.api.fields import Body, Id, JsonNumber, Page, PageQuery, Tag, Text, Word
 from gxpo_services.api.idempotency import etag
 from gxpo_services.db.tables import RunDocument
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state, silent_s
@@ -156,11 +156,9 @@ class RunDetail(RunView):
     cost: RunCost
 
 
-class RunPage(BaseModel):
+class RunPage(Page[RunView]):
     """A page of a list."""
 
-    items: list[RunView]
-    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
     total: int | None = Field(description="Number of matching runs; on the first page only.")
 
 
@@ -177,7 +175,7 @@ class RunValidation(BaseModel):
     plan_problem: str | None = Field(None, description="Why there is no plan of a valid config.")
 
 
-class ListQuery(BaseModel):
+class ListQuery(PageQuery):
     """Filters, order and page of the list of runs."""
 
     state: list[RunState] = Field([], max_length=20, description="Any of these.")
@@ -202,8 +200,6 @@ class ListQuery(BaseModel):
     )
     with_metric: list[Word] = Field([], max_length=50, description="Metrics whose last values are included.")
     with_setting: list[Word] = Field([], max_length=50, description="Settings or sections to include, by dotted path.")
-    limit: int = Field(50, ge=1, le=200, description="Page size.")
-    cursor: Text | None = Field(None, max_length=2000, description="`next_cursor` of the previous page.")
 
 
 RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})

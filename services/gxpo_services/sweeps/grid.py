@@ -16,7 +16,7 @@ from gxpo_services.api.fields import MAX_INTEGER, Body, Text, Word
 from gxpo_services.runs.configs import RunSource, Settings, checked, invalid, overridden, settings_of
 from gxpo_services.runs.schemas import Notes, Priority, Tags
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.config import RuleSettings, RunConfig
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import learning_rate_control
 from gxpo_trainer.config.messages import MOST_ERRORS, config_error
 from gxpo_trainer.config.rules import COMPARED_LABELS, compared_rules, in_words, known_rules, rule_name
@@ -107,21 +107,16 @@ def rule_variants(base: RunConfig) -> list[tuple[RunConfig, dict[str, Any]]]:
         bases = in_words([f'"{rule_name(other)}"' for other in known_rules() if other.sweep_base])
         message = f'is "{rule.name}"; preset rules takes K, α and the gate from a base with rule {bases}'
         raise Invalid.of("config.learner.rule.name", message)
-    return [
-        (
-            base.model_copy(update={"learner": base.learner.model_copy(update={"rule": _adapted(other, rule)})}),
-            {"learner.rule.name": rule_name(other)},
-        )
-        for other in compared_rules()
-    ]
-
-
-def _adapted(rule: type[RuleSettings], base: RuleSettings) -> RuleSettings:
-    try:
-        return rule.adapted_from(base)
-    except ValidationError as error:
-        message = f"does not fit rule {rule_name(rule)}: {config_error(error, 'it')}"
-        raise Invalid.of("config.learner.rule", message) from None
+    variants = []
+    for other in compared_rules():
+        try:
+            adapted = other.adapted_from(rule)
+        except ValidationError as error:
+            message = f"does not fit rule {rule_name(other)}: {config_error(error, 'it')}"
+            raise Invalid.of("config.learner.rule", message) from None
+        learner = base.learner.model_copy(update={"rule": adapted})
+        variants.append((base.model_copy(update={"learner": learner}), {"learner.rule.name": rule_name(other)}))
+    return variants
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from gxpo_services.api.dependencies import (
     WriteSession,
 )
 from gxpo_services.api.errors import Conflict, FieldError, Forbidden, Gone, Invalid, NotFound, responses
-from gxpo_services.api.fields import Body, GroupId, Position, Text, Word, decode_cursor, encode_cursor
+from gxpo_services.api.fields import Body, GroupId, Page, PageQuery, Position, Word, decode_cursor, encode_cursor
 from gxpo_services.api.idempotency import (
     ETAG_HEADER,
     IfMatch,
@@ -37,7 +37,7 @@ from gxpo_services.db.tables import Group, Run, RunDocument
 from gxpo_services.outputs import events, files
 from gxpo_services.run_states import TERMINAL, RunState
 from gxpo_services.runs import service as runs
-from gxpo_services.runs.plan import expected_cost
+from gxpo_services.runs.plan import ExpectedCostView, expected_cost
 from gxpo_services.runs.schemas import RunView
 from gxpo_services.sweeps.grid import PRESETS, Planned, SweepPresetView, SweepRequest, plan
 from gxpo_trainer.config import RunConfig
@@ -51,13 +51,10 @@ class GroupRequest(Body):
     name: Word = Field(description="Display name.", examples=["GRPO, SFPO and GXPO"])
 
 
-class SweepCost(BaseModel):
+class SweepCost(ExpectedCostView):
     """Maximum cost of all runs of a sweep."""
 
     runs: int
-    steps: int | None = Field(description="Null when only hours or tokens limit a run.")
-    backward_passes: int | None = Field(description="Full-batch gradients, an upper bound; null when unknown.")
-    per_step_words: str = Field(description="Cost per step of each rule.")
 
 
 class PlannedRun(BaseModel):
@@ -100,11 +97,8 @@ class GroupDetail(GroupView):
     runs: list[RunView] = Field(description="In order of creation, at most 1000.")
 
 
-class GroupPage(BaseModel):
+class GroupPage(Page[GroupView]):
     """A page of the list of groups, newest first."""
-
-    items: list[GroupView]
-    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
 
 
 class GroupPatch(Body):
@@ -224,19 +218,14 @@ def list_sweep_presets(_: Viewer) -> list[SweepPresetView]:
 
 
 @router.get("/groups", summary="List groups", response_model=GroupPage)
-def list_groups(
-    _: Viewer,
-    session: ReadSession,
-    limit: Annotated[int, Query(ge=1, le=200, description="Page size.")] = 50,
-    cursor: Annotated[Text | None, Query(max_length=2000, description="`next_cursor` of the previous page.")] = None,
-) -> Response:
+def list_groups(page: Annotated[PageQuery, Query()], _: Viewer, session: ReadSession) -> Response:
     """Newest first, with run counts by state."""
-    query = select(Group).order_by(Group.number.desc()).limit(limit + 1)
-    if cursor is not None:
-        query = query.where(Group.number < decode_cursor(cursor, _ORDER, "float").number)
+    query = select(Group).order_by(Group.number.desc()).limit(page.limit + 1)
+    if page.cursor is not None:
+        query = query.where(Group.number < decode_cursor(page.cursor, _ORDER, "float").number)
     groups = session.scalars(query).all()
-    more = encode_cursor(_ORDER, Position(None, groups[limit - 1].number)) if len(groups) > limit else None
-    return answer(GroupPage(items=_views(session, groups[:limit]), next_cursor=more))
+    more = encode_cursor(_ORDER, Position(None, groups[page.limit - 1].number)) if len(groups) > page.limit else None
+    return answer(GroupPage(items=_views(session, groups[: page.limit]), next_cursor=more))
 
 
 @router.post(
@@ -269,7 +258,7 @@ def get_group(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
     group = find(session, group_id)
     members = runs.views(session, _run_numbers(session, group))
     detail = GroupDetail(**view_of(session, group).model_dump(), spec=group.spec, runs=members)
-    return answer(detail, ETag=_version(group))
+    return answer(detail, ETag=etag({"name": group.name}))
 
 
 @router.patch(
@@ -283,13 +272,13 @@ def rename_group(
 ) -> Response:
     """With `If-Match` the group is renamed only if nobody has renamed it since."""
     group = find(session, group_id, lock=True)
-    check_match(if_match, _version(group), f"group {group_id}")
+    check_match(if_match, etag({"name": group.name}), f"group {group_id}")
     if body.name != group.name:
         message = f"group {group.name!r} was renamed to {body.name!r}"
         events.record(session, None, principal.actor, "group_renamed", message, group=group_id)
         group.name = body.name
     session.flush()
-    return answer(view_of(session, group), ETag=_version(group))
+    return answer(view_of(session, group), ETag=etag({"name": group.name}))
 
 
 @router.post(
@@ -342,11 +331,6 @@ def delete_group(
     session.flush()
     events.record(session, None, principal.actor, "group_deleted", f"group {group.name!r} was deleted", group=group_id)
     background.add_task(files.empty_trash, settings.artifacts, database)
-
-
-def _version(group: Group) -> str:
-    """Entity tag of what people edit of a group."""
-    return etag({"name": group.name})
 
 
 def repeated(session: Session, group_id: str, kind: str = "group") -> Group:
