@@ -37,17 +37,6 @@ def test_the_outcome_on_disk_counts_when_the_service_never_received_it(
     assert len(cluster.launcher.submitted) == 1
 
 
-def test_an_outcome_of_an_earlier_launch_means_nothing(cluster: Cluster) -> None:
-    scheduler, run_id = cluster.supervising()
-    cluster.launcher.ends(f"{run_id}-1", "failed")
-    scheduler.tick()
-    cluster.write_outcome(run_id, 1, "succeeded", ended_by="steps")
-    scheduler.tick()
-    cluster.launcher.ends(f"{run_id}-2", "failed")
-    scheduler.tick()
-    assert cluster.get(run_id).state == S.RECOVERING
-
-
 def test_a_run_is_recovered_so_often_and_then_fails(cluster: Cluster) -> None:
     scheduler, run_id = cluster.supervising(max_recoveries=2)
     for launch in (1, 2):
@@ -70,23 +59,6 @@ def test_a_run_is_recovered_so_often_and_then_fails(cluster: Cluster) -> None:
     assert "3 consecutive jobs were lost without progress, and max_recoveries is 2" in run.detail
     assert "exit code 137" in run.detail
     assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-{n}" for n in (1, 2, 3)]
-
-
-def test_a_run_that_makes_progress_is_recovered_for_as_long_as_it_does(cluster: Cluster) -> None:
-    """A run of weeks on machines that come and go loses its job often."""
-    scheduler, run_id = cluster.supervising(max_recoveries=1)
-    for launch in range(1, 6):
-        cluster.change(run_id, step=10 * launch)
-        cluster.launcher.ends(f"{run_id}-{launch}", "failed")
-        scheduler.tick()
-        scheduler.tick()
-        cluster.report(run_id)
-    run = cluster.get(run_id)
-    assert (run.state, run.launch, run.recoveries) == (S.RUNNING, 6, 5)
-    lost = [message for kind, message in cluster.messages(run_id) if kind == "job_lost"]
-    assert [message.partition(":")[0] for message in lost] == [
-        f"job {run_id}-{launch} was lost at step {10 * launch}" for launch in range(1, 6)
-    ]
 
 
 def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster) -> None:

@@ -149,13 +149,7 @@ def test_a_run_that_diverges_is_a_result(client: TestClient, database: Database,
         ({"baseline": "ppo"}, "is no arm"),
         ({"arms": STUDY["arms"] | {"bad": {"label": "B", "overrides": ["learner.rule.name=ppo"]}}}, "arms.bad: "),
         ({"overrides": ["model.trust_remote_code=true"]}, "arms.grpo: "),
-        ({"seeds": [7, 8]}, "used for tuning and reported"),
         ({"seeds": [0, -1]}, "arms.grpo: preset demo cannot be used:\\n  seed = -1: must be at least 0"),
-        ({"seeds": [0, 2**63]}, "seed = 9223372036854775808: must be at most 9223372036854775807"),
-        (
-            {"ladder": STUDY["ladder"] | {"seeds": [-1]}},
-            "arms.grpo: preset demo cannot be used:\\n  seed = -1: must be at least 0",
-        ),
         # The floats end at 1.8e308.
         (
             {

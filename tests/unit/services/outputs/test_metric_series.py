@@ -159,14 +159,6 @@ def test_ends_and_extremes_stay_and_nothing_comes_twice(values: np.ndarray, most
         assert np.nanmax(values[kept]) == known.max()
 
 
-@given(st.integers(100, 3000), MOST)
-def test_a_single_peak_anywhere_is_never_lost(length: int, most: int) -> None:
-    for place in (1, length // 3, length - 2):
-        values = np.zeros(length)
-        values[place] = 1.0
-        assert place in thin(values, most)
-
-
 def test_a_thinned_series_has_the_mean_and_the_bounds_of_equal_buckets_at_their_middles() -> None:
     # Two buckets of four for four points; the NaN and the infinity count for nothing.
     values = dict(enumerate([1.0, 5, 3, 3, 9, math.nan, math.inf, 3], start=1))
