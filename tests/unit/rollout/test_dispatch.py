@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import random
+import threading
+from itertools import product
+from typing import Any, cast
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gxpo_trainer.rollout.engines import Dispatcher
+from gxpo_trainer.rollout.requests import Intake, sample_seed
+from gxpo_trainer.rollout.timeline import Span, Timeline, overlap_fraction
 
 
 def test_the_engine_with_the_fewest_unfinished_tokens_gets_the_next_request() -> None:
@@ -92,3 +99,127 @@ def test_every_request_is_finished_once_whichever_engines_die(
             assert dispatcher.finish(owner.pop(index), index)
             finished.append(index)
     assert sorted(finished) == list(range(num_requests))
+
+
+# Requests that arrive while an engine is sampling, and the seeds of their samples and turns.
+
+
+A, B = cast(Any, (0, "a")), cast(Any, (1, "b"))
+
+
+def test_requests_are_taken_once_and_in_order() -> None:
+    intake = Intake()
+    intake.put([A])
+    intake.put([B])
+    assert intake.take(wait=True) == [A, B]
+    assert intake.take(wait=False) == []
+    intake.close()
+    assert intake.take(wait=True) is None
+
+
+def test_a_closed_intake_still_gives_what_it_holds() -> None:
+    intake = Intake([A], closed=True)
+    assert intake.take(wait=True) == [A]
+    assert intake.take(wait=True) is None
+
+
+@pytest.mark.parametrize(("wake", "taken"), [(Intake.abort, None), (lambda intake: intake.put([B]), [B])])
+def test_a_waiting_engine_is_woken_by_a_request_and_by_an_abort(wake: Any, taken: Any) -> None:
+    intake = Intake()
+    received: list[Any] = []
+    waiting = threading.Thread(target=lambda: received.append(intake.take(wait=True)))
+    waiting.start()
+    wake(intake)
+    waiting.join(10)
+    assert received == [taken]
+    assert intake.aborted == (taken is None)
+
+
+def test_a_closed_intake_runs_what_is_posted_and_waits_for_it() -> None:
+    """The last request was submitted; its environment answers later."""
+    intake = Intake([A], closed=True)
+    assert intake.take(wait=True, expect_calls=True) == [A]
+    ran: list[str] = []
+    posting = threading.Timer(0.0, lambda: intake.post(lambda: ran.append("answer")))
+    posting.start()
+    assert intake.take(wait=True, expect_calls=True) is None
+    intake.run_calls(wait=True)
+    posting.join(10)
+    assert ran == ["answer"]
+
+
+def test_nothing_is_posted_to_an_aborted_intake() -> None:
+    intake = Intake()
+    ran: list[str] = []
+    intake.post(lambda: ran.append("before"))
+    intake.abort()
+    intake.post(lambda: ran.append("after"))
+    intake.run_calls(wait=True)
+    assert ran == []
+    assert intake.take(wait=True, expect_calls=True) is None
+
+
+def test_the_seed_of_a_response_is_numpys_of_request_and_index() -> None:
+    low, high = np.random.SeedSequence([11, 3]).generate_state(2)
+    assert sample_seed(11, 3) == (int(high) * 2**32 + int(low)) // 2
+
+
+def test_every_turn_of_every_sample_has_a_seed_of_its_own() -> None:
+    seeds = [sample_seed(request, index, turn) for request, index, turn in product(range(8), range(8), range(4))]
+    assert len({*seeds}) == 256
+    assert all(seed is not None and 0 <= seed < 2**63 for seed in seeds)
+    assert sample_seed(None, 3, 2) is None, "unseeded requests stay unseeded"
+
+
+# Spans of activities, by a clock that the tests move.
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_process_has_one_activity_at_a_time() -> None:
+    clock = Clock()
+    timeline = Timeline(clock)
+    timeline.enter("engine 0", "sampling")
+    clock.now = 2.0
+    timeline.enter("engine 0", "sampling")
+    clock.now = 3.0
+    timeline.enter("engine 0", "syncing")
+    clock.now = 4.0
+    timeline.enter("engine 0", None)
+    timeline.enter("engine 0", None)
+    assert timeline.cut(0.0) == [Span("engine 0", "sampling", 0.0, 3.0), Span("engine 0", "syncing", 3.0, 4.0)]
+
+
+def test_a_window_clips_spans_and_holds_those_that_go_on() -> None:
+    clock = Clock()
+    timeline = Timeline(clock)
+    timeline.enter("learner", "updating")
+    clock.now = 5.0
+    timeline.enter("learner", None)
+    timeline.enter("engine 0", "sampling")
+    clock.now = 7.0
+    assert timeline.cut(2.0) == [Span("engine 0", "sampling", 5.0, 7.0), Span("learner", "updating", 2.0, 5.0)]
+    clock.now = 8.0
+    assert timeline.cut(7.0) == [Span("engine 0", "sampling", 7.0, 8.0)]
+    with timeline.during("learner", "saving"):
+        clock.now = 9.0
+    clock.now = 20.0
+    assert timeline.cut(8.5) == [Span("engine 0", "sampling", 8.5, 20.0), Span("learner", "saving", 8.5, 9.0)]
+
+
+def test_overlap_is_a_share_of_the_shorter_activity_whichever_processes_do_it() -> None:
+    spans = [
+        Span("engine 0", "sampling", 0.0, 4.0),
+        Span("engine 1", "sampling", 2.0, 6.0),
+        Span("learner", "updating", 3.0, 5.0),
+        Span("learner", "updating", 7.0, 9.0),
+        Span("verifier", "verifying", 0.0, 9.0),
+    ]
+    # Some engine samples for 6 s, the learner updates for 4 s, both for 2 s.
+    assert overlap_fraction(spans, "sampling", "updating") == pytest.approx(0.5)
+    assert overlap_fraction(spans, "sampling", "saving") is None
