@@ -1,4 +1,4 @@
-"""What holds on every path through the state machine of runs; test_service_page.py compares it with its table."""
+"""What holds on every path through the state machine of runs."""
 
 from __future__ import annotations
 
