@@ -7,7 +7,7 @@ import torch
 from support.tiny_policy import qwen2
 from test_learner_stages import run_ranks
 
-pytestmark = [pytest.mark.engine, pytest.mark.long("a matrix of stages and dtypes")]
+pytestmark = [pytest.mark.engine, pytest.mark.long("a matrix of stages, dtypes and rules")]
 
 RANKS = 2
 Measured = dict[tuple[str, int], list[dict[str, float]]]

@@ -13,7 +13,6 @@ import torch
 from benchmarks import gpu_check
 from benchmarks.gpu import ELEMENTS, model_flops
 from benchmarks.policies import LARGE_SHAPE
-from docs_build import pictures
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,14 +111,3 @@ def test_a_pass_counts_six_products_a_parameter_and_token() -> None:
     assert model_flops(LARGE_SHAPE, 1, 2048, 0) == pytest.approx(
         3 * 2048 * (2 * (ELEMENTS - 151_936 * 1536) + 4 * 28 * 1536 * 1024), rel=1e-3
     )
-
-
-# The pictures of docs/algorithms show what the rules do.
-
-
-@pytest.mark.parametrize("name", ["grpo", "grpo-longer-step", "sfpo", "gxpo", "epochs", "extragradient"])
-def test_a_picture_has_a_circle_for_each_pass_that_its_title_states(name: str) -> None:
-    title, settings, _ = pictures.RULES[name]
-    (axes,) = pictures.draw(name).axes
-    circles = [text.get_text() for text in axes.texts if text.get_text().isdigit()]
-    assert len(circles) == int(re.search(r"(\d+) pass", title)[1]) == settings.passes_per_step(gate_open=True)

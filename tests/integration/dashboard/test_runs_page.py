@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 import streamlit as st
@@ -40,24 +38,6 @@ def test_a_run_that_may_not_be_deleted_does_not_keep_the_others(pages: Pages) ->
     assert len(refusals) == 1
     assert refusals[0].startswith("of another")
     assert labelled(page.button, "Delete run")
-
-
-def test_the_order_is_that_of_the_service_in_address_and_header(pages: Pages) -> None:
-    for name, accuracies in (("late", [0.1, 0.4]), ("early", [0.9, 0.2])):
-        rows = [metric_row(step, **{"eval/average/pass@1": score}) for step, score in enumerate(accuracies)]
-        pages.service.report(pages.submit(name, tags=["order"]), metrics=rows)
-
-    def table(page: AppTest) -> tuple[list[str], list[str]]:
-        frame, config = page.dataframe[0], json.loads(page.dataframe[0].proto.columns)
-        return [unquote(name).partition("#")[2] for name in frame.value["name"]], [
-            part["label"] for part in config.values() if "label" in part and part["label"][-1] in "↓↑"
-        ]
-
-    page = pages.open("runs", tag="order", sort="score_best")
-    assert table(page) == (["early", "late"], ["Best ↓"])
-    assert "best" in page.dataframe[0].proto.column_order
-    page = pages.open("runs", tag="order", sort="score", order="asc")
-    assert table(page) == (["early", "late"], ["Accuracy ↑"])
 
 
 def test_means_are_over_all_pages_and_over_runs_that_succeeded(pages: Pages) -> None:
