@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import zipfile
 from pathlib import Path
 
 import pytest
-from support.browsing import TEXTS, Page
-from support.site import FORMULA, Site
+from support.browsing import TEXTS, Page, open_browser
+from support.site import FORMULA, RECORDINGS, Site
 
 from gxpo_dashboard.view_models.tables import worst_first
+from gxpo_services.local.demo import comparison_link
 
 ROWS = "view.data('points').map(row => [row.series, row.x, row.y])"
 METRICS = "[...new Set(view.data('points').map(row => row.metric))]"
@@ -121,11 +125,6 @@ def test_a_saved_view_is_an_address(site: Site, page: Page) -> None:
     assert page.query["sort"] == ["score_best"]
 
 
-def test_a_comparison_says_from_which_share_of_sampling_a_look_ahead_pays(site: Site, page: Page) -> None:
-    page.open("compare", runs=list(site.recorded.values()), share="0.9")
-    page.shows("When it pays: sampling takes 90% of a step")
-
-
 def test_notes_and_formulas_are_text_and_formulas_are_typeset_next_to_it(site: Site, page: Page) -> None:
     site.http.patch(f"/runs/{site.fired}", json={"notes": "<b>look</b> **here**"}).raise_for_status()
     page.open("run", run=site.fired, part="Samples")
@@ -148,3 +147,60 @@ def test_the_whole_log_is_downloaded(site: Site, page: Page, tmp_path: Path) -> 
     file = tmp_path / f"{run}.log"
     page.wait(file.exists, "the file")
     assert file.read_bytes() == (site.home / "artifacts" / run / "train.log").read_bytes()
+
+
+# Two recorded trainings are compared, linked and exported.
+
+
+FURTHEST = "Math.max(...view.data('points').map(row => row.x))"
+AT = "view.data('points').map(row => [row.series, row.x, row.y])"
+
+
+def test_two_groups_are_compared_and_the_link_opens_the_same_in_another_browser(site: Site, page: Page) -> None:
+    page.open("compare")
+    for group in ("recorded demo-grpo (1 run)", "recorded demo (1 run)"):
+        page.press("Select runs")
+        page.choose("Groups", group)
+    page.shows("Inconclusive: only one shared seed.")
+    page.shows("Evidence")
+    page.shows("Steps (unequal cost)")
+    assert page.query["groups"] == [site.groups["demo-grpo"], site.groups["demo"]]
+    # Thirty steps: only the passes of GXPO go further.
+    page.wait(lambda: (page.chart("compare-accuracy", FURTHEST) or 0) > 30, "the curves over backward passes")
+    page.settle()
+    evidence, points = page.card("Evidence"), page.chart("compare-accuracy", AT)
+    # GRPO takes one pass a step and GXPO three: 30 steps of evaluations every 10.
+    assert {(x, name) for name, x, _ in points if x > 0} >= {(10, _grpo(points)), (20, _grpo(points))}
+
+    with open_browser() as other:
+        there = Page(other, site.dashboard.url, site.dashboard.cookie)
+        other.get(page.driver.current_url)
+        there.wait(lambda: there.chart("compare-accuracy", AT), "the same curves")
+        there.settle()
+        assert there.chart("compare-accuracy", AT) == points
+        assert there.card("Evidence") == evidence
+        assert there.query == page.query
+
+
+def _grpo(points: list[list[object]]) -> str:
+    return next(str(name) for name, *_ in points if "GRPO" in str(name).upper())
+
+
+def test_the_link_that_the_demo_prints_opens_the_comparison_of_its_runs(site: Site, page: Page) -> None:
+    page.driver.get(comparison_link(site.dashboard.url, list(site.recorded.values())))
+    page.settle()
+    assert page.one("h1").text == "Compare"
+    assert len(page.wait(lambda: page.chart("compare-accuracy", SERIES), "the curves")) == 2
+
+
+def test_metrics_and_evaluations_are_exported_as_csv(site: Site, page: Page, tmp_path: Path) -> None:
+    page.open("compare", runs=list(site.recorded.values()))
+    page.download_to(tmp_path)
+    page.press("Download metrics and evaluations (CSV)")
+    file = tmp_path / "gxpo-csv.zip"
+    page.wait(file.exists, "the file")
+    with zipfile.ZipFile(file) as parts:
+        rows = list(csv.DictReader(io.StringIO(parts.read("metrics.csv").decode())))
+    for name, run in site.recorded.items():
+        rewards = {row["step"]: row["value"] for row in rows if row["run"] == run and row["metric"] == "reward/mean"}
+        assert len(rewards) == 30, f"one reward a step of {RECORDINGS / name}"

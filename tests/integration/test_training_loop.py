@@ -4,57 +4,26 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from support.tiny_families import save_family
-from support.tiny_policy import qwen2
 from transformers import AutoModelForCausalLM
 
-from docs_build.metrics import undescribed
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.planner.architectures import FAMILIES, TRAINS
-from gxpo_trainer.reporting.reading import read_events, read_metrics
+from gxpo_trainer.reporting.reading import read_metrics
 from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
-DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
-
-
-@pytest.mark.long("twenty steps; three of GXPO run in the short tier")
-def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run):
-    rule = {"name": "gxpo", "k": 5, "gate": {"threshold": 3.0, "warmup": 10}}
-    config = small_run(
-        budget={"steps": 20},
-        learner={"rule": rule, "optimizer": {"learning_rate": 1e-5}},
-        diagnostics={"trajectory_every": 10},
-        evaluation={"every_steps": 0, "samples_per_prompt": 2, "num_problems": 16, "at_start": True},
-    )
-    train_run(config, tmp_path / "run")
-    rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if row["step"] > 0]
-    assert len(rows) == 20
-    assert max(row["rollout/logprob_gap_mean"] for row in rows) <= 1e-6
-    assert max(row["rollout/logprob_gap_max"] for row in rows) <= 1e-4
-    shut = next((int(row["gate/shutoff_step"]) for row in rows if "gate/shutoff_step" in row), 20)
-    assert rows[-1]["update/backward_passes_total"] == 3 * shut + 20 - shut
-    fired = [event["step"] for event in read_events(tmp_path / "run") if event["kind"] == "gate_fired"]
-    assert fired == ([shut] if "gate/shutoff_step" in rows[-1] else [])
-    assert "gate/z" in rows[10]
-    assert "gate/z" not in rows[9]
-    assert rows[9]["update/diagnostic_passes_total"] == 5
-    assert 0 < rows[9]["gxpo/theta_k_relative_error"] < 1
-    assert not undescribed({name for row in read_metrics(tmp_path / "run") for name in row["metrics"]})
-    named = sum(rows[-1][f"time/{part}_s"] for part in ("rollout", "verify", "update", "sync"))
-    assert named <= rows[-1]["time/step_s"]
 
 
 @pytest.mark.long("the families of models, each on engines of its own")
-@pytest.mark.parametrize("family", [family for family, w in FAMILIES.items() if w == TRAINS and family != "qwen2"])
+@pytest.mark.parametrize("family", [family for family, w in FAMILIES.items() if w == TRAINS])
 def test_sampler_and_learner_agree_on_each_family_that_trains(family, tmp_path, small_run):
     """Every weight of a sync is read back; responses are longer than the attention windows."""
     model = {"path": str(save_family(tmp_path / family, family)), "max_length": 256}
@@ -151,53 +120,3 @@ def test_an_adapter_in_bf16_passes_the_proofs_and_is_merged_in_fp32(tmp_path, sm
     merged = base[f"{name}.weight"].to(torch.bfloat16).float() + 8 / 4 * (up @ down)
     assert torch.allclose(policy[f"{name}.weight"], merged, rtol=0, atol=1e-9)
     assert json.loads((folder / "policy" / "config.json").read_text())["dtype"] == "float32"
-
-
-@pytest.mark.long("a whole run with other data")
-def test_real_problems_train_a_qwen_shaped_policy_end_to_end(tmp_path, small_run):
-    source = DATA / "math_train.jsonl"
-    if not source.exists():
-        pytest.skip("shared/data/math_train.jsonl does not exist next to this checkout")
-    lines = source.read_text(encoding="utf-8").splitlines()[:400]
-    problems = tmp_path / "math.jsonl"
-    problems.write_text("\n".join(lines), encoding="utf-8")
-    folder = qwen_shaped_policy(tmp_path / "policy", [json.loads(line) for line in lines])
-    config = small_run(
-        model={"path": str(folder), "max_length": 512},
-        data={"source": str(problems), "levels": [3, 4, 5], "max_prompt_tokens": 300},
-        rollout={"prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 32, "max_num_seqs": 32},
-        evaluation={"benchmarks": ["word_problems"], "num_problems": 8, "samples_per_prompt": 2},
-        learner={"rule": {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}, "optimizer": {"learning_rate": 1e-6}},
-        budget={"steps": 2},
-    )
-    train_run(config, tmp_path / "run")
-    rows = [row["metrics"] for row in read_metrics(tmp_path / "run")]
-    assert [row["update/backward_passes"] for row in rows] == [3, 3]
-    assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows)
-
-
-def qwen_shaped_policy(folder: Path, problems: list[dict]) -> Path:
-    """Random weights in Qwen2.5's shape (grouped queries, tied head) and a tokenizer trained on the problems."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
-    from transformers import Qwen2Tokenizer
-    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
-
-    end = "<|endoftext|>"
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=1500, special_tokens=[end], initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([p["problem"] + p["solution"] for p in problems], trainer)
-    learned = json.loads(tokenizer.to_str())["model"]
-    merges = [tuple(merge) for merge in learned["merges"]]
-    qwen = Qwen2Tokenizer(vocab=learned["vocab"], merges=merges, unk_token=None, eos_token=end, pad_token=end)
-    torch.manual_seed(0)
-    more = {"max_position_embeddings": 1024, "rope_theta": 1e6, "eos_token_id": qwen.eos_token_id}
-    qwen2(1536, 128, 344, 3, 4, 2, **more).save_pretrained(folder)
-    qwen.save_pretrained(folder)
-    return folder

@@ -4,13 +4,17 @@ reward and rule on 200 additions, and the exported model in transformers and vLL
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support.tiny_families import save_own_model
 from support.walkthrough import Reader, blocks, install_the_rule, titled
 
+from gxpo_trainer.config.io import load_run
 from gxpo_trainer.reporting.reading import read_metrics
 
 pytestmark = [pytest.mark.engine, pytest.mark.long("tutorials with engines")]
@@ -49,3 +53,33 @@ def test_a_model_of_ones_own_is_scored_trained_with_the_tutorials_reward_and_rul
     assert "step 2" in reader.run("bash", export.text)
     assert "Tom has 3 bags" in reader.run(load.language, load.text)
     assert "held_out" in reader.run("bash", f"{score.text.rstrip()} --max-new-tokens 40"), "vLLM loads the folder"
+
+
+# docs/tutorials/train_in_a_notebook.ipynb, cell by cell in a process of its own.
+
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "tutorials" / "train_in_a_notebook.ipynb"
+
+
+def test_the_notebook_trains_with_a_function_of_its_own(tmp_path: Path) -> None:
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    script = tmp_path / "notebook.py"
+    shown = 'print(metrics["reward/brevity"].to_dict(), run.ended)\nprint(gxpo.Run("runs/notebook").evaluations())\n'
+    script.write_text("\n".join("".join(cell["source"]) for cell in cells) + "\n" + shown, encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    run = tmp_path / "runs" / "notebook"
+    rows = read_metrics(run)
+    expected = {row["step"]: row["metrics"]["reward/brevity"] for row in rows if "reward/brevity" in row["metrics"]}
+    assert set(expected) == {1, 2}
+    assert all(0 < value < 1 for value in expected.values())
+    assert "steps" in ended.stdout
+    for value in expected.values():
+        assert str(value) in ended.stdout
+    # The folder is that of `gxpo train`, which can go on with it.
+    module, _, name = load_run(run / "config.toml").verifier.rewards[1].name.partition(":")
+    assert name == "brevity"
+    assert "def brevity" in (run / f"{module}.py").read_text()
+    assert any((run / "checkpoints").iterdir())

@@ -194,15 +194,6 @@ def test_what_is_not_set_keeps_its_default(services: dict[str, Any], monkeypatch
     assert {name: getattr(settings, name) for name in default} == {name: f.default for name, f in default.items()}
 
 
-def test_everything_that_the_images_copy_is_in_the_build_context() -> None:
-    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copies = re.findall(r"^COPY (?!--from)(.*) \S+$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
-    sources = {source.rstrip("/") for line in copies for source in line.split()}
-    assert len(sources) > 8
-    for source in sources:
-        assert source in allowed or any(Path(entry).parts[0] == source for entry in allowed), source
-
-
 def test_every_image_ends_as_a_user_that_is_not_root() -> None:
     users: dict[str, str | None] = {}
     stage = ""
@@ -346,25 +337,6 @@ def kubectl_lines() -> list[str]:
     text = (ROOT / "docs/operations.md").read_text(encoding="utf-8").replace("\\\n", " ")
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return [line.partition(" #")[0] for block in blocks for line in block.splitlines() if "kubectl " in line]
-
-
-def test_the_kubectl_commands_name_what_the_manifest_has() -> None:
-    documents = manifests()
-    names = {(document["kind"].lower(), document["metadata"]["name"]) for document in documents}
-    pods = [d["spec"]["template"]["spec"] for d in documents if d["kind"] in ("Deployment", "Job")]
-    names |= {("secret", v["secret"]["secretName"]) for pod in pods for v in pod["volumes"] if "secret" in v}
-    names |= {("service", "postgres")}  # the reader's own: the database URL names it
-    config = manifest("ConfigMap")["data"]
-    assert "@postgres:" in config["GXPO_DATABASE_URL"]
-    lines = kubectl_lines()
-    assert len(lines) > 20
-    kinds = "deployment|job|service|raycluster"
-    named = {match for line in lines for match in re.findall(rf"\b({kinds})[/ ]([a-z-]+)", line)}
-    named |= {("secret", name) for line in lines for name in re.findall(r"secret (?:generic )?([a-z-]+)", line)}
-    assert {kind for kind, _ in named} == {*kinds.split("|"), "secret"}
-    assert named <= names
-    all_named = {name for line in lines for name in re.findall(r"\b(gxpo-[a-z-]+)\b", line)}
-    assert all_named <= {name for _, name in names}
 
 
 def test_the_job_and_the_command_for_the_first_token_work_with_the_settings_of_the_manifest(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
+from benchmarks.gpu import ELEMENTS, model_flops
+from benchmarks.policies import LARGE_SHAPE
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,3 +98,16 @@ def test_a_test_that_hangs_or_crashes_costs_its_own_line(tmp_path: Path, monkeyp
     assert [case.outcome for case in cases] == ["passed", "failed", "skipped", "failed", "failed"]
     assert [cases[2].detail, cases[3].detail] == ["not here", "the process ended with status 3 and left no report"]
     assert cases[4].detail == "no result within 5 s"
+
+
+# What the GPU figures are held against; the figures themselves need a GPU.
+
+
+def test_a_pass_counts_six_products_a_parameter_and_token() -> None:
+    assert ELEMENTS == 1_543_714_304
+    # Without the attention over 2 tokens, which is next to nothing, and with logits of every token.
+    assert model_flops(LARGE_SHAPE, 1, 0, 2) == pytest.approx(6 * ELEMENTS * 2, rel=1e-3)
+    # 28 layers: a query attends to 1,024 tokens on average, 1,536 wide, scores and values, 2 products each.
+    assert model_flops(LARGE_SHAPE, 1, 2048, 0) == pytest.approx(
+        3 * 2048 * (2 * (ELEMENTS - 151_936 * 1536) + 4 * 28 * 1536 * 1024), rel=1e-3
+    )

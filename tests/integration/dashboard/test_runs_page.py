@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-from urllib.parse import unquote
 
+import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 from support.dashboard_pages import Pages, labelled
-from support.reporting import metric_row
+from support.reporting import evaluation_row, metric_row
 from support.site import RECORDINGS
 
+from gxpo_dashboard.labels import plain
 from gxpo_dashboard.view_models.tables import RowSelection
 
 
@@ -38,24 +38,6 @@ def test_a_run_that_may_not_be_deleted_does_not_keep_the_others(pages: Pages) ->
     assert len(refusals) == 1
     assert refusals[0].startswith("of another")
     assert labelled(page.button, "Delete run")
-
-
-def test_the_order_is_that_of_the_service_in_address_and_header(pages: Pages) -> None:
-    for name, accuracies in (("late", [0.1, 0.4]), ("early", [0.9, 0.2])):
-        rows = [metric_row(step, **{"eval/average/pass@1": score}) for step, score in enumerate(accuracies)]
-        pages.service.report(pages.submit(name, tags=["order"]), metrics=rows)
-
-    def table(page: AppTest) -> tuple[list[str], list[str]]:
-        frame, config = page.dataframe[0], json.loads(page.dataframe[0].proto.columns)
-        return [unquote(name).partition("#")[2] for name in frame.value["name"]], [
-            part["label"] for part in config.values() if "label" in part and part["label"][-1] in "↓↑"
-        ]
-
-    page = pages.open("runs", tag="order", sort="score_best")
-    assert table(page) == (["early", "late"], ["Best ↓"])
-    assert "best" in page.dataframe[0].proto.column_order
-    page = pages.open("runs", tag="order", sort="score", order="asc")
-    assert table(page) == (["early", "late"], ["Accuracy ↑"])
 
 
 def test_means_are_over_all_pages_and_over_runs_that_succeeded(pages: Pages) -> None:
@@ -99,3 +81,60 @@ def test_the_view_opens_while_the_service_does_not_answer(pages: Pages) -> None:
         assert [caption.value for caption in page.caption if "not responding" in caption.value]
     finally:
         pages.service.start()
+
+
+# The Compare view, and Benchmarks, which selects runs in the same way.
+
+
+@pytest.mark.parametrize(("view", "most"), [("compare", 60), ("benchmarks", 8)])
+def test_more_runs_than_a_view_shows_are_left_out_with_a_message(pages: Pages, view: str, most: int) -> None:
+    runs = [pages.submit(f"{view} {number}", f"seed={number}") for number in range(most + 2)]
+    page = pages.open(view, runs=runs)
+    assert not page.exception
+    assert page.query_params["runs"] == runs[:most]
+    assert [toast.value for toast in page.toast] == [f"Showing the first {most} of {most + 2} runs."]
+
+
+def test_a_single_configuration_is_no_success(pages: Pages) -> None:
+    pages.start_comparisons()
+    run = pages.submit("alone")
+    pages.service.finish(run, [0.25, 0.5])
+    page = pages.open("compare", runs=[run])
+    assert [info.value for info in page.info if "only configuration" in info.value]
+    assert not page.success
+
+
+def test_runs_before_their_first_evaluation_are_no_error(pages: Pages) -> None:
+    pages.start_comparisons()
+    runs = [pages.submit(name) for name in ("early", "earlier")]
+    page = pages.open("compare", runs=runs)
+    assert not page.error
+    assert [words for words in page.markdown if "Nothing to compare yet" in words.value]
+    assert [caption.value for caption in page.caption if caption.value.startswith("Excluded: early:")]
+    for run in runs:
+        pages.service.finish(run, [0.25, 0.5])
+    assert not [words for words in page.run().markdown if "Nothing to compare yet" in words.value]
+
+
+def test_charts_of_a_sweep_show_the_selected_score(pages: Pages) -> None:
+    pages.start_comparisons()
+    body = {
+        "name": "sweep",
+        "base": {"preset": "demo"},
+        "grid": {"learner.rule.k": [3, 5], "learner.rule.alpha": [0.4, 0.5]},
+    }
+    group = pages.http.post("/sweeps", json=body).raise_for_status().json()["group"]["id"]
+    runs = [run["id"] for run in pages.http.get(f"/groups/{group}").raise_for_status().json()["runs"]]
+    for number, run in enumerate(runs):
+        scores = {"eval/average/pass@1": 0.1 * number, "eval/hard/pass@4": 0.2 * number}
+        others = {"eval/average/pass@4": 0.9, "eval/hard/pass@1": 0.9}
+        evaluation = evaluation_row(1, benchmark="hard", scores={"pass@1": 0.9, "pass@4": 0.2 * number})
+        pages.service.report(run, metrics=[metric_row(1, **scores, **others)], evaluations=[evaluation])
+    page = pages.open("compare", groups=group, score="pass@4", benchmark="hard")
+    # 0.2 times 0 to 3.
+    assert plain("Highest: 60.0% in") in summaries(page)["Parallel coordinates"]
+
+
+def summaries(page: AppTest) -> dict[str, str]:
+    """Title of each chart → its text alternative."""
+    return {e.value.removeprefix("##### "): e.help for e in page.markdown if e.value[:6] == "##### "}

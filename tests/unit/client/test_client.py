@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from gxpo_client import connection as module
+from gxpo_client import formats
 from gxpo_client.client import Client
 from gxpo_client.connection import ResponseCache, connect
 from gxpo_client.errors import InvalidRequest, NotFound, NotSignedIn, Refused, ServiceError, ServiceUnavailable
+from gxpo_client.shared_responses import SharedResponses
 from gxpo_services.cli.common import CommandFailed
 
 API = "/api/v1"
@@ -237,3 +242,98 @@ def test_a_sweep_over_one_setting_has_no_heat_map(service: Service, client: Clie
     assert client.heat_map("g1") is None
     with pytest.raises(Refused):
         client.heat_map("g2")
+
+
+# Equal requests of several sessions are sent once.
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_two_sessions_at_once_send_one_request() -> None:
+    shared, sent = SharedResponses(), []
+    started, released = threading.Event(), threading.Event()
+
+    def send() -> str:
+        sent.append(1)
+        started.set()
+        assert released.wait(30)
+        return "answer"
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(shared.get, "key", send)
+        assert started.wait(30)
+        second = pool.submit(shared.get, "key", send)
+        released.set()
+        assert (first.result(30), second.result(30)) == ("answer", "answer")
+    assert len(sent) == 1
+
+
+def test_an_error_is_not_kept() -> None:
+    shared = SharedResponses()
+
+    def refuse() -> None:
+        raise Refused("no")
+
+    with pytest.raises(Refused):
+        shared.get("key", refuse)
+    assert shared.get("key", lambda: "answer") == "answer"
+
+
+def test_two_clients_ask_once_and_again_after_a_change() -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(f"{request.method} {request.url.path} {request.headers['Authorization']}")
+        return httpx.Response(200, json={"items": [], "id": "r1"})
+
+    clock = Clock()
+    shared = SharedResponses(1.0, clock)
+    http = connect("http://127.0.0.1:1", transport=httpx.MockTransport(answer))
+    first, second = (Client(http, token, ResponseCache(), shared=shared) for token in ("a", "b"))
+    first.get("/runs", limit=5)
+    second.get("/runs", limit=5)
+    assert len(asked) == 1
+    second.get("/runs", limit=6)
+    assert len(asked) == 2
+    clock.now += 1.1
+    second.get("/runs", limit=6)
+    assert len(asked) == 3, "a second later it is sent again"
+    first.change("r1", name="new")
+    second.get("/runs", limit=5)
+    assert asked[-1] == "GET /api/v1/runs Bearer b"
+    # Who it is is asked for with each token.
+    first.me()
+    second.me()
+    assert [line.split()[-1] for line in asked[-2:]] == ["a", "b"]
+
+
+# Numbers and durations are readable.
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0.0 s"), (0.0042, "4.2 ms"), (4.24, "4.2 s"), (59, "59 s"), (75, "1 min 15 s"), (11520, "3 h 12 min"),
+        (200_000, "2 d 7 h"), (None, "–"), (math.nan, "–"),
+    ],
+)  # fmt: skip
+def test_durations(seconds: float | None, words: str) -> None:
+    assert formats.duration(seconds) == words
+
+
+def test_figures() -> None:
+    assert formats.percent(0.4132) == "41.3%"
+    assert formats.count(12345.0) == "12,345"
+    assert formats.count(1.5) == "1.50"
+    assert formats.figure(0.00012346) == "0.0001235"
+    assert formats.size(1536) == "1.5 KiB"
+    assert formats.size(512) == "512 B"
+    assert formats.moment(0) == "1970-01-01 00:00:00 UTC"
+    assert formats.percent(math.nan) == formats.NONE
+    assert (formats.figure(-1.5), formats.count(-2), formats.percent(-0.5)) == ("−1.5", "−2", "−50.0%")
+    assert formats.figure(1e-7) == "1e−07"

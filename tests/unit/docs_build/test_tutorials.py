@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from support.reward_server import PATIENCE_S
 from support.tiny_families import save_own_model
-from support.walkthrough import ROOT, Reader, install_the_rule, titled
+from support.walkthrough import Reader, install_the_rule, titled
 
-from gxpo_dashboard.views.run import PARTS
 from gxpo_trainer.algo.batch import step_advantages
-from gxpo_trainer.config.io import build
-from gxpo_trainer.planner.architectures import FAMILIES, TRAINS
+from gxpo_trainer.config import HttpRewardConfig
+from gxpo_trainer.config.io import build, load_run
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.grading.http_rewards import HttpAnswer, HttpReward
+from gxpo_trainer.grading.sandbox import Sandbox
 from gxpo_trainer.plugins import implementation
-
-CHARTS = ROOT / "dashboard" / "gxpo_dashboard" / "charts"
 
 
 @pytest.mark.parametrize("page", ["tutorials/train-your-model", "tutorials/write-a-reward", "environments"])
@@ -26,13 +34,6 @@ def test_the_commands_of_the_page_print_what_it_says(page: str, tmp_path: Path) 
     if page == "tutorials/train-your-model":
         save_own_model(tmp_path / "my-model")
     Reader(tmp_path).follow(f"{page}.md")
-
-
-def test_the_architectures_of_the_page_are_those_of_the_table() -> None:
-    page = (ROOT / "docs" / "tutorials" / "train-your-model.md").read_text(encoding="utf-8")
-    rows = [row.split("|") for row in page.partition("| `model_type` |")[2].splitlines()[2:] if row.startswith("|")]
-    trained = {name: row[2].strip() == "yes" for row in rows[:6] for name in re.findall(r"`(\w+)`", row[1])}
-    assert trained == {family: word == TRAINS for family, word in FAMILIES.items()}
 
 
 def test_the_rule_of_the_tutorial_passes_its_own_test_and_is_known_to_the_commands(tmp_path: Path) -> None:
@@ -58,16 +59,69 @@ def test_examples_of_the_contracts_give_the_pages_numbers(tmp_path: Path, monkey
     assert values.tolist() == pytest.approx([1.0, math.nan, -0.5, -0.5], nan_ok=True)
 
 
-def test_the_dashboard_has_every_part_and_chart_that_the_pages_name() -> None:
-    pages = ["troubleshooting.md", "tutorials/train-your-model.md", "concepts/gate-and-budget.md"]
-    text = "\n".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in pages)
-    sources = "\n".join(path.read_text(encoding="utf-8") for path in CHARTS.glob("*.py"))
-    titles = re.findall(r'"([A-Z][^"]+)"', sources)
-    mentions = text.split("Run › ")[1:]
-    assert len(mentions) > 20
-    parts = [part if part == section else f"{part} › {section}" for part in PARTS for section in PARTS[part]]
-    for mention in mentions:
-        part = next((part for part in parts if mention.startswith(part)), None)
-        assert part is not None, f"no part of the view: {mention[:40]}"
-        if (chart := mention.removeprefix(part)).startswith(" › "):
-            assert any(chart.removeprefix(" › ").startswith(title) for title in titles), f"no chart: {mention[:60]}"
+# The servers of docs/http-rewards.md, called by the component that they are written for, and docs/sandbox.md.
+
+
+PAGE = "http-rewards.md"
+
+
+@contextmanager
+def served(folder: Path, name: str, *arguments: str) -> Iterator[str]:
+    """Address of the page's server `name`, on a free port."""
+    (folder / name).write_text(titled(PAGE)[name], encoding="utf-8")
+    command = [sys.executable, str(folder / name), "0", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def rewards(url: str, *responses: str, **settings: Any) -> list[HttpAnswer]:
+    async def scenario() -> list[HttpAnswer]:
+        component = HttpReward(HttpRewardConfig(url=url, deadline_s=PATIENCE_S, **settings))
+        bodies = [{"problem": "2 + 2?", "gold": "4", "answer": text, "response": text} for text in responses]
+        try:
+            return await component.answers([{**body, "turns": [], "extra": {}} for body in bodies])
+        finally:
+            await component.close()
+
+    return asyncio.run(scenario())
+
+
+def test_the_judge_asks_its_model_and_its_mark_is_the_reward(tmp_path: Path) -> None:
+    with served(tmp_path, "model.py") as model, served(tmp_path, "judge.py", model.rstrip("/") + "/v1") as judge:
+        answers = rewards(judge, "4, because 2 and 2 make it", "4")
+    assert [answer.value for answer in answers] == [0.9, 0.2]
+
+
+def test_the_ranking_judge_compares_each_pair_in_both_orders(tmp_path: Path) -> None:
+    with served(tmp_path, "model.py") as model, served(tmp_path, "ranking.py", model.rstrip("/") + "/v1") as judge:
+        best, worst, other = rewards(judge, "4, because 2 and 2 make it", "4", "5", per="group")
+        (alone,) = rewards(judge, "4", per="group")
+    # The stand-in prefers "because", and else whichever comes first.
+    assert [answer.value for answer in (best, worst, other)] == [1.0, 0.25, 0.25]
+    assert alone.value == 0.5
+
+
+def test_the_run_file_of_the_page_is_valid_and_names_both_servers(tmp_path: Path) -> None:
+    Reader(tmp_path).follow(PAGE)
+    config = load_run(tmp_path / "judged.toml")
+    assert [reward.label for reward in config.verifier.rewards] == ["correctness", "judge", "sandbox"]
+
+
+def test_the_problems_of_the_sandboxs_page_have_tests_that_a_solution_passes(tmp_path: Path) -> None:
+    Reader(tmp_path).follow("sandbox.md")
+    config = load_run(tmp_path / "functions.toml")
+    assert [(reward.label, reward.name) for reward in config.verifier.rewards] == [("tests", "http")]
+    function, program = (json.loads(line) for line in (tmp_path / "functions.jsonl").read_text().splitlines())
+    try:
+        sandbox = Sandbox(PATIENCE_S, memory_mb=256, processes=8)
+    except ConfigError as error:
+        pytest.skip(f"code cannot be isolated on this machine: {error}")
+    codes = ("def add(a, b): return a + b", "print(sum(map(int, input().split())))")
+    for row, right, wrong in ((function, *codes), (program, *codes[::-1])):
+        assert sandbox.grade({"response": right, "extra": row})["reward"] == 1.0
+        assert sandbox.grade({"response": wrong, "extra": row})["reward"] == 0.0

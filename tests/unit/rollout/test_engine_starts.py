@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import random
+import threading
 from collections.abc import Iterator, Sequence
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gxpo_trainer.config import RunConfig, TimeoutsConfig
 from gxpo_trainer.config.base import Phase
 from gxpo_trainer.errors import Stalled
-from gxpo_trainer.rollout.engines import Engine, Engines
+from gxpo_trainer.rollout.engines import Dispatcher, Engine, Engines
 from gxpo_trainer.rollout.pool import Collection, RolloutPool
-from gxpo_trainer.rollout.requests import SamplingSettings
-from gxpo_trainer.rollout.timeline import Timeline
+from gxpo_trainer.rollout.requests import Intake, SamplerSettings, SamplingSettings, sample_seed
+from gxpo_trainer.rollout.sampler import set_environment
+from gxpo_trainer.rollout.timeline import Span, Timeline, overlap_fraction
 from gxpo_trainer.runtime.progress import ProgressWatch
 
 SETUP_S, SAMPLING_S = 300.0, 10.0
@@ -126,3 +134,257 @@ def test_a_stall_of_the_learner_is_its_own_while_an_engine_starts(monkeypatch: p
     with pytest.raises(Stalled, match=r"updating_s = 50"):
         machine.collection._wait_for_one(["update"], {lost.status: lost})
     assert lost.restarts == 1
+
+
+# Environment variables set before vLLM is imported.
+
+
+@pytest.fixture
+def empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary environment without the variables under test."""
+    for name in ("TORCH_COMPILE_DISABLE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_BATCH_INVARIANT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+
+
+@pytest.mark.parametrize(
+    ("device", "eager", "compiles"), [("cpu", True, False), ("cpu", False, True), ("gpu", True, True)]
+)
+def test_eager_cpu_sampler_disables_torch_compile(empty: None, device: str, eager: bool, compiles: bool) -> None:
+    set_environment(SamplerSettings("model", 64, device=device, enforce_eager=eager))  # type: ignore[arg-type]
+    assert ("TORCH_COMPILE_DISABLE" not in os.environ) == compiles
+    assert ("VLLM_CPU_KVCACHE_SPACE" in os.environ) == (device == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "deterministic", "expected"), [("gpu", True, "1"), ("gpu", False, None), ("cpu", True, None)]
+)
+def test_deterministic_gpu_sampler_uses_batch_invariant_kernels(
+    empty: None, device: str, deterministic: bool, expected: str | None
+) -> None:
+    set_environment(SamplerSettings("model", 64, device=device, deterministic=deterministic))  # type: ignore[arg-type]
+    assert os.environ.get("VLLM_BATCH_INVARIANT") == expected
+
+
+def test_vllm_knows_the_variable_for_batch_invariant_kernels() -> None:
+    """vLLM ignores variables that it does not know."""
+    from vllm import envs
+
+    assert "VLLM_BATCH_INVARIANT" in envs.environment_variables
+
+
+def test_variables_set_by_the_user_are_kept(empty: None) -> None:
+    os.environ["TORCH_COMPILE_DISABLE"] = "0"
+    set_environment(SamplerSettings("model", 64))
+    assert os.environ["TORCH_COMPILE_DISABLE"] == "0"
+
+
+# Which engine gets which request, whatever dies in between.
+
+
+def test_the_engine_with_the_fewest_unfinished_tokens_gets_the_next_request() -> None:
+    dispatcher = Dispatcher(8)
+    dispatcher.add([100, 10, 10, 50], [1, 1, 1, 1])
+    dispatcher.add_engine(0)
+    dispatcher.add_engine(1)
+    # 100 to engine 0, then 10 + 10 + 50 to engine 1, which has less than 100 before each.
+    assert dispatcher.assign() == {0: [0], 1: [1, 2, 3]}
+
+
+def test_an_engine_takes_more_when_it_has_finished_some() -> None:
+    dispatcher = Dispatcher(8)
+    dispatcher.add([8] * 5, [4] * 5)
+    dispatcher.add_engine(0)
+    assert dispatcher.assign() == {0: [0, 1]}
+    assert dispatcher.assign() == {}
+    assert dispatcher.finish(0, 1)
+    assert dispatcher.assign() == {0: [2]}
+
+
+def test_requests_of_a_lost_engine_come_before_those_that_wait() -> None:
+    dispatcher = Dispatcher(2)
+    dispatcher.add([1] * 4, [1] * 4)
+    dispatcher.add_engine(0)
+    assert dispatcher.assign() == {0: [0, 1]}
+    dispatcher.remove_engine(0)
+    dispatcher.add_engine(1)
+    assert dispatcher.assign() == {1: [0, 1]}
+    assert not dispatcher.finish(0, 0), "a late answer of the lost engine does not count"
+    assert dispatcher.finish(1, 0)
+    assert not dispatcher.finish(1, 0)
+
+
+def test_requests_that_are_added_later_wait_behind_or_before_the_others() -> None:
+    dispatcher = Dispatcher(1)
+    dispatcher.add([1] * 2, [1] * 2)
+    dispatcher.add_engine(0)
+    assert dispatcher.assign() == {0: [0]}
+    assert dispatcher.add([1, 1], [1, 1]) == [2, 3]
+    assert dispatcher.add([1, 1], [1, 1], first=True) == [4, 5]
+    order = []
+    while not dispatcher.done:
+        order.append(open_ := next(iter(dispatcher._loads[0].open)))
+        assert not dispatcher.finished.issuperset([0, open_])
+        dispatcher.finish(0, open_)
+        dispatcher.assign()
+    assert order == [0, 4, 5, 1, 2, 3]
+    assert dispatcher.finished.issuperset([2, 5])
+
+
+@given(st.integers(0, 40), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**32))
+def test_every_request_is_finished_once_whichever_engines_die(
+    num_requests: int, num_engines: int, max_sequences: int, seed: int
+) -> None:
+    draw = random.Random(seed)
+    sequences = [draw.randint(1, 4) for _ in range(num_requests)]
+    dispatcher = Dispatcher(max_sequences)
+    dispatcher.add([7 * n for n in sequences], sequences)
+    alive = set(range(num_engines))
+    owner: dict[int, int] = {}
+    finished: list[int] = []
+    for engine in alive:
+        dispatcher.add_engine(engine)
+    while not dispatcher.done:
+        for engine, indices in dispatcher.assign().items():
+            assert engine in alive
+            assert not {*indices} & {*owner}, "assigned to two engines"
+            owner.update(dict.fromkeys(indices, engine))
+        action = draw.random()
+        if action < 0.1 and alive:
+            lost = draw.choice(sorted(alive))
+            alive.remove(lost)
+            dispatcher.remove_engine(lost)
+            owner = {index: engine for index, engine in owner.items() if engine != lost}
+        elif action < 0.3 and len(alive) < num_engines:
+            back = draw.choice(sorted({*range(num_engines)} - alive))
+            alive.add(back)
+            dispatcher.add_engine(back)
+        elif owner:
+            index = draw.choice(sorted(owner))
+            assert dispatcher.finish(owner.pop(index), index)
+            finished.append(index)
+    assert sorted(finished) == list(range(num_requests))
+
+
+# Requests that arrive while an engine is sampling, and the seeds of their samples and turns.
+
+
+A, B = cast(Any, (0, "a")), cast(Any, (1, "b"))
+
+
+def test_requests_are_taken_once_and_in_order() -> None:
+    intake = Intake()
+    intake.put([A])
+    intake.put([B])
+    assert intake.take(wait=True) == [A, B]
+    assert intake.take(wait=False) == []
+    intake.close()
+    assert intake.take(wait=True) is None
+
+
+def test_a_closed_intake_still_gives_what_it_holds() -> None:
+    intake = Intake([A], closed=True)
+    assert intake.take(wait=True) == [A]
+    assert intake.take(wait=True) is None
+
+
+@pytest.mark.parametrize(("wake", "taken"), [(Intake.abort, None), (lambda intake: intake.put([B]), [B])])
+def test_a_waiting_engine_is_woken_by_a_request_and_by_an_abort(wake: Any, taken: Any) -> None:
+    intake = Intake()
+    received: list[Any] = []
+    waiting = threading.Thread(target=lambda: received.append(intake.take(wait=True)))
+    waiting.start()
+    wake(intake)
+    waiting.join(10)
+    assert received == [taken]
+    assert intake.aborted == (taken is None)
+
+
+def test_a_closed_intake_runs_what_is_posted_and_waits_for_it() -> None:
+    """The last request was submitted; its environment answers later."""
+    intake = Intake([A], closed=True)
+    assert intake.take(wait=True, expect_calls=True) == [A]
+    ran: list[str] = []
+    posting = threading.Timer(0.0, lambda: intake.post(lambda: ran.append("answer")))
+    posting.start()
+    assert intake.take(wait=True, expect_calls=True) is None
+    intake.run_calls(wait=True)
+    posting.join(10)
+    assert ran == ["answer"]
+
+
+def test_nothing_is_posted_to_an_aborted_intake() -> None:
+    intake = Intake()
+    ran: list[str] = []
+    intake.post(lambda: ran.append("before"))
+    intake.abort()
+    intake.post(lambda: ran.append("after"))
+    intake.run_calls(wait=True)
+    assert ran == []
+    assert intake.take(wait=True, expect_calls=True) is None
+
+
+def test_the_seed_of_a_response_is_numpys_of_request_and_index() -> None:
+    low, high = np.random.SeedSequence([11, 3]).generate_state(2)
+    assert sample_seed(11, 3) == (int(high) * 2**32 + int(low)) // 2
+
+
+def test_every_turn_of_every_sample_has_a_seed_of_its_own() -> None:
+    seeds = [sample_seed(request, index, turn) for request, index, turn in product(range(8), range(8), range(4))]
+    assert len({*seeds}) == 256
+    assert all(seed is not None and 0 <= seed < 2**63 for seed in seeds)
+    assert sample_seed(None, 3, 2) is None, "unseeded requests stay unseeded"
+
+
+# Spans of activities, by a clock that the tests move.
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_process_has_one_activity_at_a_time() -> None:
+    clock = Clock()
+    timeline = Timeline(clock)
+    timeline.enter("engine 0", "sampling")
+    clock.now = 2.0
+    timeline.enter("engine 0", "sampling")
+    clock.now = 3.0
+    timeline.enter("engine 0", "syncing")
+    clock.now = 4.0
+    timeline.enter("engine 0", None)
+    timeline.enter("engine 0", None)
+    assert timeline.cut(0.0) == [Span("engine 0", "sampling", 0.0, 3.0), Span("engine 0", "syncing", 3.0, 4.0)]
+
+
+def test_a_window_clips_spans_and_holds_those_that_go_on() -> None:
+    clock = Clock()
+    timeline = Timeline(clock)
+    timeline.enter("learner", "updating")
+    clock.now = 5.0
+    timeline.enter("learner", None)
+    timeline.enter("engine 0", "sampling")
+    clock.now = 7.0
+    assert timeline.cut(2.0) == [Span("engine 0", "sampling", 5.0, 7.0), Span("learner", "updating", 2.0, 5.0)]
+    clock.now = 8.0
+    assert timeline.cut(7.0) == [Span("engine 0", "sampling", 7.0, 8.0)]
+    with timeline.during("learner", "saving"):
+        clock.now = 9.0
+    clock.now = 20.0
+    assert timeline.cut(8.5) == [Span("engine 0", "sampling", 8.5, 20.0), Span("learner", "saving", 8.5, 9.0)]
+
+
+def test_overlap_is_a_share_of_the_shorter_activity_whichever_processes_do_it() -> None:
+    spans = [
+        Span("engine 0", "sampling", 0.0, 4.0),
+        Span("engine 1", "sampling", 2.0, 6.0),
+        Span("learner", "updating", 3.0, 5.0),
+        Span("learner", "updating", 7.0, 9.0),
+        Span("verifier", "verifying", 0.0, 9.0),
+    ]
+    # Some engine samples for 6 s, the learner updates for 4 s, both for 2 s.
+    assert overlap_fraction(spans, "sampling", "updating") == pytest.approx(0.5)
+    assert overlap_fraction(spans, "sampling", "saving") is None

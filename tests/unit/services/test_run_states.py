@@ -1,11 +1,15 @@
-"""What holds on every path through the state machine of runs; test_service_page.py compares it with its table."""
+"""What holds on every path through the state machine of runs."""
 
 from __future__ import annotations
 
-from typing import get_args
+import argparse
+import re
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
+from gxpo_services.cli import arguments
 from gxpo_services.run_states import (
     EXECUTING,
     TERMINAL,
@@ -17,6 +21,8 @@ from gxpo_services.run_states import (
     requested_state,
 )
 from gxpo_services.runs.schemas import PossibleAction, possible_actions
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.errors import REASONS
 
 
 def test_exactly_the_listed_transitions_are_legal() -> None:
@@ -79,3 +85,58 @@ def test_a_trainer_is_told_to_stop_exactly_when_somebody_wants_it_to() -> None:
 def test_only_states_with_a_job_execute() -> None:
     assert EXECUTING.isdisjoint(TERMINAL | {RunState.QUEUED, RunState.PAUSED})
     assert set(RunState) == EXECUTING | TERMINAL | {RunState.QUEUED, RunState.PAUSED}
+
+
+# docs/service.md lists every setting, state, reason and command, and nothing else.
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "service.md").read_text(encoding="utf-8")
+
+
+def rows(header: str) -> dict[str, list[str]]:
+    """First cell without its ticks → the other cells of the table below a header row."""
+    lines = PAGE[PAGE.index(header) :].splitlines()[2:]
+    cells = {}
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        first, *rest = (cell.strip() for cell in line.strip("|").split(" | "))
+        cells[first.strip("`")] = rest
+    return cells
+
+
+def shown(default: Any) -> str:
+    if default is None or default == ():
+        return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    expected = {
+        f"GXPO_{name.upper()}": [shown(field.default), field.description]
+        for name, field in ServiceSettings.model_fields.items()
+    }
+    assert rows("| variable | default |") == expected
+
+
+def test_every_state_is_documented_with_what_may_follow() -> None:
+    table = rows("| state | meaning |")
+    following = {state: set(re.findall(r"[a-z]+", cells[1])) for state, cells in table.items()}
+    assert following == {state.value: {new.value for new in TRANSITIONS[state]} for state in RunState}
+
+
+def test_every_reason_is_documented() -> None:
+    assert tuple(rows("| reason | what happened |")) == REASONS
+
+
+def registered() -> dict[str, argparse.ArgumentParser]:
+    subparsers = argparse.ArgumentParser().add_subparsers()
+    arguments.register(subparsers)
+    return subparsers.choices
+
+
+def test_every_command_is_documented() -> None:
+    named = set(re.findall(r"`(?:\.venv/bin/)?gxpo ([a-z]+)", PAGE)) | {"demo"}
+    assert named == set(registered())

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
-from sqlalchemy import event, select, update
+from sqlalchemy import event, select
 from support.scripted_launcher import ScriptedLauncher
 
 from gxpo_services.api.idempotency import Creation, delete_expired_keys
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.each_database
 
 NOW = 1_800_000_000.0
 WEEK_S = 7 * 24 * 3600
-BODY = {"preset": "demo", "name": "mine"}
 
 
 def add_keys(database: Database, *ages_s: float) -> None:
@@ -85,21 +83,6 @@ def test_the_time_is_a_setting(database: Database, settings: ServiceSettings) ->
     short = settings.model_copy(update={"idempotency_s": 60.0})
     Scheduler(database, short, ScriptedLauncher(), api_answers=lambda: True, clock=lambda: NOW).tick()
     assert keys(database) == {"k0"}
-
-
-def test_a_key_that_is_forgotten_makes_a_new_run(client: TestClient, database: Database, scheduler: Scheduler) -> None:
-    def submit() -> tuple[int, str]:
-        answer = client.post("/api/v1/runs", json=BODY, headers={"Idempotency-Key": "mine"})
-        return answer.status_code, answer.json()["id"]
-
-    (made, first), (repeated, again) = submit(), submit()
-    assert (made, repeated, again) == (201, 200, first)
-    with database.writing() as session:
-        session.execute(update(IdempotencyKey).values(created_at=NOW - WEEK_S - 1))
-    scheduler.tick()
-    made, second = submit()
-    assert made == 201
-    assert second != first
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -151,14 +151,6 @@ def test_runs_are_cancelled_and_each_refusal_is_named(gxpo: Gxpo, database: Data
     gxpo.printed()
 
 
-def test_pause_and_resume(gxpo: Gxpo, database: Database) -> None:
-    run_id = gxpo.submit("mine")
-    move(database, run_id, RunState.STARTING, RunState.RUNNING)
-    assert gxpo.out("pause", run_id) == f"{run_id} mine: pausing\n"
-    move(database, run_id, RunState.PAUSED)
-    assert gxpo.out("resume", run_id) == f"{run_id} mine: queued\n"
-
-
 def test_a_clone_has_other_settings_and_names_its_original(gxpo: Gxpo) -> None:
     original = gxpo.submit("mine")
     (made,) = gxpo.json("clone", "mine", "--set", "learner.rule.k=9", "--name", "other")

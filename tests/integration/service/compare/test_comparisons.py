@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,12 +18,14 @@ from fastapi.testclient import TestClient
 from support import reporting
 from support.http_server import HttpServer
 from support.reported_runs import add_group, add_run, config, evaluated_run, report
-from support.service_processes import until
+from support.service_processes import ServiceProcesses, until
 
+from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.compare import service
 from gxpo_services.compare.cache import ComparisonCache
 from gxpo_services.compare.schemas import CompareQuery
 from gxpo_services.db.database import Database
+from gxpo_services.settings import ServiceSettings
 
 GRPO: dict[str, Any] = {"name": "grpo"}
 GXPO: dict[str, Any] = {"name": "gxpo", "k": 5}
@@ -83,7 +87,7 @@ def test_two_runs_by_hand(client: TestClient, two: tuple[str, str]) -> None:
     assert run["gate"]["steps"] == list(range(1, 13))
     assert run["gate"]["z"][-2:] == pytest.approx([-1.1, 0.9])
     assert "Inconclusive: only one shared seed" in answer["evidence"]
-    assert answer["supported"] == {"GXPO K=5": []}
+    assert (answer["supported"], answer["conclusive"]) == ({"GXPO K=5": []}, False)
     assert answer["missing"] == ["seeds shared with the baseline (1 of at least 3)"]
     assert answer["left_out"] == answer["differences"] == []
     # Within GRPO's 20 passes GXPO was evaluated before its first step alone.
@@ -127,33 +131,6 @@ def test_the_sampling_share_is_that_of_the_baselines_runs(
         ({"sampling_share": 0.5}, "50% of a step of GRPO (as given)"),
     ):
         assert table(compare(client, runs=list(two), **query), "When it pays")["title"].endswith(title)
-
-
-def test_seeds_of_a_group_are_configurations(client: TestClient, database: Database) -> None:
-    sweep = add_group(database)
-    for seed, end in enumerate((0.4, 0.5, 0.6)):
-        grpo = {0: [0.2], 5: [0.3], 8: [0.3], 10: [end]} if seed else {0: [0.2], 5: [0.3], 8: [end], 10: [end]}
-        evaluated_run(database, config(GRPO, seed, f"a{seed}"), grpo, group=sweep)
-        evaluated_run(database, config(GXPO, seed, f"b{seed}"), {0: [0.2], 5: [end], 8: [end], 10: [end]}, group=sweep)
-    answer = compare(client, groups=sweep)
-    base, fast = answer["groups"]
-    assert [(g["name"], g["seeds"]) for g in (base, fast)] == [("GRPO", [0, 1, 2]), ("GXPO K=5", [0, 1, 2])]
-    # s = .1, t(2) = 4.3027: half-width 4.3027 · .1 / √3 = .2484.
-    assert base["mean"]["high"] == pytest.approx([0.2, 0.3, 0.4768, 0.7484], abs=1e-4)
-    # Speed-ups 8/5, 2 and 2.
-    assert fast["seed_speed_ups"]["steps"]["mean"] == pytest.approx(6.4 ** (1 / 3))
-    # The plateau, from 6 to 10 passes, is that of steps 8 and 10: GRPO 0.4, 0.4 and 0.45, GXPO 0.4, 0.5 and 0.6.
-    # At 10 passes all are at their ends.
-    assert (
-        answer["evidence"].splitlines()[0].startswith("GXPO K=5 is within 0.1 points of GRPO after 10 backward passes;")
-    )
-    assert (answer["conclusive"], set(answer["ranking"])) == (False, {"GRPO", "GXPO K=5"})
-    assert fast["at_equal_passes"]["accuracy"]["mean"] == pytest.approx(0.5)
-    plateau = fast["plateau"]
-    assert plateau["difference"]["mean"] == pytest.approx(0.25 / 3)
-    assert plateau["verdict"] == "not shown equivalent"
-    assert answer["supported"] == {"GXPO K=5": ["steps", "backward_passes", "hours"]}
-    assert {run["group"] for run in fast["runs"]} == {sweep}
 
 
 def test_the_baseline_may_be_named_by_configuration_run_or_name(client: TestClient, two: tuple[str, str]) -> None:
@@ -232,22 +209,6 @@ def test_unequal_conditions_are_named_apart_from_the_compared_settings(client: T
     assert settings["learner.rule.k"] == {name: None, other: "5"}
     assert settings["learner.optimizer.learning_rate"] == {name: "1e-05", other: "2e-05"}
     assert not {"name", "seed"} & settings.keys()
-
-
-def test_several_benchmarks_are_averaged_and_shown_one_by_one(client: TestClient, database: Database) -> None:
-    runs = [
-        evaluated_run(database, config(rule), scores, benchmarks=("easy", "hard"))
-        for rule, scores in ((GRPO, RISING), (GXPO, FASTER))
-    ]
-    answer = compare(client, runs=runs, budgets="20", x="backward_passes", smoothing=0.5)
-    assert answer["benchmarks"] == ["easy", "hard"]
-    header = ["run", "20 backward passes easy", "20 backward passes hard", "average"]
-    assert table(answer, "Accuracy at equal backward")["header"] == header
-    # .25, .375, .625 averaged with weight .5: .25, .3125, .46875; the curve itself stays as it is.
-    curve = group(answer, "GRPO")["mean"]
-    assert curve["smoothed"] == [0.25, 0.3125, 0.46875]
-    assert curve["accuracy"] == [0.25, 0.375, 0.625]
-    assert table(answer, "Accuracy at equal backward")["rows"][0][1:] == ["46.9%"] * 3
 
 
 def test_an_attempt_from_step_0_replaces_what_it_repeats(client: TestClient, database: Database) -> None:
@@ -493,3 +454,110 @@ def test_a_group_that_varies_too_little_has_no_heat_map(client: TestClient, data
         answer = client.get(path, params=query)
         assert answer.status_code == 422
         assert word in answer.json()["detail"]
+
+
+# The process that compares ends with the service, however that ends.
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_it_ends_with_the_service(tmp_path: Path, ending: signal.Signals) -> None:
+    home = tmp_path / "home"
+    settings = ServiceSettings(home=home)
+    prepare_local(settings)
+    database = Database(settings.url)
+    run = evaluated_run(database, config({"name": "grpo"}), {0: [0.5], 1: [1.0]})
+    database.close()
+    service = ServiceProcesses({"GXPO_HOME": str(home)}, ["-c", "import time; time.sleep(600)"], tmp_path)
+    try:
+        service.check()
+        until(service.is_ready, "the API to be ready")
+        headers = {"Authorization": f"Bearer {(home / 'token').read_text().strip()}"}
+        answer = httpx.get(f"{service.url}/api/v1/compare?runs={run}", headers=headers, timeout=60, trust_env=False)
+        assert answer.status_code == 200
+        (api,) = [one for one in psutil.Process().children() if "uvicorn" in one.cmdline()]
+        (worker,) = api.children()
+        assert "anyio.to_process" in worker.cmdline()
+        api.send_signal(ending)
+        api.wait(30)
+        until(lambda: not worker.is_running(), "the process that compares to end")
+    finally:
+        service.close()
+
+
+# `/runs/{id}/headline` of reported runs, on both databases.
+
+
+def trained(database: Database, rule: dict[str, Any], *scores: float | str, seed: int = 0, **more: Any) -> str:
+    """A run that takes a step of three passes with GXPO, and one with GRPO; a score before the first step and after
+    each."""
+    passes = 3 if rule["name"] == "gxpo" else 1
+    made = config(rule, seed, str(rule["name"]), rate=more.pop("rate", 1e-5))
+    extra = more.pop("extra", {})
+    run = add_run(database, made, **more)
+    rows = [reporting.metric_row(0, **{"eval/average/pass@1": scores[0]})]
+    for step, score in enumerate(scores[1:], start=1):
+        names = {"reward/mean": 0.5, "update/backward_passes_total": step * passes, "eval/average/pass@1": score}
+        rows.append(reporting.metric_row(step, **names, **extra))
+    report(database, run, metrics=rows)
+    return run
+
+
+def headline(client: TestClient, run: str) -> dict[str, Any]:
+    answer = client.get(f"/api/v1/runs/{run}/headline")
+    assert answer.status_code == 200, answer.text
+    content: dict[str, Any] = answer.json()
+    assert content["text"] == " ".join(part["text"] for part in content["parts"])
+    return content
+
+
+def test_a_run_is_told_with_its_gate_its_scores_and_the_baseline_of_its_group(
+    client: TestClient, database: Database
+) -> None:
+    group, gate = add_group(database), {"gate/z": 0.25, "gate/threshold": 0.5, "reward/no_signal": 1.0}
+    values = {"seed": 0, "learner.rule.name": "grpo"}
+    baseline = trained(database, GRPO, 0.1, 0.2, 0.3, 0.414, group=group, values=values)
+    for strange in (
+        {"rule": GRPO, "seed": 1, "values": {"seed": 1}},
+        {"rule": GRPO, "values": {"seed": 0, "data.source": "other"}},
+        {"rule": {"name": "sfpo"}, "values": {"seed": 0}},
+    ):
+        trained(database, strange.pop("rule"), 0.1, 0.9, 0.9, 0.9, group=group, **strange)
+    trained(database, GRPO, 0.1, 0.9, 0.9, 0.9)
+    run = trained(database, GXPO, 0.1, 0.4, "NaN", group=group, values={"seed": 0, "learner.rule.k": 5}, extra=gate)
+    told = headline(client, run)
+    assert [part["topic"] for part in told["parts"]] == ["state", "gate", "evaluation", "comparison", "signal"]
+    state, *others = (part["text"] for part in told["parts"])
+    assert state == "Running: step 2 of 40."
+    assert others[:3] == [
+        "The gate has not fired (largest z 0.25, τ 0.5).",
+        "40.0% after 3 backward passes.",
+        "This is 1.4 points below GRPO with the same seed.",
+    ]
+    assert told["parts"][3]["runs"] == [run, baseline]
+    assert "comparison" not in [part["topic"] for part in headline(client, baseline)["parts"]]
+
+
+def test_a_control_with_another_learning_rate_is_a_baseline_too(client: TestClient, database: Database) -> None:
+    group, rate = add_group(database), "learner.optimizer.learning_rate"
+    trained(database, GRPO, 0.1, 0.2, group=group, values={"seed": 0})
+    control = trained(database, GRPO, 0.1, 0.3, group=group, values={"seed": 0, rate: 2e-5}, rate=2e-5)
+    run = trained(database, GXPO, 0.1, 0.4, group=group, values={"seed": 0})
+    compared = headline(client, run)["parts"][-1]
+    # GRPO went to one pass, GXPO was evaluated after three.
+    assert (compared["topic"], control not in compared["runs"]) == ("evaluation", True)
+    longer = trained(database, GRPO, 0.1, 0.2, 0.25, 0.3, group=group, values={"seed": 0, rate: 3e-5}, rate=3e-5)
+    compared = headline(client, run)["parts"][-1]
+    assert compared["text"] == "This is 10.0 points above GRPO lr 3e-05 with the same seed."
+    assert compared["runs"] == [run, longer]
+
+
+def test_a_queued_run_names_the_runs_that_hold_resources(client: TestClient, database: Database) -> None:
+    waiting = add_run(database, config(GXPO, name="waiting"))
+    assert headline(client, waiting)["text"] == "Queued at position 1."
+    holder = trained(database, GRPO, 0.1, 0.2)
+    told = headline(client, waiting)
+    assert told["text"] == "Queued at position 1; resources are held by grpo."
+    assert told["parts"][0]["runs"] == [holder]
+    assert client.post(f"/api/v1/runs/{waiting}/cancel").status_code == 200
+    assert headline(client, waiting)["text"] == "Cancelled before the first step."
+    assert client.get("/api/v1/runs/r404/headline").status_code == 404

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import stat
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,15 +15,17 @@ import pytest
 from alembic import command
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, insert, inspect, select, text
+from support import queued_runs as runs
 from support.postgres import PostgresServer
 
 from gxpo_services.app import create_app
-from gxpo_services.db.database import make_engine
-from gxpo_services.db.migrate import alembic_config, newest_revision, revision_at, upgrade
+from gxpo_services.auth.tokens import prepare_local
+from gxpo_services.db.database import Database, make_engine
+from gxpo_services.db.migrate import alembic_config, back_up, newest_revision, restore, revision_at, upgrade
 from gxpo_services.db.tables import metadata
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer import cli
-from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.errors import ConfigError, DataError
 
 DUMP = (Path(__file__).parent / "data" / "revision_0009.sql").read_text(encoding="utf-8")
 """`sqlite3 .dump` of a database at revision 0009 with rows in every table, made by the last version with ten
@@ -178,3 +182,104 @@ def test_an_unknown_revision_is_refused_with_the_way_out(old_sqlite: str, revisi
     set_revision(old_sqlite, revision)
     with pytest.raises(ConfigError, match=rf"from revision {revision} to {newest_revision()}: .*; .*{fix}"):
         upgrade(old_sqlite)
+
+
+# Back-up of a SQLite database in use, and its restore.
+
+
+@pytest.fixture
+def service_home(tmp_path: Path, sqlite_template: Path) -> ServiceSettings:
+    """A service on one machine, with its token."""
+    settings = ServiceSettings(home=tmp_path / "home")
+    settings.home.mkdir(mode=0o700)
+    (settings.home / "gxpo.sqlite").write_bytes(sqlite_template.read_bytes())
+    prepare_local(settings)
+    return settings
+
+
+def test_a_back_up_made_under_writes_is_consistent_and_restores_in_another_home(
+    service_home: ServiceSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = Database(service_home.url)
+    first = runs.add_run(database)
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            runs.add_run(database)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    file = tmp_path / "copy.sqlite"
+    try:
+        assert cli.main(["backup", str(file), "--home", str(service_home.home)]) == 0
+    finally:
+        stop.set()
+        writer.join()
+    assert str(file) in capsys.readouterr().out
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.sqlite", "home"], "one file"
+    in_copy = Database(f"sqlite:///{file}")
+    held = runs.count(in_copy)
+    in_copy.close()
+    assert 1 <= held <= runs.count(database)
+    database.close()
+
+    other = ServiceSettings(home=tmp_path / "other")
+    assert cli.main(["restore", str(file), "--home", str(other.home), "--yes"]) == 0
+    secret = service_home.local_token_file.read_text().strip()
+    with TestClient(create_app(other), headers={"Authorization": f"Bearer {secret}"}) as client:
+        listed = client.get("/api/v1/runs", params={"sort": "created_at", "order": "asc", "limit": 1}).json()
+        assert (listed["total"], listed["items"][0]["id"]) == (held, first)
+        assert client.post("/api/v1/runs", json={"preset": "demo"}).status_code == 201
+
+
+def test_a_restore_replaces_what_was_written_since(service_home: ServiceSettings, tmp_path: Path) -> None:
+    file = tmp_path / "copy.sqlite"
+    database = Database(service_home.url)
+    kept = runs.add_run(database)
+    back_up(service_home.url, file)
+    runs.add_run(database)
+    with pytest.raises(ConfigError, match="is in use"):
+        restore(service_home.url, file)
+    assert runs.count(database) == 2
+    database.close()
+    restore(service_home.url, file)
+    database = Database(service_home.url)
+    assert runs.count(database) == 1
+    assert runs.get(database, kept).id == kept
+    database.close()
+    assert revision_at(service_home.url) == newest_revision()
+
+
+def test_a_back_up_of_a_newer_version_is_refused_and_changes_nothing(
+    service_home: ServiceSettings, tmp_path: Path
+) -> None:
+    file = tmp_path / "copy.sqlite"
+    back_up(service_home.url, file)
+    with closing(sqlite3.connect(file)) as copy:
+        copy.execute("UPDATE alembic_version SET version_num = '9999'")
+        copy.commit()
+    database = Database(service_home.url)
+    kept = runs.add_run(database)
+    database.close()
+    with pytest.raises(DataError, match=r"was made by a newer version of gxpo: its schema is 9999"):
+        restore(service_home.url, file)
+    database = Database(service_home.url)
+    assert runs.get(database, kept).id == kept
+    database.close()
+
+
+def test_what_is_no_back_up_is_refused_and_changes_nothing(service_home: ServiceSettings, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.sqlite"
+    for content in (b"", b"no database" * 1000):
+        bad.write_bytes(content)
+        with pytest.raises(DataError, match=r"bad\.sqlite"):
+            restore(service_home.url, bad)
+    with pytest.raises(DataError):
+        restore(service_home.url, tmp_path / "absent.sqlite")
+    with pytest.raises(ConfigError, match="no database"):
+        back_up(f"sqlite:///{tmp_path / 'none.sqlite'}", bad)
+    with pytest.raises(ConfigError, match="pg_dump"):
+        back_up("postgresql+psycopg://gxpo@localhost/gxpo", bad)
+    assert Path(service_home.url.removeprefix("sqlite:///")).stat().st_size > 0

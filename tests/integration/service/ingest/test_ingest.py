@@ -185,24 +185,6 @@ def test_rows_arrive_and_the_run_shows_how_far_it_is(anonymous: TestClient, data
     assert ("checkpoint", "step 2 saved") in runs.messages(database, run_id)
 
 
-def test_repeated_and_overlapping_batches_change_nothing_twice(anonymous: TestClient, database: Database) -> None:
-    launched = launch(database)
-    first = body(1, metrics=[totals(1), totals(2)], events=[event_row("a")])
-    assert post(anonymous, launched, first).json()["applied"] is True
-    before = runs.row(database, launched.split()[0])
-    again = post(anonymous, launched, first).json()
-    assert (again["applied"], again["offsets"]["metrics"]) == (False, 2)
-    after = runs.row(database, launched.split()[0])
-    assert {k: v for k, v in before.items() if k != "heartbeat_at"} == {
-        k: v for k, v in after.items() if k != "heartbeat_at"
-    }
-    overlapping = body(2, offsets={"metrics": 1}, metrics=[totals(2), totals(3)])
-    assert post(anonymous, launched, overlapping).json()["offsets"]["metrics"] == 3
-    run_id = launched.split()[0]
-    assert runs.curve(database, run_id, "time/training_s") == [(1, 0.5), (2, 1.0), (3, 1.5)]
-    assert [kind for kind, _ in runs.messages(database, run_id)].count("a") == 1
-
-
 def test_a_batch_with_missing_lines_gets_the_current_offsets(anonymous: TestClient, database: Database) -> None:
     launched = launch(database)
     post(anonymous, launched, body(1, metrics=[totals(1)]))

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from fastapi.testclient import TestClient
 from support import queued_runs as runs
 from support.reporting import EPISODE, body, evaluation_row, event_row, launch, metric_row, post, sample_row, send
 
-from gxpo_client.client import Client, connect
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
@@ -114,23 +112,6 @@ def test_turns_of_an_episode_come_back_as_they_were_sent(client: TestClient, dat
     assert shown == [EPISODE | {"end_detail": None}, failed, dict.fromkeys(EPISODE)]
 
 
-def test_what_an_attempt_replaced_is_not_shown(client: TestClient, database: Database) -> None:
-    launched = launch(database)
-    run_id = launched.split()[0]
-    first = {kind: [row(step) for step in (1, 2, 3)] for kind, row in ROWS.items()}
-    send(database, launched, body(1, **first))
-    second = {kind: [row(2, 2)] for kind, row in ROWS.items()}
-    send(database, launched, body(2, offsets=dict.fromkeys(first, 3), **second))
-    samples = client.get(path(run_id, "samples")).json()
-    assert [(item["attempt"], item["step"]) for item in samples["items"]] == [(2, 2), (1, 1)]
-    assert samples["steps"] == [1, 2]
-    evaluations = client.get(path(run_id, "evaluations")).json()["items"]
-    assert [(item["attempt"], item["step"]) for item in evaluations] == [(1, 1), (2, 2)]
-
-
-ROWS: dict[str, Any] = {"metrics": metric_row, "samples": sample_row, "evaluations": evaluation_row}
-
-
 def test_evaluations_are_records_by_step_and_benchmark(client: TestClient, database: Database) -> None:
     launched = launch(database)
     run_id = launched.split()[0]
@@ -196,20 +177,6 @@ def test_events_are_read_from_the_newest_page_by_page(client: TestClient, databa
     assert [item["kind"] for item in few["items"]] == ["e5", "e4"]
     for wrong in ({"cursor": first["next_cursor"]}, {"order": "newest"}):
         assert client.get(path(run_id, "events"), params=wrong).status_code == 422
-
-
-def test_the_newest_of_many_events_are_there(url: str, database: Database, token_for: Callable[[str], str]) -> None:
-    launched = launch(database)
-    run_id = launched.split()[0]
-    send(database, launched, body(1, events=[event_row(f"e{number}") for number in range(1, 2501)]))
-    with Client(connect(url), token_for("viewer")) as client:
-        history = ("/runs", run_id, "events")
-        kinds = [item["kind"] for item in client.all_of(*history, limit=1500, page_size=1000, order="desc")]
-        assert kinds == [f"e{number}" for number in range(2500, 1000, -1)]
-        # The first event is the change of state.
-        whole = client.all_of(*history, limit=5000, page_size=1000, order="desc")
-        assert [item["kind"] for item in whole[-2:]] == ["e1", "state"]
-        assert whole == client.all_of(*history, page_size=1000)[::-1]
 
 
 def test_a_timeline_has_the_last_steps_without_bad_lines(client: TestClient, run_id: str, folder: Path) -> None:

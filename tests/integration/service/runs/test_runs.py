@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 from support import queued_runs as runs
@@ -17,6 +21,7 @@ from support import reporting
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Event, IdempotencyKey, MetricLast, MetricName, Run, RunTag
+from gxpo_services.outputs import files
 from gxpo_services.outputs import files as artifacts
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import service
@@ -436,3 +441,73 @@ def test_ids_that_are_no_ids_lead_nowhere(caller: TestClient, role: str) -> None
         for method in ("GET", "DELETE", "PATCH"):
             answer = caller.request(method, f"{API}/runs/{name}", json={} if method == "PATCH" else None)
             assert answer.status_code in (404, 405, *refused), (method, name, answer.status_code)
+
+
+# Folders of deleted runs when a process is killed within the deletion.
+
+
+KILLED_BEFORE_THE_COMMIT = """
+import os, signal, sys
+from pathlib import Path
+from gxpo_services.api.principals import Principal, Role
+from gxpo_services.db.database import Database
+from gxpo_services.runs import service
+
+url, root, run_id = sys.argv[1:]
+with Database(url).writing() as session:
+    service.delete(session, Path(root), Principal("t0", "admin", Role.ADMIN), run_id)
+    assert not (Path(root) / run_id).exists()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def ended_run(database: Database, settings: ServiceSettings) -> str:
+    """A run that has ended, with a file."""
+    ended = runs.add_run(database, state=RunState.FAILED)
+    (settings.artifacts / ended).mkdir(parents=True)
+    (settings.artifacts / ended / "metrics.jsonl").write_text("{}\n")
+    return ended
+
+
+def aside(root: Path) -> list[str]:
+    return [entry.name.partition("-")[0] for entry in (root / files.TRASH).iterdir()]
+
+
+def test_a_kill_before_the_commit_costs_a_run_no_file(
+    app: FastAPI, ended_run: str, database: Database, settings: ServiceSettings
+) -> None:
+    root = settings.artifacts
+    ended = subprocess.run([sys.executable, "-c", KILLED_BEFORE_THE_COMMIT, settings.url, str(root), ended_run])
+    assert ended.returncode == -signal.SIGKILL
+    assert aside(root) == [ended_run]
+    files.empty_trash(root, database)
+    assert aside(root) == [ended_run], "the run still exists"
+    with TestClient(app):
+        assert (root / ended_run / "metrics.jsonl").read_text() == "{}\n"
+    assert aside(root) == []
+
+
+def test_a_start_removes_deleted_runs(
+    app: FastAPI, ended_run: str, database: Database, settings: ServiceSettings
+) -> None:
+    root = settings.artifacts
+    (root / files.TRASH).mkdir()
+    (root / ended_run).rename(root / files.TRASH / f"{ended_run}-0a1b2c3d")
+    with database.writing() as session:
+        session.delete(runs.get(database, ended_run))
+    with TestClient(app):
+        assert aside(root) == []
+    assert not (root / ended_run).exists()
+
+
+def test_another_deletion_leaves_an_uncommitted_one(
+    ended_run: str, database: Database, settings: ServiceSettings
+) -> None:
+    root = settings.artifacts
+    with database.writing() as session:
+        service.delete(session, root, Principal("t0", "admin", Role.ADMIN), ended_run)
+        files.empty_trash(root, database)
+        assert aside(root) == [ended_run]
+    files.empty_trash(root, database)
+    assert aside(root) == []

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.scheduling import PAUSE_S, Cluster
 
+from gxpo_services.api.fields import new_id
+from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
+from gxpo_services.scheduling.launcher import JobStatus, kill_orphaned_trainer
+from gxpo_services.scheduling.scheduler import RECONCILE_EVERY_S
+from gxpo_trainer.runtime.locks import process_start
 
 S = RunState
 
@@ -37,17 +47,6 @@ def test_the_outcome_on_disk_counts_when_the_service_never_received_it(
     assert len(cluster.launcher.submitted) == 1
 
 
-def test_an_outcome_of_an_earlier_launch_means_nothing(cluster: Cluster) -> None:
-    scheduler, run_id = cluster.supervising()
-    cluster.launcher.ends(f"{run_id}-1", "failed")
-    scheduler.tick()
-    cluster.write_outcome(run_id, 1, "succeeded", ended_by="steps")
-    scheduler.tick()
-    cluster.launcher.ends(f"{run_id}-2", "failed")
-    scheduler.tick()
-    assert cluster.get(run_id).state == S.RECOVERING
-
-
 def test_a_run_is_recovered_so_often_and_then_fails(cluster: Cluster) -> None:
     scheduler, run_id = cluster.supervising(max_recoveries=2)
     for launch in (1, 2):
@@ -70,23 +69,6 @@ def test_a_run_is_recovered_so_often_and_then_fails(cluster: Cluster) -> None:
     assert "3 consecutive jobs were lost without progress, and max_recoveries is 2" in run.detail
     assert "exit code 137" in run.detail
     assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-{n}" for n in (1, 2, 3)]
-
-
-def test_a_run_that_makes_progress_is_recovered_for_as_long_as_it_does(cluster: Cluster) -> None:
-    """A run of weeks on machines that come and go loses its job often."""
-    scheduler, run_id = cluster.supervising(max_recoveries=1)
-    for launch in range(1, 6):
-        cluster.change(run_id, step=10 * launch)
-        cluster.launcher.ends(f"{run_id}-{launch}", "failed")
-        scheduler.tick()
-        scheduler.tick()
-        cluster.report(run_id)
-    run = cluster.get(run_id)
-    assert (run.state, run.launch, run.recoveries) == (S.RUNNING, 6, 5)
-    lost = [message for kind, message in cluster.messages(run_id) if kind == "job_lost"]
-    assert [message.partition(":")[0] for message in lost] == [
-        f"job {run_id}-{launch} was lost at step {10 * launch}" for launch in range(1, 6)
-    ]
 
 
 def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster) -> None:
@@ -172,3 +154,241 @@ def test_silence_while_no_scheduler_watched_is_not_the_trainers_fault(cluster: C
         cluster.clock.passes(cluster.settings.heartbeat_s / 12)
         second.tick()
     assert len(set(cluster.launcher.stopped())) == 1
+
+
+# Cancel, pause and resume requests carried out by the scheduler.
+
+
+def test_cancel_gives_the_trainer_time_then_ends_its_job(cluster: Cluster) -> None:
+    scheduler, run_id = cluster.supervising()
+    cluster.request(run_id, "cancel")
+    cluster.clock.passes(cluster.settings.cancel_grace_s - 1)
+    scheduler.tick()
+    assert cluster.launcher.stopped() == []
+    cluster.clock.passes(2)
+    scheduler.tick()
+    scheduler.tick()
+    assert set(cluster.launcher.stopped()) == {f"{run_id}-1"}
+    assert cluster.get(run_id).state == S.CANCELLING, "not before the job has ended"
+    cluster.launcher.ends(f"{run_id}-1", "stopped")
+    scheduler.tick()
+    run = cluster.get(run_id)
+    assert (run.state, run.lease_owner, run.run_token_sha256) == (S.CANCELLED, None, None)
+    assert [kind for kind, _ in cluster.messages(run_id)].count("stop") == 1
+
+
+def test_a_run_that_is_cancelled_before_its_job_is_there_never_gets_one(cluster: Cluster) -> None:
+    run_id = cluster.add_run()
+    scheduler = cluster.scheduler(quota_cpus=8.0, quota_gpus=0.0)
+    cluster.launcher.away = True
+    scheduler.tick()
+    assert cluster.get(run_id).state == S.STARTING
+    cluster.request(run_id, "cancel")
+    cluster.launcher.away = False
+    scheduler.tick()
+    assert cluster.get(run_id).state == S.CANCELLED
+    assert cluster.launcher.submitted == []
+
+
+def test_a_pause_that_takes_too_long_ends_at_the_last_checkpoint_and_can_be_resumed(cluster: Cluster) -> None:
+    scheduler, run_id = cluster.supervising()
+    cluster.request(run_id, "pause")
+    cluster.rounds(scheduler, cluster.settings.pause_grace_s + 1, reporting=run_id)
+    assert cluster.launcher.stopped() == [f"{run_id}-1"]
+    cluster.launcher.ends(f"{run_id}-1", "stopped")
+    scheduler.tick()
+    paused = cluster.get(run_id)
+    assert (paused.state, paused.lease_owner, paused.recoveries) == (S.PAUSED, None, 0)
+    cluster.request(run_id, "resume")
+    scheduler.tick()
+    resumed = cluster.get(run_id)
+    assert (resumed.state, resumed.launch, resumed.recoveries) == (S.STARTING, 2, 0)
+    assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-1", f"{run_id}-2"]
+
+
+def test_a_resumed_run_waits_for_the_end_of_its_last_job(cluster: Cluster) -> None:
+    scheduler, run_id = cluster.supervising()
+    cluster.request(run_id, "pause")
+    cluster.move(run_id, S.PAUSED)  # the trainer reported, and is still ending
+    cluster.request(run_id, "resume")
+    scheduler.tick()
+    assert len(cluster.launcher.submitted) == 1
+    assert set(cluster.launcher.stopped()) == {f"{run_id}-1"}
+    cluster.launcher.ends(f"{run_id}-1", "stopped")
+    scheduler.tick()
+    assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-1", f"{run_id}-2"]
+
+
+def test_a_job_that_outlives_its_run_is_ended(cluster: Cluster) -> None:
+    scheduler, run_id = cluster.supervising()
+    cluster.move(run_id, S.SUCCEEDED)
+    scheduler.tick()
+    assert cluster.launcher.stopped() == []
+    cluster.clock.passes(cluster.settings.cancel_grace_s + 1)
+    scheduler.tick()
+    assert cluster.launcher.stopped() == [f"{run_id}-1"]
+    cluster.launcher.ends(f"{run_id}-1", "stopped")
+    scheduler.tick()
+    calls = len(cluster.launcher.calls)
+    scheduler.tick()
+    assert len(cluster.launcher.calls) == calls, "it is not polled any more"
+
+
+# Trainers that the launcher lost or that outlived it.
+
+
+def test_nothing_changes_while_the_launcher_is_away_and_a_lost_job_does_not_count(cluster: Cluster) -> None:
+    scheduler = cluster.scheduler(max_recoveries=0)
+    run_id, waiting = cluster.running(scheduler), cluster.add_run()
+    before = cluster.row(run_id)
+    cluster.launcher.away = True
+    for _ in range(100):
+        cluster.clock.passes(cluster.settings.lease_s / 2)
+        scheduler.tick()
+    after = cluster.row(run_id)
+    assert {key for key in before if before[key] != after[key]} == {"lease_expires_at"}
+    assert after["lease_expires_at"] == cluster.clock.now + cluster.settings.lease_s
+    assert cluster.get(waiting).state == S.QUEUED
+    cluster.launcher.away = False
+    cluster.launcher.jobs.clear()  # a new head knows nothing
+    scheduler.tick()
+    scheduler.tick()
+    run = cluster.get(run_id)
+    assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, 2, 0)
+    assert f"{run_id}-2" in cluster.launcher.jobs
+    assert cluster.get(waiting).state == S.STARTING
+
+
+@pytest.mark.parametrize(("max_forgotten", "reached"), [(2, [0, 0, 0]), (2, [4, 3, 4]), (0, [0]), (1, [1, 2, 2])])
+def test_a_run_whose_jobs_are_often_forgotten_fails(cluster: Cluster, max_forgotten: int, reached: list[int]) -> None:
+    """reached: the step at which Ray's head dies, launch by launch; the last time is once too often."""
+    scheduler, run_id = cluster.supervising(max_recoveries=0, max_forgotten=max_forgotten)
+    for launch, step in enumerate(reached, 1):
+        assert (cluster.get(run_id).state, cluster.get(run_id).launch) == (S.RUNNING, launch)
+        cluster.change(run_id, step=step)
+        cluster.launcher.jobs.clear()
+        scheduler.tick()
+        cluster.clock.passes(PAUSE_S)
+        scheduler.tick()
+        if launch < len(reached):
+            cluster.report(run_id)
+    run = cluster.get(run_id)
+    assert (run.state, run.reason, run.launch, run.recoveries) == (S.FAILED, "lost_heartbeat", len(reached), 0)
+    assert f"{max_forgotten + 1} consecutive jobs were lost without progress" in run.detail
+    assert f"max_forgotten is {max_forgotten}" in run.detail
+    losses = [message for kind, message in cluster.messages(run_id) if kind == "job_forgotten"]
+    assert losses == [
+        f"job {run_id}-{launch} was lost at step {step}: the launcher no longer knows its job"
+        for launch, step in enumerate(reached, 1)
+    ]
+
+
+def test_what_a_trainer_calls_its_events_counts_for_nothing(cluster: Cluster) -> None:
+    scheduler, run_id = cluster.supervising(max_forgotten=1)
+    with cluster.database.writing() as session:
+        for _ in range(3):
+            events.record(session, cluster.get(run_id).number, "trainer", "job_forgotten", "lost", step="x")
+    cluster.launcher.jobs.clear()
+    scheduler.tick()
+    assert cluster.get(run_id).state == S.RECOVERING
+
+
+def test_the_jobs_of_all_runs_are_one_request_of_a_round(cluster: Cluster) -> None:
+    scheduler = cluster.scheduler()
+    run_ids = [cluster.running(scheduler) for _ in range(5)]
+    cluster.launcher.calls.clear()
+    scheduler.tick()
+    assert cluster.launcher.calls == [("statuses", "")]
+    missing = cluster.launcher.jobs.pop(f"{run_ids[0]}-1")
+    cluster.launcher.after = lambda verb, _: cluster.launcher.jobs.update({f"{run_ids[0]}-1": missing})
+    cluster.launcher.calls.clear()
+    scheduler.tick()
+    assert cluster.launcher.calls == [("statuses", ""), ("status", f"{run_ids[0]}-1")]
+    assert cluster.get(run_ids[0]).state == S.RUNNING, "its job was submitted after the statuses were read"
+
+
+def test_a_lease_is_renewed_when_a_third_of_it_has_passed(cluster: Cluster) -> None:
+    scheduler = cluster.scheduler(lease_s=30.0)
+    run_id = cluster.running(scheduler)
+    expires_at = []
+    for _ in range(4):
+        cluster.clock.passes(4.0)
+        scheduler.tick()
+        expires_at.append(cluster.get(run_id).lease_expires_at - cluster.clock.now)
+    assert expires_at == [26.0, 22.0, 30.0, 26.0]
+
+
+def test_a_job_without_a_run_is_found_after_a_restart_of_the_scheduler_and_ended(cluster: Cluster) -> None:
+    """The first scheduler is killed between the end of a run and the end of its job; an older launch hangs as well."""
+    first = cluster.scheduler("first")
+    ended, alive = cluster.running(first), cluster.running(first)
+    deleted = f"{new_id('r')}-3"
+    cluster.launcher.jobs[deleted] = JobStatus("running")
+    cluster.change(ended, state=S.FAILED, lease_owner=None)
+    second = cluster.scheduler("second")
+    second.tick()
+    assert cluster.launcher.stopped() == [], "its trainer may be sending its last lines"
+    cluster.clock.passes(cluster.settings.cancel_grace_s + 1)
+    cluster.report(alive)
+    second.tick()
+    assert sorted(cluster.launcher.stopped()) == sorted([f"{ended}-1", deleted])
+    cluster.clock.passes(RECONCILE_EVERY_S)
+    cluster.report(alive)
+    cluster.launcher.ends(deleted, "stopped")
+    cluster.launcher.ends(f"{ended}-1", "stopped")
+    cluster.launcher.calls.clear()
+    second.tick()
+    assert cluster.launcher.stopped() == []
+    assert cluster.get(alive).state == S.RUNNING
+
+
+def test_a_trainer_that_the_launcher_lost_is_killed_before_the_next_one_starts(cluster: Cluster) -> None:
+    scheduler, run_id = cluster.supervising()
+    folder = cluster.settings.artifacts / run_id
+    orphan = holder_of(folder)
+    try:
+        cluster.launcher.jobs.clear()
+        scheduler.tick()
+        assert orphan.wait(timeout=30) == -9
+        assert len(cluster.launcher.submitted) == 1
+        scheduler.tick()
+        scheduler.tick()
+        assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-1", f"{run_id}-2"]
+    finally:
+        orphan.kill()
+        orphan.wait()
+
+
+def test_only_the_trainer_of_the_folder_is_killed(tmp_path: Path) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    stranger = holder_of(other)
+    try:
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        pid, start = stranger.pid, process_start(stranger.pid)
+        for line in (f"{pid} {start}\n", f"{pid} {start + 1}\n", f"{2**22 + 1} 5\n", "", "x y\n"):
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, line.encode(), 0)
+            assert not kill_orphaned_trainer(folder), line
+        os.close(lock)
+        (folder / ".lock").write_text(f"{pid} {start}\n")
+        assert not kill_orphaned_trainer(folder), "nobody holds the lock"
+        assert not kill_orphaned_trainer(tmp_path / "none")
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def holder_of(folder: Path) -> subprocess.Popen[str]:
+    """A process that holds a folder's lock as a trainer does."""
+    code = (
+        "import sys, pathlib, time; from gxpo_trainer.runtime.locks import RunLock; "
+        "lock = RunLock(pathlib.Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process

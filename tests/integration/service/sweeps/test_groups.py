@@ -6,15 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import tomli_w
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
+from structlog.testing import capture_logs
 from support import queued_runs as runs
 from support.paging import walk
 from support.scheduling import write_outcome
+from support.scripted_launcher import ScriptedLauncher
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Event, Group, Run
 from gxpo_services.run_states import RunState
+from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.config import RunConfig
@@ -90,27 +94,6 @@ def test_a_sweep_with_one_bad_run_makes_nothing(client: TestClient, database: Da
     assert answer.json()["errors"] == planned.json()["errors"]
     assert {error["field"] for error in answer.json()["errors"]} == {"grid.x.y"}
     assert (count(database, Run), count(database, Group)) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"grid": {"a": []}},
-        {"grid": {"learner.rule.k": [10**30]}},
-        {"grid": {"data.split": ["\x00"]}},
-        {"grid": {f"p{n}": [1] for n in range(9)}},
-        {"seeds": [-1]},
-        {"seeds": [2**63]},
-        {"preset": "beta"},
-        {"base": {}},
-        {"name": ""},
-        {"grid": {"learner.rule": [{"name": "grpo"}]}},
-    ],
-)
-def test_a_malformed_sweep_is_refused(change: dict[str, Any], client: TestClient) -> None:
-    answer = client.post(f"{API}/sweeps", json=SWEEP | change)
-    assert answer.status_code == 422, answer.text
-    assert answer.json()["errors"]
 
 
 def test_the_catalogue(client: TestClient) -> None:
@@ -226,3 +209,216 @@ def test_an_action_answers_for_each_run(client: TestClient, database: Database, 
     assert client.get(f"{API}/runs/{ids[0]}").status_code == 404
     for bad in ({"action": "retry", "runs": ids}, {"action": "cancel", "runs": []}, {"runs": ids}):
         assert client.post(f"{API}/runs/actions", json=bad).status_code == 422
+
+
+# Studies over REST: the first runs are queued at once, the next ones as runs end.
+
+
+STUDY: dict[str, Any] = {
+    "name": "small",
+    "title": "Small",
+    "baseline": "grpo",
+    "seeds": [0, 1],
+    "backward_passes": 12,
+    "evaluate_every": 6,
+    "ladder": {"learning_rates": [1e-5, 2e-5], "seeds": [7], "backward_passes": 6},
+    "arms": {
+        "grpo": {"label": "GRPO", "overrides": ["learner.rule.name=grpo"]},
+        "gxpo": {"label": "GXPO", "overrides": ["learner.rule.gate.mode=never"]},
+    },
+}
+BODY = {"toml": tomli_w.dumps(STUDY), "tags": ["night"], "notes": "n", "priority": 2}
+
+
+@pytest.fixture
+def scheduler(database: Database, settings: ServiceSettings) -> Scheduler:
+    """A scheduler that may not start anything: only what it queues matters here."""
+    stopped = settings.model_copy(update={"max_concurrent_runs": 0, "quota_cpus": 0.0, "quota_gpus": 0.0})
+    return Scheduler(database, stopped, ScriptedLauncher(), owner="tests", api_answers=lambda: True)
+
+
+def queued(database: Database) -> list[str]:
+    with database.reading() as session:
+        runs = session.scalars(select(Run).where(Run.state == RunState.QUEUED).order_by(Run.number))
+        return [f"{v['stage']} {v['arm']} {v['learning_rate']:g} {v['seed']}" for r in runs if (v := r.group_values)]
+
+
+def end_all(database: Database, accuracy: dict[str, float], state: RunState = RunState.SUCCEEDED, **more: Any) -> None:
+    """End every queued run; accuracy: by arm."""
+    with database.writing() as session:
+        for run in session.scalars(select(Run).where(Run.state == RunState.QUEUED)):
+            assert run.group_values is not None
+            run.state, run.score = state, accuracy[run.group_values["arm"]]
+            for name, value in more.items():
+                setattr(run, name, value)
+
+
+def change(database: Database, study: str, **settings: Any) -> None:
+    """Store settings of another version in a study."""
+    with database.writing() as session:
+        group = session.scalars(select(Group).where(Group.id == study)).one()
+        group.spec = group.spec | {"study": group.spec["study"] | settings}
+
+
+def test_a_study_climbs_ladders_to_all_seeds(client: TestClient, database: Database, scheduler: Scheduler) -> None:
+    made, again = (client.post(f"{API}/studies", json=BODY, headers={"Idempotency-Key": "mine"}) for _ in range(2))
+    assert (made.status_code, again.status_code) == (201, 200), made.text
+    assert made.json() == again.json()
+    assert queued(database) == ["ladder grpo 1e-05 7", "ladder gxpo 1e-05 7"]
+    group = client.get(f"{API}/groups/{made.json()['group']['id']}").json()
+    assert (group["kind"], group["name"], group["num_runs"]) == ("study", "small", 2)
+    run = group["runs"][0]
+    assert (run["name"], run["tags"], run["notes"]) == ("small grpo 1e-05 seed 7", ["night"], "n")
+    assert run["priority"] == 2
+    # 2 arms × (2 rates × 6 passes + 2 seeds × 12 passes).
+    assert made.json()["cost"] == {"runs": 8, "backward_passes": 72}
+    scheduler.tick()
+    assert len(queued(database)) == 2, "nothing is queued twice"
+    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
+    scheduler.tick()
+    assert queued(database) == ["ladder grpo 2e-05 7", "ladder gxpo 2e-05 7"]
+    end_all(database, {"grpo": 0.5, "gxpo": 0.3})
+    scheduler.tick()
+    # GRPO is better at the second rate, GXPO at the first.
+    expected = ["report grpo 2e-05 0", "report grpo 2e-05 1", "report gxpo 1e-05 0", "report gxpo 1e-05 1"]
+    assert queued(database) == expected
+    end_all(database, {"grpo": 0.5, "gxpo": 0.6})
+    scheduler.tick()
+    assert queued(database) == []
+    study = client.get(made.headers["location"]).json()
+    assert (study["complete"], study["runs_done"], study["failed"]) == (True, 8, [])
+    assert [(arm["label"], arm["learning_rate"], arm["seeds_done"]) for arm in study["arms"]] == [
+        ("GRPO", 2e-5, [0, 1]), ("GXPO", 1e-5, [0, 1])
+    ]  # fmt: skip
+
+
+def test_a_study_searches_over_several_settings(client: TestClient, database: Database, scheduler: Scheduler) -> None:
+    space = {"learner.optimizer.learning_rate": [1e-5, 2e-5], "learner.mini_batches": [4]}
+    search = {"settings": space, "runs": 3, "seeds": [7, 8], "backward_passes": 6}
+    body = {"toml": tomli_w.dumps({n: value for n, value in STUDY.items() if n != "ladder"} | {"search": search})}
+    made = client.post(f"{API}/studies", json=body)
+    # 2 arms × (2 points + 1) of 6 passes and 2 × 2 seeds of 12 passes.
+    assert made.json()["cost"] == {"runs": 10, "backward_passes": 84}
+    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
+    scheduler.tick()
+    assert [line.split()[3] for line in queued(database)] == ["8", "8"], "one point of each arm gets the second seed"
+    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
+    scheduler.tick()
+    arms = client.get(made.headers["location"]).json()["arms"]
+    assert [arm["settings"] for arm in arms] == ["learner.mini_batches=4"] * 2
+    with database.reading() as session:
+        configs = [run.config for run in session.scalars(select(Run).where(Run.state == RunState.QUEUED))]
+    assert [config["learner"]["mini_batches"] for config in configs] == [4] * 4
+    bad = body | {"toml": body["toml"].replace("mini_batches", "mini_batch")}
+    refused = client.post(f"{API}/studies", json=bad)
+    assert (refused.status_code, "learner.mini_batch" in refused.text) == (422, True)
+
+
+def test_a_failed_run_is_named_until_retried(client: TestClient, database: Database, scheduler: Scheduler) -> None:
+    made = client.post(f"{API}/studies", json=BODY)
+    end_all(database, {"grpo": 0.0, "gxpo": 0.0}, RunState.FAILED, reason="training_error")
+    scheduler.tick()
+    failed = client.get(made.headers["location"]).json()["failed"]
+    assert len(failed) == 2
+    for run in failed:
+        assert client.post(f"{API}/runs/{run}/retry").status_code == 201
+    assert client.get(made.headers["location"]).json()["failed"] == []
+    end_all(database, {"grpo": 0.3, "gxpo": 0.3})
+    scheduler.tick()
+    assert queued(database) == ["ladder grpo 2e-05 7", "ladder gxpo 2e-05 7"]
+
+
+def test_a_run_that_diverges_is_a_result(client: TestClient, database: Database, scheduler: Scheduler) -> None:
+    made = client.post(f"{API}/studies", json=BODY)
+    end_all(database, {"grpo": 0.3, "gxpo": 0.3})
+    scheduler.tick()
+    end_all(database, {"grpo": 0.9, "gxpo": 0.9}, RunState.FAILED, reason="diverged")
+    scheduler.tick()
+    assert [line.split()[2] for line in queued(database)] == ["1e-05"] * 4
+    assert client.get(made.headers["location"]).json()["failed"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"baseline": "ppo"}, "is no arm"),
+        ({"arms": STUDY["arms"] | {"bad": {"label": "B", "overrides": ["learner.rule.name=ppo"]}}}, "arms.bad: "),
+        ({"overrides": ["model.trust_remote_code=true"]}, "arms.grpo: "),
+        ({"seeds": [0, -1]}, "arms.grpo: preset demo cannot be used:\\n  seed = -1: must be at least 0"),
+        # The floats end at 1.8e308.
+        (
+            {
+                "arms": STUDY["arms"]
+                | {"far": {"label": "F", "learning_rate_factor": 1e308, "learning_rate_of": "gxpo"}},
+                "ladder": STUDY["ladder"] | {"learning_rates": [1e-5, 20.0]},
+            },
+            "arms.far: learning_rate: is inf",
+        ),
+    ],
+)
+def test_a_bad_study_is_refused_and_queues_nothing(
+    client: TestClient, database: Database, changes: dict[str, Any], message: str
+) -> None:
+    answer = client.post(f"{API}/studies", json={"toml": tomli_w.dumps(STUDY | changes)})
+    assert answer.status_code == 422
+    assert message in answer.text
+    assert queued(database) == []
+    assert client.post(f"{API}/studies", json={"toml": "a = "}).status_code == 422
+
+
+def test_a_sweep_is_no_study(client: TestClient) -> None:
+    group = client.post(f"{API}/groups", json={"name": "g"}).json()["id"]
+    assert client.get(f"{API}/studies/{group}").status_code == 404
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_cancelled_study_queues_no_further_runs(
+    cancelled: bool, client: TestClient, database: Database, scheduler: Scheduler
+) -> None:
+    made = client.post(f"{API}/studies", json=BODY).json()["group"]
+    if cancelled:
+        assert client.post(f"{API}/groups/{made['id']}/cancel").json()["by_state"] == {"cancelled": made["num_runs"]}
+    for run in client.get(f"{API}/groups/{made['id']}").json()["runs"]:
+        runs.change(database, run["id"], state=RunState.SUCCEEDED, score=0.5)
+    scheduler.tick()
+    assert (runs.count(database) == made["num_runs"]) == cancelled
+
+
+def test_nobody_adds_runs_to_a_study(client: TestClient, database: Database) -> None:
+    group = client.post(f"{API}/studies", json=BODY).json()["group"]["id"]
+    before = runs.count(database)
+    run = client.get(f"{API}/groups/{group}").json()["runs"][0]["id"]
+    for path in ("/runs", f"/runs/{run}/clone"):
+        answer = client.post(f"{API}{path}", json={"group": group} | ({"preset": "demo"} if path == "/runs" else {}))
+        assert answer.status_code == 422
+        assert "is a study, which queues its own runs" in answer.text
+    assert runs.count(database) == before
+
+
+def test_a_run_that_a_user_added_is_ignored(client: TestClient, database: Database, scheduler: Scheduler) -> None:
+    made = client.post(f"{API}/studies", json=BODY)
+    number = runs.get(database, client.get(f"{API}/groups/{made.json()['group']['id']}").json()["runs"][0]["id"])
+    runs.add_run(database, group_number=number.group_number, state=RunState.CANCELLED, group_values=None)
+    scheduler.tick()
+    answer = client.get(made.headers["location"])
+    assert (answer.status_code, answer.json()["failed"]) == (200, [])
+    assert len(queued(database)) == 2
+
+
+def test_a_study_of_another_version_is_a_conflict_and_stops_no_other(
+    client: TestClient, database: Database, scheduler: Scheduler
+) -> None:
+    old, other = (client.post(f"{API}/studies", json=BODY).json()["group"]["id"] for _ in range(2))
+    change(database, old, budget=3)
+    refused = client.get(f"{API}/studies/{old}")
+    assert refused.status_code == 409
+    assert "is of another version of gxpo" in refused.json()["detail"]
+    assert "budget" in refused.json()["detail"]
+    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
+    with capture_logs() as logged:
+        for _ in range(3):
+            scheduler.tick()
+    assert [entry["event"] for entry in logged].count("study cannot continue") == 1, "logged once"
+    assert queued(database) == ["ladder grpo 2e-05 7", "ladder gxpo 2e-05 7"]
+    assert client.get(f"{API}/groups/{old}").json()["num_runs"] == 2
+    assert client.get(f"{API}/groups/{other}").json()["num_runs"] == 4

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gxpo_dashboard.charts import steps
+from gxpo_dashboard.charts import gate, steps
 from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
 from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import LiveSeries, Points, Total
@@ -191,3 +192,105 @@ def test_the_learner_comes_first_and_the_words_say_who_was_busy() -> None:
     assert chart.spec["layer"][0]["encoding"]["y"]["sort"] == ["learner", "engine 0"]
     # 2.5 of 5 seconds and 2 of 5.
     assert chart.summary == "Busy over the last 2 steps: engine 0 50%, learner 40%."
+
+
+# The gate's pictures hold the right numbers: z, τ, window, phases and shut-off.
+
+
+def gate_points(steps: list[int], y: list[float], x: list[float] | None = None) -> Points:
+    return Points(list(steps), list(x or [float(step) for step in steps]), list(y))
+
+
+GATE_STEPS = [1, 2, 3, 4, 5]
+GATE_SERIES = {
+    # Fired at step 3: the state after steps 1 and 2 is on, after 3 and later off.
+    "gate/active": gate_points(GATE_STEPS, [1, 1, 0, 0, 0]),
+    "gate/z": gate_points([2, 3], [0.25, 2.5]),
+    "gate/threshold": gate_points(GATE_STEPS, [2.0] * 5),
+    "gate/value": gate_points(GATE_STEPS, [0.5, 0.6, 0.9, 0.7, 0.6]),
+    "gate/mean": gate_points(GATE_STEPS, [math.nan, 0.5, 0.55, 0.6, 0.62]),
+    "gate/std": gate_points(GATE_STEPS, [math.nan, 0.1, 0.05, 0.1, 0.02]),
+    "gate/shutoff_step": gate_points([3, 4, 5], [3.0, 3.0, 3.0]),
+}
+
+
+def test_phases_change_at_the_step_that_fired() -> None:
+    intervals = gate.phases(GATE_SERIES)
+    assert intervals.to_dict("records") == [{"x": 1.0, "x2": 3.0, "phase": gate.LOOK_AHEAD}]
+
+
+def test_a_rearmed_gate_gives_a_phase_for_each_stretch() -> None:
+    intervals = gate.phases({"gate/active": gate_points(GATE_STEPS, [1, 0, 0, 1, 1])})
+    assert intervals[["x", "x2"]].to_numpy().tolist() == [[1.0, 2.0], [4.0, 5.0]]
+
+
+def test_the_z_chart_marks_threshold_and_shutoff() -> None:
+    chart = gate.z_chart(GATE_SERIES)
+    assert chart.points[["x", "y"]].to_numpy().tolist() == [[2.0, 0.25], [3.0, 2.5]]
+    assert chart.datasets["rules"].to_dict("records") == [{"y": 2.0, "label": "τ = 2"}]
+    assert chart.datasets["shutoff"].to_dict("records") == [{"x": 3.0, "label": "shut off at step 3"}]
+    assert chart.summary == "The gate fired at step 3; τ is 2. The maximum z-score was 2.5."
+
+
+def test_a_two_sided_gate_has_both_limits() -> None:
+    chart = gate.z_chart(GATE_SERIES, two_sided=True)
+    assert list(chart.datasets["rules"]["y"]) == [2.0, -2.0]
+    assert list(chart.datasets["rules"]["label"]) == ["τ = 2", "−τ = −2"]
+
+
+def test_the_summary_names_an_infinite_threshold_the_warm_up_and_a_run_without_steps() -> None:
+    chart = gate.z_chart({**GATE_SERIES, "gate/threshold": gate_points([1], [math.inf]), "gate/shutoff_step": Points()})
+    assert chart.datasets["rules"].empty
+    assert "never fires" in chart.summary
+    assert gate.z_chart({}).summary == "No steps yet."
+    chart = gate.z_chart({"gate/active": gate_points([1], [1]), "gate/threshold": gate_points([1], [0.5])})
+    assert chart.points.empty
+    assert "warm-up" in chart.summary
+
+
+def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> None:
+    chart = gate.value_chart(GATE_SERIES)
+    band = chart.datasets["band"]
+    assert list(band["x"]) == [2.0, 3.0, 4.0, 5.0]
+    assert list(band["low"]) == pytest.approx([0.4, 0.5, 0.5, 0.6])
+    assert list(band["high"]) == pytest.approx([0.6, 0.6, 0.7, 0.64])
+
+
+def test_the_monitored_value_has_the_name_that_its_rule_declares() -> None:
+    for rule, watched in (("sfpo", "policy entropy"), ("gxpo", "corrective norm ‖g_slow‖"), ("new", "monitored value")):
+        declared = RULES.of({"name": rule, "gate": {"threshold": 1.0}}).watched
+        assert declared == watched
+        assert gate.value_chart(GATE_SERIES, watched=declared).alt.startswith(watched)
+
+
+def test_over_another_axis_the_shutoff_lies_where_that_step_lies() -> None:
+    # Three passes a step until the gate fires at step 3, one afterwards.
+    passes = [3.0, 6.0, 9.0, 10.0, 11.0]
+    series = {name: gate_points(p.steps, p.y, [passes[s - 1] for s in p.steps]) for name, p in GATE_SERIES.items()}
+    chart = gate.z_chart(series, "backward_passes")
+    assert list(chart.datasets["shutoff"]["x"]) == [9.0]
+    assert list(chart.datasets["phases"]["x2"]) == [9.0]
+    assert list(chart.points["x"]) == [6.0, 9.0]
+
+
+def test_new_data_of_the_gate_does_not_change_its_specification() -> None:
+    # The browser swaps data into the drawn chart and keeps its zoom only while the specification stays.
+    short = {name: gate_points(p.steps[:2], p.y[:2]) for name, p in GATE_SERIES.items()}
+    for make in (gate.z_chart, gate.value_chart):
+        assert json.dumps(make(short).spec) == json.dumps(make(GATE_SERIES).spec)
+        assert make(short).alt == make(GATE_SERIES).alt
+
+
+def test_no_two_entries_of_a_legend_have_one_colour() -> None:
+    """The phase has the hue of the rule, so that its lines have none."""
+    rule = RULES.of({"name": "gxpo"})
+    for chart in (gate.z_chart(GATE_SERIES, color=rule.color), gate.value_chart(GATE_SERIES, color=rule.color)):
+        scales = [
+            layer["encoding"][channel]["scale"]
+            for layer in chart.spec["layer"]
+            for channel in ("fill", "color")
+            if channel in layer["encoding"]
+        ]
+        colors = {name: color for s in scales for name, color in zip(s["domain"], s["range"], strict=True)}
+        assert len(set(colors.values())) == len(colors)
+        assert colors[gate.LOOK_AHEAD] == rule.color

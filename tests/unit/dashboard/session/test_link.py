@@ -12,9 +12,12 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from streamlit.testing.v1 import AppTest
 
 from gxpo_client.connection import is_loopback_host
-from gxpo_dashboard.session import link
+from gxpo_dashboard.session import link, visitor
+from gxpo_dashboard.session.permalinks import adopt, view_of
+from gxpo_dashboard.session.visitor import keep
 
 BROWSER: dict[str, Any] = {
     "service_url": "http://127.0.0.1:8000",
@@ -103,3 +106,89 @@ def test_the_link_gives_a_cookie_not_its_secret(shown: str, tmp_path: Path, monk
     unchanged = browser.get("/compare?runs=a")
     assert unchanged.text == "the page"
     assert not any("set-cookie" in answer.headers for answer in (refused, unchanged))
+
+
+# Widgets and URL: the last change wins, and defaults are omitted.
+
+
+@pytest.mark.parametrize(
+    ("address", "written", "current", "default", "values"),
+    [
+        pytest.param(["gxpo"], None, None, ["grpo"], ["gxpo"], id="a link opens the view it names"),
+        pytest.param([], None, None, ["grpo"], ["grpo"], id="without a parameter the default counts"),
+        pytest.param(["a"], ["a"], ["b"], [], ["b"], id="a choice stays while the address is ours"),
+        pytest.param([], [], ["b"], [], ["b"], id="also where the address is empty"),
+        pytest.param(["old"], ["new"], ["new"], [], ["old"], id="the back button wins over the widget"),
+        pytest.param([], ["new"], ["new"], ["d"], ["d"], id="also back to the default"),
+        pytest.param(["a", "b"], ["a", "b"], None, [], ["a", "b"], id="a removed widget starts from the address"),
+        pytest.param(["a"], ["a"], [], ["a", "b"], [], id="an emptied choice is no default"),
+    ],
+)
+def test_the_last_change_wins(
+    address: list[str], written: list[str] | None, current: list[str] | None, default: list[str], values: list[str]
+) -> None:
+    assert adopt(address, written, current, default) == values
+
+
+def _script() -> None:  # run as a script without this module's imports
+    import streamlit as st
+
+    from gxpo_dashboard.session import permalinks
+
+    permalinks.multi("Columns", "cols", ["a", "b"], ["a", "b"])
+    permalinks.text("Seeds", "seeds", "0, 1")
+    st.session_state["group"] = permalinks.choice("Group", "group", {"": "all", "a": "A"}, "a")
+
+
+def test_defaults_stay_out_of_the_address_and_an_emptied_text_with_a_default_is_in_it() -> None:
+    page = AppTest.from_function(_script).run(timeout=60)
+    assert dict(page.query_params) == {}
+    page.multiselect[0].unselect("a").run()
+    page.text_input[0].set_value("").run()
+    page.button_group[0].set_value("").run()
+    assert page.session_state["group"] == ""
+    assert dict(page.query_params) == {"cols": "b", "seeds": "", "group": ""}
+
+
+@pytest.mark.parametrize(
+    ("address", "path", "view"),
+    [
+        ({"view": "compare"}, "/run", "compare"),
+        ({}, "compare", "compare"),
+        ({"view": "nonsense"}, "submit", "submit"),
+        ({"view": "nonsense"}, "nonsense", "runs"),
+        ({}, "", "runs"),
+    ],
+)
+def test_the_parameter_names_the_view_and_the_path_is_an_entry(address: dict[str, str], path: str, view: str) -> None:
+    assert view_of(address, path, ["runs", "run", "compare", "submit"]) == view
+
+
+# The address in copied commands, and what a session keeps.
+
+
+@pytest.mark.parametrize(
+    ("own", "external", "address"),
+    [
+        ("http://api:8000", "https://gxpo.example/api-host/", "https://gxpo.example/api-host"),
+        ("http://api:8000/", "", "http://api:8000"),
+        (None, None, "http://127.0.0.1:8000"),
+    ],
+)
+def test_commands_name_the_address_for_people(
+    own: str | None, external: str | None, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("GXPO_URL", own), ("GXPO_EXTERNAL_URL", external)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert visitor.external_url() == address
+    assert visitor.service_url() == (own or "http://127.0.0.1:8000"), "the dashboard itself uses its own"
+
+
+def test_the_oldest_entries_are_dropped_and_a_change_makes_an_entry_the_newest() -> None:
+    store: dict[str, int] = {}
+    for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
+        assert keep(store, key, value, 2) == value
+    assert store == {"a": 3, "c": 4}

@@ -1,14 +1,20 @@
-"""The sentences about a run, by values made by hand."""
+"""What the service says and shows of comparisons: headlines, views, exported files."""
 
 from __future__ import annotations
 
+import io
+import json
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 
+from gxpo_services.compare import export, schemas
+from gxpo_services.compare.export import Columns, write_rows
 from gxpo_services.compare.headline import (
     comparison_sentence,
     evaluation_sentence,
@@ -16,10 +22,13 @@ from gxpo_services.compare.headline import (
     signal_sentence,
     state_sentence,
 )
+from gxpo_services.compare.schemas import compared_group, gate_view
 from gxpo_services.outputs.metrics import Summary
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.schemas import Progress, RunView
-from gxpo_trainer.compare.curves import EvaluationCurve
+from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
+from gxpo_trainer.compare.groups import compare_groups
+from gxpo_trainer.compare.seeds import SeedGroup
 
 
 def view(state: str, steps: int = 12, **fields: Any) -> RunView:
@@ -142,3 +151,89 @@ def test_no_signal_is_told_while_the_latest_step_has_none() -> None:
     assert signal_sentence({"reward/mean": last(0.5)}) == ""
     assert signal_sentence({"reward/mean": last(0.0, 9), "reward/no_signal": last(1.0, 8)}) == ""
     assert signal_sentence({"reward/mean": last(0.0, 9), "reward/no_signal": last(1.0, 9)}).startswith("No signal:")
+
+
+# What the API shows of a comparison.
+
+
+def rising_curve(*accuracy: float) -> EvaluationCurve:
+    steps = np.arange(len(accuracy)) * 10.0
+    values = np.array(accuracy)
+    return EvaluationCurve(steps, steps * 3, steps / 100, steps * 7, values, values - 0.1, values + 0.1)
+
+
+def run(seed: int, *accuracy: float, gate: GateTrace | None = None, rule: str = "GRPO") -> RunCurves:
+    return RunCurves(f"run-{seed}", rule, seed, rising_curve(*accuracy), gate or GateTrace(np.empty(0), np.empty(0)))
+
+
+def stored(name: str, group: str | None = None) -> Any:
+    owner = None if group is None else SimpleNamespace(id=group)
+    return SimpleNamespace(id=f"id-{name}", name=name, state="succeeded", group=owner, group_values={"k": 3})
+
+
+def test_a_gate_says_whether_it_was_thinned() -> None:
+    trace = GateTrace(np.arange(10.0), np.array([0, 1, 5, 1, 0, -4, 0, 1, 2, 1.0]), 0.5, 7, True)
+    whole, thinned = gate_view(trace, 10), gate_view(trace, 6)
+    assert (len(whole.z), whole.downsampled) == (10, False)
+    assert len(thinned.z) <= 6
+    assert thinned.downsampled
+    assert {5.0, -4.0} <= set(thinned.z)
+    assert [trace.z[int(step)] for step in thinned.steps] == thinned.z
+    assert (thinned.threshold, thinned.shutoff_step, thinned.two_sided) == (0.5, 7, True)
+
+
+@pytest.mark.parametrize(("gates", "points"), [(1, 500), (4, 500), (6, 400), (100, 60)])
+def test_the_points_of_all_gates_share_one_limit(gates: int, points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(schemas, "thin", lambda values, most: (seen.append(most), np.arange(len(values)))[1])
+    long = GateTrace(np.arange(3.0), np.arange(3.0))
+    group = SeedGroup("GRPO", (run(999, 0.1, 0.2), *(run(seed, 0.1, 0.2, gate=long) for seed in range(gates))))
+    comparison = compare_groups([group], "GRPO")
+    compared_group(group, comparison.group("GRPO"), comparison, {one: stored("x") for one in group.runs})
+    assert set(seen) == {points}
+
+
+# Exported files, byte by byte where the format is text.
+
+
+COLUMNS: Columns = {"name": "text", "step": "whole", "value": "number"}
+
+
+def row(*values: Any) -> dict[str, Any]:
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+PIECES = [[row("a", 1, 0.5), row("b,c", 2, math.nan)], [], [row(None, None, None), row("ü", 2**40, -math.inf)]]
+
+
+def test_csv_spells_non_finite_numbers_and_leaves_missing_cells_empty() -> None:
+    pieces = list(write_rows("csv", COLUMNS, PIECES))
+    assert pieces[0] == b"name,step,value\r\n"
+    assert pieces[1] == b'a,1,0.5\r\n"b,c",2,NaN\r\n'
+    assert pieces[3].decode() == ",,\r\nü,1099511627776,-Infinity\r\n"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
+    """A spreadsheet runs such a cell, and names are free text of other people. Numbers keep their sign."""
+    _, line = write_rows("csv", COLUMNS, [[row(text, -1, -0.5)]])
+    assert line.decode().startswith((f"'{text},-1,-0.5", f'"\'{text}",-1,-0.5'))
+    (line,) = write_rows("jsonl", COLUMNS, [[row(text, -1, -0.5)]])
+    assert json.loads(line) == row(text, -1, -0.5)
+
+
+@pytest.mark.parametrize(("row_group", "sizes"), [(2, [2, 2]), (3, [4]), (9, [4])])
+def test_parquet_writes_full_row_groups(row_group: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "_ROW_GROUP", row_group)
+    pieces = list(write_rows("parquet", COLUMNS, PIECES))
+    whole = b"".join(pieces)
+    file = parquet.ParquetFile(io.BytesIO(whole))
+    groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+    assert groups == sizes
+    # A full row group leaves the memory at once, the rest with the footer.
+    assert len(pieces) == 1 + (sum(sizes) // row_group if row_group < 9 else 0)
+    rows = file.read().to_pylist()
+    assert [row["name"] for row in rows] == ["a", "b,c", None, "ü"]
+    assert [row["step"] for row in rows] == [1, 2, None, 2**40]
+    assert math.isnan(rows[1]["value"])
+    assert [rows[i]["value"] for i in (0, 2, 3)] == [0.5, None, -math.inf]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gxpo_services.outputs.metric_series import SeriesQuery, series_of, smooth, spread, thin
-from gxpo_services.outputs.metrics import RECORD, Records
+from gxpo_services.outputs.metrics import BLOCK_STEPS, RECORD, Records, decode, encode, one_history
 
 
 def records(values: dict[int, float]) -> Records:
@@ -159,14 +160,6 @@ def test_ends_and_extremes_stay_and_nothing_comes_twice(values: np.ndarray, most
         assert np.nanmax(values[kept]) == known.max()
 
 
-@given(st.integers(100, 3000), MOST)
-def test_a_single_peak_anywhere_is_never_lost(length: int, most: int) -> None:
-    for place in (1, length // 3, length - 2):
-        values = np.zeros(length)
-        values[place] = 1.0
-        assert place in thin(values, most)
-
-
 def test_a_thinned_series_has_the_mean_and_the_bounds_of_equal_buckets_at_their_middles() -> None:
     # Two buckets of four for four points; the NaN and the infinity count for nothing.
     values = dict(enumerate([1.0, 5, 3, 3, 9, math.nan, math.inf, 3], start=1))
@@ -189,3 +182,65 @@ def test_a_range_of_the_axis_is_thinned_alone_and_averaged_over_all_steps() -> N
     costs = records({step: 10.0 * step for step in values})
     query = SeriesQuery(names=["a"], x="tokens", **{"from": 45, "to": 70})  # type: ignore[arg-type]
     assert series_of({"a": records(values)}, query, costs)["a"]["steps"] == [5, 6, 7]
+
+
+# Metric values as bytes, against a plain dictionary.
+
+
+STEPS = st.integers(0, 5 * BLOCK_STEPS) | st.integers(2**31 - 3, 2**31 - 1)
+ROWS = st.lists(st.tuples(STEPS, st.dictionaries(st.sampled_from("abc"), st.floats(), max_size=3)), max_size=60)
+
+
+def bits(value: float) -> bytes:
+    """Tells -0.0 from 0.0, and compares NaN; which NaN it is does not matter."""
+    return struct.pack("<d", math.nan if math.isnan(value) else value)
+
+
+def pairs(records: np.ndarray) -> list[tuple[int, bytes]]:
+    return [(int(step), bits(float(value))) for step, value in records.tolist()]
+
+
+def test_a_record_is_a_little_endian_int32_and_a_float64() -> None:
+    data = encode([(3, {"m": 1.5}), (4, {"m": -0.25})])
+    assert data == {("m", 0): struct.pack("<id", 3, 1.5) + struct.pack("<id", 4, -0.25)}
+    assert RECORD.itemsize == 12
+
+
+def test_a_block_holds_128_steps() -> None:
+    keys = encode([(127, {"m": 1.0}), (128, {"m": 2.0}), (256, {"m": 3.0})]).keys()
+    assert keys == {("m", 0), ("m", 1), ("m", 2)}
+
+
+@given(ROWS, ROWS)
+def test_what_was_appended_in_two_parts_reads_as_a_dictionary_would(first: list, second: list) -> None:
+    stored: dict[tuple[str, int], bytes] = {}
+    expected: dict[str, dict[int, float]] = {}
+    for rows in (first, second):
+        for key, data in encode(rows).items():
+            stored[key] = stored.get(key, b"") + data
+        for step, metrics in rows:
+            for name, value in metrics.items():
+                expected.setdefault(name, {})[step] = value
+    for name in "abc":
+        blocks = [stored[key] for key in sorted(stored) if key[0] == name]
+        assert pairs(decode(blocks)) == [(s, bits(v)) for s, v in sorted(expected.get(name, {}).items())]
+
+
+@given(
+    st.dictionaries(st.integers(1, 5), st.dictionaries(st.integers(0, 30), st.floats(allow_nan=False), min_size=1)),
+    st.dictionaries(st.integers(1, 5), st.integers(0, 30)),
+)
+def test_history_is_what_no_later_attempt_replaced(values: dict[int, dict[int, float]], others: dict[int, int]) -> None:
+    """`others`: attempts that reported, from that step on, metrics other than this one too."""
+    firsts = {a: min([*values.get(a, {}), *([others[a]] if a in others else [])]) for a in {*values, *others}}
+    expected: dict[int, float] = {}
+    for attempt in sorted(firsts):
+        expected = {step: value for step, value in expected.items() if step < firsts[attempt]}
+        expected |= values.get(attempt, {})
+    records = {a: np.array(sorted(rows.items()), dtype=RECORD) for a, rows in values.items()}
+    assert pairs(one_history(records, firsts)) == [(s, bits(v)) for s, v in sorted(expected.items())]
+
+
+def test_an_empty_history_has_no_records() -> None:
+    assert len(one_history({}, {1: 0})) == 0
+    assert len(decode([])) == 0
