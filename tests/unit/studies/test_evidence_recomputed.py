@@ -284,3 +284,24 @@ def test_the_learning_rates_and_diagnostics() -> None:
         medians = [rows[("grad/" if name.startswith("cos") else "gxpo/") + name].median() for name in names]
         assert cells == ["–" if math.isnan(value) else f"{value:.3f}" for value in medians]
         assert final == bracket(rows.accuracy.to_numpy(), ".1f", "%")
+
+
+def test_small_steps() -> None:
+    """The table of docs/algorithms/controls.md, and its test of equivalence."""
+    page = (ROOT / "docs" / "algorithms" / "controls.md").read_text(encoding="utf-8")
+    body = json.loads((ROOT / "studies/small-steps/study.json").read_text(encoding="utf-8"))["study"]
+    data = pd.read_parquet(ROOT / "studies" / "small-steps" / "evaluations.parquet")
+    data = data[data.stage == "report"]
+    for axis, cost, name in (
+        ("step", 6, "batches"), ("step", 12, "batches"), ("backward_passes", body["backward_passes"], "passes"),
+    ):  # fmt: skip
+        at = data[data[axis] == cost].pivot_table(index="seed", columns="arm", values="accuracy")
+        assert sorted(at.index) == body["seeds"]
+        difference = (at["gxpo"] - at["longer-step"]).to_numpy()
+        cells = [f"{100 * at[arm].mean():.1f}%" for arm in ("grpo", "longer-step", "gxpo")]
+        assert f"| {name}: {cost} | {' | '.join([*cells, bracket(difference)])} |" in page
+        margin = body["analysis"]["margin"]
+        sides = ((-margin, "greater"), (margin, "less"))
+        p = max(stats.ttest_1samp(difference, bound, alternative=side).pvalue for bound, side in sides)
+        assert (p < 0.05) == (axis == "step" and cost == 12)
+        assert p > 0.05 or f"(two one-sided tests, p = {p:.3f})" in page
