@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gxpo_client.connection import keep
 from gxpo_dashboard.session import visitor
-from gxpo_dashboard.session.visitor import keep
 
 
 @pytest.mark.parametrize(
