@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
 from ipaddress import ip_address
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
@@ -55,7 +55,18 @@ def is_up(url: str, timeout_s: float) -> bool:
 PREFIX = "/api/v1"
 PAGE = 200
 Json = dict[str, Any]
+K = TypeVar("K")
+V = TypeVar("V")
 _Parameter = tuple[str, str | int | float | bool | None]
+
+
+def keep(store: dict[K, V], key: K, value: V, most: int) -> V:
+    """Store a value as the newest; the oldest ones beyond `most` are dropped."""
+    store.pop(key, None)
+    store[key] = value
+    while len(store) > most:
+        store.pop(next(iter(store)), None)
+    return value
 
 
 @dataclass
@@ -65,12 +76,6 @@ class ResponseCache:
     answers: dict[Any, Any] = field(default_factory=dict)
     offline: bool = False
     most: int = 100
-
-    def put(self, key: Any, answer: Any) -> None:
-        self.answers.pop(key, None)
-        self.answers[key] = answer
-        while len(self.answers) > self.most:
-            self.answers.pop(next(iter(self.answers)))
 
 
 def connect(url: str, *, transport: httpx.BaseTransport | None = None) -> httpx.Client:
@@ -215,8 +220,7 @@ class Connection:
             if key in self._cache.answers:
                 return self._cache.answers[key]
             raise
-        self._cache.put(key, answer)
-        return answer
+        return keep(self._cache.answers, key, answer, self._cache.most)
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}

@@ -26,6 +26,16 @@ def count(value: float | None) -> str:
     return _minus(f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}")
 
 
+def number_of(number: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count(number)} {what}" + ("" if number == 1 else "s")
+
+
+def comma_separated(text: str) -> list[str]:
+    """`a, b` → [a, b]."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def figure(value: float | None) -> str:
     """A value with four significant digits."""
     if value is None:

@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gxpo_client.formats import count
-
 STATES: dict[str, str] = {
     "queued": "◔ queued",
     "starting": "◑ starting",
@@ -100,16 +98,6 @@ def _escaped_lines(text: str) -> str:
         f"{' ' if line[:1].isspace() else ''}{plain(line)}{' ' if line.strip() and line[-1:].isspace() else ''}"
         for line in text.split("\n")
     )
-
-
-def number_of(number: int, what: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count(number)} {what}" + ("" if number == 1 else "s")
-
-
-def comma_separated(text: str) -> list[str]:
-    """`a, b` → [a, b]."""
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def state_chip(state: str) -> str:

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import pandas as pd
 import streamlit as st
 
-from gxpo_client.formats import count, figure
+from gxpo_client.formats import count, figure, number_of
 from gxpo_dashboard.charts.base import AXIS_WORDS, BRUSH, Chart, between, with_brush
-from gxpo_dashboard.labels import number_of, plain
+from gxpo_dashboard.labels import plain
 from gxpo_dashboard.session import permalinks
 from gxpo_dashboard.view_models.tables import csv_file
 

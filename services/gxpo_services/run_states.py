@@ -42,7 +42,7 @@ TERMINAL = frozenset(state for state, following in TRANSITIONS.items() if not fo
 EXECUTING = frozenset({_S.STARTING, _S.RUNNING, _S.RECOVERING, _S.PAUSING, _S.CANCELLING})
 """States in which a job exists or may exist. These runs hold a lease and count against quotas."""
 
-_REQUESTED: dict[Action, dict[RunState, RunState]] = {
+REQUESTED: dict[Action, dict[RunState, RunState]] = {
     "cancel": {
         _S.QUEUED: _S.CANCELLED,
         _S.PAUSED: _S.CANCELLED,
@@ -54,6 +54,7 @@ _REQUESTED: dict[Action, dict[RunState, RunState]] = {
     "pause": {_S.RUNNING: _S.PAUSING},
     "resume": {_S.PAUSED: _S.QUEUED},
 }
+"""Action → state in which it has an effect → the state that it leads to."""
 _REPEATED: dict[Action, frozenset[RunState]] = {
     "cancel": frozenset({_S.CANCELLING, _S.CANCELLED}),
     "pause": frozenset({_S.PAUSING, _S.PAUSED}),
@@ -77,11 +78,11 @@ def requested_state(state: RunState, action: Action) -> RunState | None:
 
     Raises IllegalTransition when the action makes no sense in this state, e.g. pausing a finished run.
     """
-    if state in _REQUESTED[action]:
-        return _REQUESTED[action][state]
+    if state in REQUESTED[action]:
+        return REQUESTED[action][state]
     if state in _REPEATED[action]:
         return None
-    possible = ", ".join(sorted(_REQUESTED[action]))
+    possible = ", ".join(sorted(REQUESTED[action]))
     raise IllegalTransition(f"a run that is {state} cannot {action}; {action} applies to runs that are {possible}")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_client.formats import count, figure
+from gxpo_client.formats import count, figure, known
 from gxpo_dashboard.view_models.series import Points, Series
 
 Spec = dict[str, Any]
@@ -191,6 +191,13 @@ def long_frame(series: Series, names: Mapping[str, str], x: str = "step") -> dic
         for name, label in names.items()
         if (points := series.get(name))
         for step, at, value, low, high in points.drawn
+    )
+
+
+def column(points: Points | None) -> pd.Series:
+    """The finite values of a metric by step."""
+    return pd.Series(
+        {s: y for s, y in zip(points.steps, points.y, strict=True) if known(y)} if points else {}, dtype=float
     )
 
 

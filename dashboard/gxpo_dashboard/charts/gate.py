@@ -100,14 +100,10 @@ def value_chart(series: Series, x: str = "step", watched: str = "monitored value
 
 
 def _band(series: Series, x: str) -> pd.DataFrame:
-    mean, std = series.get("gate/mean"), series.get("gate/std")
-    spread = dict(zip(std.steps, std.y, strict=True)) if std else {}
-    rows = [
-        (base.value_at(mean, step, x), value - spread[step], value + spread[step])
-        for step, value in (zip(mean.steps, mean.y, strict=True) if mean else ())
-        if known(value) and known(spread.get(step))
-    ]
-    return base.typed_frame(rows, x="float64", low="float64", high="float64")
+    points = series.get("gate/mean")
+    mean, std = base.column(points), base.column(series.get("gate/std"))
+    frame = pd.DataFrame({"x": 0.0, "low": mean - std, "high": mean + std}).dropna()
+    return frame.assign(x=[base.value_at(points, step, x) for step in frame.index])
 
 
 def _marks(series: Series, x: str) -> dict[str, pd.DataFrame]:

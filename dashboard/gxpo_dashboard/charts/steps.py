@@ -146,20 +146,10 @@ TIMES = (*STEP_PARTS, *OUTSIDE_STEP, WHOLE)
 
 def step_parts(series: Series) -> pd.DataFrame:
     """Rows (x, series, y): seconds of each part of each step; the rest is `time/step_s` minus the parts."""
-    whole = series.get(WHOLE)
-    parts = {
-        label: dict(zip(points.steps, points.y, strict=True))
-        for name, label in STEP_PARTS.items()
-        if (points := series.get(name))
-    }
-    rows: list[tuple[float, str, float]] = []
-    for step, total in zip(whole.steps, whole.y, strict=True) if whole else ():
-        if not known(total):
-            continue
-        seconds = {label: at[step] for label, at in parts.items() if known(at.get(step))}
-        rows += [(step, label, value) for label, value in seconds.items()]
-        rows.append((step, REST, max(0.0, total - sum(seconds.values()))))
-    return base.typed_frame(rows, **base.PARTS)
+    whole = base.column(series.get(WHOLE))
+    parts = pd.DataFrame({label: base.column(series.get(name)) for name, label in STEP_PARTS.items()}, whole.index)
+    parts[REST] = (whole - parts.sum(axis="columns")).clip(lower=0.0)
+    return base.typed_frame(parts.stack().dropna().reset_index().itertuples(index=False), **base.PARTS)
 
 
 def mean_seconds(totals: Totals, parts: Mapping[str, str]) -> dict[str, float]:

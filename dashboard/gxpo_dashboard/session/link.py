@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gxpo_client.connection import is_loopback_host
+from gxpo_client.connection import is_loopback_host, keep
 
 UNUSED_S = 7 * 86_400.0
 """A session ends when it was not used for so long."""
@@ -92,9 +92,7 @@ class LinkSessions:
 
     def open(self, now: float) -> str:
         value = secrets.token_urlsafe(32)
-        self._used[value] = now
-        while len(self._used) > _MAX_SESSIONS:
-            self._used.pop(next(iter(self._used)), None)  # the first one that was opened
+        keep(self._used, value, now, _MAX_SESSIONS)
         return value
 
     def is_open(self, value: str | None, now: float) -> bool:

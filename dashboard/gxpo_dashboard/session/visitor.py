@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import streamlit as st
 
 from gxpo_client.client import Client
-from gxpo_client.connection import ResponseCache, connect
+from gxpo_client.connection import ResponseCache, connect, keep
 from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavailable
 from gxpo_client.shared_responses import SharedResponses
 from gxpo_dashboard.labels import TERMINAL, plain
@@ -23,8 +23,6 @@ from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh
 
 Json = dict[str, Any]
-K = TypeVar("K")
-V = TypeVar("V")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 RETRY_S = 3.0
@@ -36,15 +34,6 @@ _MAX_DRAWN = 2400
 """Points of a chart of several runs, shared by them: the browser redraws all points at every refresh."""
 _FEWEST_DRAWN = 60
 """Minimum points per run."""
-
-
-def keep(store: dict[K, V], key: K, value: V, most: int) -> V:
-    """Store a value as the newest; the oldest ones beyond `most` are dropped."""
-    store.pop(key, None)
-    store[key] = value
-    while len(store) > most:
-        store.pop(next(iter(store)))
-    return value
 
 
 def service_url() -> str:

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import streamlit as st
 
 from gxpo_client.errors import Refused, ServiceUnavailable
-from gxpo_dashboard.labels import ACTIONS, NO_RIGHT, comma_separated, plain
+from gxpo_client.formats import comma_separated
+from gxpo_dashboard.labels import ACTIONS, NO_RIGHT, plain
 from gxpo_dashboard.session import visitor
 from gxpo_dashboard.session.permalinks import go
 

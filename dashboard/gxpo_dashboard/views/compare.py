@@ -10,13 +10,14 @@ from typing import Any
 
 import streamlit as st
 
+from gxpo_client.connection import keep
 from gxpo_client.errors import InvalidRequest
+from gxpo_client.formats import number_of
 from gxpo_dashboard.charts import compare as charts
 from gxpo_dashboard.charts.base import COMPARED_AXES, MUTED, with_colors
 from gxpo_dashboard.charts.benchmarks import sorted_scores
-from gxpo_dashboard.labels import TERMINAL, number_of, plain, unique_labels
+from gxpo_dashboard.labels import TERMINAL, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.session.visitor import keep
 from gxpo_dashboard.views import explorer
 from gxpo_dashboard.widgets import axis, chart, charts_ahead, download, draw_first, empty, live, text_table
 

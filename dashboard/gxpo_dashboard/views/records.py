@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from gxpo_client.formats import NONE, count, moment, percent, size
-from gxpo_dashboard.labels import TERMINAL, number_of, plain
+from gxpo_client.formats import NONE, count, moment, number_of, percent, size
+from gxpo_dashboard.labels import TERMINAL, plain
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.view_models.series import number

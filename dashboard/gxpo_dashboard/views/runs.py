@@ -10,19 +10,11 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_client.client import Client
+from gxpo_client.connection import keep
 from gxpo_client.errors import Refused, ServiceError, ServiceUnavailable
-from gxpo_client.formats import NONE, count
+from gxpo_client.formats import NONE, comma_separated, count, number_of
 from gxpo_dashboard.charts.curves import EVALUATED, dot, sparkline
-from gxpo_dashboard.labels import (
-    ACTIONS,
-    NO_HEARTBEAT,
-    STATE_COLORS,
-    STATES,
-    comma_separated,
-    number_of,
-    plain,
-    state_chip,
-)
+from gxpo_dashboard.labels import ACTIONS, NO_HEARTBEAT, STATE_COLORS, STATES, plain, state_chip
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import tables
@@ -308,7 +300,7 @@ def _trends(runs: Sequence[Json]) -> dict[str, str]:
             picture = sparkline(
                 [(x, y) for _, x, y, *_ in points.drawn], visitor.rules().of({"name": run["rule"]}).color
             )
-            visitor.keep(store, run["id"], ((run["attempt"], run["progress"]["steps"]), picture), 1000)
+            keep(store, run["id"], ((run["attempt"], run["progress"]["steps"]), picture), 1000)
     return {run["id"]: store[run["id"]][1] for run in runs if run["id"] in store}
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from gxpo_client.formats import count, figure, significant
-from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, number_of, plain, unique_labels, with_formulas
+from gxpo_client.formats import count, figure, number_of, significant
+from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, plain, unique_labels, with_formulas
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.series import number
 from gxpo_dashboard.view_models.tables import answers, episode_facts, turn_rows, worst_first

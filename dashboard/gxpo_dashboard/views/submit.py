@@ -11,8 +11,8 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_client.errors import Refused
-from gxpo_client.formats import count
-from gxpo_dashboard.labels import NO_RIGHT, STATES, comma_separated, number_of, plain
+from gxpo_client.formats import comma_separated, count, number_of
+from gxpo_dashboard.labels import NO_RIGHT, STATES, plain
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import forms
@@ -188,12 +188,12 @@ def _outcome(config: Json, problems: Problems, sweep: Json | None, clone_of: str
         return _complaints(list(problems.items()))
     if sweep is None:
         origin = {"clone_of": clone_of} if clone_of else {}
-        return _one_run(config, {"config": config, "tags": words, "priority": priority, **origin})
+        return _one_run({"config": config, "tags": words, "priority": priority, **origin})
     body = {"name": str(config.get("name", "sweep")), "base": {"config": config}, "tags": words}
     return _sweep({**body, **sweep, "priority": priority})
 
 
-def _one_run(config: Json, body: Json) -> Problems:
+def _one_run(body: Json) -> Problems:
     checked, refused = visitor.client().validate(body), Problems()
     if not checked["valid"]:
         refused = _complaints([(error["field"], error["message"]) for error in checked["errors"]])

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gxpo_client.formats import comma_separated
 from gxpo_services.run_states import RunState
 
 Subparsers = Any  # argparse._SubParsersAction, which has no public name
@@ -92,7 +93,7 @@ def _register_runs(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "edit", "commands:edit", "change a run's name, tags, notes, priority; archive it")
     _runs(parser, None)
     parser.add_argument("--name", metavar="NAME")
-    parser.add_argument("--tags", metavar="A,B", type=_words, help="replace the tags; '' for none")
+    parser.add_argument("--tags", metavar="A,B", type=comma_separated, help="replace the tags; '' for none")
     parser.add_argument("--notes", metavar="TEXT")
     parser.add_argument("--priority", metavar="N", type=int, help="higher starts first")
     archive = parser.add_mutually_exclusive_group()
@@ -227,17 +228,13 @@ def _set(parser: argparse.ArgumentParser) -> None:
 
 def _about(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NAME", help="default: the config's")
-    parser.add_argument("--tags", metavar="A,B", type=_words, default=[], help="tags")
+    parser.add_argument("--tags", metavar="A,B", type=comma_separated, default=[], help="tags")
     parser.add_argument("--notes", metavar="TEXT", default="")
     parser.add_argument("--priority", metavar="N", type=int, default=0, help="higher starts first; default 0")
 
 
 def _home(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--home", metavar="DIR", type=Path, help="home of the service; default GXPO_HOME, ./gxpo-home")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _positive(text: str) -> int:

@@ -15,8 +15,9 @@ from typing import Any
 
 from gxpo_client.client import Client, Json
 from gxpo_client.errors import ServiceError, ServiceUnavailable
+from gxpo_client.formats import number_of
 from gxpo_services.cli import tables
-from gxpo_services.cli.common import confirm, message_of, named, one_line, output, plain, resolve, resolve_all, say
+from gxpo_services.cli.common import confirm, message_of, one_line, output, plain, resolve, resolve_all, say
 from gxpo_services.run_states import TERMINAL
 from gxpo_trainer.errors import ConfigError
 
@@ -160,7 +161,7 @@ def edit(args: argparse.Namespace, client: Client) -> None:
 def delete(args: argparse.Namespace, client: Client) -> None:
     ids = resolve_all(client, args.runs)
     names = ", ".join(f"{run_id} ({one_line(client.run(run_id)['name'], 60)})" for run_id in ids)
-    confirm(f"Delete {named(ids, 'run')} with metrics, samples and checkpoints: {names}?", args.yes, "deleted")
+    confirm(f"Delete {number_of(len(ids), 'run')} with metrics, samples and checkpoints: {names}?", args.yes, "deleted")
     for run_id in ids:
         client.request("DELETE", "/runs", run_id)
         if not args.json:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -177,8 +177,3 @@ def confirm(question: str, yes: bool, done: str) -> None:
 def say(text: str) -> None:
     """Print a message to stderr; results go to stdout."""
     print(text, file=sys.stderr, flush=True)
-
-
-def named(items: Sequence[str], word: str) -> str:
-    """`1 run`, `3 runs`."""
-    return f"{len(items)} {word}{'' if len(items) == 1 else 's'}"

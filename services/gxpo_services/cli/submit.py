@@ -13,9 +13,9 @@ import tomli_w
 from gxpo_client.client import Client, Json
 from gxpo_client.connection import is_loopback
 from gxpo_client.errors import InvalidRequest
-from gxpo_client.formats import count
+from gxpo_client.formats import count, number_of
 from gxpo_services.cli import tables
-from gxpo_services.cli.common import confirm, named, one_line, output
+from gxpo_services.cli.common import confirm, one_line, output
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
@@ -121,10 +121,12 @@ def sweep(args: argparse.Namespace, client: Client) -> None:
         output(args, plan)
     if args.check:
         return
-    confirm(f"Submit {named(plan['runs'], 'run')}?", args.yes, "submitted")
+    confirm(f"Submit {number_of(len(plan['runs']), 'run')}?", args.yes, "submitted")
     submitted = client.submit(body, to="/sweeps")
     group = submitted["group"]["id"]
-    note = f"{named(submitted['runs'], 'run')} of group {group} queued; `gxpo watch --group {group}` follows them"
+    note = (
+        f"{number_of(len(submitted['runs']), 'run')} of group {group} queued; `gxpo watch --group {group}` follows them"
+    )
     output(args, submitted, group, note)
 
 
@@ -172,7 +174,7 @@ def _print_plan(plan: Json) -> None:
         for run in plan["runs"]
     ]
     tables.console().print(tables.table(("run", "rule", "seed", "max. backward passes"), rows, left=2))
-    print(f"{named(plan['runs'], 'run')}: {cost_words(plan['cost'])}")
+    print(f"{number_of(len(plan['runs']), 'run')}: {cost_words(plan['cost'])}")
 
 
 def _error_lines(check: Json) -> list[str]:

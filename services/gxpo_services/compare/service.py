@@ -294,20 +294,17 @@ def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> Heat
 
 def _axes(query: HeatMapQuery, varied: Sequence[str]) -> tuple[str, str]:
     """The requested settings, by default the first ones that vary."""
-    chosen: list[str | None] = []
-    for name, other in ((query.x, query.y), (query.y, query.x)):
-        taken = {other, *chosen}
-        chosen.append(name if name is not None else next((path for path in varied if path not in taken), None))
-    for field, path in zip(("x", "y"), chosen, strict=True):
+    others = (path for path in varied if path not in (query.x, query.y))
+    x, y = query.x or next(others, None), query.y or next(others, None)
+    for field, path in (("x", x), ("y", y)):
         if path is None:
-            raise Invalid.of(
-                field, f"the group varies {' and '.join(varied) or 'no setting'}; a heat map needs two settings"
-            )
+            have = " and ".join(varied) or "no setting"
+            raise Invalid.of(field, f"the group varies {have}; a heat map needs two settings")
         if path not in varied:
             raise Invalid.of(field, f"{path!r} does not vary in the group; choose from {', '.join(varied) or 'none'}")
-    if chosen[0] == chosen[1]:
-        raise Invalid.of("y", f"is {chosen[1]!r}, the same as x; choose two settings")
-    return str(chosen[0]), str(chosen[1])
+    if x == y:
+        raise Invalid.of("y", f"is {y!r}, the same as x; choose two settings")
+    return str(x), str(y)
 
 
 def _members(

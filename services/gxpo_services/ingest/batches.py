@@ -213,7 +213,7 @@ def parse(body: bytes) -> Batch:
     try:
         request = IngestRequest.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "too_long" and first["loc"][0] in KINDS:
             raise TooManyRows(f"{first['loc'][0]} has too many rows; send at most {MOST_ROWS} at a time") from None
         raise _bad_row(error) from None
@@ -282,7 +282,7 @@ def parse_outcome(value: Any) -> Outcome | None:
 
 def _bad_row(error: ValidationError, place: str = "") -> BadRow:
     """The first error of a row at `place`, or of a batch."""
-    first = error.errors()[0]
+    first = error.errors(include_url=False, include_input=False)[0]
     for part in first["loc"]:
         if isinstance(part, int):
             place += f"[{part}]"

@@ -30,7 +30,7 @@ from gxpo_services.api.fields import RunId
 from gxpo_services.api.idempotency import answer
 from gxpo_services.api.principals import hash_token, same_hash
 from gxpo_services.db.database import Database, note_change
-from gxpo_services.db.tables import EvaluationRow, Run, Sample
+from gxpo_services.db.tables import EvaluationRow, Event, MetricBlock, Run, Sample
 from gxpo_services.ingest.batches import KINDS, BadRow, Batch, IngestRequest, MetricRow, Offsets, TooManyRows, parse
 from gxpo_services.outputs import events, metrics, samples
 from gxpo_services.outputs.events import TRAINER
@@ -127,7 +127,8 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     # Only names that the run has no values of could be deleted meanwhile.
     numbers |= metrics.numbers_of(session, {n for row in rows for n in row.values if numbers.get(n) not in present})
     _append(session, run.number, rows, numbers)
-    if left_out and not events.is_recorded(session, run.number, METRICS_LEFT_OUT):
+    of_kind = select(Event.number).where(Event.run_number == run.number, Event.kind == METRICS_LEFT_OUT)
+    if left_out and session.scalar(of_kind.limit(1)) is None:
         message = (
             f"metric {left_out[0]!r} and {len(left_out) - 1} more are left out: a run has at most "
             f"{metrics.MOST_OF_RUN} metrics, the service {metrics.MOST_NAMES}; report fewer names"
@@ -150,7 +151,8 @@ def _within_limits(
     new = [name for name in names if known.get(name) not in present]
     if not new:
         return rows, []
-    had = metrics.numbers_of_run(session, run_number)
+    # Those of replaced steps too.
+    had = set(session.scalars(select(MetricBlock.name_number).where(MetricBlock.run_number == run_number).distinct()))
     new = [name for name in new if known.get(name) not in had]
     unknown = [name for name in new if name not in known]
     room = max(0, metrics.MOST_NAMES - metrics.num_names(session)) if unknown else 0

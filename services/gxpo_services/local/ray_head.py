@@ -10,6 +10,7 @@ import socket
 import stat
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -37,20 +38,12 @@ def free_port(wanted: int | None = None) -> int:
             probe.bind(("127.0.0.1", 0))
             return int(probe.getsockname()[1])
     for port in range(wanted, min(wanted + _TRIES, 65536)):
-        if _is_free(port):
+        with socket.socket() as probe, suppress(OSError):
+            # As servers do, to reuse a port in TIME_WAIT.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
             return port
     raise ConfigError(f"no free port from {wanted} on; choose another with --port or --dashboard-port")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # As servers do, to reuse a port in TIME_WAIT.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 class RayHead:

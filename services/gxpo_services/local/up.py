@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import importlib.util
 import os
 import secrets
 import signal
@@ -12,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Self
 
@@ -136,7 +136,7 @@ class Stack:
 
     def _choose_ports(self) -> None:
         self._port = self._next_free("api", self._port)
-        if self._wants_dashboard and _dashboard_app() is not None:
+        if self._wants_dashboard:
             self._dashboard_port = self._next_free("dashboard", self._dashboard_port)
             self.dashboard_url = f"http://127.0.0.1:{self._dashboard_port}"
 
@@ -163,7 +163,7 @@ class Stack:
             "browser.serverAddress": "127.0.0.1",
         }
         words = [f"--{name}={value}" for name, value in options.items()]
-        command = [sys.executable, "-m", "streamlit", "run", str(_dashboard_app()), *words]
+        command = [sys.executable, "-m", "streamlit", "run", str(files("gxpo_dashboard") / "server.py"), *words]
         ready = partial(is_up, f"{self.dashboard_url}/_stcore/health", _PROBE_S)
         return Child("dashboard", command, ready, env, port=self._dashboard_port)
 
@@ -202,12 +202,3 @@ def stop_on_signals() -> threading.Event:
     for number in _SIGNALS:
         signal.signal(number, lambda *_: until.set())
     return until
-
-
-def _dashboard_app() -> Path | None:
-    """Path of the dashboard's entry point, if the package is installed."""
-    spec = importlib.util.find_spec("gxpo_dashboard")
-    if spec is None or spec.origin is None:
-        return None
-    app = Path(spec.origin).with_name("server.py")
-    return app if app.exists() else None

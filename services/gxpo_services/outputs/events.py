@@ -80,12 +80,6 @@ def record(session: Session, run_number: int | None, actor: str, kind: str, mess
     add_events(session, run_number, [row], actor=actor)
 
 
-def is_recorded(session: Session, run_number: int, kind: str) -> bool:
-    """Whether a run has a committed event of a kind."""
-    query = select(Event.number).where(Event.run_number == run_number, Event.kind == kind).limit(1)
-    return session.scalar(query) is not None
-
-
 def add_events(session: Session, run_number: int | None, rows: Sequence[dict[str, Any]], *, actor: str) -> None:
     """Add events so that their numbers become visible in ascending order: readers continue after the last number.
 

@@ -136,11 +136,6 @@ def num_names(session: Session) -> int:
     return session.scalar(select(func.count()).select_from(MetricName)) or 0
 
 
-def numbers_of_run(session: Session, run_number: int) -> set[int]:
-    """Numbers of the metrics that any attempt of a run has reported, those of replaced steps too."""
-    return set(session.scalars(select(MetricBlock.name_number).where(MetricBlock.run_number == run_number).distinct()))
-
-
 def names_of(session: Session, run_number: int) -> list[str]:
     """Metrics that a run has values of, in order."""
     query = (

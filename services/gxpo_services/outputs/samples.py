@@ -39,8 +39,8 @@ class SampleView(BaseModel):
     attempt: int
     step: int
     time: float
-    group: int = Field(description="Index of the prompt in the step, from 0.")
-    sample: int = Field(description="Index of the response, from 0.")
+    group: int = Field(validation_alias="group_index", description="Index of the prompt in the step, from 0.")
+    sample: int = Field(validation_alias="sample_index", description="Index of the response, from 0.")
     prompt_id: str
     prompt: str
     response: str
@@ -237,7 +237,7 @@ def samples(
     rows = newest_samples(session, number, wanted, after=after, limit=limit + 1)
     last = rows[limit - 1] if len(rows) > limit else None
     return SamplePage(
-        items=[_view(row) for row in rows[:limit]],
+        items=[SampleView.model_validate(row, from_attributes=True) for row in rows[:limit]],
         groups=group_counts(session, rows[:limit]),
         next_cursor=None if last is None else f"{last.step}-{last.number}",
         steps=sample_steps(session, number),
@@ -259,8 +259,3 @@ def evaluations(
     if not per_problem:
         records = [{name: value for name, value in record.items() if name != "per_problem"} for record in records]
     return plain_answer({"items": records})
-
-
-def _view(row: Sample) -> SampleView:
-    values: dict[str, Any] = {name: getattr(row, name) for name in SampleView.model_fields if hasattr(row, name)}
-    return SampleView(**values, group=row.group_index, sample=row.sample_index)

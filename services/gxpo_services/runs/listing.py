@@ -66,7 +66,7 @@ def _order(session: Session, query: ListQuery) -> _Order:
         value = COLUMNS[query.sort]
         rows = select(_run.number, value).where(value.is_not(None))
         kinds: dict[type, Kind] = {Float: "float", BigInteger: "int64", Integer: "int32"}
-        kind = next((kind for type_, kind in kinds.items() if isinstance(value.type, type_)), "text")
+        kind: Kind = next((kinds[name] for name in kinds if isinstance(value.type, name)), "text")
         return _Order(f"{sign}{query.sort}", kind, descending, rows, _run.number, value, value.is_(None))
     at = "highest" if query.metric_at == "best" else query.metric_at
     # -1 is not the number of any metric: a metric that was never reported has no values.

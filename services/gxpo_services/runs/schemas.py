@@ -12,7 +12,7 @@ from gxpo_services.api.errors import FieldError, ProblemDetails
 from gxpo_services.api.fields import Body, Id, JsonNumber, Page, PageQuery, Tag, Text, Word
 from gxpo_services.api.idempotency import etag
 from gxpo_services.db.tables import RunDocument
-from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state, silent_s
+from gxpo_services.run_states import REQUESTED, TERMINAL, Action, RunState, silent_s
 from gxpo_services.runs.configs import Override, RunSource
 from gxpo_services.runs.plan import ExpectedCostView, expected_cost
 from gxpo_trainer.config import RunConfig
@@ -240,19 +240,9 @@ def with_progress(run: RunRow) -> dict[str, Any]:
 @functools.cache
 def possible_actions(state: RunState) -> tuple[PossibleAction, ...]:
     """Actions that would have an effect in this state."""
-    actions: list[PossibleAction] = []
-    for action in get_args(Action):
-        try:
-            if requested_state(state, action) is not None:
-                actions.append(action)
-        except IllegalTransition:
-            continue
-    actions.append("clone")
-    if state in RETRIED:
-        actions.append("retry")
-    if state in TERMINAL:
-        actions.append("delete")
-    return tuple(actions)
+    actions: dict[PossibleAction, bool] = {action: state in REQUESTED[action] for action in get_args(Action)}
+    actions |= {"clone": True, "retry": state in RETRIED, "delete": state in TERMINAL}
+    return tuple(action for action, is_possible in actions.items() if is_possible)
 
 
 def _progress(run: RunRow) -> dict[str, Any]:

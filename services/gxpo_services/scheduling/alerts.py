@@ -160,8 +160,10 @@ class _Sender:
         while (alert := self._waiting.get()) is not None:
             try:
                 _post(self._webhook, alert)
+            except httpx.HTTPStatusError as error:
+                self._log.error("alert not delivered", run=alert.run, error=f"status {error.response.status_code}")
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                self._log.error("alert not delivered", run=alert.run, error=_reason(error))
+                self._log.error("alert not delivered", run=alert.run, error=type(error).__name__)
 
 
 @tenacity.retry(
@@ -174,9 +176,3 @@ def _post(webhook: str, alert: Alert) -> None:
     """Raises httpx.HTTPError when the receiver does not take it: no answer, a redirect, or a status of an error."""
     with httpx.Client(timeout=TIMEOUT_S, trust_env=not is_loopback(webhook)) as client:
         client.post(webhook, json=asdict(alert)).raise_for_status()
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, httpx.HTTPStatusError):
-        return f"status {error.response.status_code}"
-    return type(error).__name__

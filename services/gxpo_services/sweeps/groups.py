@@ -55,6 +55,7 @@ class SweepCost(ExpectedCostView):
     """Maximum cost of all runs of a sweep."""
 
     runs: int
+    per_step_words: str = Field(description="Cost per step of each rule.")
 
 
 class PlannedRun(BaseModel):
