@@ -13,7 +13,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 from gxpo_trainer.learner.models import STARTER_FOLDER, load_tokenizer
-from gxpo_trainer.learner.rank import RankPublisher
+from gxpo_trainer.learner.rank import LearnerRank
 from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.rollout.sources import OnPolicyRollouts, RolloutPlanner
 from gxpo_trainer.runtime.placement import Placement
@@ -41,7 +41,8 @@ class SmallLoop:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         learner = DeepSpeedLearner(self.config, master_port=port)
-        publisher = RankPublisher(learner, self.config)
+        publisher = LearnerRank(self.config, 0, 1)
+        publisher.learner = learner
         planner = RolloutPlanner(self.config, self.prompts.prompts, self.prompts.token_ids)
         self.source.publisher = publisher
         try:
@@ -59,7 +60,7 @@ class SmallLoop:
 class InProcessSource:
     """The present learner in this process as the pool's source of weights."""
 
-    publisher: RankPublisher | None = None
+    publisher: LearnerRank | None = None
     sender: None = None
 
     def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:

@@ -76,26 +76,21 @@ def names(text: str) -> tuple[str, ...]:
     return listed
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
-    return int(text)
-
-
-def _number(accepts: Callable[[float], bool], words: str) -> Callable[[str], float]:
+def _number(kind: type[int] | type[float], accepts: Callable[[float], bool], words: str) -> Callable[[str], float]:
     """Argument type of the numbers that `accepts` accepts."""
 
     def parse(text: str) -> float:
         with contextlib.suppress(ValueError):
-            if accepts(float(text)):
-                return float(text)
+            if accepts(value := kind(text)):
+                return value
         raise argparse.ArgumentTypeError(f"{text}: must be {words}")
 
     return parse
 
 
-share = _number(lambda value: 0 <= value < 1, "a number from 0 up to, not including, 1")
-positive_seconds = _number(lambda value: value > 0, "a number of seconds above 0")
+positive = _number(int, lambda value: value >= 1, "a whole number of at least 1")
+share = _number(float, lambda value: 0 <= value < 1, "a number from 0 up to, not including, 1")
+positive_seconds = _number(float, lambda value: value > 0, "a number of seconds above 0")
 
 
 def register_train(subparsers: Subparsers) -> None:

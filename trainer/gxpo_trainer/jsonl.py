@@ -7,6 +7,7 @@ the next writer truncates.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -165,15 +166,8 @@ def _whole_size(fd: int, size: int) -> int:
         end = data.rfind(b"\n")
         while end >= 0:
             begin = data.rfind(b"\n", 0, end)
-            if _is_json(data[begin + 1 : end]):
+            with contextlib.suppress(ValueError):
+                json.loads(data[begin + 1 : end])
                 return end + 1
             end = begin
     return 0
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True

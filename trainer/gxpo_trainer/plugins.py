@@ -78,6 +78,16 @@ def check_allowed(kind: Kind, name: str, environment: Mapping[str, str] = os.env
         )
 
 
+def check_address(setting: str, address: str, variable: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Raises ConfigError for an address that is not listed, character by character, in this environment variable."""
+    listed = [entry.strip() for entry in environment.get(variable, "").split(",") if entry.strip()]
+    if address not in listed:
+        raise ConfigError(
+            f"{setting}: {address} is not an allowed address on this machine; its administrator can list it in the "
+            f"environment variable {variable} (now {', '.join(listed) or 'empty'})"
+        )
+
+
 @functools.cache
 def _registered() -> Mapping[str, Mapping[str, tuple[EntryPoint, ...]]]:
     """Entry points of all kinds by name. Packages installed later are not seen by this process."""

@@ -14,7 +14,6 @@ import re
 import shlex
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from importlib.resources import files
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
@@ -29,7 +28,7 @@ from gxpo_services.api.fields import Body, Text, faults
 from gxpo_services.runs.plan import cannot_fit, cannot_work, resources
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer import plugins
-from gxpo_trainer.compare.published import gxpo_paper
+from gxpo_trainer.compare.published import PublishedPaper, gxpo_paper
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.components import CHOICES, known_classes
 from gxpo_trainer.config.engines import STARTER_POLICIES
@@ -305,24 +304,6 @@ class PresetView(BaseModel):
     config: dict[str, Any] = Field(description="The config as nested settings.")
 
 
-class PublishedTableView(BaseModel):
-    """A table of the paper."""
-
-    number: int
-    name: str = Field(examples=["sampled_pass@1"])
-    model: str | None = Field(description="Model of all rows; null where each row names its own.")
-    rows: list[dict[str, Any]] = Field(description="As printed; scores in percent.")
-
-
-class PublishedView(BaseModel):
-    """The paper's results."""
-
-    source: str
-    units: str
-    notes: list[str] = Field(description="Remarks that do not follow from the tables.")
-    tables: list[PublishedTableView]
-
-
 router = APIRouter(tags=["groups"], responses=responses(401, 403, 422, 503))
 
 
@@ -339,9 +320,9 @@ def list_presets(_: Viewer) -> list[PresetView]:
 
 
 @router.get("/published", summary="The paper's results")
-def get_published(_: Viewer) -> PublishedView:
+def get_published(_: Viewer) -> PublishedPaper:
     """Tables of the GXPO paper, with the paper's own grader, templates and problem sets."""
-    return PublishedView.model_validate(asdict(gxpo_paper()))
+    return gxpo_paper()
 
 
 def config_schema() -> dict[str, Any]:

@@ -196,7 +196,7 @@ def test_a_redirect_is_not_followed(configured: Callable[..., EnvironmentConfig]
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://elsewhere.example:10", "http://elsewhere.example"])
 def test_an_address_that_is_not_listed_is_refused(configured: Callable[..., EnvironmentConfig], url: str) -> None:
     listed = configured("http://127.0.0.1:2")
-    with pytest.raises(ConfigError, match=r"environment\.url: the address .* is not allowed on this machine"):
+    with pytest.raises(ConfigError, match=r"environment\.url: .* is not an allowed address on this machine"):
         replies_to(listed.model_copy(update={"url": url}), call())
 
 

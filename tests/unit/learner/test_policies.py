@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gxpo_trainer.config import CheckpointConfig
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.learner.models import STARTER_FOLDER
-from gxpo_trainer.learner.policies import base_of, is_adapter, merge_adapter
+from gxpo_trainer.learner.models import STARTER_FOLDER, base_of, is_adapter, merge_adapter
 from gxpo_trainer.training.checkpoints import CheckpointStore
 
 IDS = torch.arange(3, 19)[None]

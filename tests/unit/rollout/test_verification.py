@@ -17,7 +17,8 @@ from gxpo_trainer.config.io import build, load_run, to_toml
 from gxpo_trainer.config.tasks import AnyReward
 from gxpo_trainer.errors import ConfigError, VerifierFailed
 from gxpo_trainer.grading.options import VerifyOptions
-from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, check_urls, tokens
+from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, tokens
+from gxpo_trainer.plugins import check_address
 from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.rollout.sources import RolloutPlanner, http_usage
@@ -377,11 +378,11 @@ def test_settings_of_http_are_refused_for_other_components_in_one_message() -> N
 
 def test_an_address_must_be_listed_character_by_character() -> None:
     listed = {URLS: "https://judge.example/score, http://127.0.0.1:8000/run ,"}
-    check_urls(["http://127.0.0.1:8000/run", "https://judge.example/score"], listed)
-    check_urls([], {})
+    for address in ("http://127.0.0.1:8000/run", "https://judge.example/score"):
+        check_address("verifier.rewards", address, URLS, listed)
     for other in ("https://judge.example/", "https://judge.example/score/", "http://judge.example/score"):
         with pytest.raises(ConfigError, match=rf"{other} is not an allowed address on this machine.*{URLS}"):
-            check_urls([other], listed)
+            check_address("verifier.rewards", other, URLS, listed)
 
 
 def test_the_verifiers_own_list_is_the_one_that_holds(server: RewardServer, monkeypatch: pytest.MonkeyPatch) -> None:

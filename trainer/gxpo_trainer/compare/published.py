@@ -8,21 +8,21 @@ templates and versions of the problem sets.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from pydantic import BaseModel, Field
 
-@dataclass(frozen=True, slots=True)
-class PublishedTable:
-    """One table. model: the model of all rows, None if each row names its own. rows: cells as printed."""
+
+class PublishedTable(BaseModel):
+    """A table of the paper."""
 
     number: int
-    name: str
-    model: str | None
-    rows: tuple[dict[str, Any], ...]
+    name: str = Field(examples=["sampled_pass@1"])
+    model: str | None = Field(description="Model of all rows; null where each row names its own.")
+    rows: list[dict[str, Any]] = Field(description="As printed; scores in percent.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,13 @@ class PublishedScores:
         return self.method.upper() + ("" if self.k is None else f" K={self.k}")
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedPaper:
-    """All tables of one paper, with explanations in `units` and `notes`."""
+class PublishedPaper(BaseModel):
+    """The paper's results."""
 
     source: str
     units: str
-    notes: tuple[str, ...]
-    tables: tuple[PublishedTable, ...]
+    notes: list[str] = Field(description="Remarks that do not follow from the tables.")
+    tables: list[PublishedTable]
 
     def table(self, name: str) -> PublishedTable:
         """A table by name. Raises KeyError listing the known names."""
@@ -67,9 +66,7 @@ class PublishedPaper:
 def gxpo_paper() -> PublishedPaper:
     """The tables of arXiv 2605.06755."""
     file = resources.files("gxpo_trainer.compare") / "gxpo_paper.json"
-    body = json.loads(file.read_text(encoding="utf-8"))
-    tables = tuple(PublishedTable(**{**table, "rows": tuple(table["rows"])}) for table in body["tables"])
-    return PublishedPaper(body["source"], body["units"], tuple(body["notes"]), tables)
+    return PublishedPaper.model_validate_json(file.read_text(encoding="utf-8"))
 
 
 def published_model(path: str) -> str | None:

@@ -117,7 +117,8 @@ def best_table(comparison: Comparison) -> Table:
         whole, best = group.final, group.peak
         spent = (amount("backward_passes", whole.backward_passes), amount("hours", whole.hours))
         to_best = (amount(axis, best.cost(axis)) for axis in COSTS)
-        rows.append((group.name, _shut(group), *spent, percent(best.accuracy), *to_best))
+        shut = "/".join(map(str, sorted({step for step in group.shutoff_steps if step is not None})))
+        rows.append((group.name, shut or UNKNOWN, *spent, percent(best.accuracy), *to_best))
     return Table("Own best", header, tuple(rows))
 
 
@@ -269,11 +270,6 @@ def payoff_table(comparison: Comparison, share: float, source: str) -> Table:
 
 def _budget(axis: Axis, budget: float) -> str:
     return amount(axis, budget) + ("" if axis == "hours" else f" {NAMES[axis]}")
-
-
-def _shut(group: GroupResult) -> str:
-    shut = sorted({step for step in group.shutoff_steps if step is not None})
-    return "/".join(str(step) for step in shut) if shut else UNKNOWN
 
 
 def _mean_at(groups: Sequence[SeedGroup], name: str, axis: Axis, budget: float, smoothing: float) -> float:

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -24,8 +24,8 @@ from pydantic import BaseModel, ValidationError
 from gxpo_trainer import plugins
 from gxpo_trainer.config.base import Word
 from gxpo_trainer.config.components import CHOICES
-from gxpo_trainer.config.messages import config_error, is_optional, nearest_setting, setting_paths, submodels
-from gxpo_trainer.config.rules import baseline_rule, in_words, known_rules, rule_name
+from gxpo_trainer.config.messages import config_error, nearest_setting, setting_paths, submodels
+from gxpo_trainer.config.rules import RULES, in_words, known_rules, rule_name
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
@@ -201,7 +201,7 @@ def _with_absent(value: Any, models: Sequence[type[BaseModel]]) -> Any:
     result: dict[str, Any] = {}
     for key, inner in value.items():
         annotations = [model.model_fields[key].annotation for model in models if key in model.model_fields]
-        if inner == "none" and any(is_optional(annotation) for annotation in annotations):
+        if inner == "none" and any(type(None) in get_args(annotation) for annotation in annotations):
             result[key] = None
         else:
             result[key] = _with_absent(inner, [part for annotation in annotations for part in submodels(annotation)])
@@ -246,11 +246,10 @@ def learning_rate_control(config: RunConfig) -> RunConfig:
     if factor is None:
         others = in_words([rule_name(other) for other in known_rules() if other.family == "look-ahead"])
         raise ConfigError(f'learner.rule.name = "{rule.name}" has no look-ahead to control for; start from {others}')
-    optimizer = config.learner.optimizer
-    rate = optimizer.learning_rate * factor
-    learner = config.learner.model_copy(
-        update={"rule": baseline_rule(), "optimizer": optimizer.model_copy(update={"learning_rate": rate})}
-    )
+    baseline = next(rule for rule in RULES if rule.family == "baseline").model_validate({})
+    rate = config.learner.optimizer.learning_rate * factor
+    optimizer = config.learner.optimizer.model_copy(update={"learning_rate": rate})
+    learner = config.learner.model_copy(update={"rule": baseline, "optimizer": optimizer})
     return config.model_copy(update={"learner": learner})
 
 

@@ -76,10 +76,6 @@ def submodels(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in typing.get_args(annotation) for model in submodels(part)]
 
 
-def is_optional(annotation: Any) -> bool:
-    return type(None) in typing.get_args(annotation)
-
-
 def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"

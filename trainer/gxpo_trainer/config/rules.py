@@ -70,17 +70,13 @@ class GateSignal:
     label: str
 
 
-def _add_declarations(schema: dict[str, Any], rule: type[RuleSettings]) -> None:
-    schema[SCHEMA_KEY] = rule.declarations()
-
-
 class RuleSettings(Settings):
     """Base of the rules' settings classes. A subclass narrows `name` to its Literal and sets the declarations.
 
     A rule with a gate has its settings in a field `gate`; with the gate closed a step takes one backward pass.
     """
 
-    model_config = ConfigDict(json_schema_extra=_add_declarations)
+    model_config = ConfigDict(json_schema_extra=lambda schema, rule: schema.update({SCHEMA_KEY: rule.declarations()}))
 
     label: ClassVar[str]
     """Name in tables and charts."""
@@ -380,12 +376,6 @@ def compared_rules() -> list[type[RuleSettings]]:
 def rule_labels(family: Family) -> list[str]:
     """Labels of all rules of a family."""
     return [rule.label for rule in known_rules() if rule.family == family]
-
-
-def baseline_rule() -> RuleSettings:
-    """The rule that controls and closed gates use: the first of its family, with its defaults."""
-    settings = next(rule for rule in RULES if rule.family == "baseline")
-    return settings.model_validate({})
 
 
 def run_label(rule: Mapping[str, Any]) -> str:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 from gxpo_trainer.environments.contract import Observation, Problem, Turn
 
@@ -13,6 +18,12 @@ MAX_DEPTH = 10
 """Most parentheses and signs inside one another."""
 ERROR = "error"
 _OPEN, _CLOSE = "<calc>", "</calc>"
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 class Calculator:
@@ -37,68 +48,26 @@ def last_calculation(text: str) -> str | None:
 
 def calculate(expression: str) -> str:
     """The exact value of integers with + - * / and parentheses, such as `84` or `7/2`; `error` where there is none."""
-    if len(expression) > MAX_LENGTH:
+    if len(expression) > MAX_LENGTH or re.search(r"[^-+*/()0-9\s]", expression):
         return ERROR
+    if max(itertools.accumulate((c == "(") - (c == ")") for c in expression), default=0) > MAX_DEPTH:
+        return ERROR
+    # Python's numbers have no leading zeros.
+    python = re.sub(r"\b0+(?=[0-9])", "", " ".join(expression.split()))
     try:
-        return str(_Parser(expression).value())
-    except (ValueError, ZeroDivisionError):
+        return str(_value(ast.parse(python, mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError):
         return ERROR
 
 
-class _Parser:
-    """Recursive descent: sum = term ([+-] term)*, term = factor ([*/] factor)*, factor = -factor | (sum) | digits.
-
-    Raises ValueError for any other character.
-    """
-
-    def __init__(self, expression: str) -> None:
-        if re.search(r"[^-+*/()0-9\s]", expression):
-            raise ValueError("unexpected character")
-        self._tokens = re.findall(r"[0-9]+|[-+*/()]", expression)
-        self._next = 0
-
-    def value(self) -> Fraction:
-        """Raises ValueError for what is no calculation, ZeroDivisionError for a division by 0."""
-        value = self._sum(0)
-        if self._peek():
-            raise ValueError(f"unexpected {self._peek()!r}")
-        return value
-
-    def _peek(self) -> str:
-        return self._tokens[self._next] if self._next < len(self._tokens) else ""
-
-    def _take(self) -> str:
-        token = self._peek()
-        self._next += 1
-        return token
-
-    def _sum(self, depth: int) -> Fraction:
-        value = self._term(depth)
-        while self._peek() in ("+", "-"):
-            sign = 1 if self._take() == "+" else -1
-            value += sign * self._term(depth)
-        return value
-
-    def _term(self, depth: int) -> Fraction:
-        value = self._factor(depth)
-        while self._peek() in ("*", "/"):
-            if self._take() == "*":
-                value *= self._factor(depth)
-            else:
-                value /= self._factor(depth)
-        return value
-
-    def _factor(self, depth: int) -> Fraction:
-        if depth > MAX_DEPTH:
-            raise ValueError("too deep")
-        token = self._take()
-        if token == "-":
-            return -self._factor(depth + 1)
-        if token == "(":
-            value = self._sum(depth + 1)
-            if self._take() != ")":
-                raise ValueError("a parenthesis is not closed")
-            return value
-        if not token.isdigit():
-            raise ValueError(f"unexpected {token!r}")
-        return Fraction(int(token))
+def _value(node: ast.expr, signs: int = 0) -> Fraction:
+    """Raises ValueError for what is no calculation, ZeroDivisionError for a division by 0."""
+    match node:
+        case ast.Constant(int() as number):
+            return Fraction(number)
+        case ast.UnaryOp(ast.USub(), operand) if signs < MAX_DEPTH:
+            return -_value(operand, signs + 1)
+        case ast.BinOp(left, operation, right) if type(operation) in _OPERATIONS:
+            result: Fraction = _OPERATIONS[type(operation)](_value(left, signs), _value(right, signs))
+            return result
+    raise ValueError(f"{type(node).__name__} is no calculation")

@@ -373,7 +373,9 @@ class EnvironmentHost:
 
     async def _play(self, episode: _Episode, call: Call, *, private: bool) -> Observation | Turn | ChatRequest:
         """Play the part of the history that the process has not played; the last answer."""
-        if not _continues(episode, call):
+        played = episode.actions
+        alive = episode.process is not None and episode.process.alive
+        if not alive or (played is not None and played != call.actions[: len(played)]):
             _free(episode)
             episode.process = await self._start_episode(private=private)
             if episode.over:
@@ -426,13 +428,6 @@ class EnvironmentHost:
             f"row); is environment.memory_mb = {self._config.memory_mb} enough? {failure}",
             reason="setup_failed",
         )
-
-
-def _continues(episode: _Episode, call: Call) -> bool:
-    """Whether the process lives and has played a part of the call's history."""
-    if episode.process is None or not episode.process.alive:
-        return False
-    return episode.actions is None or episode.actions == call.actions[: len(episode.actions)]
 
 
 def _free(episode: _Episode) -> None:

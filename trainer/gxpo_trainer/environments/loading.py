@@ -26,16 +26,6 @@ from gxpo_trainer.errors import ConfigError
 URLS = "GXPO_ENVIRONMENT_URLS"
 
 
-def check_url(url: str, environment: Mapping[str, str]) -> None:
-    """Raises ConfigError for an address that is not listed, character by character, in GXPO_ENVIRONMENT_URLS."""
-    allowed = {entry.strip() for entry in environment.get(URLS, "").split(",") if entry.strip()}
-    if url not in allowed:
-        raise ConfigError(
-            f"environment.url: the address {url!r} is not allowed on this machine; its administrator can list it in "
-            f"the environment variable {URLS} (now {', '.join(sorted(allowed)) or 'empty'})"
-        )
-
-
 class ServerFailed(Exception):
     """The server reported an error, or did not follow the protocol."""
 
@@ -107,7 +97,7 @@ def check_allowed(settings: Mapping[str, Any], environment: Mapping[str, str]) -
     """
     name = settings["name"]
     if settings["url"] is not None:
-        check_url(settings["url"], environment)
+        plugins.check_address("environment.url", settings["url"], URLS, environment)
         return
     started = shlex.join(settings.get("command", ())) or settings.get("function")
     listed = plugins.allowed("environments", environment)

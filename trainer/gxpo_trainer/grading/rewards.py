@@ -209,17 +209,6 @@ URLS = "GXPO_REWARD_URLS"
 TOKEN_FILE = "GXPO_REWARD_TOKEN_FILE"
 
 
-def check_urls(urls: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Raises ConfigError for the first address that is not listed, character by character, in GXPO_REWARD_URLS."""
-    listed = [url.strip() for url in environment.get(URLS, "").split(",") if url.strip()]
-    for url in urls:
-        if url not in listed:
-            raise ConfigError(
-                f"verifier.rewards: {url} is not an allowed address on this machine; its administrator can list it in "
-                f"the environment variable {URLS} (now {', '.join(listed) or 'empty'})"
-            )
-
-
 def tokens(environment: Mapping[str, str]) -> dict[str, str]:
     """Address → bearer token, from the file that GXPO_REWARD_TOKEN_FILE names: lines `URL TOKEN`. Raises ConfigError.
 

@@ -120,21 +120,15 @@ class SavedState:
                 length = min(wanted.start + wanted.length, piece.start + piece.length) - begin
                 if length > 0:
                     at = piece.offset + begin - piece.start
-                    saved = self._file(rank).get_slice(f"{kind}/{index}")[at : at + length]
+                    saved = self.file(rank).get_slice(f"{kind}/{index}")[at : at + length]
                     tensor.narrow(0, wanted.offset + begin - wanted.start, length).copy_(saved)
-
-    def restore_random_state(self, rank: int, device: torch.device) -> None:
-        """The random state of this rank; a rank beyond those that wrote takes the state of one of them."""
-        file = self._file(rank % self.layout.world_size)
-        torch.set_rng_state(file.get_tensor("rng/cpu"))
-        if device.type == "cuda" and "rng/cuda" in file.keys():  # noqa: SIM118 (not a dict)
-            torch.cuda.set_rng_state(file.get_tensor("rng/cuda"), device)
 
     def _body(self, rank: int) -> dict[str, Any]:
         body: dict[str, Any] = json.loads((self._folder / f"rank-{rank}.json").read_text(encoding="utf-8"))
         return body
 
-    def _file(self, rank: int) -> Any:
+    def file(self, rank: int) -> Any:
+        """The open tensors of a rank."""
         from safetensors import safe_open
 
         if rank not in self._files:
@@ -152,7 +146,11 @@ def restore(folder: Path, rank: int, shards: Shards, layout: Layout, device: tor
     for kind, tensors in kinds(shards).items():
         for tensor, segments in zip(tensors, shards.segments(), strict=True):
             saved.read_into(kind, tensor, segments)
-    saved.restore_random_state(rank, device)
+    # A rank beyond those that wrote takes the random state of one of them.
+    file = saved.file(rank % saved.layout.world_size)
+    torch.set_rng_state(file.get_tensor("rng/cpu"))
+    if device.type == "cuda" and "rng/cuda" in file.keys():  # noqa: SIM118 (not a dict)
+        torch.cuda.set_rng_state(file.get_tensor("rng/cuda"), device)
     shards.state.set_step(saved.optimizer_step)
     return saved
 

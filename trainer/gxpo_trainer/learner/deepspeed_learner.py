@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -39,7 +40,6 @@ from gxpo_trainer.learner.setup import (
 )
 from gxpo_trainer.learner.shards import Parking, open_shards
 from gxpo_trainer.rules.contract import AdamWRecurrence, BackwardResult, OptimizerState, SGDRecurrence, norm
-from gxpo_trainer.runtime.processes import resident_bytes
 from gxpo_trainer.types import Metrics
 
 Statistics = dict[str, Tensor]
@@ -169,7 +169,7 @@ class DeepSpeedLearner:
         join_process_group(
             rank=rank, world_size=world_size, master_address=master_address, master_port=master_port, device=device
         )
-        self.idle_bytes = resident_bytes()
+        self.idle_bytes = int(psutil.Process().memory_info().rss)
         """Resident set before the model is loaded; the planner counts from it."""
         self.device = torch.device("cpu" if device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         settings = config.learner

@@ -53,7 +53,7 @@ class LearnerGroup:
         self.config, self.placement = config, placement
         self.ranks: list[Any] = []
         self.devices = share(self)
-        self.transport = placement.transport(one_node=config.placement.strategy != "split")
+        self.transport: Transport = placement.transport(one_node=config.placement.strategy != "split")
         self._wait_for_one = wait_for_one or placement.group.wait_for_one
         self.processes: list[TracedProcess] = []
         self._built = False
@@ -144,7 +144,11 @@ class LearnerGroup:
     def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
         """Pack bucket `index` of the present weights for engines on these Ray nodes."""
         if index == 0:
-            self.transport = self._choose_transport(nodes)
+            one_node = {*nodes} == {self.nodes()[0]}
+            self.transport = self.placement.transport(one_node=one_node)
+            # An adapter is small and always goes through the host.
+            if self.config.learner.lora is not None and self.transport in ("nccl", "cuda_ipc"):
+                self.transport = "shared_memory" if one_node else "object_store"
         parts = self._get([rank.next_bucket.remote(version, index, self.transport) for rank in self.ranks], "syncing")
         bucket: WeightBucket = parts[0][0]
         if bucket.transport == "cuda_ipc":
@@ -187,14 +191,6 @@ class LearnerGroup:
         calls = [rank.gap.remote(share) for rank, share in zip(self.ranks, shares, strict=True)]
         gaps: tuple[float, float] = self._get(calls, "updating")[0]
         return gaps
-
-    def _choose_transport(self, nodes: Sequence[str]) -> Transport:
-        """The run's transport; an adapter is small and always goes through the host."""
-        one_node = {*nodes} == {self.nodes()[0]}
-        chosen = self.placement.transport(one_node=one_node)
-        if self.config.learner.lora is not None and chosen in ("nccl", "cuda_ipc"):
-            return "shared_memory" if one_node else "object_store"
-        return chosen
 
     def _get(self, calls: list[Any], phase: Phase) -> list[Any]:
         """Results of all ranks. Gives up when one rank dies or stalls, because its peers would wait for ever."""

@@ -132,10 +132,15 @@ class PolicyModule(nn.Module):
         super().__init__()
         self.model = model
         causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
-        _check_plain_head(causal_lm)
-        self.scorer = TokenScorer(causal_lm.get_output_embeddings(), chunk_elements)
+        head = causal_lm.get_output_embeddings()
+        if not isinstance(head, nn.Linear) or head.bias is not None:
+            raise ValueError(
+                f"model.path: the head of {type(causal_lm).__name__} is {type(head).__name__}, not a linear map "
+                "without bias; use another model"
+            )
+        self.scorer = TokenScorer(head, chunk_elements)
         # Bypass module registration: both are already part of `model`.
-        object.__setattr__(self, "head", causal_lm.get_output_embeddings())
+        object.__setattr__(self, "head", head)
         object.__setattr__(self, "backbone", getattr(causal_lm, causal_lm.base_model_prefix))
 
     def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> TokenOutputs:
@@ -264,12 +269,3 @@ def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     if temperature != 1.0:
         logits = logits / temperature
     return torch.log_softmax(logits, dim=-1)
-
-
-def _check_plain_head(causal_lm: Any) -> None:
-    head = causal_lm.get_output_embeddings()
-    name = type(causal_lm).__name__
-    if not isinstance(head, nn.Linear) or head.bias is not None:
-        raise ValueError(
-            f"model.path: the head of {name} is {type(head).__name__}, not a linear map without bias; use another model"
-        )

@@ -7,7 +7,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -68,7 +67,10 @@ class LearnerRank:
 
     def __init__(self, config: RunConfig, rank: int, world_size: int) -> None:
         self.config, self.rank, self.world_size = config, rank, world_size
-        self._at_close = ExitStack()
+        self.perturbation: Perturbation | None = None
+        self._packer: BucketPacker | None = None
+        self._publishers: dict[Transport, Any] = {}
+        self._changes: ChangeMeter | None = None
 
     def endpoint(self) -> tuple[str, int]:
         """An address and a free port of this host, for the ranks to meet at."""
@@ -98,9 +100,6 @@ class LearnerRank:
         )
         self.rule = make_rule(self.config.learner.rule)
         self._plain_rule = make_rule(GrpoRule())
-        self.publisher = RankPublisher(self.learner, self.config)
-        self._at_close.callback(self.publisher.close)
-        self.perturbation: Perturbation | None = None
 
     def attention(self) -> str:
         """The attention kernel and the layout of rows, for the log."""
@@ -157,16 +156,56 @@ class LearnerRank:
         )
 
     def next_bucket(self, version: int, index: int, transport: Transport) -> tuple[WeightBucket | None, float | None]:
-        """See RankPublisher. Collective."""
-        return self.publisher.next_bucket(version, index, transport)
+        """Pack bucket `index` of the present weights, or of the present adapter. Collective: all ranks pack in step,
+        because at ZeRO-3 gathering a tensor is.
+
+        Rank 0 (with cuda_ipc every rank) returns the bucket and, after the last one, the fraction of weights, as the
+        forward pass uses them, that differ from the version published before (None for the first). Index 0 starts a
+        new version, also when the one before was not finished.
+        """
+        model = self.learner.model
+        if index == 0:
+            if self._packer is not None:
+                self._packer.close()
+            weights = full_weights if self.config.learner.lora is None else adapter_weights
+            dtype = self.config.rollout.dtype
+            self._packer = BucketPacker(weights(model), None if dtype == "auto" else getattr(torch, dtype))
+        assert self._packer is not None, "bucket 0 comes first"
+        if self.rank and transport != "cuda_ipc":
+            self._packer.pack(None)
+            return None, None
+        publisher = self._publisher(transport)
+        bucket: WeightBucket = publisher.publish(self._packer, version, index)
+        if self.rank:
+            return bucket, None
+        if self._changes is None:
+            adapted = self.config.learner.lora is not None
+            named = model.named_parameters()
+            self._changes = ChangeMeter(sum(num_elements(p) for name, p in named if (".lora_" in name) == adapted))
+        return bucket, self._changes.add(bucket, publisher.buffer(bucket))
+
+    def join_broadcast(self, address: str, port: int, size: int) -> None:
+        """Open the broadcast group as its member 0; returns when every member has joined. Rank 0 only."""
+        publisher = self._publisher("nccl")
+        publisher.group = transports.BroadcastGroup(address, port, 0, size, publisher.device)
 
     def send(self, bucket: WeightBucket) -> None:
         """Broadcast a packed bucket to the engines. Rank 0 only."""
-        self.publisher.send(bucket)
+        self._publisher("nccl").send(bucket)
 
-    def join_broadcast(self, address: str, port: int, size: int) -> None:
-        """See RankPublisher. Rank 0 only."""
-        self.publisher.join_broadcast(address, port, size)
+    def _publisher(self, transport: Transport) -> Any:
+        if transport not in self._publishers:
+            device = next(self.learner.model.parameters()).device
+            if transport == "shared_memory":
+                publisher: Any = transports.SharedMemoryPublisher()
+            elif transport == "object_store":
+                publisher = transports.ObjectStorePublisher(self._publisher("shared_memory"))
+            elif transport == "nccl":
+                publisher = transports.BroadcastPublisher(device)
+            else:
+                publisher = transports.CudaIpcPublisher(device)
+            self._publishers[transport] = publisher
+        return self._publishers[transport]
 
     def trim(self) -> None:
         """Release what only a pass or a rule's step needs: its buffers, batches, gradients, and torch's cache."""
@@ -241,72 +280,9 @@ class LearnerRank:
         return resharded
 
     def close(self) -> None:
-        """Release what `setup` has made; of a failed one nothing."""
-        self._at_close.close()
-
-
-class RankPublisher:
-    """Packs buckets in step with the other ranks, because at ZeRO-3 gathering a tensor is collective."""
-
-    def __init__(self, learner: DeepSpeedLearner, config: RunConfig) -> None:
-        self._learner, self._config = learner, config
-        self._packer: BucketPacker | None = None
-        self._publishers: dict[Transport, Any] = {}
-        self._changes: ChangeMeter | None = None
-
-    def next_bucket(self, version: int, index: int, transport: Transport) -> tuple[WeightBucket | None, float | None]:
-        """Pack bucket `index` of the present weights, or of the present adapter.
-
-        Rank 0 (with cuda_ipc every rank) returns the bucket and, after the last one, the fraction of weights, as the
-        forward pass uses them, that differ from the version published before (None for the first). Index 0 starts a
-        new version, also when the one before was not finished.
-        """
-        if index == 0:
-            if self._packer is not None:
-                self._packer.close()
-            weights = full_weights if self._config.learner.lora is None else adapter_weights
-            dtype = self._config.rollout.dtype
-            published_as = None if dtype == "auto" else getattr(torch, dtype)
-            self._packer = BucketPacker(weights(self._learner.model), published_as)
-        assert self._packer is not None, "bucket 0 comes first"
-        if self._learner.rank and transport != "cuda_ipc":
-            self._packer.pack(None)
-            return None, None
-        publisher = self._publisher(transport)
-        bucket: WeightBucket = publisher.publish(self._packer, version, index)
-        if self._learner.rank:
-            return bucket, None
-        if self._changes is None:
-            adapted = self._config.learner.lora is not None
-            named = self._learner.model.named_parameters()
-            self._changes = ChangeMeter(sum(num_elements(p) for name, p in named if (".lora_" in name) == adapted))
-        return bucket, self._changes.add(bucket, publisher.buffer(bucket))
-
-    def join_broadcast(self, address: str, port: int, size: int) -> None:
-        """Open the broadcast group as its member 0; returns when every member has joined."""
-        publisher = self._publisher("nccl")
-        publisher.group = transports.BroadcastGroup(address, port, 0, size, publisher.device)
-
-    def send(self, bucket: WeightBucket) -> None:
-        self._publisher("nccl").send(bucket)
-
-    def close(self) -> None:
+        """Release the published weights."""
         for publisher in self._publishers.values():
             publisher.close()
-
-    def _publisher(self, transport: Transport) -> Any:
-        if transport not in self._publishers:
-            device = next(self._learner.model.parameters()).device
-            if transport == "shared_memory":
-                publisher: Any = transports.SharedMemoryPublisher()
-            elif transport == "object_store":
-                publisher = transports.ObjectStorePublisher(self._publisher("shared_memory"))
-            elif transport == "nccl":
-                publisher = transports.BroadcastPublisher(device)
-            else:
-                publisher = transports.CudaIpcPublisher(device)
-            self._publishers[transport] = publisher
-        return self._publishers[transport]
 
 
 class Perturbation:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from gxpo_trainer.algo.packing import Layout, MicroBatch
-from gxpo_trainer.config import OptimizerConfig, RunConfig
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import GRADIENT_BUCKET
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.logprobs import (
@@ -88,15 +88,6 @@ def join_process_group(*, rank: int, world_size: int, master_address: str, maste
     deepspeed.init_distributed("gloo" if device == "cpu" else "nccl", auto_mpi_discovery=False, verbose=False)
 
 
-def build_optimizer(parameters: list[nn.Parameter], settings: OptimizerConfig) -> torch.optim.Optimizer:
-    """The base optimizer of `learner.optimizer` over one group of parameters."""
-    common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": True}
-    if settings.name == "adamw":
-        # Fused: one pass over θ, m, v, g without temporaries, on CPUs too.
-        return torch.optim.AdamW(parameters, betas=settings.betas, eps=settings.epsilon, **common)
-    return torch.optim.SGD(parameters, momentum=settings.momentum, **common)
-
-
 def load_partitioned(config: RunConfig, attention: str, device: torch.device) -> Any:
     """The policy of `model`, partitioned at stage 3; under LoRA with the adapter. Collective.
 
@@ -117,7 +108,14 @@ def open_engine(model: nn.Module, config: RunConfig, device: Device) -> tuple[An
     """The DeepSpeed engine of a loaded policy, and the base optimizer. Collective."""
     policy = PolicyModule(model)
     trainable = [p for p in policy.parameters() if p.requires_grad]
-    optimizer = build_optimizer(trainable, config.learner.optimizer)
+    settings = config.learner.optimizer
+    # Fused: one pass over θ, m, v, g without temporaries, on CPUs too.
+    common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": True}
+    optimizer: torch.optim.Optimizer
+    if settings.name == "adamw":
+        optimizer = torch.optim.AdamW(trainable, betas=settings.betas, eps=settings.epsilon, **common)
+    else:
+        optimizer = torch.optim.SGD(trainable, momentum=settings.momentum, **common)
     return _initialize(policy, optimizer, config, trainable, device), optimizer
 
 

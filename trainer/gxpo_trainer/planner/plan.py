@@ -7,7 +7,7 @@ result as it is (placement, ZeRO, checkpointing, token budget, the sampler's mem
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, Field, ValidationError
@@ -128,38 +128,31 @@ def gib(num_bytes: float) -> str:
 
 Change = tuple[str, Inputs]
 """What to set, and the inputs with it."""
-Finder = Callable[[Inputs], Iterator[Change]]
 MOST_CHANGES = 6
 
 
 def advise(inputs: Inputs, assumed: Assumptions) -> str:
-    """One sentence: the problem, the settings and values that solve it, or that none do."""
+    """One sentence: the problem, the settings and values that solve it, or that none do.
+
+    Settings are changed one after the other, each to the first value that solves it, or else that lowers the need.
+    """
     problem = fit_of(inputs, assumed).problem
     for find in (_neutral, _any):
-        alone = [[text] for text, changed in find(inputs) if fit_of(changed, assumed).fits]
-        if changes := alone[0] if alone else _several(inputs, assumed, find):
-            return f"{problem}; set {' and '.join(changes)}"
+        chosen: dict[str, str] = {}
+        current = inputs
+        for _ in range(MOST_CHANGES):
+            need = _excess(current, assumed)
+            better = [change for change in find(current) if _excess(change[1], assumed) < need]
+            if not better:
+                break
+            text, current = next((change for change in better if fit_of(change[1], assumed).fits), better[0])
+            chosen[text.partition(" = ")[0]] = text
+            if fit_of(current, assumed).fits:
+                return f"{problem}; set {' and '.join(chosen.values())}"
     return (
         f"{problem}; no value of learner.zero_stage, learner.token_budget or placement.learner_ranks makes it fit: "
         "use a device with more memory, more devices or a smaller model"
     )
-
-
-def _several(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
-    """Changes applied one after the other, each only where it lowers the need; empty when they do not suffice."""
-    chosen: dict[str, str] = {}
-    current = inputs
-    for _ in range(MOST_CHANGES):
-        for text, changed in find(current):
-            if _excess(changed, assumed) < _excess(current, assumed):
-                chosen[text.partition(" = ")[0]] = text
-                current = changed
-                break
-        else:
-            return []
-        if fit_of(current, assumed).fits:
-            return list(chosen.values())
-    return []
 
 
 def _excess(inputs: Inputs, assumed: Assumptions) -> tuple[int, int, int]:

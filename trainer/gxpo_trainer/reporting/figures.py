@@ -117,8 +117,13 @@ def draw_curves(
 
     Bands are intervals over problems for a single seed, t-intervals over seeds for several. comparison: for its target.
     """
+    return png(compose(groups, styles, comparison, title=title))
+
+
+def png(figure: Figure) -> bytes:
+    """The picture; the same figure gives the same bytes."""
     buffer = io.BytesIO()
-    compose(groups, styles, comparison, title=title).savefig(buffer, format="png", metadata={"Software": None})
+    figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 
@@ -143,7 +148,11 @@ def compose(
         axes.set(xlabel=label, ylabel="Accuracy (%)", ylim=_accuracy_limits(curves))
         axes.grid(alpha=0.25)
         axes.margins(x=0.03)
-    handles = [_handle(style, group) for style, group in zip(styles, groups, strict=True)]
+    handles = []
+    for style, group in zip(styles, groups, strict=True):
+        seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
+        label = _literal(_short(group.name) + seeds)
+        handles.append(Line2D([], [], **style.options, linewidth=1.8, label=label))
     if comparison is not None:
         best = f"best of {_short(comparison.baseline)} ({percent(comparison.target.accuracy)})"
         handles.append(Line2D([], [], **dotted, label=_literal(best)))
@@ -166,12 +175,6 @@ def _columns(canvas: FigureCanvasAgg, font: FontProperties, labels: Sequence[str
     renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
     widest = max(renderer.get_text_width_height_descent(label, font, ismath=False)[0] for label in labels)
     return max(1, min(len(labels), int(canvas.figure.bbox.width / (widest + _LEGEND_LINE))))
-
-
-def _handle(style: LineStyle, group: SeedGroup) -> Line2D:
-    seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
-    label = _literal(_short(group.name) + seeds)
-    return Line2D([], [], **style.options, linewidth=1.8, label=label)
 
 
 def _short(name: str) -> str:

@@ -68,8 +68,6 @@ def hash_path(path: Path, suffix: str = "") -> str:
 def _cpu_model() -> str:
     """CPU model from /proc/cpuinfo, else from `platform`."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.lower().startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from gxpo_trainer.errors import GxpoError, Stalled
@@ -24,55 +24,39 @@ _LONGEST_LINE = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """A process on the node. gib: its memory."""
-
-    pid: int
-    gib: float
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.name} (process {self.pid}, {self.gib:g} GiB)"
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryKill:
-    """A kill by the memory monitor. largest: the process that used most memory on the node, if the report says so.
+    """A kill by the memory monitor. text: one or two sentences for the user.
 
-    text: one or two sentences for the user.
+    is_victim: whether a process that was not killed used most memory. It may be another process of the same run: Ray's
+    report does not say to which run a process belongs. The number of recoveries is limited, so a run that exhausts
+    memory by itself still fails.
     """
 
-    killed: tuple[Process, ...]
-    largest: Process | None
     text: str
-
-    @property
-    def is_victim(self) -> bool:
-        """Whether a process that was not killed used most memory.
-
-        It may be another process of the same run: Ray's report does not say to which run a process belongs. The number
-        of recoveries is limited, so a run that exhausts memory by itself still fails.
-        """
-        return self.largest is not None and self.largest.pid not in {process.pid for process in self.killed}
+    is_victim: bool
 
 
 def parse_memory_kill(report: str) -> MemoryKill | None:
     """The kill in Ray's report; None for any other text. A report of an unknown format keeps its first line."""
     if _MARK not in report:
         return None
-    killed = tuple(Process(int(pid), float(gib), task.partition(".")[0]) for task, pid, gib in _KILLED.findall(report))
-    users = [Process(int(pid), float(gib), command.strip()[:100]) for pid, gib, command in _USER.findall(report)]
-    largest = max(users, key=lambda process: process.gib, default=None)
+
+    def process(name: str, pid: str, gib: str) -> str:
+        return f"{name} (process {pid}, {float(gib):g} GiB)"
+
+    killed = {pid: process(task.partition(".")[0], pid, gib) for task, pid, gib in _KILLED.findall(report)}
+    users = [(float(gib), pid, process(command.strip()[:100], pid, gib)) for pid, gib, command in _USER.findall(report)]
+    _, pid, largest = max(users, key=lambda user: user[0], default=(0.0, None, ""))
+    is_victim = pid is not None and pid not in killed
     node, threshold = _NODE.search(report), _THRESHOLD.search(report)
     if not killed or node is None:
         line = next(line for line in report.splitlines() if _MARK in line)
-        return MemoryKill(killed, largest, line.strip()[:_LONGEST_LINE])
+        return MemoryKill(line.strip()[:_LONGEST_LINE], is_victim)
     address, used, total = node.groups()
     limit = f"{int(threshold[1]) / 2**30:.2f} of {total} GiB" if threshold else f"{total} GiB"
-    names = ", ".join(map(str, killed))
+    names = ", ".join(killed.values())
     text = f"Ray killed {names}: node {address} had {used} GiB of memory in use, and its limit is {limit}."
-    kill = MemoryKill(killed, largest, text)
-    return replace(kill, text=f"{text} {largest} used most.") if kill.is_victim else kill
+    return MemoryKill(f"{text} {largest} used most." if is_victim else text, is_victim)
 
 
 OUTCOME = "outcome.json"

@@ -101,15 +101,10 @@ class TensorBoard:
         self._writer.close()
 
     def _text(self, tag: str, step: int, text: str) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[import-untyped]
-        from tensorboard.plugins.text.metadata import create_summary_metadata  # type: ignore[import-untyped]
+        from tensorboard.plugins.text.summary_v2 import text_pb  # type: ignore[import-untyped]
 
         code = "\n".join(f"    {line}" for line in text.splitlines())  # a code block: shown as it is
-        value = Summary.Value(
-            tag=tag, metadata=create_summary_metadata(tag, ""), tensor=TensorProto(dtype=7, string_val=[code.encode()])
-        )
-        self._add(step, time.time(), summary=Summary(value=[value]))
+        self._add(step, time.time(), summary=text_pb(tag, code))
 
     def _add(self, step: int, wall_time: float, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

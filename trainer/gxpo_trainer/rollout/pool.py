@@ -313,7 +313,7 @@ class Collection:
         """Take one item of a stream; a group goes to the verifier by reference."""
         try:
             reference = next(stream)
-            item = result_of(reference)
+            item: FinishedGroups | StreamEnd = result_of(reference)
         except StopIteration:
             self._forget(stream)
         except ray.exceptions.RayActorError as error:
@@ -323,8 +323,15 @@ class Collection:
         else:
             if isinstance(item, StreamEnd):
                 self._busy_s.append(item.busy_s)
-            else:
-                self._keep(self._streams[stream][0], reference, item)
+                return
+            engine, _ = self._streams[stream]
+            fresh = [self._dispatcher.finish(engine.index, index) for index in item.indices]
+            assert all(fresh), "an engine delivered a group that it no longer owned"
+            self._groups.update(zip(item.indices, item.groups, strict=True))
+            call = self._pool.verifier.submit(reference, any(self._rewards[index] for index in item.indices))
+            self._pending[call] = Submitted(item.indices, reference)
+            self._unscored.add(call)
+            self._pool.timeline.enter("verifier", "verifying")
 
     def _forget(self, stream: Any) -> tuple[Engine, Any]:
         """The engine and the actor of a stream that has ended; the engine's unfinished requests wait again."""
@@ -334,15 +341,6 @@ class Collection:
         if engine.actor is actor:
             engine.stream_id = None
         return engine, actor
-
-    def _keep(self, engine: Engine, reference: Any, item: FinishedGroups) -> None:
-        fresh = [self._dispatcher.finish(engine.index, index) for index in item.indices]
-        assert all(fresh), "an engine delivered a group that it no longer owned"
-        self._groups.update(zip(item.indices, item.groups, strict=True))
-        call = self._pool.verifier.submit(reference, any(self._rewards[index] for index in item.indices))
-        self._pending[call] = Submitted(item.indices, reference)
-        self._unscored.add(call)
-        self._pool.timeline.enter("verifier", "verifying")
 
     def _note_verdicts(self) -> None:
         """Record when the verifier has nothing left to do."""

@@ -247,23 +247,23 @@ class Intake:
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Result of a function that the engine's thread runs between two of its steps; waits for it."""
-        future: Future[Any] = Future()
         with self._changed:
             if self._closed:
                 raise RuntimeError("the stream has ended; nothing runs in it any more")
-            self._calls.append((function, future))
-            self._changed.notify_all()
+            future = self.post(function)
         return future.result()
 
-    def post(self, function: Callable[[], None]) -> None:
+    def post(self, function: Callable[[], Any]) -> Future[Any]:
         """A function that the engine's thread runs between two of its steps; no longer after an abort.
 
         Unlike `call` it does not wait, and it may come after `close`, which only says that no request follows.
         """
+        future: Future[Any] = Future()
         with self._changed:
             if not self._aborted:
-                self._calls.append((function, Future()))
+                self._calls.append((function, future))
                 self._changed.notify_all()
+        return future
 
     def run_calls(self, *, wait: bool) -> None:
         """Run the calls that have arrived; wait: block until there is one, or the stream is aborted."""

@@ -22,7 +22,8 @@ from gxpo_trainer.errors import ConfigError, Stalled, TrainingError, VerifierFai
 from gxpo_trainer.grading.http_rewards import HttpAnswer, HttpReward
 from gxpo_trainer.grading.options import EXTRA_KEY
 from gxpo_trainer.grading.pool import Pair, VerifierPool
-from gxpo_trainer.grading.rewards import OWN, check_urls, tokens
+from gxpo_trainer.grading.rewards import OWN, URLS, tokens
+from gxpo_trainer.plugins import check_address
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks, trace_this_process
@@ -105,7 +106,8 @@ def make_pool(config: VerifierConfig, workers: int) -> VerifierPool:
 
 def make_http_rewards(config: VerifierConfig) -> list[HttpReward]:
     """The components over HTTP of a run. Raises ConfigError when one is not allowed on this machine."""
-    check_urls([reward.url for reward in config.http_rewards], os.environ)
+    for reward in config.http_rewards:
+        check_address("verifier.rewards", reward.url, URLS)
     known = tokens(os.environ)
     return [HttpReward(reward, known.get(reward.url)) for reward in config.http_rewards]
 

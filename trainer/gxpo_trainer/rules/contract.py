@@ -299,21 +299,13 @@ def norm(learner: RuleLearner, shards: Sequence[Tensor]) -> float:
 
 def distance(learner: RuleLearner, left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """‖left − right‖ over all ranks."""
-
-    def square_distance(a: Tensor, b: Tensor) -> Tensor:
-        return _sums((a - b).square())
-
-    (square,) = sum_over(learner, square_distance, left, right)
+    (square,) = sum_over(learner, lambda a, b: _sums((a - b).square()), left, right)
     return math.sqrt(square)
 
 
 def cosine(learner: RuleLearner, left: Sequence[Tensor], right: Sequence[Tensor]) -> float | None:
     """cos(left, right) over all ranks; None when one of them is zero."""
-
-    def dots(a: Tensor, b: Tensor) -> Tensor:
-        return _sums(a * b, a.square(), b.square())
-
-    dot, first, second = sum_over(learner, dots, left, right)
+    dot, first, second = sum_over(learner, lambda a, b: _sums(a * b, a.square(), b.square()), left, right)
     return dot / math.sqrt(first * second) if first > 0 and second > 0 else None
 
 

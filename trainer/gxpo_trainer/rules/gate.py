@@ -97,7 +97,8 @@ class Gate:
         if not math.isfinite(value):
             return Reading(value, None, None, None)
         reading = self.read(value)
-        if reading.z is not None and self._fires(reading.z):
+        # An infinite τ never fires, not even on an infinite z.
+        if reading.z is not None and self.settings.can_fire and self._deviation(reading.z) >= self.settings.threshold:
             self.state.active = False
             self.state.shutoff_step = step
             self.state.cooldown = self.settings.rearm_after
@@ -136,10 +137,6 @@ class Gate:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.state = GateState(**state)
-
-    def _fires(self, z: float) -> bool:
-        # An infinite τ never fires, not even on an infinite z.
-        return self.settings.can_fire and self._deviation(z) >= self.settings.threshold
 
     def _deviation(self, z: float) -> float:
         """What both thresholds are compared with."""

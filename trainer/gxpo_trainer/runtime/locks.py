@@ -113,30 +113,22 @@ class RunLock:
         folder = self.path.parent
         self._made_folder = self._made_folder or not folder.exists()
         make_folder(folder)
+        fd = -1
         try:
-            return self._try()
-        except FileNotFoundError:  # its holder has just discarded the folder
-            return False
-        except OSError as error:
-            raise ConfigError(f"--out {folder}: cannot write into it ({error.strerror}); choose another") from error
-
-    def _try(self) -> bool:
-        # Python's descriptors end at exec, so no process that a trainer starts keeps its lock.
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
+            # Python's descriptors end at exec, so no process that a trainer starts keeps its lock.
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The holder may have deleted the lock file in between.
-            held = os.path.samestat(os.fstat(fd), self.path.stat())
-        except BlockingIOError:
-            held = False
-        except OSError:
-            os.close(fd)
-            raise
-        if held:
-            self._fd = fd
-        else:
-            os.close(fd)
-        return held
+            if os.path.samestat(os.fstat(fd), self.path.stat()):
+                self._fd = fd
+        except (BlockingIOError, FileNotFoundError):  # it is held, or its holder has just discarded the folder
+            pass
+        except OSError as error:
+            raise ConfigError(f"--out {folder}: cannot write into it ({error.strerror}); choose another") from error
+        finally:
+            if fd not in (-1, self._fd):
+                os.close(fd)
+        return self._fd >= 0
 
     def _holder(self) -> str:
         try:

@@ -28,12 +28,6 @@ def peak_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def resident_bytes() -> int:
-    """Present resident set size of this process, in bytes (proc_pid_statm(5))."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
-
-
 @contextmanager
 def frozen_allocations() -> Iterator[None]:
     """Exclude the objects allocated in this block from garbage collection, during the block and after it.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.runtime.placement import Placement, TooFewGpus, ray_address, usable_cores, visible_gpus
+from gxpo_trainer.runtime.placement import Placement, TooFewGpus, ray_address, usable_cores
 from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, alive_nodes, missing, unplaced
 
 Event = Callable[..., None]
@@ -33,14 +33,6 @@ _FIRST_POLL_S = 2.0
 """A group that fits is ready in milliseconds, and is not reported as waiting."""
 _STACKS_SIGNAL, _STACKS_FILE = signal.SIGUSR2, "gxpo-stacks"
 _STACKS_WRITE_S, _STACKS_POLL_S, _STACKS_NODE_S = 3.0, 0.1, 20.0
-
-
-def check_machine(placement: Placement) -> None:
-    """Refuse what exceeds this machine, where `connect_ray` will start a Ray of its own. Raises ConfigError."""
-    import ray
-
-    if ray_address(placement.config) is None and not ray.is_initialized():
-        placement.check_fits({"CPU": usable_cores(), "GPU": visible_gpus()})
 
 
 @contextmanager

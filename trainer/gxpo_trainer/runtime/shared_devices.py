@@ -52,9 +52,11 @@ class Devices:
 
     def learner_starts(self) -> None:
         """The learner is about to start, or to start again: no engine may be starting any more."""
+        self.need("updating")
 
     def engines_start(self) -> None:
         """All engines were lost while the learner had the GPUs: it leaves, and they start."""
+        self.need("sampling")
 
 
 class ResidentDevices(Devices):
@@ -68,12 +70,6 @@ class ResidentDevices(Devices):
             self._engines.allow_starts()
         else:
             self._engines.hold_starts()
-
-    def learner_starts(self) -> None:
-        self._engines.hold_starts()
-
-    def engines_start(self) -> None:
-        self._engines.allow_starts()
 
 
 class SharedDevices(Devices):

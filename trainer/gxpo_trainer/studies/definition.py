@@ -13,7 +13,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -271,7 +271,14 @@ Results = Mapping[RunKey, RunResult]
 
 def pending(study: Study, results: Results) -> list[RunKey]:
     """The missing runs whose learning rate is known, in order of execution; empty when the study is complete."""
-    return [key for arm in study.arms for key in _of_arm(study, arm, results) if key not in results]
+    keys: list[RunKey] = []
+    for arm, settings in study.arms.items():
+        point = best_point(study, arm, results)
+        if point is not None:
+            keys += [RunKey("report", arm, point.learning_rate, seed, point.settings) for seed in study.seeds]
+        elif settings.learning_rate_of is None:
+            keys += _tuning(study, arm, results)
+    return [key for key in keys if key not in results]
 
 
 def best_point(study: Study, arm: str, results: Results) -> Point | None:
@@ -414,12 +421,3 @@ def largest_cost(study: Study) -> tuple[int, int]:
             tuned += sum(min(points, count) for count in rounds)
     reported = len(study.arms) * len(study.seeds)
     return tuned + reported, tuned * study.tuning.backward_passes + reported * study.backward_passes
-
-
-def _of_arm(study: Study, arm: str, results: Results) -> Iterator[RunKey]:
-    """The runs of an arm as far as they are known: those that tune it, then the reported seeds."""
-    point = best_point(study, arm, results)
-    if point is not None:
-        yield from (RunKey("report", arm, point.learning_rate, seed, point.settings) for seed in study.seeds)
-    elif study.arms[arm].learning_rate_of is None:
-        yield from _tuning(study, arm, results)

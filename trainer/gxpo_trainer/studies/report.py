@@ -7,7 +7,6 @@ PNG: accuracy against costs, and the learning rates. `styles`: of the arms' line
 from __future__ import annotations
 
 import html
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,13 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gxpo_trainer.compare.curves import Axis, in_plateau
 from gxpo_trainer.compare.intervals import ALPHA, Contrast, Interval
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.text_tables import Table, reach_cell
-from gxpo_trainer.reporting.figures import LineStyle, draw_curves, html_page, html_table, line_styles
+from gxpo_trainer.reporting.figures import LineStyle, draw_curves, html_page, html_table, line_styles, png
 from gxpo_trainer.studies.data import StudyData, key_of
 from gxpo_trainer.studies.definition import Study, registration, run_config
 from gxpo_trainer.studies.findings import COLLAPSED, SWEPT, ArmFindings, Findings, find
@@ -275,7 +273,13 @@ def compose(data: StudyData) -> list[Block]:
         "that of the predicted θᴷ against a true K-step trajectory.",
         diagnostics_table(findings),
         "## What follows",
-        [_follows(arm) for arm in findings.candidates] or ["Nothing yet: no other arm has all its seeds."],
+        [
+            f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT)}"
+            + ("" if arm.against is None else f"; plateau {points(arm.against.difference)}: {arm.against.verdict}")
+            + "."
+            for arm in findings.candidates
+        ]
+        or ["Nothing yet: no other arm has all its seeds."],
         "## What does not follow",
         [*study.limits, *_open_questions(data, findings)],
     ]
@@ -329,12 +333,6 @@ def _saving(arm: ArmFindings, axis: Axis) -> str:
     word = "fewer" if min(means) > 1 else "more"
     times = means if word == "fewer" else [1 / mean for mean in means]
     return f"{min(times):.1f} to {max(times):.1f} times {word} {_NOUNS[axis]}"
-
-
-def _follows(arm: ArmFindings) -> str:
-    """What an arm's costs and plateau show together."""
-    plateau = "" if arm.against is None else f"; plateau {points(arm.against.difference)}: {arm.against.verdict}"
-    return f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT)}{plateau}."
 
 
 def _method(data: StudyData, findings: Findings) -> list[str]:
@@ -438,7 +436,8 @@ def draw_tuning(data: StudyData, findings: Findings, styles: Mapping[str, LineSt
     tuned = [arm for arm in findings.arms if arm.tuning]
     panels = 1 if data.study.search is None else max(1, len(tuned))
     columns = min(panels, 3)
-    figure = _figure((8, 5.5) if panels == 1 else (4.2 * columns, 3.6 * -(-panels // columns)))
+    size = (8, 5.5) if panels == 1 else (4.2 * columns, 3.6 * -(-panels // columns))
+    figure = Figure(figsize=size, dpi=125, layout="constrained")
     grid = list(figure.subplots(-(-panels // columns), columns, squeeze=False, sharey=True).flat)
     for axes in grid[panels:]:
         axes.set_visible(False)
@@ -463,20 +462,8 @@ def draw_tuning(data: StudyData, findings: Findings, styles: Mapping[str, LineSt
                 axes.plot(*zip(*lost, strict=True), marker="x", markersize=12, color="#000000", linestyle="none")
         axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
         axes.grid(alpha=0.25)
-    return _png(figure)
-
-
-def _figure(size: tuple[float, float]) -> Figure:
-    figure = Figure(figsize=size, dpi=125, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _png(figure: Figure) -> bytes:
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
         columns = int(figure.get_figwidth() // 4)  # a label of the reference study takes up to 4 inches
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return png(figure)

@@ -29,8 +29,7 @@ from gxpo_trainer.config.io import build
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import check_output, plain, read_lines
-from gxpo_trainer.learner.models import config_json, load_tokenizer, resolve_model
-from gxpo_trainer.learner.policies import base_of, is_adapter, merge_adapter
+from gxpo_trainer.learner.models import base_of, config_json, is_adapter, load_tokenizer, merge_adapter, resolve_model
 from gxpo_trainer.planner.architectures import check_heads, positions
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.tables import difference_table, published_table, scores_table

@@ -147,10 +147,20 @@ class Launch:
             self._lock.release(discard=self._reporter is None and not self.serves)
 
     def _conclude(self, outcome: Outcome | None) -> None:
-        if outcome is not None:
-            self._write(outcome)
-        if self._uploader is not None:
-            self._finish(self._uploader, outcome)
+        """Write outcome.json and upload what the service lacks."""
+        told = asdict(outcome) if outcome else None
+        if told is not None:
+            try:
+                write_json(self.out_dir / OUTCOME, told)
+            except OSError as error:  # such as a full disk; the error that ended the run must still be reported
+                print(f"gxpo: cannot write {self.out_dir / OUTCOME}: {error}", file=sys.stderr)
+        if (uploader := self._uploader) is not None:
+            delivered = uploader.finish(told)
+            for message in uploader.take_events():
+                print(f"gxpo: upload refused: {message}", file=sys.stderr)
+            if not delivered and uploader.fenced is None:
+                lost = f"the service at {uploader.service.url} did not accept the last rows; they are in {self.out_dir}"
+                print(f"gxpo: {lost}", file=sys.stderr)
 
     def _outcome(self, error: BaseException | None) -> Outcome | None:
         now = time.time()
@@ -175,20 +185,6 @@ class Launch:
             status = requests[self._ended]
             return Outcome(self.attempt, status, now, message=f"{status} on request")
         return Outcome(self.attempt, "succeeded", now, ended_by=self._ended, message=f"budget.{self._ended} is reached")
-
-    def _write(self, outcome: Outcome) -> None:
-        try:
-            write_json(self.out_dir / OUTCOME, asdict(outcome))
-        except OSError as error:  # such as a full disk; the error that ended the run must still be reported
-            print(f"gxpo: cannot write {self.out_dir / OUTCOME}: {error}", file=sys.stderr)
-
-    def _finish(self, uploader: Uploader, outcome: Outcome | None) -> None:
-        delivered = uploader.finish(asdict(outcome) if outcome else None)
-        for message in uploader.take_events():
-            print(f"gxpo: upload refused: {message}", file=sys.stderr)
-        if not delivered and uploader.fenced is None:
-            message = f"the service at {uploader.service.url} did not accept the last rows; they are in {self.out_dir}"
-            print(f"gxpo: {message}", file=sys.stderr)
 
     def _check_owner(self) -> None:
         if self.fenced is not None:

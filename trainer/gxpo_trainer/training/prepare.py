@@ -42,9 +42,8 @@ from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.reading import IDENTITY
 from gxpo_trainer.rollout.requests import EpisodeStart
 from gxpo_trainer.rollout.verification import check_rewards
-from gxpo_trainer.runtime.placement import Placement, ray_address
+from gxpo_trainer.runtime.placement import Placement, ray_address, usable_cores, visible_gpus
 from gxpo_trainer.runtime.progress import ProgressWatch
-from gxpo_trainer.runtime.ray_session import check_machine
 from gxpo_trainer.training.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore, check_same_model, check_same_run
 from gxpo_trainer.types import Prompt
 
@@ -114,8 +113,11 @@ def prepare(
     resume: the folder must contain a run with a valid newest checkpoint. continue_run: it may contain one, which
     resumes from its newest valid checkpoint, or from the start. watch: notices processes that make no progress.
     """
+    import ray
+
     placement = Placement.decide(config, watch)
-    check_machine(placement)
+    if ray_address(config) is None and not ray.is_initialized():  # a Ray of the run's own will start here
+        placement.check_fits({"CPU": usable_cores(), "GPU": visible_gpus()})
     if not (resume or continue_run) and (out_dir / IDENTITY).exists():
         raise ConfigError(f"--out {out_dir} already contains a run; add --resume, or choose another folder")
     check_files(config, most=FIRST_ROWS).refuse()

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from gxpo_trainer.compare.evidence import hours
 from gxpo_trainer.config import BudgetConfig
 
 _WINDOW = 20
@@ -124,8 +125,8 @@ def share_done(budget: BudgetConfig, step: int, metrics: Mapping[str, float]) ->
 
 
 def describe(budget: BudgetConfig, step: int, metrics: Mapping[str, float], left_s: float | None) -> str:
-    """`step 12/40  reward 0.312  length 42  truncated 2%  z +0.41  passes 36/120  left 3m12s`, ASCII, without what is
-    unknown, and without shares of 0."""
+    """`step 12/40  reward 0.312  length 42  truncated 2%  z +0.41  passes 36/120  left 3 min 12 s`, ASCII, without what
+    is unknown, and without shares of 0."""
     parts = [f"step {step}" + (f"/{budget.steps}" if budget.steps is not None else "")]
     for name in ("warm_start/loss", "policy/loss"):
         if name in metrics and "reward/mean" not in metrics:
@@ -145,19 +146,9 @@ def describe(budget: BudgetConfig, step: int, metrics: Mapping[str, float], left
         bound = f"/{budget.backward_passes}" if budget.backward_passes is not None else ""
         parts.append(f"passes {metrics['update/backward_passes_total']:.0f}{bound}")
     if left_s is not None:
-        parts.append(f"left {format_seconds(left_s)}")
+        parts.append(f"left {hours(left_s / 3600)}")
     scores = [name for name in metrics if name.startswith("eval/") and name.endswith("/pass@1")]
     average = "eval/average/pass@1" if "eval/average/pass@1" in metrics else next(iter(scores), None)
     if average is not None:
         parts.append(f"accuracy {metrics[average]:.3f}")
     return "  ".join(parts)
-
-
-def format_seconds(seconds: float) -> str:
-    """45s, 3m12s, 2h05m."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

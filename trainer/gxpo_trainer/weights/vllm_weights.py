@@ -97,25 +97,15 @@ def layout_of(model: torch.nn.Module) -> Layout:
             elif isinstance(module, VocabParallelEmbedding):
                 if not isinstance(module, ParallelLMHead):
                     layout.lookups.add(module)
-                slots = iter([_vocabulary_slot(path, module, attribute)])
+                # Rows of this worker; vLLM pads the vocabulary, so the last worker's matrix may have more.
+                indices = module.shard_indices
+                first, end = indices.org_vocab_start_index, indices.org_vocab_end_index
+                slots = iter([Slot(f"{path}.{attribute}", module, path, attribute, 0, end - first, first)])
             else:
                 rows = parameter.shape[0] if parameter.ndim else 1
                 slots = iter([Slot(f"{path}.{attribute}", module, path, attribute, 0, rows)])
             layout.slots.update({slot.name: slot for slot in slots})
     return layout
-
-
-def adapters_of(model_runner: Any) -> Any:
-    """The manager of the LoRA adapters that a worker's model holds."""
-    return model_runner.lora_manager._adapter_manager
-
-
-def _vocabulary_slot(path: str, module: Any, attribute: str) -> Slot:
-    """Rows of this worker; vLLM pads the vocabulary, so the last worker's matrix may have more."""
-    first = module.shard_indices.org_vocab_start_index
-    return Slot(
-        f"{path}.{attribute}", module, path, attribute, 0, module.shard_indices.org_vocab_end_index - first, first
-    )
 
 
 def _linear_slots(path: str, module: Any, attribute: str, fused: Mapping[str, Sequence[str]]) -> Iterator[Slot]:
@@ -277,13 +267,14 @@ def _in_features(module: Any) -> int:
 
 
 def verify_adapter(
-    model: torch.nn.Module, manager: Any, adapter_id: int, folder: Path, checksums: dict[str, int], scaling: float
+    model: torch.nn.Module, runner: Any, adapter_id: int, folder: Path, checksums: dict[str, int], scaling: float
 ) -> int:
     """Compare the active adapter's matrices in one worker with the published ones, bit for bit.
 
-    vLLM multiplies B by the scaling when it activates an adapter. Returns the number of comparisons. Raises
-    WeightSyncMismatch, and ConfigError for an adapted layer that vLLM stores in another layout.
+    runner: vLLM's, of the worker. vLLM multiplies B by the scaling when it activates an adapter. Returns the number of
+    comparisons. Raises WeightSyncMismatch, and ConfigError for an adapted layer that vLLM stores in another layout.
     """
+    manager = runner.lora_manager._adapter_manager
     if adapter_id not in manager.lora_index_to_id:
         raise WeightSyncMismatch(f"LoRA adapter {adapter_id} is not active in the sampler; sync again")
     index = manager.lora_index_to_id.index(adapter_id)

@@ -38,7 +38,7 @@ from gxpo_trainer.weights.transports import (
     grown,
     open_handle,
 )
-from gxpo_trainer.weights.vllm_weights import Published, Readback, VllmWeights, adapters_of, verify_adapter
+from gxpo_trainer.weights.vllm_weights import Published, Readback, VllmWeights, verify_adapter
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -121,8 +121,7 @@ class WeightReceiver:
 
     def verify_adapter(self, adapter_id: int, folder: str, checksums: dict[str, int], scaling: float) -> int:
         """See `vllm_weights.verify_adapter`."""
-        manager = adapters_of(self._model_runner)
-        return verify_adapter(self.weights.model, manager, adapter_id, Path(folder), checksums, scaling)
+        return verify_adapter(self.weights.model, self._model_runner, adapter_id, Path(folder), checksums, scaling)
 
     def verify(self, published: Published = ()) -> int:
         """Compare this worker's part of every tensor with its latest published entry.

@@ -14,10 +14,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from streamlit.testing.v1 import AppTest
 
-from gxpo_client.connection import is_loopback_host
+from gxpo_client.connection import is_loopback_host, keep
 from gxpo_dashboard.session import link, visitor
 from gxpo_dashboard.session.permalinks import adopt, view_of
-from gxpo_client.connection import keep
 
 BROWSER: dict[str, Any] = {
     "service_url": "http://127.0.0.1:8000",
