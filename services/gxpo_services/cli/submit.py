@@ -78,7 +78,8 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def _absolute_source(data: DataConfig) -> DataConfig:
-    return data.model_copy(update={"source": _absolute(data.source, EMBEDDED_TASKS)})
+    sources = [s.model_copy(update={"path": _absolute(s.path, EMBEDDED_TASKS)}) for s in data.sources]
+    return data.model_copy(update={"source": _absolute(data.source, EMBEDDED_TASKS), "sources": tuple(sources)})
 
 
 def _absolute(name: str, words: tuple[str, ...] = ()) -> str:

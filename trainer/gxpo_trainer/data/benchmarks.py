@@ -202,7 +202,7 @@ def load_benchmark(
                 f"evaluation.answer_field: the problems of {name!r} need answers, and data.answer_field is none; name "
                 "their field"
             )
-        source = {"source": name, "levels": None, "system_prompt": None}
+        source = {"source": name, "sources": (), "levels": None, "system_prompt": None}
         loaded = load_prompts(data.model_copy(update=source | fields), 0, gold_check, most=most)
         prompts, files = loaded.prompts, loaded.sha256
         label, template = Path(name).stem, _template(data, evaluation, "boxed")
