@@ -27,7 +27,8 @@ class Prompt:
     """One verifiable problem.
 
     text: the problem before any template; of a row of messages the last one. gold: the final answer alone, empty where
-    there is none. completion: the response to learn, None where none is learned.
+    there is none. completion: the response to learn, None where none is learned. source: label of its data source,
+    empty in a run with a single one. rewards: labels of the reward components that judge it; empty: all.
     """
 
     id: str
@@ -38,6 +39,8 @@ class Prompt:
     history: tuple[dict[str, str], ...] = ()
     """Messages before the problem, `role` and `content` each: the system prompt, earlier turns."""
     completion: str | None = None
+    source: str = ""
+    rewards: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gxpo_client.errors import InvalidRequest
 from gxpo_client.formats import count, number_of
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import confirm, one_line, output
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config import DataConfig, RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
@@ -61,13 +61,18 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         paths = {name: _absolute(getattr(section, name), known) for name, known in words.items()}
         return section.model_copy(update=paths)
 
+    def with_sources(data: DataConfig | None) -> DataConfig | None:
+        sources = tuple(changed(source, path=EMBEDDED_TASKS) for source in data.sources) if data else ()
+        data = changed(data, source=EMBEDDED_TASKS)
+        return data and data.model_copy(update={"sources": sources})
+
     warm_start, evaluation = config.warm_start, config.evaluation
     if warm_start is not None:
-        warm_start = warm_start.model_copy(update={"data": changed(warm_start.data, source=EMBEDDED_TASKS)})
+        warm_start = warm_start.model_copy(update={"data": with_sources(warm_start.data)})
     sections = {
         "model": changed(config.model, path=STARTER_POLICIES),
         "teacher": changed(config.teacher, path=STARTER_POLICIES),
-        "data": changed(config.data, source=EMBEDDED_TASKS),
+        "data": with_sources(config.data),
         "warm_start": warm_start,
         "evaluation": changed(evaluation, benchmarks=EMBEDDED_TASKS, data_root=()),
     }

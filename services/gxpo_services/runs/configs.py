@@ -80,8 +80,10 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
     incomplete; wrong types are left to the config's validation."""
     refused: Refusals = []
 
-    def check_place(path: str, embedded: Collection[str], roots: tuple[Path, ...], *, hub: bool | None) -> None:
-        name = setting(values, path)
+    def check_place(
+        path: str, embedded: Collection[str], roots: tuple[Path, ...], *, hub: bool | None, name: Any = None
+    ) -> None:
+        name = setting(values, path) if name is None else name
         fault = _place_fault(name, roots, hub=hub) if isinstance(name, str) and name not in embedded else None
         if fault is not None:
             refused.append((path, fault))
@@ -95,13 +97,17 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
         check_place(name, STARTER_POLICIES, server.model_roots, hub=server.allow_hub)
     if setting(values, "model.trust_remote_code") not in (None, False) and not server.allow_remote_code:
         refused.append(("model.trust_remote_code", "is not allowed on this server; set it to false"))
-    for name in ("data.source", "warm_start.data.source"):
-        check_place(name, EMBEDDED_TASKS, server.data_roots, hub=server.allow_hub)
-    for name in ("data.split", "data.subset", "warm_start.data.split", "warm_start.data.subset"):
-        # They become parts of file names below the source.
-        part = setting(values, name)
-        if isinstance(part, str) and not _is_inner_name(part):
-            refused.append((name, "must be a relative path inside the data set, without .."))
+    for section in ("data", "warm_start.data"):
+        listed = ((f"{section}.sources[{n}]", s) for n, s in enumerate(_items(values, f"{section}.sources")))
+        for place, data in ((section, setting(values, section)), *listed):
+            if not isinstance(data, Mapping):
+                continue
+            key = "source" if place == section else "path"
+            path, roots = f"{place}.{key}", server.data_roots
+            check_place(path, EMBEDDED_TASKS, roots, hub=server.allow_hub, name=data.get(key))
+            for name in ("split", "subset"):  # parts of file names below the source
+                if isinstance(part := data.get(name), str) and not _is_inner_name(part):
+                    refused.append((f"{place}.{name}", "must be a relative path inside the data set, without .."))
     check_place("evaluation.data_root", ("none",), server.data_roots, hub=None)
     from_hub = setting(values, "evaluation.data_root") in (None, "none")
     for number, name in enumerate(_items(values, "evaluation.benchmarks")):

@@ -123,6 +123,8 @@ def test_settings_that_earlier_versions_lacked_leave_the_hash_of_what_they_did()
     """All hashes were printed by the version before: of the defaults, a template that asks for a box, and a judge."""
     boxed = {"data": {"source": "x.jsonl"}}
     assert RunConfig().sha256() == EARLIER_HASH
+    warm_started = build({"warm_start": {"steps": 1, "data": {}}})
+    assert warm_started.sha256() == "83fe1edbe500b6114b495e99677107108454f6303ab5dca9c212985d68eecaf1"
     assert build({**boxed, "verifier": {"answer": "any"}}).sha256() == EARLIER_BOXED_HASH
     assert build(boxed).sha256() != EARLIER_BOXED_HASH, "training counts boxes alone now"
     judge = {"name": "http", "url": "http://judge/"}

@@ -29,6 +29,17 @@ PAPER = {
 # ---- in and out -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("suffix", ["toml", "json"])
+def test_data_sources_survive_a_file_exactly(suffix: str, tmp_path: Path) -> None:
+    sources = [{"path": "a.jsonl", "weight": 3}, {"path": "b.csv", "answer_field": None, "rewards": ["format"]}]
+    config = build({"data": {"sources": sources}, "verifier": {"rewards": [{}, {"name": "format"}]}})
+    file = tmp_path / f"run.{suffix}"
+    file.write_text(to_toml(config) if suffix == "toml" else to_json(config), encoding="utf-8")
+    assert load_run(file) == config
+    assert load_run(file).data.sources[1].answer_field is None
+    assert config.sha256() != config.model_copy(update={"data": RunConfig().data}).sha256()
+
+
 @pytest.mark.parametrize("name", preset_names())
 @pytest.mark.parametrize("suffix", ["toml", "json"])
 def test_every_preset_survives_a_file_exactly(name: str, suffix: str, tmp_path: Path) -> None:

@@ -172,6 +172,17 @@ def test_fields_and_system_prompt_of_an_own_file(tmp_path: Path) -> None:
     assert plain.sha256 != loaded.sha256
 
 
+def test_the_error_of_a_missing_field_is_what_to_type(tmp_path: Path) -> None:
+    file = write(tmp_path / "own.csv", {"question": "1?", "result": "1"})
+    chosen: dict[str, str] = {}
+    for setting, column in (("prompt_field", "question"), ("answer_field", "result")):
+        words = rf"\(its fields: question, result\); name it, as with `--set evaluation.{setting}={column}`$"
+        with pytest.raises(DataError, match=words):
+            load(str(file), **chosen)
+        chosen[setting] = column
+    assert load(str(file), **chosen).prompts == (Prompt("own/1", "1?", "1"),)
+
+
 def test_an_unknown_name_is_rejected_with_those_that_exist() -> None:
     known = r"'math50' is unknown; use word_problems, arithmetic_skill, math500, .* a \.jsonl, \.csv, \.parquet file"
     with pytest.raises(ConfigError, match=known):

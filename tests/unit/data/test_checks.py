@@ -63,6 +63,10 @@ def entrances() -> dict[str, Callable[[Settings, Path], str]]:
     return {"config --check": command("config", "--check"), "plan": command("plan"), "train": train, "service": service}
 
 
+def sources(second: dict[str, Any]) -> Settings:
+    return {"data": {"source": "word_problems", "sources": [{"path": "mine.jsonl"}, second]}}
+
+
 FAULTS: dict[str, tuple[Settings, str]] = {
     "encoder-decoder": (
         {"model": {"path": "t5"}},
@@ -83,6 +87,32 @@ FAULTS: dict[str, tuple[Settings, str]] = {
     "a name that is too long": ({"data": {"source": f"/{'x' * 300}.jsonl"}}, "data.source: cannot be read ("),
     "no data": ({"data": {"source": "nope.jsonl"}}, "data.source = 'nope.jsonl' does not exist"),
     "no field": ({"data": {"prompt_field": "question"}}, "has no field 'question' (its fields: answer, problem)"),
+    "source without a file": (sources({"path": "nope.jsonl"}), "data.sources[1].path = 'nope.jsonl' does not exist"),
+    "source without its field": (
+        sources({"path": "other.jsonl", "prompt_field": "task"}),
+        "has no field 'task' (its fields: answer, problem); set data.sources[1].prompt_field",
+    ),
+    "source smaller than its share": (
+        sources({"path": "other.jsonl", "weight": 3}) | {"rollout": {"prompts_per_step": 4}},
+        "data.sources[1].path = 'other.jsonl': 2 problems for its share of 3 of 4 prompts a step",
+    ),
+    "source that is never drawn": (
+        sources({"path": "other.jsonl", "weight": 0.001}),
+        "data.sources[1].weight = 0.001 is less than one of the 80 prompts of the run",
+    ),
+    "source with an unknown reward": (
+        sources({"path": "other.jsonl", "rewards": ["judge"]}),
+        "data.sources[1].rewards: 'judge' is no component of verifier.rewards; choose from correctness",
+    ),
+    "source without answers": (
+        sources({"path": "other.jsonl", "answer_field": None}),
+        'data.sources[1].answer_field = "none"',
+    ),
+    "sources of one name": (sources({"path": "mine.jsonl"}), "two sources are called mine"),
+    "source and sources": (
+        {"data": {"source": "mine.jsonl", "sources": [{"path": "other.jsonl"}]}},
+        "source = 'mine.jsonl' and sources are both set; remove one",
+    ),
     "no completion": (
         {"rollout": {"source": "dataset"}},
         "has no field 'completion' (its fields: answer, problem); set data.completion_field",
@@ -109,7 +139,8 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A run that works: two problems, whose answers the starter policy writes digit by digit."""
     monkeypatch.chdir(tmp_path)
     rows = [{"problem": "1 + 1233", "answer": "1234"}, {"problem": "1 + 12344", "answer": "12345"}]
-    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("mine.jsonl", "other.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     with_config(tmp_path / "t5", model_type="t5")
     with_config(tmp_path / "capped", final_logit_softcapping=30.0)
     with_config(tmp_path / "experts", num_experts=4)
@@ -119,6 +150,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
         "model": {"max_length": 128},
         "data": {"source": "mine.jsonl", "template": "plain"},
         "rollout": {"prompts_per_step": 2},
+        "budget": {"steps": 40},
         "evaluation": {"benchmarks": ["word_problems"]},
         "placement": {"device": "cpu"},
     }

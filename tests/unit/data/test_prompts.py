@@ -20,9 +20,11 @@ from gxpo_trainer.config.io import build
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.chat import prompt_text
 from gxpo_trainer.data.prompts import (
+    MixedCursor,
     PromptCursor,
     final_answer,
     load_prompts,
+    make_cursor,
     read_level,
     resolve_template,
     tokenize_prompts,
@@ -338,6 +340,70 @@ def test_prompts_that_are_too_long_are_skipped_and_counted() -> None:
     assert tokenized.num_too_long == 2
     with pytest.raises(DataError, match=r"max_prompt_tokens = 2 excludes all prompts \(the shortest has 5 tokens\)"):
         tokenize_prompts(prompts[1:2], tokenizer(chat=False), "{problem}", max_prompt_tokens=2)
+
+
+# ---- several sources --------------------------------------------------------------------------------------------
+
+
+def two(tmp_path: Path, **second: Any) -> DataConfig:
+    write(tmp_path / "sums.jsonl", *({"problem": f"{i}+1", "answer": i + 1} for i in range(6)))
+    write(tmp_path / "essays.csv", *({"question": f"Write about {i}"} for i in range(3)))
+    own = {"path": str(tmp_path / "essays.csv"), "prompt_field": "question", "answer_field": None} | second
+    return DataConfig.model_validate({"sources": [{"path": str(tmp_path / "sums.jsonl"), "weight": 3}, own]})
+
+
+def test_each_source_has_its_fields_rewards_hash_and_ids(tmp_path: Path) -> None:
+    loaded = load_prompts(two(tmp_path, name="judged", rewards=["format"]), seed=0)
+    shown = [(p.id, p.text, p.gold, p.source, p.rewards) for p in loaded.prompts]
+    assert shown[5:7] == [
+        ("sums/sums/6", "5+1", "6", "sums", ()),
+        ("judged/essays/1", "Write about 0", "", "judged", ("format",)),
+    ]
+    assert [*loaded.sha256] == ["sums/sums.jsonl", "judged/essays.csv"]
+    with pytest.raises(
+        DataError, match=r"essays.csv:2: has no field 'q' .*; set data.sources\[1\].prompt_field to one"
+    ):
+        load_prompts(two(tmp_path, prompt_field="q"), seed=0)
+    with pytest.raises(DataError, match=r"^data.sources\[1\].path = 'nope.csv' does not exist"):
+        load_prompts(two(tmp_path, path="nope.csv"), seed=0)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    weights=st.lists(st.floats(0.1, 9), min_size=4, max_size=4),
+    draws=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    cut=st.integers(0, 5),
+)
+def test_sources_keep_their_shares_and_epochs_and_resume(
+    sizes: list[int], weights: list[float], draws: list[int], cut: int
+) -> None:
+    labels = [f"s{number}" for number in range(len(sizes))]
+    listed = [{"path": f"{label}.jsonl", "weight": weight} for label, weight in zip(labels, weights, strict=False)]
+    data = DataConfig.model_validate({"sources": listed})
+    prompts = [
+        Prompt(f"{label}/{i}", "", "", source=label) for label, n in zip(labels, sizes, strict=True) for i in range(n)
+    ]
+    whole, first, second = (make_cursor(data, prompts, 3) for _ in range(3))
+    expected = [whole.next(count).tolist() for count in draws]
+    drawn = [first.next(count).tolist() for count in draws[:cut]]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert drawn + [second.next(count).tolist() for count in draws[cut:]] == expected
+    order = [prompts[index] for step in expected for index in step]
+    for label, size, share in zip(labels, sizes, data.shares, strict=True):
+        own = [prompt.id for prompt in order if prompt.source == label]
+        assert abs(len(own) - share * len(order)) < len(labels)
+        assert own == [f"{label}/{i}" for i in PromptCursor(size, 3).next(max(1, len(own)))][: len(own)]
+
+
+def test_one_source_without_a_list_is_drawn_as_before_and_cursors_do_not_mix(tmp_path: Path) -> None:
+    prompts = load_prompts(two(tmp_path), seed=0).prompts
+    single, mixed = make_cursor(DataConfig(), prompts, 5), make_cursor(two(tmp_path), prompts, 5)
+    assert isinstance(single, PromptCursor)
+    assert isinstance(mixed, MixedCursor)
+    assert single.next(9).tolist() == np.random.default_rng([5, 0]).permutation(9).tolist()
+    for cursor, other in ((single, mixed), (mixed, single)):
+        with pytest.raises(CheckpointError, match="the checkpoint's data cursor has"):
+            cursor.load_state_dict(other.state_dict())
 
 
 # ---- the cursor -----------------------------------------------------------------------------------------------

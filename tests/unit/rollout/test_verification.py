@@ -55,9 +55,10 @@ def played(text: str, *rewards: float | None, end: EpisodeEnd = "done", detail: 
     return Sample(text, IDS, LOGPROBS, "stop", sampled=np.array([True, False, True]), episode=episode)
 
 
-def group(*samples: Sample | str, extra: dict[str, Any] | None = None) -> Group:
+def group(*samples: Sample | str, extra: dict[str, Any] | None = None, rewards: tuple[str, ...] = ()) -> Group:
     made = tuple(single(sample) if isinstance(sample, str) else sample for sample in samples)
-    return Group(Prompt("p", "What?", "5", extra or {"level": "5"}), IDS, made, weights_version=0)
+    prompt = Prompt("p", "What?", "5", extra or {"level": "5"}, rewards=rewards)
+    return Group(prompt, IDS, made, weights_version=0)
 
 
 def score(rewards: tuple[AnyReward, ...], group: Group, *, components: bool = True) -> tuple[Verdict, ...]:
@@ -219,6 +220,17 @@ def test_all_components_are_weighed_in_the_order_of_the_run_file(server: RewardS
     assert (broken.status, broken.reward, broken.components) == ("error", None, None)
     assert broken.detail == "reward judge: was answered with HTTP 500; reward sandbox: was answered with HTTP 500"
     assert [verdict.http.calls for verdict in (right, wrong, broken) if verdict.http] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("chosen", [("judge",), ("correctness",), ("format", "judge"), ("correctness", "format")])
+def test_a_source_is_judged_by_its_own_components_alone(server: RewardServer, chosen: tuple[str, ...]) -> None:
+    every = (RewardConfig(weight=2.0), RewardConfig(name="format", weight=4.0), judge(server.url))
+    (verdict,) = score(every, group(RIGHT, rewards=chosen))
+    values = {"correctness": 1.0, "format": 1.0, "judge": 0.5}
+    weights = {"correctness": 2.0, "format": 4.0, "judge": 1.0}
+    assert verdict.reward_components == {name: values[name] for name in chosen}
+    assert verdict.reward == sum(values[name] * weights[name] for name in chosen)
+    assert len(server.requests) == ("judge" in chosen)
 
 
 def test_what_is_posted(server: RewardServer) -> None:

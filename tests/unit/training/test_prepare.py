@@ -62,6 +62,18 @@ def test_a_training_problem_that_is_evaluated_is_excluded_and_reported(config: A
     assert event["message"] == "data.contamination excluded 1 training problems"
 
 
+def test_contamination_and_shares_are_checked_over_all_sources(config: Any, tmp_path: Path) -> None:
+    other = write(tmp_path / "other.jsonl", [(1, 1), (30, 2)])
+    data = {"source": "word_problems", "sources": [{"path": str(tmp_path / "train.jsonl")}, {"path": other}]}
+    problems = load_problems(config(data=data))
+    assert [prompt.id for prompt in problems.prompts.prompts] == ["train/3+4", "train/7+8", "other/1+1"]
+    assert problems.data.num_left_out == {"data.contamination": 2}
+    with pytest.raises(
+        DataError, match=r"data.sources\[1\].path = .*: 1 problem for its share of 2 of 4 prompts a step"
+    ):
+        load_problems(config(data=data, rollout={"prompts_per_step": 4}))
+
+
 ASKING = """
 from gxpo_trainer.environments import Observation, Turn
 class Asking:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import psutil
 import pytest
 
@@ -23,8 +24,9 @@ from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.runtime import processes as gpu_load
 from gxpo_trainer.runtime.processes import HostLoad, Reading, rates
 from gxpo_trainer.runtime.progress import ProgressWatch
-from gxpo_trainer.training.controller import Controller, no_signal
+from gxpo_trainer.training.controller import Controller, component_means, no_signal, source_metrics
 from gxpo_trainer.training.progress import TrainingProgress, describe, share_done
+from gxpo_trainer.types import Group, Prompt, ScoredGroup, Verdict
 
 ROW = {
     "reward/mean": 0.3125,
@@ -260,6 +262,32 @@ def test_five_steps_without_signal_are_an_event_a_metric_and_a_line_once_until_t
     flagged = [row["step"] for row in read_metrics(tmp_path) if "reward/no_signal" in row["metrics"]]
     assert flagged == [5, 6, 7, 13]
     assert stream.getvalue().count("train: step 5: no signal for 5 steps") == 1
+
+
+def test_each_source_has_its_reward_and_components_count_where_they_judge() -> None:
+    def scored(source: str, *values: dict[str, float] | None) -> ScoredGroup:
+        verdicts = tuple(
+            Verdict("error", None, 0.0)
+            if v is None
+            else Verdict("wrong", None, 0.0, components=v, score=sum(v.values()))
+            for v in values
+        )
+        return ScoredGroup(Group(Prompt("p", "", "", source=source), np.zeros(1, np.int32), (), 0), verdicts)
+
+    groups = [
+        scored("a", {"correctness": 1.0}, {"correctness": 0.0}),
+        scored("a", {"correctness": 1.0}, {"correctness": 1.0}),
+        scored("b", {"format": 0.5}, None),
+        scored("c", None, None),
+    ]
+    assert source_metrics(groups) == {
+        "reward/source/a": 0.75,
+        "reward/source/a/zero_variance_fraction": 0.5,
+        "reward/source/b": 0.5,
+        "reward/source/b/zero_variance_fraction": 1.0,
+    }
+    assert component_means(groups) == {"reward/format": 0.5}
+    assert source_metrics([scored("", {"format": 1.0})]) == {}
 
 
 @pytest.mark.parametrize(

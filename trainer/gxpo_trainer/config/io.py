@@ -196,6 +196,8 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def _with_absent(value: Any, models: Sequence[type[BaseModel]]) -> Any:
     """`value` with the word "none" as None wherever a setting of these classes is optional."""
+    if isinstance(value, list):
+        return [_with_absent(item, models) for item in value]
     if not isinstance(value, dict):
         return value
     result: dict[str, Any] = {}

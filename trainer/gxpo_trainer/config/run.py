@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
@@ -21,7 +22,6 @@ from gxpo_trainer.config.engines import (
 )
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
 from gxpo_trainer.config.tasks import (
-    EMBEDDED_TASKS,
     HTTP,
     AnyEnvironment,
     DataConfig,
@@ -366,6 +366,7 @@ _LATER_SETTINGS = (
     ("data", "system_prompt"),
     ("data", "completion_field"),
     ("data", "guess_share"),
+    ("data", "sources"),
     *(
         ("evaluation", name)
         for name in ("prompt_field", "answer_field", "temperature", "top_p", "top_k", "min_p", "stop")
@@ -434,12 +435,7 @@ class RunConfig(Settings):
                 f'verifier.rewards: environment is always 0 with environment.name = "{self.environment.name}"; remove '
                 "the component or choose an environment"
             )
-        graded = not self.environment.multi_turn and any(r.name == "correctness" for r in self.verifier.rewards)
-        if graded and self.rollout.source == "sampled" and self.data.answer_field is None:
-            raise ValueError(
-                'verifier.rewards: correctness compares with a final answer, and data.answer_field = "none" says that '
-                "no row has one; remove the component, or name the field of the answers"
-            )
+        self._check_sources()
         if self.evaluation.stop and self.environment.multi_turn:
             raise ValueError(
                 f'evaluation.stop cannot end turns of environment.name = "{self.environment.name}": each ends with the '
@@ -492,11 +488,36 @@ class RunConfig(Settings):
             raise ValueError("placement.learner_ranks exceeds warm_start.rows_per_step; lower it")
         return self
 
+    def _check_sources(self) -> None:
+        """Raises ValueError for data that the rewards cannot judge, or that the budget never reaches."""
+        labels = [reward.label for reward in self.verifier.rewards]
+        prompts = self.rollout.prompts_per_step * (self.budget.steps or math.inf)
+        for number, (source, share) in enumerate(zip(self.data.sources, self.data.shares, strict=True)):
+            if unknown := [label for label in source.rewards if label not in labels]:
+                raise ValueError(
+                    f"data.sources[{number}].rewards: {unknown[0]!r} is no component of verifier.rewards; choose from "
+                    f"{', '.join(labels)}"
+                )
+            if share * prompts < 1:
+                raise ValueError(
+                    f"data.sources[{number}].weight = {source.weight:g} is less than one of the {prompts} prompts of "
+                    "the run; raise it, or remove the source"
+                )
+        judged = [source.rewards or labels for source in self.data.sources] or [labels]
+        for number, (part, names) in enumerate(zip(self.data.parts, judged, strict=True)):
+            graded = not self.environment.multi_turn and "correctness" in names
+            if graded and self.rollout.source == "sampled" and part.answer_field is None:
+                where = f"data.sources[{number}]" if self.data.sources else "data"
+                raise ValueError(
+                    f'verifier.rewards: correctness compares with a final answer, and {where}.answer_field = "none" '
+                    "says that no row has one; remove the component, or name the field of the answers"
+                )
+
     @property
     def trains_on_boxes(self) -> bool:
         """Whether only a box counts as the answer to a training problem (`verifier.answer`)."""
         data = self.data
-        boxed = data.template == "auto" and data.source not in EMBEDDED_TASKS
+        boxed = data.template == "auto" and not data.embedded
         asked = boxed or any("boxed" in text for text in (data.template, data.system_prompt or ""))
         return self.verifier.answer == "boxed" or (self.verifier.answer == "auto" and asked)
 
@@ -563,6 +584,8 @@ class RunConfig(Settings):
         for reward in body["verifier"]["rewards"]:
             if reward["name"] == HTTP and reward["per"] == "response":
                 del reward["per"]
+        if self.warm_start is not None and self.warm_start.data is not None and not self.warm_start.data.sources:
+            del body["warm_start"]["data"]["sources"]
         for section in ("warm_start", "teacher"):
             if getattr(self, section) is None:
                 del body[section]

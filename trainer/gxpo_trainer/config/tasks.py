@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, FiniteFloat, Tag, field_validator, model_validator
 
 from gxpo_trainer.config.base import (
     MOST_MEMORY_MB,
@@ -22,6 +23,7 @@ from gxpo_trainer.config.base import (
     Tokens,
 )
 from gxpo_trainer.config.components import Choice
+from gxpo_trainer.types import Prompt
 
 EMBEDDED_TASKS = ("word_problems", "arithmetic_skill")
 """Generated problems, as `data.source` and as a benchmark: short ones for a policy that either works an answer out or
@@ -40,6 +42,31 @@ def _with_problem(value: str) -> str:
     return value
 
 
+class DataSourceConfig(Settings):
+    """A list: one `[[data.sources]]` a data set, in place of `data.source` (docs/models.md)."""
+
+    path: str = Field(description="As data.source.")
+    weight: FiniteFloat = Field(1.0, gt=0, description="Share of the prompts of every step, relative to the others'.")
+    name: str = Field(
+        "",
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$",
+        max_length=64,
+        description="Name in metrics, `reward/source/<name>`, and in samples; empty: the file's or folder's.",
+    )
+    split: str = Field("", description="Empty: data.split.")
+    subset: str | None = Field("", description="Empty: data.subset.")
+    prompt_field: str = Field("", description="Empty: data.prompt_field.")
+    answer_field: str | None = Field("", description="Empty: data.answer_field; none: its rows have no answer.")
+    rewards: tuple[str, ...] = Field(
+        (), max_length=100, description="Components of verifier.rewards that judge it, by name or label; none: all."
+    )
+
+    @property
+    def label(self) -> str:
+        """Name of its metrics and in samples.jsonl."""
+        return self.name or re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(self.path).stem)[:64] or "source"
+
+
 class DataConfig(Settings):
     """Training problems."""
 
@@ -47,6 +74,9 @@ class DataConfig(Settings):
         "word_problems",
         description="`word_problems` or `arithmetic_skill` (embedded tasks), a .jsonl, .csv or .parquet file, a local "
         "folder in hub layout, or a hub name.",
+    )
+    sources: tuple[DataSourceConfig, ...] = Field(
+        (), max_length=100, description="Several data sets, each with its share of every step's prompts."
     )
     split: str = Field("train", description="Split of a hub data set.")
     subset: str | None = Field(None, description="Configuration name of a hub data set.")
@@ -100,6 +130,40 @@ class DataConfig(Settings):
     shuffle: bool = Field(True, description="A new order each epoch, from the seed.")
 
     _has_problem = field_validator("template")(_with_problem)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.sources and self.source != type(self).model_fields["source"].default:
+            raise ValueError(f"source = {self.source!r} and sources are both set; remove one of them")
+        labels = [source.label for source in self.sources]
+        if twice := sorted({label for label in labels if labels.count(label) > 1}):
+            raise ValueError(f"two sources are called {twice[0]}, so their metrics would be one; set the name of one")
+        return self
+
+    @property
+    def parts(self) -> tuple[DataConfig, ...]:
+        """The settings of each of `sources` as those of a single one; the settings themselves without any."""
+        inherited = ("split", "subset", "prompt_field", "answer_field")
+        own = [{name: getattr(s, name) for name in inherited if getattr(s, name) != ""} for s in self.sources]
+        paths = [{"source": source.path, "sources": ()} for source in self.sources]
+        return tuple(self.model_copy(update=a | b) for a, b in zip(own, paths, strict=True)) or (self,)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether all problems are generated."""
+        return all(part.source in EMBEDDED_TASKS for part in self.parts)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Part of the prompts that each of `sources` gives."""
+        total = sum(source.weight for source in self.sources)
+        return tuple(source.weight / total for source in self.sources)
+
+    @property
+    def template_text(self) -> str:
+        """The template, with {problem}."""
+        template = "plain" if self.template == "auto" and self.embedded else self.template
+        return TEMPLATES.get("boxed" if template == "auto" else template, template)
 
 
 SINGLE_TURN = "single_turn"
@@ -365,6 +429,11 @@ class VerifierConfig(Settings):
         if taken := sorted({*labels} & {*_OTHER_METRICS}):
             raise ValueError(f"reward/{taken[0]} is another metric; rename the class or set another label")
         return value
+
+    def judging(self, prompt: Prompt) -> VerifierConfig:
+        """The same with the components that judge this problem."""
+        chosen = tuple(reward for reward in self.rewards if reward.label in prompt.rewards)
+        return self.model_copy(update={"rewards": chosen}) if prompt.rewards else self
 
     @property
     def worker_rewards(self) -> tuple[RewardConfig, ...]:

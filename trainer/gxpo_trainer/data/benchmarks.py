@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -202,8 +202,11 @@ def load_benchmark(
                 f"evaluation.answer_field: the problems of {name!r} need answers, and data.answer_field is none; name "
                 "their field"
             )
-        source = {"source": name, "levels": None, "system_prompt": None}
-        loaded = load_prompts(data.model_copy(update=source | fields), 0, gold_check, most=most)
+        source = {"source": name, "sources": (), "levels": None, "system_prompt": None}
+        try:
+            loaded = load_prompts(data.model_copy(update=source | fields), 0, gold_check, most=most)
+        except DataError as error:
+            raise DataError(_with_override(str(error), set(fields.values()))) from None
         prompts, files = loaded.prompts, loaded.sha256
         label, template = Path(name).stem, _template(data, evaluation, "boxed")
     elif spec is not None:
@@ -225,6 +228,15 @@ def load_benchmark(
         rows.append((prompt.id, prompt.text, prompt.gold, *further))
     digest = hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()
     return Benchmark(label, evaluated, template, digest, files, left_out=prompts[len(evaluated) :])
+
+
+def _with_override(message: str, named: Collection[str | None]) -> str:
+    """The error of a file without the field of its problems or answers, with the override that names another one."""
+    missing = re.search(r"\(its fields: (.*)\); set data\.(prompt_field|answer_field) to one of them", message)
+    if missing is None:
+        return message
+    other = next((name for name in missing[1].split(", ") if name not in named), "FIELD")
+    return f"{message[: missing.end(1)]}); name it, as with `--set evaluation.{missing[2]}={other}`"
 
 
 def locate(spec: BenchmarkSpec, data_root: str | None) -> list[Path]:

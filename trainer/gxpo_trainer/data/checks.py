@@ -13,7 +13,7 @@ from typing import Any
 from gxpo_trainer.config import DataConfig, RunConfig, WarmStartConfig
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.benchmarks import BY_ANY_NAME, load_benchmark
-from gxpo_trainer.data.prompts import few_problems, load_prompts
+from gxpo_trainer.data.prompts import check_shares, few_problems, load_prompts
 from gxpo_trainer.data.records import on_hub
 from gxpo_trainer.errors import ConfigError, DataError, GxpoError
 from gxpo_trainer.planner.architectures import (
@@ -89,12 +89,13 @@ class _Files:
         return self.rows(self.config.data, completions=self.config.rollout.source == "dataset")
 
     def rows(self, data: DataConfig, *, completions: bool) -> tuple[Prompt, ...] | None:
-        """The rows of `data`; None where they must be downloaded, or generated for nothing."""
-        if data.source in EMBEDDED_TASKS:  # generated for every model alike
-            return None if self.most else load_prompts(data, self.config.seed).prompts
-        if on_hub(data.source):
-            return None
-        return load_prompts(data, self.config.seed, completions=completions, most=self.most).prompts
+        """The rows of `data` but for those that must be downloaded, or generated for nothing; None: all must."""
+
+        def known(part: DataConfig) -> bool:  # embedded tasks are generated for every model alike
+            return not (self.most if part.source in EMBEDDED_TASKS else on_hub(part.source))
+
+        seed = self.config.seed
+        return load_prompts(data, seed, completions=completions, most=self.most, known=known).prompts or None
 
 
 def _model(files: _Files) -> Iterator[str]:
@@ -120,25 +121,31 @@ def _teacher(config: RunConfig, files: _Files) -> Iterator[str]:
 
 
 def _data(files: _Files) -> Iterable[str]:
-    if files.problems is None:
-        return _downloaded("data.source", files.config.data)
-    few = few_problems(len(files.problems), files.config.rollout.prompts_per_step)
+    data, per_step = files.config.data, files.config.rollout.prompts_per_step
+    check_shares(data, files.problems or (), per_step, (0, files.most))
+    if files.problems is None or data.sources:
+        return _downloaded("data", data)
+    few = few_problems(len(files.problems), per_step)
     return [few] if few is not None and len(files.problems) != files.most else []
 
 
-def _downloaded(setting: str, data: DataConfig) -> list[str]:
-    if data.source in EMBEDDED_TASKS:
-        return []
-    return [f"{setting} = {data.source!r} is no file or folder here: a run downloads it from the hub"]
+def _downloaded(section: str, data: DataConfig) -> list[str]:
+    names = [f"sources[{number}].path" for number in range(len(data.sources))] or ["source"]
+    return [
+        f"{section}.{name} = {part.source!r} is no file or folder here: a run downloads it from the hub"
+        for name, part in zip(names, data.parts, strict=True)
+        if part.source not in EMBEDDED_TASKS and on_hub(part.source)
+    ]
 
 
 def _warm_start(warm_start: WarmStartConfig, files: _Files) -> Iterable[str]:
     data = warm_start.data
     try:
         rows = files.rows(data or files.config.data, completions=True)
+        check_shares(data or files.config.data, rows or (), warm_start.rows_per_step, (0, files.most))
     except DataError as error:
         raise DataError(f"warm_start: {error}") from None
-    return _downloaded("warm_start.data.source", data) if data is not None and rows is None else []
+    return [] if data is None else _downloaded("warm_start.data", data)
 
 
 def _benchmark(name: str, files: _Files) -> Iterator[str]:
@@ -189,7 +196,7 @@ def _checks(config: RunConfig) -> list[Check]:
         ("placement.tensor_parallel", {"model"}, partial(_shape, check_heads)),
         ("model.max_length", {"model"}, partial(_shape, check_positions)),
         *([("teacher.path", {"model"}, partial(_teacher, config.of_reference))] if config.teacher else []),
-        ("data.source", {"data"}, _data),
+        ("data.sources" if config.data.sources else "data.source", {"data"}, _data),
         *([] if warm_start is None else [(f"{section}.source", {"data"}, partial(_warm_start, warm_start))]),
         *(
             (f"evaluation.benchmarks[{number}]", {"data"}, partial(_benchmark, name))

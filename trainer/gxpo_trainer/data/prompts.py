@@ -12,7 +12,8 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -69,18 +70,57 @@ def load_prompts(
     *,
     completions: bool = False,
     most: int | None = None,
+    known: Callable[[DataConfig], bool] = lambda part: True,
 ) -> PromptSet:
-    """Load the training problems of `data`, filtered by level. most: rows of a file to read, without hashes.
+    """Load the training problems of `data`, filtered by level. most: rows of a file to read, without hashes. known: of
+    `data.parts`, which to load.
 
     completions: with the response of each to learn, and without a gold answer where a row has none.
 
     Raises DataError, with file and line or setting, when there is no problem or a row is invalid.
     """
-    if data.source in EMBEDDED_TASKS and not Path(data.source).exists():
-        loaded = _embedded(data, seed, completions)
-    else:
-        loaded = _from_files(data, gold_check, most, completions)
-    return replace(loaded, prompts=with_system_prompt(loaded.prompts, data.system_prompt))
+    sets = []
+    for number, part in enumerate(data.parts):
+        if not known(part):
+            continue
+        try:
+            if part.source in EMBEDDED_TASKS and not Path(part.source).exists():
+                loaded = _embedded(part, seed, completions)
+            else:
+                loaded = _from_files(part, gold_check, most, completions)
+        except DataError as error:
+            if not data.sources:
+                raise
+            own = f"data.sources[{number}]"
+            text = re.sub(r"\bdata\.(split|subset|prompt_field|answer_field)\b", rf"{own}.\1", str(error))
+            raise DataError(re.sub(r"\bdata\.source\b", f"{own}.path", text)) from None
+        if data.sources:
+            label, rewards = data.sources[number].label, data.sources[number].rewards
+            own_ids = [replace(p, id=f"{label}/{p.id}", source=label, rewards=rewards) for p in loaded.prompts]
+            hashes = {f"{label}/{name}": sha256 for name, sha256 in loaded.sha256.items()}
+            loaded = replace(loaded, prompts=tuple(own_ids), sha256=hashes)
+        sets.append(loaded)
+    prompts = with_system_prompt(tuple(prompt for each in sets for prompt in each.prompts), data.system_prompt)
+    left_out = sum((Counter(each.num_left_out) for each in sets), Counter[str]())
+    return PromptSet(prompts, {k: v for each in sets for k, v in each.sha256.items()}, dict(left_out))
+
+
+def check_shares(
+    data: DataConfig, prompts: Iterable[Prompt], prompts_per_step: int, unknown: Sequence[int | None] = ()
+) -> None:
+    """Raises DataError for one of `data.sources` that has fewer problems than its share of a step.
+
+    unknown: numbers of problems that say nothing, where not all have been read.
+    """
+    counts = Counter(prompt.source for prompt in prompts)
+    for number, (source, share) in enumerate(zip(data.sources, data.shares, strict=True)):
+        own, found = math.ceil(share * prompts_per_step - 1e-9), counts[source.label]
+        if found < own and found not in unknown:
+            raise DataError(
+                f"data.sources[{number}].path = {source.path!r}: {found} problem{'' if found == 1 else 's'} for its "
+                f"share of {own} of {prompts_per_step} prompts a step, which would contain copies; lower its weight or "
+                "rollout.prompts_per_step, or add problems"
+            )
 
 
 def with_system_prompt(prompts: tuple[Prompt, ...], system_prompt: str | None) -> tuple[Prompt, ...]:
@@ -331,6 +371,52 @@ def tokenize_completions(prompts: TokenizedPrompts, tokenizer: Any, max_length: 
     return TokenizedPrompts(rows, token_ids, len(prompts.prompts) - len(kept), completion_ids)
 
 
+def make_cursor(data: DataConfig, prompts: Sequence[Prompt], seed: int) -> PromptCursor | MixedCursor:
+    """The cursor of a run over these prompts, which `load_prompts` has ordered by source."""
+    if not data.sources:
+        return PromptCursor(len(prompts), seed=seed, shuffle=data.shuffle)
+    sizes = Counter(prompt.source for prompt in prompts)
+    cursors = [PromptCursor(sizes[source.label], seed, data.shuffle) for source in data.sources]
+    return MixedCursor(cursors, data.shares)
+
+
+class MixedCursor:
+    """Draws from several sources, one after the other in the list of prompts, each with its own cursor and epochs.
+
+    The next prompt is of the source that is furthest behind its share, so that the shares hold in every step, and
+    nothing but the sources' cursors decides what comes next.
+    """
+
+    def __init__(self, cursors: Sequence[PromptCursor], shares: Sequence[float]) -> None:
+        self._cursors, self._shares = cursors, shares
+        self._first = np.cumsum([0, *(cursor.num_prompts for cursor in cursors)])
+
+    def next(self, count: int) -> npt.NDArray[np.int64]:
+        """The next `count` prompt indices, shape [count]."""
+        drawn = [cursor.drawn for cursor in self._cursors]
+        chosen = []
+        for total in range(sum(drawn) + 1, sum(drawn) + 1 + count):
+            source = int(np.argmax([share * total - own for share, own in zip(self._shares, drawn, strict=True)]))
+            drawn[source] += 1
+            chosen.append(self._first[source] + self._cursors[source].next(1)[0])
+        return np.array(chosen, dtype=np.int64)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-serializable positions of the sources."""
+        return {"sources": [cursor.state_dict() for cursor in self._cursors]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the positions. Raises CheckpointError when they belong to other data, another seed or order."""
+        states = state.get("sources", ())
+        if len(states) != len(self._cursors):
+            raise CheckpointError(
+                f"the checkpoint's data cursor has {len(states) or 'no'} sources and this run has "
+                f"{len(self._cursors)}; resume with the checkpoint's data.sources"
+            )
+        for cursor, own in zip(self._cursors, states, strict=True):
+            cursor.load_state_dict(own)
+
+
 class PromptCursor:
     """Iterates over `num_prompts` prompts, each once per epoch, in an order determined by (seed, epoch).
 
@@ -341,9 +427,15 @@ class PromptCursor:
         if num_prompts < 1:
             raise ValueError(f"num_prompts = {num_prompts}: must be at least 1")
         self._identity = {"num_prompts": num_prompts, "seed": seed, "shuffle": shuffle}
+        self.num_prompts = num_prompts
         self.epoch = 0
         self.position = 0
         self._order = self._permutation(0)
+
+    @property
+    def drawn(self) -> int:
+        """Prompts drawn so far."""
+        return self.epoch * self.num_prompts + self.position
 
     def next(self, count: int) -> npt.NDArray[np.int64]:
         """The next `count` prompt indices, shape [count]."""
@@ -377,7 +469,6 @@ class PromptCursor:
         self._order = self._permutation(self.epoch)
 
     def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
-        num_prompts = int(self._identity["num_prompts"])
         if not self._identity["shuffle"]:
-            return np.arange(num_prompts, dtype=np.int64)
-        return np.random.default_rng([int(self._identity["seed"]), epoch]).permutation(num_prompts)
+            return np.arange(self.num_prompts, dtype=np.int64)
+        return np.random.default_rng([int(self._identity["seed"]), epoch]).permutation(self.num_prompts)

@@ -150,28 +150,30 @@ class Scorer:
         """`components` and `score` of one response; empty when its verdict has no reward.
 
         context: problem, num_tokens, truncated, extra; for an episode also turns, each speaker, text and reward, and
-        environment_reward. Raises RewardFailed.
+        environment_reward; `rewards`: labels of the components that judge it, all without. Raises RewardFailed.
         """
         if verdict.failed:
             return {}
         turns = tuple(Utterance(*turn) for turn in context.get("turns", ()))
+        parts = [part for part in self.parts if part[0] in context.get("rewards", (part[0],))]
         sample = RewardInput(
             gold=gold,
             response=response,
             status=verdict.status,
             extracted=verdict.extracted,
-            **{**context, "turns": turns},
+            **{name: value for name, value in context.items() if name not in ("turns", "rewards")},
+            turns=turns,
         )
         values: dict[str, float] = {}
         problems: list[str] = []
-        for label, _, component in self.parts:
+        for label, _, component in parts:
             try:
                 values[label] = _value(label, component, sample)
             except RewardFailed as error:
                 problems.append(str(error)[:_LONGEST_PROBLEM])
         if problems:
             raise RewardFailed("; ".join(problems))
-        return {"components": values, "score": sum(weight * values[label] for label, weight, _ in self.parts)}
+        return {"components": values, "score": sum(weight * values[label] for label, weight, _ in parts)}
 
 
 def _build(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Reward:

@@ -108,6 +108,8 @@ class RunReporter:
                     row["turns"] = [{"speaker": t.speaker, "text": t.text, "reward": t.reward} for t in episode.turns]
                     # `length` also counts tokens that the environment wrote.
                     row |= {"end": episode.end, "end_detail": episode.detail, "sampled_length": sample.num_sampled}
+                if prompt.source:
+                    row["source"] = prompt.source
                 if sample.branches:
                     row["branches"] = len(sample.branches)
                 elif len(sample.versions) > 1:  # weights changed in flight: (version, number of tokens) of each part

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gxpo_trainer.algo.batch import StepBatch, supervised_batch, zero_variance
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.base import Phase
-from gxpo_trainer.data.prompts import PromptCursor, TokenizedPrompts, resolve_template
+from gxpo_trainer.data.prompts import TokenizedPrompts, make_cursor
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.engines import Engine, seed_of
 from gxpo_trainer.rollout.pool import Collected, Collection, RolloutPool
@@ -55,7 +55,7 @@ class RolloutPlanner:
         self, config: RunConfig, prompts: Sequence[Prompt], token_ids: Sequence[npt.NDArray[np.int32]]
     ) -> None:
         self.config = config
-        self._template = resolve_template(config.data.template, config.data.source)
+        self._template = config.data.template_text
         self.prompts, self.token_ids = prompts, token_ids
         rollout = config.rollout
         self.sampling = SamplingSettings(rollout.max_new_tokens, rollout.temperature, rollout.ignore_eos)
@@ -63,7 +63,7 @@ class RolloutPlanner:
 
     def restart(self) -> None:
         """Return to the first prompt of the first epoch."""
-        self.cursor = PromptCursor(len(self.prompts), seed=self.config.seed, shuffle=self.config.data.shuffle)
+        self.cursor = make_cursor(self.config.data, self.prompts, self.config.seed)
 
     def draw(self, count: int) -> list[int]:
         indices: list[int] = self.cursor.next(count).tolist()
@@ -291,7 +291,7 @@ class DatasetSource:
     def restart(self) -> None:
         warm_start = self._config.warm_start
         data = (warm_start.data if warm_start else None) or self._config.data
-        self._cursor = PromptCursor(len(self._rows.prompts), seed=self._config.seed, shuffle=data.shuffle)
+        self._cursor = make_cursor(data, self._rows.prompts, self._config.seed)
         if self._after is not None:
             self._after.restart()
 

@@ -54,16 +54,19 @@ class VerifierActor:
         return await asyncio.gather(*(self._scored(group, rewards) for group in finished.groups))
 
     async def _scored(self, group: Group, rewards: bool) -> tuple[Verdict, ...]:
-        verdicts = await self._verdicts(group, rewards and bool(self._config.worker_rewards))
-        if not (rewards and self._config.http_rewards):
+        config = self._config.judging(group.prompt)
+        verdicts = await self._verdicts(group, rewards and bool(config.worker_rewards))
+        if not (rewards and config.http_rewards):
             return verdicts
         if self._http is None:
             self._http = make_http_rewards(self._config)
+        every = zip(self._config.http_rewards, self._http, strict=True)
+        asked = [component for reward, component in every if reward in config.http_rewards]
         posted = [i for i, verdict in enumerate(verdicts) if not verdict.failed]
         bodies = [http_body(group, group.samples[i], verdicts[i]) for i in posted]
-        columns = await asyncio.gather(*(component.answers(bodies) for component in self._http))
+        columns = await asyncio.gather(*(component.answers(bodies) for component in asked))
         answers = dict(zip(posted, zip(*columns, strict=True), strict=True))
-        return tuple(self._with_http(verdict, answers.get(i, ())) for i, verdict in enumerate(verdicts))
+        return tuple(with_http(config, verdict, answers.get(i, ())) for i, verdict in enumerate(verdicts))
 
     async def _verdicts(self, group: Group, components: bool) -> tuple[Verdict, ...]:
         """Verdicts of a group, from its episodes where they decide, and else from the worker processes."""
@@ -75,27 +78,28 @@ class VerifierActor:
             verdicts[i] = verdict
         return tuple(verdict for verdict in verdicts if verdict)
 
-    def _with_http(self, verdict: Verdict, answers: Sequence[HttpAnswer]) -> Verdict:
-        """The verdict with the components over HTTP, in the order of the run file, and the sum of all."""
-        usage = sum((answer.usage for answer in answers), HttpUsage())
-        if verdict.failed:
-            return replace(verdict, http=usage)
-        values = dict(verdict.components or {})
-        if failed := [answer for answer in answers if answer.value is None]:
-            detail = "; ".join(answer.detail for answer in failed)
-            timed_out = all(answer.failure == "timeout" for answer in failed)
-            status: VerdictStatus = "timeout" if timed_out else "error"
-            return Verdict(status, verdict.extracted, verdict.seconds, detail, http=usage)
-        for reward, answer in zip(self._config.http_rewards, answers, strict=True):
-            assert answer.value is not None
-            values[reward.label] = answer.value
-        components = {reward.label: values[reward.label] for reward in self._config.rewards}
-        score = sum(reward.weight * values[reward.label] for reward in self._config.rewards)
-        return replace(verdict, components=components, score=score, http=usage)
-
     async def close(self) -> None:
         await asyncio.gather(*(component.close() for component in self._http or ()))
         await asyncio.to_thread(self._pool.close)
+
+
+def with_http(config: VerifierConfig, verdict: Verdict, answers: Sequence[HttpAnswer]) -> Verdict:
+    """The verdict with the components over HTTP, in the order of the run file, and the sum of all."""
+    usage = sum((answer.usage for answer in answers), HttpUsage())
+    if verdict.failed:
+        return replace(verdict, http=usage)
+    values = dict(verdict.components or {})
+    if failed := [answer for answer in answers if answer.value is None]:
+        detail = "; ".join(answer.detail for answer in failed)
+        timed_out = all(answer.failure == "timeout" for answer in failed)
+        status: VerdictStatus = "timeout" if timed_out else "error"
+        return Verdict(status, verdict.extracted, verdict.seconds, detail, http=usage)
+    for reward, answer in zip(config.http_rewards, answers, strict=True):
+        assert answer.value is not None
+        values[reward.label] = answer.value
+    components = {reward.label: values[reward.label] for reward in config.rewards}
+    score = sum(reward.weight * values[reward.label] for reward in config.rewards)
+    return replace(verdict, components=components, score=score, http=usage)
 
 
 def make_pool(config: VerifierConfig, workers: int) -> VerifierPool:
@@ -141,6 +145,8 @@ def pairs_of(group: Group, samples: Sequence[tuple[Sample, Verdict | None]], com
     if not components:
         return [(gold, sample.text, shared) if shared else (gold, sample.text) for sample, _ in samples]
     context = {"problem": group.prompt.text, "extra": json_extra(group.prompt)}
+    if group.prompt.rewards:
+        context["rewards"] = list(group.prompt.rewards)
 
     def of_sample(sample: Sample, given: Verdict | None) -> dict[str, Any]:
         own = {**context, "num_tokens": sample.num_sampled, "truncated": sample.truncated}

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from gxpo_trainer.algo.batch import StepBatch, learning_rate, make_batch, mini_batches
+from gxpo_trainer.algo.batch import StepBatch, learning_rate, make_batch, mini_batches, reward_metrics
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.tasks import EMBEDDED_TASKS, SINGLE_TURN
+from gxpo_trainer.config.tasks import SINGLE_TURN
 from gxpo_trainer.errors import Diverged, Interrupted, LearnerDied, TrainingError
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.reporting.reporter import RunReporter
@@ -236,7 +236,7 @@ class Controller:
             outlier = proofs.check_gap(self.config, result.gap_mean, result.gap_max, number)
         metrics.update(result.metrics)
         metrics.update(rollout_metrics(rollouts, result, version=number - 1, total=self.counters.tokens))
-        if self.config.data.source in EMBEDDED_TASKS and self.config.environment.name == SINGLE_TURN:
+        if self.config.data.embedded and self.config.environment.name == SINGLE_TURN:
             metrics.update(careful_metrics(rollouts.groups))
         if self.config.rollout.async_depth:
             metrics.update(staleness_metrics(rollouts, version=number - 1))
@@ -491,6 +491,7 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
         "reward/correctness": statuses["correct"] / len(verdicts),
     }
     metrics.update(component_means(rollouts.groups))
+    metrics.update(source_metrics(rollouts.groups))
     metrics.update(environment_metrics(samples))
     for status in _UNSCORED:
         metrics[f"verify/{status}_fraction"] = statuses[status] / len(verdicts)
@@ -591,5 +592,19 @@ def component_means(groups: Sequence[ScoredGroup]) -> Metrics:
     Correctness is a metric of its own, whether it is a component or not: the share of verdicts of all samples.
     """
     rewards = [v.reward_components for group in groups for v in group.verdicts if v.reward is not None]
-    names = [name for name in (rewards or [{}])[0] if name != "correctness"]
-    return {f"reward/{name}": float(np.mean([values[name] for values in rewards])) for name in names}
+    names = dict.fromkeys(name for values in rewards for name in values if name != "correctness")
+    return {f"reward/{name}": float(np.mean([v[name] for v in rewards if name in v])) for name in names}
+
+
+def source_metrics(groups: Sequence[ScoredGroup]) -> Metrics:
+    """`reward/source/…`: mean reward and share of groups without signal of each data source; empty with a single one.
+
+    A source without any reward in the step is left out.
+    """
+    metrics: Metrics = {}
+    for label in dict.fromkeys(scored.group.prompt.source for scored in groups):
+        own = [[v.reward for v in scored.verdicts] for scored in groups if scored.group.prompt.source == label]
+        if label and (of_source := reward_metrics(own)):
+            metrics[f"reward/source/{label}"] = of_source["reward/mean"]
+            metrics[f"reward/source/{label}/zero_variance_fraction"] = of_source["reward/zero_variance_fraction"]
+    return metrics

@@ -25,8 +25,8 @@ from gxpo_trainer.data.checks import FIRST_ROWS, check_files
 from gxpo_trainer.data.prompts import (
     PromptSet,
     TokenizedPrompts,
+    check_shares,
     load_prompts,
-    resolve_template,
     tokenize_completions,
     tokenize_prompts,
 )
@@ -151,7 +151,7 @@ def load_problems(config: RunConfig) -> Problems:
     check_conversations(config, tokenizer)
     benchmarks = tokenized_benchmarks(config, tokenizer)
     evaluated = {b.benchmark.name: (*b.benchmark.prompts, *b.benchmark.left_out) for b in benchmarks}
-    template = resolve_template(config.data.template, config.data.source)
+    template = config.data.template_text
     rows: TokenizedPrompts | None = None
     if config.rollout.source == "dataset":
         data, rows = supervised_rows(config, config.data, tokenizer, evaluated)
@@ -165,6 +165,8 @@ def load_problems(config: RunConfig) -> Problems:
             taught, rows = supervised_rows(config, config.warm_start.data or config.data, tokenizer, evaluated)
             left_out = {**taught.num_left_out, **data.num_left_out}
             data = replace(data, sha256={**taught.sha256, **data.sha256}, num_left_out=left_out)
+            check_shares(config.warm_start.data or config.data, rows.prompts, config.warm_start.rows_per_step)
+    check_shares(config.data, prompts.prompts, config.rollout.prompts_per_step)
     first, first_ids = prompts.prompts[0], prompts.token_ids[0]
     start = EpisodeStart.of(first, template, config.seed)
     asked = check_environment(config.environment, start.problem, start.seed)
@@ -227,8 +229,7 @@ def supervised_rows(
     rows = without_contamination(
         load_prompts(data, config.seed, gold_problem, completions=True), evaluated, data.contamination
     )
-    template = resolve_template(data.template, data.source)
-    prompts = tokenize_prompts(rows.prompts, tokenizer, template, data.max_prompt_tokens)
+    prompts = tokenize_prompts(rows.prompts, tokenizer, data.template_text, data.max_prompt_tokens)
     fitted = tokenize_completions(prompts, tokenizer, config.model.max_length)
     dropped = {"data.max_prompt_tokens": prompts.num_too_long, "model.max_length": fitted.num_too_long}
     counted = {setting: number for setting, number in dropped.items() if number}

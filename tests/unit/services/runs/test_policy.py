@@ -129,6 +129,17 @@ def test_data_files_folders_and_benchmarks_are_held_to_the_data_roots(places: Pa
         "evaluation.benchmarks[2]",
         "evaluation.benchmarks[3]",
     ]
+    listed = [
+        {"path": str(places / "allowed" / "a.jsonl")},
+        {"path": str(places / "secret" / "b.jsonl"), "split": "../b"},
+    ]
+    body = {"data": {"sources": listed}, "warm_start": {"steps": 1, "data": {"sources": listed[1:]}}}
+    assert refused(body, settings) == [
+        "data.sources[1].path",
+        "data.sources[1].split",
+        "warm_start.data.sources[0].path",
+        "warm_start.data.sources[0].split",
+    ]
     body = {
         "data": {"source": str(places / "allowed" / "train.jsonl")},
         "evaluation": {"benchmarks": ["math500"], "data_root": str(places / "allowed")},
