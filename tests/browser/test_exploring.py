@@ -125,6 +125,11 @@ def test_a_saved_view_is_an_address(site: Site, page: Page) -> None:
     assert page.query["sort"] == ["score_best"]
 
 
+def test_a_comparison_says_from_which_share_of_sampling_a_look_ahead_pays(site: Site, page: Page) -> None:
+    page.open("compare", runs=list(site.recorded.values()), share="0.9")
+    page.shows("When it pays: sampling takes 90% of a step")
+
+
 def test_notes_and_formulas_are_text_and_formulas_are_typeset_next_to_it(site: Site, page: Page) -> None:
     site.http.patch(f"/runs/{site.fired}", json={"notes": "<b>look</b> **here**"}).raise_for_status()
     page.open("run", run=site.fired, part="Samples")

@@ -91,11 +91,6 @@ def test_two_runs_that_fit_run_side_by_side(two_cpus: str) -> None:
         assert second.line() == "ready"
 
 
-def test_a_run_waits_for_gpus_of_their_own(two_cpus: str) -> None:
-    with runs(two_cpus, {"device": "gpu", "async_depth": 1}) as (run,):
-        assert run.line() == "waiting for 2 GPUs (the cluster has 2 CPUs in total)"
-
-
 @pytest.mark.long("autoscaling")
 def test_a_cluster_grows_for_a_run_that_samples_ahead() -> None:
     gpus = {"CPU": 2, "GPU": 1}

@@ -1,4 +1,4 @@
-"""The whole loop on real Ray, vLLM and DeepSpeed: ranks, adapters, shared devices, proofs, real problems."""
+"""The whole loop on real Ray, vLLM and DeepSpeed: ranks, adapters, shared devices, proofs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,42 @@ from safetensors.torch import load_file
 from support.tiny_families import save_family
 from transformers import AutoModelForCausalLM
 
+from docs_build.metrics import undescribed
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.planner.architectures import FAMILIES, TRAINS
-from gxpo_trainer.reporting.reading import read_metrics
+from gxpo_trainer.reporting.reading import read_events, read_metrics
 from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+
+
+@pytest.mark.long("twenty steps; three of GXPO run in the short tier")
+def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run):
+    rule = {"name": "gxpo", "k": 5, "gate": {"threshold": 3.0, "warmup": 10}}
+    config = small_run(
+        budget={"steps": 20},
+        learner={"rule": rule, "optimizer": {"learning_rate": 1e-5}},
+        diagnostics={"trajectory_every": 10},
+        evaluation={"every_steps": 0, "samples_per_prompt": 2, "num_problems": 16, "at_start": True},
+    )
+    train_run(config, tmp_path / "run")
+    rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if row["step"] > 0]
+    assert len(rows) == 20
+    assert max(row["rollout/logprob_gap_mean"] for row in rows) <= 1e-6
+    assert max(row["rollout/logprob_gap_max"] for row in rows) <= 1e-4
+    shut = next((int(row["gate/shutoff_step"]) for row in rows if "gate/shutoff_step" in row), 20)
+    assert rows[-1]["update/backward_passes_total"] == 3 * shut + 20 - shut
+    fired = [event["step"] for event in read_events(tmp_path / "run") if event["kind"] == "gate_fired"]
+    assert fired == ([shut] if "gate/shutoff_step" in rows[-1] else [])
+    assert "gate/z" in rows[10]
+    assert "gate/z" not in rows[9]
+    assert rows[9]["update/diagnostic_passes_total"] == 5
+    assert 0 < rows[9]["gxpo/theta_k_relative_error"] < 1
+    assert not undescribed({name for row in read_metrics(tmp_path / "run") for name in row["metrics"]})
+    named = sum(rows[-1][f"time/{part}_s"] for part in ("rollout", "verify", "update", "sync"))
+    assert named <= rows[-1]["time/step_s"]
 
 
 @pytest.mark.long("the families of models, each on engines of its own")

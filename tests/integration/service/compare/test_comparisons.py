@@ -133,6 +133,33 @@ def test_the_sampling_share_is_that_of_the_baselines_runs(
         assert table(compare(client, runs=list(two), **query), "When it pays")["title"].endswith(title)
 
 
+def test_seeds_of_a_group_are_configurations(client: TestClient, database: Database) -> None:
+    sweep = add_group(database)
+    for seed, end in enumerate((0.4, 0.5, 0.6)):
+        grpo = {0: [0.2], 5: [0.3], 8: [0.3], 10: [end]} if seed else {0: [0.2], 5: [0.3], 8: [end], 10: [end]}
+        evaluated_run(database, config(GRPO, seed, f"a{seed}"), grpo, group=sweep)
+        evaluated_run(database, config(GXPO, seed, f"b{seed}"), {0: [0.2], 5: [end], 8: [end], 10: [end]}, group=sweep)
+    answer = compare(client, groups=sweep)
+    base, fast = answer["groups"]
+    assert [(g["name"], g["seeds"]) for g in (base, fast)] == [("GRPO", [0, 1, 2]), ("GXPO K=5", [0, 1, 2])]
+    # s = .1, t(2) = 4.3027: half-width 4.3027 · .1 / √3 = .2484.
+    assert base["mean"]["high"] == pytest.approx([0.2, 0.3, 0.4768, 0.7484], abs=1e-4)
+    # Speed-ups 8/5, 2 and 2.
+    assert fast["seed_speed_ups"]["steps"]["mean"] == pytest.approx(6.4 ** (1 / 3))
+    # The plateau, from 6 to 10 passes, is that of steps 8 and 10: GRPO 0.4, 0.4 and 0.45, GXPO 0.4, 0.5 and 0.6.
+    # At 10 passes all are at their ends.
+    assert (
+        answer["evidence"].splitlines()[0].startswith("GXPO K=5 is within 0.1 points of GRPO after 10 backward passes;")
+    )
+    assert (answer["conclusive"], set(answer["ranking"])) == (False, {"GRPO", "GXPO K=5"})
+    assert fast["at_equal_passes"]["accuracy"]["mean"] == pytest.approx(0.5)
+    plateau = fast["plateau"]
+    assert plateau["difference"]["mean"] == pytest.approx(0.25 / 3)
+    assert plateau["verdict"] == "not shown equivalent"
+    assert answer["supported"] == {"GXPO K=5": ["steps", "backward_passes", "hours"]}
+    assert {run["group"] for run in fast["runs"]} == {sweep}
+
+
 def test_the_baseline_may_be_named_by_configuration_run_or_name(client: TestClient, two: tuple[str, str]) -> None:
     for word in ("GXPO K=5", two[1], '<b>fast</b>, "x"\n🦆'):
         answer = compare(client, runs=list(two), baseline=word)
@@ -209,6 +236,22 @@ def test_unequal_conditions_are_named_apart_from_the_compared_settings(client: T
     assert settings["learner.rule.k"] == {name: None, other: "5"}
     assert settings["learner.optimizer.learning_rate"] == {name: "1e-05", other: "2e-05"}
     assert not {"name", "seed"} & settings.keys()
+
+
+def test_several_benchmarks_are_averaged_and_shown_one_by_one(client: TestClient, database: Database) -> None:
+    runs = [
+        evaluated_run(database, config(rule), scores, benchmarks=("easy", "hard"))
+        for rule, scores in ((GRPO, RISING), (GXPO, FASTER))
+    ]
+    answer = compare(client, runs=runs, budgets="20", x="backward_passes", smoothing=0.5)
+    assert answer["benchmarks"] == ["easy", "hard"]
+    header = ["run", "20 backward passes easy", "20 backward passes hard", "average"]
+    assert table(answer, "Accuracy at equal backward")["header"] == header
+    # .25, .375, .625 averaged with weight .5: .25, .3125, .46875; the curve itself stays as it is.
+    curve = group(answer, "GRPO")["mean"]
+    assert curve["smoothed"] == [0.25, 0.3125, 0.46875]
+    assert curve["accuracy"] == [0.25, 0.375, 0.625]
+    assert table(answer, "Accuracy at equal backward")["rows"][0][1:] == ["46.9%"] * 3
 
 
 def test_an_attempt_from_step_0_replaces_what_it_repeats(client: TestClient, database: Database) -> None:

@@ -112,6 +112,23 @@ def test_turns_of_an_episode_come_back_as_they_were_sent(client: TestClient, dat
     assert shown == [EPISODE | {"end_detail": None}, failed, dict.fromkeys(EPISODE)]
 
 
+def test_what_an_attempt_replaced_is_not_shown(client: TestClient, database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    first = {kind: [row(step) for step in (1, 2, 3)] for kind, row in ROWS.items()}
+    send(database, launched, body(1, **first))
+    second = {kind: [row(2, 2)] for kind, row in ROWS.items()}
+    send(database, launched, body(2, offsets=dict.fromkeys(first, 3), **second))
+    samples = client.get(path(run_id, "samples")).json()
+    assert [(item["attempt"], item["step"]) for item in samples["items"]] == [(2, 2), (1, 1)]
+    assert samples["steps"] == [1, 2]
+    evaluations = client.get(path(run_id, "evaluations")).json()["items"]
+    assert [(item["attempt"], item["step"]) for item in evaluations] == [(1, 1), (2, 2)]
+
+
+ROWS: dict[str, Any] = {"metrics": metric_row, "samples": sample_row, "evaluations": evaluation_row}
+
+
 def test_evaluations_are_records_by_step_and_benchmark(client: TestClient, database: Database) -> None:
     launched = launch(database)
     run_id = launched.split()[0]

@@ -31,10 +31,12 @@ from gxpo_trainer.config.io import load_preset, to_toml
 
 API = "/api/v1"
 BODY: dict[str, Any] = {"preset": "demo", "tags": ["b", "a", "b"], "notes": "first\nlight"}
+Submit = Callable[..., dict[str, Any]]
+LeadTo = Callable[[str, str], None]
 
 
 @pytest.fixture
-def submit(client: TestClient) -> Callable[..., dict[str, Any]]:
+def submit(client: TestClient) -> Submit:
     def make(**body: Any) -> dict[str, Any]:
         answer = client.post(f"{API}/runs", json={**BODY, **body})
         assert answer.status_code == 201, answer.text
@@ -45,7 +47,7 @@ def submit(client: TestClient) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def lead_to(database: Database) -> Callable[[str, str], None]:
+def lead_to(database: Database) -> LeadTo:
     """Puts a run in a state."""
     return lambda run_id, state: runs.change(database, run_id, state=RunState(state))
 
@@ -120,7 +122,7 @@ def test_hostile_bodies_are_answered_and_not_crashed_on(client: TestClient, body
 
 
 def test_validate_shows_errors_cost_completed_config_and_equal_runs(
-    client: TestClient, submit: Callable[..., dict[str, Any]], database: Database
+    client: TestClient, submit: Submit, database: Database
 ) -> None:
     earlier = submit(name="earlier")
     answer = client.post(f"{API}/runs/validate", json=BODY)
@@ -149,7 +151,7 @@ def test_only_the_submitter_or_an_admin_deletes_a_run(anonymous: TestClient, tok
         assert anonymous.delete(path, headers=owner).status_code == 204
 
 
-def test_a_patch_is_recorded(client: TestClient, submit: Callable[..., dict[str, Any]], database: Database) -> None:
+def test_a_patch_is_recorded(client: TestClient, submit: Submit, database: Database) -> None:
     run = submit()
     path = f"{API}/runs/{run['id']}"
     changed = client.patch(path, json={"name": "new", "tags": ["b", "c"], "archived": True}).json()
@@ -170,7 +172,7 @@ def test_a_patch_is_recorded(client: TestClient, submit: Callable[..., dict[str,
 
 
 def test_an_edit_with_if_match_never_overwrites_one_that_its_author_has_not_seen(
-    client: TestClient, submit: Callable[..., dict[str, Any]], database: Database
+    client: TestClient, submit: Submit, database: Database
 ) -> None:
     run = submit()
     path = f"{API}/runs/{run['id']}"
@@ -192,7 +194,7 @@ def test_an_edit_with_if_match_never_overwrites_one_that_its_author_has_not_seen
 
 
 def test_a_request_leads_to_its_state_or_is_refused_with_the_present_one(
-    client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
+    client: TestClient, submit: Submit, lead_to: LeadTo
 ) -> None:
     run = submit()
     path = f"{API}/runs/{run['id']}"
@@ -208,7 +210,7 @@ def test_a_request_leads_to_its_state_or_is_refused_with_the_present_one(
 
 @pytest.mark.parametrize("others", [2, 8])
 def test_of_many_who_cancel_and_resume_at_once_each_gets_an_answer(
-    others: int, client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
+    others: int, client: TestClient, submit: Submit, lead_to: LeadTo
 ) -> None:
     run = submit()
     lead_to(run["id"], "paused")
@@ -219,9 +221,7 @@ def test_of_many_who_cancel_and_resume_at_once_each_gets_an_answer(
     assert client.get(f"{API}/runs/{run['id']}").json()["state"] == "cancelled"
 
 
-def test_a_run_may_name_the_run_that_its_config_was_taken_from(
-    client: TestClient, submit: Callable[..., dict[str, Any]]
-) -> None:
+def test_a_run_may_name_the_run_that_its_config_was_taken_from(client: TestClient, submit: Submit) -> None:
     original = submit()
     body = {"config": original["config"], "clone_of": original["id"]}
     made = client.post(f"{API}/runs", json=body).raise_for_status().json()
@@ -230,7 +230,7 @@ def test_a_run_may_name_the_run_that_its_config_was_taken_from(
 
 
 def test_a_clone_has_the_config_with_overrides_and_names_its_original(
-    client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
+    client: TestClient, submit: Submit, lead_to: LeadTo
 ) -> None:
     run = submit(name="original", priority=3)
     lead_to(run["id"], "running")
@@ -251,7 +251,7 @@ def test_a_clone_has_the_config_with_overrides_and_names_its_original(
 
 @pytest.mark.parametrize("state", ["running", "succeeded", "failed", "cancelled"])
 def test_retry_is_for_failed_and_cancelled_runs(
-    state: str, client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
+    state: str, client: TestClient, submit: Submit, lead_to: LeadTo
 ) -> None:
     group = client.post(f"{API}/groups", json={"name": "g"}).json()
     run = submit(group=group["id"])
@@ -267,7 +267,7 @@ def test_retry_is_for_failed_and_cancelled_runs(
 
 
 def test_progress_is_that_of_the_bound_nearest_to_its_end(
-    client: TestClient, submit: Callable[..., dict[str, Any]], database: Database, lead_to: Callable[[str, str], None]
+    client: TestClient, submit: Submit, database: Database, lead_to: LeadTo
 ) -> None:
     run = submit(overrides=["budget.steps=40", "budget.hours=1", "budget.tokens=1000", "budget.backward_passes=90"])
     lead_to(run["id"], "running")
@@ -305,9 +305,7 @@ def test_one_key_and_body_make_one_run_and_another_body_is_refused(client: TestC
         assert client.post(f"{API}/runs", json=BODY, headers={"Idempotency-Key": bad}).status_code == 422, bad
 
 
-def test_clone_retry_group_and_sweep_take_keys_too(
-    client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
-) -> None:
+def test_clone_retry_group_and_sweep_take_keys_too(client: TestClient, submit: Submit, lead_to: LeadTo) -> None:
     run = submit()
     lead_to(run["id"], "failed")
     sweep = {"name": "s", "base": {"preset": "demo"}, "seeds": [0, 1]}
@@ -372,8 +370,8 @@ def folder_of(settings: ServiceSettings, run_id: str) -> Path:
 def test_only_a_run_that_has_ended_is_deleted_with_rows_and_files(
     state: str,
     client: TestClient,
-    submit: Callable[..., dict[str, Any]],
-    lead_to: Callable[[str, str], None],
+    submit: Submit,
+    lead_to: LeadTo,
     settings: ServiceSettings,
     database: Database,
 ) -> None:
@@ -397,7 +395,7 @@ def test_only_a_run_that_has_ended_is_deleted_with_rows_and_files(
 
 
 def test_deleting_follows_no_link(
-    client: TestClient, submit: Callable[..., dict[str, Any]], settings: ServiceSettings, tmp_path: Path
+    client: TestClient, submit: Submit, settings: ServiceSettings, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -416,7 +414,7 @@ def test_deleting_follows_no_link(
 
 
 def test_files_come_back_when_the_deletion_is_rolled_back(
-    client: TestClient, submit: Callable[..., dict[str, Any]], settings: ServiceSettings, database: Database
+    client: TestClient, submit: Submit, settings: ServiceSettings, database: Database
 ) -> None:
     run = submit()
     folder = folder_of(settings, run["id"])

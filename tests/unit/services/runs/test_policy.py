@@ -180,6 +180,7 @@ def test_code_and_rays_of_the_clients_choice_are_refused() -> None:
     assert refused(body, lenient) == ["verifier.rewards[1].name", "placement.ray_address"]
 
 
+ADDRESS, NAME = "is not an allowed address on this server; choose from ", "is not allowed on this server; choose from "
 HTTP = {"verifier": {"rewards": [{"name": "http", "url": "given:A"}]}}
 CLASS = {"environment": {"name": "given:A"}}
 TRACKER = {"logging": {"trackers": ["tensorboard", {"name": "mlflow", "address": "given:A"}]}}
@@ -191,28 +192,13 @@ COMMAND = {"environment": {"name": "agent", "command": ["given:A"]}}
 @pytest.mark.parametrize(
     ("body", "place", "setting", "reason"),
     [
-        (
-            HTTP,
-            "verifier.rewards[0].url",
-            "allowed_reward_urls",
-            "is not an allowed address on this server; choose from",
-        ),
+        (HTTP, "verifier.rewards[0].url", "allowed_reward_urls", ADDRESS),
         (CLASS, "environment.name", "allowed_environments", "is not allowed on this server; choose from single_turn, "),
-        (
-            TRACKER,
-            "logging.trackers[1].address",
-            "allowed_tracker_urls",
-            "is not an allowed address on this server; choose from",
-        ),
-        (
-            {"logging": {"trackers": ["given:A"]}},
-            "logging.trackers[0].name",
-            "allowed_plugins",
-            "is not allowed on this",
-        ),
-        (OPENENV, "environment.url", "allowed_environment_urls", "is not an allowed address on this server; choose"),
-        (FUNCTION, "environment.function", "allowed_environments", "is not allowed on this server; choose from "),
-        (COMMAND, "environment.command", "allowed_environments", "is not allowed on this server; choose from "),
+        (TRACKER, "logging.trackers[1].address", "allowed_tracker_urls", ADDRESS),
+        ({"logging": {"trackers": ["given:A"]}}, "logging.trackers[0].name", "allowed_plugins", NAME),
+        (OPENENV, "environment.url", "allowed_environment_urls", ADDRESS),
+        (FUNCTION, "environment.function", "allowed_environments", NAME),
+        (COMMAND, "environment.command", "allowed_environments", NAME),
     ],
 )
 def test_addresses_and_classes_must_be_listed(body: dict[str, Any], place: str, setting: str, reason: str) -> None:
