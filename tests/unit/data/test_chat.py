@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem, conversation, render_messages
+from gxpo_trainer.data.chat import (
+    ObservationEncoder,
+    chat_template_problem,
+    conversation,
+    render_messages,
+    rewrites_turns,
+)
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from tools.starter import CHAT_TEMPLATE as STARTER
@@ -121,13 +127,19 @@ def test_a_system_message_of_an_environment_replaces_the_runs() -> None:
         (STARTER, ""),
         (LINES, ""),
         (None, ""),
-        (FORGETFUL, "it renders an earlier turn of the policy differently"),
-        (WRAPPING, "it renders an earlier turn of the policy differently"),
+        (FORGETFUL, ""),
+        (WRAPPING, ""),
         (UNENDED, "it ends the policy's turn without a special token"),
         (TWO_MESSAGES, "it fails on a conversation of several turns (TemplateError: one question only)"),
     ],
 )
-def test_templates_are_refused_unless_they_only_append(template: str | None, problem: str) -> None:
+def test_templates_are_refused_that_cannot_render_several_turns(template: str | None, problem: str) -> None:
     reason = chat_template_problem(tokenizer(template))
     assert (reason is None) == (problem == "")
     assert (reason or "").startswith(problem)
+
+
+def test_templates_that_rewrite_earlier_turns_are_told_from_those_that_append() -> None:
+    assert [rewrites_turns(tokenizer(t)) for t in (STARTER, LINES, None, FORGETFUL, WRAPPING)] == [False] * 3 + [
+        True
+    ] * 2

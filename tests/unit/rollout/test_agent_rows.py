@@ -15,7 +15,8 @@ from gxpo_trainer.data.chat import chat_text
 from gxpo_trainer.environments.contract import ChatRequest, Reply, Turn
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.models import STARTER_FOLDER
-from gxpo_trainer.rollout.agents import AgentConversation, Row, parsed_calls, place, tool_parser
+from gxpo_trainer.rollout.agents import AgentConversation, parsed_calls, tool_parser
+from gxpo_trainer.rollout.conversations import Row, place
 
 CHATML = (
     "{% if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}"

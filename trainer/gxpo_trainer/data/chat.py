@@ -21,6 +21,8 @@ _QUESTION, _ANSWER, _OBSERVATION = "question", "answer", "observation"
 _EXCHANGE = ({"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER})
 _ANSWERS = (_ANSWER, f"<think>\nthought\n</think>\n\n{_ANSWER}")
 """Turns that a template may rewrite: some leave the reasoning of earlier turns out."""
+_EXCHANGES = [number * [_EXCHANGE[0], {**_EXCHANGE[1], "content": answer}] for answer in _ANSWERS for number in (1, 2)]
+"""The first turn of the policy, and a later one."""
 
 
 def render_messages(messages: Messages, tokenizer: Any, tools: Messages = ()) -> npt.NDArray[np.int32]:
@@ -61,20 +63,21 @@ def chat_template_problem(tokenizer: Any) -> str | None:
     """Why a conversation of several turns cannot be rendered with the chat template; None when it can."""
     if not getattr(tokenizer, "chat_template", None):
         return None
-    for answer in _ANSWERS:
-        # The first turn of the policy, and a later one.
-        turn = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": answer}]
-        for messages in (turn, turn + turn):
-            try:
-                rendered = chat_text(tokenizer, messages, opened=False)
-                continued = chat_text(tokenizer, [*messages, {"role": "user", "content": _OBSERVATION}], opened=True)
-            except Exception as error:  # a template may raise anything
-                return f"it fails on a conversation of several turns ({type(error).__name__}: {error})"
-            if not continued.startswith(rendered):
-                return "it renders an earlier turn of the policy differently once another message follows"
+    try:
+        rewrites_turns(tokenizer)
+    except Exception as error:  # a template may raise anything
+        return f"it fails on a conversation of several turns ({type(error).__name__}: {error})"
     if _end_of_answer(tokenizer) is None:
-        return "it ends the policy's turn without a special token"
+        return "it ends the policy's turn without a special token, or leaves an earlier turn out"
     return None
+
+
+def rewrites_turns(tokenizer: Any) -> bool:
+    """Whether the chat template renders an earlier turn of the policy differently once another message follows, as
+    those do that leave its reasoning out."""
+    if not getattr(tokenizer, "chat_template", None):
+        return False
+    return not all(_continued(tokenizer, m).startswith(chat_text(tokenizer, m, opened=False)) for m in _EXCHANGES)
 
 
 class ObservationEncoder:
@@ -97,11 +100,14 @@ class ObservationEncoder:
 
         Without a chat template: those of a newline, the observation and a newline.
         """
+        return self._tokens(self.cut(observation))
+
+    def cut(self, observation: str) -> str:
+        """The observation, or the part of it that is kept."""
         # Far beyond the limit nothing is tokenized; a token of more characters than this is unheard of.
         observation = observation[: 256 * self._max_tokens]
-        ids = self._tokens(observation)
-        if len(ids) <= self._max_tokens:
-            return ids
+        if len(self._tokens(observation)) <= self._max_tokens:
+            return observation
         fits, exceeds = 0, len(observation)
         while exceeds - fits > 1:
             middle = (fits + exceeds) // 2
@@ -109,7 +115,7 @@ class ObservationEncoder:
                 fits = middle
             else:
                 exceeds = middle
-        return self._tokens(observation[:fits])
+        return observation[:fits]
 
     def _tokens(self, observation: str) -> list[int]:
         text = f"\n{observation}\n"
@@ -120,7 +126,7 @@ class ObservationEncoder:
 
 
 def _end_of_answer(tokenizer: Any) -> int | None:
-    """Place after the special token that ends the policy's turn in the rendering of one exchange; None without one."""
+    """Place after the special token that ends the policy's turn where another message follows; None without one."""
     rendered = chat_text(tokenizer, _EXCHANGE, opened=False)
     after = rendered.rindex(_ANSWER) + len(_ANSWER)
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
@@ -130,7 +136,13 @@ def _end_of_answer(tokenizer: Any) -> int | None:
         return None
     # Of two tokens at the same place the longer one is meant.
     place, length = min(places, key=lambda pair: (pair[0], -pair[1]))
-    return place + length
+    end = rendered[after - len(_ANSWER) : place + length]
+    before, found, _ = _continued(tokenizer, _EXCHANGE).rpartition(end)
+    return len(before + end) if found else None
+
+
+def _continued(tokenizer: Any, messages: Messages) -> str:
+    return chat_text(tokenizer, [*messages, {"role": "user", "content": _OBSERVATION}], opened=True)
 
 
 def chat_text(tokenizer: Any, messages: Messages, *, opened: bool, tools: Messages = ()) -> str:

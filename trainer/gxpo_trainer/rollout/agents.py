@@ -14,50 +14,16 @@ import contextlib
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from gxpo_trainer.config.tasks import AgentConfig
 from gxpo_trainer.data.chat import chat_text
 from gxpo_trainer.environments.contract import ChatRequest, Reply, Turn
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.rollout.conversations import Conversation, Conversations, OpenEpisode, OpenGroup, empty_sample
-from gxpo_trainer.rollout.requests import CompleteGroups, finish_reason, sample_seed
+from gxpo_trainer.rollout.conversations import Conversation, Conversations, OpenEpisode, OpenGroup, place
+from gxpo_trainer.rollout.requests import CompleteGroups, finish_reason
 from gxpo_trainer.rollout.vllm_driver import Response
-from gxpo_trainer.types import Sample, Utterance
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """parts: (text, token ids), context first and then alternately sampled and context. response: that of the engine,
-    which continues from part to part; None before the first."""
-
-    parts: list[tuple[str, list[int]]] = field(default_factory=list)
-    response: Any = None
-
-
-def place(text: str, rows: Sequence[Row], tokenizer: Any) -> tuple[Row, list[int]]:
-    """The row to sample for the rendering `text`, and the tokens to add to it; of a new row its prompt. Pure.
-
-    The context becomes a part of the row; the caller appends what is sampled.
-    """
-    grows, known, begin = None, list[int](), 0
-    for row in rows:
-        ids, end = list[int](), 0
-        for number, (part, tokens) in enumerate(row.parts, start=1):
-            if not text.startswith(part, end):
-                break
-            ids, end = ids + tokens, end + len(part)
-            whole = number == len(row.parts)
-            if end > begin or (end == begin and whole):
-                grows, known, begin = row if whole else None, ids, end
-    rest = list(tokenizer(text[begin:], add_special_tokens=False)["input_ids"])
-    if grows is not None:
-        grows.parts.append((text[begin:], rest))
-        return grows, rest
-    return Row([(text, known + rest)]), known + rest
+from gxpo_trainer.types import Utterance
 
 
 class AgentConversation(Conversation):
@@ -96,6 +62,10 @@ class AgentConversation(Conversation):
             _with_arguments(message) if text is None else {"role": "assistant", "content": text}
             for message, text in zip(request.messages, texts, strict=True)
         ]
+
+    @property
+    def written(self) -> str:
+        return self.text
 
     def ask(self, request: ChatRequest) -> None:
         """Record the messages of a request that is answered next."""
@@ -145,17 +115,15 @@ def _with_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class AgentEpisode(OpenEpisode):
-    """One sample of a group. request, row: those in the engine. cut: whether the run allows no more tokens than the
-    agent does."""
+    """One sample of a group. request: that in the engine. cut: whether the run allows no more tokens than the agent
+    does."""
 
     conversation: AgentConversation
     request: ChatRequest
-    row: Row
     cut = False
 
     def __init__(self, name: str, number: int, group: OpenGroup, max_turns: int) -> None:
         super().__init__(name, number, group, AgentConversation(max_turns))
-        self.rows: list[Row] = []
 
 
 class AgentConversations(Conversations):
@@ -220,21 +188,10 @@ class AgentConversations(Conversations):
         allowed = min(left, self._max_length - length, self._config.max_request_tokens or left)
         asked = request.max_tokens or allowed
         episode.cut, allowed = asked >= allowed, min(asked, allowed)
-        conversation, group = episode.conversation, episode.group
         turn = sum(len(known.parts) // 2 for known in episode.rows)
-        seed = sample_seed(group.request.seed, episode.number, turn)
-        if response is None:
-            sampling = replace(group.sampling, max_new_tokens=allowed, stop=request.stop)
-            (response,) = self._engine.start(ids, sampling, [seed])
-            row.response = response
-            episode.rows.append(row)
-        else:
-            response.max_new_tokens = response.num_sampled + allowed
-            response.stop = request.stop
-            self._engine.extend(response, ids, seed)
-        conversation.ask(request)
-        episode.request, episode.row, episode.turn_begin = request, row, len(response.token_ids)
-        self._in_engine[id(response)] = episode
+        self._start_turn(episode, row, ids, allowed, turn, request.stop)
+        episode.conversation.ask(request)
+        episode.request = request
 
     def _answer(self, episode: AgentEpisode, response: Response) -> None:
         """The engine has sampled a turn: give it to the agent as a message."""
@@ -256,25 +213,6 @@ class AgentConversations(Conversations):
         usage = response.prompt_length + episode.turn_begin, len(turn)
         episode.conversation.answer(message, text, reason, usage, cut=cut)
         self._call(episode)
-
-    def _text(self, ids: Sequence[int], *, special: bool) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
-        return text
-
-    def _sample(self, episode: OpenEpisode) -> Sample:
-        assert isinstance(episode, AgentEpisode)
-        conversation = episode.conversation
-        if not episode.rows:
-            return empty_sample("", conversation.episode)
-        reason: Literal["stop", "length"] = "length" if conversation.end == "length" else "stop"
-        samples = []
-        for row in episode.rows:
-            response = row.response
-            ids, prompt = (np.asarray(tokens, dtype=np.int32) for tokens in (response.token_ids, row.parts[0][1]))
-            parts = response.logprobs, reason, response.versions, response.sampled
-            samples.append(Sample("", ids, *parts, prompt_token_ids=prompt))
-        first, *others = samples
-        return replace(first, text=conversation.text, episode=conversation.episode, branches=tuple(others))
 
 
 def tool_parser(name: str) -> Any:

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.config.tasks import EnvironmentConfig
-from gxpo_trainer.data.chat import ObservationEncoder, conversation, render_messages
+from gxpo_trainer.config.tasks import AgentConfig, EnvironmentConfig
+from gxpo_trainer.data.chat import ObservationEncoder, chat_text, conversation, render_messages, rewrites_turns
 from gxpo_trainer.environments.contract import Call, Environments, Message, Observation, Reply, Turn
 from gxpo_trainer.rollout.requests import (
     CompleteGroups,
@@ -91,6 +91,11 @@ class Conversation:
         self.end, self._detail = "error", detail
 
     @property
+    def written(self) -> str:
+        """Text of the sample."""
+        return "\n".join(self.actions)
+
+    @property
     def episode(self) -> Episode:
         """The record of the episode, which has ended."""
         assert self.end is not None, "the episode has not ended"
@@ -102,9 +107,41 @@ class Conversation:
 
 
 @dataclass(slots=True, eq=False)
+class Row:
+    """parts: (text, token ids), context first and then alternately sampled and context. response: that of the engine,
+    which continues from part to part; None before the first."""
+
+    parts: list[tuple[str, list[int]]] = field(default_factory=list)
+    response: Any = None
+
+
+def place(text: str, rows: Sequence[Row], tokenizer: Any) -> tuple[Row, list[int]]:
+    """The row to sample for the rendering `text`, and the tokens to add to it; of a new row its prompt. Pure.
+
+    The context becomes a part of the row; the caller appends what is sampled.
+    """
+    grows, known, begin = None, list[int](), 0
+    for row in rows:
+        ids, end = list[int](), 0
+        for number, (part, tokens) in enumerate(row.parts, start=1):
+            if not text.startswith(part, end):
+                break
+            ids, end = ids + tokens, end + len(part)
+            whole = number == len(row.parts)
+            if end > begin or (end == begin and whole):
+                grows, known, begin = row if whole else None, ids, end
+    rest = list(tokenizer(text[begin:], add_special_tokens=False)["input_ids"])
+    if grows is not None:
+        grows.parts.append((text[begin:], rest))
+        return grows, rest
+    return Row([(text, known + rest)]), known + rest
+
+
+@dataclass(slots=True, eq=False)
 class OpenEpisode:
     """One sample of a group. response: None before its environment has given the first messages. turn_begin: tokens
-    before the present turn."""
+    of the row before the present turn. rows: all sequences of tokens, of which `row` is the present turn's. messages:
+    so far, with what of the observations was kept."""
 
     name: str
     number: int
@@ -112,6 +149,9 @@ class OpenEpisode:
     conversation: Conversation
     response: Response | None = None
     turn_begin: int = 0
+    rows: list[Row] = field(default_factory=list)
+    row: Row = field(default_factory=lambda: Row())
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +185,7 @@ class Conversations:
     ) -> None:
         self._engine, self._tokenizer, self._sampling, self._max_length = engine, tokenizer, sampling, max_length
         self._environments, self._config, self._intake = environments, config, intake
+        self._branches = isinstance(config, AgentConfig) or rewrites_turns(tokenizer)
         self._key = uuid.uuid4().hex
         self._groups: dict[int, OpenGroup] = {}
         self._in_engine: dict[int, OpenEpisode] = {}
@@ -180,6 +221,9 @@ class Conversations:
         for response in responses:
             episode = self._in_engine.pop(id(response))
             turn = response.token_ids[episode.turn_begin :]
+            if self._branches:
+                episode.row.parts.append((self._text(turn, special=True), turn))
+                episode.messages.append({"role": "assistant", "content": self._text(turn, special=False)})
             text = self._tokenizer.decode(turn, skip_special_tokens=True)
             if episode.conversation.add_turn(text, complete=finish_reason(response) == "stop"):
                 self._call(episode)
@@ -237,9 +281,11 @@ class Conversations:
         if group.refusal or group.prompt is None:
             episode.conversation.fail(group.refusal)
             return
-        seed = sample_seed(group.request.seed, episode.number)
-        (episode.response,) = self._engine.start(group.prompt.tolist(), group.sampling, [seed])
-        self._in_engine[id(episode.response)] = episode
+        episode.messages = conversation(group.request.prompt.history, observation.messages)
+        text = chat_text(self._tokenizer, episode.messages, opened=True) if self._branches else ""
+        prompt, sampling = group.prompt.tolist(), group.sampling
+        self._start_turn(episode, Row([(text, prompt)]), prompt, sampling.max_new_tokens, 0, sampling.stop)
+        episode.response = episode.row.response
 
     def _render(self, group: OpenGroup, observation: Observation) -> None:
         """Render the first messages of a group."""
@@ -261,16 +307,46 @@ class Conversations:
             group.prompt = prompt
 
     def _continue(self, episode: OpenEpisode, response: Response, reply: Reply) -> None:
-        """The environment has replied: start the next turn."""
-        limit = episode.group.sampling.max_new_tokens
-        observation = episode.conversation.add_reply(reply, room=response.num_sampled < limit)
+        """The environment has replied: start the next turn, in a new row where the template has rewritten the last."""
+        left = episode.group.sampling.max_new_tokens - sum(row.response.num_sampled for row in episode.rows)
+        observation = episode.conversation.add_reply(reply, room=left > 0)
         if observation is None:
             return
-        turn = len(episode.conversation.actions)
-        tokens = self._encoder.encode(observation)
-        self._engine.extend(response, tokens, sample_seed(episode.group.request.seed, episode.number, turn))
-        episode.turn_begin = len(response.token_ids)
-        self._in_engine[id(response)] = episode
+        if self._branches:
+            episode.messages.append({"role": "user", "content": self._encoder.cut(observation)})
+            text = chat_text(self._tokenizer, episode.messages, opened=True)
+            row, tokens = place(text, episode.rows, self._tokenizer)
+            response = row.response
+            length = len(tokens) + (0 if response is None else response.prompt_length + len(response.token_ids))
+            left = min(left, self._max_length - length)
+            if left <= 0:
+                episode.conversation.end = "length"
+                return
+        else:
+            row, tokens = episode.row, self._encoder.encode(observation)
+        stop = episode.group.sampling.stop
+        self._start_turn(episode, row, tokens, left, len(episode.conversation.actions), stop)
+
+    def _start_turn(
+        self, episode: OpenEpisode, row: Row, ids: list[int], most: int, turn: int, stop: tuple[str, ...]
+    ) -> None:
+        """Have the engine sample at most `most` tokens in the row, after `ids`: its prompt, or what follows."""
+        group = episode.group
+        seed = sample_seed(group.request.seed, episode.number, turn)
+        if row.response is None:
+            sampling = replace(group.sampling, max_new_tokens=most, stop=stop)
+            (row.response,) = self._engine.start(ids, sampling, [seed])
+            episode.rows.append(row)
+        else:
+            row.response.max_new_tokens = row.response.num_sampled + most
+            row.response.stop = stop
+            self._engine.extend(row.response, ids, seed)
+        episode.row, episode.turn_begin = row, len(row.response.token_ids)
+        self._in_engine[id(row.response)] = episode
+
+    def _text(self, ids: Sequence[int], *, special: bool) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        return text
 
     def _end(self, episode: OpenEpisode) -> CompleteGroups:
         """Release the episode's process; its group, if it is complete now."""
@@ -287,13 +363,18 @@ class Conversations:
         return [(group.index, Group(group.request.prompt, prompt, samples, oldest))]
 
     def _sample(self, episode: OpenEpisode) -> Sample:
-        conversation, response = episode.conversation, episode.response
-        text = "\n".join(conversation.actions)
-        if response is None:
-            return empty_sample(text, conversation.episode)
+        conversation = episode.conversation
+        if not episode.rows:
+            return empty_sample(conversation.written, conversation.episode)
         reason: Literal["stop", "length"] = "length" if conversation.end == "length" else "stop"
-        ids = np.asarray(response.token_ids, dtype=np.int32)
-        return Sample(text, ids, response.logprobs, reason, response.versions, response.sampled, conversation.episode)
+        samples = []
+        for row in episode.rows:
+            response, prompt = row.response, np.asarray(row.parts[0][1], dtype=np.int32)
+            parts = response.logprobs, reason, response.versions, response.sampled
+            ids = np.asarray(response.token_ids, dtype=np.int32)
+            samples.append(Sample("", ids, *parts, prompt_token_ids=prompt if self._branches else None))
+        first, *others = samples
+        return replace(first, text=conversation.written, episode=conversation.episode, branches=tuple(others))
 
 
 def empty_sample(text: str, episode: Episode) -> Sample:

@@ -1,0 +1,150 @@
+"""Conversations in a template that leaves earlier reasoning out: what was sampled stays, row by row, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from gxpo_trainer.algo.batch import make_batch
+from gxpo_trainer.config import GroupAdvantageConfig, LossConfig
+from gxpo_trainer.config.tasks import EnvironmentConfig
+from gxpo_trainer.environments.contract import Call, Observation, Problem, Reply, Turn
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.rollout.conversations import Conversations
+from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.vllm_driver import Response
+from gxpo_trainer.types import Group, Prompt, ScoredGroup, Verdict
+
+# As Qwen3: the reasoning of a turn is rendered only where no message of the user follows; a last turn always has some.
+QWEN3 = (
+    "{% set ns = namespace(last=0) %}{% for m in messages %}"
+    "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% set parts = m.content.split('</think>') %}"
+    "{% set thought = parts[0].split('<think>')[-1] if parts|length > 1 else '' %}<|{{ m.role }}|>"
+    "{% if m.role == 'assistant' and loop.index0 > ns.last %}<think>{{ thought }}</think>{% endif %}"
+    "{{ parts[-1] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+FIRST, THOUGHT, PLAIN, LAST = "<think>6*7</think>42", "<think>so</think>43", "44", "<think>no</think>45"
+
+
+class ScriptedEngine:
+    """Samples the given turns, letter by letter, which the tokenizer would not do."""
+
+    version = 3
+
+    def __init__(self, tokenizer: Any, turns: Sequence[str]) -> None:
+        self.tokenizer, self.turns = tokenizer, list(turns)
+        self.limits: list[int] = []
+        self.sampled: list[list[int]] = []
+        self.running: list[Response] = []
+
+    def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
+        response = Response(None, len(prompt), sampling.max_new_tokens, [(self.version, 0)])
+        self.running.append(response)
+        return [response]
+
+    def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
+        begin = len(response.token_ids)
+        response.token_ids += token_ids
+        response.observed.append((begin, len(response.token_ids)))
+        response._logprobs.append(np.zeros((len(token_ids), 1), np.float32))
+        self.running.append(response)
+
+    def step(self) -> list[Response]:
+        finished, self.running = self.running, []
+        for response in finished:
+            self._sample(response)
+        return finished
+
+    def _sample(self, response: Response) -> None:
+        letters = [self.tokenizer(letter, add_special_tokens=False)["input_ids"] for letter in self.turns.pop(0)]
+        ids = [*(token for letter in letters for token in letter), self.tokenizer.eos_token_id]
+        self.limits.append(response.max_new_tokens - response.num_sampled)
+        self.sampled.append(ids)
+        response.token_ids += ids
+        response._logprobs.append(np.full((len(ids), 1), -1.0, np.float32))
+        response.finish_reason = "stop"
+
+
+class Echo:
+    """An environment that answers each turn with its number, and ends after the fourth."""
+
+    def advance(self, call: Call) -> Future[Reply]:
+        number = len(call.actions)
+        future: Future[Reply] = Future()
+        turn = Turn(f"again {number}", reward=float(number == 4), done=number == 4)
+        future.set_result(Reply(turn if number else Observation.of_text("6*7?")))
+        return future
+
+    def end(self, name: str) -> None: ...
+
+
+def play(template: str | None, turns: Sequence[str], max_length: int = 400) -> tuple[Group, ScriptedEngine, Any]:
+    tokenizer: Any = AutoTokenizer.from_pretrained(STARTER_FOLDER)
+    tokenizer.chat_template = template or tokenizer.chat_template
+    engine, intake = ScriptedEngine(tokenizer, turns), Intake()
+    environment = EnvironmentConfig(name="calculator", max_turns=5, max_observation_tokens=20)
+    conversations = Conversations(
+        engine,
+        tokenizer,
+        SamplingSettings(160),
+        max_length,
+        environments=Echo(),
+        config=environment,
+        intake=intake,  # type: ignore[arg-type]
+    )
+    start = EpisodeStart(Problem("p", "6*7?", "42", {}), 0)
+    conversations.begin(0, SampleRequest(Prompt("p", "6*7?", "42"), np.zeros(1, np.int32), 1, episode=start))
+    while True:
+        intake.run_calls(wait=False)
+        complete = conversations.proceed()
+        complete += conversations.finish(engine.step())
+        if complete:
+            return complete[0][1], engine, tokenizer
+
+
+def test_each_rendered_history_with_what_was_sampled_after_it_is_a_row() -> None:
+    group, engine, tokenizer = play(QWEN3, [FIRST, THOUGHT, PLAIN, LAST])
+    (sample,) = group.samples
+
+    def text(ids: Any) -> str:
+        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    begin = "<|user|>6*7?<|end|><|assistant|>"
+    second = "<|user|>6*7?<|end|><|assistant|>42<|end|><|user|>again 1<|end|><|assistant|>"
+    third = second + "43<|end|><|user|>again 2<|end|><|assistant|>"
+    assert [text(row.prompt_token_ids) for row in sample.rows] == [begin, second, third]
+    # The third turn has no reasoning, so that its row goes on.
+    assert [text(row.token_ids) for row in sample.rows] == [
+        FIRST + "<|end|>",
+        THOUGHT + "<|end|>",
+        PLAIN + "<|end|><|user|>again 3<|end|><|assistant|>" + LAST + "<|end|>",
+    ]
+    targets = [row.token_ids[row.sampled].tolist() for row in sample.rows if row.sampled is not None]
+    assert targets == [engine.sampled[0], engine.sampled[1], engine.sampled[2] + engine.sampled[3]]
+    assert engine.limits == [160 - sum(map(len, engine.sampled[:turn])) for turn in range(4)]
+    assert sample.num_sampled == sum(map(len, engine.sampled))
+    assert sample.text == "\n".join([FIRST, THOUGHT, PLAIN, LAST])
+    assert sample.episode is not None
+    assert (sample.episode.end, sample.episode.reward) == ("done", 1.0)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
+def test_the_rows_of_an_episode_weigh_as_one_response(aggregation: Any) -> None:
+    group, _, _ = play(QWEN3, [FIRST, THOUGHT, PLAIN, LAST])
+    (branched,) = group.samples
+    flat = play(None, [PLAIN] * 4)[0].samples[0]
+    assert not flat.branches
+    assert flat.prompt_token_ids is None
+    both = Group(group.prompt, group.prompt_token_ids, (branched, flat), 3)
+    scored = ScoredGroup(both, (Verdict("correct", None, 0.0, score=1.0), Verdict("wrong", None, 0.0, score=0.0)))
+    batch, _ = make_batch([scored], LossConfig(aggregation=aggregation), 160, GroupAdvantageConfig())
+    rows = [sequence for sequence in batch.sequences if sequence.advantage > 0]
+    assert len(rows) == 3
+    assert {sequence.advantage for sequence in rows} == {-batch.sequences[-1].advantage}
+    assert all(row.response_sampled == branched.num_sampled for row in rows)
