@@ -127,6 +127,7 @@ class PolicyModule(nn.Module):
 
     head: nn.Linear
     backbone: nn.Module
+    scorer: TokenScorer
 
     def __init__(self, model: Any, *, chunk_elements: int | None = None) -> None:
         super().__init__()
