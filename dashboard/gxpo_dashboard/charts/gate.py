@@ -6,6 +6,8 @@ The z-score is never smoothed: a single step above τ fires the gate.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -48,11 +50,13 @@ def phases(series: Series, x: str = "step") -> pd.DataFrame:
     return base.typed_frame(rows, x="float64", x2="float64", phase="str")
 
 
-def z_chart(series: Series, x: str = "step", two_sided: bool = False, color: str = HUES[2]) -> Chart:
-    """z-score with τ, shut-off and phases, in units of the window's standard deviation. color: of the rule."""
+def z_chart(series: Series, x: str = "step", settings: Mapping[str, Any] = {}, color: str = HUES[2]) -> Chart:
+    """z-score with τ, shut-off and phases, in units of the window's standard deviation. settings: of the gate; one that
+    never fires has no τ. color: of the rule."""
+    two_sided, watches = bool(settings.get("two_sided")), settings.get("mode") == "never"
     data = base.long_frame(series, {"gate/z": "z-score"}, x)
     tau = series["gate/threshold"].last if series.get("gate/threshold") else math.nan
-    limits = [tau, -tau] if two_sided else [tau]
+    limits = [] if watches else [tau, -tau] if two_sided else [tau]
     words = [(limit, f"{'−' if limit < 0 else ''}τ = {figure(limit)}") for limit in limits if known(limit)]
     rules = base.typed_frame(words, **base.LABELS)
     layers = [*base.line_layers(["z-score"], x, base.z_encoding()), *base.threshold_layers()]
@@ -62,9 +66,10 @@ def z_chart(series: Series, x: str = "step", two_sided: bool = False, color: str
         {"layer": _marked(layers, x, color)},
         {**data, "rules": rules, **_marks(series, x)},
         f"z-score of the gate against its threshold over {base.AXES[x]}, look-ahead shaded, shut-off marked",
-        _z_words(series, tau, two_sided),
-        "Not smoothed. 0 is the window mean, 1 its standard deviation; at τ the look-ahead is switched off."
-        + (" Two-sided: also at −τ." if two_sided else ""),
+        _z_words(series, math.inf if watches and known(tau) else tau, two_sided),
+        "Not smoothed. 0 is the window mean, 1 its standard deviation; "
+        + ("with mode never the look-ahead stays on." if watches else "at τ the look-ahead is switched off.")
+        + (" Two-sided: also at −τ." if two_sided and not watches else ""),
         x=x,
         labels={"y": "z-score"},
         thinned=base.thinned(series.get("gate/z")),
@@ -135,7 +140,7 @@ def _marked(layers: list[Spec], x: str, color: str) -> list[Spec]:
 def _z_words(series: Series, tau: float, two_sided: bool) -> str:
     z, step = series.get("gate/z"), shutoff_step(series)
     sign = "±" if two_sided else ""
-    threshold = f"τ is {sign}{figure(tau)}" if known(tau) else "τ is infinite: the gate never fires"
+    threshold = f"τ is {sign}{figure(tau)}" if known(tau) else "it never fires"
     scores = [value for value in z.y if known(value)] if z else []
     if step is not None:
         most = f" The maximum z-score was {figure(max(scores))}." if scores else ""
@@ -143,5 +148,5 @@ def _z_words(series: Series, tau: float, two_sided: bool) -> str:
     if math.isnan(tau):
         return "No steps yet."
     if not scores:
-        return f"No z-score yet: the gate is in its warm-up. {threshold}."
+        return f"No z-score yet: the gate is in its warm-up; {threshold}."
     return f"Latest z-score {figure(scores[-1])}, maximum {figure(max(scores))}; {threshold}. The gate is open."

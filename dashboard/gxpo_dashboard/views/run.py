@@ -148,8 +148,8 @@ def _figures(run: Json, fraction: float) -> list[str]:
     return words
 
 
-def _is_two_sided(settings: Json) -> bool:
-    return bool((settings.get("gate") or {}).get("two_sided"))
+def _gate_settings(settings: Json) -> Json:
+    return settings.get("gate") or {}
 
 
 def rule_settings(run: Json) -> Json:
@@ -170,7 +170,7 @@ def _overview(run_id: str, x: str) -> None:
     charts = [base.metric_chart(curves.COMPLETIONS if supervised else curves.REWARD, series, x), scores]
     charts += base.metric_charts([curves.WARM_START], series, x)
     if (rule := visitor.rules().of(settings)).watched is not None:
-        charts.append(gate.z_chart(series, x, _is_two_sided(settings), rule.color))
+        charts.append(gate.z_chart(series, x, _gate_settings(settings), rule.color))
     charts.append(_budget(run, series, x))
     others = [metric for metric in metrics_of(evaluations) if metric != "pass@1"]
     charts += [accuracy_chart(evaluations, metric, x, evaluated_at(run_id, x)) for metric in others]
@@ -200,7 +200,7 @@ def _gate(run_id: str, x: str) -> None:
     if rule.watched is None:
         empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")
     else:
-        chart(gate.z_chart(series, x, _is_two_sided(settings), rule.color), run_id)
+        chart(gate.z_chart(series, x, _gate_settings(settings), rule.color), run_id)
         window = visitor.live_series(run_id, x, gate.WINDOW, joined=True).points
         chart(gate.value_chart({**series, **window}, x, rule.watched, rule.color), run_id)
     chart(_budget(run, series, x), run_id)

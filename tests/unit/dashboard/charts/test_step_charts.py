@@ -233,9 +233,17 @@ def test_the_z_chart_marks_threshold_and_shutoff() -> None:
 
 
 def test_a_two_sided_gate_has_both_limits() -> None:
-    chart = gate.z_chart(GATE_SERIES, two_sided=True)
+    chart = gate.z_chart(GATE_SERIES, settings={"two_sided": True})
     assert list(chart.datasets["rules"]["y"]) == [2.0, -2.0]
     assert list(chart.datasets["rules"]["label"]) == ["τ = 2", "−τ = −2"]
+
+
+def test_a_gate_that_never_fires_has_no_limit() -> None:
+    series = {name: points for name, points in GATE_SERIES.items() if name != "gate/shutoff_step"}
+    chart = gate.z_chart(series, settings={"mode": "never"})
+    assert chart.datasets["rules"].empty
+    assert "it never fires. The gate is open." in chart.summary
+    assert gate.z_chart({}, settings={"mode": "never"}).summary == "No steps yet."
 
 
 def test_the_summary_names_an_infinite_threshold_the_warm_up_and_a_run_without_steps() -> None:
