@@ -584,8 +584,10 @@ class RunConfig(Settings):
         for reward in body["verifier"]["rewards"]:
             if reward["name"] == HTTP and reward["per"] == "response":
                 del reward["per"]
-        if self.warm_start is not None and self.warm_start.data is not None and not self.warm_start.data.sources:
-            del body["warm_start"]["data"]["sources"]
+        rows = self.warm_start and self.warm_start.data
+        for name in ("sources", "guess_share"):
+            if rows is not None and not getattr(rows, name):
+                del body["warm_start"]["data"][name]
         for section in ("warm_start", "teacher"):
             if getattr(self, section) is None:
                 del body[section]
