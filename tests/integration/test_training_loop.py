@@ -52,7 +52,7 @@ def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run)
 
 @pytest.mark.long("the families of models, each on engines of its own")
 @pytest.mark.parametrize("family", [family for family, w in FAMILIES.items() if w == TRAINS])
-def test_sampler_and_learner_agree_on_each_family_that_trains(family, tmp_path, small_run):
+def test_sampler_and_learner_agree_on_each_family_that_trains(family, tmp_path, small_run, capsys):
     """Every weight of a sync is read back; responses are longer than the attention windows."""
     model = {"path": str(save_family(tmp_path / family, family)), "max_length": 256}
     config = small_run(
@@ -61,6 +61,7 @@ def test_sampler_and_learner_agree_on_each_family_that_trains(family, tmp_path, 
     train_run(config, tmp_path / "run")
     rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if "rollout/logprob_gap_mean" in row["metrics"]]
     assert rows[0]["rollout/logprob_gap_mean"] <= 5e-6
+    assert "pass@1" not in "".join(capsys.readouterr()), "a run without benchmarks has no accuracies to tell"
 
 
 @pytest.mark.long("shared devices, once more with two engines and two ranks")

@@ -385,7 +385,8 @@ class Controller:
         metrics["time/evaluate_s"] = time.perf_counter() - begin
         self.reporter.log_metrics(step, metrics)
         self.reporter.log_timeline(step, window, timeline.cut(window))
-        self.progress.message(self.evaluator.describe(step, metrics))
+        if records:
+            self.progress.message(self.evaluator.describe(step, metrics))
         self._evaluated = step
 
     # ---- checkpoints and recovery ---------------------------------------------------------------------------
