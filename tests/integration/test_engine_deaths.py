@@ -179,7 +179,7 @@ def shorten_timeout(actor: Any) -> None:
 def test_a_broadcast_that_lost_a_member_is_sent_to_the_others(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the group forms, and in the middle of a broadcast. A learner that starts again opens a new group."""
     monkeypatch.setattr(fleet.learners, "transport", "nccl")
-    monkeypatch.setattr(fleet.learners, "_choose_transport", lambda nodes: "nccl")
+    monkeypatch.setattr(Placement, "transport", lambda placement, *, one_node: "nccl")
 
     def lose_a_member(moment: str) -> None:
         inner, killed = getattr(fleet.learners, moment), []
