@@ -203,7 +203,7 @@ def test_metrics_and_evaluations_are_exported_as_csv(site: Site, page: Page, tmp
     page.download_to(tmp_path)
     page.press("Download metrics and evaluations (CSV)")
     file = tmp_path / "gxpo-csv.zip"
-    page.wait(file.exists, "the file")
+    page.wait(lambda: file.exists() and zipfile.is_zipfile(file), "the whole file")
     with zipfile.ZipFile(file) as parts:
         rows = list(csv.DictReader(io.StringIO(parts.read("metrics.csv").decode())))
     for name, run in site.recorded.items():
