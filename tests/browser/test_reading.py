@@ -134,11 +134,11 @@ def test_a_key_opens_the_search_of_runs_views_and_actions(site: Site, page: Page
     page.assert_marked()
 
 
-def test_the_link_of_a_run_opens_in_a_new_tab(site: Site, page: Page) -> None:
+def test_the_name_of_a_run_is_a_link_that_a_key_opens_in_a_new_tab(site: Site, page: Page) -> None:
     page.open("runs", text="fired", cols=["name"])
-    page.wait(lambda: "fired" in " ".join(page.script(CELLS.format("td"))), "the run")
+    link = page.one(".run-table tbody a")
     here, before = page.driver.current_window_handle, page.driver.window_handles
-    page.click_row(0, 85)
+    page.keys().key_down(Keys.CONTROL).click(link).key_up(Keys.CONTROL).perform()
     (there,) = page.wait(lambda: set(page.driver.window_handles) - {*before}, "the new tab")
     page.driver.switch_to.window(there)
     try:
@@ -147,6 +147,28 @@ def test_the_link_of_a_run_opens_in_a_new_tab(site: Site, page: Page) -> None:
         page.driver.close()
         page.driver.switch_to.window(here)
     assert page.query["view"] == ["runs"]
+    page.click(link)
+    page.wait(lambda: page.query.get("view") == ["run"], "the run in the same tab")
+    assert page.query["run"] == [site.fired]
+
+
+def test_runs_are_selected_compared_and_opened_by_keyboard(site: Site, page: Page) -> None:
+    page.open("runs", text="demo")
+    page.one(".run-table tbody a")
+    page.keys().send_keys("jxjx").perform()
+    page.shows("2 selected")
+    page.keys().send_keys("k").perform()
+    page.settle()
+    assert page.script("return document.activeElement.getAttribute('aria-label')") == page.script(
+        "return document.querySelector('.run-table tbody input').getAttribute('aria-label')"
+    ), "a refresh leaves the focus"
+    page.keys().send_keys("c").perform()
+    page.wait(lambda: page.query.get("view") == ["compare"], "the comparison")
+    assert sorted(page.query["runs"]) == sorted(site.recorded.values())
+    page.open("runs", text="demo")
+    page.one(".run-table tbody a")
+    page.keys().send_keys("j", Keys.ENTER).perform()
+    page.wait(lambda: page.query.get("view") == ["run"], "the run")
 
 
 def test_events_are_shown_from_the_newest(site: Site, page: Page) -> None:

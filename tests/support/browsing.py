@@ -254,6 +254,10 @@ class Page:
         self.keys().send_keys(Keys.ESCAPE).perform()
         self.settle()
 
+    def select_run(self, row: int) -> None:
+        """Mark a row of the table of runs by its box."""
+        self.click(self.wait(lambda: self.all(".run-table tbody input")[row:], "the run")[0])
+
     def tick_row(self, row: int) -> None:
         """Mark a row of the table by its box."""
         self.click_row(row, 18)

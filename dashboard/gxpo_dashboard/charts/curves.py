@@ -104,17 +104,8 @@ def sparkline(points: Sequence[tuple[float, float]], color: str) -> str:
             path += f"L{place}" if math.isfinite(previous) else f"M{place}h0"
         previous = y
     style = f"fill='none' stroke='{color}' stroke-width='2.5' stroke-linejoin='round' stroke-linecap='round'"
-    return _picture(100, f"<path d='{path}' {style}/>")
-
-
-def dot(color: str) -> str:
-    """A dot of a colour, as the address of a picture for a table cell."""
-    return _picture(28, f"<circle cx='14' cy='14' r='6' fill='{color}'/>")
-
-
-def _picture(width: int, drawing: str) -> str:
-    svg = f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='28'>{drawing}</svg>"
-    return f"data:image/svg+xml,{quote(svg)}"
+    drawing = f"<svg xmlns='http://www.w3.org/2000/svg' width='100' height='28'><path d='{path}' {style}/></svg>"
+    return f"data:image/svg+xml,{quote(drawing)}"
 
 
 _HEIGHT = 110

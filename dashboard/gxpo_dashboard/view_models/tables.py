@@ -1,4 +1,4 @@
-"""Records of the service as tables: runs and means over seeds, plans, turns of a response, and selected rows. Pure."""
+"""Records of the service as tables: runs and means over seeds, plans and turns of a response. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 
 from gxpo_client import formats
-from gxpo_dashboard.labels import NO_HEARTBEAT, STATES
+from gxpo_dashboard.labels import NO_HEARTBEAT, STATE_COLORS, STATES
 from gxpo_dashboard.view_models.series import number
 
 Json = Mapping[str, Any]
@@ -50,6 +49,10 @@ ORDERS = {
     "created": "created_at", "updated": "updated_at", "by": "created_by",
 }  # fmt: skip
 """Column → what the service orders by; a column of a metric is itself an order."""
+KINDS = {"name": "name", "state": "chips", "tags": "chips", "progress": "progress", "trend": "picture"}
+KINDS |= dict.fromkeys(("created", "updated"), "time")
+"""How the browser shows a column that is more than text or numbers."""
+_CHIPS = {STATES[state]: color for state, color in STATE_COLORS.items()} | {NO_HEARTBEAT: "orange"}
 _COSTS = ("backward_passes", "backward_passes_budget", "seconds_left", "training_s", "tokens")
 METRIC, SETTING = "metric:", "config:"
 """Prefixes of further columns: last value of a metric, and a setting of the config."""
@@ -209,16 +212,13 @@ def time_left(run: Json) -> str:
 
 
 def _row(run: Json, reference: float) -> dict[str, Any]:
-    """Column → cell, but for the trend. reference: accuracy of the baseline.
-
-    The name is the address of the run's view, with the name as fragment for the cell's text.
-    """
+    """Column → cell, but for the trend. reference: accuracy of the baseline."""
     progress = run.get("progress") or {}
     score = number(run.get("score"))
     return {
         **{name: run.get(name) for name in ("model", "seed", "group", "reason", "id")},
         **_costs(progress),
-        "name": f"?view=run&run={run['id']}#{quote(str(run['name']), safe=';/?:@&=+$,# ')}",
+        "name": str(run["name"]),
         "state": [STATES.get(run["state"], run["state"]), *([NO_HEARTBEAT] if run.get("silent_s") else [])],
         "rule": run.get("rule_label") or run["rule"],
         "progress": 100 * number(progress.get("fraction") or 0.0),
@@ -235,9 +235,10 @@ def _row(run: Json, reference: float) -> dict[str, Any]:
     }
 
 
-def written(frame: pd.DataFrame) -> dict[str, Callable[[float], str]]:
-    """Column of numbers → text of a value, with a true minus. Sorting still compares the numbers."""
-    forms: dict[str, Callable[[float], str]] = {
+def cells(frame: pd.DataFrame, columns: Sequence[str]) -> list[list[Any]]:
+    """Rows of cells as the browser shows them: numbers as text with a true minus, states with their colour, times in
+    seconds since 1970 or None, what is missing as a dash."""
+    forms: dict[str, Callable[[Any], Any]] = {
         "score": lambda value: formats.percent(value / 100),
         "best": lambda value: formats.percent(value / 100),
         "difference": lambda value: formats.signed(value, 1),
@@ -245,8 +246,21 @@ def written(frame: pd.DataFrame) -> dict[str, Callable[[float], str]]:
         "step": lambda value: formats.count(round(value, 1)),
         "seed": lambda value: f"{value:.0f}",
     }
-    numeric = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name])]
-    return {name: forms.get(name, formats.figure) for name in numeric}
+
+    def cell(kind: str, form: Callable[[Any], Any], value: Any) -> Any:
+        if kind == "chips":
+            return [[text, _CHIPS.get(text, "gray")] for text in value]
+        if kind in ("time", "picture"):
+            return None if pd.isna(value) else value.timestamp() if kind == "time" else value
+        if value is None or value == "" or value != value:
+            return formats.NONE
+        return value if kind == "progress" else form(value)
+
+    numeric = {name for name in columns if pd.api.types.is_numeric_dtype(frame[name])}
+    kinds = [
+        (name, KINDS.get(name, ""), (forms.get(name, formats.figure) if name in numeric else str)) for name in columns
+    ]
+    return [[cell(kind, form, row[name]) for name, kind, form in kinds] for row in frame.to_dict("records")]
 
 
 def csv_file(frame: pd.DataFrame) -> bytes:
@@ -346,34 +360,3 @@ def _known_reward(item: Json) -> float:
     """Its reward; the lowest of all where it has none."""
     reward = number(item["reward"])
     return reward if formats.known(reward) else -math.inf
-
-
-class RowSelection:
-    """Which ids are selected. Call `report` with the rows that the browser reports, then `place` with the new order.
-
-    A report may be older than the last order, which was still on its way to the browser. Rows that were sent with an
-    earlier order, and not confirmed since, therefore stand for the same ids, and only others for a new selection.
-    """
-
-    def __init__(self) -> None:
-        self._ids: list[str] = []
-        self._selected: set[str] = set()
-        self._sent: list[list[int]] = [[]]
-
-    def report(self, rows: Sequence[int]) -> None:
-        """Take what the browser has selected."""
-        reported = sorted(rows)
-        if reported in self._sent:
-            del self._sent[: self._sent.index(reported)]
-        else:
-            self._selected = {self._ids[row] for row in reported if row < len(self._ids)}
-            self._sent = [reported]
-
-    def place(self, ids: Sequence[str]) -> list[int]:
-        """The selected rows of the order `ids`, which is sent to the browser; ids that are gone are not selected."""
-        self._ids = list(ids)
-        self._selected &= set(ids)
-        rows = [row for row, id in enumerate(ids) if id in self._selected]
-        if rows != self._sent[-1]:
-            self._sent.append(rows)
-        return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,9 +13,9 @@ import streamlit as st
 from gxpo_client.client import Client
 from gxpo_client.connection import keep
 from gxpo_client.errors import Refused, ServiceError, ServiceUnavailable
-from gxpo_client.formats import NONE, comma_separated, count, number_of
-from gxpo_dashboard.charts.curves import EVALUATED, dot, sparkline
-from gxpo_dashboard.labels import ACTIONS, NO_HEARTBEAT, STATE_COLORS, STATES, plain, state_chip
+from gxpo_client.formats import comma_separated, count, number_of
+from gxpo_dashboard.charts.curves import EVALUATED, sparkline
+from gxpo_dashboard.labels import ACTIONS, STATES, plain, state_chip
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import tables
@@ -30,17 +31,20 @@ _TREND_RUNS = 100
 """Runs per request of reward trends."""
 SORTS = {name: tables.column_label(tables.ordered_column(name)) for name in tables.ORDERS.values()}
 SORTS |= {name: tables.column_label(name) for name in ("metric:policy/entropy", "metric:rollout/logprob_gap_mean")}
-_ARROWS = {"desc": " ↓", "asc": " ↑"}
-_ONE_ORDER = """<style>
-[data-testid="stDataFrameColumnMenu"] > [role="menu"] > :nth-child(n+2):nth-child(-n+4) { display: none; }
-</style>"""
-"""Hides the menu items of a header that would sort the loaded page."""
+_SCRIPT = Path(__file__).with_suffix(".js").read_text()
+_HELP = {
+    tables.RUNS: "Those that succeeded: means are over these.",
+    "score": "Latest macro average of pass@1.",
+    "reward": "Latest mean reward.",
+    "difference": "Percentage points relative to the pinned run.",
+    "trend": "Reward so far, each on its own scale.",
+    "passes": "Backward passes, of the budget.",
+    "left": "Estimated from the pace so far.",
+}
 PAGE_SIZES = ("25", "50", "100", "200")
 _METRIC_RUNS = 50
 _METRIC_COLUMNS_S = 30.0
 """Time until the metrics that are offered as columns are requested again."""
-_DOT = "dot"
-"""Column of the colour that a run has in charts."""
 PREVIEWED = ("reward/mean", EVALUATED)
 _MOST_PREVIEWED = 8
 _ORDER = {"desc": "descending", "asc": "ascending"}
@@ -59,7 +63,6 @@ def show() -> None:
     header.title("Runs", width="content")
     actions.dialogs()
     st.session_state["axis"] = ""  # the curves next to the table have no zoom
-    st.html(_ONE_ORDER)
     with header:
         with st.popover("Views", icon=":material/bookmark:"):
             for label, view in SAVED.items():
@@ -200,90 +203,76 @@ def _table(
 ) -> None:
     """Show a row for each group of runs, below the actions on the selected ones, next to their curves. A click on a
     header orders by its column, in the service: the table has one page alone."""
-    selected, pressed = _place_selection(key, [min(run["id"] for run in members) for members in rows])
-    config, ordered = _column_config(columns, means), tables.ordered_column(query["sort"])
-    config[ordered]["label"] += _ARROWS[query["order"]]
-    order = tables.ORDERS.get(pressed, pressed)
-    if order in SORTS or order.startswith(tables.METRIC):
-        st.query_params["sort"] = order
-        st.query_params["order"] = "asc" if pressed == ordered and query["order"] == "desc" else "desc"
-        st.rerun()
-    chosen = [run for row in selected for run in rows[row]]
+    groups = {min(run["id"] for run in members): members for members in rows}
+    state = st.session_state.get(key) or {}
+    kept = state.get("selected")
+    # Streamlit forgets what is selected in a table that is not shown.
+    selected = [group for group in st.session_state.get(f"selection-{key}", []) if group in groups]
+    selected = selected if kept is None else [group for group in groups if group in kept]
+    st.session_state[f"selection-{key}"] = selected
+    chosen = [run for group in selected for run in groups[group]]
     _bar(chosen, baseline, *summary)
+    pointed = groups.get(str(state.get("pointed")), []) if chosen else []
+    previewed = {run["id"]: run for run in (*chosen[: _MOST_PREVIEWED - len(pointed)], *pointed)}
     rules = visitor.rules()
-    colors = rules.colors({run["id"]: run["rule"] for run in chosen[:_MOST_PREVIEWED]})
-    dots = [colors.get(run["id"]) or rules.of({"name": run["rule"]}).color for run, *_ in rows]
-    frame = frame.assign(**{_DOT: [dot(color) for color in dots]})
+    colors = rules.colors({id: run["rule"] for id, run in previewed.items()})
+    ordered = tables.ordered_column(query["sort"])
+    shown = tables.filled(frame, columns, ("name", "state", ordered))
     # Always two columns: a table that moves to another place of the page loses its scroll position.
     listed, preview = st.columns([3, 2] if chosen else [1, 0.001], gap="small" if chosen else None)
-    listed.dataframe(
-        frame.style.format(tables.written(frame), na_rep=NONE),
-        key=key,
-        column_order=[_DOT, *tables.filled(frame, columns, ("name", "state", ordered))],
-        column_config=config,
-        hide_index=True,
-        row_height=36,
-        height=min(38 + 36 * len(rows), 640),
-        on_select="rerun",
-        selection_mode=["multi-row", "single-column"],
-        placeholder="–",
-        alt="Runs with state, progress, accuracy and cost",
-    )
+    with listed:
+        table = st.components.v2.component("gxpo_runs", js=_SCRIPT, isolate_styles=False)(
+            key=key,
+            data={
+                "title": "Runs with state, progress, accuracy and cost",
+                "columns": [_column(name, frame) for name in shown],
+                "rows": [
+                    {
+                        "id": group,
+                        "name": name,
+                        "color": colors.get(members[0]["id"]) or rules.of({"name": members[0]["rule"]}).color,
+                        "cells": cells,
+                    }
+                    for (group, members), name, cells in zip(
+                        groups.items(), frame["name"], tables.cells(frame, shown), strict=True
+                    )
+                ],
+                "sorted": ordered,
+                "descending": query["order"] == "desc",
+                "links": not means,
+                "selected": selected,
+            },
+            on_selected_change=_read_below,
+            on_pointed_change=_read_below,
+            on_order_change=_read_below,
+            on_opened_change=_read_below,
+            on_compared_change=_read_below,
+        )
+    if table.order:
+        st.query_params["sort"] = tables.ORDERS.get(table.order, table.order)
+        st.query_params["order"] = "asc" if table.order == ordered and query["order"] == "desc" else "desc"
+        st.rerun()
+    if table.opened:
+        go("run", run=table.opened)
+    if table.compared:
+        go("compare", runs=[run["id"] for run in chosen])
     if chosen:
         with preview:
-            explorer.draw({run["id"]: run for run in chosen[:_MOST_PREVIEWED]}, PREVIEWED, "backward_passes")
+            explorer.draw(previewed, PREVIEWED, "backward_passes")
 
 
-def _place_selection(key: str, ids: list[str]) -> tuple[list[int], str]:
-    """Select the rows of the table `key` whose items are selected: Streamlit keeps the row numbers in any order.
-    Returns them and the column whose header was pressed, or nothing, and releases it.
-
-    A key that depends on the order would select nothing wrong either, but each reordering would make a new grid, which
-    loses its scroll position and the widths of its columns.
-    """
-    selection: tables.RowSelection = st.session_state.setdefault(f"selection-{key}", tables.RowSelection())
-    reported: list[int] = []
-    pressed: list[str] = []
-    if key in st.session_state:
-        # By item: what a script sets stays a plain dict until the table is drawn, which a click may prevent.
-        reported, pressed = (st.session_state[key]["selection"].get(part, []) for part in ("rows", "columns"))
-        reported = sorted(reported)
-        selection.report(reported)
-    rows = selection.place(ids)
-    if rows != reported or pressed:
-        st.session_state[key] = {"selection": {"rows": rows, "columns": []}}
-    return rows, next(iter(pressed), "")
+def _read_below() -> None:
+    """A report of the table, which is read after it was drawn."""
 
 
-def _column_config(columns: Sequence[str], means: bool) -> dict[str, Any]:
-    column = st.column_config
-    labels: dict[str, Any] = {name: column.Column(label) for name, label in tables.COLUMNS.items()}
-    labels |= {name: column.Column(tables.column_label(name)) for name in columns if name not in tables.COLUMNS}
+def _column(name: str, frame: pd.DataFrame) -> Json:
+    order = tables.ORDERS.get(name, name)
     return {
-        **labels,
-        "name": column.TextColumn("Name", width="medium")
-        if means
-        else column.LinkColumn("Name", display_text=r"#(.*)$", width="medium", pinned=True),
-        "state": column.MultiselectColumn(
-            "State",
-            options=[*STATES.values(), NO_HEARTBEAT],
-            color=[*(STATE_COLORS[state] for state in STATES), "orange"],
-            width="small",
-        ),
-        "progress": column.ProgressColumn("Progress", min_value=0, max_value=100, format="%.0f%%", width="small"),
-        tables.RUNS: column.TextColumn("Runs", help="Those that succeeded: means are over these.", width="small"),
-        "score": column.NumberColumn("Accuracy", help="Latest macro average of pass@1.", width="small"),
-        "best": column.NumberColumn("Best", width="small"),
-        "reward": column.NumberColumn("Reward", help="Latest mean reward.", width="small"),
-        "difference": column.NumberColumn(
-            "Δ baseline", help="Percentage points relative to the pinned run.", width="small"
-        ),
-        _DOT: column.ImageColumn("●", help="Colour of its curves.", width=30, pinned=True),
-        **{name: column.DatetimeColumn(tables.COLUMNS[name], format="distance") for name in ("created", "updated")},
-        "trend": column.ImageColumn("Trend", help="Reward so far, each on its own scale.", width="small"),
-        "passes": column.TextColumn("Backward passes", help="Backward passes, of the budget.", width="small"),
-        "left": column.TextColumn("Time left", help="Estimated from the pace so far.", width="small"),
-        "tags": column.ListColumn("Tags", width="small"),
+        "name": name,
+        "label": tables.column_label(name),
+        "help": _HELP.get(name, ""),
+        "kind": tables.KINDS.get(name) or ("number" if pd.api.types.is_numeric_dtype(frame[name]) else "text"),
+        "order": order in SORTS or order.startswith(tables.METRIC),
     }
 
 
@@ -311,7 +300,8 @@ def _bar(chosen: list[Json], baseline: Json | None, total: str, states: str) -> 
         if not chosen:
             st.markdown(f"{total} {states}", width="content")
             pinned = f" Baseline: {plain(baseline['name'])}." if baseline is not None else ""
-            st.caption(f"Select rows to act on them.{pinned}", width="content")
+            keys = "Keys: j and k move, x selects, Enter opens, c compares."
+            st.caption(f"Select rows to act on them. {keys}{pinned}", width="content")
             return
         names = ", ".join(plain(run["name"]) for run in chosen[:2]) + (" …" if len(chosen) > 2 else "")
         st.markdown(f"{total}, **{len(chosen)} selected** {names}", width="content")

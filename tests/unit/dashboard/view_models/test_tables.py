@@ -1,4 +1,4 @@
-"""Tables of runs, plans and turns: what they contain, and files and selections of them."""
+"""Tables of runs, plans and turns: what they contain, and files of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import io
 import math
 from typing import Any
-from urllib.parse import unquote
 
 import pandas as pd
 import pytest
@@ -41,13 +40,6 @@ def test_a_row_of_the_list() -> None:
     assert math.isnan(tables.runs_table([run()]).iloc[0]["difference"]), "without a baseline"
     (states,) = tables.runs_table([run(silent_s=34.0)])["state"]
     assert states == ["▶ running", "! no heartbeat"]
-
-
-def test_a_name_is_a_link_whose_fragment_is_the_name() -> None:
-    link = tables.runs_table([run(name="k=5, α #2")]).iloc[0]["name"]
-    address, _, name = link.partition("#")
-    assert address == "?view=run&run=r1"
-    assert unquote(name) == "k=5, α #2"
 
 
 def test_settings_and_metrics_are_columns() -> None:
@@ -96,14 +88,28 @@ def test_configurations_are_ordered_by_their_mean_and_not_by_their_best_seed() -
     assert tables.ordered(groups, "created_at", descending=True) == groups
 
 
-def test_numbers_of_the_table_have_a_true_minus_and_booleans_are_words() -> None:
-    rows = [run(score=0.3, reward=1.1, settings={"a": True, "b": 2}), run(score=0.5, reward=-0.034567, settings={})]
+def test_cells_are_words_with_a_true_minus_and_states_have_their_colour() -> None:
+    rows = [
+        run(score=0.3, reward=1.1, settings={"a": True, "b": 2}, created_at=1.5),
+        run(score=0.5, reward=-0.034567, settings={}, silent_s=34.0, tags=[]),
+    ]
     frame = tables.runs_table(rows, baseline=run(score=0.4))
-    words = {name: [form(value) for value in frame[name]] for name, form in tables.written(frame).items()}
-    assert words["difference"] == ["−10.0", "+10.0"]
-    assert words["reward"] == ["1.10", "−0.0346"]
-    assert words["score"] == ["30.0%", "50.0%"]
-    assert frame.loc[0, "config:a"] == "true"
+    names = ["name", "state", "progress", "score", "difference", "reward", "config:a", "config:b", "created", "tags"]
+    assert tables.cells(frame, names) == [
+        ["a", [["▶ running", "blue"]], 50.0, "30.0%", "−10.0", "1.10", "true", "2", 1.5, [["t", "gray"]]],
+        [
+            "a",
+            [["▶ running", "blue"], ["! no heartbeat", "orange"]],
+            50.0,
+            "50.0%",
+            "+10.0",
+            "−0.0346",
+            "–",
+            "–",
+            None,
+            [],
+        ],
+    ]
 
 
 def test_a_waiting_run_shows_its_place() -> None:
@@ -252,44 +258,6 @@ def test_equal_answers_are_merged_and_the_worst_is_first() -> None:
     shares = [(2, 8, 0.9), (0, 8, 0.2), (0, 8, 0.1), (1, 4, None)]
     groups = [{"correct": correct, "responses": of, "reward": reward} for correct, of, reward in shares]
     assert [group["reward"] for group in tables.worst_first(groups)] == [0.1, 0.2, None, 0.9]
-
-
-def test_the_selection_follows_items_to_their_new_rows() -> None:
-    selection = tables.RowSelection()
-    assert selection.place(["a", "b", "c"]) == []
-    selection.report([2, 0])
-    assert selection.place(["a", "b", "c"]) == [0, 2]
-    assert selection.place(["new", "c", "a", "b"]) == [1, 2]
-    selection.report([1, 2])
-    assert selection.place(["c", "b"]) == [0]
-
-
-def test_a_report_of_the_order_before_selects_no_other_items() -> None:
-    selection = tables.RowSelection()
-    selection.place(["a", "b"])
-    selection.report([0])
-    assert selection.place(["a", "b"]) == [0]
-    assert selection.place(["new", "a", "b"]) == [1]
-    # Sent before the browser had drawn the order with `new`, and again.
-    for _ in range(2):
-        selection.report([0])
-        assert selection.place(["new", "a", "b"]) == [1]
-    selection.report([1])
-    assert selection.place(["new", "a", "b"]) == [1]
-    # Since the browser has confirmed the order, row 0 is `new`.
-    selection.report([0])
-    assert selection.place(["new", "a", "b"]) == [0]
-
-
-def test_what_the_visitor_changes_is_of_the_order_shown() -> None:
-    selection = tables.RowSelection()
-    selection.place(["a", "b"])
-    selection.report([0])
-    selection.place(["new", "a", "b"])
-    selection.report([1, 2])
-    assert selection.place(["b", "a", "new"]) == [0, 1]
-    selection.report([])
-    assert selection.place(["a", "b", "new"]) == []
 
 
 def test_every_order_of_a_column_is_known_to_the_service_and_shown_in_that_column() -> None:

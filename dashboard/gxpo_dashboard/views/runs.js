@@ -1,0 +1,224 @@
+// @ts-check
+/**
+ * The table of runs: headers order it through the service, rows are selected and opened, all by mouse or keyboard.
+ *
+ * @typedef {{name: string, label: string, help: string, kind: string, order: boolean}} Column
+ * @typedef {{id: string, name: string, color: string, cells: any[]}} Row  the name is that of the run, or of a mean
+ * @typedef {{title: string, columns: Column[], rows: Row[], sorted: string, descending: boolean, links: boolean,
+ *   selected: string[]}} Data  selected: at the start only, later it is the browser that knows
+ * @typedef {{parentElement: HTMLElement, data: Data, setStateValue: (name: string, value: any) => void,
+ *   setTriggerValue: (name: string, value: any) => void}} Component
+ */
+
+const POINTED_MS = 250; // at rest over a row until its curves are requested
+const UNITS = /** @type {[Intl.RelativeTimeFormatUnit, number][]} */ ([
+  ["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1],
+]);
+const AGE = new Intl.RelativeTimeFormat("en", { style: "short" });
+
+/** @param {string} tag @param {Record<string, any>} properties @param {(Node | string)[]} children */
+function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+/** @param {Element | null} input */
+const box = (input) => /** @type {HTMLInputElement} */ (input);
+
+/** @param {number} seconds since 1970 */
+function time(seconds) {
+  const age = Math.max(0, Date.now() / 1000 - seconds);
+  const [unit, size] = UNITS.find(([, size]) => age >= size) ?? UNITS[3];
+  const title = new Date(1000 * seconds).toLocaleString();
+  return element("time", { title }, AGE.format(-Math.floor(age / size), unit));
+}
+
+/** What a cell of a kind shows. All of it is text, never markup. */
+const CONTENT = /** @type {Record<string, (value: any) => (Node | string)[]>} */ ({
+  chips: (/** @type {[string, string][]} */ chips) =>
+    chips.map(([text, color]) => element("span", { className: `chip ${color}` }, text)),
+  progress: (percent) => [
+    element("progress", { max: 100, value: percent, ariaLabel: "Progress" }), `${Math.round(percent)}%`,
+  ],
+  picture: (address) => (address ? [element("img", { src: address, alt: "" })] : []),
+  time: (seconds) => (seconds === null ? ["–"] : [time(seconds)]),
+});
+
+class RunTable {
+  /** @param {Component} component */
+  constructor(component) {
+    this.component = component;
+    this.selected = new Set(component.data.selected);
+    this.rows = /** @type {Map<string, HTMLElement & {written?: string}>} */ (new Map());
+    this.all = /** @type {HTMLInputElement} */ (element("input"));
+    this.written = "";
+    this.pointed = "";
+    this.body = element("tbody");
+    this.head = element("thead");
+    this.table = element("table", {}, this.head, this.body);
+    this.waiting = 0;
+    component.parentElement.append(element("div", { className: "run-table" }, this.table));
+    this.body.onclick = (event) => this.click(event);
+    this.body.onmouseover = (event) => this.point(/** @type {HTMLElement} */ (event.target).closest("tr")?.id);
+    this.body.onmouseleave = () => this.point("");
+    this.press = (/** @type {KeyboardEvent} */ event) => this.key(event);
+  }
+
+  /** @param {Component} component */
+  show(component) {
+    this.component = component;
+    const { data } = component;
+    document.addEventListener("keydown", this.press, true);
+    this.table.setAttribute("aria-label", data.title);
+    const head = JSON.stringify([data.columns, data.sorted, data.descending]);
+    if (this.written !== head) {
+      this.written = head;
+      this.header(data);
+    }
+    const focused = document.activeElement;
+    const kept = new Map(data.rows.map((row) => [row.id, this.row(row, data)]));
+    for (const [id, row] of this.rows) if (!kept.has(id)) row.remove();
+    // Rows in their place are not moved: the scroll position and the focus would go.
+    let place = this.body.firstElementChild;
+    for (const row of kept.values()) {
+      if (row === place) place = row.nextElementSibling;
+      else this.body.insertBefore(row, place);
+    }
+    this.rows = kept;
+    if (focused !== document.activeElement && this.body.contains(focused))
+      /** @type {HTMLElement} */ (focused).focus();
+    const gone = [...this.selected].filter((id) => !kept.has(id));
+    for (const id of gone) this.selected.delete(id);
+    this.mark();
+    if (gone.length) this.tell();
+  }
+
+  close() {
+    document.removeEventListener("keydown", this.press, true);
+  }
+
+  /** @param {Data} data */
+  header(data) {
+    this.all = box(element("input", { type: "checkbox", ariaLabel: "Select all runs of this page" }));
+    this.all.onchange = () => {
+      this.selected = new Set(this.all.checked ? this.rows.keys() : []);
+      this.mark();
+      this.tell();
+    };
+    const titles = data.columns.map((column) => {
+      const sorted = column.name === data.sorted;
+      const label = `${column.label}${sorted ? (data.descending ? " ↓" : " ↑") : ""}`;
+      const title = element("th", { scope: "col", className: column.kind, title: column.help });
+      if (sorted) title.setAttribute("aria-sort", data.descending ? "descending" : "ascending");
+      if (!column.order) title.append(label);
+      else {
+        const onclick = () => this.component.setTriggerValue("order", column.name);
+        title.append(element("button", { onclick }, label));
+      }
+      return title;
+    });
+    this.head.replaceChildren(element("tr", {}, element("th", { scope: "col" }, this.all), ...titles));
+  }
+
+  /** The row of this id, written again only if it changed. @param {Row} row @param {Data} data */
+  row(row, data) {
+    const shown = this.rows.get(row.id) ?? element("tr", { id: row.id });
+    const ages = data.columns.some((column) => column.kind === "time") ? Math.floor(Date.now() / 10000) : 0;
+    const written = JSON.stringify([row, data.columns, ages]);
+    if (shown.written === written) return shown;
+    shown.written = written;
+    const input = box(shown.querySelector("input") ?? element("input", { type: "checkbox" }));
+    input.ariaLabel = `Select ${row.name}`;
+    const cells = data.columns.map((column, at) => {
+      const content = CONTENT[column.kind]?.(row.cells[at]) ?? [row.cells[at]];
+      const title = column.kind === "text" ? row.cells[at] : "";
+      if (column.kind !== "name") return element("td", { className: column.kind, title }, ...content);
+      const dot = element("span", { className: "dot", style: `color: ${row.color}`, ariaHidden: "true" }, "●");
+      const name = data.links ? element("a", { href: `?view=run&run=${row.id}` }, row.name) : row.name;
+      return element("th", { scope: "row", className: "name", title: row.name }, dot, name);
+    });
+    // The box stays where it is: taken out of the page it would lose the focus.
+    for (const cell of [...shown.children].slice(1)) cell.remove();
+    if (!shown.children.length) shown.append(element("td", {}, input));
+    shown.append(...cells);
+    return shown;
+  }
+
+  mark() {
+    for (const [id, row] of this.rows) {
+      const chosen = this.selected.has(id);
+      row.classList.toggle("selected", chosen);
+      box(row.querySelector("input")).checked = chosen;
+    }
+    this.all.checked = this.selected.size > 0 && this.selected.size === this.rows.size;
+    this.all.indeterminate = this.selected.size > 0 && !this.all.checked;
+  }
+
+  tell() {
+    this.component.setStateValue("selected", [...this.rows.keys()].filter((id) => this.selected.has(id)));
+  }
+
+  /** @param {string} id */
+  toggle(id) {
+    if (!this.selected.delete(id)) this.selected.add(id);
+    this.mark();
+    this.tell();
+  }
+
+  /** A click on the name opens the run, with a key of the browser in a tab of its own; elsewhere it selects the row. */
+  click(/** @type {any} */ event) {
+    const id = event.target.closest("tr").id;
+    if (!event.target.closest("a")) this.toggle(id);
+    else if (!(event.ctrlKey || event.metaKey || event.shiftKey)) {
+      event.preventDefault();
+      this.component.setTriggerValue("opened", id);
+    }
+  }
+
+  /** Curves of the row under the pointer are drawn over those of the selected ones. @param {string | undefined} id */
+  point(id) {
+    clearTimeout(this.waiting);
+    if (this.selected.size === 0 || id === undefined || id === this.pointed) return;
+    this.waiting = setTimeout(() => {
+      this.pointed = id;
+      this.component.setStateValue("pointed", id);
+    }, POINTED_MS);
+  }
+
+  /** j and k go to the row below and above, x selects it, Enter opens it, c compares, Escape selects nothing.
+   * @param {KeyboardEvent} event */
+  key(event) {
+    const target = /** @type {HTMLElement} */ (event.target);
+    const at = [...this.body.children].findIndex((row) => row.contains(target));
+    const elsewhere = "input, textarea, select, [contenteditable], [role=dialog], [role=listbox]";
+    const writing = at < 0 && target.closest(elsewhere);
+    if (writing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const id = this.body.children[at]?.id;
+    if (event.key === "j" || event.key === "k") {
+      const next = at < 0 ? 0 : Math.min(this.rows.size - 1, Math.max(0, at + (event.key === "j" ? 1 : -1)));
+      box(this.body.children[next].querySelector("input")).focus();
+      this.point(this.body.children[next].id);
+    } else if (event.key === "x" && id) this.toggle(id);
+    else if (event.key === "Enter" && id && this.component.data.links) this.component.setTriggerValue("opened", id);
+    else if (event.key === "c" && this.selected.size > 1) this.component.setTriggerValue("compared", true);
+    else if (event.key === "Escape" && this.selected.size) {
+      this.selected.clear();
+      this.mark();
+      this.tell();
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+}
+
+const tables = /** @type {WeakMap<HTMLElement, RunTable>} */ (new WeakMap());
+
+/** @param {Component} component */
+export default function (component) {
+  const { parentElement } = component;
+  const table = tables.get(parentElement) ?? new RunTable(component);
+  tables.set(parentElement, table);
+  table.show(component);
+  return () => table.close();
+}
