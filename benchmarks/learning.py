@@ -44,13 +44,13 @@ def scores(out: Path) -> tuple[Floats, Floats]:
     return np.array(rows[0]["per_problem"]), np.array(rows[-1]["per_problem"])
 
 
-def accuracies(name: str, before: Floats, after: Floats) -> list[Figure]:
+def accuracies(name: str, before: Floats, after: Floats, least: float = GAIN) -> list[Figure]:
     """The gain, paired by problem, and both accuracies."""
     gain = after - before
     low, high = _interval(gain)
-    met = bool(gain.mean() >= GAIN and low > 0)
+    met = bool(gain.mean() >= least and low > 0)
     return [
-        Figure(f"{name}: gain", float(gain.mean()), low, high, "", f"≥ {GAIN:g}, interval above 0", met),
+        Figure(f"{name}: gain", float(gain.mean()), low, high, "", f"≥ {least:g}, interval above 0", met),
         Figure(f"{name}: accuracy before", float(before.mean()), *_interval(before), ""),
         Figure(f"{name}: accuracy after", float(after.mean()), *_interval(after), ""),
     ]

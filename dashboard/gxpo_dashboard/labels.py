@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from typing import Any
 
 STATES: dict[str, str] = {
@@ -64,6 +65,7 @@ NO_RIGHT = "Your token is read-only. Use a token with role submitter."
 
 _FORMULA = re.compile(r"\\\((.+?)\\\)|\\\[(.+?)\\\]|\$\$(.+?)\$\$|\$(?!\s)([^$\n]{1,400}?)(?<!\s)\$(?!\d)", re.DOTALL)
 _UNSAFE = re.compile(r"\\(href|url|html\w*|includegraphics|def|gdef|xdef|newcommand|renewcommand|let|input|include)\b")
+_WORD = re.compile(r"\w+|\s+|[^\w\s]")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$:<>=^])")
 
 
@@ -90,6 +92,18 @@ def with_formulas(text: str) -> str | None:
         parts += [_escaped_lines(text[end : match.start()]), f"${' '.join(body.split())}$"]
         end = match.end()
     return "".join([*parts, _escaped_lines(text[end:])]) if parts else None
+
+
+def differing(text: str, other: str) -> str:
+    """Untrusted text, escaped for Markdown, with a background under the words that `other` does not have there."""
+    others, words = (_WORD.findall(part) for part in (other, text))
+    parts = []
+    for kind, _, _, begin, end in SequenceMatcher(None, others, words, autojunk=False).get_opcodes():
+        part = "".join(words[begin:end])
+        marked = part.strip() and kind != "equal"
+        before, after = (" " if blank.isspace() else "" for blank in (part[:1], part[-1:]))
+        parts.append(f"{before}:orange-background[{plain(part)}]{after}" if marked else _escaped_lines(part))
+    return "".join(parts)
 
 
 def _escaped_lines(text: str) -> str:

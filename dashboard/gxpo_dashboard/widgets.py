@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -159,6 +160,34 @@ def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False, colors:
                 for row, color in enumerate(colors):
                     cells.iloc[row, 0] = f':color[●]{{foreground="{color}"}} {cells.iloc[row, 0]}'
                 st.table(cells, border="horizontal", hide_index=True, alt=title)
+
+
+_TABLE = Path(__file__).with_name("table.js").read_text(encoding="utf-8")
+
+
+def table(
+    key: str, title: str, columns: list[dict[str, Any]], rows: list[dict[str, Any]], selected: list[str], **options: Any
+) -> Any:
+    """A table of the page whose rows are selected; table.js has what a column and a row are.
+
+    Returns `selected` and `pointed` (ids of rows), and once `order` (a column), `opened` (an id) or `compared`.
+
+    options: `sorted` (a column), `descending`; `links`, of names to the Run view; `single`, for one row at a time.
+    """
+
+    def report() -> None:
+        """What has changed is read from what this function returns."""
+
+    data = {"sorted": "", "descending": False, "links": False, "single": False, **options}
+    return st.components.v2.component("gxpo_table", js=_TABLE, isolate_styles=False)(
+        key=key,
+        data={**data, "title": title, "columns": columns, "rows": rows, "selected": selected},
+        on_selected_change=report,
+        on_pointed_change=report,
+        on_order_change=report,
+        on_opened_change=report,
+        on_compared_change=report,
+    )
 
 
 def download(what: str, name: str, make: Callable[[], bytes], key: str) -> None:

@@ -85,7 +85,7 @@ def test_the_wheel_scrolls_the_page_and_dragging_zooms_all_charts_until_the_rese
 
 
 def test_a_click_on_a_header_is_the_order_of_the_service_and_shown(page: Page) -> None:
-    sorted_by = "return document.querySelector('.run-table [aria-sort]')?.textContent"
+    sorted_by = "return document.querySelector('.rows-table [aria-sort]')?.textContent"
     page.open("runs", cols=["name", "step"], text="demo")
     page.wait(lambda: page.script(sorted_by) == "Created ↓", "the order in the header")
     page.press("Name")
@@ -136,7 +136,7 @@ def test_notes_and_formulas_are_text_and_formulas_are_typeset_next_to_it(site: S
     page.shows("<b>look</b> **here**")
     listed = site.http.get(f"/runs/{site.fired}/samples", params={"step": 30, "limit": 500}).json()
     group = next(sample["group"] for sample in listed["items"] if sample["response"] == FORMULA)
-    page.tick_row([counts["group"] for counts in worst_first(listed["groups"])].index(group))
+    page.select_row([counts["group"] for counts in worst_first(listed["groups"])].index(group))
     page.shows(FORMULA)
     assert page.wait(lambda: page.all(".katex .mfrac"), "the fraction")
     assert page.all("img[src=x]") == []

@@ -15,15 +15,15 @@ from support.site import NOT_LOOPBACK, Site
 
 TICKS = "view.data('ticks').map(row => row.value)"
 LOG = "document.querySelector('.st-key-log')"
-GRID = "document.querySelector('.run-table')"
+GRID = "document.querySelector('.rows-table')"
 
 
 def test_several_runs_are_deleted_at_once_and_the_filter_stays(site: Site, page: Page) -> None:
     runs = [site.submit_short(f"to delete {number}") for number in range(3)]
     page.open("runs", text="to delete")
-    page.select_run(0)
+    page.select_row(0)
     page.shows("1 selected")
-    page.select_run(2)
+    page.select_row(2)
     page.shows("2 selected")
     page.press("Delete…")
     page.shows("are deleted permanently")
@@ -39,14 +39,14 @@ def test_actions_are_above_the_table_whose_rows_stay_and_curves_of_the_selected_
     site: Site, page: Page
 ) -> None:
     page.open("runs", text="demo")
-    top = page.one(".run-table").location
-    page.select_run(0)
+    top = page.one(".rows-table").location
+    page.select_row(0)
     page.shows("1 selected")
-    page.select_run(1)
+    page.select_row(1)
     page.shows("2 selected")
     series = "[...new Set(view.data('points').map(row => row.series))].sort()"
     page.wait(lambda: page.chart_of("Metrics", series) == ["demo", "demo-grpo"], "the curves of both")
-    table = page.one(".run-table")
+    table = page.one(".rows-table")
     assert table.location == top
     compare = page.button("Compare")
     assert compare is not None
@@ -106,7 +106,7 @@ def test_a_table_whose_order_changes_keeps_its_scroll_position_and_its_selection
     page.open("runs", text="of many", cols=["name", "seed"])
     page.shows("24 runs")
     third = site.http.get("/runs", params={"text": "of many"}).json()["items"][2]
-    page.select_run(2)
+    page.select_row(2)
     page.shows(f"1 selected {third['name']}")
     assert page.script(f"{GRID}.scrollTop = 200; return {GRID}.scrollTop") == 200
     run = site.http.post("/runs", json={**base, "name": "one of many"}).raise_for_status().json()["id"]

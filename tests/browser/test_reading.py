@@ -136,7 +136,7 @@ def test_a_key_opens_the_search_of_runs_views_and_actions(site: Site, page: Page
 
 def test_the_name_of_a_run_is_a_link_that_a_key_opens_in_a_new_tab(site: Site, page: Page) -> None:
     page.open("runs", text="fired", cols=["name"])
-    link = page.one(".run-table tbody a")
+    link = page.one(".rows-table tbody a")
     here, before = page.driver.current_window_handle, page.driver.window_handles
     page.keys().key_down(Keys.CONTROL).click(link).key_up(Keys.CONTROL).perform()
     (there,) = page.wait(lambda: set(page.driver.window_handles) - {*before}, "the new tab")
@@ -154,19 +154,19 @@ def test_the_name_of_a_run_is_a_link_that_a_key_opens_in_a_new_tab(site: Site, p
 
 def test_runs_are_selected_compared_and_opened_by_keyboard(site: Site, page: Page) -> None:
     page.open("runs", text="demo")
-    page.one(".run-table tbody a")
+    page.one(".rows-table tbody a")
     page.keys().send_keys("jxjx").perform()
     page.shows("2 selected")
     page.keys().send_keys("k").perform()
     page.settle()
     assert page.script("return document.activeElement.getAttribute('aria-label')") == page.script(
-        "return document.querySelector('.run-table tbody input').getAttribute('aria-label')"
+        "return document.querySelector('.rows-table tbody input').getAttribute('aria-label')"
     ), "a refresh leaves the focus"
     page.keys().send_keys("c").perform()
     page.wait(lambda: page.query.get("view") == ["compare"], "the comparison")
     assert sorted(page.query["runs"]) == sorted(site.recorded.values())
     page.open("runs", text="demo")
-    page.one(".run-table tbody a")
+    page.one(".rows-table tbody a")
     page.keys().send_keys("j", Keys.ENTER).perform()
     page.wait(lambda: page.query.get("view") == ["run"], "the run")
 
@@ -185,6 +185,10 @@ def test_eight_short_answers_are_read_without_scrolling_far_the_worst_first(site
     assert page.text.index("✘ wrong") < page.text.index("✔ correct")
     assert re.search(r"\d× answer", page.text), "equal answers are merged"
     assert page.script("return document.querySelector('[data-testid=stMain]').scrollHeight") < 1300
+    page.select_row(0)
+    first = page.text
+    page.keys().send_keys(Keys.ARROW_DOWN).perform()
+    page.wait(lambda: page.text != first and "group" in page.text, "the next prompt, by an arrow")
     page.press("All steps")
     page.wait(lambda: page.query.get("prompt"), "the prompt in the address")
 
@@ -192,7 +196,7 @@ def test_eight_short_answers_are_read_without_scrolling_far_the_worst_first(site
 def test_a_run_with_an_environment_shows_turns_as_plain_text_and_charts_of_its_episodes(site: Site, page: Page) -> None:
     page.open("run", run=site.tools, part="Samples")
     page.shows("0 of 8 correct")
-    page.tick_row(1)
+    page.select_row(1)
     for words in ("Policy, turn 1", "<calc>74/2</calc>", "Environment, turn 1", "37", "reward from the verifier"):
         page.shows(words)
     drawers = [drawer for drawer in page.all("summary") if "with this answer" in drawer.text]

@@ -254,32 +254,16 @@ class Page:
         self.keys().send_keys(Keys.ESCAPE).perform()
         self.settle()
 
-    def select_run(self, row: int) -> None:
-        """Mark a row of the table of runs by its box."""
-        self.click(self.wait(lambda: self.all(".run-table tbody input")[row:], "the run")[0])
-
-    def tick_row(self, row: int) -> None:
-        """Mark a row of the table by its box."""
-        self.click_row(row, 18)
-
-    def click_row(self, row: int, at: int) -> None:
-        """Click into a row of the table, so many pixels from its left edge; row -1 is the header."""
-        canvas = self.one("[data-testid=stDataFrame] canvas[data-testid=data-grid-canvas]")
-        corners = [[-1, -1]]
+    def select_row(self, row: int) -> None:
+        """Mark a row of the table by its box, once the table is at rest: an expander above it may still be opening."""
+        places = [{"y": -1}]
 
         def rests() -> bool:
-            """Whether it is where it was at the look before: an expander above it may still be opening."""
-            corners.append(
-                self.script("const box = arguments[0].getBoundingClientRect(); return [box.left, box.top]", canvas)
-            )
-            return bool(corners[-1] == corners[-2])
+            places.append(self.all(".rows-table tbody input")[row].location)
+            return places[-1] == places[-2]
 
-        self.wait(rests, "the table at rest")
-        # From its corner: Selenium's offsets are from the middle of what is in view.
-        left, top = corners[-1]
-        keys = self.keys()
-        keys.w3c_actions.pointer_action.move_to_location(round(left + at), round(top + 36 * (row + 1.5))).click()
-        keys.perform()
+        self.wait(lambda: len(self.all(".rows-table tbody input")) > row and rests(), "the row at rest")
+        self.click(self.all(".rows-table tbody input")[row])
 
     def point_at(self, key: str, x: float, y: float, *, press: bool = False) -> None:
         """Move the pointer to these pixels of a chart, from its corner, and press there if asked."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -63,3 +64,11 @@ class Pages:
 def labelled(elements: Any, label: str) -> Any:
     """The element with this label."""
     return next(element for element in elements if element.label == label)
+
+
+def table_columns(page: AppTest) -> dict[str, list[Any]]:
+    """The page's table of rows as the browser gets it: column → its cells."""
+    (table,) = [json.loads(part.proto.json) for part in page.get("bidi_component")]
+    names = [column["name"] for column in table["columns"]]
+    cells = [row["cells"] for row in table["rows"]]
+    return dict(zip(names, map(list, zip(*cells, strict=True)), strict=True))

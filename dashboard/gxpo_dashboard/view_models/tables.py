@@ -339,6 +339,8 @@ def episode_facts(item: Mapping[str, Any]) -> str:
     rewarded = any(turn.get("reward") is not None for turn in item.get("turns") or [])
     source = "environment" if rewarded else "verifier"
     facts = [ENDS.get(item["end"], item["end"]), f"{item['sampled_length']} of {item['length']} tokens by the policy"]
+    if branches := (item.get("extra") or {}).get("branches"):
+        facts.append(f"{formats.number_of(branches + 1, 'row')} of tokens, as requests began anew")
     return ", ".join([*facts, *([] if item.get("reward") is None else [f"reward from the {source}"])])
 
 

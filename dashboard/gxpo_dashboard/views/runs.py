@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -21,7 +20,7 @@ from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import tables
 from gxpo_dashboard.view_models.series import Points
 from gxpo_dashboard.views import actions, explorer
-from gxpo_dashboard.widgets import cursors, empty, live, pager
+from gxpo_dashboard.widgets import cursors, empty, live, pager, table
 
 Json = dict[str, Any]
 
@@ -31,7 +30,6 @@ _TREND_RUNS = 100
 """Runs per request of reward trends."""
 SORTS = {name: tables.column_label(tables.ordered_column(name)) for name in tables.ORDERS.values()}
 SORTS |= {name: tables.column_label(name) for name in ("metric:policy/entropy", "metric:rollout/logprob_gap_mean")}
-_SCRIPT = Path(__file__).with_suffix(".js").read_text()
 _HELP = {
     tables.RUNS: "Those that succeeded: means are over these.",
     "score": "Latest macro average of pass@1.",
@@ -221,48 +219,37 @@ def _table(
     # Always two columns: a table that moves to another place of the page loses its scroll position.
     listed, preview = st.columns([3, 2] if chosen else [1, 0.001], gap="small" if chosen else None)
     with listed:
-        table = st.components.v2.component("gxpo_runs", js=_SCRIPT, isolate_styles=False)(
-            key=key,
-            data={
-                "title": "Runs with state, progress, accuracy and cost",
-                "columns": [_column(name, frame) for name in shown],
-                "rows": [
-                    {
-                        "id": group,
-                        "name": name,
-                        "color": colors.get(members[0]["id"]) or rules.of({"name": members[0]["rule"]}).color,
-                        "cells": cells,
-                    }
-                    for (group, members), name, cells in zip(
-                        groups.items(), frame["name"], tables.cells(frame, shown), strict=True
-                    )
-                ],
-                "sorted": ordered,
-                "descending": query["order"] == "desc",
-                "links": not means,
-                "selected": selected,
-            },
-            on_selected_change=_read_below,
-            on_pointed_change=_read_below,
-            on_order_change=_read_below,
-            on_opened_change=_read_below,
-            on_compared_change=_read_below,
+        report = table(
+            key,
+            "Runs with state, progress, accuracy and cost",
+            [_column(name, frame) for name in shown],
+            [
+                {
+                    "id": group,
+                    "name": name,
+                    "color": colors.get(members[0]["id"]) or rules.of({"name": members[0]["rule"]}).color,
+                    "cells": cells,
+                }
+                for (group, members), name, cells in zip(
+                    groups.items(), frame["name"], tables.cells(frame, shown), strict=True
+                )
+            ],
+            selected,
+            sorted=ordered,
+            descending=query["order"] == "desc",
+            links=not means,
         )
-    if table.order:
-        st.query_params["sort"] = tables.ORDERS.get(table.order, table.order)
-        st.query_params["order"] = "asc" if table.order == ordered and query["order"] == "desc" else "desc"
+    if report.order:
+        st.query_params["sort"] = tables.ORDERS.get(report.order, report.order)
+        st.query_params["order"] = "asc" if report.order == ordered and query["order"] == "desc" else "desc"
         st.rerun()
-    if table.opened:
-        go("run", run=table.opened)
-    if table.compared:
+    if report.opened:
+        go("run", run=report.opened)
+    if report.compared:
         go("compare", runs=[run["id"] for run in chosen])
     if chosen:
         with preview:
             explorer.draw(previewed, PREVIEWED, "backward_passes")
-
-
-def _read_below() -> None:
-    """A report of the table, which is read after it was drawn."""
 
 
 def _column(name: str, frame: pd.DataFrame) -> Json:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from gxpo_client.formats import count, figure, number_of, significant
-from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, plain, unique_labels, with_formulas
+from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, differing, plain, unique_labels, with_formulas
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.series import number
 from gxpo_dashboard.view_models.tables import answers, episode_facts, turn_rows, worst_first
 from gxpo_dashboard.views import explorer, records
-from gxpo_dashboard.widgets import cursors, empty, pager, untrusted
+from gxpo_dashboard.widgets import cursors, empty, pager, table, untrusted
 
 Json = dict[str, Any]
 
@@ -81,29 +80,23 @@ def _group_list(
     groups: list[Json], prompts: dict[tuple[Any, ...], str], runs: dict[str, str], key: str, *, by_step: bool
 ) -> Json:
     """A row per prompt; returns the selected group. runs: labels, where there are several."""
-    frame = pd.DataFrame(
-        {
-            **({"Run": [runs[group["run"]] for group in groups]} if runs else {}),
-            **({"Step": [count(group["step"]) for group in groups]} if by_step else {}),
-            "Correct": [group["correct"] for group in groups],
-            "Responses": [group["responses"] for group in groups],
-            "Reward": [significant(number(group["reward"])) for group in groups],
-            "Prompt": [prompts[_identity(group)] for group in groups],
+    kinds = {"Run": "text", "Step": "number", "Correct": "number", "Reward": "number", "Prompt": "name"}
+    left_out = {"Run": not runs, "Step": not by_step}
+    titles = [title for title in kinds if not left_out.get(title)]
+    columns = [{"name": title, "label": title, "help": "", "kind": kinds[title], "order": False} for title in titles]
+    known = {"-".join(map(str, (group["run"], *_identity(group)))): group for group in groups}
+    rows = []
+    for id, group in known.items():
+        cells = {
+            "Run": runs.get(group["run"]),
+            "Step": count(group["step"]),
+            "Correct": f"{group['correct']} of {group['responses']}",
+            "Reward": significant(number(group["reward"])),
         }
-    )
-    column = st.column_config
-    narrow = dict.fromkeys(("Step", "Correct", "Responses", "Reward"), column.Column(width="small"))
-    event = st.dataframe(
-        frame,
-        key=key,
-        hide_index=True,
-        height=min(38 + 35 * len(groups), 560),
-        on_select="rerun",
-        selection_mode="single-row",
-        column_config=narrow | {"Prompt": column.TextColumn(width="large")},
-        alt="Prompts, worst first: select one to read its responses",
-    )
-    return groups[next((row for row in event.selection.rows if row < len(groups)), 0)]
+        prompt = prompts[_identity(group)]
+        rows.append({"id": id, "name": prompt, "color": "", "cells": [cells.get(title) for title in titles]})
+    report = table(key, "Prompts, worst first", columns, rows, [next(iter(known))], single=True)
+    return known.get(next(iter(report.selected or ()), ""), groups[0])
 
 
 def _group(counts: Json, items: list[Json]) -> None:
@@ -154,7 +147,7 @@ def _answer(group: list[Json], *, folded: bool) -> None:
         if drawer.open:
             with drawer:
                 for item in hidden:
-                    _response(item)
+                    _response(item, None if folded else first)
 
 
 def _ends(group: list[Json], name: str) -> tuple[Json, Json]:
@@ -167,11 +160,14 @@ def _inline(text: str) -> str:
     return f"**{plain(text if len(text) <= _INLINE else f'{text[:_INLINE]}…')}**" if text.strip() else "(none)"
 
 
-def _response(item: Json) -> None:
+def _response(item: Json, like: Json | None = None) -> None:
+    """like: the response above, from which its words differ."""
     rows = turn_rows(item)
     for heading, text in rows:
         untrusted(heading, text)  # without typeset formulas
-    if not rows:
+    if not rows and like:
+        st.markdown(differing(item["response"], like["response"]))
+    elif not rows:
         _text(item["response"])
     if item["extra"].get("detail"):
         untrusted("Grader", item["extra"]["detail"])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
-from support.dashboard_pages import Pages, labelled
+from support.dashboard_pages import Pages, labelled, table_columns
 from support.reporting import evaluation_row, metric_row
 from support.site import RECORDINGS
 
@@ -18,14 +17,6 @@ from gxpo_dashboard.labels import plain
 def select(pages: Pages, *runs: str, token: str | None = None, **query: str) -> AppTest:
     """The Runs view with selected runs."""
     return pages.open("runs", {"selection-runs-0": runs, "token": token or pages.token}, size="200", **query)
-
-
-def listed(page: AppTest) -> tuple[dict[str, Any], list[list[Any]]]:
-    """The table as the browser gets it: column → its cells, and the rows."""
-    (table,) = [json.loads(part.proto.json) for part in page.get("bidi_component")]
-    names = [column["name"] for column in table["columns"]]
-    cells = [row["cells"] for row in table["rows"]]
-    return dict(zip(names, map(list, zip(*cells, strict=True)), strict=True)), table["rows"]
 
 
 def test_a_run_that_may_not_be_deleted_does_not_keep_the_others(pages: Pages) -> None:
@@ -56,7 +47,7 @@ def test_means_are_over_all_pages_and_over_runs_that_succeeded(pages: Pages) -> 
     for seed in range(3, 28):
         pages.submit("same", f"seed={seed}", **tag)
     page = pages.open("runs", rows="seeds", tag="means", size="25", cols=["name", "step", "seed"])
-    columns, _ = listed(page)
+    columns = table_columns(page)
     assert columns["runs"] == ["2 of 28", "1", "1"]
     assert columns["step"] == ["2", "0", "0"]
 
@@ -65,7 +56,7 @@ def test_a_baseline_that_does_not_exist_leaves_the_table(pages: Pages) -> None:
     pages.submit("listed")
     page = pages.open("runs", base="r01gone0000000000000", size="200")
     assert not page.error
-    assert "listed" in listed(page)[0]["name"]
+    assert "listed" in table_columns(page)["name"]
     assert [caption.value for caption in page.caption if "does not exist" in caption.value]
 
 

@@ -234,6 +234,10 @@ def test_facts_say_how_it_ended_and_where_the_reward_came_from() -> None:
     assert tables.episode_facts(item(rewarded, end="max_turns")) == (
         "turn limit reached, 15 of 20 tokens by the policy, reward from the environment"
     )
+    assert tables.episode_facts(item(policy, extra={"branches": 1})) == (
+        "ended by the environment, 15 of 20 tokens by the policy, 2 rows of tokens, as requests began anew, "
+        "reward from the verifier"
+    )
     assert tables.episode_facts(item(policy, end="timeout", reward=None)) == (
         "environment timed out, 15 of 20 tokens by the policy"
     )
@@ -296,6 +300,12 @@ def test_formulas_are_set_and_everything_else_stays_text() -> None:
     assert labels.with_formulas("from $5 to $6, not $ 7 $") is None
     assert labels.with_formulas(r"$\href{javascript:alert(1)}{x}$") is None
     assert labels.with_formulas("$`x`$") is None
+
+
+def test_words_that_differ_have_a_background_and_all_text_is_escaped() -> None:
+    assert labels.differing("12*7 = 84", "12+7 = 84") == r"12:orange-background[\*]7 \= 84"
+    assert labels.differing("one two\nthree four", "one\nthree four") == "one :orange-background[two]  \nthree four"
+    assert labels.differing("same", "same") == "same"
 
 
 def test_every_state_and_reason_has_words() -> None:

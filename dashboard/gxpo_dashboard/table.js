@@ -1,11 +1,12 @@
 // @ts-check
 /**
- * The table of runs: headers order it through the service, rows are selected and opened, all by mouse or keyboard.
+ * A table whose rows are selected, by mouse or keyboard. Headers order it through the service; names may be links.
  *
  * @typedef {{name: string, label: string, help: string, kind: string, order: boolean}} Column
- * @typedef {{id: string, name: string, color: string, cells: any[]}} Row  the name is that of the run, or of a mean
+ * @typedef {{id: string, name: string, color: string, cells: any[]}} Row  color: of a dot before the name
  * @typedef {{title: string, columns: Column[], rows: Row[], sorted: string, descending: boolean, links: boolean,
- *   selected: string[]}} Data  selected: at the start only, later it is the browser that knows
+ *   single: boolean, selected: string[]}} Data  single: one row is always selected. selected: at the start, or when none
+ *   of the selected rows is left; else it is the browser that knows
  * @typedef {{parentElement: HTMLElement, data: Data, setStateValue: (name: string, value: any) => void,
  *   setTriggerValue: (name: string, value: any) => void}} Component
  */
@@ -45,7 +46,7 @@ const CONTENT = /** @type {Record<string, (value: any) => (Node | string)[]>} */
   time: (seconds) => (seconds === null ? ["–"] : [time(seconds)]),
 });
 
-class RunTable {
+class Table {
   /** @param {Component} component */
   constructor(component) {
     this.component = component;
@@ -58,7 +59,7 @@ class RunTable {
     this.head = element("thead");
     this.table = element("table", {}, this.head, this.body);
     this.waiting = 0;
-    component.parentElement.append(element("div", { className: "run-table" }, this.table));
+    component.parentElement.append(element("div", { className: "rows-table" }, this.table));
     this.body.onclick = (event) => this.click(event);
     this.body.onmouseover = (event) => this.point(/** @type {HTMLElement} */ (event.target).closest("tr")?.id);
     this.body.onmouseleave = () => this.point("");
@@ -71,6 +72,7 @@ class RunTable {
     const { data } = component;
     document.addEventListener("keydown", this.press, true);
     this.table.setAttribute("aria-label", data.title);
+    this.table.className = data.single ? "single" : "";
     const head = JSON.stringify([data.columns, data.sorted, data.descending]);
     if (this.written !== head) {
       this.written = head;
@@ -90,8 +92,9 @@ class RunTable {
       /** @type {HTMLElement} */ (focused).focus();
     const gone = [...this.selected].filter((id) => !kept.has(id));
     for (const id of gone) this.selected.delete(id);
+    if (data.single && !this.selected.size) this.selected = new Set(data.selected);
     this.mark();
-    if (gone.length) this.tell();
+    if (gone.length && !data.single) this.tell();
   }
 
   close() {
@@ -100,7 +103,7 @@ class RunTable {
 
   /** @param {Data} data */
   header(data) {
-    this.all = box(element("input", { type: "checkbox", ariaLabel: "Select all runs of this page" }));
+    this.all = box(element("input", { type: "checkbox", ariaLabel: "Select all rows of this page" }));
     this.all.onchange = () => {
       this.selected = new Set(this.all.checked ? this.rows.keys() : []);
       this.mark();
@@ -118,7 +121,8 @@ class RunTable {
       }
       return title;
     });
-    this.head.replaceChildren(element("tr", {}, element("th", { scope: "col" }, this.all), ...titles));
+    const corner = data.single ? element("td") : element("th", { scope: "col" }, this.all);
+    this.head.replaceChildren(element("tr", {}, corner, ...titles));
   }
 
   /** The row of this id, written again only if it changed. @param {Row} row @param {Data} data */
@@ -128,15 +132,17 @@ class RunTable {
     const written = JSON.stringify([row, data.columns, ages]);
     if (shown.written === written) return shown;
     shown.written = written;
-    const input = box(shown.querySelector("input") ?? element("input", { type: "checkbox" }));
+    const kind = data.single ? { type: "radio", name: data.title } : { type: "checkbox" };
+    const input = box(shown.querySelector("input") ?? element("input", kind));
     input.ariaLabel = `Select ${row.name}`;
     const cells = data.columns.map((column, at) => {
       const content = CONTENT[column.kind]?.(row.cells[at]) ?? [row.cells[at]];
       const title = column.kind === "text" ? row.cells[at] : "";
       if (column.kind !== "name") return element("td", { className: column.kind, title }, ...content);
-      const dot = element("span", { className: "dot", style: `color: ${row.color}`, ariaHidden: "true" }, "●");
+      const style = `color: ${row.color}`;
+      const dot = row.color ? [element("span", { className: "dot", style, ariaHidden: "true" }, "●")] : [];
       const name = data.links ? element("a", { href: `?view=run&run=${row.id}` }, row.name) : row.name;
-      return element("th", { scope: "row", className: "name", title: row.name }, dot, name);
+      return element("th", { scope: "row", className: "name", title: row.name }, ...dot, name);
     });
     // The box stays where it is: taken out of the page it would lose the focus.
     for (const cell of [...shown.children].slice(1)) cell.remove();
@@ -161,7 +167,8 @@ class RunTable {
 
   /** @param {string} id */
   toggle(id) {
-    if (!this.selected.delete(id)) this.selected.add(id);
+    if (this.component.data.single) this.selected = new Set([id]);
+    else if (!this.selected.delete(id)) this.selected.add(id);
     this.mark();
     this.tell();
   }
@@ -179,14 +186,15 @@ class RunTable {
   /** Curves of the row under the pointer are drawn over those of the selected ones. @param {string | undefined} id */
   point(id) {
     clearTimeout(this.waiting);
-    if (this.selected.size === 0 || id === undefined || id === this.pointed) return;
+    if (this.component.data.single || this.selected.size === 0 || id === undefined || id === this.pointed) return;
     this.waiting = setTimeout(() => {
       this.pointed = id;
       this.component.setStateValue("pointed", id);
     }, POINTED_MS);
   }
 
-  /** j and k go to the row below and above, x selects it, Enter opens it, c compares, Escape selects nothing.
+  /** j and k go to the row below and above, x selects it, Enter opens it, c compares, Escape selects nothing. Where one
+   * row is always selected, the browser's own arrows do it, and j and k as well.
    * @param {KeyboardEvent} event */
   key(event) {
     const target = /** @type {HTMLElement} */ (event.target);
@@ -198,8 +206,10 @@ class RunTable {
     if (event.key === "j" || event.key === "k") {
       const next = at < 0 ? 0 : Math.min(this.rows.size - 1, Math.max(0, at + (event.key === "j" ? 1 : -1)));
       box(this.body.children[next].querySelector("input")).focus();
-      this.point(this.body.children[next].id);
-    } else if (event.key === "x" && id) this.toggle(id);
+      if (this.component.data.single) this.toggle(this.body.children[next].id);
+      else this.point(this.body.children[next].id);
+    } else if (this.component.data.single) return;
+    else if (event.key === "x" && id) this.toggle(id);
     else if (event.key === "Enter" && id && this.component.data.links) this.component.setTriggerValue("opened", id);
     else if (event.key === "c" && this.selected.size > 1) this.component.setTriggerValue("compared", true);
     else if (event.key === "Escape" && this.selected.size) {
@@ -212,12 +222,12 @@ class RunTable {
   }
 }
 
-const tables = /** @type {WeakMap<HTMLElement, RunTable>} */ (new WeakMap());
+const tables = /** @type {WeakMap<HTMLElement, Table>} */ (new WeakMap());
 
 /** @param {Component} component */
 export default function (component) {
   const { parentElement } = component;
-  const table = tables.get(parentElement) ?? new RunTable(component);
+  const table = tables.get(parentElement) ?? new Table(component);
   tables.set(parentElement, table);
   table.show(component);
   return () => table.close();
