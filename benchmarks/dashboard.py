@@ -14,8 +14,8 @@ every refresh has something new to draw.
 - memory: resident memory of the dashboard's process over 500 refreshes of one session by that client, each with a new
   step of every run; the slope is that of a line through the second half
 - fetched: bytes from the service to the dashboard while one visitor, or two, have the comparison open
-- table of 10,000 runs: its first picture, as above; a search, from Enter to the frame that shows its total; the next
-  part of the list, from the press to its frame
+- table of 10,000 runs: its first picture, as above; from a click on a name to the title of that run; a search, from
+  Enter to the frame that shows its total; the next part of the list, from the press to its frame
 
     python -m benchmarks.dashboard [--loads 7] [--refreshes 500] [--watch-s 60] [--runs 10000]
 """
@@ -303,10 +303,22 @@ def listed(page: Page, api: Api, chosen: argparse.Namespace) -> list[Figure]:
     add_runs(api.database, chosen.runs, state=None)
     with httpx.Client(base_url=f"{api.url}/api/v1", headers=api.headers, trust_env=False, timeout=60) as http:
         totals = [http.get("/runs", params={"text": text}).json()["total"] for text in ("", "run 77", "run 5")]
-    grid = "document.querySelector('[data-testid=stDataFrame] canvas')"
+    grid = "document.querySelector('.rows-table tbody a')"
     contains = "document.body.innerText.includes"
     whole, view = pictures(page, "view=runs", chosen.loads, f"() => {grid} && {contains}('of {totals[0]:,}')")
-    searches, pages = [], []
+    page.driver.execute_cdp_cmd("Network.clearBrowserCache", {})
+    page.driver.get("about:blank")
+    page.driver.get(f"{page.url}/?view=runs")
+    page.settle()
+    fetched = "performance.getEntries().reduce((sum, entry) => sum + (entry.transferSize || 0), 0)"
+    loaded = float(page.script(f"return {fetched}")) / 2**20
+    searches, pages, opened = [], [], []
+    for _ in range(chosen.loads):
+        page.open("runs")
+        link = page.one(".rows-table tbody a")
+        title = f"document.querySelector('[data-testid=stMain] h1')?.innerText.startsWith({link.text!r})"
+        opened.append(after_action(page, link.click, f"() => {title}"))
+    page.open("runs")
     for number in range(chosen.loads):
         word, total = (("run 77", totals[1]), ("run 5", totals[2]))[number % 2]
         # Its total as the page writes it below the table.
@@ -315,7 +327,9 @@ def listed(page: Page, api: Api, chosen: argparse.Namespace) -> list[Figure]:
         pages.append(after_action(page, lambda: page.press("Next"), "() => /Runs 51 to/.test(document.body.innerText)"))
     name = f"{chosen.runs:,} runs"
     return [
-        median(f"{name}: whole", whole, "ms"),
+        median(f"{name}: whole", whole, "ms", at_most=3000),
+        median(f"{name}: from a click on a name to its page", opened, "ms", at_most=300),
+        single("bytes of a first load, without a cache", loaded, "MiB", at_most=2.0),
         median(f"{name}: first picture", view, "ms", at_most=1000),
         median(f"{name}: search", searches, "ms", at_most=1000),
         median(f"{name}: next part", pages, "ms", at_most=1000),
