@@ -11,8 +11,9 @@ import streamlit as st
 
 from gxpo_client.client import Client
 from gxpo_client.connection import keep
-from gxpo_client.errors import Refused, ServiceError, ServiceUnavailable
-from gxpo_client.formats import comma_separated, count, number_of
+from gxpo_client.errors import InvalidRequest, Refused, ServiceError, ServiceUnavailable
+from gxpo_client.formats import NONE, comma_separated, count, number_of
+from gxpo_dashboard.charts.compare import settings_table
 from gxpo_dashboard.charts.curves import EVALUATED, sparkline
 from gxpo_dashboard.labels import ACTIONS, STATES, plain, state_chip
 from gxpo_dashboard.session import permalinks, visitor
@@ -20,7 +21,7 @@ from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import tables
 from gxpo_dashboard.view_models.series import Points
 from gxpo_dashboard.views import actions, explorer
-from gxpo_dashboard.widgets import cursors, empty, live, pager, table
+from gxpo_dashboard.widgets import cursors, empty, live, pager, table, text_table
 
 Json = dict[str, Any]
 
@@ -249,7 +250,16 @@ def _table(
         go("compare", runs=[run["id"] for run in chosen])
     if chosen:
         with preview:
+            headline = st.container()
             explorer.draw(previewed, PREVIEWED, "backward_passes")
+            if len(chosen) > 1:  # the curves need not wait for it
+                with suppress(InvalidRequest):
+                    comparison = visitor.client().compare(runs=[run["id"] for run in chosen], gates=False)
+                    headline.markdown(f"**{plain(comparison['evidence'].partition(chr(10))[0])}**")
+                    settings = settings_table(comparison)
+                    in_all = settings[(settings != NONE).all(axis=1)]  # not those that one rule alone has
+                    if len(in_all):
+                        text_table(in_all, "Settings that differ")
 
 
 def _column(name: str, frame: pd.DataFrame) -> Json:

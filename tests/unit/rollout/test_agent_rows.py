@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,9 @@ class Bench:
         row, _ = place(rendered, self.rows, self.tokenizer)
         if row not in self.rows:
             self.rows.append(row)
-        # The policy sees exactly the rendering.
-        assert text_of([token for _, part in row.parts for token in part], self.tokenizer) == rendered
+        # The policy sees exactly the rendering, composed as its tokenizer reads text that it did not sample itself.
+        seen = text_of([token for _, part in row.parts for token in part], self.tokenizer)
+        assert unicodedata.normalize("NFC", seen) == unicodedata.normalize("NFC", rendered)
         row.parts.append((text_of(ids, self.tokenizer), ids))
         self.sampled.append(ids)
         text = text_of(ids, self.tokenizer, special=False)
