@@ -67,7 +67,7 @@ def faulty(problem: dict[str, Any]) -> None:
     """One of KINDS by chance; which one is appended to a file."""
     kind = random.SystemRandom().choice(KINDS)
     with open(os.environ["GXPO_KINDS"], "a", encoding="utf-8") as file:  # noqa: PTH123, a single write of one line
-        file.write(kind.replace(" ", "_") + "\n")
+        file.write(f"{kind}\n")
     first = {"messages": [{"role": "user", "content": problem["text"]}]}
     if kind == "hang":
         time.sleep(600)

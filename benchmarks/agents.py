@@ -34,6 +34,8 @@ from gxpo_trainer.reporting.reading import read_metrics, read_samples
 from gxpo_trainer.training.run import train_run
 
 STEPS = 8
+FROZEN = "learner.optimizer.learning_rate=1e-30"
+"""No weight of fp32 changes: every run samples the same tokens."""
 LIBRARIES = ("openai_client", "openai_agents", "pydantic_ai")
 
 
@@ -51,6 +53,7 @@ def overhead(folder: Path) -> None:
         },
     }
     fixed = ["rollout.prompts_per_step=8", "rollout.deterministic=true", "evaluation.benchmarks=[]", "budget.steps=13"]
+    fixed.append(FROZEN)
     sampling: dict[str, list[float]] = collections.defaultdict(list)
     tokens: dict[str, list[float]] = collections.defaultdict(list)
     for turn in range(2):
@@ -79,7 +82,7 @@ def faults(folder: Path) -> None:
             "max_turns": 8,
             "memory_mb": 1024,
         }
-        # 128 episodes in each of 8 steps, all of them kept as samples; at this rate no weight of fp32 changes.
+        # 128 episodes in each of 8 steps, of which some are kept as samples.
         fixed = [
             "rollout.prompts_per_step=16",
             "budget.steps=8",
@@ -88,19 +91,23 @@ def faults(folder: Path) -> None:
         ]
         fixed += ["rollout.deterministic=true", "logging.samples_per_step=128", "verifier.max_failed_fraction=1.0"]
         os.environ["GXPO_KINDS"] = str(kinds)
-        train_run(configured(environment, [*fixed, "learner.optimizer.learning_rate=1e-30"]), folder / name)
+        train_run(configured(environment, [*fixed, FROZEN]), folder / name)
         samples[name] = read_samples(folder / name)
-    drawn = collections.Counter(kinds.read_text().split())
+    drawn = collections.Counter(kinds.read_text().splitlines()[1:])  # the first is tried before the run starts
     failing = sum(number for kind, number in drawn.items() if kind in agent_programs.FAILING)
     alone = {(row["step"], row["group"], row["sample"]): row for row in samples["bare"]}
+    rows = [row["metrics"] for row in read_metrics(folder / "faulty") if row["step"] > 0]
+    failed = sum(round(128 * (row["env/timeout_fraction"] + row["env/error_fraction"])) for row in rows)
     without = [row for row in samples["faulty"] if row["reward"] is None]
     calm = [row for row in samples["faulty"] if row["end"] == "done" and row["turns"]]
     same = [row["response"] == alone[row["step"], row["group"], row["sample"]]["response"] for row in calm]
     strays = subprocess.run(["pgrep", "-fc", agent_programs.STRAY], capture_output=True, text=True, check=False)
     figures = [
-        single("episodes", len(samples["faulty"])),
+        single("episodes", drawn.total()),
         *(single(f"episodes that {kind}", number) for kind, number in sorted(drawn.items())),
-        single("episodes without a reward, less those that failed", len(without) - failing, at_most=0),
+        single("episodes that should fail", failing),
+        single("episodes with verdict timeout or error", failed),
+        single("recorded episodes", len(samples["faulty"])),
         single(
             "of those without a reward, ends other than error and timeout",
             sum(row["end"] not in ("error", "timeout") for row in without),

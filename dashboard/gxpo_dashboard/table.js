@@ -201,7 +201,7 @@ class Table {
     const at = [...this.body.children].findIndex((row) => row.contains(target));
     const elsewhere = "input, textarea, select, [contenteditable], [role=dialog], [role=listbox]";
     const writing = at < 0 && target.closest(elsewhere);
-    if (writing || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (writing || document.querySelector("[role=dialog]") || event.ctrlKey || event.metaKey || event.altKey) return;
     const id = this.body.children[at]?.id;
     if (event.key === "j" || event.key === "k") {
       const next = at < 0 ? 0 : Math.min(this.rows.size - 1, Math.max(0, at + (event.key === "j" ? 1 : -1)));
