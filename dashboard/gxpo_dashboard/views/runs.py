@@ -11,7 +11,7 @@ import streamlit as st
 
 from gxpo_client.client import Client
 from gxpo_client.connection import keep
-from gxpo_client.errors import InvalidRequest, Refused, ServiceError, ServiceUnavailable
+from gxpo_client.errors import Refused, ServiceError, ServiceUnavailable
 from gxpo_client.formats import NONE, comma_separated, count, number_of
 from gxpo_dashboard.charts.compare import settings_table
 from gxpo_dashboard.charts.curves import EVALUATED, sparkline
@@ -253,7 +253,7 @@ def _table(
             headline = st.container()
             explorer.draw(previewed, PREVIEWED, "backward_passes")
             if len(chosen) > 1:  # the curves need not wait for it
-                with suppress(InvalidRequest):
+                with suppress(ServiceError):  # the list and its actions do without
                     comparison = visitor.client().compare(runs=[run["id"] for run in chosen], gates=False)
                     headline.markdown(f"**{plain(comparison['evidence'].partition(chr(10))[0])}**")
                     settings = settings_table(comparison)
