@@ -252,7 +252,7 @@ def _table(
         with preview:
             headline = st.container()
             explorer.draw(previewed, PREVIEWED, "backward_passes")
-            if len(chosen) > 1:  # the curves need not wait for it
+            if len(chosen) > 1 and all(run["score"] is not None for run in chosen):
                 with suppress(ServiceError):  # the list and its actions do without
                     comparison = visitor.client().compare(runs=[run["id"] for run in chosen], gates=False)
                     headline.markdown(f"**{plain(comparison['evidence'].partition(chr(10))[0])}**")
