@@ -340,7 +340,7 @@ def episode_facts(item: Mapping[str, Any]) -> str:
     source = "environment" if rewarded else "verifier"
     facts = [ENDS.get(item["end"], item["end"]), f"{item['sampled_length']} of {item['length']} tokens by the policy"]
     if branches := (item.get("extra") or {}).get("branches"):
-        facts.append(f"{formats.number_of(branches + 1, 'row')} of tokens, as requests began anew")
+        facts.append(f"{formats.number_of(branches + 1, 'row')} of tokens")
     return ", ".join([*facts, *([] if item.get("reward") is None else [f"reward from the {source}"])])
 
 

@@ -235,8 +235,7 @@ def test_facts_say_how_it_ended_and_where_the_reward_came_from() -> None:
         "turn limit reached, 15 of 20 tokens by the policy, reward from the environment"
     )
     assert tables.episode_facts(item(policy, extra={"branches": 1})) == (
-        "ended by the environment, 15 of 20 tokens by the policy, 2 rows of tokens, as requests began anew, "
-        "reward from the verifier"
+        "ended by the environment, 15 of 20 tokens by the policy, 2 rows of tokens, reward from the verifier"
     )
     assert tables.episode_facts(item(policy, end="timeout", reward=None)) == (
         "environment timed out, 15 of 20 tokens by the policy"
