@@ -110,7 +110,7 @@ def probes(problem):
         post("/chat/completions", {"messages": []}),
         post("/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
         post("/chat/completions", {"messages": [user("\ud800")]}),
-        post("/chat/completions", {"messages": [user("x" * 1_100_000)]}),
+        post("/chat/completions", {"messages": [user("x" * 30_000_000)]}),
         post("/episodes/reward", {"reward": float("nan")}),
         post("/models", None),
     ]
