@@ -83,9 +83,11 @@ def measure() -> dict[str, float]:
     calls = [function for function in functions if only_calls(function)]
     contracts = [f for f in calls if f.decorator_list or f.name.startswith("__") or id(f) in shared]
     test_files = sorted((ROOT / "tests").rglob("*.py"))
+    others = [file for name in PACKAGES for kind in ("js", "css") for file in (ROOT / name).rglob(f"*.{kind}")]
     return {
         "files": len(names),
         "lines": lines,
+        "lines_with_js_and_css": lines + sum(file.read_text(encoding="utf-8").count("\n") for file in others),
         "lines_per_file": round(lines / len(names), 1),
         "functions": len(functions),
         "functions_of_one_call": len(calls),

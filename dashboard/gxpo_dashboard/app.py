@@ -35,6 +35,7 @@ def _set_up() -> None:
 
 
 STYLE = Path(__file__).with_name("style.css")
+CROSSHAIR = Path(__file__).with_name("crosshair.js").read_text(encoding="utf-8")
 ICON = str(Path(__file__).with_name("icon.png"))
 entries = [st.Page(_entry_point, title=title, url_path=name) for name, (title, _, _) in VIEWS.items()]
 entry = st.navigation([st.Page(_entry_point, title="gxpo", default=True), *entries], position="hidden")
@@ -54,4 +55,5 @@ if visitor.enter():
             st.text(f"Service: {visitor.service_url()}")
             st.button("Sign out", on_click=visitor.sign_out, icon=":material/logout:")
     show()
+    st.components.v2.component("gxpo_crosshair", js=CROSSHAIR, isolate_styles=False)(key="crosshair")
     _set_up()

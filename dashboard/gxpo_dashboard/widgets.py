@@ -12,7 +12,7 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_client.formats import count, figure, number_of
-from gxpo_dashboard.charts.base import AXIS_WORDS, BRUSH, Chart, between, with_brush
+from gxpo_dashboard.charts.base import AXIS_WORDS, BRUSH, Chart, between, with_brush, without_outliers
 from gxpo_dashboard.labels import plain
 from gxpo_dashboard.session import permalinks
 from gxpo_dashboard.view_models.tables import csv_file
@@ -71,12 +71,17 @@ def draw_first() -> None:
 
 
 def axis(name: str, default: str, words: Mapping[str, str] = AXIS_WORDS) -> str:
-    """Controls of the view's charts: the x-axis and the end of a zoom.
+    """Controls of the view's charts: the x-axis, smoothing, outliers, and the end of a zoom.
 
     Another x-axis has other units: choosing it ends the zoom.
     """
     x = permalinks.choice("X-axis", name, words, default, on_change=permalinks.zoom)
     st.session_state["axis"] = x
+    with st.popover("Curves", icon=":material/tune:"):
+        permalinks.select(
+            "Smoothing", "smooth", permalinks.SMOOTHING, "0", help="Over all steps; not of gates and passes."
+        )
+        permalinks.check("Hide outliers", "calm", help="Values further from the quartiles than 3 interquartile ranges.")
     if (span := permalinks.span(x)) is not None:
         label = f"Reset zoom ({figure(span[0])} to {figure(span[1])})"
         st.button(label, icon=":material/zoom_out_map:", type="tertiary", on_click=permalinks.zoom, key="reset-zoom")
@@ -102,6 +107,10 @@ def chart(chart: Chart, scope: str) -> None:
             if chart.points.empty:
                 st.caption("No points in the visible range. Reset the zoom.")
                 return
+        if st.query_params.get("calm") == "1":
+            chart, hidden = without_outliers(chart)
+            if hidden:
+                st.caption(f"{number_of(hidden, 'outlier')} hidden.")
         spec = {**_FRAME, **(with_brush(chart) if zoomable else chart.spec), "datasets": dict(chart.datasets)}
         brush: dict[str, Any] = {"on_select": "rerun", "selection_mode": [BRUSH]} if zoomable else {}
         event: Any = st.vega_lite_chart(

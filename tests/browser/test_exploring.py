@@ -27,6 +27,7 @@ def test_any_metric_is_searched_for_smoothed_and_drawn_on_a_logarithmic_axis(sit
     page.wait(lambda: page.chart("explorer", METRICS) == [NORM], "the metric that was searched for")
     assert page.query["find"] == [NORM]
     raw = page.chart("explorer", ROWS)
+    page.press("Curves")
     page.choose("Smoothing", "average, weight 0.9")
     smooth = page.wait(lambda: (rows := page.chart("explorer", ROWS)) != raw and rows, "the average")
     assert smooth[0] == raw[0]
@@ -36,7 +37,7 @@ def test_any_metric_is_searched_for_smoothed_and_drawn_on_a_logarithmic_axis(sit
     page.click(page.one(".st-key-in_log label"))
     page.wait(lambda: page.chart("explorer", "view.scale('concat_0_y').type") == "log", "the logarithmic axis")
     assert page.query["log"] == ["1"]
-    assert page.query["msmooth"] == ["0.9"]
+    assert page.query["smooth"] == ["0.9"]
 
 
 def test_the_pointer_marks_one_step_in_all_rows_and_the_legend_shows_one_run(site: Site, page: Page) -> None:
@@ -208,3 +209,30 @@ def test_metrics_and_evaluations_are_exported_as_csv(site: Site, page: Page, tmp
     for name, run in site.recorded.items():
         rewards = {row["step"]: row["value"] for row in rows if row["run"] == run and row["metric"] == "reward/mean"}
         assert len(rewards) == 30, f"one reward a step of {RECORDINGS / name}"
+
+
+CROSSHAIR = """
+return [...document.querySelectorAll('.crosshair')].map(group => {
+  const [line] = group.children, texts = [...group.querySelectorAll('text')].map(text => +text.textContent);
+  return [group.closest('[class*="st-key-"]').className, +line.getAttribute('x1'), texts];
+});
+"""
+
+
+def test_one_crosshair_marks_the_step_under_the_pointer_in_all_charts_of_the_view(site: Site, page: Page) -> None:
+    page.open("run", run=site.recorded["demo"])
+    keys = "-reward", "gate-z", "budget"
+    rows = {key: page.wait(lambda key=key: page.chart(key, ROWS), key) for key in keys}  # type: ignore[misc]
+    page.point_at("-reward", 300, 140)
+    drawn = page.wait(lambda: page.script(CROSSHAIR), "the crosshair")
+    marked = {key: (x, texts) for key in keys for name, x, texts in drawn if key in name}
+    (step,) = {round(page.chart(key, f"view.scale('x').invert({x})"), 3) for key, (x, _) in marked.items()}
+    assert step in {x for _, x, _ in rows["-reward"]}
+    assert marked.keys() == set(keys)
+    assert not marked["-reward"][1], "Vega's own points and tooltip"
+    for key in keys[1:]:
+        values = {y for _, x, y in rows[key] if x == step and y is not None}
+        assert values
+        assert sorted(marked[key][1]) == pytest.approx(sorted(values), rel=1e-3), key
+    page.keys().move_to_element(page.one("h1")).perform()
+    page.wait(lambda: not page.script(CROSSHAIR), "no crosshair away from the charts")

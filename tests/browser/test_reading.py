@@ -122,13 +122,7 @@ def test_a_key_opens_the_search_of_runs_views_and_actions(site: Site, page: Page
     page.open("run", run=site.fired)
     page.mark()
     for typed, expected in {"details config": site.fired, "demo-grpo": site.recorded["demo-grpo"]}.items():
-        page.keys().key_down(Keys.CONTROL).send_keys("k").key_up(Keys.CONTROL).perform()
-        box = "document.activeElement.matches('[role=dialog] input')"
-        page.wait(lambda box=box: page.script(f"return {box}"), "the box to have the focus")  # type: ignore[misc]
-        page.keys().send_keys(typed).perform()
-        page.wait(lambda: len(page.all("[class*=st-key-palette-]")) == 1, "the only match")
-        page.keys().send_keys(Keys.TAB, Keys.ENTER).perform()
-        page.wait(lambda: not page.all("[role=dialog]"), "the dialog to close")
+        page.go_to(typed)
         page.wait(lambda run=expected: page.query.get("run") == [run], "the run")  # type: ignore[misc]
     page.shows("demo-grpo")
     page.assert_marked()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 from support.browsing import Page
 from support.site import Site
 
@@ -59,11 +60,37 @@ def worst_sample(_: Site, page: Page) -> None:
     assert page.text.index("✘ wrong") < page.text.index("✔ correct")
 
 
+def sweep_of_three(site: Site, page: Page) -> None:
+    page.press("Submit")
+    page.shows("Sweep")
+    page.click(page.one(".st-key-in_sweep label"))
+    page.shows("1 setting × 1 seed = 1 run")
+    page.fill("learning rate", "1e-5, 2e-5, 4e-5")
+    page.shows("3 settings × 1 seed = 3 runs, about ")
+    submitted(site, page)
+
+
+def submitted(site: Site, page: Page) -> None:
+    """Submit by a key, and cancel what came of it."""
+    page.settle()
+    page.keys().key_down(Keys.CONTROL).send_keys(Keys.ENTER).key_up(Keys.CONTROL).perform()
+    if group := page.wait(lambda: page.query.get("view") != ["submit"] and page.query, "the end").get("group"):
+        assert len(site.http.get(f"/groups/{group[0]}").json()["runs"]) == 3
+        site.http.post(f"/groups/{group[0]}/cancel").raise_for_status()
+    else:
+        run = page.wait(lambda: page.query.get("run"), "the run")[0]
+        assert site.http.get(f"/runs/{run}").json()["config"]["learner"]["rule"]["k"] == 7
+        site.http.post(f"/runs/{run}/cancel").raise_for_status()
+
+
 @pytest.mark.parametrize(
     ("task", "before"),
-    [(best_run, 2), (did_the_gate_fire, 3), (why_it_ended, 3), (equal_passes, 4), (what_differs, 5), (worst_sample, 4)],
+    [
+        (best_run, 2), (did_the_gate_fire, 3), (why_it_ended, 3), (equal_passes, 4), (what_differs, 5),
+        (worst_sample, 4), (sweep_of_three, 6),
+    ],
     ids=lambda part: getattr(part, "__name__", ""),
-)
+)  # fmt: skip
 def test_a_task_takes_half_of_the_clicks(
     site: Site, page: Page, task: Callable[[Site, Page], None], before: int
 ) -> None:
@@ -72,3 +99,49 @@ def test_a_task_takes_half_of_the_clicks(
     page.script("window.clicks = 0; addEventListener('pointerdown', () => { clicks += 1; }, true)")
     task(site, page)
     assert 0 < page.script("return clicks") <= before / 2
+
+
+def test_the_tasks_by_keys_alone(site: Site, page: Page) -> None:
+    page.open("runs")
+    page.one(".rows-table tbody a")
+    page.script("window.clicks = 0; addEventListener('pointerdown', () => { clicks += 1; }, true)")
+    page.go_to("most accurate", "Runs › Most accurate")
+    page.wait(lambda: page.query.get("sort") == ["score_best"], "the best run")
+    page.go_to("fired", "fired · ✔ succeeded")
+    page.shows("The gate fired at step 20 (largest z")
+    page.shows("Finished at step 30 of 30: steps done.")
+    page.go_to("run samples")
+    page.shows("Gold answer")
+    page.go_to("details config")
+    page.shows(" differ from preset demo.")
+    page.go_to("run clone")
+    page.shows("Settings of the run fired.")
+    type_into(page, "Rule K", "7")
+    submitted(site, page)
+    page.go_to("submit sweep")
+    type_into(page, "learning rate", "1e-5, 2e-5, 4e-5")
+    page.shows("3 settings × 1 seed = 3 runs, about ")
+    submitted(site, page)
+    run = site.submit_live("by keys")
+    page.go_to("by keys")
+    page.go_to("run cancel")
+    page.shows("A run stops at the end of its step")
+    page.wait(lambda: page.script("return document.activeElement.closest('[role=dialog]') !== null"), "the focus")
+    while "Cancel run" not in page.driver.switch_to.active_element.text:
+        page.keys().send_keys(Keys.TAB).perform()
+    page.keys().send_keys(Keys.ENTER).perform()
+    page.wait(lambda: site.state(run) == "cancelled", "the end of the run")
+    page.go_to("all runs")
+    page.keys().send_keys("jxjxc").perform()
+    page.wait(lambda: len(page.query.get("runs", [])) == 2, "the comparison")
+    assert page.script("return clicks") == 0
+
+
+def type_into(page: Page, label: str, text: str) -> None:
+    """Go to a box by Tab, and type."""
+    for _ in range(100):
+        if page.driver.switch_to.active_element.get_attribute("aria-label") == label:
+            page.keys().key_down(Keys.CONTROL).send_keys("a").key_up(Keys.CONTROL).send_keys(text, Keys.ENTER).perform()
+            return page.settle()
+        page.keys().send_keys(Keys.TAB).perform()
+    raise AssertionError(f"no Tab leads to {label!r}")

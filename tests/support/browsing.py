@@ -238,6 +238,22 @@ class Page:
         self.keys().key_down(Keys.CONTROL).send_keys("a").key_up(Keys.CONTROL).perform()
         self.keys().send_keys(text).send_keys(Keys.ENTER).perform()
 
+    def go_to(self, words: str, first: str = "") -> None:
+        """Open what the search finds for these words, by keys alone: one match, or the first of several."""
+        self.keys().key_down(Keys.CONTROL).send_keys("k").key_up(Keys.CONTROL).perform()
+        box = "return document.activeElement.matches('[role=dialog] input')"
+        self.wait(lambda: self.script(box), "the search to have the focus")
+        self.keys().send_keys(words).perform()
+
+        def found() -> bool:
+            matches = self.all("[class*=st-key-palette-]")
+            return matches[0].text.endswith(first) if first and matches else len(matches) == 1
+
+        self.wait(found, f"the match of {words!r}")
+        self.keys().send_keys(Keys.TAB, Keys.ENTER).perform()
+        self.wait(lambda: not self.all("[role=dialog] [class*=st-key-palette]"), "the search to close")
+        self.settle()
+
     def choose(self, label: str, option: str) -> None:
         """An option of a select box, or one more of a box for several."""
         self.settle()

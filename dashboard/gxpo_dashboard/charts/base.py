@@ -160,6 +160,27 @@ def between(chart: Chart, low: float, high: float) -> Chart:
     return replace(chart, datasets={name: cut(frame) for name, frame in chart.datasets.items()})
 
 
+def without_outliers(chart: Chart) -> tuple[Chart, int]:
+    """The chart without values further from the quartiles of their line than three interquartile ranges (Tukey's
+    "far out"), and their number. The axis then fits to the rest; bands end where values would be hidden."""
+    by = [name for name in ("metric", "series") if name in chart.points]
+    if not by or "y" not in chart.points:
+        return chart, 0
+    lines = chart.points.groupby(by)["y"]
+    reach = 3 * (lines.quantile(0.75) - lines.quantile(0.25)).replace(0, math.inf)
+    least, most = lines.quantile(0.25) - reach, lines.quantile(0.75) + reach
+
+    def cut(frame: pd.DataFrame) -> pd.DataFrame:
+        if not {*by, "y"} <= set(frame):
+            return frame
+        low, high = (frame[by].join(limit.rename("limit"), on=by)["limit"] for limit in (least, most))
+        bounds = {name: frame[name].clip(low, high) for name in BOUNDS if name in frame}
+        return frame.assign(**bounds)[~((frame["y"] < low) | (frame["y"] > high))]
+
+    calm = replace(chart, datasets={name: cut(frame) for name, frame in chart.datasets.items()})
+    return calm, len(chart.points) - len(calm.points)
+
+
 def with_brush(chart: Chart) -> Spec:
     """The specification with a selection of a range of x by dragging; the wheel scrolls the page."""
     select = {"type": "interval", "encodings": ["x"], "zoom": False, "translate": False}

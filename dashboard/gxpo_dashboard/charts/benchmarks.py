@@ -9,7 +9,7 @@ import pandas as pd
 
 from gxpo_client.formats import count, percent
 from gxpo_dashboard.charts.base import AXES, MUTED, POINTS, Chart, interval_layers, layer, quantity, typed_frame
-from gxpo_dashboard.view_models.series import number
+from gxpo_dashboard.view_models.series import EVEN, number
 
 TITLES = {
     "math500": "MATH-500",
@@ -22,6 +22,8 @@ TITLES = {
     "arithmetic_skill": "Arithmetic skill (embedded)",
 }
 _INTERVAL = "Shaded: 95% interval over problems."
+_MOST_DRAWN = 300
+"""Evaluations of a line, each of which the browser draws as a mark."""
 
 
 def scores_frame(
@@ -76,6 +78,7 @@ def benchmark_chart(
     """A benchmark over training: line and interval per run; published values as labelled rules."""
     own = frame[frame["benchmark"] == benchmark]
     present = [name for name in names if name in set(own["series"])]
+    drawn, thinned = _drawn(own)
     rules = _rules(benchmark, published)
     place = {"y": quantity(), "tooltip": [{"field": "label", "title": "published"}]}
     lines = layer("rules", "rule", place, strokeDash=[5, 4], color=MUTED)
@@ -84,12 +87,13 @@ def benchmark_chart(
         f"benchmark-{benchmark}",
         f"{title}: {metric}",
         {"layer": [*interval_layers(present, metric, x), lines]},
-        {"points": own.drop(columns=["benchmark"]), "rules": rules},
+        {"points": drawn, "rules": rules},
         f"{metric} on {title} over {AXES[x]} with 95% intervals",
         _words(own, metric) + (f" Published: {', '.join(rules['label'])}." if len(rules) and len(own) else ""),
         _INTERVAL + (" Dashed: published." if len(rules) else ""),
         x=x,
         labels={"y": metric, "low": "95% low", "high": "95% high"},
+        thinned=thinned,
     )
 
 
@@ -104,17 +108,27 @@ def accuracy_chart(
     frame["series"] = frame["benchmark"].map(lambda name: TITLES.get(name, name)).astype("str")
     # Line by line, in the order of the benchmarks.
     frame = pd.concat([rows for _, rows in frame.groupby("series", sort=False)] or [frame], ignore_index=True)
+    drawn, thinned = _drawn(frame)
     return Chart(
         f"accuracy-{metric}",
         f"Benchmark accuracy ({metric})",
         {"layer": interval_layers(list(dict.fromkeys(frame["series"])), metric, x)},
-        {"points": frame.drop(columns=["benchmark"])},
+        {"points": drawn},
         f"{metric} over {AXES[x]} with 95% intervals",
         _words(frame, metric),
         _INTERVAL,
         x=x,
         labels={"y": metric, "low": "95% low", "high": "95% high"},
+        thinned=thinned,
     )
+
+
+def _drawn(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Evenly spaced rows of each line, and its last one; and what they are thinned to, empty for all rows."""
+    lines = frame.groupby("series")["step"]
+    place, size = lines.cumcount(), lines.transform("size")
+    drawn = frame[(place % -(-size // _MOST_DRAWN) == 0) | (place == size - 1)]
+    return drawn.drop(columns=["benchmark"]), EVEN if len(drawn) < len(frame) else ""
 
 
 def score_table(frame: pd.DataFrame, published: pd.DataFrame | None = None) -> pd.DataFrame:

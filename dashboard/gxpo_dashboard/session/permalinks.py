@@ -161,6 +161,15 @@ def zoom(low: float | None = None, high: float | None = None) -> None:
         _write(end, [] if value is None else [f"{value:.9g}"])
 
 
+SMOOTHING = {"0": "none"} | {weight: f"average, weight {weight}" for weight in ("0.3", "0.6", "0.9")}
+
+
+def smoothing() -> float:
+    """Weight of the exponential average of the view's curves, from the address."""
+    weight = st.query_params.get("smooth", "0")
+    return float(weight) if weight in SMOOTHING else 0.0
+
+
 def received(name: str) -> list[str] | None:
     """The parameter's values, where they are not ones that this session has sent; None if they are.
 

@@ -163,8 +163,10 @@ def _visible(x: str) -> Json:
 
 def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = False, whole: bool = False) -> LiveSeries:
     """This session's series of a run, refreshed; `joined`: with the same steps for all names, and totals; `whole`: also
-    what is not visible."""
+    what is not visible. Otherwise the service smooths it over all steps as the visitor chose."""
     part = {} if whole else _visible(x)
+    if not (whole or joined):
+        part["smoothing"] = permalinks.smoothing() or None
     series = _stored((run, x, names, joined, *part.values()), LiveSeries(joined=joined))
     service = client()
     try:
@@ -176,16 +178,11 @@ def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = Fals
     return series
 
 
-def live_series_of(
-    runs: Mapping[str, Json], x: str, names: tuple[str, ...], smoothing: float = 0.0
-) -> dict[str, LiveSeries]:
-    """The same for several runs (id → view); complete series of ended runs are not requested again.
-
-    smoothing: weight of an exponential average, which the service takes over all steps.
-    """
+def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> dict[str, LiveSeries]:
+    """The same for several runs (id → view); complete series of ended runs are not requested again."""
     # Up to twice as many are held before they are thinned.
     most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
-    more = {"smoothing": smoothing or None, **_visible(x)}
+    more = {"smoothing": permalinks.smoothing() or None, **_visible(x)}
     series = {run: _stored((run, x, names, most, *more.values()), LiveSeries(most)) for run in runs}
     service = client()
     due = {

@@ -282,6 +282,14 @@ def verdict(plan: Json) -> str:
     return f"Fits on {formats.count(plan['devices_needed'])} × {plan['device']}{shared}."
 
 
+def sweep_words(runs: int, seeds: int, plan: Json | None) -> str:
+    """`3 settings × 1 seed = 3 runs, about 8 min one after another`; plan: of a run with the base settings, if any."""
+    words = f"{formats.number_of(runs // seeds, 'setting')} × {formats.number_of(seeds, 'seed')} = "
+    words += formats.number_of(runs, "run")
+    hours = next((rule["hours"] for rule in (plan or {}).get("rules", ()) if rule["own"]), None)
+    return words if hours is None else f"{words}, about {formats.duration(3600 * hours * runs)} one after another"
+
+
 def time_table(plan: Json) -> pd.DataFrame:
     """One row a rule, the run's own marked: seconds of a step and the cost of the budget."""
     rows = [

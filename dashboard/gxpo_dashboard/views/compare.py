@@ -92,7 +92,6 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
         baseline = permalinks.select("Baseline", "baseline", baselines, "")
         metric = permalinks.select("Score", "score", scores, scores[0])
         benchmark = permalinks.select("Benchmark", "benchmark", averaged, "")
-        smoothing = permalinks.select("Smoothing", "smooth", explorer.SMOOTHING, "0")
         share = permalinks.select(
             "Sampling share",
             "share",
@@ -108,7 +107,7 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
         "metric": metric,
         "benchmark": benchmark,
         "x": x,
-        "smoothing": float(smoothing or 0),
+        "smoothing": permalinks.smoothing(),
         "sampling_share": float(share) if share else None,
         "gates": False,
     }

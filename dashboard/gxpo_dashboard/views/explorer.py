@@ -21,7 +21,6 @@ Json = dict[str, Any]
 
 _MOST_ROWS, _MOST_LINES = 8, 24
 """Of a chart: the browser redraws every line at every refresh."""
-SMOOTHING = {"0": "none"} | {weight: f"average, weight {weight}" for weight in ("0.3", "0.6", "0.9")}
 
 
 def show(runs: Mapping[str, Json], x: str) -> None:
@@ -37,7 +36,6 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     groups = sorted({name.partition("/")[0] for name in names})
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = permalinks.text("Search metrics", "find", placeholder="reward, norm, …", icon=":material/search:")
-        smoothing = permalinks.select("Smoothing", "msmooth", SMOOTHING, "0", width=200)
         log = permalinks.check("Logarithmic", "log")
     default = "reward" if "reward" in groups else groups[0]
     prefix = permalinks.choice("Group", "prefix", {"": "all"} | {group: group for group in groups}, default)
@@ -54,14 +52,13 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     drawn = tuple(matches[:most])
     if len(matches) > most:
         st.caption(f"Showing {most} of {len(matches)} metrics. Search for others, or hide runs to show more.")
-    draw({run: runs[run] for run in visible}, drawn, x, float(smoothing or 0), log=log, every=runs)
+    draw({run: runs[run] for run in visible}, drawn, x, log=log, every=runs)
 
 
 def draw(
     runs: Mapping[str, Json],
     names: tuple[str, ...],
     x: str,
-    smoothing: float = 0.0,
     *,
     log: bool = False,
     every: Mapping[str, Json] | None = None,
@@ -70,13 +67,13 @@ def draw(
     tell apart."""
     every = every or runs
     labels = unique_labels(every)
-    live = visitor.live_series_of(runs, x, names, smoothing)
+    live = visitor.live_series_of(runs, x, names)
     series = {
         name: {labels[run]: points for run, of_run in live.items() if (points := of_run.points.get(name))}
         for name in names
     }
     colors = visitor.rules().colors({labels[run]: every[run]["rule"] for run in every})
-    spec = explorer_chart(series, [labels[run] for run in runs], x, smoothing, log)
+    spec = explorer_chart(series, [labels[run] for run in runs], x, permalinks.smoothing(), log)
     # A chart of other metrics is another chart; the key keeps zoom and pointer apart.
     chart(with_colors(spec, colors), f"explorer-{crc32(' '.join(names).encode()):x}")
 

@@ -10,7 +10,7 @@ import streamlit as st
 from gxpo_dashboard.labels import STATES, plain
 from gxpo_dashboard.session import visitor
 from gxpo_dashboard.session.permalinks import go
-from gxpo_dashboard.views import run, runs
+from gxpo_dashboard.views import actions, run, runs
 
 _MOST_RUNS = 8
 _FOCUS = """<script>{
@@ -22,7 +22,7 @@ const focus = setInterval(() => {
 }</script>"""
 """Streamlit gives the focus to the dialog, where typed letters are its own shortcuts."""
 Entry = tuple[str, str, dict[str, Any]]
-"""Label, icon and query of the address."""
+"""Label, icon, and query of the address or, for a change, the dialog to `ask` and the run."""
 
 
 def button(titles: Mapping[str, tuple[str, str]]) -> None:
@@ -49,6 +49,8 @@ def _dialog(titles: Mapping[str, tuple[str, str]]) -> None:
     with st.container(gap=None, height=420):
         for number, (label, icon, query) in enumerate(found):
             if st.button(plain(label), icon=icon, type="tertiary", key=f"palette-{number}"):
+                if "ask" in query:
+                    actions.ask(query["ask"], [visitor.client().run(query["run"])])
                 go(**query)
 
 
@@ -60,7 +62,11 @@ def _pages(titles: Mapping[str, tuple[str, str]]) -> Iterator[Entry]:
                 label = part if part == section else f"{part} › {section}"
                 yield f"This run › {label}", ":material/tab:", {"view": "run", "run": of, "part": section}
         yield "This run › Clone", ":material/content_copy:", {"view": "submit", "preset": of}
+        possible = visitor.client().run(of)["possible_actions"]
+        for action in [name for name in ("cancel", "delete") if name in possible and visitor.may_change()]:
+            yield f"This run › {action.capitalize()}…", f":material/{action}:", {"ask": action, "run": of}
     for name, (title, icon) in titles.items():
         yield title, icon, {"view": name}
+    yield "Submit › Sweep", ":material/grid_on:", {"view": "submit", "sweep": "1"}
     for label, view in runs.SAVED.items():
         yield f"Runs › {label}", ":material/bookmark:", {"view": "runs", **view}

@@ -16,7 +16,7 @@ from gxpo_dashboard.labels import NO_RIGHT, STATES, plain
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import forms
-from gxpo_dashboard.view_models.tables import memory_table, time_table, verdict
+from gxpo_dashboard.view_models.tables import memory_table, sweep_words, time_table, verdict
 from gxpo_dashboard.views import actions
 from gxpo_dashboard.widgets import grid, text_table
 
@@ -25,8 +25,8 @@ Json = dict[str, Any]
 _LINK = "set"
 """Parameter of the URL with the changed settings."""
 SWEEPS = {
-    "": ("Custom", "Every combination of the values, with every seed. Empty fields keep the settings above."),
-    "rules": ("Rules", "Every rule with the settings above, with every seed."),
+    "": ("Custom", "Every combination of the values, with every seed. Empty fields keep the settings below."),
+    "rules": ("Rules", "Every rule with the settings below, with every seed."),
     "k": ("K ablation", "The paper's values of the virtual depth K."),
     "alpha": ("α ablation", "The paper's values of the reposition strength α, for each of its K."),
     "tau": ("τ ablation", "The paper's values of the gate's threshold τ."),
@@ -55,8 +55,10 @@ def show() -> None:
         st.caption(plain(chosen["summary"]))
         form, outcome = st.columns([3, 2], gap="large")
         with form:
+            first_place = st.container()
             config, problems, places = _form(schema, chosen)
-            request = _sweep_form(config) if sweep else None
+            with first_place:
+                request = _sweep_form(config) if sweep else None
         with outcome:
             if visitor.may_change():
                 problems |= _outcome(config, problems, request, chosen.get("clone_of"))
@@ -167,11 +169,10 @@ def _sweep_form(config: Json) -> Json:
                 typed = permalinks.text(offered[path], f"sweep-{path}", help=path, placeholder="comma-separated")
                 if entered := forms.values(typed):
                     values[path] = entered
-        seeds = forms.values(permalinks.text("Seeds", "sweep-seeds", "0, 1, 2"))
+        seeds = forms.values(permalinks.text("Seeds", "sweep-seeds", "0", help="One seed shows no difference; take 3."))
         control = permalinks.check(
             "Learning-rate control",
             "sweep-control",
-            True,
             help=f"Adds {visitor.rules().baseline.label} at learning rate × (αK + 1). In a flat region, a look-ahead "
             "equals this longer step.",
         )
@@ -225,15 +226,11 @@ def _sweep(body: Json) -> Problems:
         return _complaints(error.errors or [("sweep", str(error))])
     if not plan["valid"]:
         return _complaints([(error["field"], error["message"]) for error in plan["errors"]])
-    cost = plan["cost"]
-    with st.container(horizontal=True):
-        st.metric("Runs", count(cost["runs"]), border=True)
-        st.metric("Steps", count(cost["steps"]), border=True)
-        st.metric("Max. backward passes", count(cost["backward_passes"]), border=True)
-    st.caption(plain(cost["per_step_words"]))
-    if made := _submitted(f"Submit {cost['runs']} runs", "/sweeps", body):
+    cost, base = plan["cost"], visitor.client().validate(body["base"])
+    st.markdown(f"**{plain(sweep_words(cost['runs'], len(body['seeds']), base.get('plan')))}**")
+    st.caption(plain(f"At most {count(cost['backward_passes'])} backward passes in all. {cost['per_step_words']}"))
+    if made := _submitted(f"Submit {number_of(cost['runs'], 'run')}", "/sweeps", body):
         go("runs", group=made["group"]["id"])
-    base = visitor.client().validate(body["base"])
     show_plan(base, cost["runs"])
     rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
     frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Backward passes"])
@@ -253,8 +250,8 @@ def _equivalents(checked: Json, path: str, body: Json) -> None:
 
 def _submitted(label: str, path: str, body: Json, *, possible: bool = True) -> Json | None:
     """A button that submits `body`; the response once it was pressed. Each submission has an idempotency key."""
-    pressed = actions.change_button(label, ":material/rocket_launch:", possible=possible, type="primary", key="submit")
-    if not pressed:
+    look = {"type": "primary", "key": "submit", "shortcut": "Ctrl+Enter"}
+    if not actions.change_button(label, ":material/rocket_launch:", possible=possible, **look):
         return None
     key: str = st.session_state.setdefault("submission_key", uuid.uuid4().hex)
     made = visitor.client().submit(body, key, to=path)

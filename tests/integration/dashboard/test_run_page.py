@@ -126,15 +126,15 @@ def test_rule_and_sweep_are_kept_in_another_view_and_by_a_reload(pages: Pages) -
     labelled(page.selectbox, "Rule name").set_value("sfpo").run()
     labelled(page.text_input, "Seeds").set_value("0, 1, 2, 3, 4").run()
     labelled(page.text_input, "K").set_value("3, 5").run()
-    labelled(page.checkbox, "Learning-rate control").uncheck().run()
+    labelled(page.checkbox, "Learning-rate control").check().run()
     labelled(page.button, "Runs").click().run()
     labelled(page.button, "Submit").click().run()
     for same in (page, pages.reload(page)):
         assert labelled(same.selectbox, "Rule name").value == "sfpo"
         assert labelled(same.text_input, "Seeds").value == "0, 1, 2, 3, 4"
         assert labelled(same.text_input, "K").value == "3, 5"
-        assert labelled(same.checkbox, "Learning-rate control").value is False
-        assert [metric.value for metric in same.metric if metric.label == "Runs"] == ["10"]
+        assert labelled(same.checkbox, "Learning-rate control").value is True
+        assert any("4 settings × 5 seeds = 20 runs" in words.value for words in same.markdown)
 
 
 def test_what_was_typed_stays_after_a_reload(pages: Pages) -> None:
@@ -176,8 +176,12 @@ def test_a_sweep_is_planned_before_it_is_submitted(pages: Pages) -> None:
     page = pages.open("submit", preset="demo", sweep="1")
     labelled(page.text_input, "K").set_value("3, 5").run()
     labelled(page.text_input, "τ").set_value("inf").run()
+    assert labelled(page.button, "Submit 2 runs"), "nothing but what was typed"
+    labelled(page.text_input, "Seeds").set_value("0, 1, 2").run()
+    labelled(page.checkbox, "Learning-rate control").check().run()
     # Two depths with three seeds, and the control of each depth with three seeds.
     assert labelled(page.button, "Submit 12 runs")
+    assert any("4 settings × 3 seeds = 12 runs, about " in words.value for words in page.markdown)
     assert "Plan of one run with the base settings; the sweep has 12 runs." in [words.value for words in page.caption]
     planned = next(table.value for table in page.table if "Run" in table.value)
     assert sorted(planned["Seed"]) == ["0"] * 4 + ["1"] * 4 + ["2"] * 4

@@ -249,6 +249,14 @@ def test_the_table_gives_newest_and_best() -> None:
     assert row["Published GRPO"] == 0.7873
 
 
+def test_many_evaluations_are_drawn_evenly_spaced_with_the_last_one() -> None:
+    chart = benchmarks.accuracy_chart([record(step, 0.5) for step in range(1000)])
+    # 1000 / 300, rounded up: every fourth.
+    assert chart.points["step"].tolist() == [*range(0, 1000, 4), 999]
+    assert "evenly spaced steps" in chart.thinning
+    assert not benchmarks.accuracy_chart([record(step, 0.5) for step in range(300)]).thinned
+
+
 def test_benchmarks_of_a_run_are_lines_of_a_chart_and_each_score_has_a_chart() -> None:
     records = [record(0, 0.2), record(0, 0.9, "amc23"), record(10, 0.3)]
     assert benchmarks.accuracy_chart(records).points["series"].tolist() == ["GSM8K", "GSM8K", "AMC23"]

@@ -187,3 +187,16 @@ def test_rows_share_pointer_zoom_and_legend_and_new_data_keeps_the_specification
     assert {view for param in spec["params"] for view in param.get("views", [])} <= names
     assert [param["name"] for param in spec["params"]] == ["hover", "selected", "brush"]
     assert json.dumps(chart(1)) == json.dumps(chart(3))
+
+
+def test_hidden_outliers_are_counted_and_bands_end_at_their_limits() -> None:
+    wild, constant = points([1.0, 2.0, 3.0, 4.0, 100.0]), points([5.0, 5.0, 5.0, 5.0, 9.0])
+    chart = drawn({"a": wild, "b": constant}, {"a": "A", "b": "B"})
+    chart.points.loc[3, ["low", "high"]] = [-20.0, 50.0]
+    calm, hidden = base.without_outliers(chart)
+    # Quartiles of A are 2 and 4: its limits are 2 − 3·2 and 4 + 3·2. B has no spread, so that nothing is far out.
+    assert hidden == 1
+    rows = calm.points
+    assert rows["y"].tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 9]
+    assert rows.loc[3, ["low", "high"]].tolist() == [-4, 10]
+    assert base.without_outliers(Chart("k", "t", {}, {"points": rows[["y"]]}, "", ""))[1] == 0, "a chart without lines"

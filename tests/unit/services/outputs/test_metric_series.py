@@ -63,9 +63,11 @@ def test_an_increment_continues_the_average() -> None:
     assert later["y"] == whole["y"][40:]
 
 
-def test_the_gate_is_never_smoothed() -> None:
-    series = over_steps({"gate/z": {1: 0.0, 2: 4.0}, "reward/mean": {1: 0.0, 2: 4.0}}, 10, smoothing=0.5)
-    assert (series["gate/z"]["y"], series["reward/mean"]["y"]) == ([0.0, 4.0], [0.0, 2.0])
+def test_the_gate_and_the_passes_are_never_smoothed() -> None:
+    values = {1: 0.0, 2: 4.0}
+    names = "gate/z", "update/backward_passes", "update/backward_passes_total", "reward/mean"
+    series = over_steps(dict.fromkeys(names, values), 10, smoothing=0.5)
+    assert [series[name]["y"] for name in names] == [[0.0, 4.0]] * 3 + [[0.0, 2.0]]
 
 
 def test_joined_series_have_the_same_steps_and_the_sums_of_all() -> None:
