@@ -127,7 +127,8 @@ def test_the_tasks_by_keys_alone(site: Site, page: Page) -> None:
     page.go_to("run cancel")
     page.shows("A run stops at the end of its step")
     page.wait(lambda: page.script("return document.activeElement.closest('[role=dialog]') !== null"), "the focus")
-    while "Cancel run" not in page.driver.switch_to.active_element.text:
+    button = ".st-key-confirm-cancel button"
+    while page.driver.switch_to.active_element != page.one(button):
         page.keys().send_keys(Keys.TAB).perform()
     page.keys().send_keys(Keys.ENTER).perform()
     page.wait(lambda: site.state(run) == "cancelled", "the end of the run")
