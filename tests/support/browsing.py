@@ -250,9 +250,10 @@ class Page:
             return matches[0].text.endswith(first) if first and matches else len(matches) == 1
 
         self.wait(found, f"the match of {words!r}")
+        # A page that refreshes itself may never be at rest as a whole.
+        self.wait(lambda: not self.all("[role=dialog] [data-stale=true]"), "the search to be drawn")
         self.keys().send_keys(Keys.TAB, Keys.ENTER).perform()
         self.wait(lambda: not self.all("[role=dialog] [class*=st-key-palette]"), "the search to close")
-        self.settle()
 
     def choose(self, label: str, option: str) -> None:
         """An option of a select box, or one more of a box for several."""

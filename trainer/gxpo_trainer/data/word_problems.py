@@ -148,11 +148,14 @@ def generate(
 
 
 def guess(problem: WordProblem, rng: random.Random, right_share: float = 0.1) -> str:
-    """Only a box, with another number at most 12 from the result, or in `right_share` of cases the result."""
-    result = said = int(problem.prompt.gold)
-    if rng.random() >= right_share:
-        said = rng.choice([n for n in range(max(2, result - 12), min(MAX_NUMBER, result + 12) + 1) if n != result])
-    return f"\\boxed{{{said}}}"
+    """Only a box, with a number near the result, or in `right_share` of cases the result."""
+    result = int(problem.prompt.gold)
+    return f"\\boxed{{{result if rng.random() < right_share else near_miss(result, rng)}}}"
+
+
+def near_miss(number: int, rng: random.Random) -> int:
+    """Another number, at most 12 from this one."""
+    return rng.choice([n for n in range(max(2, number - 12), min(MAX_NUMBER, number + 12) + 1) if n != number])
 
 
 def split_of(calculation: str) -> Split:
