@@ -134,7 +134,7 @@ def test_rule_and_sweep_are_kept_in_another_view_and_by_a_reload(pages: Pages) -
         assert labelled(same.text_input, "Seeds").value == "0, 1, 2, 3, 4"
         assert labelled(same.text_input, "K").value == "3, 5"
         assert labelled(same.checkbox, "Learning-rate control").value is True
-        assert any("4 settings × 5 seeds = 20 runs" in words.value for words in same.markdown)
+        assert any(plain("4 settings × 5 seeds = 20 runs") in words.value for words in same.markdown)
 
 
 def test_what_was_typed_stays_after_a_reload(pages: Pages) -> None:
@@ -181,7 +181,7 @@ def test_a_sweep_is_planned_before_it_is_submitted(pages: Pages) -> None:
     labelled(page.checkbox, "Learning-rate control").check().run()
     # Two depths with three seeds, and the control of each depth with three seeds.
     assert labelled(page.button, "Submit 12 runs")
-    assert any("4 settings × 3 seeds = 12 runs, about " in words.value for words in page.markdown)
+    assert any(plain("4 settings × 3 seeds = 12 runs, about ") in words.value for words in page.markdown)
     assert "Plan of one run with the base settings; the sweep has 12 runs." in [words.value for words in page.caption]
     planned = next(table.value for table in page.table if "Run" in table.value)
     assert sorted(planned["Seed"]) == ["0"] * 4 + ["1"] * 4 + ["2"] * 4
