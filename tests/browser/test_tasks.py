@@ -126,6 +126,7 @@ def test_the_tasks_by_keys_alone(site: Site, page: Page) -> None:
     submitted(site, page)
     run = site.submit_live("by keys")
     page.go_to("by keys")
+    page.wait(lambda: page.query.get("run") == [run], "the run")
     page.go_to("run cancel")
     page.shows("A run stops at the end of its step")
     page.wait(lambda: page.script("return document.activeElement.closest('[role=dialog]') !== null"), "the focus")

@@ -253,7 +253,9 @@ class Page:
         # A page that refreshes itself may never be at rest as a whole.
         self.wait(lambda: not self.all("[role=dialog] [data-stale=true]"), "the search to be drawn")
         self.keys().send_keys(Keys.TAB, Keys.ENTER).perform()
-        self.wait(lambda: not self.all("[role=dialog] [class*=st-key-palette]"), "the search to close")
+        self.wait(
+            lambda: not any("Go to" in dialog.text for dialog in self.all("[role=dialog]")), "the search to close"
+        )
 
     def choose(self, label: str, option: str) -> None:
         """An option of a select box, or one more of a box for several."""
