@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import streamlit as st
 
+from gxpo_client.errors import ServiceError
 from gxpo_dashboard.labels import STATES, plain
 from gxpo_dashboard.session import visitor
 from gxpo_dashboard.session.permalinks import go
@@ -62,7 +64,9 @@ def _pages(titles: Mapping[str, tuple[str, str]]) -> Iterator[Entry]:
                 label = part if part == section else f"{part} › {section}"
                 yield f"This run › {label}", ":material/tab:", {"view": "run", "run": of, "part": section}
         yield "This run › Clone", ":material/content_copy:", {"view": "submit", "preset": of}
-        possible = visitor.client().run(of)["possible_actions"]
+        possible: list[str] = []
+        with suppress(ServiceError):  # a run that is gone, or an outage
+            possible = visitor.client().run(of)["possible_actions"]
         for action in [name for name in ("cancel", "delete") if name in possible and visitor.may_change()]:
             yield f"This run › {action.capitalize()}…", f":material/{action}:", {"ask": action, "run": of}
     for name, (title, icon) in titles.items():
