@@ -125,7 +125,7 @@ class Table {
     this.head.replaceChildren(element("tr", {}, corner, ...titles));
   }
 
-  /** The row of this id, written again only if it changed. @param {Row} row @param {Data} data */
+  /** The row of this id; only cells that changed are written again. @param {Row} row @param {Data} data */
   row(row, data) {
     const shown = this.rows.get(row.id) ?? element("tr", { id: row.id });
     const ages = data.columns.some((column) => column.kind === "time") ? Math.floor(Date.now() / 10000) : 0;
@@ -144,10 +144,14 @@ class Table {
       const name = data.links ? element("a", { href: `?view=run&run=${row.id}` }, row.name) : row.name;
       return element("th", { scope: "row", className: "name", title: row.name }, ...dot, name);
     });
-    // The box stays where it is: taken out of the page it would lose the focus.
-    for (const cell of [...shown.children].slice(1)) cell.remove();
+    // What stays the same stays in the page: a box taken out would lose the focus, a name under the pointer its click.
     if (!shown.children.length) shown.append(element("td", {}, input));
-    shown.append(...cells);
+    for (const [at, cell] of cells.entries()) {
+      const before = shown.children[at + 1];
+      if (!before) shown.append(cell);
+      else if (!before.isEqualNode(cell)) before.replaceWith(cell);
+    }
+    while (shown.children.length > cells.length + 1) shown.lastElementChild?.remove();
     return shown;
   }
 

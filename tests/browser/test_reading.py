@@ -115,7 +115,7 @@ def test_a_run_has_five_parts_and_links_to_the_former_twelve_open_their_sections
         assert page.query.get("part", ["Overview"]) == [present]
     page.press("Details")
     page.press("Events")
-    page.wait(lambda: (page.query["part"], page.query["section"]) == (["Details"], ["Events"]), "the address")
+    page.wait(lambda: (page.query.get("part"), page.query.get("section")) == (["Details"], ["Events"]), "the address")
 
 
 def test_a_key_opens_the_search_of_runs_views_and_actions(site: Site, page: Page) -> None:

@@ -118,6 +118,14 @@ def test_a_refresh_keeps_zoom_and_scroll(site: Site, page: Page, live_run: str) 
     assert page.scrolled == 200
 
 
+def test_a_refresh_of_the_list_leaves_what_a_click_may_be_on(page: Page, live_run: str) -> None:
+    page.open("runs")
+    row = page.one(f".rows-table [id='{live_run}']")
+    link, words = row.find_element("css selector", "a"), row.text
+    page.wait(lambda: row.text != words, "a refresh")
+    assert link.text == "live run", "it is the same element"
+
+
 def test_a_page_outlives_its_service(site: Site, page: Page, live_run: str) -> None:
     page.open("run", run=live_run)
     page.wait(lambda: page.chart("-reward", LAST), "the reward chart")

@@ -17,7 +17,14 @@ WHOLE = "view.scale('x').domain()"
 
 def named(page: Page, name: str) -> None:
     """Open a run of the list by its name."""
-    page.click(page.wait(lambda: next(e for e in page.all(".rows-table tbody a") if e.text == name), name))
+
+    def clicked() -> bool:
+        link = next((item for item in page.all(".rows-table tbody a") if item.text == name), None)
+        if link:
+            page.click(link)
+        return link is not None
+
+    page.wait(clicked, name)
     page.wait(lambda: page.query.get("view") == ["run"], "the run")
 
 
@@ -135,6 +142,8 @@ def test_the_tasks_by_keys_alone(site: Site, page: Page) -> None:
         page.keys().send_keys(Keys.TAB).perform()
     page.keys().send_keys(Keys.ENTER).perform()
     page.wait(lambda: site.state(run) == "cancelled", "the end of the run")
+    page.go_to("fired", "fired · ✔ succeeded")
+    page.shows("The gate fired at step 20 (largest z")
     page.go_to("all runs")
     page.keys().send_keys("jxjxc").perform()
     page.wait(lambda: len(page.query.get("runs", [])) == 2, "the comparison")

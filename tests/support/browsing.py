@@ -58,6 +58,18 @@ return [...document.querySelectorAll(`a[href]:not([href^="#"]), button:enabled, 
   .filter(([, top]) => top !== null);
 """
 
+# Eight looks in a row, so that what a click begins has begun.
+_AT_REST = """
+const [busy, limit, done] = arguments, deadline = performance.now() + limit;
+let calm = 0;
+const look = () => {
+  calm = document.querySelector('h1') && !document.querySelector(busy) ? calm + 1 : 0;
+  if (calm >= 8 || performance.now() > deadline) done(calm >= 8);
+  else setTimeout(look, 50);
+};
+look();
+"""
+
 TEXTS = """(() => {
   const texts = [];
   const walk = (mark, x, y) => (mark.items || []).forEach(item => {
@@ -99,6 +111,7 @@ def open_browser(
         options.add_argument(f"--host-resolver-rules={resolve}")
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(programs[1]))
     try:
+        driver.set_script_timeout(WAIT_S + 30)
         set_mode(driver, mode)
         yield driver
     finally:
@@ -137,22 +150,18 @@ class Page:
             except StaleElementReferenceException:
                 pass
             if time.monotonic() > deadline:
-                raise AssertionError(
-                    f"waited {WAIT_S:g} s for {description}; the page shows:\n{' '.join(self.text.split())[:2000]}"
-                )
+                raise self._missed(description)
             time.sleep(POLL_S)
 
+    def _missed(self, description: str) -> AssertionError:
+        shown = " ".join(self.text.split())[:2000]
+        return AssertionError(f"waited {WAIT_S:g} s for {description}; the page shows:\n{shown}")
+
     def settle(self) -> None:
-        """Until the page has its title and nothing is being drawn."""
-        calm = 0
-
-        def drawn() -> bool:
-            nonlocal calm
-            ready = bool(self.all("h1")) and not self.all(BUSY)
-            calm = calm + 1 if ready else 0
-            return calm >= 4
-
-        self.wait(drawn, "the page to be drawn")
+        """Until the page has its title and nothing is being drawn. The page looks itself: between two looks from here
+        a page that refreshes itself may have begun again each time."""
+        if not self.driver.execute_async_script(_AT_REST, BUSY, 1000 * WAIT_S):
+            raise self._missed("the page to be drawn")
 
     @property
     def text(self) -> str:

@@ -42,7 +42,8 @@ def _dialog(titles: Mapping[str, tuple[str, str]]) -> None:
     st.html(_FOCUS, unsafe_allow_javascript=True)
     found = [entry for entry in _pages(titles) if all(word in entry[0].lower() for word in text.lower().split())]
     with visitor.guarded():
-        for item in visitor.client().get("/runs", text=text, limit=_MOST_RUNS, archived="any")["items"]:
+        items = visitor.client().get("/runs", text=text, limit=_MOST_RUNS, archived="any")["items"]
+        for item in sorted(items, key=lambda item: item["name"].lower() != text.strip().lower()):
             label = f"{item['name']} · {STATES.get(item['state'], item['state'])}"
             found.append((label, ":material/monitoring:", {"view": "run", "run": item["id"]}))
     if not found:
