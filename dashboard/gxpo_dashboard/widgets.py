@@ -45,6 +45,21 @@ def live(function: Callable[[], None], every_s: float | None) -> None:
     st.fragment(run_every=every_s)(function)()
 
 
+def focus(selector: str) -> None:
+    """Give an input the keys once it is drawn, where no other has them.
+
+    Streamlit gives them to a dialog, where typed letters are its own shortcuts, or to nothing.
+    """
+    script = f"""<script>{{
+    let looks = 0;
+    const focus = setInterval(() => {{
+      if (document.activeElement.matches("[role=dialog], body")) document.querySelector({selector!r})?.focus();
+      if (++looks > 30) clearInterval(focus);
+    }}, 50);
+    }}</script>"""
+    st.html(script, unsafe_allow_javascript=True)
+
+
 @contextmanager
 def charts_ahead() -> Iterator[None]:
     """Preload Vega in the browser while the page's data is being computed, with a temporary empty chart before the

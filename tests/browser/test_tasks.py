@@ -77,6 +77,32 @@ def sweep_of_three(site: Site, page: Page) -> None:
     submitted(site, page)
 
 
+def clone_with_one_change(site: Site, page: Page) -> None:
+    named(page, "fired")
+    page.press("Clone")
+    name = "return document.activeElement.ariaLabel"
+    page.wait(lambda: page.script(name) == "Name", "the form to have the keys")
+    type_into(page, "Rule K", "7")
+    submitted(site, page)
+
+
+def cancel(site: Site, page: Page) -> None:
+    run = site.submit_live("to cancel")
+    named(page, "to cancel")
+    cancelled_by_keys(site, page, run)
+
+
+def cancelled_by_keys(site: Site, page: Page, run: str) -> None:
+    page.go_to("run cancel")
+    page.shows("A run stops at the end of its step")
+    page.wait(lambda: page.script("return document.activeElement.closest('[role=dialog]') !== null"), "the focus")
+    button = ".st-key-confirm-cancel button"
+    while page.driver.switch_to.active_element != page.one(button):
+        page.keys().send_keys(Keys.TAB).perform()
+    page.keys().send_keys(Keys.ENTER).perform()
+    page.wait(lambda: site.state(run) == "cancelled", "the end of the run")
+
+
 def submitted(site: Site, page: Page) -> None:
     """Submit by a key, and cancel what came of it."""
     page.settle()
@@ -94,7 +120,7 @@ def submitted(site: Site, page: Page) -> None:
     ("task", "before"),
     [
         (best_run, 2), (did_the_gate_fire, 3), (why_it_ended, 3), (equal_passes, 4), (what_differs, 5),
-        (worst_sample, 4), (sweep_of_three, 6),
+        (worst_sample, 4), (sweep_of_three, 6), (clone_with_one_change, 4), (cancel, 3),
     ],
     ids=lambda part: getattr(part, "__name__", ""),
 )  # fmt: skip
@@ -134,17 +160,12 @@ def test_the_tasks_by_keys_alone(site: Site, page: Page) -> None:
     run = site.submit_live("by keys")
     page.go_to("by keys")
     page.wait(lambda: page.query.get("run") == [run], "the run")
-    page.go_to("run cancel")
-    page.shows("A run stops at the end of its step")
-    page.wait(lambda: page.script("return document.activeElement.closest('[role=dialog]') !== null"), "the focus")
-    button = ".st-key-confirm-cancel button"
-    while page.driver.switch_to.active_element != page.one(button):
-        page.keys().send_keys(Keys.TAB).perform()
-    page.keys().send_keys(Keys.ENTER).perform()
-    page.wait(lambda: site.state(run) == "cancelled", "the end of the run")
+    cancelled_by_keys(site, page, run)
     page.go_to("fired", "fired · ✔ succeeded")
     page.shows("The gate fired at step 20 (largest z")
     page.go_to("all runs")
+    page.settle()
+    page.one(".rows-table tbody a")
     page.keys().send_keys("jxjxc").perform()
     page.wait(lambda: len(page.query.get("runs", [])) == 2, "the comparison")
     assert page.script("return clicks") == 0

@@ -13,16 +13,9 @@ from gxpo_dashboard.labels import STATES, plain
 from gxpo_dashboard.session import visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.views import actions, run, runs
+from gxpo_dashboard.widgets import focus
 
 _MOST_RUNS = 8
-_FOCUS = """<script>{
-let looks = 0;
-const focus = setInterval(() => {
-  if (document.activeElement.matches("[role=dialog], body")) document.querySelector("[role=dialog] input")?.focus();
-  if (++looks > 30) clearInterval(focus);
-}, 50);
-}</script>"""
-"""Streamlit gives the focus to the dialog, where typed letters are its own shortcuts."""
 Entry = tuple[str, str, dict[str, Any]]
 """Label, icon, and query of the address or, for a change, the dialog to `ask` and the run."""
 
@@ -30,6 +23,8 @@ Entry = tuple[str, str, dict[str, Any]]
 def button(titles: Mapping[str, tuple[str, str]]) -> None:
     """The button that opens the search. titles: of the views, with icons."""
     if st.button("Search", icon=":material/search:", type="tertiary", key="nav-search", shortcut="Ctrl+K"):
+        # The page that the last search opened may still be drawn, and its words kept.
+        st.session_state["palette"] = ""
         _dialog(titles)
 
 
@@ -39,7 +34,7 @@ def _dialog(titles: Mapping[str, tuple[str, str]]) -> None:
         "Search runs, views and actions", key="palette", live=True, placeholder="run, view or action",
         label_visibility="collapsed",
     )  # fmt: skip
-    st.html(_FOCUS, unsafe_allow_javascript=True)
+    focus("[role=dialog] input")
     found = [entry for entry in _pages(titles) if all(word in entry[0].lower() for word in text.lower().split())]
     with visitor.guarded():
         items = visitor.client().get("/runs", text=text, limit=_MOST_RUNS, archived="any")["items"]

@@ -18,7 +18,7 @@ from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.view_models.tables import memory_table, sweep_words, time_table, verdict
 from gxpo_dashboard.views import actions
-from gxpo_dashboard.widgets import grid, text_table
+from gxpo_dashboard.widgets import focus, grid, text_table
 
 Json = dict[str, Any]
 
@@ -53,6 +53,8 @@ def show() -> None:
             sweep = permalinks.check("Sweep", "sweep")
         chosen = by_name[preset]
         st.caption(plain(chosen["summary"]))
+        if "clone_of" in chosen:
+            focus("input[aria-label=Name]")
         form, outcome = st.columns([3, 2], gap="large")
         with form:
             first_place = st.container()

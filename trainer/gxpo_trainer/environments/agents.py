@@ -35,11 +35,10 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from gxpo_trainer.environments.contract import ChatRequest, EnvironmentFailed, Problem, Turn
+from gxpo_trainer.grading.sandbox import discard_body
 
 MAX_BODY = 500_000
 """Bytes of a request, which in the JSON to the host may become three times as many."""
-_MAX_DISCARDED = 64_000_000
-"""Bytes of a refused request that are read before its answer is sent."""
 MAX_WAITING = 64
 """Requests of an episode that may wait for an answer at the same time."""
 _MODEL = "policy"
@@ -150,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         except _Refused as refused:
             status, reason, *code = refused.args
             if status in (401, 404, 413):  # the body was not read
-                self._discard_body()
+                discard_body(self)
             kind = "authentication_error" if status == 401 else "invalid_request_error"
             text = json.dumps({"error": {"message": reason, "type": kind, "param": None, "code": (*code, None)[0]}})
         body = text.encode()
@@ -161,15 +160,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
-
-    def _discard_body(self) -> None:
-        """Read what a refused request still sends, up to a limit: to close before would reset the connection, and its
-        sender might never see the answer."""
-        self.close_connection = True
-        length = self.headers.get("Content-Length", "")
-        left = min(int(length), _MAX_DISCARDED) if length.isdecimal() else 0
-        while left and (part := self.rfile.read1(min(left, 65_536))):
-            left -= len(part)
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")

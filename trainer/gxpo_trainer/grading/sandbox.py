@@ -38,6 +38,8 @@ from typing import Any
 from gxpo_trainer.errors import ConfigError
 
 MAX_BODY_BYTES = 4 * 2**20
+_MAX_DISCARDED = 64_000_000
+"""Bytes of a refused request that are read before its answer is sent."""
 MAX_TESTS = 200
 FILE_BYTES = 8 * 2**20
 """Largest file that the code can write, also of what it prints and what it returns."""
@@ -298,6 +300,16 @@ def same(value: Any, expected: Any) -> bool:
     return bool(value == expected)
 
 
+def discard_body(request: BaseHTTPRequestHandler) -> None:
+    """Read what a refused request still sends, up to a limit: to close before would reset the connection, and its
+    sender might never see the answer."""
+    request.close_connection = True
+    length = request.headers.get("Content-Length", "")
+    left = min(int(length), _MAX_DISCARDED) if length.isdecimal() else 0
+    while left and (part := request.rfile.read(min(left, 65_536))):
+        left -= len(part)
+
+
 def serve(sandbox: Sandbox, host: str, port: int, concurrency: int) -> None:
     """Answer requests until the process ends. concurrency: responses that are tested at the same time.
 
@@ -317,6 +329,7 @@ def serve(sandbox: Sandbox, host: str, port: int, concurrency: int) -> None:
             try:
                 length = int(self.headers.get("Content-Length", "0"))
                 if not 0 < length <= MAX_BODY_BYTES or self.headers.get_content_type() != "application/json":
+                    discard_body(self)
                     raise ValueError(f"must be JSON of 1 to {MAX_BODY_BYTES} bytes, with its length and type")
                 body = json.loads(self.rfile.read(length))
                 with places:

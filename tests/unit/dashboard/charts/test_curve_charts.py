@@ -15,6 +15,8 @@ from gxpo_dashboard.charts.base import Chart, Plot
 from gxpo_dashboard.charts.curves import explorer_chart, matching
 from gxpo_dashboard.view_models.series import BANDS, Points, Series
 
+DOTS = {"layer": [base.layer("points", "point", {})]}
+
 
 def points(y: list[float], x: list[float] | None = None) -> Points:
     steps = list(range(1, len(y) + 1))
@@ -135,7 +137,7 @@ def test_the_part_of_a_chart_has_its_data_alone() -> None:
         "phases": pd.DataFrame({"x": [0.0, 3.5], "x2": [2.5, 9.0]}),
         "rules": pd.DataFrame({"y": [3.0]}),
     }
-    part = base.between(Chart("k", "t", {}, datasets, "", "", x="step"), 2.0, 3.0).datasets
+    part = base.between(Chart("k", "t", DOTS, datasets, "", "", x="step"), 2.0, 3.0).datasets
     assert part["points"]["x"].tolist() == [2.0, 3.0]
     assert part["phases"].to_numpy().tolist() == [[2.0, 2.5]]
     assert part["rules"]["y"].tolist() == [3.0]
@@ -199,4 +201,6 @@ def test_hidden_outliers_are_counted_and_bands_end_at_their_limits() -> None:
     rows = calm.points
     assert rows["y"].tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 9]
     assert rows.loc[3, ["low", "high"]].tolist() == [-4, 10]
-    assert base.without_outliers(Chart("k", "t", {}, {"points": rows[["y"]]}, "", ""))[1] == 0, "a chart without lines"
+    assert base.without_outliers(Chart("k", "t", DOTS, {"points": rows[["y"]]}, "", ""))[1] == 0, (
+        "a chart without lines"
+    )
