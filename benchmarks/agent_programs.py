@@ -14,10 +14,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from gxpo_trainer.environments.calculator import calculate, last_calculation
+
+if "GXPO_OPENAI" in os.environ:  # once, as at the top of an agent of one's own; the other agents do without
+    from openai import OpenAI
 
 Messages = list[Any]
 STRAY = "import time; time.sleep(4321)"
@@ -52,8 +56,6 @@ def bare(problem: dict[str, Any], **more: Any) -> None:
 
 
 def openai(problem: dict[str, Any]) -> None:
-    from openai import OpenAI
-
     client = OpenAI()
 
     def ask(messages: Messages) -> tuple[str, bool]:
@@ -64,8 +66,9 @@ def openai(problem: dict[str, Any]) -> None:
 
 
 def faulty(problem: dict[str, Any]) -> None:
-    """One of KINDS by chance; which one is appended to a file."""
-    kind = random.SystemRandom().choice(KINDS)
+    """One of KINDS by chance; which one is appended to a file. The first episode is tried before the run starts."""
+    first_of_all = not Path(os.environ["GXPO_KINDS"]).stat().st_size
+    kind = "behave" if first_of_all else random.SystemRandom().choice(KINDS)
     with open(os.environ["GXPO_KINDS"], "a", encoding="utf-8") as file:  # noqa: PTH123, a single write of one line
         file.write(f"{kind}\n")
     first = {"messages": [{"role": "user", "content": problem["text"]}]}
@@ -96,6 +99,7 @@ def faulty(problem: dict[str, Any]) -> None:
             except (urllib.error.URLError, ConnectionError):
                 return  # refused, or the episode has ended
 
+        threading.stack_size(2**18)  # a hundred stacks of 8 MiB would be another fault: environment.memory_mb
         threads = [threading.Thread(target=ask) for _ in range(100)]
         for thread in threads:
             thread.start()

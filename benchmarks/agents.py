@@ -59,6 +59,9 @@ def overhead(folder: Path) -> None:
     for turn in range(2):
         for name, environment in environments.items():
             out = folder / f"{name}-{turn}"
+            os.environ.pop("GXPO_OPENAI", None)
+            if name == "openai":
+                os.environ["GXPO_OPENAI"] = "1"
             train_run(configured(environment, [f"seed={turn}", *fixed]), out)
             rows = [row["metrics"] for row in read_metrics(out) if row["step"] > 1]  # the first step compiles
             sampling[name] += [row["time/rollout_s"] for row in rows]
@@ -93,7 +96,7 @@ def faults(folder: Path) -> None:
         os.environ["GXPO_KINDS"] = str(kinds)
         train_run(configured(environment, [*fixed, FROZEN]), folder / name)
         samples[name] = read_samples(folder / name)
-    drawn = collections.Counter(kinds.read_text().splitlines()[1:])  # the first is tried before the run starts
+    drawn = collections.Counter(kinds.read_text().splitlines()[1:])
     failing = sum(number for kind, number in drawn.items() if kind in agent_programs.FAILING)
     alone = {(row["step"], row["group"], row["sample"]): row for row in samples["bare"]}
     rows = [row["metrics"] for row in read_metrics(folder / "faulty") if row["step"] > 0]
@@ -107,6 +110,7 @@ def faults(folder: Path) -> None:
         *(single(f"episodes that {kind}", number) for kind, number in sorted(drawn.items())),
         single("episodes that should fail", failing),
         single("episodes with verdict timeout or error", failed),
+        single("of these, more or fewer than should fail", abs(failed - failing), at_most=0),
         single("recorded episodes", len(samples["faulty"])),
         single(
             "of those without a reward, ends other than error and timeout",

@@ -86,13 +86,16 @@ def shoot(page: Page, file: Path, query: dict[str, Any], most: int) -> None:
 def views(client: Client) -> dict[str, dict[str, Any]]:
     """Name of a picture → the view and its choices, from the runs that there are.
 
-    The run shown is the newest that looked ahead; compared are the runs that have ended and were evaluated, equal
-    numbers of each name without its seed.
+    The run shown is a live one, or the newest, that looked ahead; its gate where none has fired. Compared are the runs
+    that have ended and were evaluated, equal numbers of each name without its seed.
     """
     runs = [run for run in client.get("/runs", limit=200)["items"] if run["score"] is not None]
     if not runs:
         raise SystemExit("no run of this home has an evaluation yet; make some with `make demo`")
-    look_ahead = next((run["id"] for run in runs if run["rule"] == "gxpo"), runs[0]["id"])
+    ahead = [run for run in runs if run["rule"] == "gxpo"] or runs
+    look_ahead = next((run["id"] for run in ahead if run["state"] == "running"), ahead[0]["id"])
+    parts = {run["id"]: client.get("/runs", run["id"], "headline")["parts"] for run in ahead}
+    fired = [run for run, said in parts.items() if any("The gate fired" in part["text"] for part in said)]
     by_label: dict[str, list[str]] = {}
     for run in runs:
         if run["state"] == "succeeded":
@@ -106,7 +109,7 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
         **sweep,
         "runs": {"view": "runs"},
         "run": {"view": "run", "run": look_ahead},
-        "gate": {"view": "run", "run": look_ahead, "part": "Gate"},
+        "gate": {"view": "run", "run": (fired or [look_ahead])[0], "part": "Gate"},
         "samples": {"view": "run", "run": look_ahead, "part": "Samples"},
         "compare": {"view": "compare", "runs": compared},
         "benchmarks": {"view": "benchmarks", "runs": [of_label[0] for of_label in by_label.values()]},

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, Literal
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # processes of episodes and of verdicts do without NumPy
+    import numpy as np
+    import numpy.typing as npt
 
 VerdictStatus = Literal["correct", "wrong", "unparsed", "timeout", "error", "ungraded"]
 """ungraded: the problem has no answer to compare with, so that only other rewards can judge the response."""
@@ -128,7 +129,7 @@ class Sample:
         others = tuple(part for branch in self.branches for part in branch.sampled_versions)
         if self.sampled is None:
             return self.versions + others
-        ends = np.cumsum([0, *(count for _, count in self.versions)])
+        ends = accumulate((count for _, count in self.versions), initial=0)
         counts = [int(self.sampled[begin:end].sum()) for begin, end in pairwise(ends)]
         own = tuple((version, count) for (version, _), count in zip(self.versions, counts, strict=True) if count)
         return own + others

@@ -7,6 +7,7 @@ import http.server
 import json
 import shlex
 import sys
+import textwrap
 import threading
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -94,6 +95,26 @@ async def test_the_documented_agent_calculates(
             *message("42"),
         )
         assert last == Reply(Turn(done=True))
+
+
+async def test_an_episode_finds_the_client_loaded(
+    started: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = """
+        import sys
+        from openai import OpenAI
+
+        def play(problem):
+            before = set(sys.modules)
+            completions = OpenAI().chat.completions
+            more = sorted(name for name in {*sys.modules} - before if name.startswith(("openai.", "httpx.")))
+            completions.create(model="policy", messages=[{"role": "user", "content": f"loads {more}"}])
+    """
+    (tmp_path / "with_client.py").write_text(textwrap.dedent(agent), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    first, last = await play(AgentConfig(function="with_client:play"))
+    assert first == Reply(ChatRequest(message("loads []")))
+    assert last == Reply(Turn(done=True))
 
 
 async def test_a_running_agent_is_posted_the_problem(started: Configured, monkeypatch: pytest.MonkeyPatch) -> None:

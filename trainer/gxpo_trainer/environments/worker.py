@@ -246,6 +246,10 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         control.send(json.dumps({"refused": str(error)[: MAX_MESSAGE // 8]}).encode())
         return error.exit_code
+    if (client := sys.modules.get("openai")) is not None:
+        # It loads most of itself at its first use: in each episode's process that would take a quarter of a second.
+        with contextlib.suppress(Exception):  # another version, or another module of this name
+            _ = client.OpenAI(api_key="-").chat.completions
     prctl(PR_SET_PDEATHSIG, 0)  # the end of the input is noticed, and the episodes are killed first
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     gc.freeze()
