@@ -206,3 +206,11 @@ def test_a_run_with_an_environment_shows_turns_as_plain_text_and_charts_of_its_e
     page.open("run", run=site.tools, part="Policy")
     page.shows("Environment: turns")
     page.shows("Environment: ends of episodes")
+
+
+def test_a_first_load_is_at_most_two_mebibytes(page: Page) -> None:
+    page.driver.execute_cdp_cmd("Network.clearBrowserCache", {})
+    page.driver.get("about:blank")
+    page.open("runs")
+    loaded = page.script("return performance.getEntries().reduce((sum, entry) => sum + (entry.transferSize || 0), 0)")
+    assert 2**18 < loaded < 2**21
