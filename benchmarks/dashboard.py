@@ -57,8 +57,8 @@ RULES: tuple[dict[str, Any], ...] = (
     {"name": "grpo"}, {"name": "sfpo", "k": 3}, {"name": "gxpo", "k": 3}, {"name": "gxpo", "k": 10},
 )  # fmt: skip
 EMPTY_PAGE = 'import streamlit as st\n\nst.title("Empty")\n'
-CURVES_BYTES, COMPARISON_BYTES = 80_000, 10_000
-"""Least size of an answer that holds the curves of 20 runs, or the comparison; the banner's is smaller still."""
+DRAWN_BYTES = 10_000
+"""Least size of an answer that holds curves of 20 runs or the comparison; the banner's is smaller."""
 FETCH_ROUNDS, FETCH_PAUSE_S = 20, 2.0
 FLAT_KIB = 4.0
 """A refresh may keep so much on average: 500 of them 2 MiB, which is less than the process itself varies."""
@@ -197,20 +197,17 @@ def pictures(page: Page, query: str, loads: int, condition: str) -> tuple[list[f
     return whole, view
 
 
-def refreshes(page: Page, seconds: float) -> tuple[list[float], list[float]]:
-    """Milliseconds of each refresh of the curves and of the comparison that no other one overlapped."""
+def refreshes(page: Page, seconds: float) -> list[float]:
+    """Milliseconds of each refresh of the curves or of the comparison that no other one overlapped."""
     page.script("gxpo.refreshes = []")
     until = time.monotonic() + seconds
     page.wait(lambda: time.monotonic() > until, "the refreshes")
     times = page.script("return gxpo.refreshes")
-    alone = [
-        this
+    return [
+        this["end"] - this["start"]
         for before, this, after in zip(times, times[1:], times[2:], strict=False)
-        if this["start"] - before["end"] > 50 and after["start"] - this["end"] > 50
+        if this["bytes"] >= DRAWN_BYTES and this["start"] - before["end"] > 50 and after["start"] - this["end"] > 50
     ]
-    times = [(this["end"] - this["start"], this["bytes"]) for this in alone]
-    curves = [ms for ms, size in times if size >= CURVES_BYTES]
-    return curves, [ms for ms, size in times if COMPARISON_BYTES <= size < CURVES_BYTES]
 
 
 def after_action(page: Page, act: Callable[[], None], condition: str) -> float:
@@ -276,7 +273,7 @@ def compared(
     _, first = pictures(page, query, chosen.loads, FIRST)
     whole, both = pictures(page, query, chosen.loads, BOTH)
     with runs.going_on():
-        curves, comparison = refreshes(page, chosen.watch_s)
+        refreshed = refreshes(page, chosen.watch_s)
     page.driver.get("about:blank")
     resident, served = memory(dashboard, runs, query, chosen.refreshes)
     home = Path(environment["GXPO_TOKEN_FILE"]).parent
@@ -288,8 +285,7 @@ def compared(
         median("compare 20 × 5,000: first picture", first, "ms", at_most=1000),
         median("compare 20 × 5,000: both charts", both, "ms"),
         median("compare 20 × 5,000: both charts, whole", whole, "ms"),
-        median("compare 20 × 5,000: refresh of the curves", curves, "ms", at_most=300),
-        median("compare 20 × 5,000: refresh of the comparison", comparison, "ms", at_most=300),
+        median("compare 20 × 5,000: refresh of the curves or the comparison", refreshed, "ms", at_most=300),
         median("compare 20 × 5,000: refresh, in the server", served, "ms"),
         single(f"memory: slope over {len(resident)} refreshes", slope(resident), "KiB a refresh", at_most=FLAT_KIB),
         single("memory: growth after the first tenth", grown, "MiB"),
