@@ -83,6 +83,11 @@ def test_navigation_is_at_the_top_then_the_answer_then_a_chart(site: Site, page:
     assert ends[-1] <= first, "the answer comes first"
     page.shows("more backward passes")
     assert not re.search(r"\b0\.\d+×", page.text), "a ratio below one is told as its inverse"
+    page.open("benchmarks", runs=list(site.recorded.values()))
+    page.shows("GXPO K=5 is 0.7 points below GRPO after 30 backward passes")
+    assert page.wait(lambda: page.script(FIRST_CHART), "a chart") < 350
+    page.open("benchmarks", runs=site.recorded["demo"])
+    page.shows("Finished at step 30 of 30: steps done.")
 
 
 def test_accuracy_is_drawn_over_the_cost_of_choice(site: Site, page: Page) -> None:

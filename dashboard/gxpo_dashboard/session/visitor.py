@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -201,6 +201,13 @@ def _stored(key: tuple[Any, ...], fresh: LiveSeries) -> LiveSeries:
     """This session's series of the key, `fresh` if there is none."""
     store: dict[tuple[Any, ...], LiveSeries] = st.session_state.setdefault("series", {})
     return keep(store, key, store.get(key, fresh), _MAX_SERIES)
+
+
+def headline(runs: Sequence[str], metric: str) -> str:
+    """The service's sentence: of one run what became of it, of several how they compare at equal backward passes."""
+    if len(runs) == 1:
+        return str(client().get("/runs", runs[0], "headline")["text"])
+    return str(client().compare(runs=list(runs), metric=metric, gates=False)["evidence"].partition("\n")[0])
 
 
 LOG_WINDOW = 262_144

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
+from gxpo_client.errors import Refused
 from gxpo_dashboard.charts import benchmarks as charts
 from gxpo_dashboard.charts.base import COMPARED_AXES, with_colors
 from gxpo_dashboard.labels import TERMINAL, plain, unique_labels
@@ -61,6 +63,8 @@ def _controls(metrics: list[str]) -> tuple[str, str, pd.DataFrame]:
 def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -> None:
     labels = unique_labels(runs)
     with visitor.guarded():
+        with suppress(Refused):  # a run without an evaluation yet
+            st.info(plain(visitor.headline(list(runs), metric)), icon=":material/help:")
         frames = [
             charts.scores_frame(visitor.client().evaluations(run), metric, labels[run], evaluated_at(run, x))
             for run in runs
