@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from streamlit.testing.v1 import AppTest
 
 from gxpo_client.connection import is_loopback_host, keep
+from gxpo_dashboard.server import compressed
 from gxpo_dashboard.session import link, visitor
 from gxpo_dashboard.session.permalinks import adopt, view_of
 
@@ -105,6 +106,13 @@ def test_the_link_gives_a_cookie_not_its_secret(shown: str, tmp_path: Path, monk
     unchanged = browser.get("/compare?runs=a")
     assert unchanged.text == "the page"
     assert not any("set-cookie" in answer.headers for answer in (refused, unchanged))
+
+
+def test_scripts_are_compressed_and_downloads_are_not() -> None:
+    page = Starlette(routes=[Route("/{path:path}", lambda _: PlainTextResponse("the page" * 1000))])
+    browser = TestClient(compressed(page))
+    encodings = [browser.get(path).headers.get("content-encoding") for path in ("/static/js/a.js", "/media/runs.zip")]
+    assert encodings == ["gzip", None]
 
 
 # Widgets and URL: the last change wins, and defaults are omitted.
