@@ -79,6 +79,7 @@ def test_a_check_without_a_gpu_fails_and_says_why(
     assert "- Free disk: " in text
 
 
+@pytest.mark.long("a process for each of five tests")
 def test_a_test_that_hangs_or_crashes_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in a process of its own, as on a GPU; the exit of a process stands for a fault in a kernel."""
     (tmp_path / "test_four.py").write_text(

@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -55,46 +54,27 @@ def show(args: argparse.Namespace, client: Client) -> None:
 
 
 def logs(args: argparse.Namespace, client: Client) -> None:
-    """Print a log; with -f until the run has ended."""
+    """Print a log; with -f until the run has ended. The state is read before the log, so that no last lines are missed.
+
+    With -f an outage of the service is waited for.
+    """
     run_id = resolve(client, args.run_id)
-    last = deque[str](maxlen=args.tail)  # complete lines
-    offset, text = 0, ""
-    while True:
-        offset, piece = _log_piece(client, run_id, offset)
-        if not piece:
-            break
-        complete, newline, text = (text + piece).rpartition("\n")
-        if args.tail is None:
-            _write(complete + newline)
-        else:
-            last.extend((complete + newline).splitlines(keepends=True))
-    _write("".join(last) + text)
-    if args.follow:
-        _follow_log(client, run_id, offset)
-
-
-def _log_piece(client: Client, run_id: str, offset: int) -> tuple[int, str]:
-    """The next offset, and the text before it."""
-    section = client.get("/runs", run_id, "logs", offset=offset, limit=1 << 20)
-    return section["next_offset"], section["text"]
-
-
-def _follow_log(client: Client, run_id: str, offset: int) -> None:
-    """Follow the log. The state is read before the log, so that no last lines are missed."""
-    is_away = False
+    offset, is_away = 0, False
     while True:
         try:
-            ended = client.run(run_id)["state"] in TERMINAL
-            offset, piece = _log_piece(client, run_id, offset)
+            ended = not args.follow or client.run(run_id)["state"] in TERMINAL
+            section = client.get("/runs", run_id, "logs", offset=offset, limit=1 << 20)
         except ServiceUnavailable as error:
+            if not args.follow:
+                raise
             if not is_away:
                 say(f"gxpo: {message_of(error)}; retrying; Ctrl-C stops")
             is_away = True
             time.sleep(1.0)
             continue
-        is_away = False
-        _write(piece)
-        if not piece:
+        is_away, offset = False, section["next_offset"]
+        _write(section["text"])
+        if not section["text"]:
             if ended:
                 return
             time.sleep(1.0)
@@ -238,19 +218,15 @@ def list_tokens(args: argparse.Namespace, client: Client) -> None:
     if args.json:
         output(args, tokens)
         return
-    header = ("id", "name", "role", "created", "by", "last used", "state")
     rows = [
         (
-            token["id"],
-            one_line(token["name"], 60),
-            token["role"],
-            tables.clock(token["created_at"]),
-            one_line(token["created_by"]),
-            tables.clock(token["last_used_at"]),
+            *(one_line(token[name], 60) for name in ("id", "name", "role", "created_by")),
+            *(tables.clock(token[name]) for name in ("created_at", "last_used_at")),
             _token_state(token),
         )
         for token in tokens
     ]
+    header = ("id", "name", "role", "created by", "at", "last used", "state")
     tables.console().print(tables.table(header, rows, left=7))
 
 

@@ -117,23 +117,21 @@ def message_of(error: ServiceError) -> str:
 
 
 def resolve(client: Client, word: str) -> str:
-    """The id of the run that a word names: an id, a prefix or suffix of one, or a name.
+    """The id of the run that a word names: an id, the end of one, or a name.
 
     Raises NotFound for no match, ConfigError with the candidates for several.
     """
     if _ID.fullmatch(word):
         return word
     runs = client.all_runs(text=word, archived="any")
-    # A prefix of an id is a time, a suffix is random. An exact name takes precedence over a part of an id.
-    matches = [run for run in runs if run["name"] == word] or [
-        run for run in runs if len(word) >= 4 and (run["id"].startswith(word) or run["id"].endswith(word))
-    ]
+    # An exact name takes precedence over a part of an id, whose end is random and whose beginning is a time.
+    matches = [run for run in runs if run["name"] == word]
+    matches = matches or [run for run in runs if len(word) >= 4 and run["id"].endswith(word)]
     if not matches:
         raise NotFound(f"there is no run {word!r}; `gxpo runs` lists them")
     if len(matches) > 1:
-        lines = "\n".join(f"  {run['id']}  {plain(run['name'])}" for run in matches[:10])
-        more = f"\n  and {len(matches) - 10} more" if len(matches) > 10 else ""
-        raise ConfigError(f"{word!r} matches {len(matches)} runs; use an id:\n{lines}{more}")
+        lines = [f"  {run['id']}  {plain(run['name'])}" for run in matches[:10]]
+        raise ConfigError("\n".join([f"{word!r} matches {len(matches)} runs; use an id:", *lines]))
     return str(matches[0]["id"])
 
 

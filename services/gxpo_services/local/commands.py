@@ -51,14 +51,14 @@ def scheduler(args: argparse.Namespace) -> int:
     """Run a scheduler until SIGTERM or Ctrl-C."""
     from gxpo_services import logging
     from gxpo_services.scheduling.launcher import RayLauncher
-    from gxpo_services.scheduling.scheduler import is_alive, liveness_age_s
+    from gxpo_services.scheduling.scheduler import LONGEST_ROUND_S, is_alive
     from gxpo_services.scheduling.scheduler import serve as serve_runs
 
     settings = read_settings()
     if args.check:
-        age_s = liveness_age_s(settings.home)
-        print("no round yet" if age_s is None else f"last round {formats.duration(age_s)} ago")
-        return 0 if is_alive(settings.home) else 1
+        alive = is_alive(settings.home)
+        print(f"{'a' if alive else 'no'} round within {LONGEST_ROUND_S:g} s")
+        return 0 if alive else 1
     limit_plugins(settings)
     logging.configure(as_json=settings.log_json)
     need_roots(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -61,7 +62,7 @@ TASKS = {
 def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
     """Start a service in a new folder, run the trainings over REST, print their comparison and write a report.
 
-    stack_of: for tests. Returns 0 when all succeeded, otherwise raises. All processes are stopped in any case.
+    stack_of: for tests. Raises unless all succeeded. All processes are stopped in any case.
     """
     # Settings of another service, such as its database, must not apply.
     for name in [name for name in os.environ if name.startswith("GXPO_")]:
@@ -73,7 +74,8 @@ def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
     until = stop_on_signals()
     begun = time.monotonic()
     say(f"demo: {len(task.presets)} runs of {passes} backward passes, {_AT_ONCE} at a time; results in {home}")
-    with stack_of(home, lambda text: say(f"demo: {text}"), until, dashboard=not args.no_dashboard) as stack:
+    dashboard_port = None if args.no_dashboard else 8501
+    with stack_of(home, lambda text: say(f"demo: {text}"), until, dashboard_port=dashboard_port) as stack:
         with connect(stack.url, stack.settings.local_token_file) as client:
             ids = _submit(client, task, passes)
             if stack.dashboard_url is not None:
@@ -101,11 +103,8 @@ def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
 
 def free_folder(wanted: Path) -> Path:
     """`wanted`, or the first empty one of wanted-2, wanted-3, …: a demo never overwrites an earlier one."""
-    candidate, number = wanted, 1
-    while candidate.exists() and (not candidate.is_dir() or any(candidate.iterdir())):
-        number += 1
-        candidate = wanted.with_name(f"{wanted.name}-{number}")
-    return candidate
+    candidates = itertools.chain([wanted], (wanted.with_name(f"{wanted.name}-{n}") for n in itertools.count(2)))
+    return next(path for path in candidates if not path.exists() or (path.is_dir() and not any(path.iterdir())))
 
 
 def comparison_link(dashboard_url: str, ids: list[str]) -> str:

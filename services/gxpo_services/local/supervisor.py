@@ -1,10 +1,8 @@
 """Supervision of child processes: start, readiness, restart with back-off, and complete shutdown.
 
-Order: `start` spawns children and waits until each is ready; `check` is called periodically, restarts with back-off
-what is dead or does not answer, and rotates the logs; `stop` stops everything in reverse order. Every child has its own
-session, so that Ctrl-C reaches only this process, and gets SIGTERM from the kernel when this process dies. After
-`adopt_orphans`, orphaned descendants become children of this process and are stopped too. Processes are identified by
-pid and start time, never by name.
+Every child has its own session, so that Ctrl-C reaches only this process, and gets SIGTERM from the kernel when this
+process dies. After `adopt_orphans`, orphaned descendants become children of this process and are stopped too. Processes
+are identified by pid and start time, never by name.
 """
 
 from __future__ import annotations
@@ -34,9 +32,11 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _END_WITH_PARENT = functools.partial(_LIBC.prctl, _PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 """Runs in a child before exec: the kernel sends it SIGTERM when its parent dies."""
 _POLL_S = 0.2
-_LARGEST_LOG = 16 * 1024 * 1024
+LARGEST_LOG = 16 * 1024 * 1024
+"""Bytes after which a log is rotated."""
 PROBE_EVERY_S = 10.0
-LONGEST_PAUSE_S, STEADY_S = 30.0, 60.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 1.0, 30.0, 60.0
+"""The pause before a restart doubles while the child lives no longer than STEADY_S."""
 _REAP_EVERY_S = 10.0
 
 
@@ -89,8 +89,7 @@ class _Managed:
 class Supervisor:
     """Supervises children. state_file: receives their pids and `about`; log_dir: one log file per child.
 
-    say: prints a message. until: set to request shutdown. first_pause_s: before a restart; it doubles up to
-    LONGEST_PAUSE_S while the child lives no longer than STEADY_S. largest_log: bytes after which a log is rotated.
+    say: prints a message. until: set to request shutdown.
     """
 
     def __init__(
@@ -99,15 +98,10 @@ class Supervisor:
         log_dir: Path,
         say: Callable[[str], None],
         until: threading.Event,
-        *,
         about: Mapping[str, object] | None = None,
-        first_pause_s: float = 1.0,
-        probe_every_s: float = PROBE_EVERY_S,
-        largest_log: int = _LARGEST_LOG,
     ) -> None:
         self._state_file, self._log_dir, self._say, self._until = state_file, log_dir, say, until
-        self._about = dict(about or {})
-        self._first_pause_s, self._probe_every_s, self._largest_log = first_pause_s, probe_every_s, largest_log
+        self._about = about or {}
         self._kept: list[_Managed] = []
         self._adopts = False
         self._reaped_at = time.monotonic()
@@ -144,9 +138,7 @@ class Supervisor:
                 kept.process, kept.begun, kept.restart_at = self._spawn(kept.child), now, None
                 kept.ready_by = now + kept.child.start_s
                 self._record()
-            elif code is None and kept.ready_by is not None:
-                self._await_ready(kept, now)
-            elif code is None and now - kept.probed_at >= self._probe_every_s:
+            elif code is None and (kept.ready_by is not None or now - kept.probed_at >= PROBE_EVERY_S):
                 self._probe(kept, now)
             self._rotate(kept)
         if self._adopts and now - self._reaped_at > _REAP_EVERY_S:
@@ -172,7 +164,7 @@ class Supervisor:
         self._state_file.unlink(missing_ok=True)
 
     def _family(self) -> list[psutil.Process]:
-        """All descendants of the children, including adopted orphans."""
+        """All descendants of the children, and adopted orphans."""
         if self._adopts:
             return list(psutil.Process().children(recursive=True))
         family: list[psutil.Process] = []
@@ -212,28 +204,26 @@ class Supervisor:
 
     def _schedule_restart(self, kept: _Managed, code: int, now: float) -> None:
         kept.deaths = 1 if now - kept.begun > STEADY_S else kept.deaths + 1
-        pause = min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (kept.deaths - 1))
+        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (kept.deaths - 1))
         kept.restart_at = now + pause
         how = f"code {code}" if code >= 0 else f"signal {-code}"
         self._say(f"{kept.child.name}: ended with {how}; restarting in {pause:g} s")
 
-    def _await_ready(self, kept: _Managed, now: float) -> None:
-        """End a restarted child that does not become ready, with all its processes; the next round restarts it."""
-        if kept.is_ready():
-            kept.ready_by = None
-        elif kept.ready_by is not None and now > kept.ready_by:
-            self._say(f"{kept.child.name}: not ready {kept.child.start_s:g} s after its restart; ending it")
-            self._kill(kept)
-
     def _probe(self, kept: _Managed, now: float) -> None:
-        """Check a child that was ready; end one that hangs, with all its processes. The next round restarts it."""
-        kept.failures = 0 if kept.is_ready() else kept.failures + 1
+        """End a child that hangs, or that does not become ready after its restart; the next round restarts it."""
         kept.probed_at = now
-        if kept.failures >= kept.child.probes:
-            self._say(f"{kept.child.name}: {kept.failures} health checks in a row failed; ending it")
-            self._kill(kept)
+        if kept.is_ready():
+            kept.failures, kept.ready_by = 0, None
+        elif kept.ready_by is None:
+            kept.failures += 1
+            if kept.failures >= kept.child.probes:
+                self._kill(kept, f"{kept.failures} health checks in a row failed")
+        elif now > kept.ready_by:
+            self._kill(kept, f"not ready {kept.child.start_s:g} s after its restart")
 
-    def _kill(self, kept: _Managed) -> None:
+    def _kill(self, kept: _Managed, why: str) -> None:
+        """Kill a child with all its processes."""
+        self._say(f"{kept.child.name}: {why}; ending it")
         kept.failures = 0
         family = psutil.Process(kept.process.pid).children(recursive=True)
         kept.process.kill()
@@ -243,7 +233,7 @@ class Supervisor:
     def _rotate(self, kept: _Managed) -> None:
         """Copy a large log and empty it: the child appends to the open file."""
         file = self._log_dir / f"{kept.child.name}.log"
-        if file.stat().st_size > self._largest_log:
+        if file.stat().st_size > LARGEST_LOG:
             with contextlib.suppress(OSError):  # on a full disk, emptying it is what helps
                 shutil.copyfile(file, file.with_name(f"{file.name}.1"))
             os.truncate(file, 0)
@@ -304,10 +294,9 @@ def _listened_on(pid: int) -> set[int]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
 def _end_all(processes: Sequence[psutil.Process], number: signal.Signals) -> list[psutil.Process]:

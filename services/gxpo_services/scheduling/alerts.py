@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
@@ -102,7 +101,7 @@ class Alerts:
         """Wait until what was claimed is sent or given up, for at most CLOSE_S."""
         until = time.monotonic() + CLOSE_S
         for sender in self._senders:
-            sender.end()
+            sender.put(None)
         for sender in self._senders:
             sender.join(until)
 
@@ -124,8 +123,7 @@ class Alerts:
         if kind is None or (chosen and kind not in chosen):
             return None
         text = f"Run {run.name!r} ({run.id}) {_WORDS[kind]}: {event.message}"
-        url = self._settings.link_to(run.id)
-        return Alert(kind, text, run.id, run.name, event.message, event.time, url)
+        return Alert(kind, text, run.id, run.name, event.message, event.time, self._settings.link_to(run.id))
 
 
 class _Sender:
@@ -138,17 +136,13 @@ class _Sender:
         self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
         self._thread.start()
 
-    def put(self, alert: Alert) -> None:
-        """Send an alert later, unless MOST_WAITING wait."""
+    def put(self, alert: Alert | None) -> None:
+        """Send an alert later, unless MOST_WAITING wait; None: stop after those that wait."""
         try:
             self._waiting.put_nowait(alert)
         except queue.Full:
-            self._log.error("alert not delivered", run=alert.run, error=f"{MOST_WAITING} alerts are waiting")
-
-    def end(self) -> None:
-        """Stop after the alerts that wait."""
-        with suppress(queue.Full):
-            self._waiting.put_nowait(None)
+            if alert is not None:
+                self._log.error("alert not delivered", run=alert.run, error=f"{MOST_WAITING} alerts are waiting")
 
     def join(self, until: float) -> None:
         """Wait for the thread. until: on the monotonic clock."""
@@ -162,7 +156,7 @@ class _Sender:
                 _post(self._webhook, alert)
             except httpx.HTTPStatusError as error:
                 self._log.error("alert not delivered", run=alert.run, error=f"status {error.response.status_code}")
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
+            except httpx.HTTPError as error:
                 self._log.error("alert not delivered", run=alert.run, error=type(error).__name__)
 
 

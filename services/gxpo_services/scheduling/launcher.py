@@ -9,10 +9,11 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
 import httpx
@@ -202,11 +203,8 @@ class RayLauncher:
         response = self._ask("GET", f"/api/jobs/{quote(job_id, safe='')}")
         if response.status_code == 404:
             return JobStatus("unknown")
-        job = self._object(response)
-        status = _status(job)
-        if status is None:
-            raise JobRefused(f"Ray at {self._address} reports an unknown status of job {job_id}: {job.get('status')!r}")
-        return status
+        with self._reading(response):
+            return _status(response.json())
 
     def stop(self, job_id: str) -> None:
         response = self._ask("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
@@ -215,27 +213,18 @@ class RayLauncher:
             raise JobRefused(f"Ray at {self._address} did not stop job {job_id}: {_reason(response)}")
 
     def statuses(self, artifacts: Path) -> dict[str, JobStatus]:
-        """One with an unknown status is left out, so that `status` tells of it."""
-        response = self._ask("GET", "/api/jobs/")
-        try:
-            if response.status_code != 200:
-                raise ValueError(_reason(response))
-            folder = str(artifacts)
+        response, folder = self._ask("GET", "/api/jobs/"), str(artifacts)
+        with self._reading(response):
             mine = [job for job in response.json() if (job.get("metadata") or {}).get("gxpo_artifacts") == folder]
-            statuses = {str(job["submission_id"]): _status(job) for job in mine}
-            return {job_id: status for job_id, status in statuses.items() if status is not None}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise LauncherUnavailable(f"Ray at {self._address} returned jobs of unknown format: {error!r}") from error
+            return {str(job["submission_id"]): _status(job) for job in mine}
 
     def resources(self) -> tuple[float, float]:
         response = self._ask("GET", "/api/v0/nodes", params={"detail": "true", "limit": 10000})
-        try:
-            nodes = self._object(response)["data"]["result"]["result"]
+        with self._reading(response):
+            nodes = response.json()["data"]["result"]["result"]
             totals: list[Mapping[str, float]] = [node["resources_total"] for node in nodes if node["state"] == "ALIVE"]
             cpus, gpus = (sum(float(total.get(name, 0)) for total in totals) for name in ("CPU", "GPU"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise LauncherUnavailable(f"Ray at {self._address} returned nodes of unknown format: {error!r}") from error
-        return cpus, gpus
+            return cpus, gpus
 
     def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
@@ -249,22 +238,28 @@ class RayLauncher:
             )
         return response
 
-    def _object(self, response: httpx.Response) -> dict[str, Any]:
+    @contextmanager
+    def _reading(self, response: httpx.Response) -> Iterator[None]:
+        """Raise LauncherUnavailable for an error response, and for one of another format than the block expects."""
         try:
-            body = response.json() if response.status_code == 200 else None
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            raise LauncherUnavailable(f"Ray at {self._address} returned an invalid response: {_reason(response)}")
-        return body
+            if response.status_code != 200:
+                raise ValueError(_reason(response))
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise LauncherUnavailable(f"Ray at {self._address} returned an invalid response: {error!r}") from error
 
 
-_STATES: dict[str, JobState] = {state.upper(): state for state in get_args(JobState) if state != "unknown"}
+_STATES: dict[str, JobState] = {
+    "PENDING": "pending",
+    "RUNNING": "running",
+    "SUCCEEDED": "succeeded",
+    "FAILED": "failed",
+    "STOPPED": "stopped",
+}
 
 
-def _status(job: Mapping[str, Any]) -> JobStatus | None:
-    state = _STATES.get(str(job.get("status")))
-    return None if state is None else JobStatus(state, str(job.get("message") or "").replace("\0", ""))
+def _status(job: Mapping[str, Any]) -> JobStatus:
+    return JobStatus(_STATES[job["status"]], str(job.get("message") or "").replace("\0", ""))
 
 
 def _authorization(environment: Mapping[str, str]) -> dict[str, str]:

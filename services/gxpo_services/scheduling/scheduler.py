@@ -46,14 +46,12 @@ the clock jumped, after which silence, launches and requests count from zero. Th
 again."""
 RECONCILE_EVERY_S = 60.0
 """Interval at which the launcher's jobs are compared with the database; also at the first round."""
-CLEAN_EVERY_S = 600.0
+CLEAN_EVERY_S = 60.0
 COUNT_EVERY_S = 5.0
 CLEANED_AT_ONCE = 500
-"""Expired idempotency keys deleted per round; after a full batch the next round continues."""
-SAMPLES_AT_ONCE = 1_000
-"""Deleted per transaction, so that reports of trainers do not wait."""
-BATCHES_AT_ONCE = 20
-"""Transactions of retention per round."""
+"""Expired idempotency keys, and metric names without a run, deleted at a time."""
+SAMPLES_AT_ONCE, BATCHES_AT_ONCE = 1_000, 20
+"""Samples deleted per transaction, so that reports of trainers do not wait; transactions of retention at a time."""
 PROBE_S = 2.0
 """Time in which the API must answer at its public address."""
 _DAY_S = 86_400.0
@@ -67,8 +65,8 @@ class Scheduler:
     """A scheduler; several may share a database.
 
     A round (`tick`): renew leases and take over orphaned runs; claim queued runs; supervise each held run
-    (run_supervisor.py); every RECONCILE_EVERY_S find jobs without a run; every CLEAN_EVERY_S delete expired
-    idempotency keys, and samples and logs past their retention; send alerts of what happened to runs.
+    (run_supervisor.py); every RECONCILE_EVERY_S find jobs without a run; every CLEAN_EVERY_S delete what has expired;
+    send alerts of what happened to runs.
 
     owner: unique per process start. command: of a job, from the run's folder. api_answers: whether trainers can report.
     clock: seconds since 1970.
@@ -106,7 +104,7 @@ class Scheduler:
         self._errors = logging.ErrorLog()
         self._ended_runs: dict[int, int] = {}
         """Study → its ended runs when its next runs were queued."""
-        self._unpruned: set[int] = set()
+        self._pruned_up_to = 0
         self._log = logging.get_logger(__name__)
 
     def run_forever(self, stop: threading.Event) -> None:
@@ -197,51 +195,45 @@ class Scheduler:
         self._reconcile_at = now + RECONCILE_EVERY_S
 
     def _clean(self) -> None:
-        """Delete, in batches, expired idempotency keys, metric names without a run, and what is past its retention."""
+        """Delete a batch of expired idempotency keys, of metric names without a run, and of what is past retention."""
         now, settings = self._clock(), self._settings
         if now < self._clean_at:
             return
+        self._clean_at = now + CLEAN_EVERY_S
         with self._database.writing() as session:
-            deleted = delete_expired_keys(session, now - settings.idempotency_s, CLEANED_AT_ONCE)
-        if deleted == CLEANED_AT_ONCE:
-            return
+            delete_expired_keys(session, now - settings.idempotency_s, CLEANED_AT_ONCE)
         # A report that uses a name again meanwhile keeps it, and all others until the next time.
         with suppress(IntegrityError), self._database.writing() as session:
-            if delete_unused_names(session, CLEANED_AT_ONCE) == CLEANED_AT_ONCE:
-                return
+            delete_unused_names(session, CLEANED_AT_ONCE)
         if settings.retention_days is not None:
-            before = now - settings.retention_days * _DAY_S
-            if self._prune(before, now):
-                return
-            self._unpruned.clear()  # tried again after CLEAN_EVERY_S
-        self._clean_at = now + CLEAN_EVERY_S
+            self._prune(now - settings.retention_days * _DAY_S, now)
 
-    def _prune(self, before: float, now: float) -> bool:
-        """Delete samples and log of runs that ended before `before`; returns whether some may be left.
+    def _prune(self, before: float, now: float) -> None:
+        """Delete samples and log of runs that ended before `before`, in the order of their numbers.
 
         Everything else of a run is kept; paused runs have not ended. A run is marked as pruned last, so nothing is
-        forgotten after a crash. A run whose files cannot be deleted is added to `_unpruned` and skipped.
+        forgotten after a crash. One whose files cannot be deleted is tried again after all others.
         """
         ended = (Run.state.in_(sorted(TERMINAL)), Run.pruned_at.is_(None), Run.ended_at < before)
         for _ in range(BATCHES_AT_ONCE):
             with self._database.writing() as session:
-                query = select(Run).where(*ended, Run.number.not_in(self._unpruned)).order_by(Run.number).limit(1)
+                query = select(Run).where(*ended, Run.number > self._pruned_up_to).order_by(Run.number).limit(1)
                 run = session.scalar(query.with_for_update(of=Run, skip_locked=True))
                 if run is None:
-                    return False
+                    self._pruned_up_to = 0
+                    return
                 if delete_some(session, run.number, SAMPLES_AT_ONCE):
                     continue
+                self._pruned_up_to = run.number
                 try:
                     files = RunFiles(self._settings.artifacts, run.id)
                     for name in (FILES["samples"], LOG):
                         files.remove(name)
                 except OSError as error:
-                    self._log.error("cannot delete the files of a run", run=run.id, error=str(error))
-                    self._unpruned.add(run.number)
+                    self._errors.log_once(f"files of {run.id}", error, "cannot delete the files of a run", run=run.id)
                     continue
                 session.execute(update(Run).where(Run.number == run.number).values(pruned_at=now))
                 events.record(session, run.number, self._actor, "pruned", "retention deleted samples and log")
-        return True
 
     # ---- leases and claims ------------------------------------------------------------------------------------
 
@@ -296,8 +288,7 @@ class Scheduler:
             self._oversized.clear()
             raise
         now = self._clock()
-        claimed: dict[str, Hold] = {}
-        waits: list[float] = []
+        claimed: dict[str, tuple[Hold, float]] = {}
         with self._database.writing() as session:
             leases.lock_queue(session)
             waiting = leases.candidates(session, leases.IS_QUEUED)
@@ -311,12 +302,11 @@ class Scheduler:
                 until = now + self._settings.lease_s
                 with suppress(StateChanged):  # cancelled in between
                     secret = leases.begin(session, run, owner=self.owner, actor=self._actor, now=now, until=until)
-                    claimed[run.id] = Hold(run.lease_token, now, secret)
-                    waits.append(max(0.0, now - run.queued_at))
-        self._held |= claimed
-        self._counters.claims += len(waits)
-        self._counters.queue_wait_s += sum(waits)
-        for run_id in claimed:
+                    claimed[run.id] = Hold(run.lease_token, now, secret), max(0.0, now - run.queued_at)
+        for run_id, (hold, wait_s) in claimed.items():
+            self._held[run_id] = hold
+            self._counters.claims += 1
+            self._counters.queue_wait_s += wait_s
             self._log.info("run claimed", run=run_id)
 
     def _quotas(self) -> decisions.Quotas:
@@ -334,19 +324,13 @@ def mark_alive(home: Path) -> None:
         (home / LIVENESS_FILE).touch()
 
 
-def liveness_age_s(home: Path) -> float | None:
-    """Seconds since the last round of a scheduler with this home; None before the first."""
-    try:
-        return time.time() - (home / LIVENESS_FILE).stat().st_mtime
-    except FileNotFoundError:
-        return None
-
-
 def is_alive(home: Path) -> bool:
     """Whether a scheduler with this home has made a round within LONGEST_ROUND_S. One in the future is from before the
     clock was set back."""
-    age_s = liveness_age_s(home)
-    return age_s is not None and abs(age_s) <= LONGEST_ROUND_S
+    try:
+        return abs(time.time() - (home / LIVENESS_FILE).stat().st_mtime) <= LONGEST_ROUND_S
+    except FileNotFoundError:
+        return False
 
 
 def serve(

@@ -55,10 +55,6 @@ def test_a_database_or_its_password_file_that_cannot_be_used(
         assert message_of(stopped, *command) == f"gxpo: {expected}\n"
 
 
-def test_an_address_that_is_none(message_of: Message) -> None:
-    assert message_of("postgres at db", "migrate").startswith("gxpo: GXPO_DATABASE_URL: Could not parse")
-
-
 def test_a_database_of_a_later_version(database_url: str, message_of: Message) -> None:
     engine = make_engine(database_url)
     with engine.begin() as connection:

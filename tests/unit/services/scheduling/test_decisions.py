@@ -202,20 +202,6 @@ def test_each_state_has_its_own_time_out(job: str) -> None:
     assert action(S.PAUSING, job, request=0, silence=121) == "stop"
 
 
-@pytest.mark.parametrize(
-    ("job", "why"),
-    [
-        ("unknown", "the launcher no longer knows its job"),
-        ("succeeded", "its job has ended, without an outcome"),
-        ("failed", "its job has failed, without an outcome"),
-        ("stopped", "its job has stopped, without an outcome"),
-    ],
-)
-def test_the_reason_names_how_the_job_ended(job: str, why: str) -> None:
-    ended = next_action(S.RUNNING, JobStatus(job), TIMEOUTS, launch_age_s=0, silence_s=0, request_age_s=0)
-    assert ended == ("finish", why)
-
-
 def test_the_failure_reason_names_the_cause() -> None:
     assert failure_reason(S.RUNNING, JobStatus("failed", "exit code 137")) == "lost_heartbeat"
     assert failure_reason(S.STARTING, JobStatus("failed", "exit code 1")) == "setup_failed"
