@@ -35,8 +35,8 @@ class Prometheus:
 
     def fired(self) -> set[str]:
         """Names of the alerts that have fired since the start."""
-        span: dict[str, float] = {"start": self._begun, "end": time.time(), "step": SCRAPE_S}
-        query = {"query": 'ALERTS{alertstate="firing"}', **span}
+        query: dict[str, str | float] = {"query": 'ALERTS{alertstate="firing"}', "step": SCRAPE_S}
+        query |= {"start": self._begun, "end": time.time()}
         answer = self._http.get("/query_range", params=query).raise_for_status().json()
         return {series["metric"]["alertname"] for series in answer["data"]["result"]}
 

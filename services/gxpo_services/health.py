@@ -64,18 +64,13 @@ def prometheus(request: Request, _: Scraper, session: ReadSession) -> Response:
     now = time.time()
     queued_since = session.scalar(select(func.min(Run.queued_at)).where(Run.state == RunState.QUEUED))
     free = or_(Run.lease_owner.is_(None), Run.lease_expires_at.is_(None), Run.lease_expires_at < now)
-    gauges: dict[str, tuple[str, float | None]] = {
-        "gxpo_queue_wait_seconds": ("Longest wait of a queued run.", now - (queued_since or now)),
-        "gxpo_runs_without_scheduler": (
-            "Executing runs that no scheduler holds.",
-            session.scalar(select(func.count()).where(Run.state.in_(sorted(EXECUTING)), free)),
-        ),
-        "gxpo_run_recoveries": (
-            "Recoveries of all runs that are not deleted.",
-            session.scalar(select(func.sum(Run.recoveries))),
-        ),
-    }
-    for name, (description, value) in gauges.items():
+    unheld = session.scalar(select(func.count()).where(Run.state.in_(sorted(EXECUTING)), free))
+    recoveries = session.scalar(select(func.sum(Run.recoveries)))
+    for name, description, value in (
+        ("gxpo_queue_wait_seconds", "Longest wait of a queued run.", now - (queued_since or now)),
+        ("gxpo_runs_without_scheduler", "Executing runs that no scheduler holds.", unheld),
+        ("gxpo_run_recoveries", "Recoveries of all runs that are not deleted.", recoveries),
+    ):
         Gauge(name, description, registry=registry).set(value or 0)
     seconds = Gauge("gxpo_scheduler_tick_age_seconds", "Time since the last round.", ("scheduler",), registry=registry)
     counters = {

@@ -118,10 +118,9 @@ class ServiceSettings(BaseSettings):
 
         try:
             password = self.database_password_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        except OSError as error:
             raise ConfigError(
-                f"cannot read the database password from {self.database_password_file} ({reason}); "
+                f"cannot read the database password from {self.database_password_file} ({error.strerror}); "
                 "check GXPO_DATABASE_PASSWORD_FILE"
             ) from None
         return make_url(self.database_url).set(password=password).render_as_string(hide_password=False)

@@ -112,7 +112,8 @@ def register(subparsers: Subparsers) -> None:
     _runs_or_groups(parser)
     parser.add_argument("--format", choices=("csv", "parquet", "jsonl"), default="csv", help="default csv")
     parser.add_argument("--samples", action="store_true", help="also the responses with their verdicts and turns")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="default: the name offered by the service")
+    out = Path("gxpo-export.zip")
+    parser.add_argument("--out", metavar="FILE", type=Path, default=out, help=f"zip file; default {out}")
 
     parser = subparsers.add_parser("token", help="create, list and revoke access tokens")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gxpo_client.client import Client, Json
@@ -99,15 +97,14 @@ def compare(args: argparse.Namespace, client: Client) -> None:
 
 
 def export(args: argparse.Namespace, client: Client) -> None:
-    """Export to a file, written atomically through a temporary file next to it."""
+    """Export several tables to a zip file, written atomically through a temporary file next to it."""
     ids = resolve_all(client, args.runs)
     if not ids and not args.group:
         raise ConfigError("name runs to export, or use --group")
     parts = ["metrics", "evaluations", "runs", *(["samples"] if args.samples else [])]
-    with client.stream("/export", runs=ids, groups=args.group, format=args.format, parts=parts) as (name, pieces):
-        safe = name if name and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}", name) else None
-        target = args.out or Path(safe or f"gxpo-export.{args.format}")
-        part = target.with_name(f"{target.name}.part")
+    target = args.out
+    part = target.with_name(f"{target.name}.part")
+    with client.stream("/export", runs=ids, groups=args.group, format=args.format, parts=parts) as (_, pieces):
         try:
             with part.open("wb") as file:
                 for piece in pieces:

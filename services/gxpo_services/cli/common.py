@@ -80,25 +80,26 @@ def translated_errors() -> Iterator[None]:
     except ServiceError as error:
         raise CommandFailed(error) from error
     except Exception as error:
-        message = _database_message(error)
-        if message is None:
+        translated = _of_database(error)
+        if translated is None:
             raise
-        raise ConfigError(message) from error
+        raise translated from error
 
 
-def _database_message(error: Exception) -> str | None:
-    """The message for an error in a command that works on the database itself; None for any other."""
+def _of_database(error: Exception) -> ConfigError | None:
+    """The error of a command that works on the database itself; None for any other."""
     # Imported here: the commands that only send requests start without them.
     from pydantic import ValidationError
     from sqlalchemy.exc import ArgumentError, OperationalError
 
     if isinstance(error, OperationalError):
-        return f"cannot use the database ({one_line(str(error.orig))}); check GXPO_DATABASE_URL and its server"
+        reason = one_line(str(error.orig))
+        return ConfigError(f"cannot use the database ({reason}); check GXPO_DATABASE_URL and its server")
     if isinstance(error, ArgumentError):
-        return f"GXPO_DATABASE_URL: {error}"
+        return ConfigError(f"GXPO_DATABASE_URL: {error}")
     if isinstance(error, ValidationError):
         lines = [f"  {'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
-        return "\n".join(["invalid values:", *lines])
+        return ConfigError("\n".join(["invalid values:", *lines]))
     return None
 
 

@@ -12,8 +12,7 @@ import tomli_w
 from gxpo_client.client import Client, Json
 from gxpo_client.connection import is_loopback
 from gxpo_client.errors import InvalidRequest
-from gxpo_client.formats import count, number_of
-from gxpo_services.cli import tables
+from gxpo_client.formats import number_of
 from gxpo_services.cli.common import confirm, one_line, output
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
@@ -114,7 +113,7 @@ def sweep(args: argparse.Namespace, client: Client) -> None:
     if not plan["valid"]:
         raise InvalidRequest("\n".join(["invalid sweep:", *_error_lines(plan)]))
     if not args.json:
-        _print_plan(plan)
+        print(f"{number_of(len(plan['runs']), 'run')}: {cost_words(plan['cost'])}")
     elif args.check:
         output(args, plan)
     if args.check:
@@ -122,10 +121,7 @@ def sweep(args: argparse.Namespace, client: Client) -> None:
     confirm(f"Submit {number_of(len(plan['runs']), 'run')}?", args.yes, "submitted")
     submitted = client.submit(body, to="/sweeps")
     group = submitted["group"]["id"]
-    note = (
-        f"{number_of(len(submitted['runs']), 'run')} of group {group} queued; `gxpo watch --group {group}` follows them"
-    )
-    output(args, submitted, group, note)
+    output(args, submitted, group, f"group {group} is queued; `gxpo watch --group {group}` follows it")
 
 
 def _study(args: argparse.Namespace, client: Client) -> None:
@@ -164,15 +160,6 @@ def _grid_axis(text: str) -> tuple[str, list[Any]]:
         except tomllib.TOMLDecodeError:
             values.append(word.strip())
     return path.strip(), values
-
-
-def _print_plan(plan: Json) -> None:
-    rows = [
-        (one_line(run["name"], 80), run["rule_label"], str(run["seed"]), count(run["backward_passes"]))
-        for run in plan["runs"]
-    ]
-    tables.console().print(tables.table(("run", "rule", "seed", "max. backward passes"), rows, left=2))
-    print(f"{number_of(len(plan['runs']), 'run')}: {cost_words(plan['cost'])}")
 
 
 def _error_lines(check: Json) -> list[str]:

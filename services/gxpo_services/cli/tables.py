@@ -74,31 +74,31 @@ def state_text(run: Json) -> Text:
 def run_details(run: Json, headline: str, events: Sequence[Json]) -> list[Table | Text]:
     """Headline, settings, progress and latest events of a run."""
     progress = run["progress"]
-    about: list[tuple[str, str | Text]] = [
-        ("id", run["id"]),
-        ("state", state_text(run)),
-        ("rule", run["rule_label"]),
-        ("model", one_line(run["model"])),
-        ("seed", str(run["seed"])),
-        ("tags", one_line(", ".join(run["tags"])) or NONE),
-        ("group", run["group"] or NONE),
-        ("created", f"{age(run['created_at'])} ago by {one_line(run['created_by'])}"),
-        ("progress", f"{100 * progress['fraction']:.0f}%"),
-        ("steps", of_budget(progress["steps"], progress["step_budget"])),
-        ("backward passes", of_budget(progress["backward_passes"], progress["backward_passes_budget"])),
-        ("tokens", f"{progress['tokens']:.0f}"),
-        ("training time", duration(progress["training_s"])),
-        ("time left", time_left(run)),
-        ("reward", number(run["reward"])),
-        ("actions", ", ".join(run["possible_actions"]) or NONE),
-    ]
+    about: dict[str, str | Text] = {
+        "id": run["id"],
+        "state": state_text(run),
+        "rule": run["rule_label"],
+        "model": one_line(run["model"]),
+        "seed": str(run["seed"]),
+        "tags": one_line(", ".join(run["tags"])) or NONE,
+        "group": run["group"] or NONE,
+        "created": f"{age(run['created_at'])} ago by {one_line(run['created_by'])}",
+        "progress": f"{100 * progress['fraction']:.0f}%",
+        "steps": of_budget(progress["steps"], progress["step_budget"]),
+        "backward passes": of_budget(progress["backward_passes"], progress["backward_passes_budget"]),
+        "tokens": f"{progress['tokens']:.0f}",
+        "training time": duration(progress["training_s"]),
+        "time left": time_left(run),
+        "reward": number(run["reward"]),
+        "actions": ", ".join(run["possible_actions"]) or NONE,
+    }
     style = "bold red" if run["state"] == "failed" else "bold"
-    parts: list[Table | Text] = [Text(f"{one_line(headline, 4000)}\n", style=style)]
-    parts.append(table(("", one_line(run["name"])), about, left=2))
-    if events:
-        rows = [(clock(event["time"]), event["actor"], one_line(event["message"])) for event in events]
-        parts.append(table(("time", "actor", "event"), rows, left=3))
-    return parts
+    rows = [(clock(event["time"]), event["actor"], one_line(event["message"])) for event in events]
+    return [
+        Text(f"{one_line(headline, 4000)}\n", style=style),
+        table(("", one_line(run["name"])), list(about.items()), left=2),
+        table(("time", "actor", "event"), rows, left=3),
+    ]
 
 
 def print_comparison(comparison: Json) -> None:

@@ -90,14 +90,8 @@ def _show(change: tuple[str, Json], seen: dict[str, Json], display: Bars | JsonL
 class JsonLines:
     """Print a JSON line whenever a run changes."""
 
-    def __init__(self) -> None:
-        self._last: dict[str, str] = {}
-
     def update(self, run: Json) -> None:
-        line = json.dumps(run, ensure_ascii=False)
-        if self._last.get(run["id"]) != line:
-            self._last[run["id"]] = line
-            print(line, flush=True)
+        print(json.dumps(run, ensure_ascii=False), flush=True)
 
     def message(self, text: str) -> None:
         say(f"gxpo: {text}")

@@ -37,7 +37,6 @@ class Task:
 
     presets: tuple[str, ...]
     passes: int
-    group: str
     title: str
     study: Path | None = None
 
@@ -46,14 +45,12 @@ TASKS = {
     "word_problems": Task(
         ("demo-grpo", "demo-grpo-lr-control", "demo-sfpo", "demo"),
         30,
-        "demo: GRPO, a longer step, SFPO and GXPO",
         "gxpo demo: three update rules and a control, at equal backward passes",
         Path(__file__).parents[3] / "studies" / "reference.toml",
     ),
     "arithmetic_skill": Task(
         ("skill-grpo", "skill-gxpo"),
         60,
-        "demo: GRPO and GXPO on arithmetic skill",
         "gxpo demo: GRPO and GXPO on arithmetic skill, at equal backward passes",
     ),
 }
@@ -114,7 +111,7 @@ def comparison_link(dashboard_url: str, ids: list[str]) -> str:
 
 def _submit(client: Client, task: Task, passes: int) -> list[str]:
     """Submit the runs as a group, in execution order."""
-    group = client.post("/groups", body={"name": task.group})["id"]
+    group = client.post("/groups", body={"name": task.title})["id"]
     share = _share_of_cores(len(os.sched_getaffinity(0)))
     ids = []
     for preset in task.presets:

@@ -31,7 +31,6 @@ _CONFIG, _SERVICE = "config.toml", "service.json"
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped", "unknown"]
 _RESPONSE_S = 10.0
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|low on memory|oom[ -]?kill", re.IGNORECASE)
-_LONGEST_LINE, _LONGEST_MESSAGE = 300, 1000
 
 
 class LauncherUnavailable(Exception):
@@ -44,8 +43,8 @@ class JobRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One launch of a run. id: never reused. log: file in the run's folder (the working directory) for the command's
-    output. env: environment variables, none of them secret. owner: who submitted the run."""
+    """One launch of a run. id: never reused. log: file for the output, in the run's folder, the working directory. env:
+    environment variables, none of them secret. owner: who submitted the run."""
 
     id: str
     command: tuple[str, ...]
@@ -82,14 +81,6 @@ class JobStatus:
     @property
     def out_of_memory(self) -> bool:
         return self.state == "failed" and _OUT_OF_MEMORY.search(self.message) is not None
-
-    @property
-    def summary(self) -> str:
-        """The message, shortened: an out-of-memory report lists a whole node, and one line of it names the cause."""
-        if self.out_of_memory:
-            line = next(line for line in self.message.splitlines() if _OUT_OF_MEMORY.search(line))
-            return line.strip()[:_LONGEST_LINE]
-        return self.message[:_LONGEST_MESSAGE]
 
 
 class Launcher(Protocol):
@@ -263,8 +254,7 @@ def _status(job: Mapping[str, Any]) -> JobStatus:
 
 
 def _authorization(environment: Mapping[str, str]) -> dict[str, str]:
-    token = environment.get("RAY_AUTH_TOKEN", "")
-    file = environment.get("RAY_AUTH_TOKEN_PATH", "")
+    token, file = environment.get("RAY_AUTH_TOKEN", ""), environment.get("RAY_AUTH_TOKEN_PATH", "")
     if not token and file:
         try:
             token = Path(file).read_text(encoding="utf-8").strip()

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from sqlalchemy import func, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, NoResultFound
 
 from gxpo_client.connection import is_up
 from gxpo_services import logging
@@ -41,12 +41,11 @@ from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps import studies
 
 LONGEST_GAP_FRACTION = 0.5
-"""Fraction of heartbeat_s without a renewal of leases, e.g. while the database was away, the machine was suspended or
-the clock jumped, after which silence, launches and requests count from zero. The other half is for a trainer to report
-again."""
+"""Fraction of heartbeat_s without a renewal of leases (no database, a suspended machine, a clock that jumped) after
+which silence, launches and requests count from zero. The other half is for a trainer to report again."""
 RECONCILE_EVERY_S = 60.0
 """Interval at which the launcher's jobs are compared with the database; also at the first round."""
-CLEAN_EVERY_S = 60.0
+CLEAN_EVERY_S = 300.0
 COUNT_EVERY_S = 5.0
 CLEANED_AT_ONCE = 500
 """Expired idempotency keys, and metric names without a run, deleted at a time."""
@@ -145,40 +144,28 @@ class Scheduler:
         return self._launcher.statuses(self._settings.artifacts)
 
     def _advance(self, run_id: str, hold: Hold, jobs: Mapping[str, JobStatus]) -> None:
-        try:
+        """Supervise a run; an error of one must not stop the others.
+
+        StateChanged: by a user, the trainer or another scheduler; the next round reads the new state.
+        """
+        passed = (StateChanged, LauncherUnavailable, *UNAVAILABLE)
+        with suppress(StateChanged), self._errors.once(run_id, "supervision of run failed", *passed, run=run_id):
             if not self._supervisor.advance(run_id, hold, jobs):
                 del self._held[run_id]
                 self._supervisor.dropped(run_id)
-            self._errors.clear(run_id)
-        except StateChanged:
-            return  # by a user, the trainer or another scheduler; the next round reads the new state
-        except (LauncherUnavailable, *UNAVAILABLE):
-            raise
-        except Exception as error:  # an error of one run must not stop the others
-            self._errors.log_once(run_id, error, "supervision of run failed", run=run_id)
 
     def _continue_studies(self) -> None:
         """Queue the next runs of each study in which a run has ended since the last round."""
         with self._database.reading() as session:
             ended = studies.ended_runs(session, STUDY)
-        self._ended_runs = {number: count for number, count in self._ended_runs.items() if number in ended}
-        for number, count in ended.items():
-            subject = f"study {number}"
-            if self._ended_runs.get(number) == count:
-                continue
-            try:
+        for number in [number for number, count in ended.items() if self._ended_runs.get(number) != count]:
+            with self._errors.once(f"study {number}", "study cannot continue", *UNAVAILABLE, group=number):
                 with self._database.writing() as session:
                     leases.lock_queue(session)
                     study = session.get(Group, number)
                     if study is not None and (queued := studies.queue_missing(session, study)):
                         self._log.info("study continued", study=study.id, runs=queued)
-            except UNAVAILABLE:
-                raise
-            except Exception as error:  # an error of one study must not stop the others, nor the runs
-                self._errors.log_once(subject, error, "study cannot continue", group=number)
-            else:
-                self._errors.clear(subject)
-                self._ended_runs[number] = count
+                self._ended_runs[number] = ended[number]
 
     def _reconcile(self, jobs: Mapping[str, JobStatus]) -> None:
         """Find jobs that outlived their run, such as those of a scheduler that was killed."""
@@ -225,15 +212,12 @@ class Scheduler:
                 if delete_some(session, run.number, SAMPLES_AT_ONCE):
                     continue
                 self._pruned_up_to = run.number
-                try:
-                    files = RunFiles(self._settings.artifacts, run.id)
+                message = "cannot delete the files of a run"
+                with self._errors.once(f"files of {run.id}", message, *UNAVAILABLE, run=run.id):
                     for name in (FILES["samples"], LOG):
-                        files.remove(name)
-                except OSError as error:
-                    self._errors.log_once(f"files of {run.id}", error, "cannot delete the files of a run", run=run.id)
-                    continue
-                session.execute(update(Run).where(Run.number == run.number).values(pruned_at=now))
-                events.record(session, run.number, self._actor, "pruned", "retention deleted samples and log")
+                        RunFiles(self._settings.artifacts, run.id).remove(name)
+                    session.execute(update(Run).where(Run.number == run.number).values(pruned_at=now))
+                    events.record(session, run.number, self._actor, "pruned", "retention deleted samples and log")
 
     # ---- leases and claims ------------------------------------------------------------------------------------
 
@@ -293,14 +277,15 @@ class Scheduler:
             leases.lock_queue(session)
             waiting = leases.candidates(session, leases.IS_QUEUED)
             reasons = self._oversized.overdue(waiting, quotas, now)
-            for run in leases.by_numbers(session, list(reasons)):
-                why, lease_token = reasons[run.number], run.lease_token
-                with suppress(StateChanged):
-                    leases.fail(session, run, "no_resources", why, actor=self._actor, lease_token=lease_token)
+            for number, why in reasons.items():
+                with suppress(StateChanged, NoResultFound):  # cancelled or deleted in between
+                    run = session.get_one(Run, number)
+                    leases.fail(session, run, "no_resources", why, actor=self._actor, lease_token=run.lease_token)
             admitted = decisions.admit(waiting, leases.candidates(session, leases.IS_EXECUTING), quotas)
-            for run in leases.by_numbers(session, [run.number for run in admitted]):
-                until = now + self._settings.lease_s
-                with suppress(StateChanged):  # cancelled in between
+            until = now + self._settings.lease_s
+            for candidate in admitted:
+                with suppress(StateChanged, NoResultFound):
+                    run = session.get_one(Run, candidate.number)
                     secret = leases.begin(session, run, owner=self.owner, actor=self._actor, now=now, until=until)
                     claimed[run.id] = Hold(run.lease_token, now, secret), max(0.0, now - run.queued_at)
         for run_id, (hold, wait_s) in claimed.items():

@@ -17,23 +17,6 @@ from gxpo_trainer.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("name", "accepted", "refused"),
-    [
-        ("port", (1, 65535), (0, 65536)),
-        ("quota_cpus", (0.5,), (0,)),
-        ("quota_gpus", (0,), (-1,)),
-        ("max_recoveries", (0,), (-1,)),
-    ],
-)
-def test_bounds_are_named_by_their_variable(name: str, accepted: tuple[float, ...], refused: tuple[float, ...]) -> None:
-    for value in accepted:
-        assert getattr(read_settings(**{name: value}), name) == value
-    for value in refused:
-        with pytest.raises(ConfigError, match=f"GXPO_{name.upper()}: "):
-            read_settings(**{name: value})
-
-
-@pytest.mark.parametrize(
     ("given", "loopback", "url"),
     [
         ({}, True, "http://127.0.0.1:8000"),

@@ -35,22 +35,6 @@ EXPLICIT = RunConfig.model_validate(
 """3 CPUs, of which none is automatic."""
 
 
-def test_the_queue_is_fair_and_keeps_to_the_quota(cluster: Cluster) -> None:
-    many = [cluster.add_run(created_by_id="many", queued_at=float(n)) for n in range(4)]
-    late = cluster.add_run(created_by_id="other", queued_at=100.0)
-    urgent = cluster.add_run(created_by_id="many", queued_at=200.0, priority=1)
-    scheduler = cluster.scheduler(max_concurrent_runs=2)
-    begun: list[set[str]] = []
-    for _ in range(5):
-        scheduler.tick()
-        begun.append({job.id.removesuffix("-1") for job in cluster.launcher.submitted} - set().union(*begun))
-        executing = [run_id for run_id in [urgent, late, *many] if cluster.get(run_id).state == S.STARTING]
-        assert len(executing) <= 2
-        cluster.move(executing[0], S.FAILED)
-    # The first two; then, as one ends each time, the submitter's other runs in the order in which they came.
-    assert begun == [{urgent, late}, {many[0]}, {many[1]}, {many[2]}, {many[3]}]
-
-
 def test_a_run_larger_than_the_cluster_fails_once_the_cluster_had_time_to_grow(cluster: Cluster) -> None:
     cluster.launcher.capacity = (2.0, 0.0)
     scheduler = cluster.scheduler()
@@ -79,29 +63,6 @@ def test_automatic_cpu_shares_start_where_they_do_not_fit_in_full(cluster: Clust
     cluster.scheduler().tick()
     assert cluster.get(auto).state == S.STARTING
     assert cluster.get(other).state == S.QUEUED, "the first holds both CPUs"
-
-
-@pytest.mark.parametrize("blind", ["at its limit", "without launcher", "suspended"])
-def test_time_in_which_no_round_saw_the_cluster_does_not_count(cluster: Cluster, blind: str) -> None:
-    cluster.launcher.capacity = (2.0, 0.0)
-    scheduler = cluster.scheduler(max_concurrent_runs=1)
-    too_large = cluster.add_run(cpus=3.0, config=EXPLICIT)
-    scheduler.tick()
-    if blind == "at its limit":
-        small = cluster.add_run()
-        scheduler.tick()
-        cluster.rounds(scheduler, OVERSIZED_S)
-        cluster.move(small, S.FAILED)
-    elif blind == "without launcher":
-        cluster.launcher.away = True
-        cluster.rounds(scheduler, OVERSIZED_S)
-        cluster.launcher.away = False
-    else:
-        cluster.clock.passes(OVERSIZED_S + 1)
-    scheduler.tick()
-    assert cluster.get(too_large).state == S.QUEUED, "seen twice, a minute apart"
-    cluster.rounds(scheduler, OVERSIZED_S)
-    assert cluster.get(too_large).state == S.FAILED
 
 
 def test_one_run_that_cannot_be_advanced_does_not_stop_the_others(cluster: Cluster) -> None:

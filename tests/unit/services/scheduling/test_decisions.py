@@ -210,13 +210,6 @@ def test_the_failure_reason_names_the_cause() -> None:
     assert failure_reason(S.RUNNING, JobStatus("succeeded", "out of memory")) == "lost_heartbeat"
 
 
-def test_a_report_of_lacking_memory_is_one_line_of_a_message() -> None:
-    killed = "1 worker(s) were killed due to the node running low on memory. 6.58GB used / 23.54GB limit"
-    job = JobStatus("failed", f"The actor died.\n{killed}\n" + "- objects spillable: 0\n" * 200)
-    assert (job.out_of_memory, job.summary) == (True, killed)
-    assert JobStatus("failed", "x" * 4000).summary == "x" * 1000
-
-
 @pytest.mark.parametrize(
     ("steps", "lost"),
     [
