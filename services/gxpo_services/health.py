@@ -6,13 +6,11 @@ import time
 
 from alembic.runtime.migration import MigrationContext
 from fastapi import APIRouter, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from sqlalchemy import func, or_, select
 
 from gxpo_services.api.dependencies import DatabaseDep, ProbeTurn, ReadSession, Scraper
 from gxpo_services.api.errors import Unavailable, responses
-from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import is_usable, newest_revision
 from gxpo_services.db.tables import Run, SchedulerRow
 from gxpo_services.run_states import EXECUTING, RunState
@@ -35,17 +33,13 @@ async def live() -> dict[str, str]:
 
 
 @router.get("/health/ready", summary="Readiness", responses=responses(503))
-async def ready(database: DatabaseDep, _: ProbeTurn) -> dict[str, str]:
+def ready(database: DatabaseDep, _: ProbeTurn) -> dict[str, str]:
     """Whether the database is reachable and has this version's schema, or a later one."""
-    present = await run_in_threadpool(_revision, database)
+    with database.autocommit_connection() as connection:
+        present = MigrationContext.configure(connection).get_current_revision()
     if not is_usable(present):
         raise Unavailable(f"the database is at revision {present}, not {newest_revision()}; run `gxpo migrate`")
     return {"status": "ready", "revision": newest_revision()}
-
-
-def _revision(database: Database) -> str | None:
-    with database.autocommit_connection() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
 
 
 @router.get(

@@ -54,7 +54,6 @@ class ErrorLog:
         self._log = get_logger(__name__)
 
     def clear(self, subject: str) -> None:
-        """Note that `subject` has no error any more."""
         self._errors.pop(subject, None)
 
     @contextmanager

@@ -86,10 +86,8 @@ class ServiceSettings(BaseSettings):
     @field_validator("gpu")
     @classmethod
     def _known_gpu(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
         try:
-            return device_named(value).name
+            return value and device_named(value).name
         except ConfigError as error:
             raise ValueError(str(error)) from error
 

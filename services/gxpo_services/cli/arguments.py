@@ -185,7 +185,6 @@ def _lazy(target: str, *, connects: bool = False) -> Callable[[argparse.Namespac
 
 
 def _command(subparsers: Subparsers, name: str, target: str, words: str) -> argparse.ArgumentParser:
-    """A parser with the common options of all client commands."""
     parser: argparse.ArgumentParser = subparsers.add_parser(name, help=words)
     parser.set_defaults(run=_lazy(f"cli.{target}", connects=True))
     service = parser.add_argument_group("the service")
@@ -196,7 +195,6 @@ def _command(subparsers: Subparsers, name: str, target: str, words: str) -> argp
 
 
 def _process(subparsers: Subparsers, name: str, target: str, words: str) -> argparse.ArgumentParser:
-    """A parser of a command that runs on this machine."""
     parser: argparse.ArgumentParser = subparsers.add_parser(name, help=words)
     parser.set_defaults(run=_lazy(f"local.{target}"))
     return parser

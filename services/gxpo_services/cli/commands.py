@@ -215,25 +215,16 @@ def list_tokens(args: argparse.Namespace, client: Client) -> None:
     if args.json:
         output(args, tokens)
         return
+    times = ("created_at", "last_used_at", "expires_at", "revoked_at")
     rows = [
         (
             *(one_line(token[name], 60) for name in ("id", "name", "role", "created_by")),
-            *(tables.clock(token[name]) for name in ("created_at", "last_used_at")),
-            _token_state(token),
+            *(tables.clock(token[name]) for name in times),
         )
         for token in tokens
     ]
-    header = ("id", "name", "role", "created by", "at", "last used", "state")
-    tables.console().print(tables.table(header, rows, left=7))
-
-
-def _token_state(token: dict[str, Any]) -> str:
-    if token["revoked_at"] is not None:
-        return f"revoked {tables.clock(token['revoked_at'])}"
-    expires = token["expires_at"]
-    if expires is None:
-        return "valid"
-    return f"{'valid until' if expires > time.time() else 'expired'} {tables.clock(expires)}"
+    header = ("id", "name", "role", "created by", "created", "last used", "expires", "revoked")
+    tables.console().print(tables.table(header, rows, left=8))
 
 
 def revoke(args: argparse.Namespace, client: Client) -> None:

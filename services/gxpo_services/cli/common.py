@@ -137,7 +137,6 @@ def resolve(client: Client, word: str) -> str:
 
 
 def resolve_all(client: Client, words: Iterable[str]) -> list[str]:
-    """Unique ids of the named runs, in order."""
     return list(dict.fromkeys(resolve(client, word) for word in words))
 
 

@@ -101,7 +101,6 @@ def cost_words(cost: Json) -> str:
 
 
 def sweep(args: argparse.Namespace, client: Client) -> None:
-    """Show the size and cost of a grid; submit its runs after confirmation."""
     if sum(source is not None for source in (args.config, args.base, args.study)) != 1:
         raise ConfigError("name a run file, a preset with --base, or a study with --study")
     if args.study is not None:
@@ -125,7 +124,6 @@ def sweep(args: argparse.Namespace, client: Client) -> None:
 
 
 def _study(args: argparse.Namespace, client: Client) -> None:
-    """Show the largest cost of a study; submit it after confirmation."""
     study = load_study(args.study)
     runs, passes = largest_cost(study)
     if not args.json:

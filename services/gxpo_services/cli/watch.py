@@ -142,7 +142,6 @@ class Bars:
         self._last[run["id"]] = key
 
     def message(self, text: str) -> None:
-        """Print a line above the bars or between the lines."""
         if self._progress is None:
             say(text)
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import subprocess
 import sys
@@ -100,8 +99,11 @@ def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
 
 def free_folder(wanted: Path) -> Path:
     """`wanted`, or the first empty one of wanted-2, wanted-3, …: a demo never overwrites an earlier one."""
-    candidates = itertools.chain([wanted], (wanted.with_name(f"{wanted.name}-{n}") for n in itertools.count(2)))
-    return next(path for path in candidates if not path.exists() or (path.is_dir() and not any(path.iterdir())))
+    candidate, number = wanted, 1
+    while candidate.exists() and (not candidate.is_dir() or any(candidate.iterdir())):
+        number += 1
+        candidate = wanted.with_name(f"{wanted.name}-{number}")
+    return candidate
 
 
 def comparison_link(dashboard_url: str, ids: list[str]) -> str:

@@ -47,26 +47,21 @@ def free_port(wanted: int | None = None) -> int:
 
 
 class RayHead:
-    """Address and start command of a home's Ray. Its job server executes code for every holder of its token."""
+    """Address and start command of a home's Ray. Its job server executes code for every holder of its token.
+
+    env: of processes that connect to this Ray. The token itself stays in its file.
+    """
 
     def __init__(self, home: Path) -> None:
         self.folder = _folder(home)
-        self._token_file = home / TOKEN_FILE
-        if not self._token_file.exists():
-            replace_file(self._token_file, secrets.token_hex(32))
-        self._token = self._token_file.read_text(encoding="utf-8").strip()
+        token_file = home / TOKEN_FILE
+        if not token_file.exists():
+            replace_file(token_file, secrets.token_hex(32))
+        self._token = token_file.read_text(encoding="utf-8").strip()
+        self.env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
         # Not Ray's default 8265: two heads that start at once would both find it free.
         self._gcs_port, self._dashboard_port = free_port(), free_port()
-
-    @property
-    def address(self) -> str:
-        """The jobs endpoint."""
-        return f"http://127.0.0.1:{self._dashboard_port}"
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Environment of processes that connect to this Ray. The token itself stays in its file."""
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._token_file)}
+        self.address = f"http://127.0.0.1:{self._dashboard_port}"
 
     def child(self, stop_wait_s: int = STOP_WAIT_S) -> Child:
         """The head as a foreground process that stops its own children, trainers first.

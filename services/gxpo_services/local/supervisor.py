@@ -219,7 +219,6 @@ class Supervisor:
             self._kill(child, f"not ready {child.start_s:g} s after its restart")
 
     def _kill(self, child: Child, why: str) -> None:
-        """Kill a child with all its processes."""
         self._say(f"{child.name}: {why}; ending it")
         child.failures = 0
         family = psutil.Process(child.process.pid).children(recursive=True)
@@ -249,7 +248,6 @@ class Supervisor:
         write_json(self._state_file, {**self._about, "pid": own, "start": process_start(own), "processes": processes})
 
     def _reap(self) -> None:
-        """Reap adopted orphans."""
         own = {child.process.pid for child in self._children}
         for process in psutil.Process().children():
             try:
@@ -279,7 +277,6 @@ def stop_orphans(state_file: Path, say: Callable[[str], None]) -> None:
 
 
 def _listened_on(pid: int) -> set[int]:
-    """TCP ports on which a process listens."""
     with contextlib.suppress(psutil.NoSuchProcess):
         sockets = psutil.Process(pid).net_connections("tcp")
         return {socket.laddr.port for socket in sockets if socket.status == psutil.CONN_LISTEN}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
-import os
 import secrets
 import signal
 import sys
@@ -14,6 +12,8 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Self
+
+from filelock import FileLock, Timeout
 
 from gxpo_client.connection import is_up
 from gxpo_services.auth.tokens import prepare_local, replace_file
@@ -59,16 +59,18 @@ class Stack:
             )
         self._say, self._until = say, until
         self._port, self._dashboard_port = self.settings.port, dashboard_port
-        self._lock = -1
         self._supervisor: Supervisor | None = None
         self.dashboard_url: str | None = None
 
     def __enter__(self) -> Self:
         make_home(self.settings)
         self.home = self.settings.home.resolve()
+        self._lock = FileLock(self.home / LOCK_FILE, blocking=False)
         try:
-            self._take_lock()
+            self._lock.acquire()
             self._start()
+        except Timeout:
+            raise GxpoError(f"{self.home} is in use by another `gxpo up`; use it or choose another --home") from None
         except BaseException:
             self.__exit__()
             raise
@@ -83,9 +85,7 @@ class Stack:
                 self._supervisor.stop()
                 self._supervisor = None
         finally:
-            if self._lock >= 0:
-                os.close(self._lock)
-                self._lock = -1
+            self._lock.release()
             for number, handler in earlier.items():
                 signal.signal(number, handler)
 
@@ -94,7 +94,6 @@ class Stack:
         return f"http://127.0.0.1:{self._port}"
 
     def check(self) -> None:
-        """One round of the supervisor."""
         if self._supervisor is not None:
             self._supervisor.check()
 
@@ -162,16 +161,6 @@ class Stack:
         ready = partial(is_up, f"{self.dashboard_url}/_stcore/health", _PROBE_S)
         return Child("dashboard", command, ready, env, port=self._dashboard_port)
 
-    def _take_lock(self) -> None:
-        self._lock = os.open(self.home / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip()
-            raise GxpoError(f"{self.home} is in use by `gxpo up` ({holder}); use it or choose another --home") from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
-
 
 def up(args: argparse.Namespace) -> int:
     """Run until Ctrl-C or SIGTERM; exit code 0 after a clean shutdown."""
@@ -192,7 +181,6 @@ def up(args: argparse.Namespace) -> int:
 
 
 def stop_on_signals() -> threading.Event:
-    """An event set by SIGINT, SIGTERM and SIGHUP."""
     until = threading.Event()
     for number in _SIGNALS:
         signal.signal(number, lambda *_: until.set())

@@ -133,7 +133,6 @@ class _Sender:
                 self._log.error("alert not delivered", run=alert["run"], error=f"{MOST_WAITING} alerts are waiting")
 
     def join(self, until: float) -> None:
-        """Wait for the thread. until: on the monotonic clock."""
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             self._log.error("alerts not delivered before the scheduler stopped")

@@ -7,16 +7,16 @@ import json
 import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
 import httpx
+import psutil
 
 from gxpo_client.connection import is_loopback
 from gxpo_services.auth.tokens import replace_file
@@ -126,32 +126,20 @@ def kill_orphaned_trainer(folder: Path) -> bool:
     token is invalid, so it stops at its next step.
     """
     try:
-        lock = os.open(folder / LOCK, os.O_RDWR)
+        with (folder / LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
     except (FileNotFoundError, NotADirectoryError):
         return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
     except BlockingIOError:
-        holder = os.pread(lock, 100, 0).split()
-    finally:
-        os.close(lock)
-    try:
+        holder = (folder / LOCK).read_text(encoding="utf-8", errors="replace").split()
+    with suppress(ValueError, psutil.NoSuchProcess):
         pid, start = (int(word) for word in holder)
-        process = os.pidfd_open(pid)
-    except (ValueError, ProcessLookupError):
-        return False
-    try:
-        # The pidfd refers to this process even if its pid is reused.
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if process_start(pid) != start or os.fsencode(folder) not in command:
-            return False
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    finally:
-        os.close(process)
-    return True
+        process = psutil.Process(pid)  # which knows its start time: a reused pid is not signalled
+        if process_start(pid) == start and any(str(folder) in word for word in process.cmdline()):
+            process.kill()
+            return True
+    return False
 
 
 class RayLauncher:

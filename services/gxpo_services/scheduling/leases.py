@@ -40,7 +40,6 @@ class Counters:
     queue_wait_s: float = 0.0
 
     def write(self, session: Session, owner: str, now: float) -> None:
-        """Store the counters of a scheduler, and forget schedulers that are long gone."""
         session.merge(SchedulerRow(owner=owner, ticked_at=now, **asdict(self)))
         session.execute(delete(SchedulerRow).where(SchedulerRow.ticked_at < now - KEPT_S))
 
@@ -173,7 +172,6 @@ def renew_secret(session: Session, run: Run, *, lease_token: int) -> str:
 
 
 def fail(session: Session, run: Run, reason: str, detail: str, *, actor: str, lease_token: int) -> None:
-    """End a run as failed. Raises StateChanged."""
     move = partial(lifecycle.move, session, run, actor=actor, lease_token=lease_token)
     if run.state == RunState.QUEUED:  # queued runs cannot fail
         move(RunState.STARTING, message="the run is about to start")

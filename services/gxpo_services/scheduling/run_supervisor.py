@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gxpo_services import logging
@@ -18,7 +17,7 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
 from gxpo_services.ingest.drain import drain, forget_lost_lines
 from gxpo_services.outputs import events
-from gxpo_services.run_states import EXECUTING, RunState
+from gxpo_services.run_states import RunState
 from gxpo_services.runs import configs, lifecycle
 from gxpo_services.scheduling import decisions, leases
 from gxpo_services.scheduling.launcher import LOG, Job, JobRefused, JobStatus, Launcher, kill_orphaned_trainer, prepare
@@ -68,7 +67,6 @@ class RunSupervisor:
     clock: Callable[[], float]
     counters: leases.Counters
     _api_away_at: float = field(default=0.0, init=False)
-    _ending: dict[str, float] = field(default_factory=dict, init=False)
 
     @property
     def _actor(self) -> str:
@@ -112,35 +110,6 @@ class RunSupervisor:
         elif action == "finish":
             self._finish(run, hold, job, why)
         return True
-
-    def dropped(self, run_id: str) -> None:
-        """Forget a run. If it has ended, its job should end shortly."""
-        query = select(Run.job_id).where(Run.id == run_id, Run.state.not_in(sorted(EXECUTING)))
-        with self.database.reading() as session:
-            job_id = session.scalar(query)
-        if job_id is not None:
-            self.end_job(job_id)
-
-    def end_job(self, job_id: str) -> None:
-        """Stop a job unless it ends by itself within cancel_grace_s."""
-        if job_id not in self._ending:
-            self._ending[job_id] = self.clock()
-            _LOG.info("job outlives its run", job=job_id)
-
-    @property
-    def ends_jobs(self) -> bool:
-        return bool(self._ending)
-
-    def end_jobs(self, jobs: Mapping[str, JobStatus]) -> None:
-        """Stop jobs that outlive their run, to free their resources. Those of `jobs` are known before they are here."""
-        now = self.clock()
-        for job_id, since in list(self._ending.items()):
-            self._ending[job_id] = since = min(since, now)
-            if job_id not in jobs or not jobs[job_id].is_alive:
-                del self._ending[job_id]
-            elif now - since > self.settings.cancel_grace_s:
-                with suppress(JobRefused):  # retried in the next round
-                    self.launcher.stop(job_id)
 
     def _next_action(self, run: Any, hold: Hold, job: JobStatus, now: float) -> tuple[decisions.Action, str]:
         return decisions.next_action(
@@ -213,14 +182,8 @@ class RunSupervisor:
 
     def _fail(self, run: Run, hold: Hold, detail: str) -> None:
         with self._writing(run, hold) as (session, current):
-            leases.fail(
-                session,
-                current,
-                "invalid_config",
-                detail,
-                actor=self._actor,
-                lease_token=hold.lease_token,
-            )
+            token = hold.lease_token
+            leases.fail(session, current, "invalid_config", detail, actor=self._actor, lease_token=token)
 
     def _delay(self, run: Run, hold: Hold, error: OSError | JobRefused, now: float) -> None:
         """Try again later to submit a job: a full disk or a busy Ray is no fault of the run."""

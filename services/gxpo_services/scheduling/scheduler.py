@@ -35,7 +35,7 @@ from gxpo_services.run_states import TERMINAL
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import decisions, leases
 from gxpo_services.scheduling.alerts import Alerts
-from gxpo_services.scheduling.launcher import LOG, JobStatus, Launcher, LauncherUnavailable, trainer_command
+from gxpo_services.scheduling.launcher import LOG, JobRefused, JobStatus, Launcher, LauncherUnavailable, trainer_command
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps import studies
@@ -43,7 +43,7 @@ from gxpo_services.sweeps import studies
 LONGEST_GAP_FRACTION = 0.5
 """Fraction of heartbeat_s without a renewal of leases (no database, a suspended machine, a clock that jumped) after
 which silence, launches and requests count from zero. The other half is for a trainer to report again."""
-RECONCILE_EVERY_S = 60.0
+RECONCILE_EVERY_S = 15.0
 """Interval at which the launcher's jobs are compared with the database; also at the first round."""
 CLEAN_EVERY_S = 300.0
 COUNT_EVERY_S = 5.0
@@ -103,6 +103,8 @@ class Scheduler:
         self._errors = logging.ErrorLog()
         self._ended_runs: dict[int, int] = {}
         """Study → its ended runs when its next runs were queued."""
+        self._outliving: dict[str, float] = {}
+        """Live jobs without an executing run → since when that is known."""
         self._pruned_up_to = 0
         self._log = logging.get_logger(__name__)
 
@@ -132,14 +134,13 @@ class Scheduler:
                 if run_id in self._held:
                     self._advance(run_id, self._held[run_id], jobs)
             self._reconcile(jobs)
-            self._supervisor.end_jobs(jobs)
         self._alerts.send_new()
         self._clean()
         self._count()  # last: a round that raised has not ended
 
     def _jobs(self) -> dict[str, JobStatus]:
         """Status of all jobs, in one request; none while nothing depends on them."""
-        if not self._held and not self._supervisor.ends_jobs and self._clock() < self._reconcile_at:
+        if not self._held and self._clock() < self._reconcile_at:
             return {}
         return self._launcher.statuses(self._settings.artifacts)
 
@@ -152,7 +153,6 @@ class Scheduler:
         with suppress(StateChanged), self._errors.once(run_id, "supervision of run failed", *passed, run=run_id):
             if not self._supervisor.advance(run_id, hold, jobs):
                 del self._held[run_id]
-                self._supervisor.dropped(run_id)
 
     def _continue_studies(self) -> None:
         """Queue the next runs of each study in which a run has ended since the last round."""
@@ -168,7 +168,7 @@ class Scheduler:
                 self._ended_runs[number] = ended[number]
 
     def _reconcile(self, jobs: Mapping[str, JobStatus]) -> None:
-        """Find jobs that outlived their run, such as those of a scheduler that was killed."""
+        """Stop jobs that outlive their run by cancel_grace_s, because they hang or their scheduler was killed."""
         now = self._clock()
         if now < self._reconcile_at:
             return
@@ -177,8 +177,12 @@ class Scheduler:
             query = select(Run.job_id).where(leases.IS_EXECUTING, Run.job_id.is_not(None))
             with self._database.reading() as session:
                 live -= set(session.scalars(query))
-            for job_id in sorted(live):
-                self._supervisor.end_job(job_id)
+        self._outliving = {job_id: min(self._outliving.get(job_id, now), now) for job_id in sorted(live)}
+        for job_id, since in self._outliving.items():
+            if now - since > self._settings.cancel_grace_s:
+                self._log.info("job outlives its run", job=job_id)
+                with suppress(JobRefused):  # the next time
+                    self._launcher.stop(job_id)
         self._reconcile_at = now + RECONCILE_EVERY_S
 
     def _clean(self) -> None:
@@ -245,12 +249,9 @@ class Scheduler:
         if dropped:
             with self._database.reading() as session:
                 self._counters.lost_leases += leases.num_held_by_others(session, self.owner, dropped)
-        for run_id in dropped:
-            self._supervisor.dropped(run_id)
         self._held = {run_id: known.get(run_id) or Hold(token, now) for run_id, token in (held | taken).items()}
 
     def _count(self) -> None:
-        """Store the counters and the time of this round every COUNT_EVERY_S."""
         now = self._clock()
         if now < self._counted_at + COUNT_EVERY_S:
             return

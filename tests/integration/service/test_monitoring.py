@@ -25,10 +25,16 @@ from gxpo_services.local.ray_head import free_port
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling.leases import Counters
 
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 FILES = Path(__file__).parents[3] / "deploy" / "monitoring"
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (package prometheus) is missing")
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+
+
+@pytest.fixture
+def database_url(tmp_path: Path, sqlite_template: Path) -> str:
+    file = tmp_path / "gxpo.sqlite"
+    file.write_bytes(sqlite_template.read_bytes())
+    return f"sqlite:///{file}"
 
 
 def panels() -> list[dict[str, Any]]:

@@ -210,21 +210,6 @@ def test_a_resumed_run_waits_for_the_end_of_its_last_job(cluster: Cluster) -> No
     assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-1", f"{run_id}-2"]
 
 
-def test_a_job_that_outlives_its_run_is_ended(cluster: Cluster) -> None:
-    scheduler, run_id = cluster.supervising()
-    cluster.move(run_id, S.SUCCEEDED)
-    scheduler.tick()
-    assert cluster.launcher.stopped() == []
-    cluster.clock.passes(cluster.settings.cancel_grace_s + 1)
-    scheduler.tick()
-    assert cluster.launcher.stopped() == [f"{run_id}-1"]
-    cluster.launcher.ends(f"{run_id}-1", "stopped")
-    scheduler.tick()
-    calls = len(cluster.launcher.calls)
-    scheduler.tick()
-    assert len(cluster.launcher.calls) == calls, "it is not polled any more"
-
-
 # Trainers that the launcher lost or that outlived it.
 
 
