@@ -171,7 +171,7 @@ def test_a_scheduler_that_comes_back_late_changes_nothing(cluster: Cluster) -> N
     first.tick()
     assert cluster.row(run_id) == before
     assert cluster.messages(run_id) == messages
-    assert cluster.launcher.calls[calls:] == [], "not its job any more"
+    assert {verb for verb, _ in cluster.launcher.calls[calls:]} <= {"statuses"}, "not its job any more"
 
 
 @pytest.mark.parametrize("state", [S.RUNNING, S.CANCELLING, S.PAUSING])
