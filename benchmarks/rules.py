@@ -45,8 +45,8 @@ def extrapolation_seconds(num_elements: int, repeats: int = 20) -> list[float]:
     return seconds
 
 
-def first_step_seconds(root: Path, number: int, *program: str) -> float:
-    """Wall time of `gxpo train`, or of another program of Python, from the command to its first step, caches warm."""
+def first_step_seconds(root: Path, number: int) -> float:
+    """Wall time of `gxpo train` from the command to its first step, caches warm."""
     run = root / "first.toml"
     run.write_text(
         'name = "first"\n[model]\nmax_length = 192\n[evaluation]\nat_start = false\nevery_steps = 0\nnum_problems = 8\n'
@@ -54,8 +54,7 @@ def first_step_seconds(root: Path, number: int, *program: str) -> float:
         encoding="utf-8",
     )
     begin = time.perf_counter()
-    program = program or ("-m", "gxpo_trainer.cli")
-    command = [*program, "train", str(run), "--out", str(root / f"first-{number}")]
+    command = ["-m", "gxpo_trainer.cli", "train", str(run), "--out", str(root / f"first-{number}")]
     process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     duration, lines = float("nan"), []

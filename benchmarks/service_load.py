@@ -235,23 +235,10 @@ async def job_server(job_ids: list[str], artifacts: str, asked: Counter[str]) ->
     """What the scheduler asks of Ray, of jobs that run for ever; its address. asked: requests by kind."""
 
     def job(job_id: str) -> dict[str, Any]:
-        return {
-            **{
-                "submission_id": job_id,
-                "status": "RUNNING",
-                "message": "Job is currently running.",
-                "type": "SUBMISSION",
-            },
-            **{"entrypoint": "cd /data/runs && exec python -m gxpo_trainer.cli train " + "x" * 200, "error_type": None},
-            "metadata": {
-                "gxpo_run": job_id[:-2],
-                "gxpo_launch": "1",
-                "gxpo_owner": "bench",
-                "gxpo_artifacts": artifacts,
-            },
-            "runtime_env": {"env_vars": {"PYTHONUNBUFFERED": "1", "GXPO_STOP_WAIT_S": "30"}},
-            **{"start_time": 1, "end_time": None, "driver_agent_http_address": "http://127.0.0.1:1"},
-        }
+        metadata = {"gxpo_run": job_id[:-2], "gxpo_launch": "1", "gxpo_owner": "bench", "gxpo_artifacts": artifacts}
+        entrypoint = "cd /data/runs && exec python -m gxpo_trainer.cli train " + "x" * 200
+        own = {"submission_id": job_id, "status": "RUNNING", "message": "Job is currently running."}
+        return own | {"entrypoint": entrypoint, "metadata": metadata, "type": "SUBMISSION", "start_time": 1}
 
     one = {job_id: json.dumps(job(job_id)).encode() for job_id in job_ids}
     every = b"[" + b",".join(one.values()) + b"]"
@@ -295,7 +282,7 @@ class Usage:
 
     def __init__(self, processes: dict[str, psutil.Process]) -> None:
         self._processes = processes
-        self.rss: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.rss: dict[str, float] = {}
         self._cpu_at_begin: dict[str, float] = {}
         self._begin = time.monotonic()
         self.cores: dict[str, float] = {}
@@ -304,7 +291,7 @@ class Usage:
         while True:
             now = time.monotonic()
             for name, process in self._processes.items():
-                self.rss[name].append((now - measured.begin, process.memory_info().rss / 2**20))
+                self.rss[name] = process.memory_info().rss / 2**20
             if not self._cpu_at_begin and now - measured.begin > WARM_UP_S:
                 self._begin, self._cpu_at_begin = now, self._cpu()
             await asyncio.sleep(SAMPLE_S)
@@ -312,11 +299,6 @@ class Usage:
     def finish(self) -> None:
         seconds = time.monotonic() - self._begin
         self.cores = {name: (cpu - self._cpu_at_begin[name]) / seconds for name, cpu in self._cpu().items()}
-
-    def growth(self, name: str) -> float:
-        """MiB a minute over the second half, by least squares."""
-        samples = np.array(self.rss[name])[len(self.rss[name]) // 2 :]
-        return float(60 * np.polyfit(samples[:, 0], samples[:, 1], 1)[0])
 
     def _cpu(self) -> dict[str, float]:
         totals = {}
@@ -417,15 +399,14 @@ def results(
     for name in usage.cores:
         figures.append(single(f"{kind}: {name}, CPU", usage.cores[name], "cores"))
     for name in ("api", "scheduler"):
-        figures.append(single(f"{kind}: {name}, memory at the end", usage.rss[name][-1][1], "MiB"))
-        figures.append(single(f"{kind}: {name}, memory growth in the second half", usage.growth(name), "MiB/min"))
+        figures.append(single(f"{kind}: {name}, memory at the end", usage.rss[name], "MiB"))
     more = {
         "statuses": dict(measured.statuses),
         "retries": dict(measured.retries),
         "batches": sum(trainer.answered for trainer in trainers),
         "stream messages": sum(stream.messages for stream in streams),
         "requests to the job server": dict(asked),
-        "memory": {name: [(round(at), round(mib, 1)) for at, mib in values] for name, values in usage.rss.items()},
+        "memory": usage.rss,
         "load of the machine": os.getloadavg(),
     }
     return figures, more
@@ -478,7 +459,7 @@ def main(argv: list[str] | None = None) -> None:
     if given.no_save:
         print("\n".join(figure.line() for figure in figures))
         for kind in more:
-            print(json.dumps({name: value for name, value in more[kind].items() if name != "memory"}))
+            print(json.dumps(more[kind]))
     else:
         save("service_load", figures, {**vars(given), **more})
 

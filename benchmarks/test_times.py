@@ -20,9 +20,7 @@ def place(test: str) -> str:
     return str(file if file.parent == Path("tests/integration") else file.parent)
 
 
-def tables(records: list[dict[str, Any]]) -> str:
-    tests = [record for record in records if "test" in record]
-    fixtures = [record for record in records if "fixture" in record]
+def tables(tests: list[dict[str, Any]]) -> str:
     totals: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"short": [0, 0], "long": [0, 0]})
     for record in tests:
         for key in (place(record["test"]), "**all**"):
@@ -42,16 +40,6 @@ def tables(records: list[dict[str, Any]]) -> str:
         name = record["test"].removeprefix("tests/")
         seconds = f"{wall.get('setup', 0):.1f} | {wall.get('call', 0):.1f} | {record['cpu_s']:.1f}"
         lines.append(f"| `{name}` | {record['tier']} | {seconds} |")
-    lines += ["", "The fixtures that take most, over all their set-ups:", ""]
-    lines += ["| fixture | scope | set-ups | wall s | CPU s |", "|---|---|---:|---:|---:|"]
-    setups = defaultdict(list)
-    for record in fixtures:
-        setups[record["fixture"], record["scope"]].append(record)
-    for (name, scope), each in sorted(setups.items(), key=lambda item: -sum(r["wall_s"] for r in item[1]))[
-        :NUM_SLOWEST
-    ]:
-        cpu = f"{sum(r['cpu_s'] for r in each):.1f}" if scope != "function" else "in its test"
-        lines.append(f"| `{name}` | {scope} | {len(each)} | {sum(r['wall_s'] for r in each):.1f} | {cpu} |")
     return "\n".join(lines)
 
 

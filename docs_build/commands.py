@@ -15,8 +15,8 @@ Exit codes: 0 success, 1 failure, 2 invalid usage, config or data, 130 interrupt
 does not fit, `gxpo watch` for a run that did not succeed. `gxpo COMMAND --help` prints the same as this page.
 
 Commands that talk to a service find that of `gxpo up` and its token by themselves; elsewhere use `--url` or `GXPO_URL`,
-and `--token-file` or `GXPO_TOKEN`. A run is named by its id, by a beginning or end of it that no other run has, or by
-its name where that is unique.
+and `--token-file` or `GXPO_TOKEN`. A run is named by its id, by an end of it that no other run has, or by its name
+where that is unique.
 
 """
 

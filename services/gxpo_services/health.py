@@ -6,13 +6,11 @@ import time
 
 from alembic.runtime.migration import MigrationContext
 from fastapi import APIRouter, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from sqlalchemy import func, or_, select
 
 from gxpo_services.api.dependencies import DatabaseDep, ProbeTurn, ReadSession, Scraper
 from gxpo_services.api.errors import Unavailable, responses
-from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import is_usable, newest_revision
 from gxpo_services.db.tables import Run, SchedulerRow
 from gxpo_services.run_states import EXECUTING, RunState
@@ -35,17 +33,13 @@ async def live() -> dict[str, str]:
 
 
 @router.get("/health/ready", summary="Readiness", responses=responses(503))
-async def ready(database: DatabaseDep, _: ProbeTurn) -> dict[str, str]:
+def ready(database: DatabaseDep, _: ProbeTurn) -> dict[str, str]:
     """Whether the database is reachable and has this version's schema, or a later one."""
-    present = await run_in_threadpool(_revision, database)
+    with database.autocommit_connection() as connection:
+        present = MigrationContext.configure(connection).get_current_revision()
     if not is_usable(present):
         raise Unavailable(f"the database is at revision {present}, not {newest_revision()}; run `gxpo migrate`")
     return {"status": "ready", "revision": newest_revision()}
-
-
-def _revision(database: Database) -> str | None:
-    with database.autocommit_connection() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
 
 
 @router.get(
@@ -64,18 +58,13 @@ def prometheus(request: Request, _: Scraper, session: ReadSession) -> Response:
     now = time.time()
     queued_since = session.scalar(select(func.min(Run.queued_at)).where(Run.state == RunState.QUEUED))
     free = or_(Run.lease_owner.is_(None), Run.lease_expires_at.is_(None), Run.lease_expires_at < now)
-    gauges: dict[str, tuple[str, float | None]] = {
-        "gxpo_queue_wait_seconds": ("Longest wait of a queued run.", now - (queued_since or now)),
-        "gxpo_runs_without_scheduler": (
-            "Executing runs that no scheduler holds.",
-            session.scalar(select(func.count()).where(Run.state.in_(sorted(EXECUTING)), free)),
-        ),
-        "gxpo_run_recoveries": (
-            "Recoveries of all runs that are not deleted.",
-            session.scalar(select(func.sum(Run.recoveries))),
-        ),
-    }
-    for name, (description, value) in gauges.items():
+    unheld = session.scalar(select(func.count()).where(Run.state.in_(sorted(EXECUTING)), free))
+    recoveries = session.scalar(select(func.sum(Run.recoveries)))
+    for name, description, value in (
+        ("gxpo_queue_wait_seconds", "Longest wait of a queued run.", now - (queued_since or now)),
+        ("gxpo_runs_without_scheduler", "Executing runs that no scheduler holds.", unheld),
+        ("gxpo_run_recoveries", "Recoveries of all runs that are not deleted.", recoveries),
+    ):
         Gauge(name, description, registry=registry).set(value or 0)
     seconds = Gauge("gxpo_scheduler_tick_age_seconds", "Time since the last round.", ("scheduler",), registry=registry)
     counters = {

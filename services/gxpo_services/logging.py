@@ -53,15 +53,25 @@ class ErrorLog:
         self._errors: dict[str, str] = {}
         self._log = get_logger(__name__)
 
-    def log_once(self, subject: str, error: Exception, message: str, **values: Any) -> None:
-        """Log the error being handled with its traceback, unless it is the latest one of `subject`."""
-        if self._errors.get(subject) != repr(error):
-            self._errors[subject] = repr(error)
-            self._log.exception(message, **values)
-
     def clear(self, subject: str) -> None:
-        """Note that `subject` has no error any more."""
         self._errors.pop(subject, None)
+
+    @contextmanager
+    def once(self, subject: str, message: str, *passed: type[Exception], **values: Any) -> Iterator[None]:
+        """Log an error of the block with its traceback, unless it is the latest one of `subject`, and suppress it.
+
+        passed: errors that are raised.
+        """
+        try:
+            yield
+        except passed:
+            raise
+        except Exception as error:
+            if self._errors.get(subject) != repr(error):
+                self._errors[subject] = repr(error)
+                self._log.exception(message, **values)
+        else:
+            self._errors.pop(subject, None)
 
     @contextmanager
     def outages(self, subject: str, *kinds: type[Exception]) -> Iterator[None]:

@@ -44,12 +44,8 @@ EXECUTING = frozenset({_S.STARTING, _S.RUNNING, _S.RECOVERING, _S.PAUSING, _S.CA
 
 REQUESTED: dict[Action, dict[RunState, RunState]] = {
     "cancel": {
-        _S.QUEUED: _S.CANCELLED,
-        _S.PAUSED: _S.CANCELLED,
-        _S.STARTING: _S.CANCELLING,
-        _S.RUNNING: _S.CANCELLING,
-        _S.RECOVERING: _S.CANCELLING,
-        _S.PAUSING: _S.CANCELLING,
+        **dict.fromkeys((_S.QUEUED, _S.PAUSED), _S.CANCELLED),
+        **dict.fromkeys((_S.STARTING, _S.RUNNING, _S.RECOVERING, _S.PAUSING), _S.CANCELLING),
     },
     "pause": {_S.RUNNING: _S.PAUSING},
     "resume": {_S.PAUSED: _S.QUEUED},

@@ -32,25 +32,14 @@ class ServiceSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8000, ge=1, le=65535, description="Port of the API.")
     public_url: str | None = Field(None, description="URL at which trainers reach the API; default: host and port.")
-    dashboard_url: str | None = Field(
-        None, description="URL at which people open the dashboard, for the links of alerts; default: a link to the API."
-    )
+    dashboard_url: str | None = Field(None, description="URL of the dashboard, for the links of alerts.")
 
     ray_address: str = Field("http://127.0.0.1:8265", description="Ray's job server.")
     max_concurrent_runs: int = Field(1, ge=1, description="Maximum number of executing runs.")
     max_runs_per_user: int | None = Field(None, ge=1, description="Most executing runs per token; default: no limit.")
     max_queued_per_user: int = Field(1000, ge=1, description="Maximum number of queued runs per token.")
-    quota_cpus: float | None = Field(
-        None,
-        gt=0,
-        description="Logical CPUs for all executing runs; default: all that Ray has. A run that needs more is refused.",
-    )
-    quota_gpus: float | None = Field(
-        None,
-        ge=0,
-        description="GPUs for all executing runs; default: all that Ray has. A run that needs more is refused.",
-    )
-
+    quota_cpus: float | None = Field(None, gt=0, description="Logical CPUs for all runs; default: all that Ray has.")
+    quota_gpus: float | None = Field(None, ge=0, description="GPUs for all runs; default: all that Ray has.")
     gpu: str | None = Field(None, description="The cluster's GPUs (docs/planner.md): runs that cannot fit are refused.")
 
     tick_s: float = Field(1.0, gt=0, description="Interval between scheduler rounds.")
@@ -64,10 +53,7 @@ class ServiceSettings(BaseSettings):
     max_forgotten: int = Field(5, ge=0, description="Consecutive jobs that Ray may lose without progress of the run.")
     idempotency_s: float = Field(604800.0, gt=0, description="Retention of idempotency keys (7 days).")
 
-    retention_days: float | None = Field(
-        None, gt=0, description="Days after which samples and log of an ended run are deleted; default: never."
-    )
-
+    retention_days: float | None = Field(None, gt=0, description="Days to keep samples and log of an ended run.")
     webhooks: tuple[str, ...] = Field((), description="URLs that alerts are posted to as JSON.")
     webhook_alerts: tuple[AlertKind, ...] = Field((), description="Alerts to send; default: all.")
 
@@ -76,49 +62,32 @@ class ServiceSettings(BaseSettings):
     allow_hub: bool = Field(True, description="Allow hub names for models and data sets.")
     allow_remote_code: bool = Field(False, description="Allow model.trust_remote_code.")
     allowed_plugins: tuple[str, ...] = Field(
-        (),
-        description="Custom rules, losses, advantages, rewards, environments and loggers that a config may use: names "
-        "of entry points, or module:Class; `*` is every entry point.",
+        (), description="Custom components: names of entry points, or module:Class; `*` is every entry point."
     )
     allowed_rewards: tuple[str, ...] = Field((), description="Custom rewards (module:Class) that a config may use too.")
-    allowed_reward_urls: tuple[str, ...] = Field(
-        (), description="Addresses that a config's rewards over HTTP may call, as the config writes them."
-    )
+    allowed_reward_urls: tuple[str, ...] = Field((), description="Addresses of rewards, as configs write them.")
     allowed_environments: tuple[str, ...] = Field((), description="Environments (module:Class) that configs may use.")
-    allowed_environment_urls: tuple[str, ...] = Field(
-        (), description="Addresses of OpenEnv servers that a config may use, as the config writes them."
-    )
-    allowed_tracker_urls: tuple[str, ...] = Field(
-        (),
-        description="Addresses that a config's trackers may send to, with the keys, as the config writes them.",
-    )
+    allowed_environment_urls: tuple[str, ...] = Field((), description="The same of OpenEnv servers.")
+    allowed_tracker_urls: tuple[str, ...] = Field((), description="The same of trackers, which get the keys.")
 
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
     max_head_s: float = Field(10.0, gt=0, description="Time in which the head of a request must arrive.")
     max_body_s: float = Field(60.0, gt=0, description="Time in which a request body must arrive.")
     log_json: bool = Field(False, description="Log one JSON object per line instead of text.")
 
-    @field_validator("ray_address", "public_url", "dashboard_url")
+    @field_validator("ray_address", "public_url", "dashboard_url", "webhooks")
     @classmethod
-    def _http(cls, value: str | None) -> str | None:
-        if value is not None and not is_http(value):
-            raise ValueError(f"{value!r} must look like http://host:port")
-        return value
-
-    @field_validator("webhooks")
-    @classmethod
-    def _http_webhooks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if any(not is_http(url) for url in value):
-            raise ValueError("every webhook must be a URL like https://host/path")
+    def _http(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        for url in value if isinstance(value, tuple) else [value]:
+            if url is not None and not is_http(url):
+                raise ValueError(f"{url!r} must look like http://host:port")
         return value
 
     @field_validator("gpu")
     @classmethod
     def _known_gpu(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
         try:
-            return device_named(value).name
+            return value and device_named(value).name
         except ConfigError as error:
             raise ValueError(str(error)) from error
 
@@ -147,10 +116,9 @@ class ServiceSettings(BaseSettings):
 
         try:
             password = self.database_password_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        except OSError as error:
             raise ConfigError(
-                f"cannot read the database password from {self.database_password_file} ({reason}); "
+                f"cannot read the database password from {self.database_password_file} ({error.strerror}); "
                 "check GXPO_DATABASE_PASSWORD_FILE"
             ) from None
         return make_url(self.database_url).set(password=password).render_as_string(hide_password=False)

@@ -15,7 +15,7 @@ from gxpo_trainer.training.run import train_run
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long("two ranks listen on more")), 2])
 def test_every_socket_of_a_run_is_known_and_on_loopback(
     ranks: int, tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Records what tests and fixtures take, as JSON lines, in the file that `GXPO_TEST_TIMES` names.
+"""Records what tests take, as JSON lines, in the file that `GXPO_TEST_TIMES` names.
 
 CPU seconds are those of the test process and of all processes that descend from it, so that figures of a busy machine
 compare with those of a quiet one. Processes are sampled, for Ray does not pass on the times of workers that end: the
@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -48,7 +47,7 @@ class CpuClock:
 
 
 class Durations:
-    """Appends a line for each test, and for each set-up of a fixture that takes 0.1 s or more."""
+    """Appends a line for each test."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -56,44 +55,22 @@ class Durations:
         self._wall: dict[str, float] = {}
         self._outcomes: set[str] = set()
 
-    def _write(self, **record: Any) -> None:
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._wall, self._outcomes = {}, set()
         before = self._clock.read()
         result = yield
-        self._write(
-            test=item.nodeid.rpartition("@")[0] or item.nodeid
-            if item.get_closest_marker("xdist_group")
-            else item.nodeid,
-            tier=tier(item),
-            outcome=min(self._outcomes, key=("failed", "skipped", "passed").index, default="failed"),
-            cpu_s=round(self._clock.read() - before, 2),
-            wall_s=self._wall,
-        )
+        record = {
+            "test": item.nodeid,
+            "tier": tier(item),
+            "outcome": min(self._outcomes, key=("failed", "skipped", "passed").index, default="failed"),
+            "cpu_s": round(self._clock.read() - before, 2),
+            "wall_s": self._wall,
+        }
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._wall[str(report.when)] = round(report.duration, 3)
         self._outcomes.add(report.outcome)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(
-        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
-    ) -> Generator[None, object, object]:
-        before, begin = self._clock.read() if fixturedef.scope != "function" else None, time.perf_counter()
-        try:
-            return (yield)
-        finally:
-            wall = time.perf_counter() - begin
-            if wall >= 0.1:
-                self._write(
-                    fixture=fixturedef.argname,
-                    scope=fixturedef.scope,
-                    used_in=request.node.nodeid.partition("::")[0],
-                    wall_s=round(wall, 3),
-                    cpu_s=None if before is None else round(self._clock.read() - before, 2),
-                )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -125,16 +124,13 @@ def _autoscaling(address: str, workers: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def end_tree(
-    head: subprocess.Popen[bytes], started: Iterable[psutil.Process] = (), number: int = signal.SIGTERM
-) -> None:
+def end_tree(head: subprocess.Popen[bytes], started: Iterable[psutil.Process] = ()) -> None:
     """End a head node with its processes. started: those known before, which it has left behind if it is dead."""
     tree = set(started)
     if head.poll() is None:
         tree |= set(psutil.Process(head.pid).children(recursive=True))
-    head.send_signal(number)
-    if number == signal.SIGTERM:
-        psutil.wait_procs(tree, timeout=30)
+    head.terminate()
+    psutil.wait_procs(tree, timeout=30)
     head.kill()
     head.wait()
     for process in tree:

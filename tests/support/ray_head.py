@@ -1,10 +1,9 @@
-"""The product's Ray head as a process tree that a test can stop, kill and restart."""
+"""The product's Ray head as a process tree that a test starts and ends."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -41,29 +40,7 @@ class RayHead:
             time.sleep(0.5)
         self._tree = psutil.Process(self._process.pid).children(recursive=True)
 
-    def ports(self) -> list[int]:
-        """TCP ports on which its processes listen, once all of them have started."""
-        log = self._head.folder / "session_latest" / "logs" / "monitor.log"
-        deadline = time.monotonic() + 120
-        while not log.exists() or "Monitor: Started" not in log.read_text():
-            if time.monotonic() > deadline:
-                raise RuntimeError("Ray's monitor did not start")
-            time.sleep(0.5)
-        assert self._process is not None
-        tree = psutil.Process(self._process.pid).children(recursive=True)
-        sockets = (connection for process in tree for connection in process.net_connections("tcp"))
-        return sorted({socket.laddr.port for socket in sockets if socket.status == psutil.CONN_LISTEN})
-
-    def kill(self) -> None:
-        """kill -9 of everything that belongs to the head, as a power cut would."""
-        self._end(signal.SIGKILL)
-
     def close(self) -> None:
-        self._end(signal.SIGTERM)
+        if self._process is not None:
+            end_tree(self._process, self._tree)
         shutil.rmtree(self.home, ignore_errors=True)
-
-    def _end(self, number: signal.Signals) -> None:
-        if self._process is None:
-            return
-        end_tree(self._process, self._tree, number)
-        self._process, self._tree = None, []

@@ -25,6 +25,7 @@ esac
 """In place of uv: what it is asked for, and that the configured index lacks torch until PyTorch's own was asked."""
 
 
+@pytest.mark.long("makes an environment")
 def test_torch_comes_from_its_own_index_where_the_configured_one_lacks_it(tmp_path: Path) -> None:
     files = {
         "uv-0.13.8.dist-info/METADATA": "Metadata-Version: 2.1\nName: uv\nVersion: 0.13.8\n",

@@ -189,11 +189,8 @@ class ChangeFeed:
         if not subscriptions:
             return
         news = None
-        try:
+        with self._errors.once("changes", "cannot read changes of runs"):  # which ends these streams, not the service
             news = await run_sync(self._read, subscriptions)
-            self._errors.clear("changes")
-        except Exception as error:  # ends these streams, not the service
-            self._errors.log_once("changes", error, "cannot read changes of runs")
         for stream in subscriptions:
             if news is None or stream.token_sha256 not in news.valid:
                 stream.end = "lost" if news is None else "revoked"

@@ -18,13 +18,7 @@ Subparsers = Any  # argparse._SubParsersAction, which has no public name
 
 
 def register(subparsers: Subparsers) -> None:
-    """Add the commands to those of `gxpo`."""
-    _register_runs(subparsers)
-    _register_processes(subparsers)
-
-
-def _register_runs(subparsers: Subparsers) -> None:
-    """The clients of a service."""
+    """Add the commands to those of `gxpo`: first the clients of a service, then the service and its parts."""
     parser = _command(subparsers, "submit", "submit:submit", "submit a run")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("config", metavar="RUN.toml", nargs="?", type=Path, help="run file (.toml or .json)")
@@ -61,7 +55,7 @@ def _register_runs(subparsers: Subparsers) -> None:
     parser.add_argument("--archived", action="store_true", help="archived runs")
     parser.add_argument("--sort", metavar="NAME", help="a column, or metric:<name>; default: newest first")
     parser.add_argument("--order", choices=("asc", "desc"), help="default desc")
-    parser.add_argument("--limit", metavar="N", type=_positive, default=30, help="maximum number of runs; default 30")
+    parser.add_argument("--limit", metavar="N", type=int, default=30, help="maximum number of runs; default 30")
 
     parser = _command(subparsers, "show", "commands:show", "show a run")
     _runs(parser, None)
@@ -74,7 +68,6 @@ def _register_runs(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "logs", "commands:logs", "print a run's log")
     _runs(parser, None)
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
-    parser.add_argument("--tail", metavar="N", type=_positive, help="start with the last N lines")
 
     parser = _command(subparsers, "cancel", "commands:cancel", "cancel runs at the end of their step")
     _runs(parser, "*")
@@ -119,7 +112,8 @@ def _register_runs(subparsers: Subparsers) -> None:
     _runs_or_groups(parser)
     parser.add_argument("--format", choices=("csv", "parquet", "jsonl"), default="csv", help="default csv")
     parser.add_argument("--samples", action="store_true", help="also the responses with their verdicts and turns")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="default: the name offered by the service")
+    out = Path("gxpo-export.zip")
+    parser.add_argument("--out", metavar="FILE", type=Path, default=out, help=f"zip file; default {out}")
 
     parser = subparsers.add_parser("token", help="create, list and revoke access tokens")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
@@ -128,23 +122,19 @@ def _register_runs(subparsers: Subparsers) -> None:
     create.add_argument(
         "--role", choices=("metrics", "viewer", "submitter", "admin"), default="viewer", help="default viewer"
     )
-    create.add_argument("--days", metavar="N", type=_positive_number, help="days until it expires; default: never")
+    create.add_argument("--days", metavar="N", type=float, help="days until it expires; default: never")
     create.add_argument("--database", action="store_true", help="write to the database, for a service's first token")
     _command(actions, "list", "commands:list_tokens", "list tokens, without secrets")
     revoke = _command(actions, "revoke", "commands:revoke", "revoke tokens")
     revoke.add_argument("tokens", metavar="ID", nargs="+", help="ids, as `gxpo token list` shows them")
 
-
-def _register_processes(subparsers: Subparsers) -> None:
-    """The service or its parts on this machine."""
-    parser = subparsers.add_parser("up", help="start API, scheduler, Ray and dashboard on this machine")
+    parser = _process(subparsers, "up", "up:up", "start API, scheduler, Ray and dashboard on this machine")
     parser.add_argument("--home", metavar="DIR", type=Path, help="for database, runs and token; default ./gxpo-home")
-    parser.add_argument("--port", metavar="N", type=_port, help="port of the API; default 8000 or the next free one")
-    parser.add_argument("--dashboard-port", metavar="N", type=_port, default=8501, help="default 8501 or the next free")
-    parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
-    parser.set_defaults(run=_lazy("local.up:up"))
+    parser.add_argument("--port", metavar="N", type=int, help="port of the API; default 8000 or the next free one")
+    parser.add_argument("--dashboard-port", metavar="N", type=int, default=8501, help="default 8501 or the next free")
+    _no_dashboard(parser)
 
-    parser = subparsers.add_parser("demo", help="train with several rules on an embedded task, at equal passes")
+    parser = _process(subparsers, "demo", "demo:demo", "train with several rules on an embedded task, at equal passes")
     parser.add_argument(
         "--task",
         choices=("word_problems", "arithmetic_skill"),
@@ -152,33 +142,30 @@ def _register_processes(subparsers: Subparsers) -> None:
         help="default word_problems, whose policy guesses too often; that of arithmetic_skill miscalculates",
     )
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/demo"), help="default runs/demo")
-    parser.add_argument("--passes", metavar="N", type=_positive, help="a run's passes; default 30, arithmetic_skill 60")
-    parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
-    parser.set_defaults(run=_lazy("local.demo:demo"))
+    parser.add_argument("--passes", metavar="N", type=int, help="a run's passes; default 30, arithmetic_skill 60")
+    _no_dashboard(parser)
 
-    parser = subparsers.add_parser("serve", help="start the API; settings from GXPO_… (docs/service.md)")
+    settings = "settings from GXPO_… (docs/service.md)"
+    parser = _process(subparsers, "serve", "commands:serve", f"start the API; {settings}")
     parser.add_argument("--host", metavar="ADDRESS", help="default GXPO_HOST, else 127.0.0.1")
-    parser.add_argument("--port", metavar="N", type=_port, help="default GXPO_PORT, else 8000")
-    parser.set_defaults(run=_lazy("local.commands:serve"))
+    parser.add_argument("--port", metavar="N", type=int, help="default GXPO_PORT, else 8000")
 
-    parser = subparsers.add_parser("scheduler", help="start the scheduler; settings from GXPO_… (docs/service.md)")
+    parser = _process(subparsers, "scheduler", "commands:scheduler", f"start the scheduler; {settings}")
     parser.add_argument("--check", action="store_true", help="only check that one runs here; exit code 0 if so, else 1")
-    parser.set_defaults(run=_lazy("local.commands:scheduler"))
 
-    parser = subparsers.add_parser("migrate", help="migrate the database to this version's schema")
+    parser = _process(subparsers, "migrate", "commands:migrate", "migrate the database to this version's schema")
     parser.add_argument("--check", action="store_true", help="only check; exit code 0 if current, else 1")
-    parser.set_defaults(run=_lazy("local.commands:migrate"))
 
-    parser = subparsers.add_parser("backup", help="copy the SQLite database of a service, which may be in use")
+    words = "copy the SQLite database of a service, which may be in use"
+    parser = _process(subparsers, "backup", "commands:backup", words)
     parser.add_argument("file", metavar="FILE", type=Path, help="new file; an existing one is replaced")
     _home(parser)
-    parser.set_defaults(run=_lazy("local.commands:backup"))
 
-    parser = subparsers.add_parser("restore", help="replace the SQLite database of a stopped service by a back-up")
+    words = "replace the SQLite database of a stopped service by a back-up"
+    parser = _process(subparsers, "restore", "commands:restore", words)
     parser.add_argument("file", metavar="FILE", type=Path, help="made by `gxpo backup` of this or an older version")
     parser.add_argument("--yes", action="store_true", help="skip the confirmation")
     _home(parser)
-    parser.set_defaults(run=_lazy("local.commands:restore"))
 
 
 def _lazy(target: str, *, connects: bool = False) -> Callable[[argparse.Namespace], int | None]:
@@ -198,7 +185,6 @@ def _lazy(target: str, *, connects: bool = False) -> Callable[[argparse.Namespac
 
 
 def _command(subparsers: Subparsers, name: str, target: str, words: str) -> argparse.ArgumentParser:
-    """A parser with the common options of all client commands."""
     parser: argparse.ArgumentParser = subparsers.add_parser(name, help=words)
     parser.set_defaults(run=_lazy(f"cli.{target}", connects=True))
     service = parser.add_argument_group("the service")
@@ -208,12 +194,18 @@ def _command(subparsers: Subparsers, name: str, target: str, words: str) -> argp
     return parser
 
 
+def _process(subparsers: Subparsers, name: str, target: str, words: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, help=words)
+    parser.set_defaults(run=_lazy(f"local.{target}"))
+    return parser
+
+
 def _runs(parser: argparse.ArgumentParser, nargs: str | None = "+") -> None:
     """RUN as `runs`; nargs None: a single one as `run_id`."""
     if nargs is None:
-        parser.add_argument("run_id", metavar="RUN", help="id, unique prefix or suffix of an id, or unique name")
+        parser.add_argument("run_id", metavar="RUN", help="id, unique end of an id, or unique name")
     else:
-        words = "ids, unique prefixes or suffixes of ids, or unique names"
+        words = "ids, unique ends of ids, or unique names"
         parser.add_argument("runs", metavar="RUN", nargs=nargs, help=words)
 
 
@@ -233,24 +225,12 @@ def _about(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--priority", metavar="N", type=int, default=0, help="higher starts first; default 0")
 
 
+def _no_dashboard(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
+
+
 def _home(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--home", metavar="DIR", type=Path, help="home of the service; default GXPO_HOME, ./gxpo-home")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be an integer of at least 1")
-    return int(text)
-
-
-def _positive_number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: must be a number above 0")
-    return value
 
 
 def _whole_numbers(text: str) -> list[int]:
@@ -262,9 +242,3 @@ def _whole_numbers(text: str) -> list[int]:
             raise argparse.ArgumentTypeError(f"{text}: must be integers such as 0,1,2 or 0-4")
         numbers += range(int(first), int(last if dash else first) + 1)
     return numbers
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text}: must be a port, 1 to 65535")
-    return int(text)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gxpo_client.client import Client, Json
@@ -55,46 +52,27 @@ def show(args: argparse.Namespace, client: Client) -> None:
 
 
 def logs(args: argparse.Namespace, client: Client) -> None:
-    """Print a log; with -f until the run has ended."""
+    """Print a log; with -f until the run has ended. The state is read before the log, so that no last lines are missed.
+
+    With -f an outage of the service is waited for.
+    """
     run_id = resolve(client, args.run_id)
-    last = deque[str](maxlen=args.tail)  # complete lines
-    offset, text = 0, ""
-    while True:
-        offset, piece = _log_piece(client, run_id, offset)
-        if not piece:
-            break
-        complete, newline, text = (text + piece).rpartition("\n")
-        if args.tail is None:
-            _write(complete + newline)
-        else:
-            last.extend((complete + newline).splitlines(keepends=True))
-    _write("".join(last) + text)
-    if args.follow:
-        _follow_log(client, run_id, offset)
-
-
-def _log_piece(client: Client, run_id: str, offset: int) -> tuple[int, str]:
-    """The next offset, and the text before it."""
-    section = client.get("/runs", run_id, "logs", offset=offset, limit=1 << 20)
-    return section["next_offset"], section["text"]
-
-
-def _follow_log(client: Client, run_id: str, offset: int) -> None:
-    """Follow the log. The state is read before the log, so that no last lines are missed."""
-    is_away = False
+    offset, is_away = 0, False
     while True:
         try:
-            ended = client.run(run_id)["state"] in TERMINAL
-            offset, piece = _log_piece(client, run_id, offset)
+            ended = not args.follow or client.run(run_id)["state"] in TERMINAL
+            section = client.get("/runs", run_id, "logs", offset=offset, limit=1 << 20)
         except ServiceUnavailable as error:
+            if not args.follow:
+                raise
             if not is_away:
                 say(f"gxpo: {message_of(error)}; retrying; Ctrl-C stops")
             is_away = True
             time.sleep(1.0)
             continue
-        is_away = False
-        _write(piece)
-        if not piece:
+        is_away, offset = False, section["next_offset"]
+        _write(section["text"])
+        if not section["text"]:
             if ended:
                 return
             time.sleep(1.0)
@@ -119,15 +97,14 @@ def compare(args: argparse.Namespace, client: Client) -> None:
 
 
 def export(args: argparse.Namespace, client: Client) -> None:
-    """Export to a file, written atomically through a temporary file next to it."""
+    """Export several tables to a zip file, written atomically through a temporary file next to it."""
     ids = resolve_all(client, args.runs)
     if not ids and not args.group:
         raise ConfigError("name runs to export, or use --group")
     parts = ["metrics", "evaluations", "runs", *(["samples"] if args.samples else [])]
-    with client.stream("/export", runs=ids, groups=args.group, format=args.format, parts=parts) as (name, pieces):
-        safe = name if name and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}", name) else None
-        target = args.out or Path(safe or f"gxpo-export.{args.format}")
-        part = target.with_name(f"{target.name}.part")
+    target = args.out
+    part = target.with_name(f"{target.name}.part")
+    with client.stream("/export", runs=ids, groups=args.group, format=args.format, parts=parts) as (_, pieces):
         try:
             with part.open("wb") as file:
                 for piece in pieces:
@@ -238,29 +215,16 @@ def list_tokens(args: argparse.Namespace, client: Client) -> None:
     if args.json:
         output(args, tokens)
         return
-    header = ("id", "name", "role", "created", "by", "last used", "state")
+    times = ("created_at", "last_used_at", "expires_at", "revoked_at")
     rows = [
         (
-            token["id"],
-            one_line(token["name"], 60),
-            token["role"],
-            tables.clock(token["created_at"]),
-            one_line(token["created_by"]),
-            tables.clock(token["last_used_at"]),
-            _token_state(token),
+            *(one_line(token[name], 60) for name in ("id", "name", "role", "created_by")),
+            *(tables.clock(token[name]) for name in times),
         )
         for token in tokens
     ]
-    tables.console().print(tables.table(header, rows, left=7))
-
-
-def _token_state(token: dict[str, Any]) -> str:
-    if token["revoked_at"] is not None:
-        return f"revoked {tables.clock(token['revoked_at'])}"
-    expires = token["expires_at"]
-    if expires is None:
-        return "valid"
-    return f"{'valid until' if expires > time.time() else 'expired'} {tables.clock(expires)}"
+    header = ("id", "name", "role", "created by", "created", "last used", "expires", "revoked")
+    tables.console().print(tables.table(header, rows, left=8))
 
 
 def revoke(args: argparse.Namespace, client: Client) -> None:

@@ -80,25 +80,26 @@ def translated_errors() -> Iterator[None]:
     except ServiceError as error:
         raise CommandFailed(error) from error
     except Exception as error:
-        message = _database_message(error)
-        if message is None:
+        translated = _of_database(error)
+        if translated is None:
             raise
-        raise ConfigError(message) from error
+        raise translated from error
 
 
-def _database_message(error: Exception) -> str | None:
-    """The message for an error in a command that works on the database itself; None for any other."""
+def _of_database(error: Exception) -> ConfigError | None:
+    """The error of a command that works on the database itself; None for any other."""
     # Imported here: the commands that only send requests start without them.
     from pydantic import ValidationError
     from sqlalchemy.exc import ArgumentError, OperationalError
 
     if isinstance(error, OperationalError):
-        return f"cannot use the database ({one_line(str(error.orig))}); check GXPO_DATABASE_URL and its server"
+        reason = one_line(str(error.orig))
+        return ConfigError(f"cannot use the database ({reason}); check GXPO_DATABASE_URL and its server")
     if isinstance(error, ArgumentError):
-        return f"GXPO_DATABASE_URL: {error}"
+        return ConfigError(f"GXPO_DATABASE_URL: {error}")
     if isinstance(error, ValidationError):
         lines = [f"  {'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
-        return "\n".join(["invalid values:", *lines])
+        return ConfigError("\n".join(["invalid values:", *lines]))
     return None
 
 
@@ -117,28 +118,25 @@ def message_of(error: ServiceError) -> str:
 
 
 def resolve(client: Client, word: str) -> str:
-    """The id of the run that a word names: an id, a prefix or suffix of one, or a name.
+    """The id of the run that a word names: an id, the end of one, or a name.
 
     Raises NotFound for no match, ConfigError with the candidates for several.
     """
     if _ID.fullmatch(word):
         return word
     runs = client.all_runs(text=word, archived="any")
-    # A prefix of an id is a time, a suffix is random. An exact name takes precedence over a part of an id.
-    matches = [run for run in runs if run["name"] == word] or [
-        run for run in runs if len(word) >= 4 and (run["id"].startswith(word) or run["id"].endswith(word))
-    ]
+    # An exact name takes precedence over a part of an id, whose end is random and whose beginning is a time.
+    matches = [run for run in runs if run["name"] == word]
+    matches = matches or [run for run in runs if len(word) >= 4 and run["id"].endswith(word)]
     if not matches:
         raise NotFound(f"there is no run {word!r}; `gxpo runs` lists them")
     if len(matches) > 1:
-        lines = "\n".join(f"  {run['id']}  {plain(run['name'])}" for run in matches[:10])
-        more = f"\n  and {len(matches) - 10} more" if len(matches) > 10 else ""
-        raise ConfigError(f"{word!r} matches {len(matches)} runs; use an id:\n{lines}{more}")
+        lines = [f"  {run['id']}  {plain(run['name'])}" for run in matches[:10]]
+        raise ConfigError("\n".join([f"{word!r} matches {len(matches)} runs; use an id:", *lines]))
     return str(matches[0]["id"])
 
 
 def resolve_all(client: Client, words: Iterable[str]) -> list[str]:
-    """Unique ids of the named runs, in order."""
     return list(dict.fromkeys(resolve(client, word) for word in words))
 
 

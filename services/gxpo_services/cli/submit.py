@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,27 @@ import tomli_w
 from gxpo_client.client import Client, Json
 from gxpo_client.connection import is_loopback
 from gxpo_client.errors import InvalidRequest
-from gxpo_client.formats import count, number_of
-from gxpo_services.cli import tables
+from gxpo_client.formats import number_of
 from gxpo_services.cli.common import confirm, one_line, output
-from gxpo_trainer.config import DataConfig, RunConfig
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.studies.definition import largest_cost, load_study
+
+_PATHS = (
+    "model.path",
+    "teacher.path",
+    "data.source",
+    "data.sources.path",
+    "warm_start.data.source",
+    "warm_start.data.sources.path",
+    "evaluation.benchmarks",
+    "evaluation.data_root",
+)
+_WORDS = {*EMBEDDED_TASKS, *STARTER_POLICIES}
 
 
 def submit(args: argparse.Namespace, client: Client) -> int:
@@ -53,37 +63,20 @@ def _about(args: argparse.Namespace) -> Json:
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Make relative paths of existing files absolute: a local service has another working directory."""
-
-    def changed(section: Any, **words: Collection[str]) -> Any:
-        """The section with these settings made absolute, but for the words that each of them may have."""
-        if section is None:
-            return None
-        paths = {name: _absolute(getattr(section, name), known) for name, known in words.items()}
-        return section.model_copy(update=paths)
-
-    def with_sources(data: DataConfig | None) -> DataConfig | None:
-        sources = tuple(changed(source, path=EMBEDDED_TASKS) for source in data.sources) if data else ()
-        data = changed(data, source=EMBEDDED_TASKS)
-        return data and data.model_copy(update={"sources": sources})
-
-    warm_start, evaluation = config.warm_start, config.evaluation
-    if warm_start is not None:
-        warm_start = warm_start.model_copy(update={"data": with_sources(warm_start.data)})
-    sections = {
-        "model": changed(config.model, path=STARTER_POLICIES),
-        "teacher": changed(config.teacher, path=STARTER_POLICIES),
-        "data": with_sources(config.data),
-        "warm_start": warm_start,
-        "evaluation": changed(evaluation, benchmarks=EMBEDDED_TASKS, data_root=()),
-    }
-    return config.model_copy(update=sections)
+    body: Any = config.model_dump()
+    for path in _PATHS:
+        body = _absolute(body, path.split("."))
+    return RunConfig.model_validate(body)
 
 
-def _absolute(name: Any, words: Collection[str]) -> Any:
-    if isinstance(name, tuple):
-        return tuple(_absolute(item, words) for item in name)
-    path = Path(name or "").expanduser()
-    return str(path.resolve()) if name and name not in words and path.exists() else name
+def _absolute(value: Any, names: list[str]) -> Any:
+    """A part of a config, in which the paths below `names` are absolute."""
+    if isinstance(value, list | tuple):
+        return [_absolute(item, names) for item in value]
+    if isinstance(value, dict):
+        return value | {names[0]: _absolute(value[names[0]], names[1:])}
+    path = Path(value or "").expanduser()
+    return str(path.resolve()) if value and value not in _WORDS and path.exists() else value
 
 
 def _check(args: argparse.Namespace, client: Client, body: Json) -> int:
@@ -104,12 +97,10 @@ def cost_words(cost: Json) -> str:
     steps = f"{cost['steps']} steps, " if cost.get("steps") is not None else ""
     passes = cost.get("backward_passes")
     known = f"at most {passes:.0f} backward passes" if passes is not None else "backward passes unknown"
-    words = one_line(str(cost.get("per_step_words") or ""))
-    return f"{steps}{known}" + (f" ({words})" if words else "")
+    return f"{steps}{known}" + (f" ({one_line(cost['per_step_words'])})" if cost.get("per_step_words") else "")
 
 
 def sweep(args: argparse.Namespace, client: Client) -> None:
-    """Show the size and cost of a grid; submit its runs after confirmation."""
     if sum(source is not None for source in (args.config, args.base, args.study)) != 1:
         raise ConfigError("name a run file, a preset with --base, or a study with --study")
     if args.study is not None:
@@ -121,7 +112,7 @@ def sweep(args: argparse.Namespace, client: Client) -> None:
     if not plan["valid"]:
         raise InvalidRequest("\n".join(["invalid sweep:", *_error_lines(plan)]))
     if not args.json:
-        _print_plan(plan)
+        print(f"{number_of(len(plan['runs']), 'run')}: {cost_words(plan['cost'])}")
     elif args.check:
         output(args, plan)
     if args.check:
@@ -129,14 +120,10 @@ def sweep(args: argparse.Namespace, client: Client) -> None:
     confirm(f"Submit {number_of(len(plan['runs']), 'run')}?", args.yes, "submitted")
     submitted = client.submit(body, to="/sweeps")
     group = submitted["group"]["id"]
-    note = (
-        f"{number_of(len(submitted['runs']), 'run')} of group {group} queued; `gxpo watch --group {group}` follows them"
-    )
-    output(args, submitted, group, note)
+    output(args, submitted, group, f"group {group} is queued; `gxpo watch --group {group}` follows it")
 
 
 def _study(args: argparse.Namespace, client: Client) -> None:
-    """Show the largest cost of a study; submit it after confirmation."""
     study = load_study(args.study)
     runs, passes = largest_cost(study)
     if not args.json:
@@ -171,15 +158,6 @@ def _grid_axis(text: str) -> tuple[str, list[Any]]:
         except tomllib.TOMLDecodeError:
             values.append(word.strip())
     return path.strip(), values
-
-
-def _print_plan(plan: Json) -> None:
-    rows = [
-        (one_line(run["name"], 80), run["rule_label"], str(run["seed"]), count(run["backward_passes"]))
-        for run in plan["runs"]
-    ]
-    tables.console().print(tables.table(("run", "rule", "seed", "max. backward passes"), rows, left=2))
-    print(f"{number_of(len(plan['runs']), 'run')}: {cost_words(plan['cost'])}")
 
 
 def _error_lines(check: Json) -> list[str]:

@@ -1,4 +1,4 @@
-"""Responses as tables and bars. Text from runs is never interpreted as markup."""
+"""Responses as tables. Text from runs is never interpreted as markup."""
 
 from __future__ import annotations
 
@@ -24,12 +24,6 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
-def bar(fraction: float, width: int = 10) -> str:
-    """A bar such as `████······`, full only at 100%."""
-    full = int(min(1.0, max(0.0, fraction)) * width)
-    return "█" * full + "·" * (width - full)
-
-
 def table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, title: str = "", left: int = 1) -> Table:
     """A table; the first `left` columns are left-aligned, the others right-aligned."""
     grid = Table(title=Text(title) if title else None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
@@ -52,7 +46,7 @@ def _run_row(run: Json) -> tuple[str | Text, ...]:
         one_line(run["name"], 40),
         state_text(run),
         run["rule_label"],
-        f"{bar(progress['fraction'])} {100 * progress['fraction']:3.0f}%",
+        f"{100 * progress['fraction']:.0f}%",
         of_budget(progress["steps"], progress["step_budget"]),
         of_budget(progress["backward_passes"], progress["backward_passes_budget"]),
         percent(run["score"]),
@@ -80,34 +74,31 @@ def state_text(run: Json) -> Text:
 def run_details(run: Json, headline: str, events: Sequence[Json]) -> list[Table | Text]:
     """Headline, settings, progress and latest events of a run."""
     progress = run["progress"]
-    budgets = [
-        ("steps", of_budget(progress["steps"], progress["step_budget"])),
-        ("backward passes", of_budget(progress["backward_passes"], progress["backward_passes_budget"])),
-        ("tokens", f"{progress['tokens']:.0f}"),
-        ("training time", duration(progress["training_s"])),
-        ("time left", time_left(run)),
-        ("reward", number(run["reward"])),
-    ]
-    about: list[tuple[str, str | Text]] = [
-        ("id", run["id"]),
-        ("state", state_text(run)),
-        ("rule", run["rule_label"]),
-        ("model", one_line(run["model"])),
-        ("seed", str(run["seed"])),
-        ("tags", one_line(", ".join(run["tags"])) or NONE),
-        ("group", run["group"] or NONE),
-        ("created", f"{age(run['created_at'])} ago by {one_line(run['created_by'])}"),
-        ("progress", f"{bar(progress['fraction'], 20)} {100 * progress['fraction']:.0f}%"),
-        *budgets,
-        ("actions", ", ".join(run["possible_actions"]) or NONE),
-    ]
+    about: dict[str, str | Text] = {
+        "id": run["id"],
+        "state": state_text(run),
+        "rule": run["rule_label"],
+        "model": one_line(run["model"]),
+        "seed": str(run["seed"]),
+        "tags": one_line(", ".join(run["tags"])) or NONE,
+        "group": run["group"] or NONE,
+        "created": f"{age(run['created_at'])} ago by {one_line(run['created_by'])}",
+        "progress": f"{100 * progress['fraction']:.0f}%",
+        "steps": of_budget(progress["steps"], progress["step_budget"]),
+        "backward passes": of_budget(progress["backward_passes"], progress["backward_passes_budget"]),
+        "tokens": f"{progress['tokens']:.0f}",
+        "training time": duration(progress["training_s"]),
+        "time left": time_left(run),
+        "reward": number(run["reward"]),
+        "actions": ", ".join(run["possible_actions"]) or NONE,
+    }
     style = "bold red" if run["state"] == "failed" else "bold"
-    parts: list[Table | Text] = [Text(f"{one_line(headline, 4000)}\n", style=style)]
-    parts.append(table(("", one_line(run["name"])), about, left=2))
-    if events:
-        rows = [(clock(event["time"]), event["actor"], one_line(event["message"])) for event in events]
-        parts.append(table(("time", "actor", "event"), rows, left=3))
-    return parts
+    rows = [(clock(event["time"]), event["actor"], one_line(event["message"])) for event in events]
+    return [
+        Text(f"{one_line(headline, 4000)}\n", style=style),
+        table(("", one_line(run["name"])), list(about.items()), left=2),
+        table(("time", "actor", "event"), rows, left=3),
+    ]
 
 
 def print_comparison(comparison: Json) -> None:

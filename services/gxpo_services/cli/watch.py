@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Protocol, Self, TextIO
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -19,7 +18,7 @@ from gxpo_client.client import Client, Json
 from gxpo_client.errors import NotFound, ServiceUnavailable
 from gxpo_client.formats import percent
 from gxpo_services.cli import tables
-from gxpo_services.cli.common import message_of, one_line, resolve_all
+from gxpo_services.cli.common import message_of, one_line, resolve_all, say
 from gxpo_services.run_states import TERMINAL
 from gxpo_trainer.errors import ConfigError
 
@@ -42,16 +41,8 @@ def watch(args: argparse.Namespace, client: Client) -> int:
     return 0 if all(run["state"] == "succeeded" for run in ended) else 1
 
 
-class Display(Protocol):
-    """Output of `follow`."""
-
-    def update(self, run: Json) -> None: ...
-
-    def message(self, text: str) -> None: ...
-
-
 def follow(
-    client: Client, ids: Sequence[str], display: Display, *, pause: Callable[[], None] = lambda: None
+    client: Client, ids: Sequence[str], display: Bars | JsonLines, *, pause: Callable[[], None] = lambda: None
 ) -> list[Json]:
     """Follow runs by the service's event stream until all have ended; returns their final views in the order of `ids`.
 
@@ -82,7 +73,7 @@ def follow(
     return [seen[run_id] for run_id in ids]
 
 
-def _show(change: tuple[str, Json], seen: dict[str, Json], display: Display) -> int:
+def _show(change: tuple[str, Json], seen: dict[str, Json], display: Bars | JsonLines) -> int:
     """Show a change; returns the number of the event, or 0. Raises NotFound for a deleted run."""
     kind, data = change
     if kind == "deleted":
@@ -99,32 +90,22 @@ def _show(change: tuple[str, Json], seen: dict[str, Json], display: Display) -> 
 class JsonLines:
     """Print a JSON line whenever a run changes."""
 
-    def __init__(self) -> None:
-        self._last: dict[str, str] = {}
-
     def update(self, run: Json) -> None:
-        line = json.dumps(run, ensure_ascii=False)
-        if self._last.get(run["id"]) != line:
-            self._last[run["id"]] = line
-            print(line, flush=True)
+        print(json.dumps(run, ensure_ascii=False), flush=True)
 
     def message(self, text: str) -> None:
-        print(f"gxpo: {text}", file=sys.stderr)
+        say(f"gxpo: {text}")
 
 
 class Bars:
-    """A live bar per run on a terminal, otherwise a line whenever a run's state or step changes.
+    """A live bar per run where stderr is a terminal, otherwise a line whenever a run's state or step changes."""
 
-    stream: stderr by default. live: force (True) or disable (False) the bars.
-    """
-
-    def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
-        self._stream = stream if stream is not None else sys.stderr
+    def __init__(self) -> None:
         self._tasks: dict[str, TaskID] = {}
         self._last: dict[str, tuple[object, ...]] = {}
         self._progress: Progress | None = None
-        console = Console(file=self._stream, force_terminal=live, highlight=False)
-        if console.is_terminal and not console.is_dumb_terminal and live is not False:
+        console = Console(stderr=True, highlight=False)
+        if console.is_terminal and not console.is_dumb_terminal:
             self._progress = Progress(
                 # Without a minimum a narrow terminal would show the whole line and no name.
                 TextColumn("{task.description}", markup=False, table_column=Column(min_width=10)),
@@ -152,7 +133,7 @@ class Bars:
         name, line = one_line(run["name"], 40), describe(run)
         if self._progress is None:
             if self._last.get(run["id"]) != key:
-                self._write(f"{name}: {line}")
+                say(f"{name}: {line}")
         else:
             if run["id"] not in self._tasks:
                 self._tasks[run["id"]] = self._progress.add_task(name, total=1.0, line=line)
@@ -161,16 +142,10 @@ class Bars:
         self._last[run["id"]] = key
 
     def message(self, text: str) -> None:
-        """Print a line above the bars or between the lines."""
         if self._progress is None:
-            self._write(text)
+            say(text)
         else:
             self._progress.console.print(Text(text))
-
-    def _write(self, text: str) -> None:
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
-        self._stream.flush()
 
 
 def describe(run: Json) -> str:

@@ -8,7 +8,7 @@ import sys
 from gxpo_client import formats
 from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.cli.common import confirm
-from gxpo_services.db.migrate import need_current
+from gxpo_services.db import migrate as databases
 from gxpo_services.settings import limit_plugins, make_home, need_roots, read_settings
 
 _SWITCH_S = 0.001
@@ -30,7 +30,7 @@ def serve(args: argparse.Namespace) -> int:
     if settings.is_loopback:
         prepare_local(settings)
     else:
-        need_current(settings.url)
+        databases.need_current(settings.url)
     # Threads share the GIL: a comparison that computes would hold up each short query for 5 ms at every turn.
     sys.setswitchinterval(_SWITCH_S)
     config = server_config(
@@ -48,17 +48,16 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def scheduler(args: argparse.Namespace) -> int:
-    """Run a scheduler until SIGTERM or Ctrl-C."""
     from gxpo_services import logging
     from gxpo_services.scheduling.launcher import RayLauncher
-    from gxpo_services.scheduling.scheduler import is_alive, liveness_age_s
+    from gxpo_services.scheduling.scheduler import LONGEST_ROUND_S, is_alive
     from gxpo_services.scheduling.scheduler import serve as serve_runs
 
     settings = read_settings()
     if args.check:
-        age_s = liveness_age_s(settings.home)
-        print("no round yet" if age_s is None else f"last round {formats.duration(age_s)} ago")
-        return 0 if is_alive(settings.home) else 1
+        alive = is_alive(settings.home)
+        print(f"{'a' if alive else 'no'} round within {LONGEST_ROUND_S:g} s")
+        return 0 if alive else 1
     limit_plugins(settings)
     logging.configure(as_json=settings.log_json)
     need_roots(settings)
@@ -68,29 +67,23 @@ def scheduler(args: argparse.Namespace) -> int:
 
 
 def migrate(args: argparse.Namespace) -> int:
-    from gxpo_services.db.migrate import is_current, newest_revision, upgrade
-
     settings = read_settings()
     if args.check:
-        current = is_current(settings.url)
-        print(f"{'at' if current else 'not at'} revision {newest_revision()}")
+        current = databases.is_current(settings.url)
+        print(f"{'at' if current else 'not at'} revision {databases.newest_revision()}")
         return 0 if current else 1
-    upgrade(settings.url)
-    print(f"at revision {newest_revision()}")
+    databases.upgrade(settings.url)
+    print(f"at revision {databases.newest_revision()}")
     return 0
 
 
 def backup(args: argparse.Namespace) -> None:
-    from gxpo_services.db.migrate import back_up
-
-    size = back_up(read_settings(home=args.home).url, args.file)
+    size = databases.back_up(read_settings(home=args.home).url, args.file)
     print(f"{args.file} ({formats.size(size)})")
 
 
 def restore(args: argparse.Namespace) -> None:
-    from gxpo_services.db.migrate import restore as restore_database
-
     settings = read_settings(home=args.home)
     confirm(f"Replace the database of {settings.home} by {args.file}?", args.yes, "restored")
-    restore_database(settings.url, args.file)
+    databases.restore(settings.url, args.file)
     print(f"restored {args.file}")

@@ -36,7 +36,6 @@ class Task:
 
     presets: tuple[str, ...]
     passes: int
-    group: str
     title: str
     study: Path | None = None
 
@@ -45,14 +44,12 @@ TASKS = {
     "word_problems": Task(
         ("demo-grpo", "demo-grpo-lr-control", "demo-sfpo", "demo"),
         30,
-        "demo: GRPO, a longer step, SFPO and GXPO",
         "gxpo demo: three update rules and a control, at equal backward passes",
         Path(__file__).parents[3] / "studies" / "reference.toml",
     ),
     "arithmetic_skill": Task(
         ("skill-grpo", "skill-gxpo"),
         60,
-        "demo: GRPO and GXPO on arithmetic skill",
         "gxpo demo: GRPO and GXPO on arithmetic skill, at equal backward passes",
     ),
 }
@@ -61,7 +58,7 @@ TASKS = {
 def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
     """Start a service in a new folder, run the trainings over REST, print their comparison and write a report.
 
-    stack_of: for tests. Returns 0 when all succeeded, otherwise raises. All processes are stopped in any case.
+    stack_of: for tests. Raises unless all succeeded. All processes are stopped in any case.
     """
     # Settings of another service, such as its database, must not apply.
     for name in [name for name in os.environ if name.startswith("GXPO_")]:
@@ -73,7 +70,8 @@ def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
     until = stop_on_signals()
     begun = time.monotonic()
     say(f"demo: {len(task.presets)} runs of {passes} backward passes, {_AT_ONCE} at a time; results in {home}")
-    with stack_of(home, lambda text: say(f"demo: {text}"), until, dashboard=not args.no_dashboard) as stack:
+    dashboard_port = None if args.no_dashboard else 8501
+    with stack_of(home, lambda text: say(f"demo: {text}"), until, dashboard_port=dashboard_port) as stack:
         with connect(stack.url, stack.settings.local_token_file) as client:
             ids = _submit(client, task, passes)
             if stack.dashboard_url is not None:
@@ -115,7 +113,7 @@ def comparison_link(dashboard_url: str, ids: list[str]) -> str:
 
 def _submit(client: Client, task: Task, passes: int) -> list[str]:
     """Submit the runs as a group, in execution order."""
-    group = client.post("/groups", body={"name": task.group})["id"]
+    group = client.post("/groups", body={"name": task.title})["id"]
     share = _share_of_cores(len(os.sched_getaffinity(0)))
     ids = []
     for preset in task.presets:

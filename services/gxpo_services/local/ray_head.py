@@ -38,7 +38,7 @@ def free_port(wanted: int | None = None) -> int:
             probe.bind(("127.0.0.1", 0))
             return int(probe.getsockname()[1])
     for port in range(wanted, min(wanted + _TRIES, 65536)):
-        with socket.socket() as probe, suppress(OSError):
+        with socket.socket() as probe, suppress(OSError, OverflowError):
             # As servers do, to reuse a port in TIME_WAIT.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
@@ -47,26 +47,21 @@ def free_port(wanted: int | None = None) -> int:
 
 
 class RayHead:
-    """Address and start command of a home's Ray. Its job server executes code for every holder of its token."""
+    """Address and start command of a home's Ray. Its job server executes code for every holder of its token.
+
+    env: of processes that connect to this Ray. The token itself stays in its file.
+    """
 
     def __init__(self, home: Path) -> None:
         self.folder = _folder(home)
-        self._token_file = home / TOKEN_FILE
-        if not self._token_file.exists():
-            replace_file(self._token_file, secrets.token_hex(32))
-        self._token = self._token_file.read_text(encoding="utf-8").strip()
+        token_file = home / TOKEN_FILE
+        if not token_file.exists():
+            replace_file(token_file, secrets.token_hex(32))
+        self._token = token_file.read_text(encoding="utf-8").strip()
+        self.env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
         # Not Ray's default 8265: two heads that start at once would both find it free.
         self._gcs_port, self._dashboard_port = free_port(), free_port()
-
-    @property
-    def address(self) -> str:
-        """The jobs endpoint."""
-        return f"http://127.0.0.1:{self._dashboard_port}"
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Environment of processes that connect to this Ray. The token itself stays in its file."""
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._token_file)}
+        self.address = f"http://127.0.0.1:{self._dashboard_port}"
 
     def child(self, stop_wait_s: int = STOP_WAIT_S) -> Child:
         """The head as a foreground process that stops its own children, trainers first.
@@ -83,9 +78,9 @@ class RayHead:
             "port": self._gcs_port,
             "dashboard-host": "127.0.0.1",
             "dashboard-port": self._dashboard_port,
-            # 0: any free port. One chosen before may be taken at a restart, and Ray would go on without accepting jobs.
+            # 0: any free port. One chosen before may be taken at a restart, and Ray would go on without accepting jobs;
+            # the default range of workers would collide with another Ray.
             "dashboard-agent-listen-port": 0,
-            # 0: any free port; the default range would collide with another Ray.
             "min-worker-port": 0,
             "max-worker-port": 0,
             "num-cpus": len(os.sched_getaffinity(0)),
@@ -93,9 +88,8 @@ class RayHead:
             "temp-dir": self.folder,
             "include-log-monitor": False,
         }
-        words = [f"--{name}={value}" for name, value in options.items()]
-        words.append("--disable-usage-stats")
         command = [sys.executable, "-m", "gxpo_services.local.ray_start", "start", "--head", "--block"]
+        command += ["--disable-usage-stats", *(f"--{name}={value}" for name, value in options.items())]
         env = {
             **self.env,
             # By default Ray runs workers at nice 15, where other processes starve them.
@@ -113,7 +107,7 @@ class RayHead:
             "AUTOSCALER_METRIC_PORT": "-1",
         }
         # Restarting a head ends its runs, so one that is only slow is left alone for minutes.
-        return Child("ray", [*command, *words], self._ready, env, stop_s=stop_wait_s + 30.0, tries=3, probes=30)
+        return Child("ray", command, self._ready, env, stop_s=stop_wait_s + 30.0, tries=3, probes=30)
 
     def _ready(self) -> bool:
         """Whether the job server responds and a node is alive."""

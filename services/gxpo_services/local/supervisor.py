@@ -1,10 +1,8 @@
 """Supervision of child processes: start, readiness, restart with back-off, and complete shutdown.
 
-Order: `start` spawns children and waits until each is ready; `check` is called periodically, restarts with back-off
-what is dead or does not answer, and rotates the logs; `stop` stops everything in reverse order. Every child has its own
-session, so that Ctrl-C reaches only this process, and gets SIGTERM from the kernel when this process dies. After
-`adopt_orphans`, orphaned descendants become children of this process and are stopped too. Processes are identified by
-pid and start time, never by name.
+Every child has its own session, so that Ctrl-C reaches only this process, and gets SIGTERM from the kernel when this
+process dies. After `adopt_orphans`, orphaned descendants become children of this process and are stopped too. Processes
+are identified by pid and start time, never by name.
 """
 
 from __future__ import annotations
@@ -34,9 +32,11 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _END_WITH_PARENT = functools.partial(_LIBC.prctl, _PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 """Runs in a child before exec: the kernel sends it SIGTERM when its parent dies."""
 _POLL_S = 0.2
-_LARGEST_LOG = 16 * 1024 * 1024
+LARGEST_LOG = 16 * 1024 * 1024
+"""Bytes after which a log is rotated."""
 PROBE_EVERY_S = 10.0
-LONGEST_PAUSE_S, STEADY_S = 30.0, 60.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 1.0, 30.0, 60.0
+"""The pause before a restart doubles while the child lives no longer than STEADY_S."""
 _REAP_EVERY_S = 10.0
 
 
@@ -50,7 +50,7 @@ class Stopped(GxpoError):
     exit_code = 130
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Child:
     """A process to supervise. ready: readiness check; start_s: its time-out; tries: attempts of the first start.
     probes: failed checks in a row, one every PROBE_EVERY_S, after which it is restarted.
@@ -67,30 +67,24 @@ class Child:
     tries: int = 1
     probes: int = 3
     port: int | None = None
-
-
-@dataclass
-class _Managed:
-    child: Child
-    process: subprocess.Popen[bytes]
-    begun: float
-    deaths: int = 0
-    restart_at: float | None = None
+    process: subprocess.Popen[bytes] = field(init=False)
+    begun: float = field(init=False)
+    deaths: int = field(default=0, init=False)
+    restart_at: float | None = field(default=None, init=False)
     """Time of the next restart; None while it is alive."""
-    ready_by: float | None = None
+    ready_by: float | None = field(default=None, init=False)
     """Time by which a restarted child must be ready; None once it is."""
-    probed_at: float = 0.0
-    failures: int = 0
+    probed_at: float = field(default=0.0, init=False)
+    failures: int = field(default=0, init=False)
 
     def is_ready(self) -> bool:
-        return self.child.ready() and (self.child.port is None or self.child.port in _listened_on(self.process.pid))
+        return self.ready() and (self.port is None or self.port in _listened_on(self.process.pid))
 
 
 class Supervisor:
     """Supervises children. state_file: receives their pids and `about`; log_dir: one log file per child.
 
-    say: prints a message. until: set to request shutdown. first_pause_s: before a restart; it doubles up to
-    LONGEST_PAUSE_S while the child lives no longer than STEADY_S. largest_log: bytes after which a log is rotated.
+    say: prints a message. until: set to request shutdown.
     """
 
     def __init__(
@@ -99,16 +93,11 @@ class Supervisor:
         log_dir: Path,
         say: Callable[[str], None],
         until: threading.Event,
-        *,
         about: Mapping[str, object] | None = None,
-        first_pause_s: float = 1.0,
-        probe_every_s: float = PROBE_EVERY_S,
-        largest_log: int = _LARGEST_LOG,
     ) -> None:
         self._state_file, self._log_dir, self._say, self._until = state_file, log_dir, say, until
-        self._about = dict(about or {})
-        self._first_pause_s, self._probe_every_s, self._largest_log = first_pause_s, probe_every_s, largest_log
-        self._kept: list[_Managed] = []
+        self._about = about or {}
+        self._children: list[Child] = []
         self._adopts = False
         self._reaped_at = time.monotonic()
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -125,30 +114,29 @@ class Supervisor:
     def start(self, *children: Child) -> None:
         """Spawn children and wait until each is ready. Raises StartError, or Stopped on a shutdown request."""
         begun = time.monotonic()
-        fresh = [_Managed(child, self._spawn(child), begun) for child in children]
-        self._kept += fresh
+        for child in children:
+            self._spawn(child)
+            self._children.append(child)
         self._record()
-        for kept in fresh:
-            self._wait(kept)
-            self._say(f"{kept.child.name}: ready after {time.monotonic() - begun:.0f} s")
+        for child in children:
+            self._wait(child)
+            self._say(f"{child.name}: ready after {time.monotonic() - begun:.0f} s")
 
     def check(self) -> None:
         """Restart children that are dead, do not answer, or are not ready within `start_s` of a restart, with back-off;
         rotate their logs."""
         now = time.monotonic()
-        for kept in self._kept:
-            code = kept.process.poll()
-            if code is not None and kept.restart_at is None:
-                self._schedule_restart(kept, code, now)
-            if kept.restart_at is not None and now >= kept.restart_at:
-                kept.process, kept.begun, kept.restart_at = self._spawn(kept.child), now, None
-                kept.ready_by = now + kept.child.start_s
+        for child in self._children:
+            code = child.process.poll()
+            if code is not None and child.restart_at is None:
+                self._schedule_restart(child, code, now)
+            if child.restart_at is not None and now >= child.restart_at:
+                self._spawn(child)
+                child.restart_at, child.ready_by = None, now + child.start_s
                 self._record()
-            elif code is None and kept.ready_by is not None:
-                self._await_ready(kept, now)
-            elif code is None and now - kept.probed_at >= self._probe_every_s:
-                self._probe(kept, now)
-            self._rotate(kept)
+            elif code is None and (child.ready_by is not None or now - child.probed_at >= PROBE_EVERY_S):
+                self._probe(child, now)
+            self._rotate(child)
         if self._adopts and now - self._reaped_at > _REAP_EVERY_S:
             self._reaped_at = now
             self._reap()
@@ -156,34 +144,35 @@ class Supervisor:
     def stop(self) -> None:
         """Stop every child and its descendants: SIGTERM, then SIGKILL after `stop_s`."""
         family = self._family()
-        for kept in reversed(self._kept):
-            if kept.process.poll() is None:
-                kept.process.terminate()
+        for child in reversed(self._children):
+            if child.process.poll() is None:
+                child.process.terminate()
                 try:
-                    kept.process.wait(kept.child.stop_s)
+                    child.process.wait(child.stop_s)
                 except subprocess.TimeoutExpired:
-                    kept.process.kill()
-                    kept.process.wait()
+                    child.process.kill()
+                    child.process.wait()
         rest = [process for process in {*family, *self._family()} if _is_alive(process)]
         _end_all(rest, signal.SIGKILL)
         if self._adopts:
             self._reap()
-        self._kept = []
+        self._children = []
         self._state_file.unlink(missing_ok=True)
 
     def _family(self) -> list[psutil.Process]:
-        """All descendants of the children, including adopted orphans."""
+        """All descendants of the children, and adopted orphans."""
         if self._adopts:
             return list(psutil.Process().children(recursive=True))
         family: list[psutil.Process] = []
-        for kept in self._kept:
+        for child in self._children:
             with contextlib.suppress(psutil.NoSuchProcess):
-                family += psutil.Process(kept.process.pid).children(recursive=True)
+                family += psutil.Process(child.process.pid).children(recursive=True)
         return family
 
-    def _spawn(self, child: Child) -> subprocess.Popen[bytes]:
+    def _spawn(self, child: Child) -> None:
+        child.begun = time.monotonic()
         with (self._log_dir / f"{child.name}.log").open("ab") as log:
-            return subprocess.Popen(
+            child.process = subprocess.Popen(
                 child.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -193,77 +182,73 @@ class Supervisor:
                 preexec_fn=_END_WITH_PARENT,
             )
 
-    def _wait(self, kept: _Managed) -> None:
-        give_up = time.monotonic() + kept.child.start_s
+    def _wait(self, child: Child) -> None:
+        give_up = time.monotonic() + child.start_s
         tries = 1
-        while not kept.is_ready():
+        while not child.is_ready():
             if self._until.wait(_POLL_S):
                 raise Stopped("stopped during start-up")
-            code = kept.process.poll()
-            if code is not None and tries < kept.child.tries:
+            code = child.process.poll()
+            if code is not None and tries < child.tries:
                 tries += 1
-                self._say(f"{kept.child.name}: ended with code {code} during start-up; retrying")
-                kept.process = self._spawn(kept.child)
+                self._say(f"{child.name}: ended with code {code} during start-up; retrying")
+                self._spawn(child)
                 self._record()
             elif code is not None:
-                raise StartError(f"{kept.child.name} ended with code {code} during start-up{self._log_tail(kept)}")
+                raise StartError(f"{child.name} ended with code {code} during start-up{self._log_tail(child)}")
             if time.monotonic() > give_up:
-                raise StartError(f"{kept.child.name} is not ready after {kept.child.start_s:g} s{self._log_tail(kept)}")
+                raise StartError(f"{child.name} is not ready after {child.start_s:g} s{self._log_tail(child)}")
 
-    def _schedule_restart(self, kept: _Managed, code: int, now: float) -> None:
-        kept.deaths = 1 if now - kept.begun > STEADY_S else kept.deaths + 1
-        pause = min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (kept.deaths - 1))
-        kept.restart_at = now + pause
+    def _schedule_restart(self, child: Child, code: int, now: float) -> None:
+        child.deaths = 1 if now - child.begun > STEADY_S else child.deaths + 1
+        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (child.deaths - 1))
+        child.restart_at = now + pause
         how = f"code {code}" if code >= 0 else f"signal {-code}"
-        self._say(f"{kept.child.name}: ended with {how}; restarting in {pause:g} s")
+        self._say(f"{child.name}: ended with {how}; restarting in {pause:g} s")
 
-    def _await_ready(self, kept: _Managed, now: float) -> None:
-        """End a restarted child that does not become ready, with all its processes; the next round restarts it."""
-        if kept.is_ready():
-            kept.ready_by = None
-        elif kept.ready_by is not None and now > kept.ready_by:
-            self._say(f"{kept.child.name}: not ready {kept.child.start_s:g} s after its restart; ending it")
-            self._kill(kept)
+    def _probe(self, child: Child, now: float) -> None:
+        """End a child that hangs, or that does not become ready after its restart; the next round restarts it."""
+        child.probed_at = now
+        if child.is_ready():
+            child.failures, child.ready_by = 0, None
+        elif child.ready_by is None:
+            child.failures += 1
+            if child.failures >= child.probes:
+                self._kill(child, f"{child.failures} health checks in a row failed")
+        elif now > child.ready_by:
+            self._kill(child, f"not ready {child.start_s:g} s after its restart")
 
-    def _probe(self, kept: _Managed, now: float) -> None:
-        """Check a child that was ready; end one that hangs, with all its processes. The next round restarts it."""
-        kept.failures = 0 if kept.is_ready() else kept.failures + 1
-        kept.probed_at = now
-        if kept.failures >= kept.child.probes:
-            self._say(f"{kept.child.name}: {kept.failures} health checks in a row failed; ending it")
-            self._kill(kept)
-
-    def _kill(self, kept: _Managed) -> None:
-        kept.failures = 0
-        family = psutil.Process(kept.process.pid).children(recursive=True)
-        kept.process.kill()
-        kept.process.wait()  # not by psutil, which would take the exit code
+    def _kill(self, child: Child, why: str) -> None:
+        self._say(f"{child.name}: {why}; ending it")
+        child.failures = 0
+        family = psutil.Process(child.process.pid).children(recursive=True)
+        child.process.kill()
+        child.process.wait()  # not by psutil, which would take the exit code
         _end_all(family, signal.SIGKILL)
 
-    def _rotate(self, kept: _Managed) -> None:
+    def _rotate(self, child: Child) -> None:
         """Copy a large log and empty it: the child appends to the open file."""
-        file = self._log_dir / f"{kept.child.name}.log"
-        if file.stat().st_size > self._largest_log:
+        file = self._log_dir / f"{child.name}.log"
+        if file.stat().st_size > LARGEST_LOG:
             with contextlib.suppress(OSError):  # on a full disk, emptying it is what helps
                 shutil.copyfile(file, file.with_name(f"{file.name}.1"))
             os.truncate(file, 0)
 
-    def _log_tail(self, kept: _Managed) -> str:
-        file = self._log_dir / f"{kept.child.name}.log"
+    def _log_tail(self, child: Child) -> str:
+        file = self._log_dir / f"{child.name}.log"
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
         return "".join([f"; the end of {file}:", *(f"\n  {line}" for line in lines)]) if lines else f"; see {file}"
 
     def _record(self) -> None:
         processes = [
-            {"name": kept.child.name, "pid": kept.process.pid, "start": process_start(kept.process.pid)}
-            for kept in self._kept
+            {"name": child.name, "pid": child.process.pid, "start": process_start(child.process.pid)}
+            for child in self._children
         ]
         own = os.getpid()
         write_json(self._state_file, {**self._about, "pid": own, "start": process_start(own), "processes": processes})
 
     def _reap(self) -> None:
-        """Reap adopted orphans."""
-        own = {kept.process.pid for kept in self._kept}
+        own = {child.process.pid for child in self._children}
         for process in psutil.Process().children():
             try:
                 if process.pid not in own and process.status() == psutil.STATUS_ZOMBIE:
@@ -282,32 +267,26 @@ def stop_orphans(state_file: Path, say: Callable[[str], None]) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{state_file} cannot be read ({error}); stop that start's processes, then delete it") from None
     for name, pid, start in processes:
-        if start == 0 or process_start(pid) != start:
-            continue
-        say(f"stopping {name} (process {pid}), orphaned by a killed start")
-        try:
-            orphan = psutil.Process(pid)
-            family = [*orphan.children(recursive=True), orphan]
-        except psutil.NoSuchProcess:
-            continue
-        _end_all(_end_all(family[::-1], signal.SIGTERM), signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if start != 0 and process_start(pid) == start:
+                say(f"stopping {name} (process {pid}), orphaned by a killed start")
+                orphan = psutil.Process(pid)
+                family = [orphan, *orphan.children(recursive=True)[::-1]]
+                _end_all(_end_all(family, signal.SIGTERM), signal.SIGKILL)
     state_file.unlink(missing_ok=True)
 
 
 def _listened_on(pid: int) -> set[int]:
-    """TCP ports on which a process listens."""
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         sockets = psutil.Process(pid).net_connections("tcp")
-    except psutil.NoSuchProcess:
-        return set()
-    return {socket.laddr.port for socket in sockets if socket.status == psutil.CONN_LISTEN}
+        return {socket.laddr.port for socket in sockets if socket.status == psutil.CONN_LISTEN}
+    return set()
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
 def _end_all(processes: Sequence[psutil.Process], number: signal.Signals) -> list[psutil.Process]:

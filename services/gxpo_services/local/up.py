@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
-import os
 import secrets
 import signal
 import sys
@@ -14,6 +12,8 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Self
+
+from filelock import FileLock, Timeout
 
 from gxpo_client.connection import is_up
 from gxpo_services.auth.tokens import prepare_local, replace_file
@@ -48,29 +48,29 @@ class Stack:
         until: threading.Event,
         *,
         port: int | None = None,
-        dashboard_port: int = 8501,
-        dashboard: bool = True,
+        dashboard_port: int | None = 8501,
     ) -> None:
-        settings = read_settings(home=home)
-        if not settings.is_loopback:
+        """dashboard_port: None for no dashboard."""
+        self.settings = read_settings(home=home, port=port)
+        if not self.settings.is_loopback:
             raise ConfigError(
-                f"GXPO_HOST = {settings.host}: `gxpo up` serves only this machine; use `gxpo serve` and "
+                f"GXPO_HOST = {self.settings.host}: `gxpo up` serves only this machine; use `gxpo serve` and "
                 "`gxpo scheduler` behind a proxy for others"
             )
         self._say, self._until = say, until
-        self._wants_dashboard, self._dashboard_port = dashboard, dashboard_port
-        self.settings = settings
-        self._port = port or settings.port
-        self._lock = -1
+        self._port, self._dashboard_port = self.settings.port, dashboard_port
         self._supervisor: Supervisor | None = None
         self.dashboard_url: str | None = None
 
     def __enter__(self) -> Self:
         make_home(self.settings)
         self.home = self.settings.home.resolve()
-        self._take_lock()
+        self._lock = FileLock(self.home / LOCK_FILE, blocking=False)
         try:
+            self._lock.acquire()
             self._start()
+        except Timeout:
+            raise GxpoError(f"{self.home} is in use by another `gxpo up`; use it or choose another --home") from None
         except BaseException:
             self.__exit__()
             raise
@@ -85,9 +85,7 @@ class Stack:
                 self._supervisor.stop()
                 self._supervisor = None
         finally:
-            if self._lock >= 0:
-                os.close(self._lock)
-                self._lock = -1
+            self._lock.release()
             for number, handler in earlier.items():
                 signal.signal(number, handler)
 
@@ -96,7 +94,6 @@ class Stack:
         return f"http://127.0.0.1:{self._port}"
 
     def check(self) -> None:
-        """One round of the supervisor."""
         if self._supervisor is not None:
             self._supervisor.check()
 
@@ -109,12 +106,15 @@ class Stack:
 
     def _start(self) -> None:
         stop_orphans(self.home / STATE_FILE, self._say)
-        self._choose_ports()
+        self._port = self._next_free("api", self._port)
+        if self._dashboard_port is not None:
+            self._dashboard_port = self._next_free("dashboard", self._dashboard_port)
+            self.dashboard_url = f"http://127.0.0.1:{self._dashboard_port}"
         prepare_local(self.settings)
         self._say("database: ready")
         ray = self.ray_head()
         about = {"url": self.url, "dashboard": self.dashboard_url, "ray": ray.address if ray else None}
-        supervisor = Supervisor(self.home / STATE_FILE, self.home / "logs", self._say, self._until, about=about)
+        supervisor = Supervisor(self.home / STATE_FILE, self.home / "logs", self._say, self._until, about)
         supervisor.adopt_orphans()
         self._supervisor = supervisor
         env = {
@@ -133,12 +133,6 @@ class Stack:
         if self.dashboard_url is not None:
             replace_file(self.home / LINK_SECRET_FILE, secrets.token_urlsafe(32))
             supervisor.start(self._dashboard({**env, "GXPO_LINK_SECRET_FILE": str(self.home / LINK_SECRET_FILE)}))
-
-    def _choose_ports(self) -> None:
-        self._port = self._next_free("api", self._port)
-        if self._wants_dashboard:
-            self._dashboard_port = self._next_free("dashboard", self._dashboard_port)
-            self.dashboard_url = f"http://127.0.0.1:{self._dashboard_port}"
 
     def _next_free(self, name: str, wanted: int) -> int:
         port = free_port(wanted)
@@ -167,24 +161,14 @@ class Stack:
         ready = partial(is_up, f"{self.dashboard_url}/_stcore/health", _PROBE_S)
         return Child("dashboard", command, ready, env, port=self._dashboard_port)
 
-    def _take_lock(self) -> None:
-        self._lock = os.open(self.home / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip()
-            os.close(self._lock)
-            self._lock = -1
-            raise GxpoError(f"{self.home} is in use by `gxpo up` ({holder}); use it or choose another --home") from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
-
 
 def up(args: argparse.Namespace) -> int:
     """Run until Ctrl-C or SIGTERM; exit code 0 after a clean shutdown."""
     until = stop_on_signals()
-    ports = {"port": args.port, "dashboard_port": args.dashboard_port}
-    with Stack(args.home, lambda text: say(f"up: {text}"), until, **ports, dashboard=not args.no_dashboard) as stack:
+    dashboard_port = None if args.no_dashboard else args.dashboard_port
+    with Stack(
+        args.home, lambda text: say(f"up: {text}"), until, port=args.port, dashboard_port=dashboard_port
+    ) as stack:
         if stack.link is not None:
             print(f"Dashboard  {stack.link}")
         print(f"API        {stack.url}/api/v1/docs\nToken      {stack.settings.local_token_file}")
@@ -197,7 +181,6 @@ def up(args: argparse.Namespace) -> int:
 
 
 def stop_on_signals() -> threading.Event:
-    """An event set by SIGINT, SIGTERM and SIGHUP."""
     until = threading.Event()
     for number in _SIGNALS:
         signal.signal(number, lambda *_: until.set())

@@ -9,8 +9,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,7 +16,7 @@ import tenacity
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from gxpo_client.connection import is_loopback
+from gxpo_client.connection import Json, is_loopback
 from gxpo_services import logging
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import AlertCursor, Event, Run
@@ -55,19 +53,6 @@ _WORDS: dict[AlertKind, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """The body of a request. time: seconds since 1970. url: of the run in the API."""
-
-    alert: AlertKind
-    text: str
-    run: str
-    name: str
-    message: str
-    time: float
-    url: str
-
-
 def alert_kind(event: Event) -> AlertKind | None:
     """The alert of an event, None for none. Trainers cannot report events of states and recoveries."""
     if event.kind != "state":
@@ -102,11 +87,11 @@ class Alerts:
         """Wait until what was claimed is sent or given up, for at most CLOSE_S."""
         until = time.monotonic() + CLOSE_S
         for sender in self._senders:
-            sender.end()
+            sender.put(None)
         for sender in self._senders:
             sender.join(until)
 
-    def _claim(self, session: Session, until: int) -> list[Alert]:
+    def _claim(self, session: Session, until: int) -> list[Json]:
         """Alerts of the events up to `until` that nobody has claimed; none of the time before the first claim."""
         cursor = session.get(AlertCursor, 1)
         if cursor is None:
@@ -119,13 +104,14 @@ class Alerts:
             cursor.event_number = rows[-1][0].number if len(rows) == MOST_AT_ONCE else until
         return [alert for event, run in rows if (alert := self._alert(event, run)) is not None]
 
-    def _alert(self, event: Event, run: Run) -> Alert | None:
+    def _alert(self, event: Event, run: Run) -> Json | None:
+        """The body of a request; `time` in seconds since 1970."""
         kind, chosen = alert_kind(event), self._settings.webhook_alerts
         if kind is None or (chosen and kind not in chosen):
             return None
+        about = {"run": run.id, "name": run.name, "url": self._settings.link_to(run.id)}
         text = f"Run {run.name!r} ({run.id}) {_WORDS[kind]}: {event.message}"
-        url = self._settings.link_to(run.id)
-        return Alert(kind, text, run.id, run.name, event.message, event.time, url)
+        return {"alert": kind, "text": text, "message": event.message, "time": event.time, **about}
 
 
 class _Sender:
@@ -134,24 +120,19 @@ class _Sender:
     def __init__(self, webhook: str) -> None:
         self._webhook = webhook
         self._log = logging.get_logger(__name__).bind(host=urlsplit(webhook).hostname)  # its path is often its secret
-        self._waiting: queue.Queue[Alert | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[Json | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
         self._thread.start()
 
-    def put(self, alert: Alert) -> None:
-        """Send an alert later, unless MOST_WAITING wait."""
+    def put(self, alert: Json | None) -> None:
+        """Send an alert later, unless MOST_WAITING wait; None: stop after those that wait."""
         try:
             self._waiting.put_nowait(alert)
         except queue.Full:
-            self._log.error("alert not delivered", run=alert.run, error=f"{MOST_WAITING} alerts are waiting")
-
-    def end(self) -> None:
-        """Stop after the alerts that wait."""
-        with suppress(queue.Full):
-            self._waiting.put_nowait(None)
+            if alert is not None:
+                self._log.error("alert not delivered", run=alert["run"], error=f"{MOST_WAITING} alerts are waiting")
 
     def join(self, until: float) -> None:
-        """Wait for the thread. until: on the monotonic clock."""
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             self._log.error("alerts not delivered before the scheduler stopped")
@@ -161,9 +142,9 @@ class _Sender:
             try:
                 _post(self._webhook, alert)
             except httpx.HTTPStatusError as error:
-                self._log.error("alert not delivered", run=alert.run, error=f"status {error.response.status_code}")
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                self._log.error("alert not delivered", run=alert.run, error=type(error).__name__)
+                self._log.error("alert not delivered", run=alert["run"], error=f"status {error.response.status_code}")
+            except httpx.HTTPError as error:
+                self._log.error("alert not delivered", run=alert["run"], error=type(error).__name__)
 
 
 @tenacity.retry(
@@ -172,7 +153,7 @@ class _Sender:
     wait=tenacity.wait_exponential(multiplier=0.5, max=8),
     reraise=True,
 )
-def _post(webhook: str, alert: Alert) -> None:
+def _post(webhook: str, alert: Json) -> None:
     """Raises httpx.HTTPError when the receiver does not take it: no answer, a redirect, or a status of an error."""
     with httpx.Client(timeout=TIMEOUT_S, trust_env=not is_loopback(webhook)) as client:
-        client.post(webhook, json=asdict(alert)).raise_for_status()
+        client.post(webhook, json=alert).raise_for_status()

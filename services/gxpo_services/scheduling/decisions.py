@@ -134,8 +134,10 @@ def next_action(
     begins = state in (RunState.STARTING, RunState.RECOVERING)
     if begins and job.state == "unknown" and launch_age_s <= timeouts.start_s:
         return "submit", "the launch has no job yet"
+    if job.state == "unknown":
+        return "finish", "the launcher no longer knows its job"
     if not job.is_alive:
-        return "finish", _ended(job)
+        return "finish", f"its job has {'ended' if job.state == 'succeeded' else job.state}, without an outcome"
     if begins:
         return _stop_after(silence_s, timeouts.start_s, "its trainer sent no heartbeat within start_s")
     if state is RunState.CANCELLING:
@@ -147,12 +149,6 @@ def next_action(
 
 def _stop_after(age_s: float, limit_s: float, why: str) -> tuple[Action, str]:
     return ("stop", f"{why} = {limit_s:g} s") if age_s > limit_s else ("wait", "")
-
-
-def _ended(job: JobStatus) -> str:
-    if job.state == "unknown":
-        return "the launcher no longer knows its job"
-    return f"its job has {'ended' if job.state == 'succeeded' else job.state}, without an outcome"
 
 
 def losses_without_progress(steps: Iterable[int]) -> int:

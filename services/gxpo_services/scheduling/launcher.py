@@ -7,15 +7,16 @@ import json
 import os
 import re
 import shlex
-import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
 import httpx
+import psutil
 
 from gxpo_client.connection import is_loopback
 from gxpo_services.auth.tokens import replace_file
@@ -30,7 +31,6 @@ _CONFIG, _SERVICE = "config.toml", "service.json"
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped", "unknown"]
 _RESPONSE_S = 10.0
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|low on memory|oom[ -]?kill", re.IGNORECASE)
-_LONGEST_LINE, _LONGEST_MESSAGE = 300, 1000
 
 
 class LauncherUnavailable(Exception):
@@ -43,8 +43,8 @@ class JobRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One launch of a run. id: never reused. log: file in the run's folder (the working directory) for the command's
-    output. env: environment variables, none of them secret. owner: who submitted the run."""
+    """One launch of a run. id: never reused. log: file for the output, in the run's folder, the working directory. env:
+    environment variables, none of them secret. owner: who submitted the run."""
 
     id: str
     command: tuple[str, ...]
@@ -81,14 +81,6 @@ class JobStatus:
     @property
     def out_of_memory(self) -> bool:
         return self.state == "failed" and _OUT_OF_MEMORY.search(self.message) is not None
-
-    @property
-    def summary(self) -> str:
-        """The message, shortened: an out-of-memory report lists a whole node, and one line of it names the cause."""
-        if self.out_of_memory:
-            line = next(line for line in self.message.splitlines() if _OUT_OF_MEMORY.search(line))
-            return line.strip()[:_LONGEST_LINE]
-        return self.message[:_LONGEST_MESSAGE]
 
 
 class Launcher(Protocol):
@@ -134,32 +126,20 @@ def kill_orphaned_trainer(folder: Path) -> bool:
     token is invalid, so it stops at its next step.
     """
     try:
-        lock = os.open(folder / LOCK, os.O_RDWR)
+        with (folder / LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
     except (FileNotFoundError, NotADirectoryError):
         return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
     except BlockingIOError:
-        holder = os.pread(lock, 100, 0).split()
-    finally:
-        os.close(lock)
-    try:
+        holder = (folder / LOCK).read_text(encoding="utf-8", errors="replace").split()
+    with suppress(ValueError, psutil.NoSuchProcess):
         pid, start = (int(word) for word in holder)
-        process = os.pidfd_open(pid)
-    except (ValueError, ProcessLookupError):
-        return False
-    try:
-        # The pidfd refers to this process even if its pid is reused.
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if process_start(pid) != start or os.fsencode(folder) not in command:
-            return False
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    finally:
-        os.close(process)
-    return True
+        process = psutil.Process(pid)  # which knows its start time: a reused pid is not signalled
+        if process_start(pid) == start and any(str(folder) in word for word in process.cmdline()):
+            process.kill()
+            return True
+    return False
 
 
 class RayLauncher:
@@ -202,11 +182,8 @@ class RayLauncher:
         response = self._ask("GET", f"/api/jobs/{quote(job_id, safe='')}")
         if response.status_code == 404:
             return JobStatus("unknown")
-        job = self._object(response)
-        status = _status(job)
-        if status is None:
-            raise JobRefused(f"Ray at {self._address} reports an unknown status of job {job_id}: {job.get('status')!r}")
-        return status
+        with self._reading(response):
+            return _status(response.json())
 
     def stop(self, job_id: str) -> None:
         response = self._ask("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
@@ -215,27 +192,18 @@ class RayLauncher:
             raise JobRefused(f"Ray at {self._address} did not stop job {job_id}: {_reason(response)}")
 
     def statuses(self, artifacts: Path) -> dict[str, JobStatus]:
-        """One with an unknown status is left out, so that `status` tells of it."""
-        response = self._ask("GET", "/api/jobs/")
-        try:
-            if response.status_code != 200:
-                raise ValueError(_reason(response))
-            folder = str(artifacts)
+        response, folder = self._ask("GET", "/api/jobs/"), str(artifacts)
+        with self._reading(response):
             mine = [job for job in response.json() if (job.get("metadata") or {}).get("gxpo_artifacts") == folder]
-            statuses = {str(job["submission_id"]): _status(job) for job in mine}
-            return {job_id: status for job_id, status in statuses.items() if status is not None}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise LauncherUnavailable(f"Ray at {self._address} returned jobs of unknown format: {error!r}") from error
+            return {str(job["submission_id"]): _status(job) for job in mine}
 
     def resources(self) -> tuple[float, float]:
         response = self._ask("GET", "/api/v0/nodes", params={"detail": "true", "limit": 10000})
-        try:
-            nodes = self._object(response)["data"]["result"]["result"]
+        with self._reading(response):
+            nodes = response.json()["data"]["result"]["result"]
             totals: list[Mapping[str, float]] = [node["resources_total"] for node in nodes if node["state"] == "ALIVE"]
             cpus, gpus = (sum(float(total.get(name, 0)) for total in totals) for name in ("CPU", "GPU"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise LauncherUnavailable(f"Ray at {self._address} returned nodes of unknown format: {error!r}") from error
-        return cpus, gpus
+            return cpus, gpus
 
     def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
@@ -249,27 +217,32 @@ class RayLauncher:
             )
         return response
 
-    def _object(self, response: httpx.Response) -> dict[str, Any]:
+    @contextmanager
+    def _reading(self, response: httpx.Response) -> Iterator[None]:
+        """Raise LauncherUnavailable for an error response, and for one of another format than the block expects."""
         try:
-            body = response.json() if response.status_code == 200 else None
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            raise LauncherUnavailable(f"Ray at {self._address} returned an invalid response: {_reason(response)}")
-        return body
+            if response.status_code != 200:
+                raise ValueError(_reason(response))
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise LauncherUnavailable(f"Ray at {self._address} returned an invalid response: {error!r}") from error
 
 
-_STATES: dict[str, JobState] = {state.upper(): state for state in get_args(JobState) if state != "unknown"}
+_STATES: dict[str, JobState] = {
+    "PENDING": "pending",
+    "RUNNING": "running",
+    "SUCCEEDED": "succeeded",
+    "FAILED": "failed",
+    "STOPPED": "stopped",
+}
 
 
-def _status(job: Mapping[str, Any]) -> JobStatus | None:
-    state = _STATES.get(str(job.get("status")))
-    return None if state is None else JobStatus(state, str(job.get("message") or "").replace("\0", ""))
+def _status(job: Mapping[str, Any]) -> JobStatus:
+    return JobStatus(_STATES[job["status"]], str(job.get("message") or "").replace("\0", ""))
 
 
 def _authorization(environment: Mapping[str, str]) -> dict[str, str]:
-    token = environment.get("RAY_AUTH_TOKEN", "")
-    file = environment.get("RAY_AUTH_TOKEN_PATH", "")
+    token, file = environment.get("RAY_AUTH_TOKEN", ""), environment.get("RAY_AUTH_TOKEN_PATH", "")
     if not token and file:
         try:
             token = Path(file).read_text(encoding="utf-8").strip()

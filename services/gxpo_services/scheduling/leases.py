@@ -1,15 +1,15 @@
 """SQL of the scheduler: leases on executing runs, the queue, launches, and what a scheduler has done.
 
 A lease has an owner, a fencing token and an expiry. Each claim and take-over increments the token, and every write of a
-scheduler names the token that it holds, so a stale scheduler changes nothing. Expiry uses the wall clocks of the
-schedulers, which must agree to within a fraction of `lease_s`; one far beyond any lease is from before the clock was
-set back. Everything happens in the caller's transaction.
+scheduler names the token that it holds, so a stale scheduler changes nothing. Expiry uses the schedulers' wall clocks,
+which must agree to within a fraction of `lease_s`; one far beyond any lease is from before the clock was set back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, delete, func, or_, select, update
@@ -31,11 +31,7 @@ _QUEUE_LOCK = 0x67787175  # "gxqu"
 
 @dataclass(slots=True)
 class Counters:
-    """What a scheduler has done since its start, written to the database for `/metrics`.
-
-    launches: jobs submitted. recoveries: runs relaunched. lost_leases: runs that another scheduler took over.
-    claims: runs taken from the queue. queue_wait_s: the sum of their waits.
-    """
+    """What a scheduler has done since its start, for `/metrics`. queue_wait_s: the sum of the waits of claimed runs."""
 
     launches: int = 0
     recoveries: int = 0
@@ -44,12 +40,8 @@ class Counters:
     queue_wait_s: float = 0.0
 
     def write(self, session: Session, owner: str, now: float) -> None:
-        """Store the counters of a scheduler, and forget schedulers that are long gone."""
         session.merge(SchedulerRow(owner=owner, ticked_at=now, **asdict(self)))
         session.execute(delete(SchedulerRow).where(SchedulerRow.ticked_at < now - KEPT_S))
-
-
-# ---- leases ---------------------------------------------------------------------------------------------------------
 
 
 def renew(session: Session, owner: str, until: float, before: float) -> dict[str, int]:
@@ -62,7 +54,7 @@ def renew(session: Session, owner: str, until: float, before: float) -> dict[str
     query = update(Run).where(Run.lease_owner == owner, IS_EXECUTING, due).values(lease_expires_at=until)
     session.execute(query.execution_options(synchronize_session=False))
     rows = session.execute(select(Run.id, Run.lease_token).where(Run.lease_owner == owner, IS_EXECUTING))
-    return {row.id: row.lease_token for row in rows}
+    return dict(rows.all())
 
 
 def take_over(session: Session, owner: str, now: float, until: float) -> dict[str, int]:
@@ -112,9 +104,6 @@ def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> N
     session.refresh(run)
 
 
-# ---- the queue and jobs ---------------------------------------------------------------------------------------------
-
-
 def lock_queue(session: Session) -> None:
     """Serialize claims of all schedulers, so that quotas hold. SQLite serializes write transactions anyway."""
     if session.get_bind().dialect.name == "postgresql":
@@ -132,12 +121,6 @@ def candidates(session: Session, condition: ColumnElement[bool]) -> list[Candida
     return [Candidate(*row) for row in session.execute(query)]
 
 
-def by_numbers(session: Session, numbers: Sequence[int]) -> list[Run]:
-    """Runs in the order of `numbers`."""
-    runs = {run.number: run for run in session.scalars(select(Run).where(Run.number.in_(numbers)))}
-    return [runs[number] for number in numbers if number in runs]
-
-
 def lost_at(session: Session, run_number: int, kind: str) -> list[int]:
     """Steps at which jobs of a run were lost, from the schedulers' events of this kind, oldest first."""
     # A trainer chooses the kinds of its own events, so the actor must be a scheduler.
@@ -145,14 +128,6 @@ def lost_at(session: Session, run_number: int, kind: str) -> list[int]:
         Event.run_number == run_number, Event.kind == kind, Event.actor.startswith("scheduler:")
     )
     return [int(fields["step"]) for fields in session.scalars(query.order_by(Event.number))]
-
-
-# ---- launches -------------------------------------------------------------------------------------------------------
-
-
-def job_id(run_id: str, launch: int) -> str:
-    """Job id of a launch; never reused."""
-    return f"{run_id}-{launch}"
 
 
 def begin(session: Session, run: Run, *, owner: str, actor: str, now: float, until: float) -> str:
@@ -197,20 +172,17 @@ def renew_secret(session: Session, run: Run, *, lease_token: int) -> str:
 
 
 def fail(session: Session, run: Run, reason: str, detail: str, *, actor: str, lease_token: int) -> None:
-    """End a run as failed. Raises StateChanged."""
+    move = partial(lifecycle.move, session, run, actor=actor, lease_token=lease_token)
     if run.state == RunState.QUEUED:  # queued runs cannot fail
-        begins = "the run is about to start"
-        lifecycle.move(session, run, RunState.STARTING, actor=actor, message=begins, lease_token=lease_token)
-    message = f"{reason}: {detail}"
-    values: dict[str, Any] = {"reason": reason, "detail": detail}
-    lifecycle.move(session, run, RunState.FAILED, actor=actor, message=message, lease_token=lease_token, **values)
+        move(RunState.STARTING, message="the run is about to start")
+    move(RunState.FAILED, message=f"{reason}: {detail}", reason=reason, detail=detail)
 
 
 def _next_launch(run: Run, now: float) -> tuple[str, dict[str, Any]]:
     secret, launch = new_token(RUN_TOKEN), run.launch + 1
     return secret, {
         "launch": launch,
-        "job_id": job_id(run.id, launch),
+        "job_id": f"{run.id}-{launch}",
         "run_token_sha256": hash_token(secret),
         "launched_at": now,
         "heartbeat_at": None,

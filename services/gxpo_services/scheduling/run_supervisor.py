@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gxpo_services import logging
@@ -18,15 +17,17 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
 from gxpo_services.ingest.drain import drain, forget_lost_lines
 from gxpo_services.outputs import events
-from gxpo_services.run_states import EXECUTING, RunState
+from gxpo_services.run_states import RunState
 from gxpo_services.runs import configs, lifecycle
 from gxpo_services.scheduling import decisions, leases
 from gxpo_services.scheduling.launcher import LOG, Job, JobRefused, JobStatus, Launcher, kill_orphaned_trainer, prepare
 from gxpo_services.settings import ServiceSettings
 
+_LOG = logging.get_logger(__name__)
 _LOST, _FORGOTTEN, _DELAYED = "job_lost", "job_forgotten", "launch_delayed"
 API_PROBE_FRACTION = 0.25
 """Fraction of heartbeat_s without a heartbeat after which the API itself is probed."""
+_LONGEST_MESSAGE = 1000
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class Hold:
     refusal: tuple[str, str] | None = None
 
 
+@dataclass(eq=False)
 class RunSupervisor:
     """Supervises runs. The database is written first, fenced by the lease token; jobs are started and stopped after.
 
@@ -53,35 +55,28 @@ class RunSupervisor:
 
     max_recoveries bounds the consecutive losses of a job without progress of the run. A job unknown to the launcher
     (Ray was restarted) counts against max_forgotten instead: usually the run did not cause it. Missed heartbeats count
-    only while the API was reachable and this scheduler was running. A job that cannot be submitted is tried again until
-    start_s.
+    only while the API was reachable and this scheduler was running.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        settings: ServiceSettings,
-        launcher: Launcher,
-        *,
-        owner: str,
-        command: Callable[[Path], Sequence[str]],
-        api_answers: Callable[[], bool],
-        clock: Callable[[], float],
-        counters: leases.Counters,
-    ) -> None:
-        self._counters = counters
-        self._database, self._settings, self._launcher = database, settings, launcher
-        self._owner, self._actor = owner, f"scheduler:{owner}"
-        self._command, self._api_answers, self._clock = command, api_answers, clock
-        self._api_away_at = 0.0
-        self._ending: dict[str, float] = {}
-        self._log = logging.get_logger(__name__)
+    database: Database
+    settings: ServiceSettings
+    launcher: Launcher
+    owner: str
+    command: Callable[[Path], Sequence[str]]
+    api_answers: Callable[[], bool]
+    clock: Callable[[], float]
+    counters: leases.Counters
+    _api_away_at: float = field(default=0.0, init=False)
+
+    @property
+    def _actor(self) -> str:
+        return f"scheduler:{self.owner}"
 
     def due(self, held: Mapping[str, Hold], jobs: Mapping[str, JobStatus]) -> list[str]:
         """The runs of `held` for which something may be to do, by one query. jobs: the latest statuses by id."""
-        with self._database.reading() as session:
-            rows = {row.id: row for row in leases.all_held(session, self._owner)}
-        now = self._clock()
+        with self.database.reading() as session:
+            rows = {row.id: row for row in leases.all_held(session, self.owner)}
+        now = self.clock()
         due = []
         for run_id, hold in held.items():
             row = rows.get(run_id)
@@ -96,12 +91,12 @@ class RunSupervisor:
         A job that is not among `jobs` may have been submitted since, so its status is asked for. Raises StateChanged
         after a concurrent change, LauncherUnavailable, JobRefused when a job cannot be stopped.
         """
-        with self._database.reading() as session:
-            run = leases.held(session, run_id, self._owner, hold.lease_token)
+        with self.database.reading() as session:
+            run = leases.held(session, run_id, self.owner, hold.lease_token)
         if run is None or run.job_id is None:
             return False
-        job = jobs.get(run.job_id) or self._launcher.status(run.job_id)
-        now = self._clock()
+        job = jobs.get(run.job_id) or self.launcher.status(run.job_id)
+        now = self.clock()
         action, why = self._next_action(run, hold, job, now)
         if action == "stop" and run.phase:
             why += f"; its last phase was {run.phase}"
@@ -116,40 +111,11 @@ class RunSupervisor:
             self._finish(run, hold, job, why)
         return True
 
-    def dropped(self, run_id: str) -> None:
-        """Forget a run. If it has ended, its job should end shortly."""
-        query = select(Run.job_id).where(Run.id == run_id, Run.state.not_in(sorted(EXECUTING)))
-        with self._database.reading() as session:
-            job_id = session.scalar(query)
-        if job_id is not None:
-            self.end_job(job_id)
-
-    def end_job(self, job_id: str) -> None:
-        """Stop a job unless it ends by itself within cancel_grace_s."""
-        if job_id not in self._ending:
-            self._ending[job_id] = self._clock()
-            self._log.info("job outlives its run", job=job_id)
-
-    @property
-    def ends_jobs(self) -> bool:
-        return bool(self._ending)
-
-    def end_jobs(self, jobs: Mapping[str, JobStatus]) -> None:
-        """Stop jobs that outlive their run, to free their resources. Those of `jobs` are known before they are here."""
-        now = self._clock()
-        for job_id, since in list(self._ending.items()):
-            self._ending[job_id] = since = min(since, now)
-            if job_id not in jobs or not jobs[job_id].is_alive:
-                del self._ending[job_id]
-            elif now - since > self._settings.cancel_grace_s:
-                with suppress(JobRefused):  # retried in the next round
-                    self._launcher.stop(job_id)
-
     def _next_action(self, run: Any, hold: Hold, job: JobStatus, now: float) -> tuple[decisions.Action, str]:
         return decisions.next_action(
             RunState(run.state),
             job,
-            self._settings,
+            self.settings,
             launch_age_s=now - max(hold.since, self._past(run.launched_at, now)),
             silence_s=self._silence(run, hold, now),
             request_age_s=now - max(hold.since, self._past(run.request_at, now)),
@@ -159,33 +125,33 @@ class RunSupervisor:
         """Seconds since the last heartbeat, excluding outages of the API."""
         stored = (run.heartbeat_at, run.launched_at, self._api_away_at)
         last_seen = max(hold.since, *(self._past(at, now) for at in stored))
-        if now - last_seen > API_PROBE_FRACTION * self._settings.heartbeat_s and not self._api_answers():
+        if now - last_seen > API_PROBE_FRACTION * self.settings.heartbeat_s and not self.api_answers():
             self._api_away_at = last_seen = now
         return now - last_seen
 
     def _past(self, at: float | None, now: float) -> float:
         """A stored time; 0 for none, and for one that is a lease ahead: the clock was set back since."""
-        return at if at is not None and at <= now + self._settings.lease_s else 0.0
+        return at if at is not None and at <= now + self.settings.lease_s else 0.0
 
     @contextmanager
     def _writing(self, run: Run, hold: Hold) -> Iterator[tuple[Session, Run]]:
         """A transaction, and the current row of the run. Raises StateChanged when this scheduler no longer holds it."""
-        with self._database.writing() as session:
-            current = leases.held(session, run.id, self._owner, hold.lease_token)
+        with self.database.writing() as session:
+            current = leases.held(session, run.id, self.owner, hold.lease_token)
             if current is None:
                 raise lifecycle.StateChanged(f"run {run.id} was taken over or ended")
             yield session, current
 
     def _submit(self, run: Run, job_id: str, hold: Hold) -> None:
-        folder, settings = self._settings.artifacts / run.id, self._settings
+        folder, settings = self.settings.artifacts / run.id, self.settings
         refused = configs.refusals(run.config, settings)
         if refused:  # a symbolic link or the server's settings may have changed since
             reasons = "; ".join(f"{path}: {why}" for path, why in refused)
             self._fail(run, hold, f"the server no longer allows it: {reasons}")
             return
-        before = leases.job_id(run.id, run.launch - 1)
-        if self._launcher.status(before).is_alive:  # e.g. paused and resumed while it is ending
-            self._launcher.stop(before)
+        before = f"{run.id}-{run.launch - 1}"
+        if self.launcher.status(before).is_alive:  # e.g. paused and resumed while it is ending
+            self.launcher.stop(before)
             return
         if kill_orphaned_trainer(folder):
             return
@@ -195,7 +161,7 @@ class RunSupervisor:
                     return
                 secret = leases.renew_secret(session, current, lease_token=hold.lease_token)
             hold.secret = secret
-        forget_lost_lines(self._database, run.id, folder, run.launch, hold.lease_token)
+        forget_lost_lines(self.database, run.id, folder, run.launch, hold.lease_token)
         try:
             prepare(folder, run, url=settings.api_url, token=hold.secret)
         except ValidationError as error:
@@ -209,10 +175,10 @@ class RunSupervisor:
             "GXPO_STOP_WAIT_S": str(settings.stop_wait_s),
             "RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_wait_s),
         }
-        self._launcher.submit(Job(job_id, tuple(self._command(folder)), folder / LOG, env, owner=run.created_by))
-        self._counters.launches += 1
+        self.launcher.submit(Job(job_id, tuple(self.command(folder)), folder / LOG, env, owner=run.created_by))
+        self.counters.launches += 1
         hold.refusals, hold.refusal = 0, None
-        self._log.info("job submitted", run=run.id, job=job_id)
+        _LOG.info("job submitted", run=run.id, job=job_id)
 
     def _fail(self, run: Run, hold: Hold, detail: str) -> None:
         with self._writing(run, hold) as (session, current):
@@ -229,25 +195,25 @@ class RunSupervisor:
         hold.not_before = now + decisions.pause_before_launch(hold.refusals + 1)
         if hold.refusal != (reason, message):
             hold.refusal = reason, message
-            self._log.warning("job cannot be submitted; retrying", run=run.id, why=message)
+            _LOG.warning("job cannot be submitted; retrying", run=run.id, why=message)
             with self._writing(run, hold) as (session, _):
                 events.record(session, run.number, self._actor, _DELAYED, message)
 
     def _stop(self, run: Run, job_id: str, hold: Hold, why: str) -> None:
         """Stop the job; repeated in each round until it has ended."""
-        self._launcher.stop(job_id)
+        self.launcher.stop(job_id)
         if hold.stopping is None or hold.stopping[0] != job_id:
             hold.stopping = job_id, why
-            self._log.warning("job is being stopped", run=run.id, job=job_id, why=why)
+            _LOG.warning("job is being stopped", run=run.id, job=job_id, why=why)
             with self._writing(run, hold) as (session, _):
                 events.record(session, run.number, self._actor, "stop", f"job {job_id} is stopped: {why}")
 
     def _finish(self, run: Run, hold: Hold, job: JobStatus, why: str) -> None:
         """The launch is over: ingest its remaining files, then apply its outcome or relaunch the run."""
-        folder = self._settings.artifacts / run.id
+        folder = self.settings.artifacts / run.id
         if kill_orphaned_trainer(folder):
             return  # just killed: its files may still change
-        outcome = drain(self._database, run.id, folder, run.launch, hold.lease_token)
+        outcome = drain(self.database, run.id, folder, run.launch, hold.lease_token)
         if hold.stopping is not None and hold.stopping[0] == run.job_id:
             why = f"{hold.stopping[1]}; {why}"
         with self._writing(run, hold) as (session, current):
@@ -264,8 +230,8 @@ class RunSupervisor:
                 reason, why = hold.refusal[0], f"its job could not be submitted within start_s: {hold.refusal[1]}"
             secret = self._conclude(session, current, hold, job, why, reason)
         hold.secret, hold.refusals, hold.refusal = secret, 0, None
-        self._counters.recoveries += secret is not None
-        self._log.info("launch over", run=run.id, launch=run.launch, why=why, state=str(current.state))
+        self.counters.recoveries += secret is not None
+        _LOG.info("launch over", run=run.id, launch=run.launch, why=why, state=str(current.state))
 
     def _conclude(
         self, session: Session, run: Run, hold: Hold, job: JobStatus, why: str, reason: str | None
@@ -284,17 +250,17 @@ class RunSupervisor:
         lost_at = [*leases.lost_at(session, run.number, kind), run.step]
         message = f"job {run.job_id} was lost at step {run.step}: {why}"
         events.record(session, run.number, actor, kind, message, step=run.step)
-        losses, limit = decisions.losses_without_progress(lost_at), getattr(self._settings, name)
+        losses, limit = decisions.losses_without_progress(lost_at), getattr(self.settings, name)
         if losses > limit:
             detail = f"{why}; {losses} consecutive jobs were lost without progress, and {name} is {limit}"
             if forgotten:
                 detail += "; check whether the run itself crashes Ray, e.g. by its memory use"
             elif job.message:
-                detail += f"; the launcher reported: {job.summary}"
+                detail += f"; the launcher reported: {job.message[:_LONGEST_MESSAGE]}"
             reason = reason or decisions.failure_reason(state, job)
             leases.fail(session, run, reason, detail, actor=actor, lease_token=token)
             return None
-        now = self._clock()
+        now = self.clock()
         hold.not_before = now + decisions.pause_before_launch(losses)
         return leases.relaunch(
             session, run, lease_token=token, actor=actor, now=now, counted=not forgotten, message=why

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from sqlalchemy import func, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, NoResultFound
 
 from gxpo_client.connection import is_up
 from gxpo_services import logging
@@ -35,25 +35,22 @@ from gxpo_services.run_states import TERMINAL
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import decisions, leases
 from gxpo_services.scheduling.alerts import Alerts
-from gxpo_services.scheduling.launcher import LOG, JobStatus, Launcher, LauncherUnavailable, trainer_command
+from gxpo_services.scheduling.launcher import LOG, JobRefused, JobStatus, Launcher, LauncherUnavailable, trainer_command
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps import studies
 
 LONGEST_GAP_FRACTION = 0.5
-"""Fraction of heartbeat_s without a renewal of leases, e.g. while the database was away, the machine was suspended or
-the clock jumped, after which silence, launches and requests count from zero. The other half is for a trainer to report
-again."""
-RECONCILE_EVERY_S = 60.0
+"""Fraction of heartbeat_s without a renewal of leases (no database, a suspended machine, a clock that jumped) after
+which silence, launches and requests count from zero. The other half is for a trainer to report again."""
+RECONCILE_EVERY_S = 15.0
 """Interval at which the launcher's jobs are compared with the database; also at the first round."""
-CLEAN_EVERY_S = 600.0
+CLEAN_EVERY_S = 300.0
 COUNT_EVERY_S = 5.0
 CLEANED_AT_ONCE = 500
-"""Expired idempotency keys deleted per round; after a full batch the next round continues."""
-SAMPLES_AT_ONCE = 1_000
-"""Deleted per transaction, so that reports of trainers do not wait."""
-BATCHES_AT_ONCE = 20
-"""Transactions of retention per round."""
+"""Expired idempotency keys, and metric names without a run, deleted at a time."""
+SAMPLES_AT_ONCE, BATCHES_AT_ONCE = 1_000, 20
+"""Samples deleted per transaction, so that reports of trainers do not wait; transactions of retention at a time."""
 PROBE_S = 2.0
 """Time in which the API must answer at its public address."""
 _DAY_S = 86_400.0
@@ -67,8 +64,8 @@ class Scheduler:
     """A scheduler; several may share a database.
 
     A round (`tick`): renew leases and take over orphaned runs; claim queued runs; supervise each held run
-    (run_supervisor.py); every RECONCILE_EVERY_S find jobs without a run; every CLEAN_EVERY_S delete expired
-    idempotency keys, and samples and logs past their retention; send alerts of what happened to runs.
+    (run_supervisor.py); every RECONCILE_EVERY_S find jobs without a run; every CLEAN_EVERY_S delete what has expired;
+    send alerts of what happened to runs.
 
     owner: unique per process start. command: of a job, from the run's folder. api_answers: whether trainers can report.
     clock: seconds since 1970.
@@ -106,7 +103,9 @@ class Scheduler:
         self._errors = logging.ErrorLog()
         self._ended_runs: dict[int, int] = {}
         """Study → its ended runs when its next runs were queued."""
-        self._unpruned: set[int] = set()
+        self._outliving: dict[str, float] = {}
+        """Live jobs without an executing run → since when that is known."""
+        self._pruned_up_to = 0
         self._log = logging.get_logger(__name__)
 
     def run_forever(self, stop: threading.Event) -> None:
@@ -135,55 +134,41 @@ class Scheduler:
                 if run_id in self._held:
                     self._advance(run_id, self._held[run_id], jobs)
             self._reconcile(jobs)
-            self._supervisor.end_jobs(jobs)
         self._alerts.send_new()
         self._clean()
         self._count()  # last: a round that raised has not ended
 
     def _jobs(self) -> dict[str, JobStatus]:
         """Status of all jobs, in one request; none while nothing depends on them."""
-        if not self._held and not self._supervisor.ends_jobs and self._clock() < self._reconcile_at:
+        if not self._held and self._clock() < self._reconcile_at:
             return {}
         return self._launcher.statuses(self._settings.artifacts)
 
     def _advance(self, run_id: str, hold: Hold, jobs: Mapping[str, JobStatus]) -> None:
-        try:
+        """Supervise a run; an error of one must not stop the others.
+
+        StateChanged: by a user, the trainer or another scheduler; the next round reads the new state.
+        """
+        passed = (StateChanged, LauncherUnavailable, *UNAVAILABLE)
+        with suppress(StateChanged), self._errors.once(run_id, "supervision of run failed", *passed, run=run_id):
             if not self._supervisor.advance(run_id, hold, jobs):
                 del self._held[run_id]
-                self._supervisor.dropped(run_id)
-            self._errors.clear(run_id)
-        except StateChanged:
-            return  # by a user, the trainer or another scheduler; the next round reads the new state
-        except (LauncherUnavailable, *UNAVAILABLE):
-            raise
-        except Exception as error:  # an error of one run must not stop the others
-            self._errors.log_once(run_id, error, "supervision of run failed", run=run_id)
 
     def _continue_studies(self) -> None:
         """Queue the next runs of each study in which a run has ended since the last round."""
         with self._database.reading() as session:
             ended = studies.ended_runs(session, STUDY)
-        self._ended_runs = {number: count for number, count in self._ended_runs.items() if number in ended}
-        for number, count in ended.items():
-            subject = f"study {number}"
-            if self._ended_runs.get(number) == count:
-                continue
-            try:
+        for number in [number for number, count in ended.items() if self._ended_runs.get(number) != count]:
+            with self._errors.once(f"study {number}", "study cannot continue", *UNAVAILABLE, group=number):
                 with self._database.writing() as session:
                     leases.lock_queue(session)
                     study = session.get(Group, number)
                     if study is not None and (queued := studies.queue_missing(session, study)):
                         self._log.info("study continued", study=study.id, runs=queued)
-            except UNAVAILABLE:
-                raise
-            except Exception as error:  # an error of one study must not stop the others, nor the runs
-                self._errors.log_once(subject, error, "study cannot continue", group=number)
-            else:
-                self._errors.clear(subject)
-                self._ended_runs[number] = count
+                self._ended_runs[number] = ended[number]
 
     def _reconcile(self, jobs: Mapping[str, JobStatus]) -> None:
-        """Find jobs that outlived their run, such as those of a scheduler that was killed."""
+        """Stop jobs that outlive their run by cancel_grace_s, because they hang or their scheduler was killed."""
         now = self._clock()
         if now < self._reconcile_at:
             return
@@ -192,56 +177,51 @@ class Scheduler:
             query = select(Run.job_id).where(leases.IS_EXECUTING, Run.job_id.is_not(None))
             with self._database.reading() as session:
                 live -= set(session.scalars(query))
-            for job_id in sorted(live):
-                self._supervisor.end_job(job_id)
+        self._outliving = {job_id: min(self._outliving.get(job_id, now), now) for job_id in sorted(live)}
+        for job_id, since in self._outliving.items():
+            if now - since > self._settings.cancel_grace_s:
+                self._log.info("job outlives its run", job=job_id)
+                with suppress(JobRefused):  # the next time
+                    self._launcher.stop(job_id)
         self._reconcile_at = now + RECONCILE_EVERY_S
 
     def _clean(self) -> None:
-        """Delete, in batches, expired idempotency keys, metric names without a run, and what is past its retention."""
+        """Delete a batch of expired idempotency keys, of metric names without a run, and of what is past retention."""
         now, settings = self._clock(), self._settings
         if now < self._clean_at:
             return
+        self._clean_at = now + CLEAN_EVERY_S
         with self._database.writing() as session:
-            deleted = delete_expired_keys(session, now - settings.idempotency_s, CLEANED_AT_ONCE)
-        if deleted == CLEANED_AT_ONCE:
-            return
+            delete_expired_keys(session, now - settings.idempotency_s, CLEANED_AT_ONCE)
         # A report that uses a name again meanwhile keeps it, and all others until the next time.
         with suppress(IntegrityError), self._database.writing() as session:
-            if delete_unused_names(session, CLEANED_AT_ONCE) == CLEANED_AT_ONCE:
-                return
+            delete_unused_names(session, CLEANED_AT_ONCE)
         if settings.retention_days is not None:
-            before = now - settings.retention_days * _DAY_S
-            if self._prune(before, now):
-                return
-            self._unpruned.clear()  # tried again after CLEAN_EVERY_S
-        self._clean_at = now + CLEAN_EVERY_S
+            self._prune(now - settings.retention_days * _DAY_S, now)
 
-    def _prune(self, before: float, now: float) -> bool:
-        """Delete samples and log of runs that ended before `before`; returns whether some may be left.
+    def _prune(self, before: float, now: float) -> None:
+        """Delete samples and log of runs that ended before `before`, in the order of their numbers.
 
         Everything else of a run is kept; paused runs have not ended. A run is marked as pruned last, so nothing is
-        forgotten after a crash. A run whose files cannot be deleted is added to `_unpruned` and skipped.
+        forgotten after a crash. One whose files cannot be deleted is tried again after all others.
         """
         ended = (Run.state.in_(sorted(TERMINAL)), Run.pruned_at.is_(None), Run.ended_at < before)
         for _ in range(BATCHES_AT_ONCE):
             with self._database.writing() as session:
-                query = select(Run).where(*ended, Run.number.not_in(self._unpruned)).order_by(Run.number).limit(1)
+                query = select(Run).where(*ended, Run.number > self._pruned_up_to).order_by(Run.number).limit(1)
                 run = session.scalar(query.with_for_update(of=Run, skip_locked=True))
                 if run is None:
-                    return False
+                    self._pruned_up_to = 0
+                    return
                 if delete_some(session, run.number, SAMPLES_AT_ONCE):
                     continue
-                try:
-                    files = RunFiles(self._settings.artifacts, run.id)
+                self._pruned_up_to = run.number
+                message = "cannot delete the files of a run"
+                with self._errors.once(f"files of {run.id}", message, *UNAVAILABLE, run=run.id):
                     for name in (FILES["samples"], LOG):
-                        files.remove(name)
-                except OSError as error:
-                    self._log.error("cannot delete the files of a run", run=run.id, error=str(error))
-                    self._unpruned.add(run.number)
-                    continue
-                session.execute(update(Run).where(Run.number == run.number).values(pruned_at=now))
-                events.record(session, run.number, self._actor, "pruned", "retention deleted samples and log")
-        return True
+                        RunFiles(self._settings.artifacts, run.id).remove(name)
+                    session.execute(update(Run).where(Run.number == run.number).values(pruned_at=now))
+                    events.record(session, run.number, self._actor, "pruned", "retention deleted samples and log")
 
     # ---- leases and claims ------------------------------------------------------------------------------------
 
@@ -269,12 +249,9 @@ class Scheduler:
         if dropped:
             with self._database.reading() as session:
                 self._counters.lost_leases += leases.num_held_by_others(session, self.owner, dropped)
-        for run_id in dropped:
-            self._supervisor.dropped(run_id)
         self._held = {run_id: known.get(run_id) or Hold(token, now) for run_id, token in (held | taken).items()}
 
     def _count(self) -> None:
-        """Store the counters and the time of this round every COUNT_EVERY_S."""
         now = self._clock()
         if now < self._counted_at + COUNT_EVERY_S:
             return
@@ -296,27 +273,26 @@ class Scheduler:
             self._oversized.clear()
             raise
         now = self._clock()
-        claimed: dict[str, Hold] = {}
-        waits: list[float] = []
+        claimed: dict[str, tuple[Hold, float]] = {}
         with self._database.writing() as session:
             leases.lock_queue(session)
             waiting = leases.candidates(session, leases.IS_QUEUED)
             reasons = self._oversized.overdue(waiting, quotas, now)
-            for run in leases.by_numbers(session, list(reasons)):
-                why, lease_token = reasons[run.number], run.lease_token
-                with suppress(StateChanged):
-                    leases.fail(session, run, "no_resources", why, actor=self._actor, lease_token=lease_token)
+            for number, why in reasons.items():
+                with suppress(StateChanged, NoResultFound):  # cancelled or deleted in between
+                    run = session.get_one(Run, number)
+                    leases.fail(session, run, "no_resources", why, actor=self._actor, lease_token=run.lease_token)
             admitted = decisions.admit(waiting, leases.candidates(session, leases.IS_EXECUTING), quotas)
-            for run in leases.by_numbers(session, [run.number for run in admitted]):
-                until = now + self._settings.lease_s
-                with suppress(StateChanged):  # cancelled in between
+            until = now + self._settings.lease_s
+            for candidate in admitted:
+                with suppress(StateChanged, NoResultFound):
+                    run = session.get_one(Run, candidate.number)
                     secret = leases.begin(session, run, owner=self.owner, actor=self._actor, now=now, until=until)
-                    claimed[run.id] = Hold(run.lease_token, now, secret)
-                    waits.append(max(0.0, now - run.queued_at))
-        self._held |= claimed
-        self._counters.claims += len(waits)
-        self._counters.queue_wait_s += sum(waits)
-        for run_id in claimed:
+                    claimed[run.id] = Hold(run.lease_token, now, secret), max(0.0, now - run.queued_at)
+        for run_id, (hold, wait_s) in claimed.items():
+            self._held[run_id] = hold
+            self._counters.claims += 1
+            self._counters.queue_wait_s += wait_s
             self._log.info("run claimed", run=run_id)
 
     def _quotas(self) -> decisions.Quotas:
@@ -334,19 +310,13 @@ def mark_alive(home: Path) -> None:
         (home / LIVENESS_FILE).touch()
 
 
-def liveness_age_s(home: Path) -> float | None:
-    """Seconds since the last round of a scheduler with this home; None before the first."""
-    try:
-        return time.time() - (home / LIVENESS_FILE).stat().st_mtime
-    except FileNotFoundError:
-        return None
-
-
 def is_alive(home: Path) -> bool:
     """Whether a scheduler with this home has made a round within LONGEST_ROUND_S. One in the future is from before the
     clock was set back."""
-    age_s = liveness_age_s(home)
-    return age_s is not None and abs(age_s) <= LONGEST_ROUND_S
+    try:
+        return abs(time.time() - (home / LIVENESS_FILE).stat().st_mtime) <= LONGEST_ROUND_S
+    except FileNotFoundError:
+        return False
 
 
 def serve(

@@ -17,29 +17,6 @@ from gxpo_trainer.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("name", "accepted", "refused"),
-    [
-        ("port", (1, 65535), (0, 65536)),
-        ("quota_cpus", (0.5,), (0,)),
-        ("quota_gpus", (0,), (-1,)),
-        ("max_recoveries", (0,), (-1,)),
-    ],
-)
-def test_bounds_are_named_by_their_variable(name: str, accepted: tuple[float, ...], refused: tuple[float, ...]) -> None:
-    for value in accepted:
-        assert getattr(read_settings(**{name: value}), name) == value
-    for value in refused:
-        with pytest.raises(ConfigError, match=f"GXPO_{name.upper()}: "):
-            read_settings(**{name: value})
-
-
-def test_what_is_not_given_is_left_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GXPO_PORT", "9001")
-    assert read_settings(port=None).port == 9001
-    assert read_settings(port=9002).port == 9002
-
-
-@pytest.mark.parametrize(
     ("given", "loopback", "url"),
     [
         ({}, True, "http://127.0.0.1:8000"),
@@ -79,11 +56,6 @@ def test_the_database_is_sqlite_in_the_home_unless_a_url_is_given(tmp_path: Path
     assert ServiceSettings(database_url=url).url == url
     with_password = ServiceSettings(database_url=url, database_password_file=file).url
     assert with_password == "postgresql+psycopg://gxpo:s3cret%2Fword@db/gxpo"
-
-
-def test_run_folders_are_in_the_home_unless_told_otherwise(tmp_path: Path) -> None:
-    assert ServiceSettings(home=tmp_path / "h").artifacts == (tmp_path / "h" / "artifacts").resolve()
-    assert ServiceSettings(home=tmp_path / "h", artifact_root=tmp_path / "a").artifacts == (tmp_path / "a").resolve()
 
 
 def test_the_home_is_private_and_may_exist(tmp_path: Path) -> None:
@@ -157,12 +129,6 @@ def taken() -> Iterator[int]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield int(listener.getsockname()[1])
-
-
-def test_a_port_that_is_taken_is_passed_over(taken: int) -> None:
-    assert free_port(taken) != taken
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", free_port()))
 
 
 def test_no_free_port_is_an_error(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:

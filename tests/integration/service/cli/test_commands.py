@@ -126,14 +126,14 @@ def test_runs_are_listed_filtered_and_sorted(gxpo: Gxpo) -> None:
     assert gxpo("runs", "--sort", "nonsense") == 2
 
 
-def test_a_run_is_meant_by_any_unique_piece_of_its_id_or_its_name(gxpo: Gxpo) -> None:
+def test_a_run_is_meant_by_its_id_its_end_or_its_name(gxpo: Gxpo) -> None:
     first, second = gxpo.submit("first"), gxpo.submit("second")
     for word in (first, "first", first[-8:]):
         assert gxpo.json("show", word)["id"] == first
-    err = gxpo.error(2, "show", first[:5])
+    same = [gxpo.submit("same") for _ in range(2)]
+    err = gxpo.error(2, "show", "same")
     assert "matches 2 runs" in err
-    assert first in err
-    assert second in err
+    assert all(run_id in err for run_id in same)
     assert gxpo.error(1, "show", "nowhere") == "gxpo: there is no run 'nowhere'; `gxpo runs` lists them\n"
     named_like_an_id = gxpo.submit(second[-8:])
     assert gxpo.json("show", second[-8:])["id"] == named_like_an_id
@@ -207,15 +207,14 @@ def write_log(settings: ServiceSettings, run_id: str, text: str) -> None:
         file.write(text)
 
 
-def test_logs_are_printed_whole_in_part_and_followed(gxpo: Gxpo, database: Database, settings: ServiceSettings) -> None:
+def test_logs_are_printed_and_followed(gxpo: Gxpo, database: Database, settings: ServiceSettings) -> None:
     run_id = gxpo.submit("mine")
     lines = [f"line {number} π\n" for number in range(20_000)]
     write_log(settings, run_id, "".join(lines) + "half")
     assert gxpo.out("logs", "mine") == "".join(lines) + "half"
-    assert gxpo.out("logs", "mine", "--tail", "2") == "".join(lines[-2:]) + "half"
     move(database, run_id, RunState.STARTING, RunState.RUNNING)
     codes: list[int] = []
-    reader = threading.Thread(target=lambda: codes.append(gxpo("logs", "mine", "-f", "--tail", "1")))
+    reader = threading.Thread(target=lambda: codes.append(gxpo("logs", "mine", "-f")))
     reader.start()
     write_log(settings, run_id, " and half\n")
     move(database, run_id, RunState.SUCCEEDED)
@@ -264,7 +263,7 @@ def test_tokens_are_made_listed_and_revoked(gxpo: Gxpo, monkeypatch: pytest.Monk
     file.write_text(secret + "\n")
     assert gxpo("runs", "--token-file", file) == 0
     assert "role submitter is needed" in gxpo.error(1, "submit", "--preset", "demo", "--token-file", file)
-    assert "valid until" in gxpo.out("token", "list")
+    assert listed["ci"]["id"] in gxpo.out("token", "list")
     assert gxpo.out("token", "revoke", listed["ci"]["id"]) == f"{listed['ci']['id']} (ci) is revoked\n"
     assert "--token-file" in gxpo.error(1, "runs", "--token-file", file)
 

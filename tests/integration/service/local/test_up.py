@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from support import queued_runs, ray_head, sockets
+from support import queued_runs, sockets
 from support.processes import is_alive
 from support.service_processes import ServiceProcesses, until
 
@@ -26,7 +27,9 @@ from gxpo_client.connection import is_up
 from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.db.database import Database
 from gxpo_services.local.ray_head import RayHead, free_port
+from gxpo_services.local.up import Stack
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.errors import ConfigError, GxpoError
 
 LONG_S = 120
 
@@ -76,8 +79,8 @@ class Up:
 def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     made: list[Up] = []
 
-    def up(*words: str, whole: bool = False) -> Up:
-        made.append(Up(tmp_path / "home", *words, whole=whole))
+    def up(*words: str) -> Up:
+        made.append(Up(tmp_path / "home", *words))
         return made[-1]
 
     yield up
@@ -86,7 +89,19 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
             one.end()
 
 
-def test_it_serves_restarts_what_dies_and_ends_whole(start: Callable[..., Up], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """With Ray and the dashboard."""
+    ports = ("--port", str(free_port()), "--dashboard-port", str(free_port()))
+    up = Up(tmp_path_factory.mktemp("up") / "home", *ports, whole=True)
+    try:
+        up.wait_until_up()
+        yield up
+    finally:
+        assert up.end() == 0
+
+
+def test_it_serves_restarts_what_dies_and_a_killed_one_leaves_nothing(start: Callable[..., Up]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -107,48 +122,38 @@ def test_it_serves_restarts_what_dies_and_ends_whole(start: Callable[..., Up], t
     up.until(lambda: is_up(f"{url}/health/ready", 5.0), "the API")
     assert "api: ended with signal 9; restarting in 1 s" in up.printed
 
-    second = Up(up.home)
-    assert second.process.wait(LONG_S) == 1
-    assert f"is in use by `gxpo up` (process {up.process.pid})" in second.printed
+    with pytest.raises(GxpoError, match="is in use by another `gxpo up`"):
+        Stack(up.home, print, threading.Event()).__enter__()
 
-    everything = [psutil.Process(up.process.pid), *psutil.Process(up.process.pid).children(recursive=True)]
-    assert up.end() == 0
-    assert [process for process in everything if process.is_running() and is_alive(process.pid)] == []
-    assert not (up.home / "up.json").exists()
-    assert "resume from their checkpoints at the next `gxpo up`" in up.printed
-
-
-def test_a_killed_one_leaves_nothing_that_keeps_the_next_from_starting(start: Callable[..., Up]) -> None:
-    first = start("--port", str(free_port()))
-    first.wait_until_up()
-    parts = [first.pid("api"), first.pid("scheduler")]
-    token = (first.home / "token").read_text()
-    first.process.kill()
-    first.process.wait()
+    parts = [up.pid("api"), up.pid("scheduler")]
+    up.process.kill()
+    up.process.wait()
     until(lambda: not any(is_alive(pid) for pid in parts), "the end of its parts")
     second = start("--port", str(free_port()))
     second.wait_until_up()
-    assert (second.home / "token").read_text() == token
+    assert (second.home / "token").read_text().strip() == token
+    everything = [psutil.Process(second.process.pid), *psutil.Process(second.process.pid).children(recursive=True)]
     assert second.end() == 0
+    assert [process for process in everything if process.is_running() and is_alive(process.pid)] == []
+    assert not (second.home / "up.json").exists()
+    assert "resume from their checkpoints at the next `gxpo up`" in second.printed
 
 
 @pytest.mark.engine
-def test_every_socket_of_it_is_known_and_on_loopback(start: Callable[..., Up]) -> None:
-    up = start("--port", str(free_port()), "--dashboard-port", str(free_port()), whole=True)
-    up.wait_until_up()
-    seen = sockets.listening(up.process.pid, {up.pid(name): name for name in ("api", "dashboard", "scheduler")})
+def test_every_socket_of_it_is_known_and_on_loopback(whole: Up) -> None:
+    seen = sockets_of(whole)
     assert {"api", "dashboard", "gcs_server", "raylet", "ray-dashboard"} <= {one.process for one in seen}
     sockets.check(seen, sockets.UP)
-    assert up.end() == 0
 
 
-def test_a_setting_that_cannot_be_used_starts_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gxpo_trainer.cli", "up", "--home", str(tmp_path / "home")]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"GXPO_HOST": "0.0.0.0"}, check=False
-    )
-    assert ended.returncode == 2
-    assert "GXPO_HOST = 0.0.0.0" in ended.stderr
+def sockets_of(up: Up) -> list[sockets.Listening]:
+    return sockets.listening(up.process.pid, {up.pid(name): name for name in ("api", "dashboard", "scheduler")})
+
+
+def test_it_serves_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GXPO_HOST", "0.0.0.0")
+    with pytest.raises(ConfigError, match=r"GXPO_HOST = 0\.0\.0\.0"):
+        Stack(tmp_path / "home", print, threading.Event())
     assert not (tmp_path / "home").exists()
 
 
@@ -256,14 +261,9 @@ def test_a_second_account_reads_nothing_of_the_service(neighbour: pwd.struct_pas
 
 
 @pytest.mark.engine
-def test_a_second_account_learns_nothing_from_any_port_of_ray(neighbour: pwd.struct_passwd) -> None:
-    head = ray_head.RayHead()
-    try:
-        head.start()
-        ports = head.ports()
-        token = Path(head.environment["RAY_AUTH_TOKEN_PATH"]).read_text(encoding="utf-8").strip()
-        known = answering(ports, {"Authorization": f"Bearer {token}"})
-        assert {"/api/jobs/", "/api/v0/nodes"} <= {*known}, "its owner reads"
-        assert as_account(neighbour, lambda: answering(ports, {})) == (neighbour.pw_uid, [])
-    finally:
-        head.close()
+def test_a_second_account_learns_nothing_from_any_port_of_ray(whole: Up, neighbour: pwd.struct_passwd) -> None:
+    ports = sorted({one.port for one in sockets_of(whole) if one.process not in ("api", "dashboard")})
+    token = (whole.home / "ray-token").read_text(encoding="utf-8").strip()
+    known = answering(ports, {"Authorization": f"Bearer {token}"})
+    assert {"/api/jobs/", "/api/v0/nodes"} <= {*known}, "its owner reads"
+    assert as_account(neighbour, lambda: answering(ports, {})) == (neighbour.pw_uid, [])

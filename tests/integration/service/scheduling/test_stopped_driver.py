@@ -18,7 +18,7 @@ from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.reporting.reading import read_metrics
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long("the scheduler's own tests prove each step of it")]
 
 STEPS = 4
 CONFIG: dict[str, Any] = {
