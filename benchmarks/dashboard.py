@@ -8,11 +8,12 @@ every refresh has something new to draw.
   A new session each time: nothing is kept but the browser's cache. What comes before is Streamlit's own page
 - both charts: the same to the frame after the chart of a training metric with its 20 lines is drawn, too; the gates of
   the fifteen runs that look ahead come between them
-- whole: that from the start of the navigation
+- whole: that from the start of the navigation; `empty page` is a page of Streamlit with nothing but a title
 - refresh: from the browser's request for a part of the page to the last change of the page or frame that it leads to
 - refresh, in the server: from a request to the end of its answer, by a client that draws nothing
 - memory: resident memory of the dashboard's process over 500 refreshes of one session by that client, each with a new
   step of every run; the slope is that of a line through the second half
+- fetched: bytes from the service to the dashboard while one visitor, or two, have the comparison open
 - table of 10,000 runs: its first picture, as above; from a click on a name to the title of that run; a search, from
   Enter to the frame that shows its total; the next part of the list, from the press to its frame
 
@@ -28,7 +29,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,12 @@ from urllib.parse import urlencode
 import httpx
 import numpy as np
 import psutil
-from streamlit.proto.BackMsg_pb2 import BackMsg
-from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
-from websockets.sync.client import ClientConnection, connect
+from selenium import webdriver
 
 from benchmarks.measure import Figure, median, save, single
 from benchmarks.service import Api
 from benchmarks.service_data import add_runs
+from benchmarks.visitors import Relay, Visitor, visiting
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support import reported_runs, reporting
@@ -56,8 +56,10 @@ SEEDS, STEPS, BATCH, EVALUATED = 5, 5_000, 1_000, 250
 RULES: tuple[dict[str, Any], ...] = (
     {"name": "grpo"}, {"name": "sfpo", "k": 3}, {"name": "gxpo", "k": 3}, {"name": "gxpo", "k": 10},
 )  # fmt: skip
+EMPTY_PAGE = 'import streamlit as st\n\nst.title("Empty")\n'
 DRAWN_BYTES = 10_000
 """Least size of an answer that holds curves of 20 runs or the comparison; the banner's is smaller."""
+FETCH_ROUNDS, FETCH_PAUSE_S = 20, 2.0
 FLAT_KIB = 4.0
 """A refresh may keep so much on average: 500 of them 2 MiB, which is less than the process itself varies."""
 
@@ -177,50 +179,6 @@ class Runs:
         return reporting.evaluation_row(step, **record)
 
 
-class Visitor:
-    """A client of Streamlit's protocol that draws nothing: asks for a view, then for its parts as a browser would."""
-
-    def __init__(self, socket: ClientConnection, query: str) -> None:
-        self._socket, self._query = socket, query
-        self.parts: dict[str, float] = {}
-        self._ask(None)
-
-    def refresh(self, part: str) -> float:
-        """Milliseconds from the request for a part to the end of its answer."""
-        begin = time.perf_counter()
-        self._ask(part)
-        return 1e3 * (time.perf_counter() - begin)
-
-    def _ask(self, part: str | None) -> None:
-        request = BackMsg()
-        request.rerun_script.query_string = self._query
-        if part is not None:
-            request.rerun_script.fragment_id = part
-            request.rerun_script.is_auto_rerun = True
-        self._socket.send(request.SerializeToString())
-        while True:
-            data = self._socket.recv()
-            assert isinstance(data, bytes)
-            message = ForwardMsg.FromString(data)
-            kind = message.WhichOneof("type")
-            if kind == "auto_rerun":
-                self.parts[message.auto_rerun.fragment_id] = message.auto_rerun.interval
-            if kind == "delta":
-                assert message.delta.new_element.WhichOneof("type") != "exception", message
-            if kind == "script_finished":
-                return
-
-
-@contextmanager
-def visiting(dashboard: DashboardProcess, query: str) -> Iterator[Visitor]:
-    """A visitor with a session of their own, who came by the dashboard's link."""
-    cookie = dashboard.cookie
-    headers = {"Cookie": f"{cookie['name']}={cookie['value']}"}
-    address = f"ws://127.0.0.1:{dashboard.port}/_stcore/stream"
-    with connect(address, max_size=None, additional_headers=headers) as stream:
-        yield Visitor(stream, query)
-
-
 # ---- measures --------------------------------------------------------------------------------------------------
 
 
@@ -279,6 +237,25 @@ def drawn(visitor: Visitor) -> list[str]:
     return [part for part, interval in visitor.parts.items() if interval != RETRY_S]
 
 
+def fetched(home: Path, environment: dict[str, str], runs: Runs, query: str, visitors: int, *, live: bool) -> float:
+    """KiB that the dashboard fetches from the service, a second and visitor: `visitors` have the comparison open, whose
+    parts refresh every two seconds, while every run reports a step a second, or none does (not `live`)."""
+    with Relay(environment["GXPO_URL"]) as relay, ExitStack() as stack:
+        dashboard = DashboardProcess(home / "relayed.log", environment | {"GXPO_URL": relay.url})
+        stack.callback(dashboard.close)
+        dashboard.wait()
+        pages = [stack.enter_context(visiting(dashboard, query)) for _ in range(visitors)]
+        with runs.going_on() if live else nullcontext():
+            begun, bytes_before = time.monotonic(), relay.num_bytes
+            for _ in range(FETCH_ROUNDS):
+                for page in pages:
+                    for part in drawn(page):
+                        page.refresh(part)
+                time.sleep(FETCH_PAUSE_S)
+            seconds = time.monotonic() - begun
+        return (relay.num_bytes - bytes_before) / 2**10 / seconds / visitors
+
+
 def slope(resident: list[float]) -> float:
     """KiB a refresh, of a line through the second half."""
     half = np.asarray(resident[len(resident) // 2 :])
@@ -288,7 +265,9 @@ def slope(resident: list[float]) -> float:
 # ---- all together ----------------------------------------------------------------------------------------------
 
 
-def compared(page: Page, dashboard: DashboardProcess, api: Api, chosen: argparse.Namespace) -> list[Figure]:
+def compared(
+    page: Page, dashboard: DashboardProcess, api: Api, environment: dict[str, str], chosen: argparse.Namespace
+) -> list[Figure]:
     runs = Runs(api)
     query = urlencode({"view": "compare", "groups": runs.group})
     _, first = pictures(page, query, chosen.loads, FIRST)
@@ -297,6 +276,11 @@ def compared(page: Page, dashboard: DashboardProcess, api: Api, chosen: argparse
         refreshed = refreshes(page, chosen.watch_s)
     page.driver.get("about:blank")
     resident, served = memory(dashboard, runs, query, chosen.refreshes)
+    home = Path(environment["GXPO_TOKEN_FILE"]).parent
+    shares = [(1, True), (2, True), (2, False)]
+    alone, both_live, idle = (fetched(home, environment, runs, query, n, live=live) for n, live in shares)
+    grown = resident[-1] - resident[len(resident) // 10]
+    print(f"  resident MiB at each tenth: {[round(value) for value in resident[:: max(1, len(resident) // 10)]]}")
     return [
         median("compare 20 × 5,000: first picture", first, "ms", at_most=1000),
         median("compare 20 × 5,000: both charts", both, "ms"),
@@ -304,6 +288,10 @@ def compared(page: Page, dashboard: DashboardProcess, api: Api, chosen: argparse
         median("compare 20 × 5,000: refresh of the curves or the comparison", refreshed, "ms", at_most=300),
         median("compare 20 × 5,000: refresh, in the server", served, "ms"),
         single(f"memory: slope over {len(resident)} refreshes", slope(resident), "KiB a refresh", at_most=FLAT_KIB),
+        single("memory: growth after the first tenth", grown, "MiB"),
+        single("fetched from the service, one visitor", alone, "KiB/s"),
+        single("the same, a visitor of two", both_live, "KiB/s", at_most=alone / 2),
+        single("the same, while no run reports", idle, "KiB/s"),
     ]
 
 
@@ -344,6 +332,18 @@ def listed(page: Page, api: Api, chosen: argparse.Namespace) -> list[Figure]:
     ]
 
 
+def empty(driver: webdriver.Chrome, folder: Path, loads: int) -> Figure:
+    """Streamlit's page with a title alone."""
+    (folder / "empty.py").write_text(EMPTY_PAGE, encoding="utf-8")
+    process = DashboardProcess(folder / "empty.log", page=folder / "empty.py")
+    try:
+        process.wait()
+        heading = "() => document.querySelector('[data-testid=stMain] h1')"
+        return median("empty page, whole", pictures(Page(driver, process.url), "", loads, heading)[0], "ms")
+    finally:
+        process.close()
+
+
 def figures(chosen: argparse.Namespace) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="gxpo-bench-") as name, open_browser() as driver:
         home = Path(name)
@@ -354,8 +354,9 @@ def figures(chosen: argparse.Namespace) -> list[Figure]:
         try:
             dashboard.wait()
             driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": HOOKS})
+            results = [empty(driver, home, chosen.loads)]
             page = Page(driver, dashboard.url, dashboard.cookie)
-            results = compared(page, dashboard, api, chosen)
+            results += compared(page, dashboard, api, environment, chosen)
             return results + listed(page, api, chosen)
         finally:
             dashboard.close()

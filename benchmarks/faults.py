@@ -1,5 +1,5 @@
 """Faults of a service under `gxpo up`, and of its runs: processes killed and stopped, a database frozen, a full disk, a
-host lost."""
+host lost, clocks that jump."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -62,6 +63,7 @@ _SHORT_S = (2.0, 12.0)
 TRAINER_STOPPED_S = (17.0, 21.0)
 """Longer than the silence that is shown, shorter than the one after which a run is recovered."""
 _FROZEN_S = (5.0, 25.0)
+_LARGEST_JUMP_S = 3600.0
 SHOWN_SILENCE_S = 15.0
 """What `silent_s` promises (docs/service.md)."""
 _BACK_OFF_S = 30.0
@@ -77,6 +79,17 @@ _REPORT_S = 10.0
 """From the end of a job to the scheduler's round that finds it: Ray reports a job's end within seconds."""
 _STARTING_S = 60.0
 """Start of a process of a run, after the one before it was killed."""
+
+_CLOCK = """\
+import mmap, os, struct, sys, time
+if "gxpo_trainer.cli" in sys.orig_argv and "up" not in sys.orig_argv:
+    with open(os.environ["SOAK_CLOCK"], "rb") as file:
+        offset = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
+    kernel = time.time
+    time.time = lambda: kernel() + struct.unpack("d", offset)[0]
+"""
+"""A sitecustomize module: API, schedulers and trainers read the wall clock with an offset that another process sets.
+`gxpo up` itself compares the clock only with times of files, which the kernel gives."""
 
 
 @dataclass(eq=False)
@@ -96,11 +109,29 @@ class Fault:
     noticed_s: float | None = None
 
 
-class SecondScheduler:
-    """A second scheduler for the service of `gxpo up`, with its settings."""
+class Clock:
+    """The wall clock of one host's gxpo processes: an offset in a file that they map."""
 
-    def __init__(self, up: UpProcess) -> None:
-        self._env = up.children()["scheduler"].environ()
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "sitecustomize.py").write_text(_CLOCK, encoding="utf-8")
+        self._file = folder / name
+        self.offset_s = 0.0
+        self.move(0.0)
+        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.env = {"SOAK_CLOCK": str(self._file), "PYTHONPATH": os.pathsep.join(paths)}
+
+    def move(self, offset_s: float) -> None:
+        self.offset_s = offset_s
+        with self._file.open("r+b" if self._file.exists() else "wb") as file:
+            file.write(struct.pack("d", offset_s))
+
+
+class SecondScheduler:
+    """A second scheduler for the service of `gxpo up`, with its settings and a clock of its own."""
+
+    def __init__(self, up: UpProcess, clock: Clock) -> None:
+        self._env = up.children()["scheduler"].environ() | clock.env
         self._log = (up.home / "logs" / "second-scheduler.log").open("ab")
         self.start()
 
@@ -189,12 +220,14 @@ class Faults:
         postgres: PostgresServer,
         database: str,
         rewards: RewardServer,
+        clocks: tuple[Clock, Clock],
         disk: Disk | None,
     ) -> None:
         self._up, self._chance, self._postgres, self._disk = up, chance, postgres, disk
         self._headers = {"Authorization": f"Bearer {(up.home / 'token').read_text(encoding='utf-8').strip()}"}
         self._database, self._rewards = database.replace("+psycopg", ""), rewards
-        self._second = SecondScheduler(up)
+        self._host_clock, self._second_clock = clocks
+        self._second = SecondScheduler(up, self._second_clock)
         self._shares: dict[str, tuple[int, Callable[[str], Fault | None]]] = {
             "trainer killed": (4, self._kill_trainer),
             "trainer stopped": (1, self._stop_trainer),
@@ -210,6 +243,8 @@ class Faults:
             "host lost, a file cut": (2, self._lose_host),
             "database connections cut": (3, self._cut_connections),
             "database frozen": (3, self._freeze_database),
+            "clock of the host moved": (3, self._move_clock),
+            "clock of a scheduler wrong for a while": (2, self._move_scheduler_clock),
             "reward server killed": (2, lambda name: self._for_a_while(name, self._rewards.away())),
             "reward server stopped for a while": (
                 2,
@@ -438,6 +473,25 @@ class Faults:
         fault = self._for_a_while(name, self._disk.full())
         fault.ends = frozenset(self.executing() or ())
         return fault
+
+    def _move_clock(self, name: str) -> Fault | None:
+        """The host's clock jumps, as when it is set by hand: nothing may follow from it."""
+        offset_s = self._chance.uniform(-_LARGEST_JUMP_S, _LARGEST_JUMP_S)
+        for clock in (self._host_clock, self._second_clock):
+            clock.move(offset_s)
+        return Fault(name)
+
+    def _move_scheduler_clock(self, name: str) -> Fault | None:
+        """One scheduler's clock disagrees with all others until it is set right."""
+        return self._for_a_while(name, self._wrong_clock())
+
+    @contextmanager
+    def _wrong_clock(self) -> Iterator[None]:
+        self._second_clock.move(self._host_clock.offset_s + self._chance.uniform(-_LARGEST_JUMP_S, _LARGEST_JUMP_S))
+        try:
+            yield
+        finally:
+            self._second_clock.move(self._host_clock.offset_s)
 
     # ---- means --------------------------------------------------------------------------------------------------
 

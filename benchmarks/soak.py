@@ -1,15 +1,17 @@
 """Does every run survive? Real runs under `gxpo up` with a second scheduler, and faults at random moments.
 
-    python -m benchmarks.soak [--faults 100] [--seed 0] [--steps 40] [--home DIR] [--log FILE]
+    python -m benchmarks.soak --part K [--faults 100] [--seed 0] [--steps 40] [--home DIR] [--picture FILE]
+    python -m benchmarks.soak report
 
-The runs train a starter policy for a few steps each: strictly on-policy and asynchronous, in one turn and with the
-calculator, and with a reward over HTTP. The faults are those of `benchmarks.faults`, one at a time and, of each three
-injections, one of two at a time. The next comes once the service or the run has reacted to the last one, which must
-happen within the documented limits. At the end every run has succeeded; each step, sample and evaluation is in its
-history once, and the service answers what lies on the disk; training time has no waits; no run was launched again
-without a fault that explains it; no process or Ray job is left. Needs PostgreSQL's programs, and root to fill a disk.
-Where Prometheus is installed it watches the service, and its alerts are reported. It takes half an hour or more, so it
-is not among the benchmarks that `make bench` runs.
+A part writes its log and its result to docs/soak/; `report` sums all parts in docs/soak.txt. The runs train a starter
+policy for a few steps each: strictly on-policy and asynchronous, in one turn and with the calculator, and with a reward
+over HTTP. The faults are those of `benchmarks.faults`, one at a time and, of each three injections, one of two at a
+time. The next comes once the service or the run has reacted to the last one, which must happen within the documented
+limits. At the end every run has succeeded; each step, sample and evaluation is in its history once, and the service
+answers what lies on the disk; training time has no waits; no run was launched again without a fault that explains it;
+no process or Ray job is left. Needs PostgreSQL's programs, and root to fill a disk. Where Prometheus is installed it
+watches the service, and its alerts are reported. A part takes half an hour or more, so it is not among the benchmarks
+that `make bench` runs.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ from benchmarks.faults import (
     SERVICE,
     TIMEOUTS,
     TRAINER_STOPPED_S,
+    Clock,
     Disk,
     Fault,
     Faults,
@@ -55,6 +59,7 @@ from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_m
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.postgres import PostgresServer, find_programs
 
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "soak"
 ENDED = ("succeeded", "failed", "cancelled")
 _HALF = {"learner_cpus": 0.5, "sampler_cpus": 0.3, "verifier_cpus": 0.2, "learner_threads": 1, "sampler_threads": 1}
 """Placement of a run that leaves half of two CPUs to another."""
@@ -81,20 +86,30 @@ GIVE_UP_S, STUCK_S = 600.0, 1800.0
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.splitlines()[0])
+    parser.add_argument("command", nargs="?", choices=["report"], help="sum the parts that were run")
+    parser.add_argument("--part", type=int, default=0, help="number of this part, of which its faults depend")
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--steps", type=int, default=40, help="steps of each run")
     parser.add_argument("--seed", type=int, default=0, help="of the faults")
     parser.add_argument("--home", type=Path, help="default: a temporary folder; kept when something is wrong")
-    parser.add_argument("--log", type=Path, help="file for what is printed")
+    parser.add_argument("--picture", type=Path, help="file for the panels of the dashboard for operators")
     args = parser.parse_args(argv)
+    if args.command == "report":
+        parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("*.json"))]
+        if not parts:
+            raise SystemExit(f"{RESULTS} has no results; run a part first")
+        text = report(parts)
+        RESULTS.with_suffix(".txt").write_text(text, encoding="utf-8")
+        print(text, end="")
+        return 0
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs ignore the latter
         signal.signal(number, signal.default_int_handler)
     home = (args.home or Path(tempfile.mkdtemp(prefix="gxpo-soak-"))).resolve()
-    soak = Soak(home, args.steps, random.Random(args.seed))
+    soak = Soak(home, args.steps, random.Random(f"{args.seed}-{args.part}"))
     try:
         soak.inject_and_wait(args.faults)
         soak.check()
-        soak.say_alerts()
+        soak.say_alerts(args.picture)
     except RuntimeError as error:
         soak.problems.append(str(error))
     finally:
@@ -102,9 +117,11 @@ def main(argv: list[str] | None = None) -> int:
     soak.problems += left_processes(home)
     for problem in soak.problems:
         soak.say(f"PROBLEM: {problem}")
-    soak.say_totals()
-    if args.log is not None:
-        args.log.write_text("\n".join(soak.lines) + "\n", encoding="utf-8")
+    RESULTS.mkdir(exist_ok=True)
+    name = f"{args.seed}-{args.part:02}"
+    result = {"seed": args.seed, "part": args.part, "steps": args.steps, **soak.result()}
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=0) + "\n", encoding="utf-8")
+    (RESULTS / f"{name}.log").write_text("\n".join(soak.lines) + "\n", encoding="utf-8")
     if soak.problems:
         print(f"files are kept in {home}", file=sys.stderr)
     return 1 if soak.problems else 0
@@ -115,7 +132,7 @@ class Soak:
 
     def __init__(self, home: Path, steps: int, chance: random.Random) -> None:
         self.home, self._steps, self._chance, self._begun = home, steps, chance, time.monotonic()
-        self.lines, self.problems = list[str](), list[str]()
+        self.lines, self.problems, self.alerts = list[str](), list[str](), list[str]()
         self.totals: Counter[str] = Counter()
         self._faults_done: list[tuple[Fault, Fault | None]] = []
         self._submitted: dict[str, str] = {}
@@ -134,18 +151,20 @@ class Soak:
                 self.say("not root: no disk is filled")
             else:
                 stack.callback(disk.close)
-            database = postgres.create("gxpo")
+            clocks, database = (Clock(home / "clock", "host"), Clock(home / "clock", "second")), postgres.create("gxpo")
             own = {"GXPO_DATABASE_URL": database, "GXPO_ALLOWED_REWARD_URLS": json.dumps([rewards.url])}
             # Another service of this machine would take the default port while the API is away.
             own["GXPO_PORT"] = str(free_port(random.SystemRandom().randrange(20_000, 30_000)))
-            self._up = UpProcess(home, SERVICE | own)
+            self._up = UpProcess(home, SERVICE | own | clocks[0].env)
             stack.callback(self._up.close)
             self.client = self._up.client
             watches = shutil.which("prometheus") is not None
             self._prometheus = Prometheus(home / "prometheus", self.client) if watches else None
             if self._prometheus is not None:
                 stack.callback(self._prometheus.close)
-            self._faults = Faults(self._up, chance, postgres=postgres, database=database, rewards=rewards, disk=disk)
+            self._faults = Faults(
+                self._up, chance, postgres=postgres, database=database, rewards=rewards, clocks=clocks, disk=disk
+            )
             stack.callback(self._faults.close)
             self.close = stack.pop_all().close
 
@@ -338,25 +357,29 @@ class Soak:
             time.sleep(1)
         return problems
 
-    def say_alerts(self) -> None:
-        """Report the alerts that fired."""
-        if self._prometheus is not None:
-            self.say(f"alerts that fired: {', '.join(sorted(self._prometheus.fired())) or 'none'}")
+    def say_alerts(self, picture: Path | None) -> None:
+        """Report the alerts that fired, and draw what operators would have seen."""
+        if self._prometheus is None:
+            self.say("Prometheus is not installed: no alerts, no picture")
+            return
+        self.alerts = sorted(self._prometheus.fired())
+        self.say(f"alerts that fired: {', '.join(self.alerts) or 'none'}")
+        if picture is not None:
+            self._prometheus.draw(picture)
 
-    def say_totals(self) -> None:
-        """Report what was done, and how long each fault alone took to be noticed."""
-        alone: dict[str, list[Fault]] = defaultdict(list)
-        for fault, other in self._faults_done:
-            if other is None and fault.bound_s is not None:
-                alone[fault.name].append(fault)
-        for name, faults in sorted(alone.items()):
-            seconds = [fault.noticed_s or math.nan for fault in faults]
-            promised = max(fault.bound_s or 0.0 for fault in faults)
-            figures = f"{statistics.median(seconds):.1f}, {max(seconds):.1f} and {promised:g} s"
-            self.say(f"{name} ({len(faults)} times): noticed after {figures} (median, longest, promised)")
-        pairs = sum(other is not None for _, other in self._faults_done)
-        self.say(f"{len(self._faults_done)} faults, {pairs} of them two at a time: {len(self.problems)} problems")
-        self.say(f"{dict(self.totals)}; longest step {self._longest_step_s:.2f} s of training time")
+    def result(self) -> dict[str, Any]:
+        return {
+            "minutes": round((time.monotonic() - self._begun) / 60, 1),
+            "problems": self.problems,
+            "totals": dict(self.totals),
+            "longest step in s": round(self._longest_step_s, 2),
+            "runs": dict(Counter(self._submitted.values())),
+            "alerts": self.alerts,
+            "faults": [
+                f"{fault.name} | {fault.bound_s} | {fault.noticed_s or 0.0:.1f} | {other.name if other else ''}"
+                for fault, other in self._faults_done
+            ],
+        }
 
 
 def allowed_s(fault: Fault, other: Fault | None) -> float | None:
@@ -381,6 +404,46 @@ def left_processes(home: Path) -> list[str]:
         if process.pid not in own and (env.get("GXPO_HOME") == str(home) or any(str(home) in word for word in words)):
             problems.append(f"process {process.pid} is left: {' '.join(words)[:200]}")
     return problems
+
+
+def report(parts: Sequence[dict[str, Any]]) -> str:
+    """The sum of all parts, as text."""
+    totals: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    alone: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    times: Counter[str] = Counter()
+    pairs = 0
+    for part in parts:
+        totals.update(part["totals"])
+        kinds.update(part["runs"])
+        for line in part["faults"]:
+            name, bound, seconds, other = line.split(" | ")
+            times[name] += 1
+            pairs += bool(other)
+            if not other and bound != "None":
+                alone[name].append((float(seconds), float(bound)))
+    problems = [problem for part in parts for problem in part["problems"]]
+    lines = [
+        f"{times.total()} faults, {pairs} of them two at a time, in {len(parts)} parts and "
+        f"{sum(part['minutes'] for part in parts):.0f} minutes: {len(problems)} problems",
+        *(f"PROBLEM: {problem}" for problem in problems),
+        "",
+        *(f"{name}: {number}" for name, number in totals.items()),
+        f"longest step, in seconds of training time: {max((part['longest step in s'] for part in parts), default=0):g}",
+        f"alerts that fired: {', '.join(sorted({name for part in parts for name in part['alerts']})) or 'none'}",
+        "",
+        *(f"{number:5} runs {name}" for name, number in kinds.most_common()),
+        "",
+        "times  noticed alone: median, longest, promised (s)   fault",
+    ]
+    for name, number in sorted(times.items(), key=lambda item: (-item[1], item[0])):
+        row = f"{'–':>44}"
+        if measured := alone[name]:
+            seconds, bounds = [pair[0] for pair in measured], sorted({pair[1] for pair in measured})
+            promised = "/".join(f"{bound:g}" for bound in bounds)
+            row = f"{statistics.median(seconds):18.1f}{max(seconds):10.1f}{promised:>16}"
+        lines.append(f"{number:5}{row}   {name}")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

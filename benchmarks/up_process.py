@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -43,12 +42,16 @@ class UpProcess:
 
     def children(self) -> dict[str, psutil.Process]:
         """Running child processes by name."""
+        marks = {"serve": "api", "scheduler": "scheduler", "start": "ray"}
         running = {}
-        for child in json.loads((self.home / STATE_FILE).read_text(encoding="utf-8"))["processes"]:
-            with suppress(psutil.NoSuchProcess):
-                process = psutil.Process(child["pid"])
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    running[child["name"]] = process
+        for process in psutil.Process(self._process.pid).children():
+            try:
+                words = process.cmdline()
+            except psutil.NoSuchProcess:
+                continue
+            for word, name in marks.items():
+                if word in words:
+                    running[name] = process
         return running
 
     def until(self, condition: Callable[[], bool], description: str, *, hang_s: float = HANG_S) -> None:
@@ -64,7 +67,7 @@ class UpProcess:
 
     def _is_up(self) -> bool:
         self._check()
-        return (self.home / STATE_FILE).exists() and "scheduler" in self.children()
+        return "scheduler" in self.children() and (self.home / "token").exists()
 
     def _check(self) -> None:
         if self._process.poll() is not None:

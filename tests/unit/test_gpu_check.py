@@ -8,7 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks import gpu_check
 from benchmarks.gpu import ELEMENTS, model_flops
 from benchmarks.policies import LARGE_SHAPE
 
@@ -61,6 +63,41 @@ def test_an_environment_of_another_device_is_made_anew(clone: Path) -> None:
     for device, kept in (("cpu", True), ("gpu", False)):
         subprocess.run(["env", "-u", "MAKEFLAGS", "make", "setup", f"DEVICE={device}"], cwd=clone, check=True)
         assert (clone / ".venv/left").exists() is kept
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is visible")
+def test_a_check_without_a_gpu_fails_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    page = tmp_path / "page.md"
+    assert gpu_check.main(["engines", "--out", str(page)]) == 1
+    assert "no test ran on a GPU: no CUDA device is visible" in capfd.readouterr().err
+    text = page.read_text()
+    assert "- Devices: no CUDA device is visible" in text
+    assert "Python's headers: " in text
+    assert "- Free disk: " in text
+
+
+def test_a_test_that_hangs_or_crashes_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a process of its own, as on a GPU; the exit of a process stands for a fault in a kernel."""
+    (tmp_path / "test_four.py").write_text(
+        "import os, time, pytest\n"
+        "def test_passes(): pass\n"
+        "def test_fails(): assert 1 == 2\n"
+        "def test_is_skipped(): pytest.skip('not here')\n"
+        "def test_crashes(): os._exit(3)\n"
+        "def test_hangs(): time.sleep(10**6)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    names = gpu_check.tests_of(("test_four.py",))
+    assert [name.partition("::")[2] for name in names] == [
+        *("test_passes", "test_fails", "test_is_skipped", "test_crashes", "test_hangs")
+    ]
+    cases = [gpu_check.run_test(name) for name in names[:4]] + [gpu_check.run_test(names[4], limit_s=5.0)]
+    assert [case.outcome for case in cases] == ["passed", "failed", "skipped", "failed", "failed"]
+    assert [cases[2].detail, cases[3].detail] == ["not here", "the process ended with status 3 and left no report"]
+    assert cases[4].detail == "no result within 5 s"
 
 
 # What the GPU figures are held against; the figures themselves need a GPU.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from docs_build import commands
+from docs_build import commands, generated, metrics
 from docs_build.__main__ import with_formulas
-from docs_build.links import problems_of_site
+from docs_build.links import problems_of_markdown, problems_of_navigation, problems_of_site
 from docs_build.metrics import SECTIONS, undescribed
 from gxpo_trainer.cli import build_parser
 
@@ -48,6 +48,37 @@ def test_each_fault_is_named_once(pages: dict[str, str], problem: str, tmp_path:
     assert problems_of_site(site(tmp_path, **pages)) == [problem]
 
 
+def test_a_style_sheet_that_loads_a_web_font_is_a_problem(tmp_path: Path) -> None:
+    (site(tmp_path) / "own.css").write_text("@font-face { src: url(fonts/own.woff2) }")
+    assert problems_of_site(tmp_path) == []
+    (tmp_path / "own.css").write_text("@font-face { src: url('https://fonts.example/f.woff2') }")
+    assert problems_of_site(tmp_path) == ["own.css: loads from another host"]
+
+
+def test_the_navigation_names_every_page_once(tmp_path: Path) -> None:
+    (tmp_path / "rules").mkdir()
+    for page in ("index.md", "rules/README.md", "rules/grpo.md"):
+        (tmp_path / page).write_text("# A page")
+    rules = {"Rules": ["rules/README.md", {"GRPO": "rules/grpo.md"}]}
+    assert problems_of_navigation([{"Home": "index.md"}, rules], tmp_path) == []
+    assert problems_of_navigation([{"Home": "index.md"}, rules, {"Again": "index.md"}, "gone.md"], tmp_path) == [
+        "nav: gone.md does not exist",
+        "nav: index.md occurs twice",
+    ]
+    missing = ["rules/README.md is not in nav of zensical.toml", "rules/grpo.md is not in nav of zensical.toml"]
+    assert problems_of_navigation([{"Home": "index.md"}], tmp_path) == missing
+
+
+def test_links_of_the_readme_lead_to_files(tmp_path: Path) -> None:
+    (tmp_path / "LICENSE").write_text("")
+    readme = tmp_path / "README.md"
+    readme.write_text('[a](LICENSE) [b](https://example.com) [c](#part) [d](docs/x.md#y) <img src="p.png">')
+    assert problems_of_markdown(readme, tmp_path) == [
+        "README.md: docs/x.md does not exist",
+        "README.md: p.png does not exist",
+    ]
+
+
 def test_formulas_become_mathml_which_needs_no_script() -> None:
     inline = r'so <span class="arithmatex">\(a &lt; b\)</span>, and'
     mathml = with_formulas(inline)
@@ -66,6 +97,13 @@ def test_formulas_become_mathml_which_needs_no_script() -> None:
 ROOT = Path(__file__).parents[3]
 TRAINER = ROOT / "trainer" / "gxpo_trainer"
 GROUPS = "update|gate|grad|gxpo|diagnostics|policy|importance|reward|verify|rollout|time|system|eval"
+
+
+def test_a_page_that_differs_is_stale(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for path, text in generated.pages().items():
+        (tmp_path / path).write_text(text + ("!" if path == "docs/metrics.md" else ""), encoding="utf-8")
+    assert generated.stale(tmp_path) == ["docs/metrics.md"]
 
 
 def test_every_metric_in_the_trainers_code_is_described() -> None:
@@ -87,6 +125,11 @@ def test_a_name_is_described_as_a_whole_only() -> None:
     known = {"policy/pass12/loss", "eval/mine.jsonl/pass@4/ci_low", "reward/Brevity", "eval/math500/full/pass@1"}
     assert undescribed(known) == set()
     assert undescribed({"gate/z2", "my/gate/z", "policy/passes"}) == {"gate/z2", "my/gate/z", "policy/passes"}
+
+
+def test_a_bar_in_a_meaning_does_not_end_the_cell() -> None:
+    (row,) = [line for line in metrics.render_page().splitlines() if line.startswith("| `rollout/logprob_gap_mean`")]
+    assert r"\|log π_learner − log π_sampler\|" in row
 
 
 def test_every_command_and_argument_has_a_help_text() -> None:

@@ -10,15 +10,21 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 from support.recording_server import RecordingServer
 from support.scheduling import Cluster
 from support.service_processes import until
 
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables import SchedulerRow
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import alerts
 from gxpo_services.scheduling.leases import KEPT_S
+from gxpo_services.settings import read_settings
+from gxpo_trainer.errors import ConfigError
 
 
 class Receiver(RecordingServer):
@@ -148,6 +154,12 @@ def test_a_silent_receiver_delays_nobody(cluster: Cluster, receiver: Receiver, m
             sender._thread.join(60)
 
 
+def test_a_webhook_is_an_http_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GXPO_WEBHOOKS", '["file:///etc/passwd"]')
+    with pytest.raises(ConfigError, match=r"GXPO_WEBHOOKS: .*every webhook must be a URL like https"):
+        read_settings()
+
+
 # A scheduler's own metrics, from its work to what Prometheus reads.
 
 
@@ -185,3 +197,27 @@ def test_launches_recoveries_waits_and_lost_leases_are_counted(cluster: Cluster,
     cluster.clock.passes(KEPT_S + 1)
     first.tick()
     assert {name for _, name in scraped(client)} == {"first"}
+
+
+def test_a_round_that_raises_does_not_count(cluster: Cluster) -> None:
+    scheduler = cluster.scheduler("first")
+    cluster.add_run()
+    scheduler.tick()
+    ended_at = cluster.clock.now
+
+    def gone(verb: str, job_id: str) -> None:
+        raise OperationalError("", {}, Exception("the database is gone"))
+
+    cluster.launcher.before = gone
+    cluster.clock.passes(60)
+    with pytest.raises(OperationalError):
+        scheduler.tick()
+    assert ticked_at(cluster.database) == ended_at
+    cluster.launcher.before = lambda verb, job_id: None
+    scheduler.tick()
+    assert ticked_at(cluster.database) == cluster.clock.now
+
+
+def ticked_at(database: Database) -> float:
+    with database.reading() as session:
+        return session.scalars(select(SchedulerRow.ticked_at)).one()

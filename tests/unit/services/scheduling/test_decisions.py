@@ -202,12 +202,33 @@ def test_each_state_has_its_own_time_out(job: str) -> None:
     assert action(S.PAUSING, job, request=0, silence=121) == "stop"
 
 
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        ("unknown", "the launcher no longer knows its job"),
+        ("succeeded", "its job has ended, without an outcome"),
+        ("failed", "its job has failed, without an outcome"),
+        ("stopped", "its job has stopped, without an outcome"),
+    ],
+)
+def test_the_reason_names_how_the_job_ended(job: str, why: str) -> None:
+    ended = next_action(S.RUNNING, JobStatus(job), TIMEOUTS, launch_age_s=0, silence_s=0, request_age_s=0)
+    assert ended == ("finish", why)
+
+
 def test_the_failure_reason_names_the_cause() -> None:
     assert failure_reason(S.RUNNING, JobStatus("failed", "exit code 137")) == "lost_heartbeat"
     assert failure_reason(S.STARTING, JobStatus("failed", "exit code 1")) == "setup_failed"
     for message in ("ray.exceptions.OutOfMemoryError: Task was killed", "killed: out of memory"):
         assert failure_reason(S.RUNNING, JobStatus("failed", message)) == "out_of_memory"
     assert failure_reason(S.RUNNING, JobStatus("succeeded", "out of memory")) == "lost_heartbeat"
+
+
+def test_a_report_of_lacking_memory_is_one_line_of_a_message() -> None:
+    killed = "1 worker(s) were killed due to the node running low on memory. 6.58GB used / 23.54GB limit"
+    job = JobStatus("failed", f"The actor died.\n{killed}\n" + "- objects spillable: 0\n" * 200)
+    assert (job.out_of_memory, job.summary) == (True, killed)
+    assert JobStatus("failed", "x" * 4000).summary == "x" * 1000
 
 
 @pytest.mark.parametrize(
