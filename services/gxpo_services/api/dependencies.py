@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import select
 from sqlalchemy.orm import Session
-from starlette.types import Receive, Scope, Send
 
 from gxpo_services.api.errors import Forbidden, LimitReached, NotFound, Unauthorized, responses
 from gxpo_services.api.fields import RunId, read_json
@@ -72,29 +70,6 @@ class Slots:
         finally:
             self._open[owner] -= 1
             self._open += Counter()  # forget those without any
-
-
-class SlottedResponse(StreamingResponse):
-    """A stream that holds a slot from its first to its last byte, or until its client is gone; `within` as well.
-
-    Without a free slot the response is the problem LimitReached.
-    """
-
-    def __init__(
-        self,
-        slots: Slots,
-        owner: str,
-        content: Any,
-        *,
-        within: AbstractContextManager[None] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(content, **options)
-        self._slots, self._owner, self._within = slots, owner, within or nullcontext()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._slots.holding(self._owner), self._within:
-            await super().__call__(scope, receive, send)
 
 
 async def get_settings(request: Request) -> ServiceSettings:
@@ -223,6 +198,21 @@ async def _reading(database: DatabaseDep, _: _ReadTurn) -> AsyncIterator[Session
 # scope="function": the transaction is committed before the response is sent.
 WriteSession = Annotated[Session, Depends(_writing, scope="function")]
 ReadSession = Annotated[Session, Depends(_reading, scope="function")]
+
+
+def held_slot(kind: str) -> Any:
+    """Dependency that holds a slot until the last byte is sent or the client is gone. Raises LimitReached.
+
+    What the endpoint puts on its stack is closed then: a response that is cancelled leaves its iterator to the garbage
+    collector.
+    """
+
+    async def hold(request: Request, principal: Viewer) -> AsyncIterator[ExitStack]:
+        slots: Slots = getattr(request.app.state, kind)
+        with slots.holding(principal.token_id), ExitStack() as held:
+            yield held
+
+    return Depends(hold)
 
 
 async def _heavy(request: Request, principal: Viewer) -> AsyncIterator[None]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import AsyncIterator, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, closing
 from typing import Annotated, Any, BinaryIO
 
-from fastapi import Depends, Header, Path, Request
+from fastapi import Header, Path
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from zipstream import ZipStream
 
-from gxpo_services.api.dependencies import ExistingRun, Settings, Slots, Viewer, run_router
+from gxpo_services.api.dependencies import ExistingRun, Settings, held_slot, run_router
 from gxpo_services.api.errors import Conflict, NotFound, responses
 from gxpo_services.api.fields import MAX_INTEGER, MAX_STEP, JsonNumber, read_json
 from gxpo_services.api.streams import requested_range
@@ -134,14 +134,6 @@ def _inspect(run: RunFiles, name: str, step: int) -> CheckpointView:
 router = run_router()
 
 
-async def _download(request: Request, principal: Viewer) -> AsyncIterator[ExitStack]:
-    """A download's slot, held until the last byte is sent or the client is gone. What the endpoint puts on the stack is
-    closed then: a response that is cancelled leaves its iterator to the garbage collector. Raises LimitReached."""
-    slots: Slots = request.app.state.download_slots
-    with slots.holding(principal.token_id), ExitStack() as opened:
-        yield opened
-
-
 _ZIP: dict[str, Any] = {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}
 
 
@@ -161,7 +153,7 @@ def download_checkpoint(
     run_id: ExistingRun,
     step: Annotated[int, Path(ge=0, le=MAX_STEP)],
     settings: Settings,
-    opened: Annotated[ExitStack, Depends(_download)],
+    opened: Annotated[ExitStack, held_slot("download_slots")],
     range_: Annotated[str | None, Header(alias="Range", max_length=200, description="One range of bytes.")] = None,
     if_range: Annotated[str | None, Header(max_length=200, description="ETag of the earlier part.")] = None,
 ) -> StreamingResponse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Annotated
 
 import anyio
@@ -20,11 +21,12 @@ from gxpo_services.api.dependencies import (
     ExistingRun,
     Settings,
     Viewer,
+    held_slot,
     run_numbers,
     run_router,
 )
 from gxpo_services.api.errors import responses
-from gxpo_services.api.feed import Subscription, event_stream
+from gxpo_services.api.feed import Subscription
 from gxpo_services.api.fields import MAX_INTEGER, RunId
 from gxpo_services.outputs.files import RunFiles
 
@@ -134,7 +136,8 @@ def logs(
 )
 async def stream_log(
     request: Request,
-    principal: Viewer,
+    _: Viewer,
+    held: Annotated[ExitStack, held_slot("stream_slots")],
     run_id: RunId,
     settings: Settings,
     database: DatabaseDep,
@@ -146,5 +149,6 @@ async def stream_log(
     the run has ended and its whole log has been sent, `revoked` when the token has become invalid."""
     begin = last_event_id if last_event_id is not None else offset
     changes = Subscription(token, await run_sync(run_numbers, database, [run_id]))
+    held.enter_context(request.app.state.changes.following(changes))
     log = follow(RunFiles(settings.artifacts, run_id), changes, begin)
-    return event_stream(request, principal, changes, log)
+    return StreamingResponse(log, media_type=streams.MEDIA_TYPE)

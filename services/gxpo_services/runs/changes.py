@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 from typing import Annotated
 
 from anyio.to_thread import run_sync
@@ -11,9 +12,9 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
 from gxpo_services.api import streams
-from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Viewer, run_numbers
+from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Viewer, held_slot, run_numbers
 from gxpo_services.api.errors import responses
-from gxpo_services.api.feed import EVENTS_AT_ONCE, RUNS_AT_ONCE, ChangeFeed, Subscription, event_stream
+from gxpo_services.api.feed import RUNS_AT_ONCE, ChangeFeed, Subscription
 from gxpo_services.api.fields import MAX_INTEGER, Id
 from gxpo_services.runs import listing, schemas
 from gxpo_services.runs.schemas import RunView
@@ -26,7 +27,9 @@ def messages(session: Session, numbers: Sequence[int]) -> dict[int, bytes]:
     return {row["number"]: streams.event("run", view) for row, view in zip(rows, views, strict=True)}
 
 
-async def follow(feed: ChangeFeed, changes: Subscription, *, comment_s: float = 2.0) -> AsyncIterator[bytes]:
+async def follow(
+    feed: ChangeFeed, changes: Subscription, *, ids_only: bool = False, comment_s: float = 2.0
+) -> AsyncIterator[bytes]:
     """Server-Sent Events until all runs have ended.
 
         run      data: the run as in lists, or its id alone; first of every run, then of each that changed
@@ -42,35 +45,25 @@ async def follow(feed: ChangeFeed, changes: Subscription, *, comment_s: float = 
     while True:
         if not await changes.wait(comment_s):
             yield streams.COMMENT
-        while changes.end is None and (parts := await _next(feed, changes)):
+        while changes.end is None and (parts := await _next(feed, changes, ids_only)):
             yield b"".join(parts)
-        if changes.end is not None:
-            if changes.end == "revoked":
-                yield streams.event("revoked", {"after": changes.after})
-            return
-        if changes.is_over:
-            yield streams.event("end", {"after": changes.after})
+        if changes.end == "revoked" or (changes.end is None and changes.is_over):
+            yield streams.event(changes.end or "end", {"after": changes.after})
+        if changes.end is not None or changes.is_over:
             return
 
 
-async def _next(feed: ChangeFeed, changes: Subscription) -> list[bytes]:
+async def _next(feed: ChangeFeed, changes: Subscription, ids_only: bool = False) -> list[bytes]:
     """The next messages: deleted runs and a page of runs; events when no run is unsent; none when all is sent."""
-    parts, changes.deleted = changes.deleted, []
+    parts = [streams.event("deleted", {"id": run}) for run in changes.deleted]
+    changes.deleted = []
     if changes.changed:
         page = {number: changes.changed.pop(number) for number in list(changes.changed)[:RUNS_AT_ONCE]}
-        unread = [number for number, message in page.items() if message is None]
-        if unread:
-            page |= await run_sync(feed.read_views, unread)
-        return parts + [message for message in page.values() if message is not None]
-    if changes.after is not None and changes.after < changes.behind_to:
-        behind_to = changes.behind_to
-        events = await run_sync(feed.read_events, changes)
-        changes.after = events[-1][0] if len(events) == EVENTS_AT_ONCE else behind_to
-        if parts or events:
-            return parts + [message for _, message in events]
-    while changes.events:
-        changes.after, message = changes.events.popleft()
-        parts.append(message)
+        if ids_only:
+            return parts + [streams.event("run", {"id": run}) for run in page.values()]
+        return parts + await feed.run_messages(page)
+    while not parts and changes.after is not None and changes.after < changes.last_event:
+        parts = await feed.event_messages(changes)
     return parts
 
 
@@ -85,7 +78,8 @@ router = APIRouter(route_class=ServiceRoute, tags=["runs"], responses=responses(
 )
 async def stream_changes(
     request: Request,
-    principal: Viewer,
+    _: Viewer,
+    held: Annotated[ExitStack, held_slot("stream_slots")],
     database: DatabaseDep,
     token: BearerToken,
     runs: Annotated[list[Id], Query(max_length=500, description="Ids; default: every run that has not ended.")] = [],  # noqa: B006
@@ -101,5 +95,7 @@ async def stream_changes(
     invalid."""
     begin = last_event_id if last_event_id is not None else after
     numbers = await run_sync(run_numbers, database, runs) if runs else None
-    changes = Subscription(token, numbers, begin, "ids" if ids_only else "runs")
-    return event_stream(request, principal, changes, follow(request.app.state.changes, changes))
+    changes = Subscription(token, numbers, begin)
+    feed: ChangeFeed = request.app.state.changes
+    held.enter_context(feed.following(changes))
+    return StreamingResponse(follow(feed, changes, ids_only=ids_only), media_type=streams.MEDIA_TYPE)

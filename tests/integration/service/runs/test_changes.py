@@ -179,9 +179,8 @@ def test_thousands_of_runs_are_sent_in_pages_and_then_events(
 
 
 def test_a_slow_stream_gets_all_in_order(database: Database, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "_MOST_UNSENT", 4)
-    for module in (feed, run_changes):
-        monkeypatch.setattr(module, "EVENTS_AT_ONCE", 3)
+    monkeypatch.setattr(feed, "_MOST_RECENT", 4)
+    monkeypatch.setattr(feed, "EVENTS_AT_ONCE", 3)
     run_id = runs.add_run(database)
     number = runs.get(database, run_id).number
 
@@ -218,7 +217,7 @@ def test_any_number_of_streams_is_one_reading_and_holds_nothing(database: Databa
         reader = Reader(database, secret)
         counts = []
         for more in (0, 300):
-            streams = [Subscription(secret, [numbers[n % 5]], shows="runs") for n in range(more)]
+            streams = [Subscription(secret, [numbers[n % 5]]) for n in range(more)]
             for stream in streams:
                 reader.held.enter_context(reader.feed.following(stream))
             await reader.read()
@@ -305,7 +304,7 @@ def test_a_change_during_a_reading_is_read_next(database: Database, secret: str)
         return found
 
     async def test() -> None:
-        changes, stream = ChangeFeed(database, views), Subscription(secret, [number], shows="runs")
+        changes, stream = ChangeFeed(database, views), Subscription(secret, [number])
         seen = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(changes.run)
