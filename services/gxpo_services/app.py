@@ -65,8 +65,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         if database.is_sqlite:
             upgrade(settings.url)
         settings.artifacts.mkdir(parents=True, exist_ok=True)
-        files.restore(settings.artifacts, database)
-        files.empty_trash(settings.artifacts, database)  # finish deletions that a crash interrupted
+        files.remove_deleted(settings.artifacts, database)  # what a crash has left
         # SQLite has one writer: others would wait in a thread, and by sleeping.
         app.state.session_gate = anyio.Semaphore(1 if database.is_sqlite else dependencies.MAX_SESSIONS)
         app.state.report_gate = (

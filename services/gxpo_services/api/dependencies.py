@@ -24,7 +24,6 @@ from gxpo_services.api.fields import RunId, read_json
 from gxpo_services.api.principals import Principal, Role, TokenUses, find_by_secret
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
-from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
 
 MAX_SESSIONS = 24
@@ -88,26 +87,24 @@ DatabaseDep = Annotated[Database, Depends(get_database)]
 _bearer = HTTPBearer(auto_error=False, description="A token made by `gxpo token create`.")
 
 
-async def bearer(
-    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-) -> str:
-    """The bearer token of a request, noted as used. Raises Unauthorized."""
+async def bearer(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str:
+    """The bearer token of a request. Raises Unauthorized."""
     if credentials is None:
         raise Unauthorized("missing bearer token; send Authorization: Bearer <token>, made with `gxpo token create`")
-    uses: TokenUses = request.app.state.token_uses
-    uses.note(credentials.credentials)
     return credentials.credentials
 
 
 BearerToken = Annotated[str, Depends(bearer)]
 
 
-def any_principal(token: BearerToken, database: DatabaseDep) -> Principal:
-    """The principal of any valid token, that of a Prometheus too. Raises Unauthorized."""
+def any_principal(request: Request, token: BearerToken, database: DatabaseDep) -> Principal:
+    """The principal of any valid token, that of a Prometheus too. Notes the use. Raises Unauthorized."""
     with database.autocommit_connection() as connection:
         principal = find_by_secret(connection, token)
     if principal is None:
         raise Unauthorized("the token is unknown, revoked or expired; sign in with another")
+    uses: TokenUses = request.app.state.token_uses
+    uses.note(principal.token_id)
     return principal
 
 
@@ -156,8 +153,8 @@ class ServiceRoute(APIRoute):
             return handle
 
         async def authenticated(request: Request) -> Response:
-            token = await bearer(request, await _bearer(request))
-            await _viewer(await run_in_threadpool(any_principal, token, request.app.state.database))
+            token = await bearer(await _bearer(request))
+            await _viewer(await run_in_threadpool(any_principal, request, token, request.app.state.database))
             return await handle(_StrictRequest(request.scope, request.receive))
 
         return authenticated
@@ -226,19 +223,12 @@ Heavy = Depends(_heavy, scope="function")
 """Dependency of a route whose response takes long to compute; it waits for its turn before it holds a session."""
 
 
-def find_run(session: Session, run_id: str, *, lock: bool = False) -> tuple[int, RunState] | None:
-    """Number and state of a run. lock: SELECT … FOR UPDATE."""
-    query = select(Run.number, Run.state).where(Run.id == run_id)
-    row = session.execute(query.with_for_update() if lock else query).one_or_none()
-    return None if row is None else (row.number, RunState(row.state))
-
-
 def run_number(session: Session, run_id: str) -> int:
     """Row number of a run. Raises NotFound."""
-    row = find_run(session, run_id)
-    if row is None:
+    number = session.scalar(select(Run.number).where(Run.id == run_id))
+    if number is None:
         raise NotFound(f"there is no run {run_id}")
-    return row[0]
+    return number
 
 
 def run_numbers(database: Database, run_ids: Sequence[str]) -> list[int]:

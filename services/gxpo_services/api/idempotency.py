@@ -57,7 +57,6 @@ IfMatch = Annotated[
     ),
 ]
 ETAG_HEADER = {"ETag": {"description": "Version of what can be edited; for If-Match.", "schema": {"type": "string"}}}
-_LATER_FIELDS = ("clone_of",)
 _TAG = re.compile(r'(?:W/)?"[^"]*"')
 
 
@@ -110,7 +109,7 @@ class Creation:
         if self.key is None:
             return new, True
         # A field that requests of earlier versions lack counts only where it is set: their keys stay valid.
-        later = {name for name in _LATER_FIELDS if getattr(body, name, None) is None}
+        later = {"clone_of"} if getattr(body, "clone_of", None) is None else None
         content = json.dumps([action, body.model_dump(exclude=later)], sort_keys=True, default=str)
         sha256 = hashlib.sha256(content.encode("utf-8", "backslashreplace")).hexdigest()
         mine = {"token_id": self.principal.token_id, "key": self.key, "body_sha256": sha256}

@@ -17,12 +17,9 @@ import psycopg
 from psycopg.abc import PQGen
 from psycopg.pq import Format
 from sqlalchemy import URL, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DisconnectionError
 
 BINARY_ROWS = "gxpo_binary_rows"
 """Execution option: PostgreSQL's binary format. As text, bytes are twice as long."""
-_PING_AFTER_S = 1.0
-"""Idle time after which a connection is pinged at check-out; a ping before every query would cost too much."""
 _CONNECTING: dict[str, Any] = {
     "connect_timeout": 10,  # s
     "keepalives": 1,
@@ -114,20 +111,11 @@ def make_engine(url: str, server: Server | None = None, **options: Any) -> Engin
     connecting = {name: value for name, value in _CONNECTING.items() if name not in given}
     if server is not None and "options" in connecting:
         connecting["options"] += f" -c statement_timeout={math.ceil(server.timeout_s * 1000)}"
-    engine = create_engine(url, **options, connect_args=connecting)
+    engine = create_engine(url, **options, connect_args=connecting, pool_pre_ping=True)
 
     @event.listens_for(engine, "do_connect")
     def _on_connect(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Any:
         return None if server is None else server.connect(*arguments, **parameters)
-
-    @event.listens_for(engine, "checkin")
-    def _on_checkin(_connection: Any, record: Any) -> None:
-        record.info["used"] = time.monotonic()
-
-    @event.listens_for(engine, "checkout")
-    def _on_checkout(connection: Any, record: Any, _proxy: Any) -> None:
-        if time.monotonic() - record.info.get("used", time.monotonic()) > _PING_AFTER_S:
-            _ping(engine, connection)
 
     @event.listens_for(engine, "before_cursor_execute")
     def _on_execute(_connection: Any, cursor: Any, _statement: Any, _values: Any, context: Any, _many: bool) -> None:
@@ -153,15 +141,3 @@ async def listen(url: URL, channel: str) -> AsyncIterator[None]:
     finally:
         # Not AsyncConnection's own context manager, which would send a statement on a connection that is lost.
         await connection.close()
-
-
-def _ping(engine: Engine, connection: Any) -> None:
-    """Raise DisconnectionError for a dead connection, so that the pool replaces it."""
-    try:
-        alive = engine.dialect.do_ping(connection)
-    except engine.dialect.loaded_dbapi.Error as error:
-        if not engine.dialect.is_disconnect(error, connection, None):
-            raise
-        alive = False
-    if not alive:
-        raise DisconnectionError("the database server has closed this connection")

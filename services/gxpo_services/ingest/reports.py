@@ -25,13 +25,13 @@ from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect
 
 from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute
-from gxpo_services.api.errors import Conflict, Gone, Invalid, TooLarge, Unauthorized, responses
+from gxpo_services.api.errors import Conflict, Gone, Unauthorized, responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.api.idempotency import answer
 from gxpo_services.api.principals import hash_token, same_hash
 from gxpo_services.db.database import Database, note_change
 from gxpo_services.db.tables import EvaluationRow, Event, MetricBlock, Run, Sample
-from gxpo_services.ingest.batches import KINDS, BadRow, Batch, IngestRequest, MetricRow, Offsets, TooManyRows, parse
+from gxpo_services.ingest.batches import KINDS, Batch, IngestRequest, MetricRow, Offsets, parse
 from gxpo_services.outputs import events, metrics, samples
 from gxpo_services.outputs.events import TRAINER
 from gxpo_services.outputs.metrics import BACKWARD_PASSES, SCORE, TOKENS, TRAINING_S, Summary, encode
@@ -49,14 +49,6 @@ class IngestView(BaseModel):
     applied: bool = Field(description="False for a heartbeat and for a repeated batch.")
     offsets: Offsets = Field(description="Lines that the service has now.")
     request: Literal["pause", "cancel"] | None = Field(description="Request to carry out at the end of the step.")
-
-
-class LinesMissing(Exception):
-    """A batch starts after the lines received so far; `offsets` says how many those are."""
-
-    def __init__(self, offsets: dict[str, int]) -> None:
-        super().__init__(f"lines received: {offsets}")
-        self.offsets = offsets
 
 
 def _answer(applied: bool, offsets: dict[str, int], state: str) -> IngestView:
@@ -81,16 +73,15 @@ def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) 
 
 
 def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestView:
-    """Apply the new rows of a batch to a run whose row is locked. Raises LinesMissing."""
+    """Apply the new rows of a batch to a run whose row is locked. Raises Conflict when lines are missing."""
     offsets: dict[str, int] = {kind: run.offsets.get(kind, 0) for kind in KINDS}
     if batch.number is not None and batch.number <= run.last_batch:
         return _answer(False, offsets, run.state)
-    if any(batch.rows(kind) and batch.offsets[kind] > offsets[kind] for kind in KINDS):
-        raise LinesMissing(offsets)
-    new: dict[str, list[Any]] = {}
-    for kind in KINDS:
-        rows = batch.rows(kind)
-        fresh = rows[max(0, offsets[kind] - batch.offsets.get(kind, 0)) :]
+    if any(rows and batch.offsets[kind] > offsets[kind] for kind, rows in batch.rows.items()):
+        raise Conflict("lines are missing before this batch; continue from `offsets`", offsets=offsets)
+    new: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    for kind, rows in batch.rows.items():
+        fresh = rows[max(0, offsets[kind] - batch.offsets[kind]) :]
         offsets[kind] += len(fresh)
         new[kind] = [row for row in fresh if row is not None]
     if batch.identity is not None or any(new.values()):
@@ -122,18 +113,16 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     begun = {attempt: first for attempt, first in firsts.items() if before.get(attempt) != first}
     metrics.put_first_steps(session, run.number, begun)
     present = metrics.summaries(session, run.number)
-    numbers = metrics.find_numbers(session, {*_COUNTED, *(name for row in rows for name in row.values)})
-    rows, left_out = _within_limits(session, run.number, rows, present, numbers)
+    names = list(dict.fromkeys(name for row in rows for name in row.values))
+    numbers = metrics.find_numbers(session, {*_COUNTED, *names})
+    left_out = _beyond_limits(session, run.number, names, present, numbers)
+    if left_out:
+        _tell_once(session, run.number, left_out)
+        rows = [replace(row, values={n: v for n, v in row.values.items() if n not in left_out}) for row in rows]
     # Only names that the run has no values of could be deleted meanwhile.
-    numbers |= metrics.numbers_of(session, {n for row in rows for n in row.values if numbers.get(n) not in present})
+    new = {name for name in names if name not in left_out and numbers.get(name) not in present}
+    numbers |= metrics.numbers_of(session, new)
     _append(session, run.number, rows, numbers)
-    of_kind = select(Event.number).where(Event.run_number == run.number, Event.kind == METRICS_LEFT_OUT)
-    if left_out and session.scalar(of_kind.limit(1)) is None:
-        message = (
-            f"metric {left_out[0]!r} and {len(left_out) - 1} more are left out: a run has at most "
-            f"{metrics.MOST_OF_RUN} metrics, the service {metrics.MOST_NAMES}; report fewer names"
-        )
-        events.record(session, run.number, TRAINER, METRICS_LEFT_OUT, message)
     changed = _summarise(session, run.number, rows, numbers, present, begun, firsts)
     metrics.put_summaries(session, run.number, changed)
     newest = max(firsts)
@@ -143,26 +132,36 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     _count(run, {name: (present | changed).get(numbers.get(name, -1)) for name in _COUNTED})
 
 
-def _within_limits(
-    session: Session, run_number: int, rows: Sequence[MetricRow], present: Collection[int], known: Mapping[str, int]
-) -> tuple[Sequence[MetricRow], list[str]]:
-    """Rows without the values of metrics that the run, or the service, has no room for; and the names of those."""
-    names = list(dict.fromkeys(name for row in rows for name in row.values))
-    new = [name for name in names if known.get(name) not in present]
-    if not new:
-        return rows, []
+def _beyond_limits(
+    session: Session, run_number: int, names: Sequence[str], present: Collection[int], known: Mapping[str, int]
+) -> list[str]:
+    """Metrics that the run, or the service, has no room for."""
+    if all(known.get(name) in present for name in names):
+        return []
     # Those of replaced steps too.
     had = set(session.scalars(select(MetricBlock.name_number).where(MetricBlock.run_number == run_number).distinct()))
-    new = [name for name in new if known.get(name) not in had]
-    unknown = [name for name in new if name not in known]
-    room = max(0, metrics.MOST_NAMES - metrics.num_names(session)) if unknown else 0
-    beyond = {*unknown[room:]}
-    fitting = [name for name in new if name not in beyond]
-    beyond |= {*fitting[max(0, metrics.MOST_OF_RUN - len(had)) :]}
-    if not beyond:
-        return rows, []
-    kept = [replace(row, values={n: value for n, value in row.values.items() if n not in beyond}) for row in rows]
-    return kept, [name for name in names if name in beyond]
+    room_of_run = metrics.MOST_OF_RUN - len(had)
+    room_of_service = metrics.MOST_NAMES - metrics.num_names(session)
+    beyond = []
+    for name in names:
+        if known.get(name) in had:
+            continue
+        if room_of_run <= 0 or (name not in known and room_of_service <= 0):
+            beyond.append(name)
+            continue
+        room_of_run -= 1
+        room_of_service -= name not in known
+    return beyond
+
+
+def _tell_once(session: Session, run_number: int, left_out: Sequence[str]) -> None:
+    of_kind = select(Event.number).where(Event.run_number == run_number, Event.kind == METRICS_LEFT_OUT)
+    if session.scalar(of_kind.limit(1)) is None:
+        message = (
+            f"metric {left_out[0]!r} and {len(left_out) - 1} more are left out: a run has at most "
+            f"{metrics.MOST_OF_RUN} metrics, the service {metrics.MOST_NAMES}; report fewer names"
+        )
+        events.record(session, run_number, TRAINER, METRICS_LEFT_OUT, message)
 
 
 def _append(session: Session, run_number: int, rows: Sequence[MetricRow], numbers: Mapping[str, int]) -> None:
@@ -238,12 +237,7 @@ def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestVie
 
     Raises Invalid naming the row, TooLarge, Gone, Unauthorized; Conflict when lines are missing before it.
     """
-    try:
-        batch = parse(body)
-    except BadRow as error:
-        raise Invalid.of(error.place, error.message) from None
-    except TooManyRows as error:
-        raise TooLarge(str(error)) from None
+    batch = parse(body)
     if batch.number is None and (view := _repeat_heartbeat(session, run_id, token, batch)) is not None:
         return view
     run = service.lock(session, run_id)
@@ -254,10 +248,7 @@ def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestVie
     if batch.launch != run.launch:
         raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
     record_heartbeat(session, run, TRAINER, batch.phase)
-    try:
-        view = apply_batch(session, run, batch, TRAINER)
-    except LinesMissing as error:
-        raise Conflict("lines are missing before this batch; continue from `offsets`", offsets=error.offsets) from None
+    view = apply_batch(session, run, batch, TRAINER)
     return view if batch.number is not None else view.model_copy(update={"applied": False})
 
 
@@ -289,9 +280,7 @@ def _repeat_heartbeat(session: Session, run_id: str, token: str, batch: Batch) -
     }
     query, phase = (_REPEAT, {}) if batch.phase is None else (_REPEAT_PHASE, {"of_phase": batch.phase})
     row = session.connection().execute(query, values | phase).one_or_none()
-    if row is None:
-        return None
-    return _answer(False, row.offsets, row.state)
+    return None if row is None else _answer(False, row.offsets, row.state)
 
 
 def _check_owner(token_sha256: str | None, token: str) -> None:

@@ -47,8 +47,8 @@ _CONTINUATION = bytes(range(0x80, 0xC0))
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
 
-def read_log(run: RunFiles, offset: int, limit: int) -> tuple[LogView, bool]:
-    """At most `limit` bytes from `offset`, and whether the log is shorter than that, so that it was restarted.
+def read_log(run: RunFiles, offset: int, limit: int) -> LogView:
+    """At most `limit` bytes from `offset`.
 
     A negative offset counts from the end. An incomplete UTF-8 character is left for the next call. A missing log is
     empty; a log shorter than `offset` is read from its beginning.
@@ -56,11 +56,10 @@ def read_log(run: RunFiles, offset: int, limit: int) -> tuple[LogView, bool]:
     try:
         file = run.open(LOG)
     except FileNotFoundError:
-        return LogView(text="", offset=0, next_offset=0, size=0), offset > 0
+        return LogView(text="", offset=0, next_offset=0, size=0)
     with file:
         size = os.fstat(file.fileno()).st_size
-        was_cut = offset > size
-        begin = max(0, size + offset) if offset < 0 else (0 if was_cut else offset)
+        begin = max(0, size + offset) if offset < 0 else (0 if offset > size else offset)
         data = os.pread(file.fileno(), limit, begin)
     if offset < 0:  # may begin within a character
         whole = data[:3].lstrip(_CONTINUATION) + data[3:]
@@ -69,7 +68,7 @@ def read_log(run: RunFiles, offset: int, limit: int) -> tuple[LogView, bool]:
     text = decoder.decode(data)
     incomplete, _ = decoder.getstate()
     end = begin + len(data) - len(incomplete)
-    return LogView(text=text, offset=begin, next_offset=end, size=size), was_cut
+    return LogView(text=text, offset=begin, next_offset=end, size=size)
 
 
 async def follow(
@@ -78,7 +77,6 @@ async def follow(
     """Server-Sent Events of a log from a byte on, until the run is over and its log is read.
 
         event: log         data: {"text", "offset", "next_offset"}, id: next_offset
-        event: truncated   the log was restarted; the following text is from its beginning
         event: end         the run has ended
         event: revoked     the reader's token is no longer valid
 
@@ -94,9 +92,7 @@ async def follow(
             if changes.end == "revoked":
                 yield streams.event("revoked", {"next_offset": offset})
             return
-        piece, was_cut = await run_sync(read_log, run, offset, LARGEST_PIECE)
-        if was_cut:
-            yield streams.event("truncated", {"offset": 0})
+        piece = await run_sync(read_log, run, offset, LARGEST_PIECE)
         offset = piece.next_offset
         if piece.text:
             data = {"text": piece.text, "offset": piece.offset, "next_offset": offset}
@@ -125,7 +121,7 @@ def logs(
     limit: Annotated[int, Query(ge=4, le=LARGEST_PIECE, description="Maximum number of bytes.")] = 65_536,
 ) -> LogView:
     """Output of the run's jobs, from a byte offset."""
-    return read_log(RunFiles(settings.artifacts, run_id), offset, limit)[0]
+    return read_log(RunFiles(settings.artifacts, run_id), offset, limit)
 
 
 @router.get(
@@ -145,8 +141,8 @@ async def stream_log(
     offset: Offset = 0,
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_INTEGER, description="Offset to resume from.")] = None,
 ) -> StreamingResponse:
-    """Server-Sent Events: `log` with {text, offset, next_offset}, `truncated` when the log was restarted, `end` when
-    the run has ended and its whole log has been sent, `revoked` when the token has become invalid."""
+    """Server-Sent Events: `log` with {text, offset, next_offset}, `end` when the run has ended and its whole log has been
+    sent, `revoked` when the token has become invalid. A log that became shorter is sent from its beginning."""
     begin = last_event_id if last_event_id is not None else offset
     changes = Subscription(token, await run_sync(run_numbers, database, [run_id]))
     held.enter_context(request.app.state.changes.following(changes))

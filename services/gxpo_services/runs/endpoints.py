@@ -16,7 +16,6 @@ from gxpo_services.api.dependencies import (
     Submitter,
     Viewer,
     WriteSession,
-    find_run,
 )
 from gxpo_services.api.errors import Conflict, FieldError, Gone, Invalid, Problem, ProblemDetails, responses
 from gxpo_services.api.fields import RunId
@@ -170,8 +169,8 @@ def delete_run(
     background: BackgroundTasks,
 ) -> None:
     """Removes its record, metrics, samples, log and checkpoints. Allowed for the submitting token and for admins."""
-    service.delete(session, settings.artifacts, principal, run_id)
-    background.add_task(files.empty_trash, settings.artifacts, database)
+    service.delete(session, principal, run_id)
+    background.add_task(files.remove_deleted, settings.artifacts, database)
 
 
 @router.post(
@@ -192,18 +191,17 @@ def act_on_runs(
         state, problem = None, None
         try:
             if body.action == "delete":
-                service.delete(session, settings.artifacts, principal, run_id)
+                service.delete(session, principal, run_id)
             elif body.action == "archive" or body.action == "unarchive":
                 archived = schemas.RunPatch(archived=body.action == "archive")
                 state = service.patch(session, run_id, archived, None, principal).state
             else:
                 state = service.act(session, run_id, body.action, actor=principal.actor).state
         except Problem as error:
-            row = find_run(session, run_id)
-            state = None if row is None else row[1]
+            state = session.scalar(select(Run.state).where(Run.id == run_id))
             problem = ProblemDetails(type=error.type, title=error.title, status=error.status, detail=error.detail)
         items.append(schemas.BulkItem(run=run_id, state=state, problem=problem))
-    background.add_task(files.empty_trash, settings.artifacts, database)
+    background.add_task(files.remove_deleted, settings.artifacts, database)
     return answer(schemas.BulkAnswer(items=items))
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, lazyload
 
-from gxpo_services.api.errors import Conflict, Forbidden, LimitReached, NotFound, Unavailable
+from gxpo_services.api.errors import Conflict, Forbidden, LimitReached, NotFound
 from gxpo_services.api.fields import new_id
 from gxpo_services.api.idempotency import check_match
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import note_change
 from gxpo_services.db.tables import Group, Run, RunDocument, RunTag
-from gxpo_services.outputs import events, files, samples
+from gxpo_services.outputs import events, samples
+from gxpo_services.outputs.files import RUN_DELETED
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
 from gxpo_services.runs import listing, schemas
 from gxpo_services.runs.configs import stored
@@ -176,8 +176,8 @@ def act(session: Session, run_id: str, action: Action, *, actor: str) -> RunDeta
 _SAMPLES_AT_ONCE = 50_000
 
 
-def delete(session: Session, root: Path, principal: Principal, run_id: str) -> None:
-    """Delete an ended run: its rows and, after the commit, its folder.
+def delete(session: Session, principal: Principal, run_id: str) -> None:
+    """Delete the rows of an ended run; files.remove_deleted removes its folder after the commit.
 
     Raises NotFound; Forbidden for another token's run unless the principal is an admin; Conflict before its end.
     """
@@ -186,13 +186,9 @@ def delete(session: Session, root: Path, principal: Principal, run_id: str) -> N
         raise Forbidden(f"run {run_id} was submitted by {run.created_by!r}; only that token or an admin may delete it")
     if run.state not in TERMINAL:
         raise Conflict(f"run {run_id} is {run.state}; cancel it and wait until it has ended")
-    try:
-        files.set_aside(session, root, run.id)
-    except OSError as error:
-        raise Unavailable(f"cannot remove the folder of run {run_id}: {error.strerror}") from error
     # Before the run's own events are gone: SQLite reuses the numbers above the largest one that is left.
     note_change(session)
-    events.record(session, None, principal.actor, "run_deleted", f"run {run.name!r} was deleted", run=run_id)
+    events.record(session, None, principal.actor, RUN_DELETED, f"run {run.name!r} was deleted", run=run_id)
     # One statement for all of them could take longer than PostgreSQL's time-out.
     while samples.delete_some(session, run.number, _SAMPLES_AT_ONCE):
         pass

@@ -324,14 +324,14 @@ def delete_group(
     if members == "delete":
         ids = select(Run.id).where(Run.group_number == group.number).order_by(Run.number)
         for run_id in session.scalars(ids).all():
-            runs.delete(session, settings.artifacts, principal, run_id)
+            runs.delete(session, principal, run_id)
     session.flush()
     kept = update(Run).where(Run.group_number == group.number).values(group_number=None)
     session.execute(kept.execution_options(synchronize_session=False))
     session.delete(group)
     session.flush()
     events.record(session, None, principal.actor, "group_deleted", f"group {group.name!r} was deleted", group=group_id)
-    background.add_task(files.empty_trash, settings.artifacts, database)
+    background.add_task(files.remove_deleted, settings.artifacts, database)
 
 
 def repeated(session: Session, group_id: str, kind: str = "group") -> Group:

@@ -61,30 +61,6 @@ def test_keys_are_forgotten_after_a_week(database: Database, scheduler: Schedule
     assert keys(database) == {"k0"}
 
 
-def test_old_keys_go_few_in_a_round(database: Database, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CLEANED_AT_ONCE", 3)
-    add_keys(database, *[2 * WEEK_S] * 7, 0)
-    left = []
-    for _ in range(4):
-        scheduler.tick()
-        left.append(len(keys(database)))
-    assert left == [5, 2, 1, 1]
-
-
-def test_a_full_batch_fits_one_statement(database: Database) -> None:
-    add_keys(database, *[2 * WEEK_S] * (module.CLEANED_AT_ONCE + 1))
-    with database.writing() as session:
-        assert delete_expired_keys(session, NOW, module.CLEANED_AT_ONCE) == module.CLEANED_AT_ONCE
-    assert len(keys(database)) == 1
-
-
-def test_the_time_is_a_setting(database: Database, settings: ServiceSettings) -> None:
-    add_keys(database, 30, 90)
-    short = settings.model_copy(update={"idempotency_s": 60.0})
-    Scheduler(database, short, ScriptedLauncher(), api_answers=lambda: True, clock=lambda: NOW).tick()
-    assert keys(database) == {"k0"}
-
-
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_key_that_vanishes_is_free(database: Database, database_url: str, settings: ServiceSettings) -> None:
     """PostgreSQL alone lets others write between two statements of a transaction."""

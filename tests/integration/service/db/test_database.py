@@ -49,8 +49,7 @@ def end(database: Database, pid: int) -> None:
     other.close()
 
 
-def test_a_connection_closed_while_idle_is_replaced(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgresql, "_PING_AFTER_S", -1.0)  # idle for long enough, at once
+def test_a_connection_closed_while_idle_is_replaced(database: Database) -> None:
     first = backend(database)
     assert backend(database) == first, "one that works is used again"
     end(database, first)
@@ -162,26 +161,6 @@ def test_a_frozen_server_is_unavailable_until_it_goes_on(tmp_path: Path) -> None
             assert client.get("/api/v1/runs").status_code == 200
     finally:
         frozen.close()
-
-
-def test_connections_end_when_the_server_or_their_client_does_not_respond(database: Database) -> None:
-    expected = {"connect_timeout": "10", "tcp_user_timeout": "30000", "keepalives_idle": "10"}
-    expected |= {"keepalives_interval": "5", "keepalives_count": "3"}
-    with database.engine.connect() as writing, database.autocommit_connection() as reading:
-        for connection in (writing, reading):
-            parameters = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
-            assert {name: parameters[name] for name in expected} == expected
-            assert connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one() == "1min"
-
-
-def test_parameters_of_the_url_take_precedence(postgres: PostgresServer) -> None:
-    options = "-c%20idle_in_transaction_session_timeout%3D5s"
-    database = Database(f"{postgres.url('postgres')}?connect_timeout=7&options={options}")
-    with database.engine.connect() as connection:
-        parameters = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
-        assert parameters["connect_timeout"] == "7"
-        assert connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one() == "5s"
-    database.close()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])

@@ -360,7 +360,7 @@ def test_names_go_with_their_last_run_and_numbers_are_never_given_again(database
     def delete(launched: str) -> None:
         runs.change(database, launched.split()[0], state=RunState.SUCCEEDED)
         with database.writing() as session:
-            service.delete(session, tmp_path, admin, launched.split()[0])
+            service.delete(session, admin, launched.split()[0])
 
     def collect(most: int = 100) -> int:
         with database.writing() as session:

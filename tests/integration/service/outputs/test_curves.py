@@ -89,14 +89,6 @@ def test_the_other_axes_show_the_cost_by_a_step(client: TestClient, database: Da
     assert (alone["x"], alone["steps"]) == ([9], [5])
 
 
-def test_increments_are_the_points_behind_a_step(client: TestClient, database: Database) -> None:
-    launched = grown(database, range(1, 400))
-    run_id = launched.split()[0]
-    for after, expected in ((-1, range(1, 400)), (127, range(128, 400)), (128, range(129, 400)), (399, range(0))):
-        answer = get(client, run_id, names="loss", after=after, max_points=1000)
-        assert answer["series"]["loss"]["steps"] == list(expected)
-
-
 def test_a_new_attempt_raises_the_revision(client: TestClient, database: Database) -> None:
     launched = grown(database, range(1, 10))
     run_id = launched.split()[0]
@@ -128,15 +120,6 @@ def test_thinning_smoothing_and_sums_are_those_of_the_query(client: TestClient, 
     joined = get(client, run_id, names=["a", "b"], joined=True, after=298)["series"]
     assert joined["a"]["steps"] == joined["b"]["steps"] == [299, 300]
     assert (joined["a"]["sum"], joined["a"]["count"]) == (pytest.approx(180.0), 300)
-
-
-def test_many_runs_in_one_answer(client: TestClient, database: Database) -> None:
-    ids = [grown(database, range(1, end)).split()[0] for end in (3, 5)]
-    answer = client.get("/api/v1/metrics", params={"runs": ids, "names": "loss", "x": "tokens"}).json()
-    assert {run: metrics["series"]["loss"]["x"] for run, metrics in answer["runs"].items()} == {
-        ids[0]: [50, 100],
-        ids[1]: [50, 100, 150, 200],
-    }
 
 
 def test_questions_that_make_no_sense_are_refused(client: TestClient, database: Database) -> None:
@@ -255,17 +238,6 @@ def test_a_writer_that_waits_for_a_run_does_not_hold_the_lock(postgresql: Databa
         add(first, "first", number)
     other.join()
     assert sorted(kinds(postgresql)) == ["first", "second"]
-
-
-def test_an_event_of_a_change_that_is_rolled_back_is_not_stored(database: Database) -> None:
-    def change() -> None:
-        with database.writing() as session:
-            add(session, "undone")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        change()
-    assert kinds(database) == []
 
 
 def test_no_number_is_given_twice_after_a_deletion(client: TestClient, database: Database) -> None:

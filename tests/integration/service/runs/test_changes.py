@@ -138,24 +138,6 @@ def test_without_ids_every_run_that_has_not_ended_is_followed(client: Client, da
     assert next_change(changes)[1]["id"] == new
 
 
-def test_a_run_that_has_ended_is_not_read_again_after_its_end_was_sent(database: Database, secret: str) -> None:
-    ended, waiting = (runs.add_run(database) for _ in range(2))
-
-    async def test() -> None:
-        reader = Reader(database, secret)
-        assert len(await reader.read()) == 2
-        runs.change(database, ended, state=RunState.FAILED)
-        (message,) = await reader.read()
-        assert b"event: run" in message
-        assert ended.encode() in message
-        assert reader.feed._marks.keys() == {runs.get(database, waiting).number}
-        runs.change(database, ended, recoveries=1)
-        assert await reader.read() == []
-        assert not reader.stream.is_over
-
-    anyio.run(test)
-
-
 def test_thousands_of_runs_are_sent_in_pages_and_then_events(
     database: Database, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

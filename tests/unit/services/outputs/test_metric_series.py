@@ -113,13 +113,6 @@ def test_a_point_lies_at_the_cost_of_its_step_and_one_of_unknown_cost_is_left_ou
     assert series["y"] == [step + 0.5 for step, _ in known]
 
 
-@pytest.mark.parametrize(
-    ("smoothing", "joined", "all_steps"), [(0.0, False, False), (0.1, False, True), (0, True, True)]
-)
-def test_averages_and_sums_need_the_steps_before_an_increment(smoothing: float, joined: bool, all_steps: bool) -> None:
-    assert SeriesQuery(names=["a"], smoothing=smoothing, joined=joined).needs_all_steps is all_steps
-
-
 VALUES = st.lists(st.floats(), max_size=300).map(np.array)
 MOST = st.integers(4, 60)
 
@@ -141,11 +134,6 @@ def test_a_gap_of_nan_alone_stays_visible() -> None:
     values = np.array([0.0] + [1.0, 2.0] * 10 + [math.nan] * 20 + [3.0])
     kept = values[thin(values, 6)]
     assert np.isnan(kept).sum() == 1
-
-
-def test_too_little_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 4"):
-        thin(np.zeros(10), 3)
 
 
 @given(VALUES, MOST)
@@ -241,8 +229,3 @@ def test_history_is_what_no_later_attempt_replaced(values: dict[int, dict[int, f
         expected |= values.get(attempt, {})
     records = {a: np.array(sorted(rows.items()), dtype=RECORD) for a, rows in values.items()}
     assert pairs(one_history(records, firsts)) == [(s, bits(v)) for s, v in sorted(expected.items())]
-
-
-def test_an_empty_history_has_no_records() -> None:
-    assert len(one_history({}, {1: 0})) == 0
-    assert len(decode([])) == 0

@@ -57,11 +57,6 @@ def test_a_folder_of_a_run_that_is_a_link_does_not_exist(run: RunFiles, tmp_path
         RunFiles(tmp_path / "artifacts", "r2").names()
 
 
-def test_the_root_itself_may_be_a_link(run: RunFiles, tmp_path: Path) -> None:
-    (tmp_path / "volume").symlink_to(tmp_path / "artifacts")
-    assert RunFiles(tmp_path / "volume", "r1").names() == ["a"]
-
-
 def test_a_file_larger_than_allowed_is_refused(run: RunFiles) -> None:
     with pytest.raises(ValueError, match="larger than 5 bytes"):
         run.read("a", "b", "file", most_bytes=5)
