@@ -26,22 +26,17 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
 from gxpo_services.settings import ServiceSettings
 
+# What happens at the same time, at most; the rest waits without occupying a thread.
 MAX_SESSIONS = 24
-"""Maximum number of requests that hold or wait for a writing session; further ones wait without occupying a thread.
-
-If all 40 threads of the pool waited for a lock, its holder would get no thread to finish in: a deadlock.
-"""
+"""Writing sessions. If all 40 threads of the pool waited for a lock, its holder would get none to finish in."""
 REPORTS_AT_ONCE = 4
-"""Maximum number of reports of trainers that are applied at the same time: enough to share commits of PostgreSQL. More
-threads only take the GIL from each other and from the event loop."""
+"""Reports of trainers: enough to share commits of PostgreSQL; more only take the GIL from each other."""
 READS_AT_ONCE = 2
-"""Maximum number of reading requests that hold a session. They share the GIL: with more of them, short queries wait for
-long ones. The second one runs while the first waits for the database."""
+"""Reading sessions. They share the GIL: with more of them, short queries wait for long ones."""
 PROBES_AT_ONCE = 2
-"""Maximum number of readiness probes that query the database. They need no token, so that a locked database must not
-let them occupy the threads and connections of authenticated requests."""
+"""Readiness probes. They need no token, so a locked database must not let them occupy threads and connections."""
 HEAVY_AT_ONCE = 1
-"""Maximum number of comparisons and heat maps that are computed at the same time; each would have a process."""
+"""Comparisons and heat maps; each has a process."""
 
 
 class Slots:

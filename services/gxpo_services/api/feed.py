@@ -8,6 +8,7 @@ An idle stream holds neither a thread nor a connection of the database.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -21,7 +22,6 @@ from anyio.to_thread import run_sync
 from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.api import streams
 from gxpo_services.api.principals import hash_token
 from gxpo_services.db import postgres
 from gxpo_services.db.database import CHANNEL, Database
@@ -29,6 +29,11 @@ from gxpo_services.db.tables import AccessToken, Event, Run
 from gxpo_services.logging import ErrorLog
 from gxpo_services.run_states import SILENCE_S, TERMINAL, silent_s
 
+MEDIA_TYPE = "text/event-stream"
+CONTENT: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}
+"""Of a response in the OpenAPI description."""
+COMMENT = b": waiting\n\n"
+"""Keeps the connection open."""
 COMPARE_S = 5.0
 POLL_S = 0.5
 GATHER_S = 0.25
@@ -331,4 +336,10 @@ def _mark(row: Any, now: float) -> _Mark:
 
 def _event_message(row: Any) -> bytes:
     view = {name: getattr(row, name) for name in ("number", "time", "actor", "kind", "message", "fields", "run")}
-    return streams.event("event", view, row.number)
+    return sse("event", view, row.number)
+
+
+def sse(kind: str, data: Any, number: int | None = None) -> bytes:
+    """A Server-Sent Event. JSON has no bare line ends, so a text of many lines is one line of data."""
+    head = f"event: {kind}\n" + (f"id: {number}\n" if number is not None else "")
+    return f"{head}data: {json.dumps(data)}\n\n".encode()

@@ -49,13 +49,7 @@ def delete_expired_keys(session: Session, before: float, most: int) -> int:
     return len(old)
 
 
-IfMatch = Annotated[
-    str | None,
-    Header(
-        max_length=1000,
-        description="ETag of the version that the change is meant for, or *; another present version: 412.",
-    ),
-]
+IfMatch = Annotated[str | None, Header(max_length=1000, description="ETag of the version to change, or *; else 412.")]
 ETAG_HEADER = {"ETag": {"description": "Version of what can be edited; for If-Match.", "schema": {"type": "string"}}}
 _TAG = re.compile(r'(?:W/)?"[^"]*"')
 

@@ -30,9 +30,7 @@ class TokenRequest(Body):
     """A token to create."""
 
     name: Text = Field(min_length=1, max_length=100, description="Name of its owner.", examples=["ci"])
-    role: RoleWord = Field(
-        "viewer", description="metrics: only /metrics; viewer: read; submitter: submit, control; admin: tokens too."
-    )
+    role: RoleWord = Field("viewer", description="Each role includes those before it; metrics reads only /metrics.")
     days: float | None = Field(None, gt=0, le=36500, description="Days until it expires; null: never.")
 
 

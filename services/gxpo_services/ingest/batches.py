@@ -147,12 +147,8 @@ class IngestRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     attempt: _Launch = Field(description="Number of the launch.", examples=[1])
-    batch: _Launch | None = Field(
-        None, description="1, 2, 3, … in this launch; null for a heartbeat without rows.", examples=[4]
-    )
-    phase: str | None = Field(
-        None, max_length=200, description="What the trainer is doing.", examples=["waiting for 3 GPUs"]
-    )
+    batch: _Launch | None = Field(None, description="1, 2, 3, … in this launch; null for a heartbeat.", examples=[4])
+    phase: str | None = Field(None, max_length=200, description="Its activity.", examples=["waiting for 3 GPUs"])
     offsets: Offsets = Field(default_factory=Offsets, description="Lines of each file before this batch's rows.")
     metrics: _Rows = Field([], description="Lines of metrics.jsonl; null: a line left out.")
     samples: _Rows = Field([], description="Lines of samples.jsonl.")
@@ -184,7 +180,7 @@ def parse(body: bytes) -> Batch:
     content = read_json(body, "body")
     if isinstance(content, dict):
         replace_odd_characters(content.get("outcome"))
-    check_texts(body, content, "body")
+    check_texts(body, content, "")
     try:
         request = IngestRequest.model_validate(content)
     except ValidationError as error:
@@ -228,19 +224,21 @@ def replace_odd_characters(outcome: Any) -> None:
 
 def check_texts(data: bytes, content: Any, place: str) -> None:
     """Check that a database can store all texts of `content`, parsed from `data`. Raises Invalid."""
-    if _ODD_TEXT.search(data) and any(_ODD_CHARACTER.search(text) for text in _texts(content)):
-        raise Invalid.of(place, "a text contains NUL or a lone surrogate, which cannot be stored")
+    for where, text in _texts(content, place) if _ODD_TEXT.search(data) else ():
+        if _ODD_CHARACTER.search(text):
+            raise Invalid.of(where or "body", "a text contains NUL or a lone surrogate, which cannot be stored")
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
-        yield value
+        yield place, value
     elif isinstance(value, dict):
-        yield from value
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
+        for key, item in value.items():
+            yield place, key
+            yield from _texts(item, f"{place}.{key[:40]}" if place else key[:40])
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _texts(item, f"{place}[{number}]")
 
 
 def parse_row(kind: Kind, row: Any, place: str) -> Any:

@@ -18,9 +18,8 @@ from pydantic import BaseModel, Field
 from zipstream import ZipStream
 
 from gxpo_services.api.dependencies import ExistingRun, Settings, held_slot, run_router
-from gxpo_services.api.errors import Conflict, NotFound, responses
+from gxpo_services.api.errors import Conflict, NotFound, RangeNotSatisfiable, responses
 from gxpo_services.api.fields import MAX_INTEGER, MAX_STEP, JsonNumber, read_json
-from gxpo_services.api.streams import requested_range
 from gxpo_services.outputs.files import RunFiles
 
 
@@ -129,6 +128,26 @@ def _inspect(run: RunFiles, name: str, step: int) -> CheckpointView:
     if type(score) is not float and (type(score) is not int or abs(score) > MAX_INTEGER):
         score = None
     return CheckpointView(step=step, score=score, size_bytes=size, created_at=created_at, best=False, newest=False)
+
+
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+
+
+def requested_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """First byte and the one after the last of a single range (RFC 9110, section 14); None for all, or several ranges.
+
+    Raises RangeNotSatisfiable for a range behind the end.
+    """
+    match = _RANGE.fullmatch(header.strip()) if header else None
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    begin, end = (int(first), int(last) + 1 if last else size) if first else (max(0, size - int(last)), size)
+    if last and first and int(last) < begin:
+        return None
+    if begin >= size:
+        raise RangeNotSatisfiable(f"the file has {size} bytes, so none from byte {begin} on")
+    return begin, min(end, size)
 
 
 router = run_router()

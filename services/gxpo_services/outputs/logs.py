@@ -14,7 +14,6 @@ from fastapi import Header, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
-from gxpo_services.api import streams
 from gxpo_services.api.dependencies import (
     BearerToken,
     DatabaseDep,
@@ -26,7 +25,7 @@ from gxpo_services.api.dependencies import (
     run_router,
 )
 from gxpo_services.api.errors import responses
-from gxpo_services.api.feed import Subscription
+from gxpo_services.api.feed import COMMENT, CONTENT, MEDIA_TYPE, Subscription, sse
 from gxpo_services.api.fields import MAX_INTEGER, RunId
 from gxpo_services.outputs.files import RunFiles
 
@@ -90,21 +89,21 @@ async def follow(
         over = changes.is_over
         if changes.end is not None:
             if changes.end == "revoked":
-                yield streams.event("revoked", {"next_offset": offset})
+                yield sse("revoked", {"next_offset": offset})
             return
         piece = await run_sync(read_log, run, offset, LARGEST_PIECE)
         offset = piece.next_offset
         if piece.text:
             data = {"text": piece.text, "offset": piece.offset, "next_offset": offset}
-            yield streams.event("log", data, offset)
+            yield sse("log", data, offset)
             quiet_since = anyio.current_time()
             continue
         if over:
-            yield streams.event("end", {"next_offset": offset})
+            yield sse("end", {"next_offset": offset})
             return
         await changes.wait(pause_s)
         if anyio.current_time() - quiet_since >= heartbeat_s:
-            yield streams.COMMENT
+            yield COMMENT
             quiet_since = anyio.current_time()
 
 
@@ -128,7 +127,7 @@ def logs(
     "/logs/stream",
     summary="Stream the log",
     response_class=StreamingResponse,
-    responses={200: streams.CONTENT, **responses(429)},
+    responses={200: CONTENT, **responses(429)},
 )
 async def stream_log(
     request: Request,
@@ -141,10 +140,10 @@ async def stream_log(
     offset: Offset = 0,
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_INTEGER, description="Offset to resume from.")] = None,
 ) -> StreamingResponse:
-    """Server-Sent Events: `log` with {text, offset, next_offset}, `end` when the run has ended and its whole log has been
+    """Server-Sent Events: `log` with {text, offset, next_offset}, `end` when the run has ended and its whole log is
     sent, `revoked` when the token has become invalid. A log that became shorter is sent from its beginning."""
     begin = last_event_id if last_event_id is not None else offset
     changes = Subscription(token, await run_sync(run_numbers, database, [run_id]))
     held.enter_context(request.app.state.changes.following(changes))
     log = follow(RunFiles(settings.artifacts, run_id), changes, begin)
-    return StreamingResponse(log, media_type=streams.MEDIA_TYPE)
+    return StreamingResponse(log, media_type=MEDIA_TYPE)

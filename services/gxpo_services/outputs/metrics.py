@@ -139,12 +139,8 @@ def num_names(session: Session) -> int:
 
 def names_of(session: Session, run_number: int) -> list[str]:
     """Metrics that a run has values of, in order."""
-    query = (
-        select(MetricName.name)
-        .join(MetricLast, MetricLast.name_number == MetricName.number)
-        .where(MetricLast.run_number == run_number)
-    )
-    return sorted(session.scalars(query))
+    query = select(MetricName.name).join(MetricLast, MetricLast.name_number == MetricName.number)
+    return sorted(session.scalars(query.where(MetricLast.run_number == run_number)))
 
 
 def first_steps(session: Session, run_numbers: Iterable[int]) -> dict[int, dict[int, int]]:

@@ -11,10 +11,9 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
-from gxpo_services.api import streams
 from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Viewer, held_slot, run_numbers
 from gxpo_services.api.errors import responses
-from gxpo_services.api.feed import RUNS_AT_ONCE, ChangeFeed, Subscription
+from gxpo_services.api.feed import COMMENT, CONTENT, MEDIA_TYPE, RUNS_AT_ONCE, ChangeFeed, Subscription, sse
 from gxpo_services.api.fields import MAX_INTEGER, Id
 from gxpo_services.runs import listing, schemas
 from gxpo_services.runs.schemas import RunView
@@ -24,7 +23,7 @@ def messages(session: Session, numbers: Sequence[int]) -> dict[int, bytes]:
     """The message of each run as lists have it, by number, without those deleted meanwhile."""
     rows = listing.list_rows(session, numbers)
     views = (RunView.model_validate(schemas.with_progress(row)).model_dump(mode="json") for row in rows)
-    return {row["number"]: streams.event("run", view) for row, view in zip(rows, views, strict=True)}
+    return {row["number"]: sse("run", view) for row, view in zip(rows, views, strict=True)}
 
 
 async def follow(
@@ -44,23 +43,23 @@ async def follow(
     yield b": runs\n\n"
     while True:
         if not await changes.wait(comment_s):
-            yield streams.COMMENT
+            yield COMMENT
         while changes.end is None and (parts := await _next(feed, changes, ids_only)):
             yield b"".join(parts)
         if changes.end == "revoked" or (changes.end is None and changes.is_over):
-            yield streams.event(changes.end or "end", {"after": changes.after})
+            yield sse(changes.end or "end", {"after": changes.after})
         if changes.end is not None or changes.is_over:
             return
 
 
 async def _next(feed: ChangeFeed, changes: Subscription, ids_only: bool = False) -> list[bytes]:
     """The next messages: deleted runs and a page of runs; events when no run is unsent; none when all is sent."""
-    parts = [streams.event("deleted", {"id": run}) for run in changes.deleted]
+    parts = [sse("deleted", {"id": run}) for run in changes.deleted]
     changes.deleted = []
     if changes.changed:
         page = {number: changes.changed.pop(number) for number in list(changes.changed)[:RUNS_AT_ONCE]}
         if ids_only:
-            return parts + [streams.event("run", {"id": run}) for run in page.values()]
+            return parts + [sse("run", {"id": run}) for run in page.values()]
         return parts + await feed.run_messages(page)
     while not parts and changes.after is not None and changes.after < changes.last_event:
         parts = await feed.event_messages(changes)
@@ -74,7 +73,7 @@ router = APIRouter(route_class=ServiceRoute, tags=["runs"], responses=responses(
     "/events/stream",
     summary="Stream changes of runs",
     response_class=StreamingResponse,
-    responses={200: streams.CONTENT, **responses(429)},
+    responses={200: CONTENT, **responses(429)},
 )
 async def stream_changes(
     request: Request,
@@ -83,10 +82,7 @@ async def stream_changes(
     database: DatabaseDep,
     token: BearerToken,
     runs: Annotated[list[Id], Query(max_length=500, description="Ids; default: every run that has not ended.")] = [],  # noqa: B006
-    after: Annotated[
-        int | None,
-        Query(ge=0, le=MAX_INTEGER, description="Number of the last event received; default: only new ones."),
-    ] = None,
+    after: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="Last event received; null: none.")] = None,
     ids_only: Annotated[bool, Query(description="Send the id of a run that changed instead of the run.")] = False,
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_INTEGER, description="The same at a reconnect.")] = None,
 ) -> StreamingResponse:
@@ -98,4 +94,4 @@ async def stream_changes(
     changes = Subscription(token, numbers, begin)
     feed: ChangeFeed = request.app.state.changes
     held.enter_context(feed.following(changes))
-    return StreamingResponse(follow(feed, changes, ids_only=ids_only), media_type=streams.MEDIA_TYPE)
+    return StreamingResponse(follow(feed, changes, ids_only=ids_only), media_type=MEDIA_TYPE)

@@ -95,13 +95,8 @@ def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
 
 def lock(session: Session, run_id: str) -> Run | None:
     """The run, locked until the transaction ends, without its related rows."""
-    query = (
-        select(Run)
-        .where(Run.id == run_id)
-        .options(lazyload(Run.tags), lazyload(Run.group), lazyload(Run.document))
-        .with_for_update(of=Run)
-    )
-    return session.scalar(query)
+    alone = (lazyload(Run.tags), lazyload(Run.group), lazyload(Run.document))
+    return session.scalar(select(Run).where(Run.id == run_id).options(*alone).with_for_update(of=Run))
 
 
 def add(session: Session, runs: Sequence[Run]) -> None:

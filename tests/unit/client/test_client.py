@@ -188,7 +188,10 @@ def test_a_list_is_read_page_by_page_up_to_its_limit(service: Service, client: C
     ]
 
 
-def test_while_the_service_is_away_a_page_reads_what_it_last_knew(service: Service) -> None:
+def test_while_the_service_is_away_a_page_reads_what_it_last_knew(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
     cache = ResponseCache()
     client = client_of(service, cache=cache)
     service.answers["/runs/r1"] = (200, {"state": "running"})

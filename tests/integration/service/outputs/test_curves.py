@@ -101,27 +101,6 @@ def test_a_new_attempt_raises_the_revision(client: TestClient, database: Databas
     assert answer["series"]["loss"]["steps"] == [1, 2, 3, 4, 5, 6]
 
 
-def test_thinning_smoothing_and_sums_are_those_of_the_query(client: TestClient, database: Database) -> None:
-    launched = launch(database)
-    rows = [metric_row(step, a=0.2 + 0.8 * (step % 2), b=math.nan) for step in range(1, 301)]
-    send(database, launched, body(1, metrics=rows))
-    run_id = launched.split()[0]
-    thinned = get(client, run_id, names=["a", "b"], max_points=50)["series"]
-    assert (len(thinned["a"]["steps"]) <= 50, thinned["a"]["downsampled"]) == (True, True)
-    assert set(thinned["b"]["y"]) == {"NaN"}
-    assert set(thinned["b"]["band"]["mean"] + thinned["b"]["band"]["low"]) == {"NaN"}
-    assert "sum" not in thinned["a"]
-    part = get(client, run_id, names="a", **{"from": 10, "to": 12})["series"]["a"]
-    assert (part["steps"], "band" in part) == ([10, 11, 12], False)
-    # Between 0.2 and 1.0 in turn the average with weight 1/2 tends to 2/3 of the new and 1/3 of the old value.
-    smoothed = get(client, run_id, names="a", smoothing=0.5, after=299)["series"]["a"]
-    assert smoothed["y"] == [pytest.approx(2 / 3 * 0.2 + 1 / 3 * 1.0)]
-    # The sums are of all steps, also of those up to `after`: 150 × 0.2 + 150 × 1.0.
-    joined = get(client, run_id, names=["a", "b"], joined=True, after=298)["series"]
-    assert joined["a"]["steps"] == joined["b"]["steps"] == [299, 300]
-    assert (joined["a"]["sum"], joined["a"]["count"]) == (pytest.approx(180.0), 300)
-
-
 def test_questions_that_make_no_sense_are_refused(client: TestClient, database: Database) -> None:
     run_id = grown(database, range(1, 3)).split()[0]
     path = f"/api/v1/runs/{run_id}/metrics"
@@ -180,16 +159,6 @@ def kinds(database: Database) -> list[str]:
 
 def add(session: Session, kind: str, run_number: int | None = None) -> None:
     events.record(session, run_number, "tests", kind, kind)
-
-
-def test_an_event_that_commits_later_has_a_larger_number(postgresql: Database) -> None:
-    with postgresql.writing() as first:
-        add(first, "first")
-        first.flush()
-        with postgresql.writing() as second:
-            add(second, "second")
-        assert kinds(postgresql) == ["second"]
-    assert kinds(postgresql) == ["second", "first"]
 
 
 def test_two_commits_at_the_same_time_follow_each_other(postgresql: Database) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import os
@@ -13,7 +12,6 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support import queued_runs as runs
 from support.reporting import body, evaluation_row, event_row, launch, metric_row, post, sample_row, send
@@ -22,7 +20,6 @@ from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
 
-RECORDINGS = Path(__file__).parents[3] / "browser" / "recordings"
 """Files of runs of the product."""
 
 
@@ -116,25 +113,6 @@ def test_evaluations_are_records_by_step_and_benchmark(client: TestClient, datab
     assert [(item["step"], "per_problem" in item) for item in few.json()["items"]] == [(5, False)]
 
 
-@pytest.mark.parametrize("recording", ["demo", "tools"])
-def test_every_member_of_a_trainers_evaluations_is_described(
-    recording: str, app: FastAPI, client: TestClient, database: Database
-) -> None:
-    """What runs of the product wrote, against the OpenAPI description without room for further members."""
-    lines = (RECORDINGS / recording / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    launched = launch(database)
-    send(database, launched, body(1, evaluations=rows))
-    components = copy.deepcopy(app.openapi()["components"])
-    components["schemas"]["EvaluationView"]["additionalProperties"] = False
-    described = {"$ref": "#/components/schemas/EvaluationsView", "components": components}
-    few = [{name: value for name, value in row.items() if name != "per_problem"} for row in rows]
-    for per_problem, expected in ((True, rows), (False, few)):
-        answer = client.get(path(launched.split()[0], "evaluations"), params={"per_problem": per_problem}).json()
-        assert answer == {"items": expected}
-        jsonschema.validate(answer, described)
-
-
 def test_events_continue_after_the_last_received(client: TestClient, database: Database) -> None:
     launched = launch(database)
     run_id = launched.split()[0]
@@ -149,24 +127,6 @@ def test_events_continue_after_the_last_received(client: TestClient, database: D
     assert rest["next_cursor"] is None
     nothing = client.get(path(run_id, "events"), params={"after": rest["next_after"]}).json()
     assert nothing == {"items": [], "next_cursor": None, "next_after": rest["next_after"]}
-
-
-def test_events_are_read_from_the_newest_page_by_page(client: TestClient, database: Database) -> None:
-    launched = launch(database)
-    run_id = launched.split()[0]
-    send(database, launched, body(1, events=[event_row(f"e{number}") for number in range(1, 6)]))
-    in_order = client.get(path(run_id, "events")).json()["items"]
-    assert [item["kind"] for item in in_order] == ["state", "e1", "e2", "e3", "e4", "e5"]
-    query: dict[str, Any] = {"order": "desc", "limit": 4}
-    first = client.get(path(run_id, "events"), params=query).json()
-    second = client.get(path(run_id, "events"), params=query | {"cursor": first["next_cursor"]}).json()
-    assert [*first["items"], *second["items"]] == in_order[::-1]
-    assert second["next_cursor"] is None
-    assert first["next_after"] == in_order[-1]["number"], "an increment follows the newest"
-    few = client.get(path(run_id, "events"), params={"order": "desc", "after": in_order[3]["number"]}).json()
-    assert [item["kind"] for item in few["items"]] == ["e5", "e4"]
-    for wrong in ({"cursor": first["next_cursor"]}, {"order": "newest"}):
-        assert client.get(path(run_id, "events"), params=wrong).status_code == 422
 
 
 def test_a_timeline_has_the_last_steps_without_bad_lines(client: TestClient, run_id: str, folder: Path) -> None:

@@ -215,13 +215,6 @@ def test_sorting_by_metrics_last_or_extreme_value(at: str, order: str, client: T
         assert run["metrics"][METRIC] == words.get(value, value) if value is not None else True
 
 
-def test_metrics_come_along_when_they_are_asked_for(client: TestClient, database: Database) -> None:
-    ids = add_runs(database, 2, plain_run)
-    add_last(database, {ids[0]: (0.5, 0.1, 0.9)})
-    listed = client.get(f"{API}/runs", params={"with_metric": [METRIC, "x"], "order": "asc"}).json()["items"]
-    assert [run["metrics"] for run in listed] == [{METRIC: 0.5, "x": None}, {METRIC: None, "x": None}]
-
-
 def test_settings_come_along_when_they_are_asked_for(client: TestClient) -> None:
     made = client.post(f"{API}/runs", json={"preset": "demo", "overrides": ["learner.rule.k=7"]})
     assert made.status_code == 201

@@ -77,13 +77,6 @@ def test_a_submitted_run_is_queued_whole(client: TestClient, database: Database)
         assert (event.actor, event.kind) == ("token:admin", "submitted")
 
 
-def test_toml_and_overrides_name_and_infinities(client: TestClient) -> None:
-    body = {"toml": to_toml(load_preset("demo")), "overrides": ["learner.rule.gate.threshold=inf"], "name": "μ"}
-    run = client.post(f"{API}/runs", json=body).json()
-    assert run["config"]["learner"]["rule"]["gate"]["threshold"] == "Infinity"
-    assert (run["name"], run["config"]["name"]) == ("μ", "μ")
-
-
 def test_a_refused_run_names_every_bad_member_and_leaves_nothing(client: TestClient, database: Database) -> None:
     body = {
         "config": {"learner": {"rule": {"name": "gxpo", "k": 1}}, "placement": {"ray_address": "auto"}},
@@ -185,19 +178,6 @@ def test_a_request_leads_to_its_state_or_is_refused_with_the_present_one(
     assert client.post(f"{path}/cancel").json()["state"] == "cancelling"
     ended = client.post(f"{API}/runs/{submit()['id']}/cancel").json()
     assert (ended["state"], ended["ended_at"] is None) == ("cancelled", False)
-
-
-@pytest.mark.parametrize("others", [2, 8])
-def test_of_many_who_cancel_and_resume_at_once_each_gets_an_answer(
-    others: int, client: TestClient, submit: Submit, lead_to: LeadTo
-) -> None:
-    run = submit()
-    lead_to(run["id"], "paused")
-    with ThreadPoolExecutor(2 * others) as pool:
-        wanted = ["cancel", "resume"] * others
-        answers = list(pool.map(lambda action: client.post(f"{API}/runs/{run['id']}/{action}"), wanted))
-    assert {answer.status_code for answer in answers} <= {200, 409}
-    assert client.get(f"{API}/runs/{run['id']}").json()["state"] == "cancelled"
 
 
 def test_a_run_may_name_the_run_that_its_config_was_taken_from(client: TestClient, submit: Submit) -> None:

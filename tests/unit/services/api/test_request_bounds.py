@@ -24,8 +24,8 @@ from gxpo_services.api.fields import (
     new_id,
     read_json,
 )
-from gxpo_services.api.streams import requested_range
 from gxpo_services.app import create_app
+from gxpo_services.outputs.checkpoints import requested_range
 from gxpo_services.settings import ServiceSettings
 
 FREE_FORM = {

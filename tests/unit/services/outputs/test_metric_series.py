@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_services.outputs.metric_series import SeriesQuery, series_of, smooth, spread, thin
+from gxpo_services.outputs.metric_series import SeriesQuery, series_of, smooth, thin
 from gxpo_services.outputs.metrics import BLOCK_STEPS, RECORD, Records, decode, encode, one_history
 
 
@@ -35,24 +35,6 @@ def test_smoothing_passes_over_what_is_not_finite() -> None:
     assert math.isnan(averaged[2])
     assert [averaged[1], *averaged[3:]] == [1.0, 2.0, math.inf]
     assert smooth(np.empty(0), 0.5).tolist() == []
-
-
-def test_a_chosen_few_are_evenly_spaced_and_have_both_ends() -> None:
-    assert spread(9, 5).tolist() == [0, 2, 4, 6, 8]
-    assert spread(5, 5).tolist() == [0, 1, 2, 3, 4]
-    assert spread(0, 4).tolist() == []
-    assert len(set(spread(5000, 600).tolist())) == 600
-
-
-def test_the_average_is_of_all_steps_and_not_of_the_extremes_that_are_kept() -> None:
-    # Four zeros and a one, over and over: the mean is 0.2; of minima and maxima it would be 0.5. The average with
-    # weight 0.99 stays within 0.04 of the mean once the start is forgotten.
-    values = {step: float(step % 5 == 0) for step in range(5000)}
-    raw = over_steps({"a": values}, 100)["a"]
-    assert np.mean(raw["y"]) == pytest.approx(0.5, abs=0.02)
-    smoothed = over_steps({"a": values}, 100, smoothing=0.99)["a"]
-    assert smoothed["downsampled"]
-    assert np.abs(np.array(smoothed["y"])[50:] - 0.2).max() < 0.04
 
 
 def test_an_increment_continues_the_average() -> None:
@@ -86,11 +68,6 @@ def test_joined_series_have_the_same_steps_and_the_sums_of_all() -> None:
     assert series["d"] == {"x": [], "y": [], "steps": [], "downsampled": False, "sum": 0.0, "count": 0}
 
 
-def test_the_sums_of_an_increment_are_those_of_all_steps_without_what_is_not_finite() -> None:
-    series = over_steps({"a": {1: 1.0, 2: math.nan, 3: 2.0, 4: 4.0}}, 600, after=2, joined=True)["a"]
-    assert (series["steps"], series["sum"], series["count"]) == ([3, 4], 7.0, 3)
-
-
 @pytest.mark.parametrize(
     ("steps", "costs", "places"),
     [
@@ -122,18 +99,6 @@ def test_each_bucket_gives_its_lowest_and_its_highest_in_order() -> None:
     values = np.array([7.0, 5, 1, 9, 3, 4, 4, 8, 2, 6])
     # Room for 6: both ends, and two buckets of four.
     assert thin(values, 6).tolist() == [0, 2, 3, 7, 8, 9]
-
-
-def test_no_more_points_than_there_is_room_for_stay_as_they_are() -> None:
-    values = np.array([3.0, math.nan, 1.0, 2.0])
-    assert thin(values, 4).tolist() == [0, 1, 2, 3]
-    assert thin(values[:0], 4).tolist() == []
-
-
-def test_a_gap_of_nan_alone_stays_visible() -> None:
-    values = np.array([0.0] + [1.0, 2.0] * 10 + [math.nan] * 20 + [3.0])
-    kept = values[thin(values, 6)]
-    assert np.isnan(kept).sum() == 1
 
 
 @given(VALUES, MOST)
@@ -188,17 +153,6 @@ def bits(value: float) -> bytes:
 
 def pairs(records: np.ndarray) -> list[tuple[int, bytes]]:
     return [(int(step), bits(float(value))) for step, value in records.tolist()]
-
-
-def test_a_record_is_a_little_endian_int32_and_a_float64() -> None:
-    data = encode([(3, {"m": 1.5}), (4, {"m": -0.25})])
-    assert data == {("m", 0): struct.pack("<id", 3, 1.5) + struct.pack("<id", 4, -0.25)}
-    assert RECORD.itemsize == 12
-
-
-def test_a_block_holds_128_steps() -> None:
-    keys = encode([(127, {"m": 1.0}), (128, {"m": 2.0}), (256, {"m": 3.0})]).keys()
-    assert keys == {("m", 0), ("m", 1), ("m", 2)}
 
 
 @given(ROWS, ROWS)
