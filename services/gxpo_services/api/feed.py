@@ -87,17 +87,13 @@ class Subscription:
         self.changed: dict[int, str] = {}
         """Runs to send: number → id."""
         self.deleted: list[str] = []
-        self.unfinished: set[int] = set()
         self.is_ready = False
         """Whether the state of its runs is known."""
+        self.is_over = False
+        """Whether all runs to follow have ended or were deleted."""
         self.end: Literal["revoked", "lost"] | None = None
         """Why it cannot go on: its token is invalid, or the database unavailable."""
         self._news = anyio.Event()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all runs to follow have ended or were deleted."""
-        return self.is_ready and self.numbers is not None and not self.unfinished
 
     def follows(self, number: int, *marks: _Mark | None) -> bool:
         """marks: of the run, before and now; the end of a run is one of its changes."""
@@ -227,20 +223,23 @@ class ChangeFeed:
         while len(self._recent) > _MOST_RECENT:
             self._recent_after, *_ = self._recent.popleft()
         for stream in subscriptions:
-            if not stream.is_ready:
-                self._begin(stream, marks)
-                continue
-            numbers = [number for number in changed if stream.follows(number, before.get(number), marks[number])]
-            deleted = [number for number in gone if stream.follows(number, before[number])]
+            known, news = (before, changed) if stream.is_ready else ({}, sorted(marks))
+            numbers = [number for number in news if stream.follows(number, known.get(number), marks[number])]
+            deleted = [number for number in gone if number in known and stream.follows(number, known[number])]
             stream.changed |= {number: marks[number].id for number in numbers}
             stream.deleted += [before[number].id for number in deleted]
             for number in deleted:
                 stream.changed.pop(number, None)
-            stream.unfinished -= {number for number in numbers if marks[number].has_ended}.union(deleted)
+            if stream.numbers is not None:
+                stream.is_over = all(number not in marks or marks[number].has_ended for number in stream.numbers)
             followed = marks if stream.numbers is None else stream.numbers
             events = [row.number for row in reading.events if row.run_number in followed]
-            stream.last_event = max([stream.last_event, *events])
-            if numbers or deleted or events:
+            if not stream.is_ready:
+                stream.is_ready, stream.last_event = True, self._last_event
+                stream.after = self._last_event if stream.after is None else stream.after
+            elif events:
+                stream.last_event = events[-1]
+            if numbers or deleted or events or stream.is_over:
                 stream.wake()
         self._marks = marks
         if len(reading.events) == EVENTS_AT_ONCE:
@@ -250,16 +249,6 @@ class ChangeFeed:
             self._marks = {number: mark for number, mark in marks.items() if number in kept or not mark.has_ended}
         unchanged = self._marks.keys() - changed
         self._messages = {number: message for number, message in self._messages.items() if number in unchanged}
-
-    def _begin(self, stream: Subscription, marks: dict[int, _Mark]) -> None:
-        runs = {number: mark for number, mark in sorted(marks.items()) if stream.follows(number, mark)}
-        stream.changed = {number: mark.id for number, mark in runs.items()}
-        stream.unfinished = {number for number, mark in runs.items() if not mark.has_ended}
-        assert self._last_event is not None
-        stream.after = self._last_event if stream.after is None else stream.after
-        stream.last_event = self._last_event
-        stream.is_ready = True
-        stream.wake()
 
     async def run_messages(self, numbers: Collection[int]) -> list[bytes]:
         """Messages of runs in full, without those that were deleted; each is read once for all streams."""

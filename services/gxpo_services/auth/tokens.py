@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
 from gxpo_services.api.errors import Conflict, NotFound, responses
-from gxpo_services.api.fields import Body, Page, PageQuery, Position, Text, decode_cursor, encode_cursor, new_id
+from gxpo_services.api.fields import Body, Page, PageQuery, Text, decode_cursor, encode_cursor, new_id
 from gxpo_services.api.principals import Role, find_by_secret, hash_token, new_token
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
@@ -114,9 +114,9 @@ def list_tokens(page: Annotated[PageQuery, Query()], _: Admin, session: ReadSess
     """Tokens including revoked ones, without secrets, oldest first."""
     query = select(AccessToken).order_by(AccessToken.id).limit(page.limit + 1)  # ids ascend with their creation
     if page.cursor is not None:
-        query = query.where(AccessToken.id > str(decode_cursor(page.cursor, _ORDER, "text").value))
+        query = query.where(AccessToken.id > str(decode_cursor(page.cursor, _ORDER, "text")[0]))
     rows = session.scalars(query).all()
-    more = encode_cursor(_ORDER, Position(rows[page.limit - 1].id, 0)) if len(rows) > page.limit else None
+    more = encode_cursor(_ORDER, rows[page.limit - 1].id, 0) if len(rows) > page.limit else None
     return TokenPage(items=[TokenView.model_validate(row) for row in rows[: page.limit]], next_cursor=more)
 
 

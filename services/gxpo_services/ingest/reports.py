@@ -102,7 +102,7 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestV
     session.flush()
     if batch.outcome is not None:
         lifecycle.apply_outcome(session, run, batch.outcome, actor=actor)
-    return _answer(True, offsets, run.state)
+    return _answer(batch.number is not None, offsets, run.state)
 
 
 def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> None:
@@ -123,7 +123,8 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     new = {name for name in names if name not in left_out and numbers.get(name) not in present}
     numbers |= metrics.numbers_of(session, new)
     _append(session, run.number, rows, numbers)
-    changed = _summarise(session, run.number, rows, numbers, present, begun, firsts)
+    is_replacing = bool(begun) and len(firsts) > 1
+    changed = _summarise(session, run.number, rows, numbers, present, firsts, is_replacing=is_replacing)
     metrics.put_summaries(session, run.number, changed)
     newest = max(firsts)
     reached = max((row.step for row in rows if row.attempt == newest), default=0)
@@ -180,35 +181,32 @@ def _summarise(
     rows: Sequence[MetricRow],
     numbers: Mapping[str, int],
     present: Mapping[int, Summary],
-    begun: Mapping[int, int],
     firsts: Mapping[int, int],
+    *,
+    is_replacing: bool,
 ) -> dict[int, Summary | None]:
     """Changed last and extreme values by metric number; None where no value is left.
 
-    A value of a later step updates the stored summary. Replaced history and repeated steps are recomputed from blocks.
+    A value of a later step updates the stored summary. Repeated steps, and all metrics when an attempt replaces some of
+    the history, are computed from the blocks.
     """
-    ends = {a: min((f for b, f in firsts.items() if b > a), default=math.inf) for a in firsts}
-    replaced_from = min((first for a, first in begun.items() if min(firsts) < a), default=math.inf)
-    recomputed = {name for name, summary in present.items() if summary.last_step >= replaced_from}
-    added: dict[str, Summary] = {}
+    reported = {numbers[name] for row in rows for name in row.values}
+    recomputed = reported.union(present) if is_replacing else set()
+    changed: dict[int, Summary | None] = {}
     for row in rows:
-        if row.step >= ends[row.attempt]:
-            continue
         for name, value in row.values.items():
-            summary = added.get(name)
-            if summary is None:
-                old = present.get(numbers[name])
-                summary = added[name] = Summary(None, -1, None, None) if old is None else replace(old)
+            number = numbers[name]
+            summary = changed.get(number) or replace(present.get(number) or Summary(None, -1, None, None))
+            changed[number] = summary
             if row.step > summary.last_step:
                 summary.add(row.step, value)
             else:
-                recomputed.add(numbers[name])
-    changed: dict[int, Summary | None] = {numbers[name]: summary for name, summary in added.items()}
+                recomputed.add(number)
     if recomputed:
         histories = metrics.histories(session, recomputed, {run_number: firsts})
-        for name_number in recomputed:
-            records = histories.get((run_number, name_number))
-            changed[name_number] = None if records is None else metrics.summary_of(records)
+        for number in recomputed:
+            records = histories.get((run_number, number))
+            changed[number] = None if records is None else metrics.summary_of(records)
     return changed
 
 
@@ -248,8 +246,7 @@ def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestVie
     if batch.launch != run.launch:
         raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
     record_heartbeat(session, run, TRAINER, batch.phase)
-    view = apply_batch(session, run, batch, TRAINER)
-    return view if batch.number is not None else view.model_copy(update={"applied": False})
+    return apply_batch(session, run, batch, TRAINER)
 
 
 _table = Run.__table__.c

@@ -20,7 +20,6 @@ from gxpo_services.api.fields import (
     Id,
     Page,
     PageQuery,
-    Position,
     RunId,
     Text,
     decode_cursor,
@@ -129,7 +128,7 @@ def events(
     """State changes, actions of users and schedulers, and events reported by the trainer."""
     query = select(Event).where(Event.run_number == run_number(session, run_id))
     if cursor is not None:
-        number = decode_cursor(cursor, _ORDERS[order], "float").number
+        _value, number = decode_cursor(cursor, _ORDERS[order], "float")
         if order == "desc":
             query = query.where(Event.number < number)
         else:
@@ -140,7 +139,7 @@ def events(
     items = [EventView.model_validate(row, from_attributes=True) for row in rows[:limit]]
     return EventPage(
         items=items,
-        next_cursor=encode_cursor(_ORDERS[order], Position(None, items[-1].number)) if len(rows) > limit else None,
+        next_cursor=encode_cursor(_ORDERS[order], None, items[-1].number) if len(rows) > limit else None,
         next_after=max((item.number for item in items), default=after),
     )
 
@@ -159,13 +158,11 @@ def audit_trail(query: Annotated[AuditQuery, Query()], _: Admin, session: ReadSe
     if query.before is not None:
         rows = rows.where(Event.time < query.before)
     if query.cursor is not None:
-        rows = rows.where(Event.number < decode_cursor(query.cursor, _AUDIT_ORDER, "float").number)
+        rows = rows.where(Event.number < decode_cursor(query.cursor, _AUDIT_ORDER, "float")[1])
     page = session.execute(rows.order_by(Event.number.desc()).limit(query.limit + 1)).all()
     items = [
         AuditEntry(**EventView.model_validate(event, from_attributes=True).model_dump(), run=run)
         for event, run in page[: query.limit]
     ]
     more = len(page) > query.limit
-    return AuditPage(
-        items=items, next_cursor=encode_cursor(_AUDIT_ORDER, Position(None, items[-1].number)) if more else None
-    )
+    return AuditPage(items=items, next_cursor=encode_cursor(_AUDIT_ORDER, None, items[-1].number) if more else None)

@@ -218,7 +218,8 @@ def curves(session: Session, run_ids: Sequence[str], query: SeriesQuery) -> dict
         raise Invalid.of("names", "is empty; name at least one metric")
     asked = f"{len(run_ids)} runs × {len(metrics)} metrics"
     if len(run_ids) * len(metrics) * query.max_points > MOST_POINTS:
-        raise Invalid(f"{asked} × max_points ({query.max_points}) exceed {MOST_POINTS} points; request fewer")
+        fix = "lower max_points, or request fewer runs or names"
+        raise Invalid(f"{asked} × max_points ({query.max_points}) exceed {MOST_POINTS} points; {fix}")
     if len(run_ids) * len(metrics) > MOST_CURVES:
         raise Invalid(f"{asked} exceed {MOST_CURVES} series; request fewer")
     query_of_heads = select(Run.id, Run.number, Run.step, Run.attempt).where(Run.id.in_(run_ids))

@@ -241,22 +241,7 @@ def clone_run(run_id: RunId, by: Submission, body: schemas.CloneRequest | None =
     if not is_new:
         return _repeated(by, new)
     original = service.find(by.session, run_id)
-    config = checked(overridden(original.config, request.overrides, "overrides"), by.settings)
-    if request.priority is not None:
-        service.check_priority(by.principal, request.priority)
-    service.check_queue(by.session, by.settings, by.principal)
-    copied = service.allowed_priority(by.principal, original.priority)
-    name = request.name or (config.name if config.name != original.config["name"] else original.name)
-    run = service.new_run(
-        config.model_copy(update={"name": name}),
-        by.principal,
-        run_id=new,
-        notes=original.notes if request.notes is None else request.notes,
-        priority=copied if request.priority is None else request.priority,
-        group=_group(by.session, request.group),
-        parent=(original, "clone"),
-    )
-    return _add(by, run, [tag.tag for tag in original.tags] if request.tags is None else request.tags, "cloned")
+    return _copy(by, new, original, request, "clone", group=_group(by.session, request.group))
 
 
 @router.post(
@@ -275,16 +260,28 @@ def retry_run(run_id: RunId, by: Submission) -> Response:
     if original.state not in schemas.RETRIED:
         fix = "clone it" if original.state in TERMINAL else "cancel it first, or clone it"
         raise Conflict(f"run {run_id} is {original.state}; retry is for failed and cancelled runs: {fix}")
-    config = checked(original.config, by.settings).model_copy(update={"name": original.name})
+    group: dict[str, Any] = {"group": original.group, "group_values": original.group_values}
+    return _copy(by, new, original, schemas.CloneRequest(), "retry", **group)
+
+
+def _copy(
+    by: Submission, run_id: str, original: Run, request: schemas.CloneRequest, kind: str, **group: Any
+) -> Response:
+    """Queue a copy of a run. kind: "clone" or "retry". group: that of the copy, and its settings in it."""
+    config = checked(overridden(original.config, request.overrides, "overrides"), by.settings)
+    if request.priority is not None:
+        service.check_priority(by.principal, request.priority)
     service.check_queue(by.session, by.settings, by.principal)
+    copied = service.allowed_priority(by.principal, original.priority)
+    name = request.name or (config.name if config.name != original.config["name"] else original.name)
     run = service.new_run(
-        config,
+        config.model_copy(update={"name": name}),
         by.principal,
-        run_id=new,
-        notes=original.notes,
-        priority=service.allowed_priority(by.principal, original.priority),
-        group=original.group,
-        group_values=original.group_values,
-        parent=(original, "retry"),
+        run_id=run_id,
+        notes=original.notes if request.notes is None else request.notes,
+        priority=copied if request.priority is None else request.priority,
+        parent=(original, kind),
+        **group,
     )
-    return _add(by, run, [tag.tag for tag in original.tags], "retried")
+    tags = [tag.tag for tag in original.tags] if request.tags is None else request.tags
+    return _add(by, run, tags, {"clone": "cloned", "retry": "retried"}[kind])

@@ -22,7 +22,7 @@ from gxpo_services.api.dependencies import (
     WriteSession,
 )
 from gxpo_services.api.errors import Conflict, FieldError, Forbidden, Gone, Invalid, NotFound, responses
-from gxpo_services.api.fields import Body, GroupId, Page, PageQuery, Position, Word, decode_cursor, encode_cursor
+from gxpo_services.api.fields import Body, GroupId, Page, PageQuery, Word, decode_cursor, encode_cursor
 from gxpo_services.api.idempotency import (
     ETAG_HEADER,
     IfMatch,
@@ -223,9 +223,9 @@ def list_groups(page: Annotated[PageQuery, Query()], _: Viewer, session: ReadSes
     """Newest first, with run counts by state."""
     query = select(Group).order_by(Group.number.desc()).limit(page.limit + 1)
     if page.cursor is not None:
-        query = query.where(Group.number < decode_cursor(page.cursor, _ORDER, "float").number)
+        query = query.where(Group.number < decode_cursor(page.cursor, _ORDER, "float")[1])
     groups = session.scalars(query).all()
-    more = encode_cursor(_ORDER, Position(None, groups[page.limit - 1].number)) if len(groups) > page.limit else None
+    more = encode_cursor(_ORDER, None, groups[page.limit - 1].number) if len(groups) > page.limit else None
     return answer(GroupPage(items=_views(session, groups[: page.limit]), next_cursor=more))
 
 

@@ -139,9 +139,7 @@ TWO_ERRORS = [
     ("status", "body", "kind", "code", "message"),
     [
         (401, {"title": "Sign in"}, NotSignedIn, 1, "Sign in (--token-file FILE or GXPO_TOKEN)"),
-        (403, {"title": "Not allowed", "detail": "a viewer may not"}, Refused, 1, "a viewer may not"),
         (404, {"title": "Not found", "detail": "there is no run r1"}, NotFound, 1, "there is no run r1"),
-        (409, {"title": "Conflict", "detail": "it has ended"}, Refused, 1, "it has ended"),
         (
             422,
             {"title": "Invalid request", "detail": "2 settings cannot be used", "errors": TWO_ERRORS},

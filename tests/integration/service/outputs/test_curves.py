@@ -131,7 +131,7 @@ def test_a_response_has_at_most_two_million_points(client: TestClient, database:
     assert client.get(path, params={"names": f"m0,{names}", "max_points": 20_000}).status_code == 200
     refused = client.get(path, params={"names": f"{names},m100", "max_points": 20_000})
     assert refused.status_code == 422
-    assert refused.json()["detail"].startswith("runs (1) × names (101) × max_points (20000) exceed 2000000 points")
+    assert refused.json()["detail"].startswith("1 runs × 101 metrics × max_points (20000) exceed 2000000 points")
     of_several = {"runs": [f"r{n:020d}" for n in range(200)], "names": "m0"}
     assert client.get("/api/v1/metrics", params=of_several | {"max_points": 10_001}).status_code == 422
     assert client.get("/api/v1/metrics", params=of_several | {"max_points": 10_000}).status_code == 404, "unknown runs"
