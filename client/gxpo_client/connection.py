@@ -111,7 +111,6 @@ class Connection:
     ) -> None:
         self._http, self._token, self._cache, self._patience_s = http, token, cache, patience_s
         self.url = str(http.base_url).rstrip("/").removesuffix(PREFIX)
-        """Address of the service."""
 
     def __enter__(self) -> Self:
         return self

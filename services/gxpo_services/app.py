@@ -13,8 +13,7 @@ from gxpo_services import logging
 from gxpo_services.api import dependencies, errors
 from gxpo_services.api.connections import most_connections
 from gxpo_services.api.feed import ChangeFeed
-from gxpo_services.api.middleware import describe, operation_id
-from gxpo_services.api.middleware import install as install_middleware
+from gxpo_services.api.middleware import HttpMetrics, RequestMiddleware, describe, operation_id
 from gxpo_services.api.principals import TokenUses
 from gxpo_services.auth.tokens import router as tokens
 from gxpo_services.compare.endpoints import router as comparisons
@@ -103,7 +102,8 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     app.state.database = Database(settings.url, settings.database_timeout_s)
     logging.configure(as_json=settings.log_json)
     errors.install(app)
-    install_middleware(app, settings)
+    app.state.http_metrics = HttpMetrics()
+    app.add_middleware(RequestMiddleware, settings=settings, metrics=app.state.http_metrics)
     for router in (
         *(runs, run_changes.router, configs, groups, studies, ingest, metrics, samples, events, audit),
         *(run_logs, timeline, checkpoints, comparisons, headlines, tokens),

@@ -36,7 +36,6 @@ READS_AT_ONCE = 2
 PROBES_AT_ONCE = 2
 """Readiness probes. They need no token, so a locked database must not let them occupy threads and connections."""
 HEAVY_AT_ONCE = 1
-"""Comparisons and heat maps; each has a process."""
 
 
 class Slots:

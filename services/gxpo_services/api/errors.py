@@ -20,7 +20,6 @@ from gxpo_services.db.postgres import ServerSilent
 
 MEDIA_TYPE = "application/problem+json"
 PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
-"""Content of an error response in the OpenAPI description."""
 
 
 class FieldError(BaseModel):
@@ -47,7 +46,6 @@ class ProblemDetails(BaseModel):
 
 
 PROBLEMS = "/api/v1/problems"
-"""Page that explains every kind of problem."""
 
 
 class Problem(Exception):

@@ -31,9 +31,7 @@ from gxpo_services.run_states import SILENCE_S, TERMINAL, silent_s
 
 MEDIA_TYPE = "text/event-stream"
 CONTENT: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}
-"""Of a response in the OpenAPI description."""
 COMMENT = b": waiting\n\n"
-"""Keeps the connection open."""
 COMPARE_S = 5.0
 POLL_S = 0.5
 GATHER_S = 0.25
@@ -83,12 +81,10 @@ class Subscription:
         self.numbers = None if numbers is None else frozenset(numbers)
         self.after = after
         self.last_event = 0
-        """Number of the newest event to send."""
         self.changed: dict[int, str] = {}
         """Runs to send: number → id."""
         self.deleted: list[str] = []
         self.is_ready = False
-        """Whether the state of its runs is known."""
         self.is_over = False
         """Whether all runs to follow have ended or were deleted."""
         self.end: Literal["revoked", "lost"] | None = None

@@ -24,11 +24,8 @@ from gxpo_trainer.jsonl import decode_number, plain
 
 MAX_INTEGER = LARGEST_INTEGER
 MAX_STEP = MOST_STEPS
-"""Largest step, attempt or launch."""
 MAX_DEPTH = 32
-"""Maximum nesting of free-form JSON."""
 MAX_VALUES = 10_000
-"""Maximum number of values in free-form JSON; a config has about 200."""
 
 JsonNumber = Annotated[float | Literal["NaN", "Infinity", "-Infinity"], BeforeValidator(plain)]
 """A number, or one of the strings for the values that JSON cannot represent."""

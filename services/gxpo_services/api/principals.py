@@ -35,11 +35,6 @@ class Role(IntEnum):
     def word(self) -> str:
         return self.name.lower()
 
-    @classmethod
-    def of(cls, word: str) -> Role:
-        """Raises KeyError for an unknown word."""
-        return cls[word.upper()]
-
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -64,11 +59,6 @@ def hash_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def same_hash(token: str, stored: str) -> bool:
-    """Whether a token matches the stored hash, compared in constant time."""
-    return secrets.compare_digest(hash_token(token), stored)
-
-
 _table = AccessToken.__table__.c
 _BY_SECRET = select(_table.id, _table.name, _table.role, _table.revoked_at, _table.expires_at).where(
     _table.sha256 == bindparam("sha256")
@@ -80,7 +70,7 @@ def find_by_secret(database: Session | Connection, token: str) -> Principal | No
     row = database.execute(_BY_SECRET, {"sha256": hash_token(token)}).one_or_none()
     if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= time.time()):
         return None
-    return Principal(row.id, row.name, Role.of(row.role))
+    return Principal(row.id, row.name, Role[row.role.upper()])
 
 
 FLUSH_S = 30.0

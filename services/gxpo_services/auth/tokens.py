@@ -74,7 +74,6 @@ _COUNT_ADMINS = select(func.count(_columns.id)).where(
     _columns.revoked_at.is_(None),
     or_(_columns.expires_at.is_(None), _columns.expires_at > bindparam("now")),
 )
-"""Admin tokens that work at `now`."""
 
 
 def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenView:

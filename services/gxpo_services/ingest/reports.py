@@ -12,6 +12,7 @@ and the line offsets ensure that each line is applied once. The run's row is loc
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRout
 from gxpo_services.api.errors import Conflict, Gone, Unauthorized, responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.api.idempotency import answer
-from gxpo_services.api.principals import hash_token, same_hash
+from gxpo_services.api.principals import hash_token
 from gxpo_services.db.database import Database, note_change
 from gxpo_services.db.tables import EvaluationRow, Event, MetricBlock, Run, Sample
 from gxpo_services.ingest.batches import KINDS, Batch, IngestRequest, MetricRow, Offsets, parse
@@ -67,9 +68,8 @@ def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) 
             events.record(session, run.number, actor, "no_progress", phase)
         run.phase = phase
     if run.state in (RunState.STARTING, RunState.RECOVERING):
-        lifecycle.move(
-            session, run, RunState.RUNNING, actor=actor, message=f"launch {run.launch} sent its first heartbeat"
-        )
+        message = f"launch {run.launch} sent its first heartbeat"
+        lifecycle.move(session, run, RunState.RUNNING, actor=actor, message=message)
 
 
 def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestView:
@@ -115,7 +115,7 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     present = metrics.summaries(session, run.number)
     names = list(dict.fromkeys(name for row in rows for name in row.values))
     numbers = metrics.find_numbers(session, {*_COUNTED, *names})
-    left_out = _beyond_limits(session, run.number, names, present, numbers)
+    left_out = _beyond_limit(session, run.number, names, present, numbers)
     if left_out:
         _tell_once(session, run.number, left_out)
         rows = [replace(row, values={n: v for n, v in row.values.items() if n not in left_out}) for row in rows]
@@ -133,43 +133,29 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     _count(run, {name: (present | changed).get(numbers.get(name, -1)) for name in _COUNTED})
 
 
-def _beyond_limits(
+def _beyond_limit(
     session: Session, run_number: int, names: Sequence[str], present: Collection[int], known: Mapping[str, int]
 ) -> list[str]:
-    """Metrics that the run, or the service, has no room for."""
+    """Metrics that the run has no room for."""
     if all(known.get(name) in present for name in names):
         return []
     # Those of replaced steps too.
     had = set(session.scalars(select(MetricBlock.name_number).where(MetricBlock.run_number == run_number).distinct()))
-    room_of_run = metrics.MOST_OF_RUN - len(had)
-    room_of_service = metrics.MOST_NAMES - metrics.num_names(session)
-    beyond = []
-    for name in names:
-        if known.get(name) in had:
-            continue
-        if room_of_run <= 0 or (name not in known and room_of_service <= 0):
-            beyond.append(name)
-            continue
-        room_of_run -= 1
-        room_of_service -= name not in known
-    return beyond
+    new = [name for name in names if known.get(name) not in had]
+    return new[max(0, metrics.MOST_OF_RUN - len(had)) :]
 
 
 def _tell_once(session: Session, run_number: int, left_out: Sequence[str]) -> None:
     of_kind = select(Event.number).where(Event.run_number == run_number, Event.kind == METRICS_LEFT_OUT)
     if session.scalar(of_kind.limit(1)) is None:
-        message = (
-            f"metric {left_out[0]!r} and {len(left_out) - 1} more are left out: a run has at most "
-            f"{metrics.MOST_OF_RUN} metrics, the service {metrics.MOST_NAMES}; report fewer names"
-        )
+        limit = f"a run has at most {metrics.MOST_OF_RUN} metrics; report fewer names"
+        message = f"metric {left_out[0]!r} and {len(left_out) - 1} more are left out: {limit}"
         events.record(session, run_number, TRAINER, METRICS_LEFT_OUT, message)
 
 
 def _append(session: Session, run_number: int, rows: Sequence[MetricRow], numbers: Mapping[str, int]) -> None:
-    by_attempt: dict[int, list[tuple[int, Mapping[str, float]]]] = {}
-    for row in rows:
-        by_attempt.setdefault(row.attempt, []).append((row.step, row.values))
-    for attempt, values in sorted(by_attempt.items()):
+    for attempt in sorted({row.attempt for row in rows}):
+        values = [(row.step, row.values) for row in rows if row.attempt == attempt]
         parts = {(numbers[name], block): data for (name, block), data in encode(values).items()}
         if parts:
             metrics.append_blocks(session, run_number, attempt, parts)
@@ -284,7 +270,7 @@ def _check_owner(token_sha256: str | None, token: str) -> None:
     """Check that a token is that of the run's current launch. Raises Gone, Unauthorized."""
     if token_sha256 is None:
         raise Gone(_TAKES_NONE)
-    if not same_hash(token, token_sha256):
+    if not secrets.compare_digest(hash_token(token), token_sha256):
         raise Unauthorized("the token does not belong to the run's current launch; another launch owns the run")
 
 

@@ -67,7 +67,6 @@ class EventPage(Page[EventView]):
 
 
 TRAINER = "trainer"
-"""Actor of events that a trainer reports."""
 _LOCK = 0x67786576  # "gxev"
 _PENDING = "gxpo_events"
 """Key in Session.info: rows to insert at the commit."""

@@ -76,6 +76,7 @@ async def follow(
     """Server-Sent Events of a log from a byte on, until the run is over and its log is read.
 
         event: log         data: {"text", "offset", "next_offset"}, id: next_offset
+        event: truncated   the log was restarted; the following text is from its beginning
         event: end         the run has ended
         event: revoked     the reader's token is no longer valid
 
@@ -92,6 +93,8 @@ async def follow(
                 yield sse("revoked", {"next_offset": offset})
             return
         piece = await run_sync(read_log, run, offset, LARGEST_PIECE)
+        if piece.size < offset:
+            yield sse("truncated", {"offset": 0})
         offset = piece.next_offset
         if piece.text:
             data = {"text": piece.text, "offset": piece.offset, "next_offset": offset}
@@ -140,8 +143,8 @@ async def stream_log(
     offset: Offset = 0,
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_INTEGER, description="Offset to resume from.")] = None,
 ) -> StreamingResponse:
-    """Server-Sent Events: `log` with {text, offset, next_offset}, `end` when the run has ended and its whole log is
-    sent, `revoked` when the token has become invalid. A log that became shorter is sent from its beginning."""
+    """Server-Sent Events: `log` with {text, offset, next_offset}, `truncated` when the log was restarted, `end` when
+    the run has ended and its whole log has been sent, `revoked` when the token has become invalid."""
     begin = last_event_id if last_event_id is not None else offset
     changes = Subscription(token, await run_sync(run_numbers, database, [run_id]))
     held.enter_context(request.app.state.changes.following(changes))

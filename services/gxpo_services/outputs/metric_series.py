@@ -205,7 +205,6 @@ class ManyMetricsView(BaseModel):
 MOST_POINTS = 2_000_000
 """Points that one response may have: as JSON about 60 MB, and several times as much while it is made."""
 MOST_CURVES = 2_000
-"""Curves in one answer: runs × metrics."""
 _AXES: dict[Axis, str] = {"backward_passes": BACKWARD_PASSES, "time": TRAINING_S, "tokens": TOKENS}
 _NO_RECORDS = np.empty(0, dtype=RECORD)
 

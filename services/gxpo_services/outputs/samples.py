@@ -199,7 +199,6 @@ def _not_replaced(row: Any) -> ColumnElement[bool]:
 router = run_router()
 
 _CURSOR = re.compile(r"([0-9]{1,10})-([0-9]{1,18})")
-"""Step and number of a page's last sample."""
 _Text20 = Annotated[Text, StringConstraints(max_length=20)]
 _Text300 = Annotated[Text, StringConstraints(max_length=300)]
 Step = Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Only this step.")]

@@ -56,11 +56,11 @@ async def _next(feed: ChangeFeed, changes: Subscription, ids_only: bool = False)
     """The next messages: deleted runs and a page of runs; events when no run is unsent; none when all is sent."""
     parts = [sse("deleted", {"id": run}) for run in changes.deleted]
     changes.deleted = []
-    if changes.changed:
+    while changes.changed:
         page = {number: changes.changed.pop(number) for number in list(changes.changed)[:RUNS_AT_ONCE]}
-        if ids_only:
-            return parts + [sse("run", {"id": run}) for run in page.values()]
-        return parts + await feed.run_messages(page)
+        parts += [sse("run", {"id": run}) for run in page.values()] if ids_only else await feed.run_messages(page)
+        if parts:
+            return parts
     while not parts and changes.after is not None and changes.after < changes.last_event:
         parts = await feed.event_messages(changes)
     return parts

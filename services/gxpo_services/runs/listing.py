@@ -32,7 +32,6 @@ COLUMNS = {
         *(_run.backward_passes, _run.tokens, _run.training_s, _run.score, _run.score_best),
     )
 }
-"""Sortable columns, in addition to metrics."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,6 @@ class ListQuery(PageQuery):
 
 
 RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})
-"""States in which a run can be retried."""
 
 
 _BUDGETS = ("step_budget", "backward_passes_budget", "tokens_budget", "hours_budget")

@@ -192,18 +192,17 @@ def delete(session: Session, principal: Principal, run_id: str) -> None:
 
 
 _LOCK = 0x67787562  # "gxub"
-NORMAL_PRIORITY = 0
 
 
 def check_priority(principal: Principal, priority: int) -> None:
     """Raise Forbidden for a priority above normal, unless the principal is an admin."""
-    if priority > NORMAL_PRIORITY and principal.role < Role.ADMIN:
-        raise Forbidden(f"priority {priority} is above {NORMAL_PRIORITY}, which only an admin may set")
+    if priority > 0 and principal.role < Role.ADMIN:
+        raise Forbidden(f"priority {priority} is above 0, which only an admin may set")
 
 
 def allowed_priority(principal: Principal, priority: int) -> int:
     """The priority of a copied run, at most normal unless the principal is an admin."""
-    return priority if principal.role >= Role.ADMIN else min(priority, NORMAL_PRIORITY)
+    return priority if principal.role >= Role.ADMIN else min(priority, 0)
 
 
 def check_queue(session: Session, server: ServiceSettings, principal: Principal, more: int = 1) -> None:

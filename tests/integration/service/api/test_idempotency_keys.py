@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import select
 from support.scripted_launcher import ScriptedLauncher
 
-from gxpo_services.api.idempotency import Creation, delete_expired_keys
-from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import IdempotencyKey
-from gxpo_services.runs.schemas import CloneRequest
 from gxpo_services.scheduling import scheduler as module
 from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
@@ -59,26 +54,3 @@ def test_keys_are_forgotten_after_a_week(database: Database, scheduler: Schedule
     clock[0] += module.CLEAN_EVERY_S
     scheduler.tick()
     assert keys(database) == {"k0"}
-
-
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_key_that_vanishes_is_free(database: Database, database_url: str, settings: ServiceSettings) -> None:
-    """PostgreSQL alone lets others write between two statements of a transaction."""
-    add_keys(database, 2 * WEEK_S)
-    other = Database(database_url)
-    deleted = []
-
-    def delete_it(*arguments: Any) -> None:
-        if arguments[2].startswith("INSERT INTO idempotency_keys") and not deleted:
-            with other.writing() as session:
-                deleted.append(delete_expired_keys(session, NOW, 10))
-
-    event.listen(database.engine, "after_cursor_execute", delete_it)
-    with database.writing() as session:
-        request = Creation(Principal("t1", "me", Role.ADMIN), settings, session, request=None, key="k0")
-        made, is_new = request.claim("clone r1", CloneRequest(), "r")
-        assert is_new
-    other.close()
-    assert deleted == [1]
-    with database.reading() as session:
-        assert session.get_one(IdempotencyKey, ("t1", "k0")).resource_id == made

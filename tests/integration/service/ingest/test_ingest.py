@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -222,30 +220,6 @@ def test_an_outcome_of_an_earlier_launch_is_old_news(database: Database) -> None
     answer = send(database, launched, body(1, 2, outcome={"attempt": 1, "outcome": "failed"}))
     assert answer.applied
     assert runs.get(database, launched.split()[0]).state == RunState.RUNNING
-
-
-def test_a_cancel_and_the_end_at_the_same_time_leave_one_of_both(database: Database, client: TestClient) -> None:
-    for _ in range(5):
-        launched = launch(database)
-        run_id = launched.split()[0]
-        send(database, launched, body(None))
-        together = threading.Barrier(2)
-
-        def cancel(run_id: str = run_id, together: threading.Barrier = together) -> int:
-            together.wait()
-            return client.post(f"/api/v1/runs/{run_id}/cancel").status_code
-
-        def end(launched: str = launched, together: threading.Barrier = together) -> bool:
-            together.wait()
-            outcome = {"attempt": 1, "outcome": "succeeded", "ended_by": "steps"}
-            return send(database, launched, body(1, metrics=[totals(1)], outcome=outcome)).applied
-
-        with ThreadPoolExecutor(2) as pool:
-            status, applied = pool.submit(cancel), pool.submit(end)
-            assert status.result() in (200, 409)
-            assert applied.result() is True
-        run = runs.get(database, run_id)
-        assert (run.state, run.reason, run.step) == (RunState.SUCCEEDED, "steps_done", 1)
 
 
 def test_a_trainer_that_stops_as_asked_is_cancelled_or_paused(database: Database) -> None:

@@ -197,6 +197,7 @@ def test_a_log_is_followed_to_its_end(url: str, database: Database, run_id: str,
                 file.write("two\n")
             assert stream.next() == ("log", {"text": "two\n", "offset": 4, "next_offset": 8}, "8")
             log.write_text("again\n")  # restarted, and shorter
+            assert stream.next()[0] == "truncated"
             assert stream.next()[1]["text"] == "again\n"
             with log.open("a") as file:
                 file.write("last\n")

@@ -138,28 +138,6 @@ def test_without_ids_every_run_that_has_not_ended_is_followed(client: Client, da
     assert next_change(changes)[1]["id"] == new
 
 
-def test_thousands_of_runs_are_sent_in_pages_and_then_events(
-    database: Database, secret: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (feed, run_changes):
-        monkeypatch.setattr(module, "RUNS_AT_ONCE", 3)
-    ids = [runs.add_run(database) for _ in range(8)]
-    runs.move(database, ids[0], RunState.STARTING)
-
-    async def test() -> None:
-        reader = Reader(database, secret, after=0)
-        pages = await reader.pages()
-        assert [len(page) for page in pages] == [3, 3, 2, 1]
-        kinds = [message.split(b"\n")[0] for page in pages for message in page]
-        assert kinds == [b"event: run"] * 8 + [b"event: event"]
-        for run_id in ids[:5]:
-            runs.change(database, run_id, state=RunState.CANCELLED)
-        assert [len(page) for page in await reader.pages()] == [3, 2]
-        assert len(reader.feed._marks) == 3
-
-    anyio.run(test)
-
-
 def test_a_slow_stream_gets_all_in_order(database: Database, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "_MOST_RECENT", 4)
     monkeypatch.setattr(feed, "EVENTS_AT_ONCE", 3)

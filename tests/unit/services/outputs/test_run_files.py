@@ -62,17 +62,6 @@ def test_a_file_larger_than_allowed_is_refused(run: RunFiles) -> None:
         run.read("a", "b", "file", most_bytes=5)
 
 
-def test_descriptors_are_given_back(run: RunFiles) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(20):
-        with pytest.raises(FileNotFoundError):
-            run.open("a", "none")
-        with run.open("a", "b", "file"):
-            pass
-        run.files()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
 def line(step: int) -> str:
     row = {"attempt": 1, "step": step, "time": 2.0, "begin": 1.5, "spans": [["learner", "updating", 0.0, 0.5]]}
     return json.dumps(row) + "\n"
