@@ -131,8 +131,8 @@ class ChangeFeed:
         self._recent: deque[tuple[int, int, bool, bytes]] = deque()
         """Number, run, whether it had not ended, and message of all events after `_recent_after`."""
         self._recent_after = 0
-        self._last_event: int | None = None
-        """None while nothing is read."""
+        self._last_event = -1
+        """-1 while nothing is read."""
         self._is_listening = False
         self._wake = anyio.Event()
         self._errors = ErrorLog()
@@ -154,7 +154,7 @@ class ChangeFeed:
                 tasks.start_soon(self._listen)
             while True:
                 if not self._subscriptions:
-                    self._marks, self._messages, self._last_event = {}, {}, None
+                    self._marks, self._messages, self._last_event = {}, {}, -1
                     await self._wake.wait()
                 with anyio.move_on_after(COMPARE_S if self._is_listening else POLL_S):
                     await self._wake.wait()
@@ -197,7 +197,7 @@ class ChangeFeed:
         """In a thread."""
         now = time.time()
         with self._database.reading() as session:
-            if self._last_event is None:
+            if self._last_event < 0:
                 self._last_event = self._recent_after = last_event(session)
                 self._recent.clear()
             marks = {row.number: _mark(row, now) for row in _rows(session, subscriptions, self._marks)}
@@ -261,7 +261,6 @@ class ChangeFeed:
     async def event_messages(self, stream: Subscription) -> list[bytes]:
         """The next messages of events after `stream.after`, which moves on. There may be none."""
         assert stream.after is not None
-        assert self._last_event is not None
         if stream.after >= self._recent_after:
             after, stream.after = stream.after, self._last_event
             return [

@@ -71,20 +71,13 @@ def forget_lost_lines(database: Database, run_id: str, folder: Path, launch: int
     """
     run = _Leased(database, run_id, launch, lease_token)
     files = RunFiles(folder.parent, folder.name)
-    for kind, name in FILES.items():
-        with run.locked() as (_, row):
+    held = {kind: _num_lines(files, name) for kind, name in FILES.items()}
+    with run.locked() as (session, row):
+        for kind, name in FILES.items():
             received = row.offsets.get(kind, 0)
-        if not received:
-            continue
-        try:
-            with files.open(name) as file:
-                held = _num_lines(file)
-        except FileNotFoundError:
-            held = 0
-        if held < received:
-            with run.locked() as (session, row):
-                row.offsets = {**row.offsets, kind: held}
-                message = f"{name} holds {held} lines of the {received} that were received"
+            if held[kind] < received:
+                row.offsets = {**row.offsets, kind: held[kind]}
+                message = f"{name} holds {held[kind]} lines of the {received} that were received"
                 events.record(session, row.number, ACTOR, "lines_lost", message)
 
 
@@ -163,12 +156,13 @@ def _rows(kind: batches.Kind, name: str, file: BinaryIO, begin: int) -> Iterator
             yield None, error.detail, len(line)
 
 
-def _num_lines(file: BinaryIO) -> int:
+def _num_lines(files: RunFiles, name: str) -> int:
     """Number of lines up to the last one that is an object; a launch truncates what follows it."""
     count = 0
-    for number, line in enumerate(_lines(file), start=1):
-        if line is None or (line.startswith(b"{") and line.endswith(b"}")):
-            count = number
+    with suppress(FileNotFoundError), files.open(name) as file:
+        for number, line in enumerate(_lines(file), start=1):
+            if line is None or (line.startswith(b"{") and line.endswith(b"}")):
+                count = number
     return count
 
 

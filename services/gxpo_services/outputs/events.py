@@ -15,16 +15,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, run_number, run_router
 from gxpo_services.api.errors import responses
-from gxpo_services.api.fields import (
-    MAX_INTEGER,
-    Id,
-    Page,
-    PageQuery,
-    RunId,
-    Text,
-    decode_cursor,
-    encode_cursor,
-)
+from gxpo_services.api.fields import MAX_INTEGER, Id, Page, PageQuery, RunId, Text, decode_cursor, encode_cursor
 from gxpo_services.db.database import note_change
 from gxpo_services.db.tables import Event, Run
 

@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 from support.bounds import unbounded
 
 from gxpo_services.api.errors import Invalid, RangeNotSatisfiable
-from gxpo_services.api.fields import (
-    MAX_VALUES,
-    Body,
-    Kind,
-    decode_cursor,
-    encode_cursor,
-    faults,
-    new_id,
-    read_json,
-)
+from gxpo_services.api.fields import MAX_VALUES, Body, Kind, decode_cursor, encode_cursor, faults, new_id, read_json
 from gxpo_services.app import create_app
 from gxpo_services.outputs.checkpoints import requested_range
 from gxpo_services.settings import ServiceSettings

@@ -46,13 +46,6 @@ def test_a_stored_config_comes_back_equal_infinities_included() -> None:
     assert RunConfig.model_validate(json.loads(text)).sha256() == wanted.sha256()
 
 
-def test_overrides_are_put_into_any_form() -> None:
-    for source in ({"preset": "demo"}, {"toml": to_toml(load_preset("demo"))}, {"config": stored(load_preset("demo"))}):
-        config = config_of(**source, overrides=["learner.rule.k=10", "seed=3", "learner.rule.gate.threshold=inf"])
-        assert config == load_preset("demo", ["learner.rule.k=10", "seed=3", "learner.rule.gate.threshold=inf"])
-        assert config_of(**source, overrides=["learner.rule.name=sfpo"]).learner.rule.name == "sfpo"
-
-
 def test_every_bad_setting_is_named_together_with_what_this_server_refuses() -> None:
     body = {
         "learner": {"rule": {"name": "gxpo", "k": 1, "alhpa": 0.5}, "loss": {"aggregation": "mean"}},
@@ -210,26 +203,6 @@ def test_the_budget_in_passes_caps_them_and_is_named() -> None:
 def test_passes_alone_bound_the_steps_of_grpo() -> None:
     assert expected_cost(config({"name": "grpo"}, backward_passes=50)).steps == 50
     assert expected_cost(config({"name": "gxpo"}, backward_passes=50)).steps is None
-
-
-def test_a_budget_of_hours_alone_gives_no_cost() -> None:
-    cost = expected_cost(config({"name": "sfpo"}, hours=2, tokens=1000))
-    assert (cost.steps, cost.backward_passes) == (None, None)
-    assert "hours or tokens end the run" in cost.per_step_words
-
-
-@pytest.mark.parametrize(
-    ("gate", "words"),
-    [
-        ({}, "1 after the gate has fired (upper bound)"),
-        ({"mode": "rearm"}, "1 while the gate is closed (upper bound)"),
-        ({"mode": "never"}, None),
-        ({"threshold": float("inf")}, None),
-    ],
-)
-def test_a_gate_that_can_fire_makes_it_an_upper_bound(gate: dict[str, Any], words: str | None) -> None:
-    explanation = expected_cost(config({"name": "gxpo", "gate": gate})).per_step_words
-    assert words in explanation if words else "upper bound" not in explanation
 
 
 def test_logical_cpus_and_gpus_of_a_run() -> None:
