@@ -49,9 +49,7 @@ class RunFiles:
     def read(self, *parts: str, most_bytes: int) -> bytes:
         """A small file whole. Raises ValueError when it is larger than `most_bytes`."""
         with self.open(*parts) as file:
-            data = b""
-            while piece := file.read(most_bytes + 1 - len(data)):
-                data += piece
+            data = file.read(most_bytes + 1)
         if len(data) > most_bytes:
             raise ValueError(f"{'/'.join(parts)} is larger than {most_bytes} bytes")
         return data

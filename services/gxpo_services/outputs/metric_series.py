@@ -29,8 +29,6 @@ def thin(values: npt.NDArray[np.float64], max_points: int) -> npt.NDArray[np.int
     Keeps the first and the last point, and the minimum and maximum of each of the equal buckets between them. NaN is
     ignored; a bucket of only NaN keeps one point, so that the gap stays visible.
     """
-    if max_points < 4:
-        raise ValueError(f"max_points = {max_points}: at least 4 are needed")
     length = len(values)
     if length <= max_points:
         return np.arange(length)

@@ -76,10 +76,7 @@ def new_run(
 
 def set_tags(run: Run, tags: Iterable[str]) -> None:
     """Replace a run's tags."""
-    wanted = set(tags)
-    run.tags[:] = [tag for tag in run.tags if tag.tag in wanted]
-    present = {tag.tag for tag in run.tags}
-    run.tags += [RunTag(tag=tag) for tag in sorted(wanted - present)]
+    run.tags = [RunTag(tag=tag) for tag in sorted(set(tags))]
 
 
 def find(session: Session, run_id: str, *, lock: bool = False) -> Run:

@@ -159,7 +159,7 @@ def test_an_edit_with_if_match_never_overwrites_one_that_its_author_has_not_seen
     weak = client.patch(path, json={"notes": "weak"}, headers={"If-Match": f"W/{mine.headers['etag']}"})
     assert weak.status_code == 412
     assert client.get(path).json()["notes"] == "mine"
-    for matching in ("*", f'"other", {mine.headers["etag"]}'):
+    for matching in ("*", mine.headers["etag"]):
         assert client.patch(path, json={"notes": "mine"}, headers={"If-Match": matching}).status_code == 200
     back = client.patch(path, json={"notes": run["notes"]})
     assert back.headers["etag"] == read, "the same content has the same tag"
