@@ -126,7 +126,7 @@ class ChangeFeed:
         self._subscriptions: set[Subscription] = set()
         self._marks: dict[int, _Mark] = {}
         self._messages: dict[int, bytes] = {}
-        """Of runs in full, as long as their marks are the same."""
+        """Of runs in full, since the last reading."""
         self._reading_messages = anyio.Lock()
         self._recent: deque[tuple[int, int, bool, bytes]] = deque()
         """Number, run, whether it had not ended, and message of all events after `_recent_after`."""
@@ -243,19 +243,17 @@ class ChangeFeed:
         else:
             kept = _union(stream.numbers for stream in subscriptions)
             self._marks = {number: mark for number, mark in marks.items() if number in kept or not mark.has_ended}
-        unchanged = self._marks.keys() - changed
-        self._messages = {number: message for number, message in self._messages.items() if number in unchanged}
+        self._messages = {}
 
     async def run_messages(self, numbers: Collection[int]) -> list[bytes]:
         """Messages of runs in full, without those that were deleted; each is read once for all streams."""
         async with self._reading_messages:
-            missing = [number for number in numbers if number not in self._messages]
-            marks = {number: self._marks[number] for number in missing if number in self._marks}
-            read = await run_sync(self._read_views, missing) if missing else {}
-            # What has changed during the reading is read again.
-            same = [number for number, mark in marks.items() if number in read and self._marks.get(number) == mark]
-            messages = self._messages | read
-            self._messages |= {number: read[number] for number in same}
+            messages = (
+                self._messages
+            )  # another one after the next reading, so that what changes meanwhile is read again
+            missing = [number for number in numbers if number not in messages]
+            if missing:
+                messages |= await run_sync(self._read_views, missing)
         return [messages[number] for number in numbers if number in messages]
 
     async def event_messages(self, stream: Subscription) -> list[bytes]:
