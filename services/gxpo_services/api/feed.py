@@ -248,9 +248,7 @@ class ChangeFeed:
     async def run_messages(self, numbers: Collection[int]) -> list[bytes]:
         """Messages of runs in full, without those that were deleted; each is read once for all streams."""
         async with self._reading_messages:
-            messages = (
-                self._messages
-            )  # another one after the next reading, so that what changes meanwhile is read again
+            messages = self._messages  # another dict after the next reading, which finds what changes meanwhile
             missing = [number for number in numbers if number not in messages]
             if missing:
                 messages |= await run_sync(self._read_views, missing)
