@@ -287,21 +287,6 @@ def test_checkpoints_are_listed_with_the_best_and_the_newest(client: TestClient,
     assert items[0]["created_at"] == (checkpoint / "manifest.json").stat().st_mtime
 
 
-def test_a_policy_comes_as_a_zip_file(client: TestClient, run_id: str, folder: Path) -> None:
-    made = add_checkpoint(folder, 10)
-    (made / "policy" / "more").mkdir()
-    (made / "policy" / "more" / "tokens.json").write_text("{}")
-    answer = client.get(path(run_id, "checkpoints/10/download"))
-    assert answer.headers["content-type"] == "application/zip"
-    assert answer.headers["content-disposition"] == f'attachment; filename="{run_id}-step-10.zip"'
-    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
-        assert archive.testzip() is None
-        assert archive.namelist() == ["config.json", "model.safetensors", "more/tokens.json"]
-        assert archive.read("model.safetensors") == bytes(range(256)) * 3000
-    for step in (11, 99999999999, -1):
-        assert client.get(path(run_id, f"checkpoints/{step}/download")).status_code in (404, 422)
-
-
 def test_an_interrupted_download_of_a_policy_continues(client: TestClient, run_id: str, folder: Path) -> None:
     add_checkpoint(folder, 10)
     address = path(run_id, "checkpoints/10/download")

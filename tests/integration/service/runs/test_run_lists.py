@@ -7,14 +7,12 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import anyio
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 from support import paging
 from support import queued_runs as runs
-from support.change_reader import Reader
 
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
@@ -310,18 +308,3 @@ def test_a_list_leaves_it_out(path: str, client: TestClient, database: Database,
     expected = [first, second, third] if database.is_sqlite else [first, third]
     assert sorted(run["id"] for run in answer.json()["items"]) == sorted(expected)
     assert sorted(run["id"] for run in client.get(f"{API}{path}").json()["items"]) == sorted([first, third])
-
-
-def test_a_stream_goes_on(database: Database, delete_meanwhile: Delete, token_for: Callable[[str], str]) -> None:
-    gone, kept = (runs.add_run(database, state=RunState.FAILED) for _ in range(2))
-
-    async def test() -> None:
-        reader = Reader(database, token_for("viewer"), [runs.get(database, run_id).number for run_id in (gone, kept)])
-        delete_meanwhile(gone)
-        (message,) = await reader.read()
-        assert kept.encode() in message
-        (deleted,) = await reader.read()
-        assert b"event: deleted" in deleted
-        assert gone.encode() in deleted
-
-    anyio.run(test)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gxpo_services.outputs.metric_series import SeriesQuery, series_of, smooth, thin
-from gxpo_services.outputs.metrics import BLOCK_STEPS, RECORD, Records, decode, encode, one_history
+from gxpo_services.outputs.metrics import RECORD, Records
 
 
 def records(values: dict[int, float]) -> Records:
@@ -137,49 +136,3 @@ def test_a_range_of_the_axis_is_thinned_alone_and_averaged_over_all_steps() -> N
     costs = records({step: 10.0 * step for step in values})
     query = SeriesQuery(names=["a"], x="tokens", **{"from": 45, "to": 70})  # type: ignore[arg-type]
     assert series_of({"a": records(values)}, query, costs)["a"]["steps"] == [5, 6, 7]
-
-
-# Metric values as bytes, against a plain dictionary.
-
-
-STEPS = st.integers(0, 5 * BLOCK_STEPS) | st.integers(2**31 - 3, 2**31 - 1)
-ROWS = st.lists(st.tuples(STEPS, st.dictionaries(st.sampled_from("abc"), st.floats(), max_size=3)), max_size=60)
-
-
-def bits(value: float) -> bytes:
-    """Tells -0.0 from 0.0, and compares NaN; which NaN it is does not matter."""
-    return struct.pack("<d", math.nan if math.isnan(value) else value)
-
-
-def pairs(records: np.ndarray) -> list[tuple[int, bytes]]:
-    return [(int(step), bits(float(value))) for step, value in records.tolist()]
-
-
-@given(ROWS, ROWS)
-def test_what_was_appended_in_two_parts_reads_as_a_dictionary_would(first: list, second: list) -> None:
-    stored: dict[tuple[str, int], bytes] = {}
-    expected: dict[str, dict[int, float]] = {}
-    for rows in (first, second):
-        for key, data in encode(rows).items():
-            stored[key] = stored.get(key, b"") + data
-        for step, metrics in rows:
-            for name, value in metrics.items():
-                expected.setdefault(name, {})[step] = value
-    for name in "abc":
-        blocks = [stored[key] for key in sorted(stored) if key[0] == name]
-        assert pairs(decode(blocks)) == [(s, bits(v)) for s, v in sorted(expected.get(name, {}).items())]
-
-
-@given(
-    st.dictionaries(st.integers(1, 5), st.dictionaries(st.integers(0, 30), st.floats(allow_nan=False), min_size=1)),
-    st.dictionaries(st.integers(1, 5), st.integers(0, 30)),
-)
-def test_history_is_what_no_later_attempt_replaced(values: dict[int, dict[int, float]], others: dict[int, int]) -> None:
-    """`others`: attempts that reported, from that step on, metrics other than this one too."""
-    firsts = {a: min([*values.get(a, {}), *([others[a]] if a in others else [])]) for a in {*values, *others}}
-    expected: dict[int, float] = {}
-    for attempt in sorted(firsts):
-        expected = {step: value for step, value in expected.items() if step < firsts[attempt]}
-        expected |= values.get(attempt, {})
-    records = {a: np.array(sorted(rows.items()), dtype=RECORD) for a, rows in values.items()}
-    assert pairs(one_history(records, firsts)) == [(s, bits(v)) for s, v in sorted(expected.items())]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from pydantic import ValidationError
 
 from gxpo_services.api.errors import Invalid
 from gxpo_services.runs.configs import RunSource, checked, settings_of, stored
-from gxpo_services.runs.plan import expected_cost, planned, resources
+from gxpo_services.runs.plan import expected_cost, resources
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset, preset_names, to_toml
@@ -122,14 +121,6 @@ def accepted(server: ServiceSettings, *overrides: str) -> RunConfig:
     return checked(settings_of(source), server)
 
 
-def test_without_a_known_shape_there_is_a_reason_instead(tmp_path: Path) -> None:
-    for path, words in ((str(tmp_path), "has no config.json"), ("org/model", "its shape is not known")):
-        plan, problem = planned(load_preset("demo", [f"model.path={path}"]), UNKNOWN)
-        assert plan is None
-        assert problem is not None
-        assert words in problem
-
-
 def test_a_run_that_cannot_fit_is_refused_with_the_planners_sentence() -> None:
     with pytest.raises(Invalid) as caught:
         accepted(SMALL)
@@ -158,18 +149,6 @@ def test_a_run_above_a_quota_is_refused_at_once(quotas: dict[str, float], words:
     assert error.message.startswith(words)
     accepted(ServiceSettings(quota_cpus=7.25, quota_gpus=4))
     accepted(ServiceSettings(quota_gpus=0), "placement.device=auto")  # runs on CPUs there
-
-
-def test_an_engine_that_cannot_split_the_heads_is_refused() -> None:
-    # Qwen2.5-3B: 16 heads, 2 key/value heads.
-    for server in (UNKNOWN, SMALL, LARGE):
-        with pytest.raises(Invalid) as caught:
-            accepted(server, "placement.tensor_parallel=3")
-        (error,) = caught.value.errors
-        assert error.field == "config.placement.tensor_parallel"
-        assert error.message.endswith("set it to one of 1, 2, 4, 8, 16")
-    accepted(UNKNOWN, "placement.tensor_parallel=2")
-    accepted(UNKNOWN, "placement.tensor_parallel=3", "model.path=org/model")
 
 
 def config(rule: dict[str, Any] | None = None, **budget: float) -> RunConfig:
