@@ -30,7 +30,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
+from pandas import DataFrame
 
 from gxpo import rules
 from gxpo_client.connection import Json, parameters
@@ -44,9 +47,6 @@ from gxpo_trainer.config.io import build, check_implementations, load_preset, lo
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading.rewards import RewardInput
 from gxpo_trainer.reporting.reading import read_evaluations, read_metrics, read_samples
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 __all__ = ["Client", "ConfigError", "RewardInput", "Run", "RunConfig", "Trainer", "__version__", "rules"]
 
@@ -140,26 +140,20 @@ class Run:
 
     def metrics(self) -> DataFrame:
         """A row for each step, a column for each metric."""
-        import pandas
-
         rows = read_metrics(Path(self.folder))
         steps = pandas.Index([row["step"] for row in rows], name="step")
-        return pandas.DataFrame([row["metrics"] for row in rows], index=steps)
+        return DataFrame([row["metrics"] for row in rows], index=steps)
 
     def evaluations(self) -> DataFrame:
         """A row for each step and benchmark, a column for each score."""
-        import pandas
-
         rows = [
             {"step": r["step"], "benchmark": r["benchmark"], **r["scores"]} for r in read_evaluations(Path(self.folder))
         ]
-        return pandas.DataFrame(rows, columns=None if rows else ["step", "benchmark"]).set_index(["step", "benchmark"])
+        return DataFrame(rows, columns=None if rows else ["step", "benchmark"]).set_index(["step", "benchmark"])
 
     def samples(self) -> DataFrame:
         """A row for each recorded response."""
-        import pandas
-
-        return pandas.DataFrame(read_samples(Path(self.folder)))
+        return DataFrame(read_samples(Path(self.folder)))
 
 
 class Client:
@@ -216,8 +210,6 @@ class Client:
         return self.api.compare(runs=list(runs), **options)
 
     def _export(self, part: str, runs: str | Sequence[str]) -> DataFrame:
-        import pandas
-
         query = {"runs": [runs] if isinstance(runs, str) else list(runs), "format": "parquet", "parts": part}
         return pandas.read_parquet(io.BytesIO(self.api.request("GET", "/export", params=parameters(query)).content))
 

@@ -12,7 +12,6 @@ from gxpo_client.errors import InvalidRequest
 __all__ = ["Client", "Json", "connect"]
 
 _MOST_ACTED_ON = 500
-"""Runs that the service accepts in one request for an action on many."""
 _DOWNLOAD_S = 600.0
 
 

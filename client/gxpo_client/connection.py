@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ from urllib.parse import quote
 import httpx
 
 from gxpo_client.errors import NotSignedIn, ServiceUnavailable, error_of
-from gxpo_client.shared_responses import SharedResponses
 
 
 def is_http(url: str) -> bool:
@@ -54,6 +54,7 @@ def is_up(url: str, timeout_s: float) -> bool:
 
 PREFIX = "/api/v1"
 PAGE = 200
+FRESH_S = 1.0
 Json = dict[str, Any]
 K = TypeVar("K")
 V = TypeVar("V")
@@ -71,11 +72,15 @@ def keep(store: dict[K, V], key: K, value: V, most: int) -> V:
 
 @dataclass
 class ResponseCache:
-    """The last `most` responses of a session. offline: whether the service has failed since."""
+    """The last `most` responses of a session with their times. offline: whether the service has failed since.
 
-    answers: dict[Any, Any] = field(default_factory=dict)
+    A response is used again within FRESH_S seconds, unless the session has changed something since.
+    """
+
+    answers: dict[Any, tuple[float, Any]] = field(default_factory=dict)
     offline: bool = False
     most: int = 100
+    changed_at: float = -math.inf
 
 
 def connect(url: str, *, transport: httpx.BaseTransport | None = None) -> httpx.Client:
@@ -94,7 +99,6 @@ class Connection:
 
     patience_s: how long GET requests and requests with an idempotency key are retried while the service is
     unavailable. cache: serves GET requests while the service is unavailable; `me`, changes and downloads never.
-    shared: responses of other clients with the same rights.
     """
 
     def __init__(
@@ -104,12 +108,9 @@ class Connection:
         cache: ResponseCache | None = None,
         *,
         patience_s: float = 0.0,
-        shared: SharedResponses | None = None,
     ) -> None:
         self._http, self._token, self._cache, self._patience_s = http, token, cache, patience_s
-        self._shared = shared
         self.url = str(http.base_url).rstrip("/").removesuffix(PREFIX)
-        """Address of the service."""
 
     def __enter__(self) -> Self:
         return self
@@ -167,8 +168,8 @@ class Connection:
         while True:
             try:
                 response = self._http.request(method, path, headers=self._headers() | dict(headers or {}), **request)
-                if self._shared is not None and method != "GET":
-                    self._shared.clear()
+                if self._cache is not None and method != "GET":
+                    self._cache.changed_at = time.monotonic()
                 if response.is_success:
                     return response
                 problem = error_of(response)
@@ -204,23 +205,22 @@ class Connection:
 
     def _get(self, path: str, query: Mapping[str, Any]) -> Any:
         params = parameters(query)
-        key = (path, tuple(params))
-
-        def send() -> Any:
-            return self.request("GET", path, params=params, retry=self._cache is None).json()
-
-        if self._cache is None:
-            return send()
-        if self._cache.offline and key in self._cache.answers:
-            return self._cache.answers[key]
+        cache = self._cache
+        if cache is None:
+            return self.request("GET", path, params=params, retry=True).json()
+        key, now = (path, tuple(params)), time.monotonic()
+        at, known = cache.answers.get(key, (-math.inf, None))
+        if key in cache.answers and (cache.offline or at > max(cache.changed_at, now - FRESH_S)):
+            return known
         try:
-            answer = send() if self._shared is None else self._shared.get(key, send)
+            answer = self.request("GET", path, params=params).json()
         except ServiceUnavailable:
-            self._cache.offline = True
-            if key in self._cache.answers:
-                return self._cache.answers[key]
+            cache.offline = True
+            if key in cache.answers:
+                return known
             raise
-        return keep(self._cache.answers, key, answer, self._cache.most)
+        keep(cache.answers, key, (now, answer), cache.most)
+        return answer
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}

@@ -13,8 +13,7 @@ from gxpo_services import logging
 from gxpo_services.api import dependencies, errors
 from gxpo_services.api.connections import most_connections
 from gxpo_services.api.feed import ChangeFeed
-from gxpo_services.api.middleware import describe, operation_id
-from gxpo_services.api.middleware import install as install_middleware
+from gxpo_services.api.middleware import HttpMetrics, RequestMiddleware, describe, operation_id
 from gxpo_services.api.principals import TokenUses
 from gxpo_services.auth.tokens import router as tokens
 from gxpo_services.compare.endpoints import router as comparisons
@@ -65,8 +64,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         if database.is_sqlite:
             upgrade(settings.url)
         settings.artifacts.mkdir(parents=True, exist_ok=True)
-        files.restore(settings.artifacts, database)
-        files.empty_trash(settings.artifacts, database)  # finish deletions that a crash interrupted
+        files.remove_deleted(settings.artifacts, database)  # what a crash has left
         # SQLite has one writer: others would wait in a thread, and by sleeping.
         app.state.session_gate = anyio.Semaphore(1 if database.is_sqlite else dependencies.MAX_SESSIONS)
         app.state.report_gate = (
@@ -104,7 +102,8 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     app.state.database = Database(settings.url, settings.database_timeout_s)
     logging.configure(as_json=settings.log_json)
     errors.install(app)
-    install_middleware(app, settings)
+    app.state.http_metrics = HttpMetrics()
+    app.add_middleware(RequestMiddleware, settings=settings, metrics=app.state.http_metrics)
     for router in (
         *(runs, run_changes.router, configs, groups, studies, ingest, metrics, samples, events, audit),
         *(run_logs, timeline, checkpoints, comparisons, headlines, tokens),

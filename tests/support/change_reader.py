@@ -15,7 +15,7 @@ class Reader:
 
     def __init__(self, database: Database, secret: str, runs: list[int] | None = None, **options: Any) -> None:
         self.feed = ChangeFeed(database, changes.messages)
-        self.stream = Subscription(secret, runs, **{"shows": "runs", **options})
+        self.stream = Subscription(secret, runs, **options)
         self.held = ExitStack()
         self.held.enter_context(self.feed.following(self.stream))
 

@@ -14,7 +14,6 @@ import streamlit as st
 from gxpo_client.client import Client
 from gxpo_client.connection import ResponseCache, connect, keep
 from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavailable
-from gxpo_client.shared_responses import SharedResponses
 from gxpo_dashboard.labels import TERMINAL, plain
 from gxpo_dashboard.session import permalinks
 from gxpo_dashboard.session.link import cookie_name, may_use_local_token, read_secret, sessions
@@ -48,18 +47,10 @@ def external_url() -> str:
 _connection = st.cache_resource(connect)
 
 
-@st.cache_resource
-def _shared(url: str, role: str) -> SharedResponses:
-    """Of all visitors with a role: the service shows the same to each of them."""
-    return SharedResponses()
-
-
 def client() -> Client:
-    """A client with the visitor's token. Equal requests of several visitors are sent once."""
+    """A client with the visitor's token."""
     cache = st.session_state.setdefault("cache", ResponseCache())
-    me = st.session_state.get("me")
-    shared = _shared(service_url(), me["role"]) if me else None
-    return Client(_connection(service_url()), _token(), cache, shared=shared)
+    return Client(_connection(service_url()), _token(), cache)
 
 
 def _token() -> str | None:
@@ -86,8 +77,7 @@ def enter() -> bool:
             _sign_in()
             return False
         try:
-            me = st.session_state["me"] = client().me()
-            _shared(service_url(), me["role"]).clear()  # a page that is loaded shows the present
+            st.session_state["me"] = client().me()
         except ServiceUnavailable as error:
             _first_contact(str(error))
             return False

@@ -9,42 +9,33 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import select
 from sqlalchemy.orm import Session
-from starlette.types import Receive, Scope, Send
 
 from gxpo_services.api.errors import Forbidden, LimitReached, NotFound, Unauthorized, responses
 from gxpo_services.api.fields import RunId, read_json
 from gxpo_services.api.principals import Principal, Role, TokenUses, find_by_secret
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
-from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
 
+# What happens at the same time, at most; the rest waits without occupying a thread.
 MAX_SESSIONS = 24
-"""Maximum number of requests that hold or wait for a writing session; further ones wait without occupying a thread.
-
-If all 40 threads of the pool waited for a lock, its holder would get no thread to finish in: a deadlock.
-"""
+"""Writing sessions. If all 40 threads of the pool waited for a lock, its holder would get none to finish in."""
 REPORTS_AT_ONCE = 4
-"""Maximum number of reports of trainers that are applied at the same time: enough to share commits of PostgreSQL. More
-threads only take the GIL from each other and from the event loop."""
+"""Reports of trainers: enough to share commits of PostgreSQL; more only take the GIL from each other."""
 READS_AT_ONCE = 2
-"""Maximum number of reading requests that hold a session. They share the GIL: with more of them, short queries wait for
-long ones. The second one runs while the first waits for the database."""
+"""Reading sessions. They share the GIL: with more of them, short queries wait for long ones."""
 PROBES_AT_ONCE = 2
-"""Maximum number of readiness probes that query the database. They need no token, so that a locked database must not
-let them occupy the threads and connections of authenticated requests."""
+"""Readiness probes. They need no token, so a locked database must not let them occupy threads and connections."""
 HEAVY_AT_ONCE = 1
-"""Maximum number of comparisons and heat maps that are computed at the same time; each would have a process."""
 
 
 class Slots:
@@ -74,29 +65,6 @@ class Slots:
             self._open += Counter()  # forget those without any
 
 
-class SlottedResponse(StreamingResponse):
-    """A stream that holds a slot from its first to its last byte, or until its client is gone; `within` as well.
-
-    Without a free slot the response is the problem LimitReached.
-    """
-
-    def __init__(
-        self,
-        slots: Slots,
-        owner: str,
-        content: Any,
-        *,
-        within: AbstractContextManager[None] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(content, **options)
-        self._slots, self._owner, self._within = slots, owner, within or nullcontext()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._slots.holding(self._owner), self._within:
-            await super().__call__(scope, receive, send)
-
-
 async def get_settings(request: Request) -> ServiceSettings:
     settings: ServiceSettings = request.app.state.settings
     return settings
@@ -113,26 +81,24 @@ DatabaseDep = Annotated[Database, Depends(get_database)]
 _bearer = HTTPBearer(auto_error=False, description="A token made by `gxpo token create`.")
 
 
-async def bearer(
-    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-) -> str:
-    """The bearer token of a request, noted as used. Raises Unauthorized."""
+async def bearer(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str:
+    """The bearer token of a request. Raises Unauthorized."""
     if credentials is None:
         raise Unauthorized("missing bearer token; send Authorization: Bearer <token>, made with `gxpo token create`")
-    uses: TokenUses = request.app.state.token_uses
-    uses.note(credentials.credentials)
     return credentials.credentials
 
 
 BearerToken = Annotated[str, Depends(bearer)]
 
 
-def any_principal(token: BearerToken, database: DatabaseDep) -> Principal:
-    """The principal of any valid token, that of a Prometheus too. Raises Unauthorized."""
+def any_principal(request: Request, token: BearerToken, database: DatabaseDep) -> Principal:
+    """The principal of any valid token, that of a Prometheus too. Notes the use. Raises Unauthorized."""
     with database.autocommit_connection() as connection:
         principal = find_by_secret(connection, token)
     if principal is None:
         raise Unauthorized("the token is unknown, revoked or expired; sign in with another")
+    uses: TokenUses = request.app.state.token_uses
+    uses.note(principal.token_id)
     return principal
 
 
@@ -181,8 +147,8 @@ class ServiceRoute(APIRoute):
             return handle
 
         async def authenticated(request: Request) -> Response:
-            token = await bearer(request, await _bearer(request))
-            await _viewer(await run_in_threadpool(any_principal, token, request.app.state.database))
+            token = await bearer(await _bearer(request))
+            await _viewer(await run_in_threadpool(any_principal, request, token, request.app.state.database))
             return await handle(_StrictRequest(request.scope, request.receive))
 
         return authenticated
@@ -225,6 +191,21 @@ WriteSession = Annotated[Session, Depends(_writing, scope="function")]
 ReadSession = Annotated[Session, Depends(_reading, scope="function")]
 
 
+def held_slot(kind: str) -> Any:
+    """Dependency that holds a slot until the last byte is sent or the client is gone. Raises LimitReached.
+
+    What the endpoint puts on its stack is closed then: a response that is cancelled leaves its iterator to the garbage
+    collector.
+    """
+
+    async def hold(request: Request, principal: Viewer) -> AsyncIterator[ExitStack]:
+        slots: Slots = getattr(request.app.state, kind)
+        with slots.holding(principal.token_id), ExitStack() as held:
+            yield held
+
+    return Depends(hold)
+
+
 async def _heavy(request: Request, principal: Viewer) -> AsyncIterator[None]:
     slots: Slots = request.app.state.heavy_slots
     with slots.holding(principal.token_id):
@@ -236,19 +217,12 @@ Heavy = Depends(_heavy, scope="function")
 """Dependency of a route whose response takes long to compute; it waits for its turn before it holds a session."""
 
 
-def find_run(session: Session, run_id: str, *, lock: bool = False) -> tuple[int, RunState] | None:
-    """Number and state of a run. lock: SELECT … FOR UPDATE."""
-    query = select(Run.number, Run.state).where(Run.id == run_id)
-    row = session.execute(query.with_for_update() if lock else query).one_or_none()
-    return None if row is None else (row.number, RunState(row.state))
-
-
 def run_number(session: Session, run_id: str) -> int:
     """Row number of a run. Raises NotFound."""
-    row = find_run(session, run_id)
-    if row is None:
+    number = session.scalar(select(Run.number).where(Run.id == run_id))
+    if number is None:
         raise NotFound(f"there is no run {run_id}")
-    return row[0]
+    return number
 
 
 def run_numbers(database: Database, run_ids: Sequence[str]) -> list[int]:

@@ -20,7 +20,6 @@ from gxpo_services.db.postgres import ServerSilent
 
 MEDIA_TYPE = "application/problem+json"
 PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
-"""Content of an error response in the OpenAPI description."""
 
 
 class FieldError(BaseModel):
@@ -47,7 +46,6 @@ class ProblemDetails(BaseModel):
 
 
 PROBLEMS = "/api/v1/problems"
-"""Page that explains every kind of problem."""
 
 
 class Problem(Exception):
@@ -209,16 +207,9 @@ def install(app: FastAPI) -> None:
 _BY_STATUS: dict[int, type[Problem]] = {kind.status: kind for kind in Problem.__subclasses__()}
 
 
-def _explained(kind: type[Problem]) -> str:
-    words = html.escape(" ".join((kind.__doc__ or "").split()))
-    return f'<h2 id="{kind.slug}">{kind.status} {html.escape(kind.title)}</h2><p>{words}</p>'
-
-
-_PAGE = "".join(
-    [
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>gxpo: problems</title><h1>Problems</h1>',
-        *(_explained(kind) for _, kind in sorted(_BY_STATUS.items())),
-    ]
+_PAGE = '<!doctype html><html lang="en"><meta charset="utf-8"><title>gxpo: problems</title><h1>Problems</h1>' + "".join(
+    f'<h2 id="{kind.slug}">{status} {kind.title}</h2><p>{html.escape(kind.__doc__ or "")}</p>'
+    for status, kind in sorted(_BY_STATUS.items())
 )
 
 

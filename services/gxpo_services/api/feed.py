@@ -8,9 +8,10 @@ An idle stream holds neither a thread nor a connection of the database.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,19 +19,19 @@ from typing import Any, Literal
 import anyio
 import psycopg
 from anyio.to_thread import run_sync
-from fastapi import Request
 from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.api import streams
-from gxpo_services.api.dependencies import Slots, SlottedResponse
-from gxpo_services.api.principals import Principal, hash_token
+from gxpo_services.api.principals import hash_token
 from gxpo_services.db import postgres
 from gxpo_services.db.database import CHANNEL, Database
 from gxpo_services.db.tables import AccessToken, Event, Run
 from gxpo_services.logging import ErrorLog
 from gxpo_services.run_states import SILENCE_S, TERMINAL, silent_s
 
+MEDIA_TYPE = "text/event-stream"
+CONTENT: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}
+COMMENT = b": waiting\n\n"
 COMPARE_S = 5.0
 POLL_S = 0.5
 GATHER_S = 0.25
@@ -40,8 +41,8 @@ _RELISTEN_S = 2.0
 RUNS_AT_ONCE = 200
 """Runs that are read in full at a time, as in the largest page of a list."""
 EVENTS_AT_ONCE = 500
-_MOST_UNSENT = 1000
-"""Events that are kept for a slow stream; it reads further ones from the database."""
+_MOST_RECENT = 1000
+"""Events that are kept for all streams; a stream that is further behind reads them from the database."""
 _NUMBERS_AT_ONCE = 1000
 _runs, _events, _tokens = Run.__table__.c, Event.__table__.c, AccessToken.__table__.c
 _COLUMNS = (
@@ -55,40 +56,46 @@ Views = Callable[[Session, Sequence[int]], dict[int, bytes]]
 """Messages of runs in full by number, without those that were deleted."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What is known of a run; two differ if a reader should know."""
+
+    id: str
+    state: str
+    values: tuple[Any, ...]
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in TERMINAL
+
+
 class Subscription:
     """What an open stream follows and has not sent. Used by the event loop's thread only.
 
     numbers: runs to follow; None: every run that has not ended. after: number of the last event that was sent; None:
-    the newest one. shows: runs in full, their ids alone, or nothing but whether they have ended.
+    the newest one.
     """
 
-    def __init__(
-        self,
-        token: str,
-        numbers: Collection[int] | None,
-        after: int | None = None,
-        shows: Literal["runs", "ids", "ends"] = "ends",
-    ) -> None:
+    def __init__(self, token: str, numbers: Collection[int] | None, after: int | None = None) -> None:
         self.token_sha256 = hash_token(token)
         self.numbers = None if numbers is None else frozenset(numbers)
-        self.after, self.shows = after, shows
-        self.changed: dict[int, bytes | None] = {}
-        """Runs to send: number → message; None: to be read."""
-        self.deleted: list[bytes] = []
-        self.events: deque[tuple[int, bytes]] = deque()
-        self.behind_to = 0
-        """Events up to this number, after `after`, are to be read."""
-        self.unfinished: set[int] = set()
+        self.after = after
+        self.last_event = 0
+        self.changed: dict[int, str] = {}
+        """Runs to send: number → id."""
+        self.deleted: list[str] = []
         self.is_ready = False
-        """Whether the state of its runs is known."""
+        self.is_over = False
+        """Whether all runs to follow have ended or were deleted."""
         self.end: Literal["revoked", "lost"] | None = None
         """Why it cannot go on: its token is invalid, or the database unavailable."""
         self._news = anyio.Event()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether all runs to follow have ended or were deleted."""
-        return self.is_ready and self.numbers is not None and not self.unfinished
+    def follows(self, number: int, *marks: _Mark | None) -> bool:
+        """marks: of the run, before and now; the end of a run is one of its changes."""
+        if self.numbers is not None:
+            return number in self.numbers
+        return any(mark is not None and not mark.has_ended for mark in marks)
 
     async def wait(self, seconds: float) -> bool:
         """Wait until there is something to send, or the stream ends; False after `seconds` without."""
@@ -101,35 +108,14 @@ class Subscription:
     def wake(self) -> None:
         self._news.set()
 
-    def add_event(self, number: int, message: bytes) -> None:
-        if len(self.events) >= _MOST_UNSENT:
-            self.events.clear()
-            self.behind_to = number
-        elif number > self.behind_to:
-            self.events.append((number, message))
-
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
-    """What is known of a run; two differ if a reader should know."""
+class _Reading:
+    """marks: of all runs that are followed, or were. valid: hashes of the tokens that may read on."""
 
-    id: str
-    state: str
-    values: tuple[Any, ...]
-
-
-@dataclass(slots=True)
-class _News:
     marks: dict[int, _Mark]
-    """Of all runs that are followed, or were."""
-    changed: list[int]
-    views: dict[int, bytes]
-    events: list[tuple[int, int, bytes]]
-    """Number, run and message."""
-    last_event: int
-    more_events: bool
+    events: Sequence[Any]
     valid: set[str]
-    """Hashes of the tokens that may read on."""
 
 
 class ChangeFeed:
@@ -139,8 +125,14 @@ class ChangeFeed:
         self._database, self._views = database, views
         self._subscriptions: set[Subscription] = set()
         self._marks: dict[int, _Mark] = {}
-        self._last_event: int | None = None
-        """None while nothing is read."""
+        self._messages: dict[int, bytes] = {}
+        """Of runs in full, since the last reading."""
+        self._reading_messages = anyio.Lock()
+        self._recent: deque[tuple[int, int, bool, bytes]] = deque()
+        """Number, run, whether it had not ended, and message of all events after `_recent_after`."""
+        self._recent_after = 0
+        self._last_event = -1
+        """-1 while nothing is read."""
         self._is_listening = False
         self._wake = anyio.Event()
         self._errors = ErrorLog()
@@ -162,7 +154,7 @@ class ChangeFeed:
                 tasks.start_soon(self._listen)
             while True:
                 if not self._subscriptions:
-                    self._marks, self._last_event = {}, None
+                    self._marks, self._messages, self._last_event = {}, {}, -1
                     await self._wake.wait()
                 with anyio.move_on_after(COMPARE_S if self._is_listening else POLL_S):
                     await self._wake.wait()
@@ -188,128 +180,101 @@ class ChangeFeed:
         subscriptions = list(self._subscriptions)
         if not subscriptions:
             return
-        news = None
+        reading = None
         with self._errors.once("changes", "cannot read changes of runs"):  # which ends these streams, not the service
-            news = await run_sync(self._read, subscriptions)
+            reading = await run_sync(self._read, subscriptions)
         for stream in subscriptions:
-            if news is None or stream.token_sha256 not in news.valid:
-                stream.end = "lost" if news is None else "revoked"
+            if reading is None or stream.token_sha256 not in reading.valid:
+                stream.end = "lost" if reading is None else "revoked"
                 stream.wake()
-        if news is not None:
-            self._pass_on(news, [stream for stream in subscriptions if stream.end is None])
+        if reading is not None:
+            self._pass_on(reading, [stream for stream in subscriptions if stream.end is None])
 
-    # ---- in a thread ------------------------------------------------------------------------------------------------
-
-    def _read(self, subscriptions: list[Subscription]) -> _News:
+    def _read(self, subscriptions: list[Subscription]) -> _Reading:
+        """In a thread."""
         now = time.time()
         with self._database.reading() as session:
+            if self._last_event < 0:
+                self._last_event = self._recent_after = last_event(session)
+                self._recent.clear()
             marks = {row.number: _mark(row, now) for row in _rows(session, subscriptions, self._marks)}
-            changed = [number for number, mark in marks.items() if self._marks.get(number) != mark]
-            shown = [stream.numbers for stream in subscriptions if stream.is_ready and stream.shows == "runs"]
-            in_full = changed if None in shown else sorted(_union(shown).intersection(changed))
-            views = self._views(session, in_full) if 0 < len(in_full) <= RUNS_AT_ONCE else {}
             tokens = {stream.token_sha256 for stream in subscriptions}
             valid = or_(_tokens.expires_at.is_(None), _tokens.expires_at > now)
             query = select(_tokens.sha256).where(_tokens.sha256.in_(tokens), _tokens.revoked_at.is_(None), valid)
-            before = self._last_event if self._last_event is not None else last_event(session)
-            rows = session.execute(_events_after(before).limit(EVENTS_AT_ONCE)).all()
-            return _News(
-                marks,
-                changed,
-                views,
-                [(row.number, row.run_number, _event_message(row)) for row in rows],
-                last_event=rows[-1].number if rows else before,
-                more_events=len(rows) == EVENTS_AT_ONCE,
-                valid={*session.scalars(query)},
-            )
+            events = session.execute(_events_after(self._last_event).limit(EVENTS_AT_ONCE)).all()
+            return _Reading(marks, events, {*session.scalars(query)})
 
-    # ---- in the event loop ------------------------------------------------------------------------------------------
-
-    def _pass_on(self, news: _News, subscriptions: list[Subscription]) -> None:
-        if news.more_events:
-            self._wake.set()
-        before, self._marks, self._last_event = self._marks, news.marks, news.last_event
-        gone = before.keys() - news.marks.keys()
-        ids: dict[int, bytes] = {}
+    def _pass_on(self, reading: _Reading, subscriptions: list[Subscription]) -> None:
+        """In the event loop."""
+        before, marks = self._marks, reading.marks
+        changed = [number for number, mark in marks.items() if before.get(number) != mark]
+        gone = before.keys() - marks.keys()
+        for row in reading.events:
+            is_open = row.run_number in marks
+            self._recent.append((row.number, row.run_number, is_open, _event_message(row)))
+            self._last_event = row.number
+        while len(self._recent) > _MOST_RECENT:
+            self._recent_after, *_ = self._recent.popleft()
         for stream in subscriptions:
+            known, news = (before, changed) if stream.is_ready else ({}, sorted(marks))
+            numbers = [number for number in news if stream.follows(number, known.get(number), marks[number])]
+            deleted = [number for number in gone if number in known and stream.follows(number, known[number])]
+            stream.changed |= {number: marks[number].id for number in numbers}
+            stream.deleted += [before[number].id for number in deleted]
+            for number in deleted:
+                stream.changed.pop(number, None)
+            if stream.numbers is not None:
+                stream.is_over = all(number not in marks or marks[number].has_ended for number in stream.numbers)
+            followed = marks if stream.numbers is None else stream.numbers
+            events = [row.number for row in reading.events if row.run_number in followed]
             if not stream.is_ready:
-                self._begin(stream)
-                continue
-            woken = False
-            for number in news.changed:
-                mark = news.marks[number]
-                if stream.numbers is not None:
-                    is_shown = number in stream.numbers
-                else:  # also that a run has ended
-                    old = before.get(number)
-                    is_shown = mark.state not in TERMINAL or (old is not None and old.state not in TERMINAL)
-                if not is_shown:
-                    continue
-                woken = True
-                if mark.state in TERMINAL:
-                    stream.unfinished.discard(number)
-                if stream.shows == "ids":
-                    stream.changed[number] = ids.setdefault(number, streams.event("run", {"id": mark.id}))
-                elif stream.shows == "runs":
-                    stream.changed[number] = news.views.get(number)
-            for number in gone:
-                if number in stream.numbers if stream.numbers is not None else before[number].state not in TERMINAL:
-                    woken = True
-                    stream.unfinished.discard(number)
-                    stream.changed.pop(number, None)
-                    if stream.shows != "ends":
-                        stream.deleted.append(streams.event("deleted", {"id": before[number].id}))
-            if stream.shows != "ends":
-                for event, run, message in news.events:
-                    if run in (self._marks if stream.numbers is None else stream.numbers):
-                        woken = True
-                        stream.add_event(event, message)
-            if woken:
+                stream.is_ready, stream.last_event = True, self._last_event
+                stream.after = self._last_event if stream.after is None else stream.after
+            elif events:
+                stream.last_event = events[-1]
+            if numbers or deleted or events or stream.is_over:
                 stream.wake()
-        if not news.more_events:  # some may be of runs that have ended
+        self._marks = marks
+        if len(reading.events) == EVENTS_AT_ONCE:
+            self._wake.set()  # there may be more, also of runs that have ended
+        else:
             kept = _union(stream.numbers for stream in subscriptions)
-            self._marks = {n: mark for n, mark in self._marks.items() if n in kept or mark.state not in TERMINAL}
+            self._marks = {number: mark for number, mark in marks.items() if number in kept or not mark.has_ended}
+        self._messages = {}
 
-    def _begin(self, stream: Subscription) -> None:
-        runs = {
-            number: mark
-            for number, mark in sorted(self._marks.items())
-            if (number in stream.numbers if stream.numbers is not None else mark.state not in TERMINAL)
-        }
-        if stream.shows == "ids":
-            stream.changed = {number: streams.event("run", {"id": mark.id}) for number, mark in runs.items()}
-        elif stream.shows == "runs":
-            stream.changed = dict.fromkeys(runs)
-        stream.unfinished = {number for number, mark in runs.items() if mark.state not in TERMINAL}
-        assert self._last_event is not None
-        if stream.after is None:
-            stream.after = self._last_event
-        stream.behind_to = max(stream.after, self._last_event)
-        stream.is_ready = True
-        stream.wake()
+    async def run_messages(self, numbers: Collection[int]) -> list[bytes]:
+        """Messages of runs in full, without those that were deleted; each is read once for all streams."""
+        async with self._reading_messages:
+            messages = self._messages  # another dict after the next reading, which finds what changes meanwhile
+            missing = [number for number in numbers if number not in messages]
+            if missing:
+                messages |= await run_sync(self._read_views, missing)
+        return [messages[number] for number in numbers if number in messages]
 
-    def read_events(self, stream: Subscription) -> list[tuple[int, bytes]]:
-        """The next page of the events that a stream is behind with; call in a thread."""
+    async def event_messages(self, stream: Subscription) -> list[bytes]:
+        """The next messages of events after `stream.after`, which moves on. There may be none."""
+        assert stream.after is not None
+        if stream.after >= self._recent_after:
+            after, stream.after = stream.after, self._last_event
+            return [
+                message
+                for number, run, is_open, message in self._recent
+                if number > after and (is_open if stream.numbers is None else run in stream.numbers)
+            ]
+        end = self._recent_after
+        rows = await run_sync(self._read_events, stream, end)
+        stream.after = rows[-1].number if len(rows) == EVENTS_AT_ONCE else end
+        return [_event_message(row) for row in rows]
+
+    def _read_events(self, stream: Subscription, end: int) -> Sequence[Any]:
         numbers = sorted(stream.numbers if stream.numbers is not None else self._marks)
-        query = _events_after(stream.after).where(_runs.number.in_(numbers), _events.number <= stream.behind_to)
+        query = _events_after(stream.after).where(_runs.number.in_(numbers), _events.number <= end)
         with self._database.reading() as session:
-            rows = session.execute(query.limit(EVENTS_AT_ONCE))
-            return [(row.number, _event_message(row)) for row in rows]
+            return session.execute(query.limit(EVENTS_AT_ONCE)).all()
 
-    def read_views(self, numbers: Sequence[int]) -> dict[int, bytes]:
-        """Messages of runs in full; call in a thread."""
+    def _read_views(self, numbers: Sequence[int]) -> dict[int, bytes]:
         with self._database.reading() as session:
             return self._views(session, numbers)
-
-
-def event_stream(
-    request: Request, principal: Principal, changes: Subscription, messages: AsyncIterator[bytes]
-) -> SlottedResponse:
-    """Server-Sent Events, which follow `changes` and occupy one of the principal's slots."""
-    feed: ChangeFeed = request.app.state.changes
-    slots: Slots = request.app.state.stream_slots
-    within = feed.following(changes)
-    return SlottedResponse(slots, principal.token_id, messages, within=within, media_type=streams.MEDIA_TYPE)
 
 
 def last_event(session: Session) -> int:
@@ -348,4 +313,10 @@ def _mark(row: Any, now: float) -> _Mark:
 
 def _event_message(row: Any) -> bytes:
     view = {name: getattr(row, name) for name in ("number", "time", "actor", "kind", "message", "fields", "run")}
-    return streams.event("event", view, row.number)
+    return sse("event", view, row.number)
+
+
+def sse(kind: str, data: Any, number: int | None = None) -> bytes:
+    """A Server-Sent Event. JSON has no bare line ends, so a text of many lines is one line of data."""
+    head = f"event: {kind}\n" + (f"id: {number}\n" if number is not None else "")
+    return f"{head}data: {json.dumps(data)}\n\n".encode()

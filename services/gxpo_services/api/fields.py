@@ -12,7 +12,6 @@ import math
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar
 
 from fastapi import Path
@@ -25,11 +24,8 @@ from gxpo_trainer.jsonl import decode_number, plain
 
 MAX_INTEGER = LARGEST_INTEGER
 MAX_STEP = MOST_STEPS
-"""Largest step, attempt or launch."""
 MAX_DEPTH = 32
-"""Maximum nesting of free-form JSON."""
 MAX_VALUES = 10_000
-"""Maximum number of values in free-form JSON; a config has about 200."""
 
 JsonNumber = Annotated[float | Literal["NaN", "Infinity", "-Infinity"], BeforeValidator(plain)]
 """A number, or one of the strings for the values that JSON cannot represent."""
@@ -163,14 +159,6 @@ _VALUES: dict[Kind, TypeAdapter[Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Position of a row in an order: its sort value (None: no value) and its number as tie-breaker."""
-
-    value: Value
-    number: int
-
-
 class PageQuery(BaseModel):
     """Which page of a list."""
 
@@ -185,20 +173,23 @@ class Page(BaseModel, Generic[Item]):
     next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
 
 
-def encode_cursor(order: str, position: Position) -> str:
-    """The cursor of a position. order: the sort key of the list, as one word."""
-    body = json.dumps([order, plain(position.value), position.number], separators=(",", ":"), ensure_ascii=False)
+def encode_cursor(order: str, value: Value, number: int) -> str:
+    """The cursor of a row in an order: its sort value (None: no value) and its number as tie-breaker.
+
+    order: the sort key of the list, as one word.
+    """
+    body = json.dumps([order, plain(value), number], separators=(",", ":"), ensure_ascii=False)
     return base64.urlsafe_b64encode(body.encode()).decode().rstrip("=")
 
 
-def decode_cursor(cursor: str, order: str, kind: Kind) -> Position:
-    """The position in a cursor. Raises Invalid when it is malformed or belongs to another order."""
+def decode_cursor(cursor: str, order: str, kind: Kind) -> tuple[Any, int]:
+    """Sort value and number in a cursor. Raises Invalid when it is malformed or belongs to another order."""
     try:
         body = read_json(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
         of_order, value, number = body
-        position = Position(_VALUES[kind].validate_python(value), _NUMBER.validate_python(number))
+        row = _VALUES[kind].validate_python(value), _NUMBER.validate_python(number)
     except (ValueError, TypeError):
         raise Invalid.of("cursor", "is not a cursor of this list; pass next_cursor unchanged") from None
     if of_order != order:
         raise Invalid.of("cursor", "belongs to another order; leave it out when sort, order or metric_at change")
-    return position
+    return row

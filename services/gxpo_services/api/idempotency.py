@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,16 +48,8 @@ def delete_expired_keys(session: Session, before: float, most: int) -> int:
     return len(old)
 
 
-IfMatch = Annotated[
-    str | None,
-    Header(
-        max_length=1000,
-        description="ETag of the version that the change is meant for, or *; another present version: 412.",
-    ),
-]
+IfMatch = Annotated[str | None, Header(max_length=1000, description="ETag of the version to change, or *; else 412.")]
 ETAG_HEADER = {"ETag": {"description": "Version of what can be edited; for If-Match.", "schema": {"type": "string"}}}
-_LATER_FIELDS = ("clone_of",)
-_TAG = re.compile(r'(?:W/)?"[^"]*"')
 
 
 def etag(content: Any) -> str:
@@ -69,10 +60,9 @@ def etag(content: Any) -> str:
 
 
 def check_match(if_match: str | None, present: str, what: str) -> None:
-    """Raise PreconditionFailed unless `If-Match` is missing, * or names the present version. Weak tags never match."""
-    if if_match is None or if_match.strip() == "*" or present in _TAG.findall(if_match):
-        return
-    raise PreconditionFailed(f"{what} was changed since that version; read it again, then repeat the change")
+    """Raise PreconditionFailed unless `If-Match` is missing, * or the present version."""
+    if if_match not in (None, "*", present):
+        raise PreconditionFailed(f"{what} was changed since that version; read it again, then repeat the change")
 
 
 def answer(body: BaseModel, status: int = 200, **headers: str) -> Response:
@@ -110,7 +100,7 @@ class Creation:
         if self.key is None:
             return new, True
         # A field that requests of earlier versions lack counts only where it is set: their keys stay valid.
-        later = {name for name in _LATER_FIELDS if getattr(body, name, None) is None}
+        later = {"clone_of"} if getattr(body, "clone_of", None) is None else None
         content = json.dumps([action, body.model_dump(exclude=later)], sort_keys=True, default=str)
         sha256 = hashlib.sha256(content.encode("utf-8", "backslashreplace")).hexdigest()
         mine = {"token_id": self.principal.token_id, "key": self.key, "body_sha256": sha256}

@@ -61,7 +61,6 @@ class _Exchange:
         self._received = 0
         self._complete = not has_body
         self.status: int | None = None
-        """Of the response; None until it starts."""
         self.refusal: type[TooLarge | TooSlow] | None = None
 
     async def receive(self) -> Message:
@@ -125,10 +124,6 @@ class RequestMiddleware:
             self._record(scope, exchange.status or 500, time.perf_counter() - begin)
 
     async def _answer(self, scope: Scope, exchange: _Exchange, request_id: str) -> None:
-        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-        if any(value.isdigit() and int(value) > self.limit for value in lengths):
-            await self._refuse(TooLarge, scope, exchange)
-            return
         try:
             await self.app(scope, exchange.receive, exchange.send)
         except _Refused:
@@ -159,11 +154,6 @@ class RequestMiddleware:
         run = scope.get("path_params", {}).get("run_id")
         fields = {"method": scope["method"], "path": scope["path"], "status": status} | ({"run": run} if run else {})
         _log.info("request", **fields, ms=round(seconds * 1e3, 1))
-
-
-def install(app: FastAPI, settings: ServiceSettings) -> None:
-    app.state.http_metrics = HttpMetrics()
-    app.add_middleware(RequestMiddleware, settings=settings, metrics=app.state.http_metrics)
 
 
 TAGS = [

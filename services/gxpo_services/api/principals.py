@@ -15,7 +15,7 @@ from enum import IntEnum
 
 import anyio
 from anyio.to_thread import run_sync
-from sqlalchemy import Connection, bindparam, or_, select, update
+from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.orm import Session
 
 from gxpo_services.db.database import Database
@@ -35,11 +35,6 @@ class Role(IntEnum):
     def word(self) -> str:
         return self.name.lower()
 
-    @classmethod
-    def of(cls, word: str) -> Role:
-        """Raises KeyError for an unknown word."""
-        return cls[word.upper()]
-
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -54,10 +49,6 @@ class Principal:
         return f"token:{self.name}"
 
 
-RUN_TOKEN = "run"
-"""Kind of the secrets of launches."""
-
-
 def new_token(kind: str = "gxpo") -> str:
     """A new secret; `kind` is a prefix that names its purpose."""
     return f"{kind}_{secrets.token_urlsafe(32)}"
@@ -66,11 +57,6 @@ def new_token(kind: str = "gxpo") -> str:
 def hash_token(token: str) -> str:
     """SHA-256 of a token."""
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-def same_hash(token: str, stored: str) -> bool:
-    """Whether a token matches the stored hash, compared in constant time."""
-    return secrets.compare_digest(hash_token(token), stored)
 
 
 _table = AccessToken.__table__.c
@@ -84,43 +70,30 @@ def find_by_secret(database: Session | Connection, token: str) -> Principal | No
     row = database.execute(_BY_SECRET, {"sha256": hash_token(token)}).one_or_none()
     if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= time.time()):
         return None
-    return Principal(row.id, row.name, Role.of(row.role))
+    return Principal(row.id, row.name, Role[row.role.upper()])
 
 
 FLUSH_S = 30.0
-MOST_NOTED = 10_000
-"""Distinct tokens between two writes; invented ones beyond it are not noted."""
 _log = get_logger(__name__)
 
 
 class TokenUses:
-    """Hashes of the secrets that requests carried since the last write, valid or not. Thread-safe."""
+    """Times of the last requests of tokens since the last write. Thread-safe: operations on a dict are atomic."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._noted: dict[str, float] = {}
 
-    def note(self, secret: str) -> None:
-        """Note a use of a secret, unless it is that of a launch. An operation on a dict is atomic under the GIL."""
-        if secret.startswith(f"{RUN_TOKEN}_"):
-            return
-        sha256 = hash_token(secret)
-        if sha256 in self._noted or len(self._noted) < MOST_NOTED:
-            self._noted[sha256] = self._clock()
+    def note(self, token_id: str) -> None:
+        self._noted[token_id] = self._clock()
 
     def write(self, database: Database) -> None:
-        """Write the noted uses of valid tokens; other secrets match no row."""
         noted, self._noted = self._noted, {}
         if not noted:
             return
         with database.writing() as session:
-            for sha256, at in sorted(noted.items()):
-                valid = (
-                    AccessToken.revoked_at.is_(None),
-                    or_(AccessToken.expires_at.is_(None), AccessToken.expires_at > at),
-                )
-                query = update(AccessToken).where(AccessToken.sha256 == sha256, *valid).values(last_used_at=at)
-                session.execute(query.execution_options(synchronize_session=False))
+            for token_id, at in sorted(noted.items()):
+                session.execute(update(AccessToken).where(AccessToken.id == token_id).values(last_used_at=at))
 
     async def keep_writing(self, database: Database) -> None:
         """Write every FLUSH_S seconds until cancelled; an unavailable database is tried again."""

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
 from gxpo_services.api.errors import Conflict, NotFound, responses
-from gxpo_services.api.fields import Body, Page, PageQuery, Position, Text, decode_cursor, encode_cursor, new_id
+from gxpo_services.api.fields import Body, Page, PageQuery, Text, decode_cursor, encode_cursor, new_id
 from gxpo_services.api.principals import Role, find_by_secret, hash_token, new_token
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
@@ -30,9 +30,7 @@ class TokenRequest(Body):
     """A token to create."""
 
     name: Text = Field(min_length=1, max_length=100, description="Name of its owner.", examples=["ci"])
-    role: RoleWord = Field(
-        "viewer", description="metrics: only /metrics; viewer: read; submitter: submit, control; admin: tokens too."
-    )
+    role: RoleWord = Field("viewer", description="Each role includes those before it; metrics reads only /metrics.")
     days: float | None = Field(None, gt=0, le=36500, description="Days until it expires; null: never.")
 
 
@@ -76,7 +74,6 @@ _COUNT_ADMINS = select(func.count(_columns.id)).where(
     _columns.revoked_at.is_(None),
     or_(_columns.expires_at.is_(None), _columns.expires_at > bindparam("now")),
 )
-"""Admin tokens that work at `now`."""
 
 
 def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenView:
@@ -116,9 +113,9 @@ def list_tokens(page: Annotated[PageQuery, Query()], _: Admin, session: ReadSess
     """Tokens including revoked ones, without secrets, oldest first."""
     query = select(AccessToken).order_by(AccessToken.id).limit(page.limit + 1)  # ids ascend with their creation
     if page.cursor is not None:
-        query = query.where(AccessToken.id > str(decode_cursor(page.cursor, _ORDER, "text").value))
+        query = query.where(AccessToken.id > str(decode_cursor(page.cursor, _ORDER, "text")[0]))
     rows = session.scalars(query).all()
-    more = encode_cursor(_ORDER, Position(rows[page.limit - 1].id, 0)) if len(rows) > page.limit else None
+    more = encode_cursor(_ORDER, rows[page.limit - 1].id, 0) if len(rows) > page.limit else None
     return TokenPage(items=[TokenView.model_validate(row) for row in rows[: page.limit]], next_cursor=more)
 
 

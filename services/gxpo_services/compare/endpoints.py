@@ -12,10 +12,10 @@ from functools import cache
 from typing import Annotated, Any, TypeVar, TypeVarTuple
 
 from anyio import BrokenWorkerProcess, to_process
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
-from gxpo_services.api.dependencies import DatabaseDep, Heavy, ServiceRoute, Settings, SlottedResponse, Viewer
+from gxpo_services.api.dependencies import DatabaseDep, Heavy, ServiceRoute, Settings, Viewer, held_slot
 from gxpo_services.api.errors import Unavailable, responses
 from gxpo_services.api.fields import GroupId
 from gxpo_services.compare import service
@@ -92,10 +92,9 @@ async def group_heat_map(
     summary="Metrics and evaluations as files",
     response_class=StreamingResponse,
     responses=_FILES | responses(429),
+    dependencies=[held_slot("export_slots")],
 )
-def export_runs(
-    request: Request, query: Annotated[ExportQuery, Query()], principal: Viewer, database: DatabaseDep
-) -> StreamingResponse:
+def export_runs(query: Annotated[ExportQuery, Query()], _: Viewer, database: DatabaseDep) -> StreamingResponse:
     """Everything that runs reported, in open formats.
 
     metrics: one row per value (run, name, attempt, step, metric, value). evaluations: one row per score; as jsonl the
@@ -107,5 +106,5 @@ def export_runs(
     with database.reading() as session:
         runs = select_runs(session, run_ids, group_ids)
     file = export(database, runs, query.format, query.parts)
-    headers, slots = {"Content-Disposition": f'attachment; filename="{file.name}"'}, request.app.state.export_slots
-    return SlottedResponse(slots, principal.token_id, file.pieces, media_type=file.media_type, headers=headers)
+    headers = {"Content-Disposition": f'attachment; filename="{file.name}"'}
+    return StreamingResponse(file.pieces, media_type=file.media_type, headers=headers)

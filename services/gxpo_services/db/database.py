@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session, sessionmaker
 from gxpo_services.db import postgres
 
 UNAVAILABLE = (OperationalError, InterfaceError)
-"""Errors of a database that cannot be reached."""
 INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 """`INSERT … ON CONFLICT` of each database; both spell it alike."""
 # LIFO: the connection used last has warm pages and prepared statements.

@@ -1,9 +1,8 @@
 """Engines of PostgreSQL: a server or network that no longer answers is an error, not an endless wait.
 
 The server ends long statements itself (statement_timeout). One that is frozen, or whose host is, does not: its kernel
-still acknowledges what it is sent. So each wait of the client has a limit as well. After the first one that passed it,
-all others fail at once, but for one every few seconds that tries whether the server answers again: requests would
-otherwise wait for each other's time-outs in turn.
+still acknowledges what it is sent. So each wait of the client has a limit as well. After one that passed it, all others
+fail at once for a few seconds: requests would otherwise wait for each other's time-outs in turn.
 """
 
 from __future__ import annotations
@@ -17,12 +16,9 @@ import psycopg
 from psycopg.abc import PQGen
 from psycopg.pq import Format
 from sqlalchemy import URL, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DisconnectionError
 
 BINARY_ROWS = "gxpo_binary_rows"
 """Execution option: PostgreSQL's binary format. As text, bytes are twice as long."""
-_PING_AFTER_S = 1.0
-"""Idle time after which a connection is pinged at check-out; a ping before every query would cost too much."""
 _CONNECTING: dict[str, Any] = {
     "connect_timeout": 10,  # s
     "keepalives": 1,
@@ -38,7 +34,7 @@ _CONNECTING: dict[str, Any] = {
 parameters take precedence."""
 _GRACE_S = 2.0
 """How much longer than the server's own limit a client waits, so that the server's error is the one that counts."""
-_RETRY_S = 2.0
+_RETRY_S = 5.0
 
 
 class ServerSilent(psycopg.OperationalError):
@@ -48,54 +44,42 @@ class ServerSilent(psycopg.OperationalError):
 class Server:
     """Whether a server answers, as its connections find out."""
 
-    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.timeout_s, self._clock = timeout_s, clock
-        self._next_try: float | None = None
-        """When it may be tried again; None while it answers."""
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._silent_until = -math.inf
+        """Until then nobody tries it."""
 
     def connect(self, *arguments: Any, **parameters: Any) -> _Connection:
         self.check()
         try:
             connection = _Connection.connect(*arguments, **parameters)
-        except psycopg.Error as error:
-            self._note(silent=isinstance(error, psycopg.errors.ConnectionTimeout))
+        except psycopg.errors.ConnectionTimeout:
+            self._silent_until = time.monotonic() + _RETRY_S
             raise
-        self._note(silent=False)
         connection.server = self
         return connection
 
     def check(self) -> None:
-        """Raise ServerSilent unless the server answers, or its next try is due; that is the caller's then."""
-        if self._next_try is None:
-            return
-        now = self._clock()
-        if now < self._next_try:
+        """Raise ServerSilent if the server did not answer a moment ago."""
+        if time.monotonic() < self._silent_until:
             raise ServerSilent(f"the database server did not answer within {self.timeout_s:g} s")
-        self._next_try = now + self.timeout_s + _RETRY_S
-
-    def _note(self, *, silent: bool) -> None:
-        self._next_try = self._clock() + _RETRY_S if silent else None
 
     def wait(self, connection: _Connection, wait: Callable[[float], Any]) -> Any:
         """The result of `wait`, which gets its time limit. Closes the connection and raises ServerSilent after it."""
         limit = self.timeout_s + _GRACE_S
+        begin = time.monotonic()
         try:
             self.check()
-        except ServerSilent:
-            connection.close()
-            raise
-        begin = self._clock()
-        try:
-            result = wait(limit)
+            return wait(limit)
         except psycopg.Error as error:
-            silent = self._clock() - begin >= limit
-            self._note(silent=silent)
-            if not silent:
+            now = time.monotonic()
+            if now - begin < limit and not isinstance(error, ServerSilent):
                 raise
             connection.close()
+            if isinstance(error, ServerSilent):
+                raise
+            self._silent_until = now + _RETRY_S
             raise ServerSilent(f"the database server did not answer within {limit:g} s") from error
-        self._note(silent=False)
-        return result
 
 
 class _Connection(psycopg.Connection[Any]):
@@ -114,20 +98,11 @@ def make_engine(url: str, server: Server | None = None, **options: Any) -> Engin
     connecting = {name: value for name, value in _CONNECTING.items() if name not in given}
     if server is not None and "options" in connecting:
         connecting["options"] += f" -c statement_timeout={math.ceil(server.timeout_s * 1000)}"
-    engine = create_engine(url, **options, connect_args=connecting)
+    engine = create_engine(url, **options, connect_args=connecting, pool_pre_ping=True)
 
     @event.listens_for(engine, "do_connect")
     def _on_connect(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Any:
         return None if server is None else server.connect(*arguments, **parameters)
-
-    @event.listens_for(engine, "checkin")
-    def _on_checkin(_connection: Any, record: Any) -> None:
-        record.info["used"] = time.monotonic()
-
-    @event.listens_for(engine, "checkout")
-    def _on_checkout(connection: Any, record: Any, _proxy: Any) -> None:
-        if time.monotonic() - record.info.get("used", time.monotonic()) > _PING_AFTER_S:
-            _ping(engine, connection)
 
     @event.listens_for(engine, "before_cursor_execute")
     def _on_execute(_connection: Any, cursor: Any, _statement: Any, _values: Any, context: Any, _many: bool) -> None:
@@ -153,15 +128,3 @@ async def listen(url: URL, channel: str) -> AsyncIterator[None]:
     finally:
         # Not AsyncConnection's own context manager, which would send a statement on a connection that is lost.
         await connection.close()
-
-
-def _ping(engine: Engine, connection: Any) -> None:
-    """Raise DisconnectionError for a dead connection, so that the pool replaces it."""
-    try:
-        alive = engine.dialect.do_ping(connection)
-    except engine.dialect.loaded_dbapi.Error as error:
-        if not engine.dialect.is_disconnect(error, connection, None):
-            raise
-        alive = False
-    if not alive:
-        raise DisconnectionError("the database server has closed this connection")

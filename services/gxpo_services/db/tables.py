@@ -155,7 +155,6 @@ class Run(Base):
     cpus: Mapped[float]
     gpus: Mapped[float]
     created_by: Mapped[str] = mapped_column(String(100))
-    """Name of the token."""
     created_by_id: Mapped[str] = mapped_column(String(32))
 
     state: Mapped[RunState] = mapped_column(String(20))
@@ -182,13 +181,11 @@ class Run(Base):
     phase: Mapped[str | None] = mapped_column(String(200))
     """What the trainer said last that it is doing; None unless a launch executes."""
     request_at: Mapped[float | None] = mapped_column("wish_at")
-    """Time of the pause or cancel request, for the grace period."""
     recoveries: Mapped[int] = mapped_column(default=0)
 
     last_batch: Mapped[int] = mapped_column(default=0)
     """Newest batch of this launch that was applied."""
     offsets: Mapped[dict[str, int]] = mapped_column(Json, default=dict)
-    """Lines of each file that were received."""
     attempt: Mapped[int] = mapped_column(default=0)
     step: Mapped[int] = mapped_column(default=0)
     backward_passes: Mapped[float] = mapped_column(default=0.0)
@@ -230,7 +227,6 @@ class RunDocument(Base):
 
     run_number: Mapped[int] = mapped_column(ForeignKey("runs.number", ondelete="CASCADE"), primary_key=True)
     config: Mapped[dict[str, Any]] = mapped_column(Json)
-    """Every setting (configs.stored)."""
     identity: Mapped[dict[str, Any] | None] = mapped_column(Json)
     """run.json: versions, hardware, hashes of data and policy."""
 
@@ -242,7 +238,6 @@ class RunSearch(Base):
 
     run_number: Mapped[int] = mapped_column(ForeignKey("runs.number", ondelete="CASCADE"), primary_key=True)
     text: Mapped[str] = mapped_column(Text)
-    """runs.service.search_text"""
 
 
 class RunTag(Base):
@@ -312,7 +307,6 @@ class SchedulerRow(Base):
     lost_leases: Mapped[int]
     claims: Mapped[int]
     queue_wait_s: Mapped[float]
-    """Sum of the waits of all claimed runs."""
 
 
 class AccessToken(Base):

@@ -6,7 +6,7 @@ A null row stands for an omitted line; it counts as a line and has no content.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from gxpo_services.api import fields
+from gxpo_services.api.errors import Invalid, TooLarge
 from gxpo_services.runs.lifecycle import Outcome
 from gxpo_trainer.jsonl import decode_number
 
@@ -36,29 +37,11 @@ _ODD_TEXT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 _ODD_CHARACTER = re.compile(r"[\x00\ud800-\udfff]")
 
 
-class BadRow(ValueError):
-    """An invalid row or member of a batch. `place`: where, e.g. metrics[3].step."""
-
-    def __init__(self, place: str, message: str) -> None:
-        super().__init__(f"{place}: {message}")
-        self.place, self.message = place, message
-
-
-class TooManyRows(ValueError):
-    """More rows than one batch may have."""
-
-
 def _decoded(value: Any) -> float:
     try:
         return decode_number(value)
     except (ValueError, OverflowError):
         raise ValueError(f"{str(value)[:40]!r} is not a number; send NaN and infinities as strings") from None
-
-
-def _metric_name(name: str) -> str:
-    if not 0 < len(name) <= 200:
-        raise ValueError(f"metric name {name[:40]!r}… must have 1 to 200 characters")
-    return name
 
 
 def _event_kind(kind: str) -> str:
@@ -70,6 +53,7 @@ def _event_kind(kind: str) -> str:
 _Whole = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 _Launch = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 _Text = Annotated[str, Field(max_length=1_000_000)]
+_MetricName = Annotated[str, Field(min_length=1, max_length=200)]
 _Number = Annotated[float, BeforeValidator(_decoded)]
 _Finite = Annotated[FiniteFloat, BeforeValidator(_decoded)]
 
@@ -80,9 +64,7 @@ class MetricRow:
 
     attempt: _Launch
     step: _Whole
-    values: Annotated[
-        dict[Annotated[str, AfterValidator(_metric_name)], _Number], Field(validation_alias="metrics", max_length=500)
-    ]
+    values: Annotated[dict[_MetricName, _Number], Field(validation_alias="metrics", max_length=500)]
 
 
 class _Turn(BaseModel):
@@ -108,7 +90,7 @@ class _Sample(BaseModel):
     reward: Annotated[_Number | None, AfterValidator(lambda value: None if value != value else value)] = None
     length: _Whole
     truncated: bool = Field(strict=True)
-    # Of an episode in an environment; missing in rows of one turn, and in those of older trainers.
+    # Of an episode in an environment.
     turns: list[_Turn] | None = Field(None, max_length=10_000)
     end: str | None = Field(None, max_length=20)
     end_detail: _Text | None = None
@@ -165,12 +147,8 @@ class IngestRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     attempt: _Launch = Field(description="Number of the launch.", examples=[1])
-    batch: _Launch | None = Field(
-        None, description="1, 2, 3, … in this launch; null for a heartbeat without rows.", examples=[4]
-    )
-    phase: str | None = Field(
-        None, max_length=200, description="What the trainer is doing.", examples=["waiting for 3 GPUs"]
-    )
+    batch: _Launch | None = Field(None, description="1, 2, 3, … in this launch; null for a heartbeat.", examples=[4])
+    phase: str | None = Field(None, max_length=200, description="Its activity.", examples=["waiting for 3 GPUs"])
     offsets: Offsets = Field(default_factory=Offsets, description="Lines of each file before this batch's rows.")
     metrics: _Rows = Field([], description="Lines of metrics.jsonl; null: a line left out.")
     samples: _Rows = Field([], description="Lines of samples.jsonl.")
@@ -182,67 +160,60 @@ class IngestRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of the four files with their first line numbers.
+    """Rows of the files by kind, with the numbers of lines before them.
 
     launch: of the sender. number: of the batch in this launch; None when only the offsets deduplicate it. phase: what
     the sender is doing; None when it does not say. Rows of samples, evaluations and events are columns of their tables.
     """
 
     launch: int
-    number: int | None
+    number: int | None = None
     phase: str | None = None
     offsets: Mapping[str, int] = field(default_factory=dict)
-    metrics: Sequence[MetricRow | None] = ()
-    samples: Sequence[dict[str, Any] | None] = ()
-    evaluations: Sequence[dict[str, Any] | None] = ()
-    events: Sequence[dict[str, Any] | None] = ()
+    rows: Mapping[Kind, Sequence[Any]] = field(default_factory=dict)
     identity: dict[str, Any] | None = None
     outcome: Outcome | None = None
 
-    def rows(self, kind: Kind) -> Sequence[Any]:
-        rows: Sequence[Any] = getattr(self, kind)
-        return rows
-
 
 def parse(body: bytes) -> Batch:
-    """The batch in a request's body. Raises BadRow, TooManyRows."""
-    content = read_json(body)
+    """The batch in a request's body. Raises Invalid, which names the row, and TooLarge."""
+    content = read_json(body, "body")
     if isinstance(content, dict):
         replace_odd_characters(content.get("outcome"))
-    check_texts(body, content, "body")
+    check_texts(body, content, "")
     try:
         request = IngestRequest.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "too_long" and first["loc"][0] in KINDS:
-            raise TooManyRows(f"{first['loc'][0]} has too many rows; send at most {MOST_ROWS} at a time") from None
-        raise _bad_row(error) from None
+            raise TooLarge(f"{first['loc'][0]} has too many rows; send at most {MOST_ROWS} at a time") from None
+        raise _invalid(error) from None
     rows = {kind: getattr(request, kind) for kind in KINDS}
     if request.batch is None and (any(rows.values()) or request.identity is not None or request.outcome is not None):
-        raise BadRow("batch", "must be a number from 1 unless the call is a heartbeat")
+        raise Invalid.of("batch", "must be a number from 1 unless the call is a heartbeat")
     for kind in KINDS:
         if rows[kind] and kind not in request.offsets.model_fields_set:
-            raise BadRow(f"offsets.{kind}", "must say how many lines come before these rows")
+            raise Invalid.of(f"offsets.{kind}", "must say how many lines come before these rows")
+        rows[kind] = [
+            None if row is None else parse_row(kind, row, f"{kind}[{number}]") for number, row in enumerate(rows[kind])
+        ]
     return Batch(
         launch=request.attempt,
         number=request.batch,
         phase=request.phase,
         offsets=request.offsets.model_dump(),
+        rows=rows,
         identity=request.identity,
         outcome=parse_outcome(request.outcome),
-        **{
-            kind: [None if row is None else parse_row(kind, row, f"{kind}[{i}]") for i, row in enumerate(rows[kind])]
-            for kind in KINDS
-        },
     )
 
 
-def read_json(data: bytes) -> Any:
-    """Strict JSON. Raises BadRow."""
+def read_json(data: bytes, place: str) -> Any:
+    """Strict JSON. Raises Invalid."""
     try:
         return fields.read_json(data)
     except ValueError as error:
-        raise BadRow("body", f"is not valid JSON ({error})") from None
+        raise Invalid.of(place, f"is not valid JSON ({error})") from None
 
 
 def replace_odd_characters(outcome: Any) -> None:
@@ -252,17 +223,30 @@ def replace_odd_characters(outcome: Any) -> None:
 
 
 def check_texts(data: bytes, content: Any, place: str) -> None:
-    """Check that a database can store all texts of `content`, parsed from `data`. Raises BadRow."""
-    if _ODD_TEXT.search(data):
-        _check_texts(content, place)
+    """Check that a database can store all texts of `content`, parsed from `data`. Raises Invalid."""
+    for where, text in _texts(content, place) if _ODD_TEXT.search(data) else ():
+        if _ODD_CHARACTER.search(text):
+            raise Invalid.of(where or "body", "a text contains NUL or a lone surrogate, which cannot be stored")
+
+
+def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield place, key
+            yield from _texts(item, f"{place}.{key[:40]}" if place else key[:40])
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _texts(item, f"{place}[{number}]")
 
 
 def parse_row(kind: Kind, row: Any, place: str) -> Any:
-    """The parsed form of one line. Raises BadRow."""
+    """The parsed form of one line. Raises Invalid."""
     try:
         parsed = _ROWS[kind].validate_python(row)
     except ValidationError as error:
-        raise _bad_row(error, place) from None
+        raise _invalid(error, place) from None
     if isinstance(parsed, MetricRow):
         return parsed
     if isinstance(parsed, _Evaluation):
@@ -273,14 +257,14 @@ def parse_row(kind: Kind, row: Any, place: str) -> Any:
 
 
 def parse_outcome(value: Any) -> Outcome | None:
-    """Content of outcome.json. Raises BadRow."""
+    """Content of outcome.json. Raises Invalid."""
     try:
         return None if value is None else Outcome.model_validate(value)
     except ValidationError as error:
-        raise _bad_row(error, "outcome") from None
+        raise _invalid(error, "outcome") from None
 
 
-def _bad_row(error: ValidationError, place: str = "") -> BadRow:
+def _invalid(error: ValidationError, place: str = "") -> Invalid:
     """The first error of a row at `place`, or of a batch."""
     first = error.errors(include_url=False, include_input=False)[0]
     for part in first["loc"]:
@@ -291,17 +275,5 @@ def _bad_row(error: ValidationError, place: str = "") -> BadRow:
         elif part != "[key]":
             place += f"{'.' if place else ''}{part}"
     no_object = first["type"] in ("dict_type", "model_type", "dataclass_type", "model_attributes_type")
-    return BadRow(place or "body", "must be a JSON object" if no_object else first["msg"].removeprefix("Value error, "))
-
-
-def _check_texts(value: Any, place: str) -> None:
-    if isinstance(value, str):
-        if _ODD_CHARACTER.search(value):
-            raise BadRow(place, "a text contains NUL or a lone surrogate, which cannot be stored")
-    elif isinstance(value, dict | list):
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in pairs:
-            if isinstance(key, str):
-                _check_texts(key, place)
-            inner = f"{key}" if place == "body" else (f"{place}[{key}]" if isinstance(key, int) else place)
-            _check_texts(item, inner)
+    message = "must be a JSON object" if no_object else first["msg"].removeprefix("Value error, ")
+    return Invalid.of(place or "body", message)

@@ -6,6 +6,7 @@ The trainer may still send the same lines; the line offsets ensure that each is 
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO
 
 from sqlalchemy.orm import Session
 
+from gxpo_services.api.errors import Invalid
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
 from gxpo_services.ingest import batches
@@ -53,8 +55,8 @@ def drain(database: Database, run_id: str, folder: Path, launch: int, lease_toke
     if isinstance(identity := _read(files, IDENTITY), dict):
         with run.locked() as (session, row):
             if identity != row.identity:
-                apply_batch(session, row, batches.Batch(launch, None, identity=identity), ACTOR)
-    with suppress(batches.BadRow):
+                apply_batch(session, row, batches.Batch(launch, identity=identity), ACTOR)
+    with suppress(Invalid):
         outcome = batches.parse_outcome(_read(files, OUTCOME))
         return outcome if outcome is not None and outcome.attempt == launch else None
     return None
@@ -69,20 +71,13 @@ def forget_lost_lines(database: Database, run_id: str, folder: Path, launch: int
     """
     run = _Leased(database, run_id, launch, lease_token)
     files = RunFiles(folder.parent, folder.name)
-    for kind, name in FILES.items():
-        with run.locked() as (_, row):
+    held = {kind: _num_lines(files, name) for kind, name in FILES.items()}
+    with run.locked() as (session, row):
+        for kind, name in FILES.items():
             received = row.offsets.get(kind, 0)
-        if not received:
-            continue
-        try:
-            with files.open(name) as file:
-                held = _num_lines(file)
-        except FileNotFoundError:
-            held = 0
-        if held < received:
-            with run.locked() as (session, row):
-                row.offsets = {**row.offsets, kind: held}
-                message = f"{name} holds {held} lines of the {received} that were received"
+            if held[kind] < received:
+                row.offsets = {**row.offsets, kind: held[kind]}
+                message = f"{name} holds {held[kind]} lines of the {received} that were received"
                 events.record(session, row.number, ACTOR, "lines_lost", message)
 
 
@@ -101,9 +96,8 @@ class _Leased:
         with self.database.writing() as session:
             run = service.lock(session, self.run_id)
             if run is None or run.lease_token != self.lease_token or run.launch != self.launch:
-                raise StateChanged(
-                    f"run {self.run_id} is no longer under lease {self.lease_token}, launch {self.launch}"
-                )
+                lease = f"lease {self.lease_token}, launch {self.launch}"
+                raise StateChanged(f"run {self.run_id} is no longer under {lease}")
             yield session, run
 
 
@@ -112,9 +106,9 @@ def _drain_file(run: _Leased, kind: batches.Kind, name: str, file: BinaryIO) -> 
         begin = row.offsets.get(kind, 0)
     for lines in _parts(_rows(kind, name, file, begin)):
         problems = [problem for _, problem, _ in lines if problem is not None]
-        content: dict[str, Any] = {kind: [row for row, _, _ in lines]}
+        batch = batches.Batch(run.launch, offsets={kind: begin}, rows={kind: [row for row, _, _ in lines]})
         with run.locked() as (session, row):  # lines received since are ignored
-            apply_batch(session, row, batches.Batch(run.launch, None, offsets={kind: begin}, **content), ACTOR)
+            apply_batch(session, row, batch, ACTOR)
             if problems:
                 more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
                 events.record(session, row.number, ACTOR, "lines_left_out", f"{problems[0]}{more}")
@@ -149,49 +143,49 @@ def _rows(kind: batches.Kind, name: str, file: BinaryIO, begin: int) -> Iterator
             waiting.append((None, f"{place} is longer than {_LONGEST_LINE} bytes", 0))
             continue
         try:
-            content = batches.read_json(line)
-        except batches.BadRow as error:
-            waiting.append((None, f"{place} {error.message}", len(line)))
+            content = batches.read_json(line, place)
+        except Invalid as error:
+            waiting.append((None, error.detail, len(line)))
             continue
         yield from waiting
         waiting.clear()
         try:
             batches.check_texts(line, content, place)
             yield batches.parse_row(kind, content, place), None, len(line)
-        except batches.BadRow as error:
-            yield None, str(error), len(line)
+        except Invalid as error:
+            yield None, error.detail, len(line)
 
 
-def _num_lines(file: BinaryIO) -> int:
+def _num_lines(files: RunFiles, name: str) -> int:
     """Number of lines up to the last one that is an object; a launch truncates what follows it."""
     count = 0
-    for number, line in enumerate(_lines(file), start=1):
-        if line is None or (line.startswith(b"{") and line.endswith(b"}")):
-            count = number
+    with suppress(FileNotFoundError), files.open(name) as file:
+        for number, line in enumerate(_lines(file), start=1):
+            if line is None or (line.startswith(b"{") and line.endswith(b"}")):
+                count = number
     return count
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
     """Complete lines without their newline; None for a line over the limit."""
-    rest = b""
     too_long = False
-    while piece := file.read(1 << 18):
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
-            yield None if too_long or len(line) > _LONGEST_LINE else line
-            too_long = False
-        if len(rest) > _LONGEST_LINE:
-            rest, too_long = b"", True
+    reader = io.BufferedReader(file, 1 << 18)  # type: ignore[type-var]
+    while piece := reader.readline(_LONGEST_LINE + 1):
+        if not piece.endswith(b"\n"):
+            too_long = True
+            continue
+        yield None if too_long else piece[:-1]
+        too_long = False
 
 
 def _read(files: RunFiles, name: str) -> Any:
     """A JSON file of the run; None when it is missing or invalid."""
     try:
         data = files.read(name, most_bytes=_LONGEST_LINE)
-        content = batches.read_json(data)
+        content = batches.read_json(data, name)
         if name == OUTCOME:
             batches.replace_odd_characters(content)
         batches.check_texts(data, content, name)
         return content
-    except (OSError, ValueError):
+    except (OSError, ValueError, Invalid):
         return None

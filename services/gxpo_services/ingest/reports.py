@@ -12,6 +12,7 @@ and the line offsets ensure that each line is applied once. The run's row is loc
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -25,13 +26,13 @@ from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect
 
 from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute
-from gxpo_services.api.errors import Conflict, Gone, Invalid, TooLarge, Unauthorized, responses
+from gxpo_services.api.errors import Conflict, Gone, Unauthorized, responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.api.idempotency import answer
-from gxpo_services.api.principals import hash_token, same_hash
+from gxpo_services.api.principals import hash_token
 from gxpo_services.db.database import Database, note_change
 from gxpo_services.db.tables import EvaluationRow, Event, MetricBlock, Run, Sample
-from gxpo_services.ingest.batches import KINDS, BadRow, Batch, IngestRequest, MetricRow, Offsets, TooManyRows, parse
+from gxpo_services.ingest.batches import KINDS, Batch, IngestRequest, MetricRow, Offsets, parse
 from gxpo_services.outputs import events, metrics, samples
 from gxpo_services.outputs.events import TRAINER
 from gxpo_services.outputs.metrics import BACKWARD_PASSES, SCORE, TOKENS, TRAINING_S, Summary, encode
@@ -51,14 +52,6 @@ class IngestView(BaseModel):
     request: Literal["pause", "cancel"] | None = Field(description="Request to carry out at the end of the step.")
 
 
-class LinesMissing(Exception):
-    """A batch starts after the lines received so far; `offsets` says how many those are."""
-
-    def __init__(self, offsets: dict[str, int]) -> None:
-        super().__init__(f"lines received: {offsets}")
-        self.offsets = offsets
-
-
 def _answer(applied: bool, offsets: dict[str, int], state: str) -> IngestView:
     return IngestView(applied=applied, offsets=Offsets(**offsets), request=pending_request(RunState(state)))
 
@@ -75,22 +68,20 @@ def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) 
             events.record(session, run.number, actor, "no_progress", phase)
         run.phase = phase
     if run.state in (RunState.STARTING, RunState.RECOVERING):
-        lifecycle.move(
-            session, run, RunState.RUNNING, actor=actor, message=f"launch {run.launch} sent its first heartbeat"
-        )
+        message = f"launch {run.launch} sent its first heartbeat"
+        lifecycle.move(session, run, RunState.RUNNING, actor=actor, message=message)
 
 
 def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestView:
-    """Apply the new rows of a batch to a run whose row is locked. Raises LinesMissing."""
+    """Apply the new rows of a batch to a run whose row is locked. Raises Conflict when lines are missing."""
     offsets: dict[str, int] = {kind: run.offsets.get(kind, 0) for kind in KINDS}
     if batch.number is not None and batch.number <= run.last_batch:
         return _answer(False, offsets, run.state)
-    if any(batch.rows(kind) and batch.offsets[kind] > offsets[kind] for kind in KINDS):
-        raise LinesMissing(offsets)
-    new: dict[str, list[Any]] = {}
-    for kind in KINDS:
-        rows = batch.rows(kind)
-        fresh = rows[max(0, offsets[kind] - batch.offsets.get(kind, 0)) :]
+    if any(rows and batch.offsets[kind] > offsets[kind] for kind, rows in batch.rows.items()):
+        raise Conflict("lines are missing before this batch; continue from `offsets`", offsets=offsets)
+    new: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    for kind, rows in batch.rows.items():
+        fresh = rows[max(0, offsets[kind] - batch.offsets[kind]) :]
         offsets[kind] += len(fresh)
         new[kind] = [row for row in fresh if row is not None]
     if batch.identity is not None or any(new.values()):
@@ -111,7 +102,7 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestV
     session.flush()
     if batch.outcome is not None:
         lifecycle.apply_outcome(session, run, batch.outcome, actor=actor)
-    return _answer(True, offsets, run.state)
+    return _answer(batch.number is not None, offsets, run.state)
 
 
 def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> None:
@@ -122,19 +113,18 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     begun = {attempt: first for attempt, first in firsts.items() if before.get(attempt) != first}
     metrics.put_first_steps(session, run.number, begun)
     present = metrics.summaries(session, run.number)
-    numbers = metrics.find_numbers(session, {*_COUNTED, *(name for row in rows for name in row.values)})
-    rows, left_out = _within_limits(session, run.number, rows, present, numbers)
+    names = list(dict.fromkeys(name for row in rows for name in row.values))
+    numbers = metrics.find_numbers(session, {*_COUNTED, *names})
+    left_out = _beyond_limit(session, run.number, names, present, numbers)
+    if left_out:
+        _tell_once(session, run.number, left_out)
+        rows = [replace(row, values={n: v for n, v in row.values.items() if n not in left_out}) for row in rows]
     # Only names that the run has no values of could be deleted meanwhile.
-    numbers |= metrics.numbers_of(session, {n for row in rows for n in row.values if numbers.get(n) not in present})
+    new = {name for name in names if name not in left_out and numbers.get(name) not in present}
+    numbers |= metrics.numbers_of(session, new)
     _append(session, run.number, rows, numbers)
-    of_kind = select(Event.number).where(Event.run_number == run.number, Event.kind == METRICS_LEFT_OUT)
-    if left_out and session.scalar(of_kind.limit(1)) is None:
-        message = (
-            f"metric {left_out[0]!r} and {len(left_out) - 1} more are left out: a run has at most "
-            f"{metrics.MOST_OF_RUN} metrics, the service {metrics.MOST_NAMES}; report fewer names"
-        )
-        events.record(session, run.number, TRAINER, METRICS_LEFT_OUT, message)
-    changed = _summarise(session, run.number, rows, numbers, present, begun, firsts)
+    is_replacing = bool(begun) and len(firsts) > 1
+    changed = _summarise(session, run.number, rows, numbers, present, firsts, is_replacing=is_replacing)
     metrics.put_summaries(session, run.number, changed)
     newest = max(firsts)
     reached = max((row.step for row in rows if row.attempt == newest), default=0)
@@ -143,33 +133,29 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     _count(run, {name: (present | changed).get(numbers.get(name, -1)) for name in _COUNTED})
 
 
-def _within_limits(
-    session: Session, run_number: int, rows: Sequence[MetricRow], present: Collection[int], known: Mapping[str, int]
-) -> tuple[Sequence[MetricRow], list[str]]:
-    """Rows without the values of metrics that the run, or the service, has no room for; and the names of those."""
-    names = list(dict.fromkeys(name for row in rows for name in row.values))
-    new = [name for name in names if known.get(name) not in present]
-    if not new:
-        return rows, []
+def _beyond_limit(
+    session: Session, run_number: int, names: Sequence[str], present: Collection[int], known: Mapping[str, int]
+) -> list[str]:
+    """Metrics that the run has no room for."""
+    if all(known.get(name) in present for name in names):
+        return []
     # Those of replaced steps too.
     had = set(session.scalars(select(MetricBlock.name_number).where(MetricBlock.run_number == run_number).distinct()))
-    new = [name for name in new if known.get(name) not in had]
-    unknown = [name for name in new if name not in known]
-    room = max(0, metrics.MOST_NAMES - metrics.num_names(session)) if unknown else 0
-    beyond = {*unknown[room:]}
-    fitting = [name for name in new if name not in beyond]
-    beyond |= {*fitting[max(0, metrics.MOST_OF_RUN - len(had)) :]}
-    if not beyond:
-        return rows, []
-    kept = [replace(row, values={n: value for n, value in row.values.items() if n not in beyond}) for row in rows]
-    return kept, [name for name in names if name in beyond]
+    new = [name for name in names if known.get(name) not in had]
+    return new[max(0, metrics.MOST_OF_RUN - len(had)) :]
+
+
+def _tell_once(session: Session, run_number: int, left_out: Sequence[str]) -> None:
+    of_kind = select(Event.number).where(Event.run_number == run_number, Event.kind == METRICS_LEFT_OUT)
+    if session.scalar(of_kind.limit(1)) is None:
+        limit = f"a run has at most {metrics.MOST_OF_RUN} metrics; report fewer names"
+        message = f"metric {left_out[0]!r} and {len(left_out) - 1} more are left out: {limit}"
+        events.record(session, run_number, TRAINER, METRICS_LEFT_OUT, message)
 
 
 def _append(session: Session, run_number: int, rows: Sequence[MetricRow], numbers: Mapping[str, int]) -> None:
-    by_attempt: dict[int, list[tuple[int, Mapping[str, float]]]] = {}
-    for row in rows:
-        by_attempt.setdefault(row.attempt, []).append((row.step, row.values))
-    for attempt, values in sorted(by_attempt.items()):
+    for attempt in sorted({row.attempt for row in rows}):
+        values = [(row.step, row.values) for row in rows if row.attempt == attempt]
         parts = {(numbers[name], block): data for (name, block), data in encode(values).items()}
         if parts:
             metrics.append_blocks(session, run_number, attempt, parts)
@@ -181,35 +167,32 @@ def _summarise(
     rows: Sequence[MetricRow],
     numbers: Mapping[str, int],
     present: Mapping[int, Summary],
-    begun: Mapping[int, int],
     firsts: Mapping[int, int],
+    *,
+    is_replacing: bool,
 ) -> dict[int, Summary | None]:
     """Changed last and extreme values by metric number; None where no value is left.
 
-    A value of a later step updates the stored summary. Replaced history and repeated steps are recomputed from blocks.
+    A value of a later step updates the stored summary. Repeated steps, and all metrics when an attempt replaces some of
+    the history, are computed from the blocks.
     """
-    ends = {a: min((f for b, f in firsts.items() if b > a), default=math.inf) for a in firsts}
-    replaced_from = min((first for a, first in begun.items() if min(firsts) < a), default=math.inf)
-    recomputed = {name for name, summary in present.items() if summary.last_step >= replaced_from}
-    added: dict[str, Summary] = {}
+    reported = {numbers[name] for row in rows for name in row.values}
+    recomputed = reported.union(present) if is_replacing else set()
+    changed: dict[int, Summary | None] = {}
     for row in rows:
-        if row.step >= ends[row.attempt]:
-            continue
         for name, value in row.values.items():
-            summary = added.get(name)
-            if summary is None:
-                old = present.get(numbers[name])
-                summary = added[name] = Summary(None, -1, None, None) if old is None else replace(old)
+            number = numbers[name]
+            summary = changed.get(number) or replace(present.get(number) or Summary(None, -1, None, None))
+            changed[number] = summary
             if row.step > summary.last_step:
                 summary.add(row.step, value)
             else:
-                recomputed.add(numbers[name])
-    changed: dict[int, Summary | None] = {numbers[name]: summary for name, summary in added.items()}
+                recomputed.add(number)
     if recomputed:
         histories = metrics.histories(session, recomputed, {run_number: firsts})
-        for name_number in recomputed:
-            records = histories.get((run_number, name_number))
-            changed[name_number] = None if records is None else metrics.summary_of(records)
+        for number in recomputed:
+            records = histories.get((run_number, number))
+            changed[number] = None if records is None else metrics.summary_of(records)
     return changed
 
 
@@ -238,12 +221,7 @@ def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestVie
 
     Raises Invalid naming the row, TooLarge, Gone, Unauthorized; Conflict when lines are missing before it.
     """
-    try:
-        batch = parse(body)
-    except BadRow as error:
-        raise Invalid.of(error.place, error.message) from None
-    except TooManyRows as error:
-        raise TooLarge(str(error)) from None
+    batch = parse(body)
     if batch.number is None and (view := _repeat_heartbeat(session, run_id, token, batch)) is not None:
         return view
     run = service.lock(session, run_id)
@@ -254,11 +232,7 @@ def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestVie
     if batch.launch != run.launch:
         raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
     record_heartbeat(session, run, TRAINER, batch.phase)
-    try:
-        view = apply_batch(session, run, batch, TRAINER)
-    except LinesMissing as error:
-        raise Conflict("lines are missing before this batch; continue from `offsets`", offsets=error.offsets) from None
-    return view if batch.number is not None else view.model_copy(update={"applied": False})
+    return apply_batch(session, run, batch, TRAINER)
 
 
 _table = Run.__table__.c
@@ -289,16 +263,14 @@ def _repeat_heartbeat(session: Session, run_id: str, token: str, batch: Batch) -
     }
     query, phase = (_REPEAT, {}) if batch.phase is None else (_REPEAT_PHASE, {"of_phase": batch.phase})
     row = session.connection().execute(query, values | phase).one_or_none()
-    if row is None:
-        return None
-    return _answer(False, row.offsets, row.state)
+    return None if row is None else _answer(False, row.offsets, row.state)
 
 
 def _check_owner(token_sha256: str | None, token: str) -> None:
     """Check that a token is that of the run's current launch. Raises Gone, Unauthorized."""
     if token_sha256 is None:
         raise Gone(_TAKES_NONE)
-    if not same_hash(token, token_sha256):
+    if not secrets.compare_digest(hash_token(token), token_sha256):
         raise Unauthorized("the token does not belong to the run's current launch; another launch owns the run")
 
 

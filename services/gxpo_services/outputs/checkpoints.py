@@ -5,22 +5,21 @@ complete; checkpoints that are deleted during the listing are skipped."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-from collections.abc import AsyncIterator, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, closing
 from typing import Annotated, Any, BinaryIO
 
-from fastapi import Depends, Header, Path, Request
+from fastapi import Header, Path
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from zipstream import ZipStream
 
-from gxpo_services.api.dependencies import ExistingRun, Settings, Slots, Viewer, run_router
-from gxpo_services.api.errors import Conflict, NotFound, responses
+from gxpo_services.api.dependencies import ExistingRun, Settings, held_slot, run_router
+from gxpo_services.api.errors import Conflict, NotFound, RangeNotSatisfiable, responses
 from gxpo_services.api.fields import MAX_INTEGER, MAX_STEP, JsonNumber, read_json
-from gxpo_services.api.streams import requested_range
+from gxpo_services.api.idempotency import etag
 from gxpo_services.outputs.files import RunFiles
 
 
@@ -72,8 +71,8 @@ def stored_checkpoints(run: RunFiles) -> list[CheckpointView]:
     return checkpoints
 
 
-def open_policy(run: RunFiles, step: int) -> list[tuple[str, BinaryIO]]:
-    """Names and open files of a checkpoint's policy. Open files outlive the checkpoint's end.
+def open_policy(run: RunFiles, step: int, opened: ExitStack) -> list[tuple[str, BinaryIO]]:
+    """Names and files of a checkpoint's policy, opened on a stack. Open files outlive the checkpoint's end.
 
     Raises FileNotFoundError; Conflict for more files than can be open at once.
     """
@@ -84,40 +83,34 @@ def open_policy(run: RunFiles, step: int) -> list[tuple[str, BinaryIO]]:
         raise FileNotFoundError(f"{name} has no policy")
     if len(paths) > MOST_FILES:
         raise Conflict(f"{name} has {len(paths)} files in {POLICY}/, more than {MOST_FILES}")
-    with ExitStack() as opened:
-        files = [("/".join(path), opened.enter_context(run.open(CHECKPOINTS, name, POLICY, *path))) for path in paths]
-        opened.pop_all()
-    return files
+    return [("/".join(path), opened.enter_context(run.open(CHECKPOINTS, name, POLICY, *path))) for path in paths]
 
 
-class PolicyArchive:
-    """A zip archive of open files as a stream, uncompressed because weights do not shrink.
+def archive_of(files: list[tuple[str, BinaryIO]]) -> tuple[ZipStream, str]:
+    """A zip archive of open files, uncompressed because weights do not shrink, and its entity tag.
 
-    The same files make the same bytes, so a download can continue where it was interrupted. size: bytes of the archive.
-    etag: its entity tag.
+    The same files make the same bytes, so a download can continue where it was interrupted.
     """
+    archive = ZipStream(sized=True)
+    marks = []
+    for name, file in files:
+        # The path leads to the open file, even after the checkpoint was deleted; it gives size and time.
+        archive.add_path(f"/proc/self/fd/{file.fileno()}", name)
+        status = os.fstat(file.fileno())
+        marks.append([name, status.st_size, status.st_mtime_ns])
+    return archive, etag(marks)
 
-    def __init__(self, files: list[tuple[str, BinaryIO]]) -> None:
-        self._archive = ZipStream(sized=True)
-        marks = []
-        for name, file in files:
-            # The path leads to the open file, even after the checkpoint was deleted; it gives size and time.
-            self._archive.add_path(f"/proc/self/fd/{file.fileno()}", name)
-            status = os.fstat(file.fileno())
-            marks.append(f"{name} {status.st_size} {status.st_mtime_ns}")
-        self.size = len(self._archive)
-        self.etag = f'"{hashlib.sha256(chr(10).join(marks).encode()).hexdigest()[:32]}"'
 
-    def pieces(self, begin: int, end: int) -> Generator[bytes]:
-        """Bytes from `begin` to before `end`, once; the files must be open meanwhile."""
-        at = 0
-        for piece in self._archive:
-            if at >= end:
-                return
-            part = piece[max(0, begin - at) : end - at]
-            at += len(piece)
-            if part:
-                yield part
+def pieces_of(archive: ZipStream, begin: int, end: int) -> Generator[bytes]:
+    """Bytes of an archive from `begin` to before `end`, once; its files must be open meanwhile."""
+    at = 0
+    for piece in archive:
+        if at >= end:
+            return
+        part = piece[max(0, begin - at) : end - at]
+        at += len(piece)
+        if part:
+            yield part
 
 
 def _inspect(run: RunFiles, name: str, step: int) -> CheckpointView:
@@ -131,15 +124,27 @@ def _inspect(run: RunFiles, name: str, step: int) -> CheckpointView:
     return CheckpointView(step=step, score=score, size_bytes=size, created_at=created_at, best=False, newest=False)
 
 
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+
+
+def requested_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """First byte and the one after the last of a single range (RFC 9110, section 14); None for all, or several ranges.
+
+    Raises RangeNotSatisfiable for a range behind the end.
+    """
+    match = _RANGE.fullmatch(header.strip()) if header else None
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    begin, end = (int(first), int(last) + 1 if last else size) if first else (max(0, size - int(last)), size)
+    if last and first and int(last) < begin:
+        return None
+    if begin >= size:
+        raise RangeNotSatisfiable(f"the file has {size} bytes, so none from byte {begin} on")
+    return begin, min(end, size)
+
+
 router = run_router()
-
-
-async def _download(request: Request, principal: Viewer) -> AsyncIterator[ExitStack]:
-    """A download's slot, held until the last byte is sent or the client is gone. What the endpoint puts on the stack is
-    closed then: a response that is cancelled leaves its iterator to the garbage collector. Raises LimitReached."""
-    slots: Slots = request.app.state.download_slots
-    with slots.holding(principal.token_id), ExitStack() as opened:
-        yield opened
 
 
 _ZIP: dict[str, Any] = {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}
@@ -161,28 +166,27 @@ def download_checkpoint(
     run_id: ExistingRun,
     step: Annotated[int, Path(ge=0, le=MAX_STEP)],
     settings: Settings,
-    opened: Annotated[ExitStack, Depends(_download)],
+    opened: Annotated[ExitStack, held_slot("download_slots")],
     range_: Annotated[str | None, Header(alias="Range", max_length=200, description="One range of bytes.")] = None,
     if_range: Annotated[str | None, Header(max_length=200, description="ETag of the earlier part.")] = None,
 ) -> StreamingResponse:
     """A zip archive of the policy's folder, loadable by transformers and vLLM. `Range` continues a download."""
     try:
-        files = open_policy(RunFiles(settings.artifacts, run_id), step)
+        files = open_policy(RunFiles(settings.artifacts, run_id), step, opened)
     except FileNotFoundError:
         raise NotFound(f"run {run_id} has no checkpoint at step {step}") from None
-    for _, file in files:
-        opened.enter_context(file)
-    archive = PolicyArchive(files)
-    part = requested_range(range_, archive.size) if if_range in (None, archive.etag) else None
-    begin, end = part or (0, archive.size)
+    archive, tag = archive_of(files)
+    size = len(archive)
+    part = requested_range(range_, size) if if_range in (None, tag) else None
+    begin, end = part or (0, size)
     headers = {
         "Content-Disposition": f'attachment; filename="{run_id}-step-{step}.zip"',
         "Content-Length": str(end - begin),
         "Accept-Ranges": "bytes",
-        "ETag": archive.etag,
+        "ETag": tag,
     }
     if part is not None:
-        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{archive.size}"
+        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
     status = 200 if part is None else 206
-    pieces = opened.enter_context(closing(archive.pieces(begin, end)))
+    pieces = opened.enter_context(closing(pieces_of(archive, begin, end)))
     return StreamingResponse(pieces, status, headers, "application/zip")

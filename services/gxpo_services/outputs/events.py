@@ -15,17 +15,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, run_number, run_router
 from gxpo_services.api.errors import responses
-from gxpo_services.api.fields import (
-    MAX_INTEGER,
-    Id,
-    Page,
-    PageQuery,
-    Position,
-    RunId,
-    Text,
-    decode_cursor,
-    encode_cursor,
-)
+from gxpo_services.api.fields import MAX_INTEGER, Id, Page, PageQuery, RunId, Text, decode_cursor, encode_cursor
 from gxpo_services.db.database import note_change
 from gxpo_services.db.tables import Event, Run
 
@@ -68,7 +58,6 @@ class EventPage(Page[EventView]):
 
 
 TRAINER = "trainer"
-"""Actor of events that a trainer reports."""
 _LOCK = 0x67786576  # "gxev"
 _PENDING = "gxpo_events"
 """Key in Session.info: rows to insert at the commit."""
@@ -129,7 +118,7 @@ def events(
     """State changes, actions of users and schedulers, and events reported by the trainer."""
     query = select(Event).where(Event.run_number == run_number(session, run_id))
     if cursor is not None:
-        number = decode_cursor(cursor, _ORDERS[order], "float").number
+        _value, number = decode_cursor(cursor, _ORDERS[order], "float")
         if order == "desc":
             query = query.where(Event.number < number)
         else:
@@ -140,7 +129,7 @@ def events(
     items = [EventView.model_validate(row, from_attributes=True) for row in rows[:limit]]
     return EventPage(
         items=items,
-        next_cursor=encode_cursor(_ORDERS[order], Position(None, items[-1].number)) if len(rows) > limit else None,
+        next_cursor=encode_cursor(_ORDERS[order], None, items[-1].number) if len(rows) > limit else None,
         next_after=max((item.number for item in items), default=after),
     )
 
@@ -159,13 +148,11 @@ def audit_trail(query: Annotated[AuditQuery, Query()], _: Admin, session: ReadSe
     if query.before is not None:
         rows = rows.where(Event.time < query.before)
     if query.cursor is not None:
-        rows = rows.where(Event.number < decode_cursor(query.cursor, _AUDIT_ORDER, "float").number)
+        rows = rows.where(Event.number < decode_cursor(query.cursor, _AUDIT_ORDER, "float")[1])
     page = session.execute(rows.order_by(Event.number.desc()).limit(query.limit + 1)).all()
     items = [
         AuditEntry(**EventView.model_validate(event, from_attributes=True).model_dump(), run=run)
         for event, run in page[: query.limit]
     ]
     more = len(page) > query.limit
-    return AuditPage(
-        items=items, next_cursor=encode_cursor(_AUDIT_ORDER, Position(None, items[-1].number)) if more else None
-    )
+    return AuditPage(items=items, next_cursor=encode_cursor(_AUDIT_ORDER, None, items[-1].number) if more else None)

@@ -4,14 +4,13 @@ A trainer writes the folder and may run a submitter's code, so its content is un
 with openat and O_NOFOLLOW, which is safe against concurrent symlinks. Everything but plain files and folders is treated
 as missing.
 
-A deletion is an atomic rename into the trash, then removal. After a crash between the two, the next deletion or start
-empties the trash; after a crash before the commit, the next start puts the folder back."""
+The folder of a deleted run is removed after the commit. The audit trail names the deleted runs: after a crash the next
+deletion or start removes what is left of them."""
 
 from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -19,11 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from sqlalchemy import event
-from sqlalchemy.orm import Session
+from sqlalchemy import select
 
-from gxpo_services.api.dependencies import find_run
 from gxpo_services.db.database import Database
+from gxpo_services.db.tables import Event
 from gxpo_services.logging import get_logger
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,9 +49,7 @@ class RunFiles:
     def read(self, *parts: str, most_bytes: int) -> bytes:
         """A small file whole. Raises ValueError when it is larger than `most_bytes`."""
         with self.open(*parts) as file:
-            data = b""
-            while piece := file.read(most_bytes + 1 - len(data)):
-                data += piece
+            data = file.read(most_bytes + 1)
         if len(data) > most_bytes:
             raise ValueError(f"{'/'.join(parts)} is larger than {most_bytes} bytes")
         return data
@@ -65,8 +61,15 @@ class RunFiles:
 
     def files(self, *parts: str) -> list[tuple[str, ...]]:
         """Every plain file below a folder, as its parts below it. Links and deleted files are left out."""
+        paths: list[tuple[str, ...]] = []
         with self._folder(*parts) as folder:
-            return list(_walk(folder, (), _DEEPEST))
+            for top, folders, names, inner in os.fwalk(".", dir_fd=folder):
+                above = Path(top).parts
+                if len(above) == _DEEPEST - 1:
+                    folders.clear()
+                folders.sort()
+                paths += [(*above, name) for name in sorted(names) if _is_file(inner, name)]
+        return paths
 
     def status(self, *parts: str) -> os.stat_result:
         """Of the thing itself, never of what a link names."""
@@ -123,20 +126,11 @@ def _status(folder: int, name: str) -> os.stat_result:
         raise _absent(error) from error
 
 
-def _walk(folder: int, above: tuple[str, ...], levels: int) -> Iterator[tuple[str, ...]]:
-    for name in sorted(os.listdir(folder)):
-        try:
-            mode = _status(folder, name).st_mode
-            if stat.S_ISREG(mode):
-                yield (*above, name)
-            elif stat.S_ISDIR(mode) and levels > 1:
-                inner = _open(folder, name, _FOLDER)
-                try:
-                    yield from _walk(inner, (*above, name), levels - 1)
-                finally:
-                    os.close(inner)
-        except FileNotFoundError:
-            continue  # deleted since it was listed
+def _is_file(folder: int, name: str) -> bool:
+    try:
+        return stat.S_ISREG(_status(folder, name).st_mode)
+    except FileNotFoundError:
+        return False  # deleted since it was listed
 
 
 def _absent(error: OSError) -> OSError:
@@ -146,67 +140,21 @@ def _absent(error: OSError) -> OSError:
     return error
 
 
-TRASH = ".trash"
+RUN_DELETED = "run_deleted"
+"""Kind of the event of a deletion, whose field `run` names the run."""
 _log = get_logger(__name__)
 
 
-def set_aside(session: Session, root: Path, run_id: str) -> None:
-    """Move a run's folder (or a link) into the trash, and back if the session's transaction is rolled back.
-
-    Raises OSError.
-    """
-    folder, trash = root / run_id, root / TRASH
-    trash.mkdir(parents=True, exist_ok=True)
-    aside = trash / f"{run_id}-{secrets.token_hex(4)}"
-    try:
-        folder.rename(aside)
-    except FileNotFoundError:
-        return
-
-    def put_back(_: Session) -> None:
-        if not folder.exists():
-            aside.rename(folder)
-
-    # The session is not reused after its commit, so a later rollback cannot occur.
-    event.listen(session, "after_rollback", put_back, once=True)
-
-
-def empty_trash(root: Path, database: Database) -> None:
-    """Delete the folders of deleted runs, not those whose deletion is not committed.
-
-    Entries that cannot be deleted remain for the next call.
-    """
-    for entry in _entries(root):
-        with database.reading() as session:
-            if find_run(session, _run_id(entry)) is not None:
-                continue
+def remove_deleted(root: Path, database: Database) -> None:
+    """Remove the folders of deleted runs; those that cannot be removed stay until the next call."""
+    with database.reading() as session:
+        deletions = session.scalars(select(Event.fields).where(Event.run_number.is_(None), Event.kind == RUN_DELETED))
+        deleted = {fields["run"] for fields in deletions}
+    for entry in [entry for entry in root.iterdir() if entry.name in deleted] if root.is_dir() else []:
         try:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)  # its own links are removed, never followed
             else:
                 entry.unlink(missing_ok=True)
         except OSError as error:
-            _log.warning("trash_stays", folder=str(entry), error=str(error))
-
-
-def restore(root: Path, database: Database) -> None:
-    """Put back the folders of runs whose deletion was interrupted before its commit."""
-    for entry in _entries(root):
-        # The run's lock: another process may be deleting it.
-        with database.writing() as session:
-            folder = root / _run_id(entry)
-            if find_run(session, folder.name, lock=True) is None or folder.exists():
-                continue
-            try:
-                entry.rename(folder)
-            except OSError as error:
-                _log.warning("trash_stays", folder=str(entry), error=str(error))
-
-
-def _entries(root: Path) -> list[Path]:
-    trash = root / TRASH
-    return list(trash.iterdir()) if trash.is_dir() else []
-
-
-def _run_id(entry: Path) -> str:
-    return entry.name.rpartition("-")[0]
+            _log.warning("folder_stays", folder=str(entry), error=str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Annotated
 
 import anyio
@@ -13,18 +14,18 @@ from fastapi import Header, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
-from gxpo_services.api import streams
 from gxpo_services.api.dependencies import (
     BearerToken,
     DatabaseDep,
     ExistingRun,
     Settings,
     Viewer,
+    held_slot,
     run_numbers,
     run_router,
 )
 from gxpo_services.api.errors import responses
-from gxpo_services.api.feed import Subscription, event_stream
+from gxpo_services.api.feed import COMMENT, CONTENT, MEDIA_TYPE, Subscription, sse
 from gxpo_services.api.fields import MAX_INTEGER, RunId
 from gxpo_services.outputs.files import RunFiles
 
@@ -45,8 +46,8 @@ _CONTINUATION = bytes(range(0x80, 0xC0))
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
 
-def read_log(run: RunFiles, offset: int, limit: int) -> tuple[LogView, bool]:
-    """At most `limit` bytes from `offset`, and whether the log is shorter than that, so that it was restarted.
+def read_log(run: RunFiles, offset: int, limit: int) -> LogView:
+    """At most `limit` bytes from `offset`.
 
     A negative offset counts from the end. An incomplete UTF-8 character is left for the next call. A missing log is
     empty; a log shorter than `offset` is read from its beginning.
@@ -54,11 +55,10 @@ def read_log(run: RunFiles, offset: int, limit: int) -> tuple[LogView, bool]:
     try:
         file = run.open(LOG)
     except FileNotFoundError:
-        return LogView(text="", offset=0, next_offset=0, size=0), offset > 0
+        return LogView(text="", offset=0, next_offset=0, size=0)
     with file:
         size = os.fstat(file.fileno()).st_size
-        was_cut = offset > size
-        begin = max(0, size + offset) if offset < 0 else (0 if was_cut else offset)
+        begin = max(0, size + offset) if offset < 0 else (0 if offset > size else offset)
         data = os.pread(file.fileno(), limit, begin)
     if offset < 0:  # may begin within a character
         whole = data[:3].lstrip(_CONTINUATION) + data[3:]
@@ -67,7 +67,7 @@ def read_log(run: RunFiles, offset: int, limit: int) -> tuple[LogView, bool]:
     text = decoder.decode(data)
     incomplete, _ = decoder.getstate()
     end = begin + len(data) - len(incomplete)
-    return LogView(text=text, offset=begin, next_offset=end, size=size), was_cut
+    return LogView(text=text, offset=begin, next_offset=end, size=size)
 
 
 async def follow(
@@ -90,23 +90,23 @@ async def follow(
         over = changes.is_over
         if changes.end is not None:
             if changes.end == "revoked":
-                yield streams.event("revoked", {"next_offset": offset})
+                yield sse("revoked", {"next_offset": offset})
             return
-        piece, was_cut = await run_sync(read_log, run, offset, LARGEST_PIECE)
-        if was_cut:
-            yield streams.event("truncated", {"offset": 0})
+        piece = await run_sync(read_log, run, offset, LARGEST_PIECE)
+        if piece.size < offset:
+            yield sse("truncated", {"offset": 0})
         offset = piece.next_offset
         if piece.text:
             data = {"text": piece.text, "offset": piece.offset, "next_offset": offset}
-            yield streams.event("log", data, offset)
+            yield sse("log", data, offset)
             quiet_since = anyio.current_time()
             continue
         if over:
-            yield streams.event("end", {"next_offset": offset})
+            yield sse("end", {"next_offset": offset})
             return
         await changes.wait(pause_s)
         if anyio.current_time() - quiet_since >= heartbeat_s:
-            yield streams.COMMENT
+            yield COMMENT
             quiet_since = anyio.current_time()
 
 
@@ -123,18 +123,19 @@ def logs(
     limit: Annotated[int, Query(ge=4, le=LARGEST_PIECE, description="Maximum number of bytes.")] = 65_536,
 ) -> LogView:
     """Output of the run's jobs, from a byte offset."""
-    return read_log(RunFiles(settings.artifacts, run_id), offset, limit)[0]
+    return read_log(RunFiles(settings.artifacts, run_id), offset, limit)
 
 
 @router.get(
     "/logs/stream",
     summary="Stream the log",
     response_class=StreamingResponse,
-    responses={200: streams.CONTENT, **responses(429)},
+    responses={200: CONTENT, **responses(429)},
 )
 async def stream_log(
     request: Request,
-    principal: Viewer,
+    _: Viewer,
+    held: Annotated[ExitStack, held_slot("stream_slots")],
     run_id: RunId,
     settings: Settings,
     database: DatabaseDep,
@@ -146,5 +147,6 @@ async def stream_log(
     the run has ended and its whole log has been sent, `revoked` when the token has become invalid."""
     begin = last_event_id if last_event_id is not None else offset
     changes = Subscription(token, await run_sync(run_numbers, database, [run_id]))
+    held.enter_context(request.app.state.changes.following(changes))
     log = follow(RunFiles(settings.artifacts, run_id), changes, begin)
-    return event_stream(request, principal, changes, log)
+    return StreamingResponse(log, media_type=MEDIA_TYPE)

@@ -29,8 +29,6 @@ def thin(values: npt.NDArray[np.float64], max_points: int) -> npt.NDArray[np.int
     Keeps the first and the last point, and the minimum and maximum of each of the equal buckets between them. NaN is
     ignored; a bucket of only NaN keeps one point, so that the gap stays visible.
     """
-    if max_points < 4:
-        raise ValueError(f"max_points = {max_points}: at least 4 are needed")
     length = len(values)
     if length <= max_points:
         return np.arange(length)
@@ -205,7 +203,6 @@ class ManyMetricsView(BaseModel):
 MOST_POINTS = 2_000_000
 """Points that one response may have: as JSON about 60 MB, and several times as much while it is made."""
 MOST_CURVES = 2_000
-"""Curves in one answer: runs × metrics."""
 _AXES: dict[Axis, str] = {"backward_passes": BACKWARD_PASSES, "time": TRAINING_S, "tokens": TOKENS}
 _NO_RECORDS = np.empty(0, dtype=RECORD)
 
@@ -216,17 +213,14 @@ def curves(session: Session, run_ids: Sequence[str], query: SeriesQuery) -> dict
     metrics = list(dict.fromkeys(name for part in query.names for name in part.split(",") if name))
     if not metrics:
         raise Invalid.of("names", "is empty; name at least one metric")
+    asked = f"{len(run_ids)} runs × {len(metrics)} metrics"
     if len(run_ids) * len(metrics) * query.max_points > MOST_POINTS:
-        raise Invalid(
-            f"runs ({len(run_ids)}) × names ({len(metrics)}) × max_points ({query.max_points}) exceed {MOST_POINTS} "
-            "points; lower max_points, or request fewer runs or names"
-        )
+        fix = "lower max_points, or request fewer runs or names"
+        raise Invalid(f"{asked} × max_points ({query.max_points}) exceed {MOST_POINTS} points; {fix}")
     if len(run_ids) * len(metrics) > MOST_CURVES:
-        raise Invalid(f"{len(run_ids)} runs × {len(metrics)} metrics exceed {MOST_CURVES} series; request fewer")
-    heads = {
-        row.id: row
-        for row in session.execute(select(Run.id, Run.number, Run.step, Run.attempt).where(Run.id.in_(run_ids)))
-    }
+        raise Invalid(f"{asked} exceed {MOST_CURVES} series; request fewer")
+    query_of_heads = select(Run.id, Run.number, Run.step, Run.attempt).where(Run.id.in_(run_ids))
+    heads = {row.id: row for row in session.execute(query_of_heads)}
     missing = [run_id for run_id in run_ids if run_id not in heads]
     if missing:
         raise NotFound(f"there is no run {missing[0]}")
@@ -272,25 +266,9 @@ class SeriesQuery(BaseModel):
     after: int | None = Field(None, ge=-1, le=2**31 - 1, description="Only points after this step.")
     from_: float | None = Field(None, alias="from", description="Only points from this position of the axis on.")
     to: float | None = Field(None, description="Only points up to this position.")
-    max_points: int = Field(
-        1000,
-        ge=4,
-        le=20_000,
-        description="Maximum number of points per series; minima, maxima and both ends are kept. "
-        "Runs × names × max_points may not exceed 2,000,000.",
-    )
-    joined: bool = Field(
-        False,
-        description="Thin all series of a run to the same, evenly spaced steps instead, and add their sums: for values "
-        "that are added, subtracted or drawn as a band.",
-    )
-    smoothing: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Weight of an exponential average over all steps, before thinning; 0 for none. Metrics of the gate "
-        "are never smoothed.",
-    )
+    max_points: int = Field(1000, ge=4, le=20_000, description="Points per series; minima, maxima and ends are kept.")
+    joined: bool = Field(False, description="Thin all series of a run to the same, even steps instead, and add sums.")
+    smoothing: float = Field(0.0, ge=0, lt=1, description="Weight of an exponential average, not of the gate.")
 
     @property
     def needs_all_steps(self) -> bool:

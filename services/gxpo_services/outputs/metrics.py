@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import LargeBinary, bindparam, cast, delete, exists, func, select
+from sqlalchemy import LargeBinary, cast, delete, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from gxpo_services.db.database import INSERTS
@@ -73,8 +73,6 @@ counted."""
 _AT_ONCE = 500
 MOST_OF_RUN = 2000
 """Maximum number of metrics of a run; ours have about 150."""
-MOST_NAMES = 100_000
-"""Maximum number of metric names in the database."""
 
 
 @dataclass(slots=True)
@@ -133,18 +131,10 @@ def delete_unused_names(session: Session, most: int) -> int:
     return int(session.execute(gone).rowcount)  # type: ignore[attr-defined]
 
 
-def num_names(session: Session) -> int:
-    return session.scalar(select(func.count()).select_from(MetricName)) or 0
-
-
 def names_of(session: Session, run_number: int) -> list[str]:
     """Metrics that a run has values of, in order."""
-    query = (
-        select(MetricName.name)
-        .join(MetricLast, MetricLast.name_number == MetricName.number)
-        .where(MetricLast.run_number == run_number)
-    )
-    return sorted(session.scalars(query))
+    query = select(MetricName.name).join(MetricLast, MetricLast.name_number == MetricName.number)
+    return sorted(session.scalars(query.where(MetricLast.run_number == run_number)))
 
 
 def first_steps(session: Session, run_numbers: Iterable[int]) -> dict[int, dict[int, int]]:
@@ -242,16 +232,12 @@ def _upsert(dialect: str, table: Any, names: tuple[str, ...]) -> Any:
     return insert.on_conflict_do_update(index_elements=list(table.__table__.primary_key), set_=changed)
 
 
-_last = MetricLast.__table__.c
-_LAST = select(_last.run_number, _last.name_number, _last.last).where(
-    _last.run_number.in_(bindparam("runs", expanding=True)), _last.name_number.in_(bindparam("names", expanding=True))
-)
-
-
 def last_values(session: Session, runs: Iterable[int], names: Iterable[str]) -> dict[int, dict[str, float | None]]:
     """run number → metric → its last value; NaN is None."""
     by_number = {number: name for name, number in find_numbers(session, list(names)).items()}
     values: dict[int, dict[str, float | None]] = {}
-    for run, name, value in session.execute(_LAST, {"runs": list(runs), "names": list(by_number)}):
+    columns = (MetricLast.run_number, MetricLast.name_number, MetricLast.last)
+    query = select(*columns).where(MetricLast.run_number.in_(list(runs)), MetricLast.name_number.in_(by_number))
+    for run, name, value in session.execute(query):
         values.setdefault(run, {})[by_number[name]] = value
     return values

@@ -54,10 +54,7 @@ class SampleView(BaseModel):
     end: str | None = Field(description="`done`, `max_turns`, `length`, `timeout` or `error`; null without an episode.")
     end_detail: str | None = Field(description="How the environment failed.")
     sampled_length: int | None = Field(description="Tokens that the policy wrote; null without an environment.")
-    extra: dict[str, Any] = Field(
-        description="Other members of the trainer's line, e.g. rendered_prompt (what the policy saw), detail, "
-        "weights_version, components."
-    )
+    extra: dict[str, Any] = Field(description="Other members of the trainer's line, e.g. rendered_prompt, detail.")
 
 
 class SampleGroupView(BaseModel):
@@ -202,7 +199,8 @@ def _not_replaced(row: Any) -> ColumnElement[bool]:
 router = run_router()
 
 _CURSOR = re.compile(r"([0-9]{1,10})-([0-9]{1,18})")
-"""Step and number of a page's last sample."""
+_Text20 = Annotated[Text, StringConstraints(max_length=20)]
+_Text300 = Annotated[Text, StringConstraints(max_length=300)]
 Step = Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Only this step.")]
 
 
@@ -212,16 +210,10 @@ def samples(
     _: Viewer,
     session: ReadSession,
     step: Step = None,
-    verdict: Annotated[
-        Annotated[Text, StringConstraints(max_length=20)] | None, Query(description="Filter by verdict, e.g. `wrong`.")
-    ] = None,
+    verdict: Annotated[_Text20 | None, Query(description="Filter by verdict, e.g. `wrong`.")] = None,
     group: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Only this prompt of each step.")] = None,
-    sample: Annotated[
-        int | None, Query(ge=0, le=MAX_STEP, description="Only this response of each prompt: 0 lists the prompts.")
-    ] = None,
-    prompt_id: Annotated[
-        Annotated[Text, StringConstraints(max_length=300)] | None, Query(description="Only this prompt, at any step.")
-    ] = None,
+    sample: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Only this response of each prompt.")] = None,
+    prompt_id: Annotated[_Text300 | None, Query(description="Only this prompt, at any step.")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[Annotated[Text, StringConstraints(max_length=40)] | None, Query()] = None,
 ) -> SamplePage:

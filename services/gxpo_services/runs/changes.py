@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 from typing import Annotated
 
 from anyio.to_thread import run_sync
@@ -10,10 +11,9 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
-from gxpo_services.api import streams
-from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Viewer, run_numbers
+from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Viewer, held_slot, run_numbers
 from gxpo_services.api.errors import responses
-from gxpo_services.api.feed import EVENTS_AT_ONCE, RUNS_AT_ONCE, ChangeFeed, Subscription, event_stream
+from gxpo_services.api.feed import COMMENT, CONTENT, MEDIA_TYPE, RUNS_AT_ONCE, ChangeFeed, Subscription, sse
 from gxpo_services.api.fields import MAX_INTEGER, Id
 from gxpo_services.runs import listing, schemas
 from gxpo_services.runs.schemas import RunView
@@ -23,10 +23,12 @@ def messages(session: Session, numbers: Sequence[int]) -> dict[int, bytes]:
     """The message of each run as lists have it, by number, without those deleted meanwhile."""
     rows = listing.list_rows(session, numbers)
     views = (RunView.model_validate(schemas.with_progress(row)).model_dump(mode="json") for row in rows)
-    return {row["number"]: streams.event("run", view) for row, view in zip(rows, views, strict=True)}
+    return {row["number"]: sse("run", view) for row, view in zip(rows, views, strict=True)}
 
 
-async def follow(feed: ChangeFeed, changes: Subscription, *, comment_s: float = 2.0) -> AsyncIterator[bytes]:
+async def follow(
+    feed: ChangeFeed, changes: Subscription, *, ids_only: bool = False, comment_s: float = 2.0
+) -> AsyncIterator[bytes]:
     """Server-Sent Events until all runs have ended.
 
         run      data: the run as in lists, or its id alone; first of every run, then of each that changed
@@ -41,36 +43,26 @@ async def follow(feed: ChangeFeed, changes: Subscription, *, comment_s: float = 
     yield b": runs\n\n"
     while True:
         if not await changes.wait(comment_s):
-            yield streams.COMMENT
-        while changes.end is None and (parts := await _next(feed, changes)):
+            yield COMMENT
+        while changes.end is None and (parts := await _next(feed, changes, ids_only)):
             yield b"".join(parts)
-        if changes.end is not None:
-            if changes.end == "revoked":
-                yield streams.event("revoked", {"after": changes.after})
-            return
-        if changes.is_over:
-            yield streams.event("end", {"after": changes.after})
+        if changes.end == "revoked" or (changes.end is None and changes.is_over):
+            yield sse(changes.end or "end", {"after": changes.after})
+        if changes.end is not None or changes.is_over:
             return
 
 
-async def _next(feed: ChangeFeed, changes: Subscription) -> list[bytes]:
+async def _next(feed: ChangeFeed, changes: Subscription, ids_only: bool = False) -> list[bytes]:
     """The next messages: deleted runs and a page of runs; events when no run is unsent; none when all is sent."""
-    parts, changes.deleted = changes.deleted, []
-    if changes.changed:
+    parts = [sse("deleted", {"id": run}) for run in changes.deleted]
+    changes.deleted = []
+    while changes.changed:
         page = {number: changes.changed.pop(number) for number in list(changes.changed)[:RUNS_AT_ONCE]}
-        unread = [number for number, message in page.items() if message is None]
-        if unread:
-            page |= await run_sync(feed.read_views, unread)
-        return parts + [message for message in page.values() if message is not None]
-    if changes.after is not None and changes.after < changes.behind_to:
-        behind_to = changes.behind_to
-        events = await run_sync(feed.read_events, changes)
-        changes.after = events[-1][0] if len(events) == EVENTS_AT_ONCE else behind_to
-        if parts or events:
-            return parts + [message for _, message in events]
-    while changes.events:
-        changes.after, message = changes.events.popleft()
-        parts.append(message)
+        parts += [sse("run", {"id": run}) for run in page.values()] if ids_only else await feed.run_messages(page)
+        if parts:
+            return parts
+    while not parts and changes.after is not None and changes.after < changes.last_event:
+        parts = await feed.event_messages(changes)
     return parts
 
 
@@ -81,18 +73,16 @@ router = APIRouter(route_class=ServiceRoute, tags=["runs"], responses=responses(
     "/events/stream",
     summary="Stream changes of runs",
     response_class=StreamingResponse,
-    responses={200: streams.CONTENT, **responses(429)},
+    responses={200: CONTENT, **responses(429)},
 )
 async def stream_changes(
     request: Request,
-    principal: Viewer,
+    _: Viewer,
+    held: Annotated[ExitStack, held_slot("stream_slots")],
     database: DatabaseDep,
     token: BearerToken,
     runs: Annotated[list[Id], Query(max_length=500, description="Ids; default: every run that has not ended.")] = [],  # noqa: B006
-    after: Annotated[
-        int | None,
-        Query(ge=0, le=MAX_INTEGER, description="Number of the last event received; default: only new ones."),
-    ] = None,
+    after: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="Last event received; null: none.")] = None,
     ids_only: Annotated[bool, Query(description="Send the id of a run that changed instead of the run.")] = False,
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_INTEGER, description="The same at a reconnect.")] = None,
 ) -> StreamingResponse:
@@ -101,5 +91,7 @@ async def stream_changes(
     invalid."""
     begin = last_event_id if last_event_id is not None else after
     numbers = await run_sync(run_numbers, database, runs) if runs else None
-    changes = Subscription(token, numbers, begin, "ids" if ids_only else "runs")
-    return event_stream(request, principal, changes, follow(request.app.state.changes, changes))
+    changes = Subscription(token, numbers, begin)
+    feed: ChangeFeed = request.app.state.changes
+    held.enter_context(feed.following(changes))
+    return StreamingResponse(follow(feed, changes, ids_only=ids_only), media_type=MEDIA_TYPE)

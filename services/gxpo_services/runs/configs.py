@@ -254,7 +254,9 @@ def checked(values: Settings, server: ServiceSettings) -> RunConfig:
     except BadSettings as error:
         others = [(place, reason) for place, reason in error.settings if place not in places]
         raise invalid(_fields([*others, *refused])) from None
-    refused += _unstorable(config) + _above_quotas(config, server)
+    if len(config.model.path) > _LONGEST_MODEL:  # in the database
+        refused.append(("model.path", f"must be at most {_LONGEST_MODEL} characters"))
+    refused += _above_quotas(config, server)
     # These read the folders of model and data, which is allowed only where nothing has been refused.
     refused = refused or cannot_work(config, server) or cannot_fit(config, server)
     if refused:
@@ -268,13 +270,6 @@ def invalid(errors: Sequence[FieldError]) -> Invalid:
     ordered = sorted(unique.values(), key=lambda error: error.field)
     named = "; ".join(f"{error.field}: {error.message}" for error in ordered[:5])
     return Invalid(named + ("; …" if len(ordered) > 5 else ""), errors=ordered)
-
-
-def _unstorable(config: RunConfig) -> list[tuple[str, str]]:
-    """Settings that the config allows but the database cannot store."""
-    if len(config.model.path) <= _LONGEST_MODEL:
-        return []
-    return [("model.path", f"must be at most {_LONGEST_MODEL} characters")]
 
 
 def _above_quotas(config: RunConfig, server: ServiceSettings) -> list[tuple[str, str]]:

@@ -16,7 +16,6 @@ from gxpo_services.api.dependencies import (
     Submitter,
     Viewer,
     WriteSession,
-    find_run,
 )
 from gxpo_services.api.errors import Conflict, FieldError, Gone, Invalid, Problem, ProblemDetails, responses
 from gxpo_services.api.fields import RunId
@@ -170,8 +169,8 @@ def delete_run(
     background: BackgroundTasks,
 ) -> None:
     """Removes its record, metrics, samples, log and checkpoints. Allowed for the submitting token and for admins."""
-    service.delete(session, settings.artifacts, principal, run_id)
-    background.add_task(files.empty_trash, settings.artifacts, database)
+    service.delete(session, principal, run_id)
+    background.add_task(files.remove_deleted, settings.artifacts, database)
 
 
 @router.post(
@@ -192,18 +191,17 @@ def act_on_runs(
         state, problem = None, None
         try:
             if body.action == "delete":
-                service.delete(session, settings.artifacts, principal, run_id)
+                service.delete(session, principal, run_id)
             elif body.action == "archive" or body.action == "unarchive":
                 archived = schemas.RunPatch(archived=body.action == "archive")
                 state = service.patch(session, run_id, archived, None, principal).state
             else:
                 state = service.act(session, run_id, body.action, actor=principal.actor).state
         except Problem as error:
-            row = find_run(session, run_id)
-            state = None if row is None else row[1]
+            state = session.scalar(select(Run.state).where(Run.id == run_id))
             problem = ProblemDetails(type=error.type, title=error.title, status=error.status, detail=error.detail)
         items.append(schemas.BulkItem(run=run_id, state=state, problem=problem))
-    background.add_task(files.empty_trash, settings.artifacts, database)
+    background.add_task(files.remove_deleted, settings.artifacts, database)
     return answer(schemas.BulkAnswer(items=items))
 
 
@@ -243,22 +241,7 @@ def clone_run(run_id: RunId, by: Submission, body: schemas.CloneRequest | None =
     if not is_new:
         return _repeated(by, new)
     original = service.find(by.session, run_id)
-    config = checked(overridden(original.config, request.overrides, "overrides"), by.settings)
-    if request.priority is not None:
-        service.check_priority(by.principal, request.priority)
-    service.check_queue(by.session, by.settings, by.principal)
-    copied = service.allowed_priority(by.principal, original.priority)
-    name = request.name or (config.name if config.name != original.config["name"] else original.name)
-    run = service.new_run(
-        config.model_copy(update={"name": name}),
-        by.principal,
-        run_id=new,
-        notes=original.notes if request.notes is None else request.notes,
-        priority=copied if request.priority is None else request.priority,
-        group=_group(by.session, request.group),
-        parent=(original, "clone"),
-    )
-    return _add(by, run, [tag.tag for tag in original.tags] if request.tags is None else request.tags, "cloned")
+    return _copy(by, new, original, request, "clone", group=_group(by.session, request.group))
 
 
 @router.post(
@@ -277,16 +260,28 @@ def retry_run(run_id: RunId, by: Submission) -> Response:
     if original.state not in schemas.RETRIED:
         fix = "clone it" if original.state in TERMINAL else "cancel it first, or clone it"
         raise Conflict(f"run {run_id} is {original.state}; retry is for failed and cancelled runs: {fix}")
-    config = checked(original.config, by.settings).model_copy(update={"name": original.name})
+    group: dict[str, Any] = {"group": original.group, "group_values": original.group_values}
+    return _copy(by, new, original, schemas.CloneRequest(), "retry", **group)
+
+
+def _copy(
+    by: Submission, run_id: str, original: Run, request: schemas.CloneRequest, kind: str, **group: Any
+) -> Response:
+    """Queue a copy of a run. kind: "clone" or "retry". group: that of the copy, and its settings in it."""
+    config = checked(overridden(original.config, request.overrides, "overrides"), by.settings)
+    if request.priority is not None:
+        service.check_priority(by.principal, request.priority)
     service.check_queue(by.session, by.settings, by.principal)
+    copied = service.allowed_priority(by.principal, original.priority)
+    name = request.name or (config.name if config.name != original.config["name"] else original.name)
     run = service.new_run(
-        config,
+        config.model_copy(update={"name": name}),
         by.principal,
-        run_id=new,
-        notes=original.notes,
-        priority=service.allowed_priority(by.principal, original.priority),
-        group=original.group,
-        group_values=original.group_values,
-        parent=(original, "retry"),
+        run_id=run_id,
+        notes=original.notes if request.notes is None else request.notes,
+        priority=copied if request.priority is None else request.priority,
+        parent=(original, kind),
+        **group,
     )
-    return _add(by, run, [tag.tag for tag in original.tags], "retried")
+    tags = [tag.tag for tag in original.tags] if request.tags is None else request.tags
+    return _add(by, run, tags, {"clone": "cloned", "retry": "retried"}[kind])

@@ -78,12 +78,7 @@ def apply_outcome(session: Session, run: Run, outcome: Outcome, *, actor: str, l
     a pause or cancel request takes effect, its outcome wins. One that pauses after a cancel request is cancelled.
     """
     state = RunState(run.state)
-    if (
-        outcome.recoverable
-        or outcome.attempt != run.launch
-        or state in TERMINAL
-        or state in (RunState.QUEUED, RunState.PAUSED)
-    ):
+    if outcome.recoverable or outcome.attempt != run.launch or state in (*TERMINAL, RunState.QUEUED, RunState.PAUSED):
         return False
     if state in (RunState.STARTING, RunState.RECOVERING) and outcome.outcome != "failed":
         # It ran: heartbeat and outcome arrived together.

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, ColumnElement, Float, Integer, Select, bindpa
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.errors import Invalid
-from gxpo_services.api.fields import Kind, Position, Value, decode_cursor, encode_cursor
+from gxpo_services.api.fields import Kind, Value, decode_cursor, encode_cursor
 from gxpo_services.db.tables import Group, MetricLast, Run, RunDocument, RunSearch, RunTag
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
@@ -32,11 +32,6 @@ COLUMNS = {
         *(_run.backward_passes, _run.tokens, _run.training_s, _run.score, _run.score_best),
     )
 }
-"""Sortable columns, in addition to metrics."""
-
-
-Sorted = list[tuple[int, Value]]
-"""Run numbers with their sort values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +74,24 @@ def _order(session: Session, query: ListQuery) -> _Order:
 
 
 def _page(
-    session: Session, conditions: Sequence[ColumnElement[bool]], order: _Order, after: Position | None, limit: int
+    session: Session,
+    conditions: Sequence[ColumnElement[bool]],
+    order: _Order,
+    after: tuple[Any, int] | None,
+    limit: int,
 ) -> list[tuple[int, Value]]:
     """Numbers of at most `limit` runs after `after`, with their sort values: those with one in index order, then those
     without."""
     page: list[tuple[int, Value]] = []
-    if after is None or after.value is not None:
+    if after is None or after[0] is not None:
         query = order.rows.where(*conditions).order_by(*_directed(order, order.value, order.number))
         if after is not None:
-            query = query.where(_behind(order, (order.value, order.number), (after.value, after.number)))
+            query = query.where(_behind(order, (order.value, order.number), (after[0], after[1])))
         page = [(number, value) for number, value in session.execute(query.limit(limit))]
     if len(page) < limit:
         rest = select(_run.number).where(*conditions, order.lacks).order_by(*_directed(order, _run.number))
-        if after is not None and after.value is None:
-            rest = rest.where(_behind(order, (_run.number,), (after.number,)))
+        if after is not None and after[0] is None:
+            rest = rest.where(_behind(order, (_run.number,), (after[1],)))
         page += [(number, None) for number in session.scalars(rest.limit(limit - len(page)))]
     return page
 
@@ -220,5 +219,5 @@ def list_runs(session: Session, query: ListQuery) -> RunPage:
     next_cursor = None
     if len(rows) > query.limit:
         number, value = rows[query.limit - 1]
-        next_cursor = encode_cursor(order.word, Position(value, number))
+        next_cursor = encode_cursor(order.word, value, number)
     return RunPage.model_validate({"items": items, "next_cursor": next_cursor, "total": total})

@@ -35,13 +35,10 @@ def expected_cost(config: RunConfig) -> ExpectedCostView:
     bounds = [bound for bound in (by_steps, passes) if bound is not None]
     if passes is not None and (by_steps is None or passes < by_steps):
         words += f"; budget.backward_passes = {passes} ends the run"
-        if per_step > 1:
-            words += f" (up to {per_step - 1} more to finish the last step)"
         if rule.gate_config is None:
             steps = -(-passes // per_step)
     if not bounds:
-        names = " or ".join(f"budget.{name}" for name in ("hours", "tokens") if getattr(budget, name) is not None)
-        words += f"; {names} ends the run, so the number of steps is unknown"
+        words += "; hours or tokens end the run, so the number of steps is unknown"
     return ExpectedCostView(steps=steps, backward_passes=min(bounds, default=None), per_step_words=words)
 
 

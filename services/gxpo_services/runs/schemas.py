@@ -125,9 +125,7 @@ class RunView(BaseModel):
     recoveries: int
     attempt: int = Field(description="The trainer's latest attempt.")
     heartbeat_at: float | None
-    silent_s: float | None = Field(
-        description="Seconds without a heartbeat once they exceed 15; null while its trainer reports, or none executes."
-    )
+    silent_s: float | None = Field(description="Seconds without a heartbeat once they exceed 15; null otherwise.")
     phase: str | None = Field(description="Activity of its trainer; null without one.", examples=["waiting for 3 GPUs"])
     progress: Progress
     score: JsonNumber | None = Field(description="Latest eval/average/pass@1.")
@@ -203,7 +201,6 @@ class ListQuery(PageQuery):
 
 
 RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})
-"""States in which a run can be retried."""
 
 
 _BUDGETS = ("step_budget", "backward_passes_budget", "tokens_budget", "hours_budget")

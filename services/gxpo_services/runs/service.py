@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, lazyload
 
-from gxpo_services.api.errors import Conflict, Forbidden, LimitReached, NotFound, Unavailable
+from gxpo_services.api.errors import Conflict, Forbidden, LimitReached, NotFound
 from gxpo_services.api.fields import new_id
 from gxpo_services.api.idempotency import check_match
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import note_change
 from gxpo_services.db.tables import Group, Run, RunDocument, RunTag
-from gxpo_services.outputs import events, files, samples
+from gxpo_services.outputs import events, samples
+from gxpo_services.outputs.files import RUN_DELETED
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
 from gxpo_services.runs import listing, schemas
 from gxpo_services.runs.configs import stored
@@ -76,10 +76,7 @@ def new_run(
 
 def set_tags(run: Run, tags: Iterable[str]) -> None:
     """Replace a run's tags."""
-    wanted = set(tags)
-    run.tags[:] = [tag for tag in run.tags if tag.tag in wanted]
-    present = {tag.tag for tag in run.tags}
-    run.tags += [RunTag(tag=tag) for tag in sorted(wanted - present)]
+    run.tags = [RunTag(tag=tag) for tag in sorted(set(tags))]
 
 
 def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
@@ -95,13 +92,8 @@ def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
 
 def lock(session: Session, run_id: str) -> Run | None:
     """The run, locked until the transaction ends, without its related rows."""
-    query = (
-        select(Run)
-        .where(Run.id == run_id)
-        .options(lazyload(Run.tags), lazyload(Run.group), lazyload(Run.document))
-        .with_for_update(of=Run)
-    )
-    return session.scalar(query)
+    alone = (lazyload(Run.tags), lazyload(Run.group), lazyload(Run.document))
+    return session.scalar(select(Run).where(Run.id == run_id).options(*alone).with_for_update(of=Run))
 
 
 def add(session: Session, runs: Sequence[Run]) -> None:
@@ -176,8 +168,8 @@ def act(session: Session, run_id: str, action: Action, *, actor: str) -> RunDeta
 _SAMPLES_AT_ONCE = 50_000
 
 
-def delete(session: Session, root: Path, principal: Principal, run_id: str) -> None:
-    """Delete an ended run: its rows and, after the commit, its folder.
+def delete(session: Session, principal: Principal, run_id: str) -> None:
+    """Delete the rows of an ended run; files.remove_deleted removes its folder after the commit.
 
     Raises NotFound; Forbidden for another token's run unless the principal is an admin; Conflict before its end.
     """
@@ -186,13 +178,9 @@ def delete(session: Session, root: Path, principal: Principal, run_id: str) -> N
         raise Forbidden(f"run {run_id} was submitted by {run.created_by!r}; only that token or an admin may delete it")
     if run.state not in TERMINAL:
         raise Conflict(f"run {run_id} is {run.state}; cancel it and wait until it has ended")
-    try:
-        files.set_aside(session, root, run.id)
-    except OSError as error:
-        raise Unavailable(f"cannot remove the folder of run {run_id}: {error.strerror}") from error
     # Before the run's own events are gone: SQLite reuses the numbers above the largest one that is left.
     note_change(session)
-    events.record(session, None, principal.actor, "run_deleted", f"run {run.name!r} was deleted", run=run_id)
+    events.record(session, None, principal.actor, RUN_DELETED, f"run {run.name!r} was deleted", run=run_id)
     # One statement for all of them could take longer than PostgreSQL's time-out.
     while samples.delete_some(session, run.number, _SAMPLES_AT_ONCE):
         pass
@@ -201,18 +189,17 @@ def delete(session: Session, root: Path, principal: Principal, run_id: str) -> N
 
 
 _LOCK = 0x67787562  # "gxub"
-NORMAL_PRIORITY = 0
 
 
 def check_priority(principal: Principal, priority: int) -> None:
     """Raise Forbidden for a priority above normal, unless the principal is an admin."""
-    if priority > NORMAL_PRIORITY and principal.role < Role.ADMIN:
-        raise Forbidden(f"priority {priority} is above {NORMAL_PRIORITY}, which only an admin may set")
+    if priority > 0 and principal.role < Role.ADMIN:
+        raise Forbidden(f"priority {priority} is above 0, which only an admin may set")
 
 
 def allowed_priority(principal: Principal, priority: int) -> int:
     """The priority of a copied run, at most normal unless the principal is an admin."""
-    return priority if principal.role >= Role.ADMIN else min(priority, NORMAL_PRIORITY)
+    return priority if principal.role >= Role.ADMIN else min(priority, 0)
 
 
 def check_queue(session: Session, server: ServiceSettings, principal: Principal, more: int = 1) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.principals import RUN_TOKEN, hash_token, new_token
+from gxpo_services.api.principals import hash_token, new_token
 from gxpo_services.db.tables import Event, Run, RunDocument, SchedulerRow
 from gxpo_services.outputs import events
 from gxpo_services.run_states import EXECUTING, RunState
@@ -166,7 +166,7 @@ def relaunch(
 
 def renew_secret(session: Session, run: Run, *, lease_token: int) -> str:
     """A new secret for the current launch, after its old one was lost with another scheduler. Raises StateChanged."""
-    secret = new_token(RUN_TOKEN)
+    secret = new_token("run")
     set_held(session, run, lease_token, run_token_sha256=hash_token(secret))
     return secret
 
@@ -179,7 +179,7 @@ def fail(session: Session, run: Run, reason: str, detail: str, *, actor: str, le
 
 
 def _next_launch(run: Run, now: float) -> tuple[str, dict[str, Any]]:
-    secret, launch = new_token(RUN_TOKEN), run.launch + 1
+    secret, launch = new_token("run"), run.launch + 1
     return secret, {
         "launch": launch,
         "job_id": f"{run.id}-{launch}",

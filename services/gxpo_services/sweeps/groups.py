@@ -22,7 +22,7 @@ from gxpo_services.api.dependencies import (
     WriteSession,
 )
 from gxpo_services.api.errors import Conflict, FieldError, Forbidden, Gone, Invalid, NotFound, responses
-from gxpo_services.api.fields import Body, GroupId, Page, PageQuery, Position, Word, decode_cursor, encode_cursor
+from gxpo_services.api.fields import Body, GroupId, Page, PageQuery, Word, decode_cursor, encode_cursor
 from gxpo_services.api.idempotency import (
     ETAG_HEADER,
     IfMatch,
@@ -223,9 +223,9 @@ def list_groups(page: Annotated[PageQuery, Query()], _: Viewer, session: ReadSes
     """Newest first, with run counts by state."""
     query = select(Group).order_by(Group.number.desc()).limit(page.limit + 1)
     if page.cursor is not None:
-        query = query.where(Group.number < decode_cursor(page.cursor, _ORDER, "float").number)
+        query = query.where(Group.number < decode_cursor(page.cursor, _ORDER, "float")[1])
     groups = session.scalars(query).all()
-    more = encode_cursor(_ORDER, Position(None, groups[page.limit - 1].number)) if len(groups) > page.limit else None
+    more = encode_cursor(_ORDER, None, groups[page.limit - 1].number) if len(groups) > page.limit else None
     return answer(GroupPage(items=_views(session, groups[: page.limit]), next_cursor=more))
 
 
@@ -324,14 +324,14 @@ def delete_group(
     if members == "delete":
         ids = select(Run.id).where(Run.group_number == group.number).order_by(Run.number)
         for run_id in session.scalars(ids).all():
-            runs.delete(session, settings.artifacts, principal, run_id)
+            runs.delete(session, principal, run_id)
     session.flush()
     kept = update(Run).where(Run.group_number == group.number).values(group_number=None)
     session.execute(kept.execution_options(synchronize_session=False))
     session.delete(group)
     session.flush()
     events.record(session, None, principal.actor, "group_deleted", f"group {group.name!r} was deleted", group=group_id)
-    background.add_task(files.empty_trash, settings.artifacts, database)
+    background.add_task(files.remove_deleted, settings.artifacts, database)
 
 
 def repeated(session: Session, group_id: str, kind: str = "group") -> Group:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -14,9 +12,8 @@ import pytest
 from gxpo_client import connection as module
 from gxpo_client import formats
 from gxpo_client.client import Client
-from gxpo_client.connection import ResponseCache, connect, keep
+from gxpo_client.connection import ResponseCache, connect
 from gxpo_client.errors import InvalidRequest, NotFound, NotSignedIn, Refused, ServiceError, ServiceUnavailable
-from gxpo_client.shared_responses import SharedResponses
 from gxpo_services.cli.common import CommandFailed
 
 API = "/api/v1"
@@ -67,20 +64,6 @@ def test_lists_are_repeated_and_empty_parameters_left_out(service: Service, clie
     service.answers["/runs"] = (200, {"items": []})
     client.get("/runs", state=["running", "failed"], text="", cursor=None, limit=50, tag=[], archived="any")
     assert service.query() == [("state", "running"), ("state", "failed"), ("limit", "50"), ("archived", "any")]
-
-
-def test_metrics_are_named_with_commas_and_joined_or_smoothed_only_on_demand(service: Service, client: Client) -> None:
-    service.answers |= {"/runs/r1/metrics": (200, {}), "/metrics": (200, {"runs": {}})}
-    client.metrics("r1", ["reward/mean", "gate/z"], "step", 0, 600)
-    client.metrics("r1", ["a"], "step", None, 600, joined=True)
-    client.metrics_of(["r1"], ["a"], "step", None, 600, smoothing=0.9)
-    client.metrics_of(["r1"], ["a"], "step", None, 600)
-    assert [service.query(number) for number in range(4)] == [
-        [("names", "reward/mean,gate/z"), ("x", "step"), ("after", "0"), ("max_points", "600")],
-        [("names", "a"), ("x", "step"), ("max_points", "600"), ("joined", "true")],
-        [("runs", "r1"), ("names", "a"), ("x", "step"), ("max_points", "600"), ("smoothing", "0.9")],
-        [("runs", "r1"), ("names", "a"), ("x", "step"), ("max_points", "600")],
-    ]
 
 
 @pytest.mark.parametrize(
@@ -156,9 +139,7 @@ TWO_ERRORS = [
     ("status", "body", "kind", "code", "message"),
     [
         (401, {"title": "Sign in"}, NotSignedIn, 1, "Sign in (--token-file FILE or GXPO_TOKEN)"),
-        (403, {"title": "Not allowed", "detail": "a viewer may not"}, Refused, 1, "a viewer may not"),
         (404, {"title": "Not found", "detail": "there is no run r1"}, NotFound, 1, "there is no run r1"),
-        (409, {"title": "Conflict", "detail": "it has ended"}, Refused, 1, "it has ended"),
         (
             422,
             {"title": "Invalid request", "detail": "2 settings cannot be used", "errors": TWO_ERRORS},
@@ -205,7 +186,10 @@ def test_a_list_is_read_page_by_page_up_to_its_limit(service: Service, client: C
     ]
 
 
-def test_while_the_service_is_away_a_page_reads_what_it_last_knew(service: Service) -> None:
+def test_while_the_service_is_away_a_page_reads_what_it_last_knew(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
     cache = ResponseCache()
     client = client_of(service, cache=cache)
     service.answers["/runs/r1"] = (200, {"state": "running"})
@@ -215,6 +199,23 @@ def test_while_the_service_is_away_a_page_reads_what_it_last_knew(service: Servi
     assert cache.offline
     with pytest.raises(ServiceUnavailable):
         client.run("r2")
+
+
+def test_a_session_reads_what_it_has_just_read_once_until_it_changes_something(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    client = client_of(service, cache=ResponseCache())
+    service.answers |= {"/runs/r1": (200, {})}
+    counts = []
+    for passed, change in ((0.0, False), (0.5, False), (1.1, False), (0.1, True)):
+        now[0] += passed
+        if change:
+            client.change("r1", name="new")
+        client.run("r1")
+        counts.append(len([request for request in service.asked if request.method == "GET"]))
+    assert counts == [1, 1, 2, 3]
 
 
 def test_changes_and_the_token_s_name_never_come_from_the_cache(service: Service) -> None:
@@ -228,88 +229,6 @@ def test_changes_and_the_token_s_name_never_come_from_the_cache(service: Service
         client.me()
     with pytest.raises(ServiceUnavailable):
         client.act("r1", "cancel")
-
-
-def test_the_cache_forgets_the_oldest() -> None:
-    answers: dict[str, str] = {}
-    for key in ("a", "b", "a", "c"):
-        assert keep(answers, key, key, most=2) == key
-    assert list(answers) == ["a", "c"]
-
-
-def test_a_sweep_over_one_setting_has_no_heat_map(service: Service, client: Client) -> None:
-    service.answers["/groups/g1/heatmap"] = (422, {"title": "Invalid request", "detail": "one setting"})
-    assert client.heat_map("g1") is None
-    with pytest.raises(Refused):
-        client.heat_map("g2")
-
-
-# Equal requests of several sessions are sent once.
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_two_sessions_at_once_send_one_request() -> None:
-    shared, sent = SharedResponses(), []
-    started, released = threading.Event(), threading.Event()
-
-    def send() -> str:
-        sent.append(1)
-        started.set()
-        assert released.wait(30)
-        return "answer"
-
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(shared.get, "key", send)
-        assert started.wait(30)
-        second = pool.submit(shared.get, "key", send)
-        released.set()
-        assert (first.result(30), second.result(30)) == ("answer", "answer")
-    assert len(sent) == 1
-
-
-def test_an_error_is_not_kept() -> None:
-    shared = SharedResponses()
-
-    def refuse() -> None:
-        raise Refused("no")
-
-    with pytest.raises(Refused):
-        shared.get("key", refuse)
-    assert shared.get("key", lambda: "answer") == "answer"
-
-
-def test_two_clients_ask_once_and_again_after_a_change() -> None:
-    asked: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(f"{request.method} {request.url.path} {request.headers['Authorization']}")
-        return httpx.Response(200, json={"items": [], "id": "r1"})
-
-    clock = Clock()
-    shared = SharedResponses(1.0, clock)
-    http = connect("http://127.0.0.1:1", transport=httpx.MockTransport(answer))
-    first, second = (Client(http, token, ResponseCache(), shared=shared) for token in ("a", "b"))
-    first.get("/runs", limit=5)
-    second.get("/runs", limit=5)
-    assert len(asked) == 1
-    second.get("/runs", limit=6)
-    assert len(asked) == 2
-    clock.now += 1.1
-    second.get("/runs", limit=6)
-    assert len(asked) == 3, "a second later it is sent again"
-    first.change("r1", name="new")
-    second.get("/runs", limit=5)
-    assert asked[-1] == "GET /api/v1/runs Bearer b"
-    # Who it is is asked for with each token.
-    first.me()
-    second.me()
-    assert [line.split()[-1] for line in asked[-2:]] == ["a", "b"]
 
 
 # Numbers and durations are readable.

@@ -149,11 +149,6 @@ def test_many_requests_are_answered_on_one_connection(api: Api) -> None:
     assert len(ports) == 1
 
 
-def test_pipelined_requests_are_answered_in_order(api: Api) -> None:
-    with api.connect(api.head("/health/live") * 3 + api.head("/health/live", "Connection: close")) as connection:
-        assert responses(received(connection)) == [200] * 4
-
-
 def test_a_long_address_is_answered_with_a_problem(api: Api) -> None:
     with api.connect(f"GET /api/v1/runs?search={'x' * 70_000} HTTP/1.1\r\n".encode()) as connection:
         status, body = problem(received(connection))

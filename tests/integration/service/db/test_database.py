@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text
@@ -18,7 +16,6 @@ from support.service_processes import until
 from gxpo_services.app import create_app
 from gxpo_services.auth import tokens
 from gxpo_services.auth.tokens import TokenRequest
-from gxpo_services.db import postgres as postgresql
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.db.tables import Group
@@ -49,8 +46,7 @@ def end(database: Database, pid: int) -> None:
     other.close()
 
 
-def test_a_connection_closed_while_idle_is_replaced(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgresql, "_PING_AFTER_S", -1.0)  # idle for long enough, at once
+def test_a_connection_closed_while_idle_is_replaced(database: Database) -> None:
     first = backend(database)
     assert backend(database) == first, "one that works is used again"
     end(database, first)
@@ -70,66 +66,6 @@ def test_questions_see_what_was_written_and_leave_no_transaction(database: Datab
         session.rollback()
     with database.autocommit_connection() as connection:
         assert connection.execute(text("SELECT count(*) FROM seen")).scalar_one() == 1
-
-
-def test_a_server_that_accepts_and_never_responds_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(postgresql._CONNECTING, "connect_timeout", 2)  # the least that libpq knows
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        silent = Database(f"postgresql+psycopg://gxpo@127.0.0.1:{server.getsockname()[1]}/gxpo")
-        for connect in (silent.engine.connect, silent.autocommit_connection().__enter__):
-            with pytest.raises(OperationalError, match=r"timeout|did not answer"):
-                connect()
-        silent.close()
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_one_request_at_a_time_tries_a_server_that_was_silent() -> None:
-    clock = Clock()
-    server = postgresql.Server(5.0, clock)
-    connection = Closed()
-
-    def silence(limit: float) -> None:
-        clock.now += limit
-        raise psycopg.OperationalError("timeout")
-
-    assert server.wait(connection, lambda limit: limit) == 7.0  # 5 s, and 2 s for the server's own limit
-    with pytest.raises(postgresql.ServerSilent, match="within 7 s"):
-        server.wait(connection, silence)
-    assert clock.now == 107.0
-    for _ in range(3):
-        with pytest.raises(postgresql.ServerSilent):
-            server.check()
-    clock.now += 2.0
-    server.check()  # this one may try it
-    with pytest.raises(postgresql.ServerSilent):
-        server.check()  # and no other
-    assert connection.closes == 1
-    clock.now += 7.0  # the one that tried came to nothing, without saying so
-    assert server.wait(connection, lambda limit: "here") == "here"
-    server.check()
-
-    def conflict(limit: float) -> None:
-        raise psycopg.errors.UniqueViolation
-
-    with pytest.raises(psycopg.errors.UniqueViolation):
-        server.wait(connection, conflict)
-    server.check()
-
-
-class Closed:
-    """A connection that counts how often it is closed."""
-
-    closes = 0
-
-    def close(self) -> None:
-        self.closes += 1
 
 
 def test_a_frozen_server_is_unavailable_until_it_goes_on(tmp_path: Path) -> None:
@@ -162,26 +98,6 @@ def test_a_frozen_server_is_unavailable_until_it_goes_on(tmp_path: Path) -> None
             assert client.get("/api/v1/runs").status_code == 200
     finally:
         frozen.close()
-
-
-def test_connections_end_when_the_server_or_their_client_does_not_respond(database: Database) -> None:
-    expected = {"connect_timeout": "10", "tcp_user_timeout": "30000", "keepalives_idle": "10"}
-    expected |= {"keepalives_interval": "5", "keepalives_count": "3"}
-    with database.engine.connect() as writing, database.autocommit_connection() as reading:
-        for connection in (writing, reading):
-            parameters = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
-            assert {name: parameters[name] for name in expected} == expected
-            assert connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one() == "1min"
-
-
-def test_parameters_of_the_url_take_precedence(postgres: PostgresServer) -> None:
-    options = "-c%20idle_in_transaction_session_timeout%3D5s"
-    database = Database(f"{postgres.url('postgres')}?connect_timeout=7&options={options}")
-    with database.engine.connect() as connection:
-        parameters = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
-        assert parameters["connect_timeout"] == "7"
-        assert connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one() == "5s"
-    database.close()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])

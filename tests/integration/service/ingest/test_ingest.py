@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,16 +77,6 @@ def test_a_run_has_limited_metrics_and_says_what_is_out(database: Database, monk
     assert {*known} == {"a", "b", "c"}, "what is left out leaves no name behind"
 
 
-def test_metric_names_are_limited_and_shared_between_runs(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = launch(database), launch(database)
-    send(database, first, body(1, metrics=[metric_row(1, a=1.0, b=1.0)]))
-    with database.reading() as session:
-        monkeypatch.setattr(metrics, "MOST_NAMES", metrics.num_names(session) + 1)
-    send(database, second, body(1, metrics=[metric_row(1, new=1.0, newer=1.0, b=1.0, a=1.0)]))
-    assert names_of(database, second) == ["a", "b", "new"]
-    assert names_of(database, first) == ["a", "b"]
-
-
 # ---- over HTTP -------------------------------------------------------------------------------------------------
 
 
@@ -123,43 +109,6 @@ def test_a_heartbeat_that_says_nothing_new_changes_its_time_alone(anonymous: Tes
         assert post(anonymous, launched, other).status_code == 401
     assert post(anonymous, f"{run_id} {secret}x", body(None)).status_code == 401
     assert runs.row(database, run_id) == after
-
-
-@pytest.mark.parametrize(
-    ("state", "age_s", "silent"),
-    [("running", 14.0, False), ("running", 16.0, True), ("pausing", 40.0, True), ("succeeded", 40.0, False)],
-)
-def test_silence_of_a_trainer_is_shown_after_15_s(
-    client: TestClient, database: Database, state: str, age_s: float, silent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = time.time()
-    run_id = runs.add_run(database, state=state, heartbeat_at=now - age_s)
-    monkeypatch.setattr("gxpo_services.runs.schemas.time", SimpleNamespace(time=lambda: now))
-    for run in (client.get(f"/api/v1/runs/{run_id}").json(), client.get("/api/v1/runs").json()["items"][0]):
-        assert run["silent_s"] == (pytest.approx(age_s) if silent else None)
-
-
-def test_what_the_trainer_is_doing_is_shown_until_its_launch_is_over(
-    anonymous: TestClient, client: TestClient, database: Database
-) -> None:
-    launched = launch(database)
-    run_id = launched.split()[0]
-
-    def shown() -> tuple[str, str | None]:
-        run = client.get(f"/api/v1/runs/{run_id}").json()
-        assert client.get("/api/v1/runs").json()["items"][0]["phase"] == run["phase"]
-        return run["state"], run["phase"]
-
-    assert shown() == ("starting", None)
-    post(anonymous, launched, body(None) | {"phase": "waiting for 3 GPUs"})
-    assert shown() == ("running", "waiting for 3 GPUs")
-    post(anonymous, launched, body(1, metrics=[totals(1)]))
-    assert shown() == ("running", "waiting for 3 GPUs")
-    post(anonymous, launched, body(None) | {"phase": "training"})
-    assert shown() == ("running", "training")
-    end = {"attempt": 1, "outcome": "succeeded", "ended_by": "steps"}
-    post(anonymous, launched, body(2, outcome=end))
-    assert shown() == ("succeeded", None)
 
 
 def test_rows_arrive_and_the_run_shows_how_far_it_is(anonymous: TestClient, database: Database) -> None:
@@ -273,30 +222,6 @@ def test_an_outcome_of_an_earlier_launch_is_old_news(database: Database) -> None
     assert runs.get(database, launched.split()[0]).state == RunState.RUNNING
 
 
-def test_a_cancel_and_the_end_at_the_same_time_leave_one_of_both(database: Database, client: TestClient) -> None:
-    for _ in range(5):
-        launched = launch(database)
-        run_id = launched.split()[0]
-        send(database, launched, body(None))
-        together = threading.Barrier(2)
-
-        def cancel(run_id: str = run_id, together: threading.Barrier = together) -> int:
-            together.wait()
-            return client.post(f"/api/v1/runs/{run_id}/cancel").status_code
-
-        def end(launched: str = launched, together: threading.Barrier = together) -> bool:
-            together.wait()
-            outcome = {"attempt": 1, "outcome": "succeeded", "ended_by": "steps"}
-            return send(database, launched, body(1, metrics=[totals(1)], outcome=outcome)).applied
-
-        with ThreadPoolExecutor(2) as pool:
-            status, applied = pool.submit(cancel), pool.submit(end)
-            assert status.result() in (200, 409)
-            assert applied.result() is True
-        run = runs.get(database, run_id)
-        assert (run.state, run.reason, run.step) == (RunState.SUCCEEDED, "steps_done", 1)
-
-
 def test_a_trainer_that_stops_as_asked_is_cancelled_or_paused(database: Database) -> None:
     for action, word, state in (
         ("cancel", "cancelled", RunState.CANCELLED),
@@ -312,30 +237,6 @@ def test_a_trainer_that_stops_as_asked_is_cancelled_or_paused(database: Database
 
 
 # ---- attempts --------------------------------------------------------------------------------------------------
-
-
-def test_an_attempt_replaces_what_it_repeats_in_curves_and_counters(database: Database) -> None:
-    launched = launch(database)
-    run_id = launched.split()[0]
-    rows = [totals(step, reward=float(step)) for step in range(1, 8)]
-    rows[2]["metrics"]["eval/average/pass@1"] = 0.5
-    rows[5]["metrics"]["eval/average/pass@1"] = 0.9
-    rows[6]["metrics"]["only/late"] = 1.0
-    send(database, launched, body(1, metrics=rows))
-    assert counters(database, run_id) == (1, 7, 21.0, 700.0, 3.5, 0.9, 0.9, 6)
-    again = [totals(5, 2, reward=50.0)]
-    again[0]["metrics"]["update/backward_passes_total"] = 24.0
-    send(database, launched, body(2, offsets={"metrics": 7}, metrics=again))
-    # Steps 5, 6, 7 of the first attempt are gone, and the 0.9 with them.
-    assert counters(database, run_id) == (2, 5, 24.0, 500.0, 2.5, 0.5, 0.5, 3)
-    assert runs.curve(database, run_id, "reward") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 50.0)]
-    values = last_values(database, run_id)
-    assert values["reward"] == (50.0, 5, 1.0, 50.0)
-    assert values["eval/average/pass@1"] == (0.5, 3, 0.5, 0.5)
-    assert "only/late" not in values
-    send(database, launched, body(3, offsets={"metrics": 8}, metrics=[metric_row(0, 3, b=3.0)]))
-    assert counters(database, run_id) == (3, 0, 0.0, 0.0, 0.0, None, None, None), "from the beginning"
-    assert last_values(database, run_id) == {"b": (3.0, 0, 3.0, 3.0)}
 
 
 def test_one_event_says_that_a_run_makes_no_progress(anonymous: TestClient, database: Database) -> None:
@@ -360,7 +261,7 @@ def test_names_go_with_their_last_run_and_numbers_are_never_given_again(database
     def delete(launched: str) -> None:
         runs.change(database, launched.split()[0], state=RunState.SUCCEEDED)
         with database.writing() as session:
-            service.delete(session, tmp_path, admin, launched.split()[0])
+            service.delete(session, admin, launched.split()[0])
 
     def collect(most: int = 100) -> int:
         with database.writing() as session:

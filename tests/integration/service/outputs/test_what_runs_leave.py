@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import os
@@ -13,16 +12,14 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support import queued_runs as runs
-from support.reporting import EPISODE, body, evaluation_row, event_row, launch, metric_row, post, sample_row, send
+from support.reporting import body, evaluation_row, event_row, launch, metric_row, post, sample_row, send
 
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
 
-RECORDINGS = Path(__file__).parents[3] / "browser" / "recordings"
 """Files of runs of the product."""
 
 
@@ -102,33 +99,6 @@ def test_counts_are_of_whole_groups_on_every_page(client: TestClient, database: 
     assert [(item["group"], item["sample"]) for item in alone] == [(1, 0), (1, 1), (1, 2)]
 
 
-def test_turns_of_an_episode_come_back_as_they_were_sent(client: TestClient, database: Database) -> None:
-    launched = launch(database)
-    failed = {"turns": [], "end": "timeout", "end_detail": "no reply within 5 s", "sampled_length": 0}
-    rows = [sample_row(1, sample=0, **EPISODE), sample_row(1, sample=1, **failed), sample_row(1, sample=2)]
-    send(database, launched, body(1, metrics=[metric_row(1)], samples=rows))
-    items = client.get(path(launched.split()[0], "samples")).json()["items"]
-    shown = [{name: item[name] for name in EPISODE} for item in items]
-    assert shown == [EPISODE | {"end_detail": None}, failed, dict.fromkeys(EPISODE)]
-
-
-def test_what_an_attempt_replaced_is_not_shown(client: TestClient, database: Database) -> None:
-    launched = launch(database)
-    run_id = launched.split()[0]
-    first = {kind: [row(step) for step in (1, 2, 3)] for kind, row in ROWS.items()}
-    send(database, launched, body(1, **first))
-    second = {kind: [row(2, 2)] for kind, row in ROWS.items()}
-    send(database, launched, body(2, offsets=dict.fromkeys(first, 3), **second))
-    samples = client.get(path(run_id, "samples")).json()
-    assert [(item["attempt"], item["step"]) for item in samples["items"]] == [(2, 2), (1, 1)]
-    assert samples["steps"] == [1, 2]
-    evaluations = client.get(path(run_id, "evaluations")).json()["items"]
-    assert [(item["attempt"], item["step"]) for item in evaluations] == [(1, 1), (2, 2)]
-
-
-ROWS: dict[str, Any] = {"metrics": metric_row, "samples": sample_row, "evaluations": evaluation_row}
-
-
 def test_evaluations_are_records_by_step_and_benchmark(client: TestClient, database: Database) -> None:
     launched = launch(database)
     run_id = launched.split()[0]
@@ -141,25 +111,6 @@ def test_evaluations_are_records_by_step_and_benchmark(client: TestClient, datab
     assert items[0] == evaluation_row(0, benchmark="a")
     few = client.get(path(run_id, "evaluations"), params={"benchmark": "a", "after": 0, "per_problem": False})
     assert [(item["step"], "per_problem" in item) for item in few.json()["items"]] == [(5, False)]
-
-
-@pytest.mark.parametrize("recording", ["demo", "tools"])
-def test_every_member_of_a_trainers_evaluations_is_described(
-    recording: str, app: FastAPI, client: TestClient, database: Database
-) -> None:
-    """What runs of the product wrote, against the OpenAPI description without room for further members."""
-    lines = (RECORDINGS / recording / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    launched = launch(database)
-    send(database, launched, body(1, evaluations=rows))
-    components = copy.deepcopy(app.openapi()["components"])
-    components["schemas"]["EvaluationView"]["additionalProperties"] = False
-    described = {"$ref": "#/components/schemas/EvaluationsView", "components": components}
-    few = [{name: value for name, value in row.items() if name != "per_problem"} for row in rows]
-    for per_problem, expected in ((True, rows), (False, few)):
-        answer = client.get(path(launched.split()[0], "evaluations"), params={"per_problem": per_problem}).json()
-        assert answer == {"items": expected}
-        jsonschema.validate(answer, described)
 
 
 def test_events_continue_after_the_last_received(client: TestClient, database: Database) -> None:
@@ -176,24 +127,6 @@ def test_events_continue_after_the_last_received(client: TestClient, database: D
     assert rest["next_cursor"] is None
     nothing = client.get(path(run_id, "events"), params={"after": rest["next_after"]}).json()
     assert nothing == {"items": [], "next_cursor": None, "next_after": rest["next_after"]}
-
-
-def test_events_are_read_from_the_newest_page_by_page(client: TestClient, database: Database) -> None:
-    launched = launch(database)
-    run_id = launched.split()[0]
-    send(database, launched, body(1, events=[event_row(f"e{number}") for number in range(1, 6)]))
-    in_order = client.get(path(run_id, "events")).json()["items"]
-    assert [item["kind"] for item in in_order] == ["state", "e1", "e2", "e3", "e4", "e5"]
-    query: dict[str, Any] = {"order": "desc", "limit": 4}
-    first = client.get(path(run_id, "events"), params=query).json()
-    second = client.get(path(run_id, "events"), params=query | {"cursor": first["next_cursor"]}).json()
-    assert [*first["items"], *second["items"]] == in_order[::-1]
-    assert second["next_cursor"] is None
-    assert first["next_after"] == in_order[-1]["number"], "an increment follows the newest"
-    few = client.get(path(run_id, "events"), params={"order": "desc", "after": in_order[3]["number"]}).json()
-    assert [item["kind"] for item in few["items"]] == ["e5", "e4"]
-    for wrong in ({"cursor": first["next_cursor"]}, {"order": "newest"}):
-        assert client.get(path(run_id, "events"), params=wrong).status_code == 422
 
 
 def test_a_timeline_has_the_last_steps_without_bad_lines(client: TestClient, run_id: str, folder: Path) -> None:
@@ -352,21 +285,6 @@ def test_checkpoints_are_listed_with_the_best_and_the_newest(client: TestClient,
     checkpoint = folder / "checkpoints" / "step-00000010"
     assert items[0]["size_bytes"] == sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
     assert items[0]["created_at"] == (checkpoint / "manifest.json").stat().st_mtime
-
-
-def test_a_policy_comes_as_a_zip_file(client: TestClient, run_id: str, folder: Path) -> None:
-    made = add_checkpoint(folder, 10)
-    (made / "policy" / "more").mkdir()
-    (made / "policy" / "more" / "tokens.json").write_text("{}")
-    answer = client.get(path(run_id, "checkpoints/10/download"))
-    assert answer.headers["content-type"] == "application/zip"
-    assert answer.headers["content-disposition"] == f'attachment; filename="{run_id}-step-10.zip"'
-    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
-        assert archive.testzip() is None
-        assert archive.namelist() == ["config.json", "model.safetensors", "more/tokens.json"]
-        assert archive.read("model.safetensors") == bytes(range(256)) * 3000
-    for step in (11, 99999999999, -1):
-        assert client.get(path(run_id, f"checkpoints/{step}/download")).status_code in (404, 422)
 
 
 def test_an_interrupted_download_of_a_policy_continues(client: TestClient, run_id: str, folder: Path) -> None:

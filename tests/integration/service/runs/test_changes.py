@@ -138,50 +138,9 @@ def test_without_ids_every_run_that_has_not_ended_is_followed(client: Client, da
     assert next_change(changes)[1]["id"] == new
 
 
-def test_a_run_that_has_ended_is_not_read_again_after_its_end_was_sent(database: Database, secret: str) -> None:
-    ended, waiting = (runs.add_run(database) for _ in range(2))
-
-    async def test() -> None:
-        reader = Reader(database, secret)
-        assert len(await reader.read()) == 2
-        runs.change(database, ended, state=RunState.FAILED)
-        (message,) = await reader.read()
-        assert b"event: run" in message
-        assert ended.encode() in message
-        assert reader.feed._marks.keys() == {runs.get(database, waiting).number}
-        runs.change(database, ended, recoveries=1)
-        assert await reader.read() == []
-        assert not reader.stream.is_over
-
-    anyio.run(test)
-
-
-def test_thousands_of_runs_are_sent_in_pages_and_then_events(
-    database: Database, secret: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (feed, run_changes):
-        monkeypatch.setattr(module, "RUNS_AT_ONCE", 3)
-    ids = [runs.add_run(database) for _ in range(8)]
-    runs.move(database, ids[0], RunState.STARTING)
-
-    async def test() -> None:
-        reader = Reader(database, secret, after=0)
-        pages = await reader.pages()
-        assert [len(page) for page in pages] == [3, 3, 2, 1]
-        kinds = [message.split(b"\n")[0] for page in pages for message in page]
-        assert kinds == [b"event: run"] * 8 + [b"event: event"]
-        for run_id in ids[:5]:
-            runs.change(database, run_id, state=RunState.CANCELLED)
-        assert [len(page) for page in await reader.pages()] == [3, 2]
-        assert len(reader.feed._marks) == 3
-
-    anyio.run(test)
-
-
 def test_a_slow_stream_gets_all_in_order(database: Database, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "_MOST_UNSENT", 4)
-    for module in (feed, run_changes):
-        monkeypatch.setattr(module, "EVENTS_AT_ONCE", 3)
+    monkeypatch.setattr(feed, "_MOST_RECENT", 4)
+    monkeypatch.setattr(feed, "EVENTS_AT_ONCE", 3)
     run_id = runs.add_run(database)
     number = runs.get(database, run_id).number
 
@@ -218,7 +177,7 @@ def test_any_number_of_streams_is_one_reading_and_holds_nothing(database: Databa
         reader = Reader(database, secret)
         counts = []
         for more in (0, 300):
-            streams = [Subscription(secret, [numbers[n % 5]], shows="runs") for n in range(more)]
+            streams = [Subscription(secret, [numbers[n % 5]]) for n in range(more)]
             for stream in streams:
                 reader.held.enter_context(reader.feed.following(stream))
             await reader.read()
@@ -305,7 +264,7 @@ def test_a_change_during_a_reading_is_read_next(database: Database, secret: str)
         return found
 
     async def test() -> None:
-        changes, stream = ChangeFeed(database, views), Subscription(secret, [number], shows="runs")
+        changes, stream = ChangeFeed(database, views), Subscription(secret, [number])
         seen = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(changes.run)

@@ -13,7 +13,7 @@ import pytest
 from support.scheduling import PAUSE_S, Cluster
 from support.scripted_launcher import Crash
 
-from gxpo_services.api.principals import same_hash
+from gxpo_services.api.principals import hash_token
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import run_supervisor
 from gxpo_services.scheduling.launcher import JobRefused, JobStatus
@@ -33,7 +33,7 @@ def test_a_queued_run_is_launched_with_its_config_and_a_secret(cluster: Cluster)
     assert load_run(folder / "config.toml") == config
     service = json.loads((folder / "service.json").read_text())
     assert service == {"url": cluster.settings.api_url, "run": run_id, "attempt": 1, "token": service["token"]}
-    assert same_hash(service["token"], run.run_token_sha256)
+    assert hash_token(service["token"]) == run.run_token_sha256
     assert stat.S_IMODE((folder / "service.json").stat().st_mode) == 0o600
     (job,) = cluster.launcher.submitted
     assert job.id == run.job_id
@@ -85,7 +85,7 @@ def test_the_next_scheduler_heals_any_crash(cluster: Cluster, monkeypatch: pytes
     assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-1"]
     assert (run.state, run.launch, run.lease_owner, run.lease_token) == (S.STARTING, 1, "second", 2)
     service = json.loads((cluster.settings.artifacts / run_id / "service.json").read_text())
-    assert same_hash(service["token"], run.run_token_sha256), "the trainer's secret must be the one that is checked"
+    assert hash_token(service["token"]) == run.run_token_sha256, "the trainer's secret must be the one that is checked"
 
 
 def test_a_job_that_runs_is_adopted_with_its_secret(cluster: Cluster) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_services.outputs.metric_series import SeriesQuery, series_of, smooth, spread, thin
-from gxpo_services.outputs.metrics import BLOCK_STEPS, RECORD, Records, decode, encode, one_history
+from gxpo_services.outputs.metric_series import SeriesQuery, series_of, smooth, thin
+from gxpo_services.outputs.metrics import RECORD, Records
 
 
 def records(values: dict[int, float]) -> Records:
@@ -35,24 +34,6 @@ def test_smoothing_passes_over_what_is_not_finite() -> None:
     assert math.isnan(averaged[2])
     assert [averaged[1], *averaged[3:]] == [1.0, 2.0, math.inf]
     assert smooth(np.empty(0), 0.5).tolist() == []
-
-
-def test_a_chosen_few_are_evenly_spaced_and_have_both_ends() -> None:
-    assert spread(9, 5).tolist() == [0, 2, 4, 6, 8]
-    assert spread(5, 5).tolist() == [0, 1, 2, 3, 4]
-    assert spread(0, 4).tolist() == []
-    assert len(set(spread(5000, 600).tolist())) == 600
-
-
-def test_the_average_is_of_all_steps_and_not_of_the_extremes_that_are_kept() -> None:
-    # Four zeros and a one, over and over: the mean is 0.2; of minima and maxima it would be 0.5. The average with
-    # weight 0.99 stays within 0.04 of the mean once the start is forgotten.
-    values = {step: float(step % 5 == 0) for step in range(5000)}
-    raw = over_steps({"a": values}, 100)["a"]
-    assert np.mean(raw["y"]) == pytest.approx(0.5, abs=0.02)
-    smoothed = over_steps({"a": values}, 100, smoothing=0.99)["a"]
-    assert smoothed["downsampled"]
-    assert np.abs(np.array(smoothed["y"])[50:] - 0.2).max() < 0.04
 
 
 def test_an_increment_continues_the_average() -> None:
@@ -86,11 +67,6 @@ def test_joined_series_have_the_same_steps_and_the_sums_of_all() -> None:
     assert series["d"] == {"x": [], "y": [], "steps": [], "downsampled": False, "sum": 0.0, "count": 0}
 
 
-def test_the_sums_of_an_increment_are_those_of_all_steps_without_what_is_not_finite() -> None:
-    series = over_steps({"a": {1: 1.0, 2: math.nan, 3: 2.0, 4: 4.0}}, 600, after=2, joined=True)["a"]
-    assert (series["steps"], series["sum"], series["count"]) == ([3, 4], 7.0, 3)
-
-
 @pytest.mark.parametrize(
     ("steps", "costs", "places"),
     [
@@ -113,13 +89,6 @@ def test_a_point_lies_at_the_cost_of_its_step_and_one_of_unknown_cost_is_left_ou
     assert series["y"] == [step + 0.5 for step, _ in known]
 
 
-@pytest.mark.parametrize(
-    ("smoothing", "joined", "all_steps"), [(0.0, False, False), (0.1, False, True), (0, True, True)]
-)
-def test_averages_and_sums_need_the_steps_before_an_increment(smoothing: float, joined: bool, all_steps: bool) -> None:
-    assert SeriesQuery(names=["a"], smoothing=smoothing, joined=joined).needs_all_steps is all_steps
-
-
 VALUES = st.lists(st.floats(), max_size=300).map(np.array)
 MOST = st.integers(4, 60)
 
@@ -129,23 +98,6 @@ def test_each_bucket_gives_its_lowest_and_its_highest_in_order() -> None:
     values = np.array([7.0, 5, 1, 9, 3, 4, 4, 8, 2, 6])
     # Room for 6: both ends, and two buckets of four.
     assert thin(values, 6).tolist() == [0, 2, 3, 7, 8, 9]
-
-
-def test_no_more_points_than_there_is_room_for_stay_as_they_are() -> None:
-    values = np.array([3.0, math.nan, 1.0, 2.0])
-    assert thin(values, 4).tolist() == [0, 1, 2, 3]
-    assert thin(values[:0], 4).tolist() == []
-
-
-def test_a_gap_of_nan_alone_stays_visible() -> None:
-    values = np.array([0.0] + [1.0, 2.0] * 10 + [math.nan] * 20 + [3.0])
-    kept = values[thin(values, 6)]
-    assert np.isnan(kept).sum() == 1
-
-
-def test_too_little_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 4"):
-        thin(np.zeros(10), 3)
 
 
 @given(VALUES, MOST)
@@ -184,65 +136,3 @@ def test_a_range_of_the_axis_is_thinned_alone_and_averaged_over_all_steps() -> N
     costs = records({step: 10.0 * step for step in values})
     query = SeriesQuery(names=["a"], x="tokens", **{"from": 45, "to": 70})  # type: ignore[arg-type]
     assert series_of({"a": records(values)}, query, costs)["a"]["steps"] == [5, 6, 7]
-
-
-# Metric values as bytes, against a plain dictionary.
-
-
-STEPS = st.integers(0, 5 * BLOCK_STEPS) | st.integers(2**31 - 3, 2**31 - 1)
-ROWS = st.lists(st.tuples(STEPS, st.dictionaries(st.sampled_from("abc"), st.floats(), max_size=3)), max_size=60)
-
-
-def bits(value: float) -> bytes:
-    """Tells -0.0 from 0.0, and compares NaN; which NaN it is does not matter."""
-    return struct.pack("<d", math.nan if math.isnan(value) else value)
-
-
-def pairs(records: np.ndarray) -> list[tuple[int, bytes]]:
-    return [(int(step), bits(float(value))) for step, value in records.tolist()]
-
-
-def test_a_record_is_a_little_endian_int32_and_a_float64() -> None:
-    data = encode([(3, {"m": 1.5}), (4, {"m": -0.25})])
-    assert data == {("m", 0): struct.pack("<id", 3, 1.5) + struct.pack("<id", 4, -0.25)}
-    assert RECORD.itemsize == 12
-
-
-def test_a_block_holds_128_steps() -> None:
-    keys = encode([(127, {"m": 1.0}), (128, {"m": 2.0}), (256, {"m": 3.0})]).keys()
-    assert keys == {("m", 0), ("m", 1), ("m", 2)}
-
-
-@given(ROWS, ROWS)
-def test_what_was_appended_in_two_parts_reads_as_a_dictionary_would(first: list, second: list) -> None:
-    stored: dict[tuple[str, int], bytes] = {}
-    expected: dict[str, dict[int, float]] = {}
-    for rows in (first, second):
-        for key, data in encode(rows).items():
-            stored[key] = stored.get(key, b"") + data
-        for step, metrics in rows:
-            for name, value in metrics.items():
-                expected.setdefault(name, {})[step] = value
-    for name in "abc":
-        blocks = [stored[key] for key in sorted(stored) if key[0] == name]
-        assert pairs(decode(blocks)) == [(s, bits(v)) for s, v in sorted(expected.get(name, {}).items())]
-
-
-@given(
-    st.dictionaries(st.integers(1, 5), st.dictionaries(st.integers(0, 30), st.floats(allow_nan=False), min_size=1)),
-    st.dictionaries(st.integers(1, 5), st.integers(0, 30)),
-)
-def test_history_is_what_no_later_attempt_replaced(values: dict[int, dict[int, float]], others: dict[int, int]) -> None:
-    """`others`: attempts that reported, from that step on, metrics other than this one too."""
-    firsts = {a: min([*values.get(a, {}), *([others[a]] if a in others else [])]) for a in {*values, *others}}
-    expected: dict[int, float] = {}
-    for attempt in sorted(firsts):
-        expected = {step: value for step, value in expected.items() if step < firsts[attempt]}
-        expected |= values.get(attempt, {})
-    records = {a: np.array(sorted(rows.items()), dtype=RECORD) for a, rows in values.items()}
-    assert pairs(one_history(records, firsts)) == [(s, bits(v)) for s, v in sorted(expected.items())]
-
-
-def test_an_empty_history_has_no_records() -> None:
-    assert len(one_history({}, {1: 0})) == 0
-    assert len(decode([])) == 0

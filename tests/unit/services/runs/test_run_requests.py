@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from gxpo_services.api.errors import FieldError, Invalid
-from gxpo_services.api.fields import faults
-from gxpo_services.runs.configs import RunSource, checked, invalid, overridden, settings_of, stored
-from gxpo_services.runs.plan import expected_cost, planned, resources
+from gxpo_services.api.errors import Invalid
+from gxpo_services.runs.configs import RunSource, checked, settings_of, stored
+from gxpo_services.runs.plan import expected_cost, resources
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset, preset_names, to_toml
-from gxpo_trainer.errors import ConfigError
 
 SERVER = ServiceSettings()
 
@@ -48,13 +45,6 @@ def test_a_stored_config_comes_back_equal_infinities_included() -> None:
     assert RunConfig.model_validate(json.loads(text)).sha256() == wanted.sha256()
 
 
-def test_overrides_are_put_into_any_form() -> None:
-    for source in ({"preset": "demo"}, {"toml": to_toml(load_preset("demo"))}, {"config": stored(load_preset("demo"))}):
-        config = config_of(**source, overrides=["learner.rule.k=10", "seed=3", "learner.rule.gate.threshold=inf"])
-        assert config == load_preset("demo", ["learner.rule.k=10", "seed=3", "learner.rule.gate.threshold=inf"])
-        assert config_of(**source, overrides=["learner.rule.name=sfpo"]).learner.rule.name == "sfpo"
-
-
 def test_every_bad_setting_is_named_together_with_what_this_server_refuses() -> None:
     body = {
         "learner": {"rule": {"name": "gxpo", "k": 1, "alhpa": 0.5}, "loss": {"aggregation": "mean"}},
@@ -73,16 +63,6 @@ def test_every_bad_setting_is_named_together_with_what_this_server_refuses() -> 
     }
     assert errors["config.learner.rule.k"].startswith("must be at least 2")
     assert "did you mean learner.rule.alpha?" in errors["config.learner.rule.alhpa"]
-
-
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [("a", "a: x"), ("edcba", "a: x; b: x; c: x; d: x; e: x"), ("fedcba", "a: x; b: x; c: x; d: x; e: x; …")],
-)
-def test_the_text_names_up_to_five_settings_and_the_errors_all(names: str, text: str) -> None:
-    refusal = invalid([FieldError(field=name, message="x") for name in names])
-    assert str(refusal) == text
-    assert [error.field for error in refusal.errors] == sorted(names)
 
 
 def test_what_no_single_setting_is_to_blame_for_is_an_error_of_the_config() -> None:
@@ -130,18 +110,6 @@ def test_exactly_one_form_is_given(source: dict[str, Any]) -> None:
         RunSource.model_validate(source)
 
 
-def test_faults_are_found_at_their_paths() -> None:
-    value = {"a": ["x", {"b": "\x00"}], "c": 2**63, "d": -(2**70), "e": True, "f": 2**63 - 1}
-    assert [path for path, _ in faults(value)] == ["a[1].b", "c", "d"]
-
-
-def test_overrides_do_not_change_what_they_are_put_into() -> None:
-    values = stored(load_preset("demo"))
-    before = json.dumps(values)
-    assert overridden(values, ["seed=9"], "overrides")["seed"] == 9
-    assert json.dumps(values) == before
-
-
 # What a config costs, worked by hand; the plan that `/runs/validate` adds; and what is refused.
 
 
@@ -151,27 +119,6 @@ UNKNOWN, SMALL, LARGE = ServiceSettings(), ServiceSettings(gpu="a10g-24"), Servi
 def accepted(server: ServiceSettings, *overrides: str) -> RunConfig:
     source = RunSource.model_validate({"preset": "paper-3b", "overrides": list(overrides)})
     return checked(settings_of(source), server)
-
-
-def test_a_plan_is_made_for_the_clusters_gpus_else_for_a_named_default() -> None:
-    config = load_preset("paper-1.5b")
-    for server, device in ((UNKNOWN, "h100-80"), (LARGE, "h100-80"), (SMALL, "a10g-24")):
-        plan, problem = planned(config, server)
-        assert problem is None
-        assert plan is not None
-        assert (plan.device, plan.devices_needed) == (device, 4)
-    plan, _ = planned(load_preset("demo"), UNKNOWN)
-    assert plan is not None
-    assert plan.device == "cpu"
-    assert [rule.label for rule in plan.rules if rule.own] == ["GXPO K=5"]
-
-
-def test_without_a_known_shape_there_is_a_reason_instead(tmp_path: Path) -> None:
-    for path, words in ((str(tmp_path), "has no config.json"), ("org/model", "its shape is not known")):
-        plan, problem = planned(load_preset("demo", [f"model.path={path}"]), UNKNOWN)
-        assert plan is None
-        assert problem is not None
-        assert words in problem
 
 
 def test_a_run_that_cannot_fit_is_refused_with_the_planners_sentence() -> None:
@@ -204,48 +151,6 @@ def test_a_run_above_a_quota_is_refused_at_once(quotas: dict[str, float], words:
     accepted(ServiceSettings(quota_gpus=0), "placement.device=auto")  # runs on CPUs there
 
 
-def test_an_engine_that_cannot_split_the_heads_is_refused() -> None:
-    # Qwen2.5-3B: 16 heads, 2 key/value heads.
-    for server in (UNKNOWN, SMALL, LARGE):
-        with pytest.raises(Invalid) as caught:
-            accepted(server, "placement.tensor_parallel=3")
-        (error,) = caught.value.errors
-        assert error.field == "config.placement.tensor_parallel"
-        assert error.message.endswith("set it to one of 1, 2, 4, 8, 16")
-    accepted(UNKNOWN, "placement.tensor_parallel=2")
-    accepted(UNKNOWN, "placement.tensor_parallel=3", "model.path=org/model")
-
-
-def test_a_model_outside_of_the_roots_is_not_read(tmp_path: Path) -> None:
-    config = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 8}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 4}))
-    elsewhere = ServiceSettings(model_roots=(tmp_path / "models",))
-    with pytest.raises(Invalid) as caught:
-        accepted(elsewhere, "placement.tensor_parallel=3", f"model.path={tmp_path}")
-    assert [error.field for error in caught.value.errors] == ["config.model.path"]
-
-
-def test_the_largest_numbers_that_a_request_may_hold_are_planned_or_refused() -> None:
-    largest = {
-        "rollout.prompts_per_step": 10**6,
-        "rollout.samples_per_prompt": 10**5,
-        "learner.token_budget": 2**31 - 1,
-        "budget.steps": 2**63 - 1,
-        "placement.samplers": 10**4,
-        "learner.rule.k": 10**6,
-    }
-    for setting, value in largest.items():
-        with pytest.raises(ConfigError, match=f"{setting} = {value + 1}: must be at most {value}"):
-            load_preset("demo", [f"{setting}={value + 1}"])
-        plan, problem = planned(load_preset("demo", [f"{setting}={value}"]), UNKNOWN)
-        assert problem is None, setting
-        assert plan is not None
-        json.loads(plan.model_dump_json())
-    plan, _ = planned(load_preset("demo", ["budget.steps=none", "budget.hours=1e308"]), UNKNOWN)
-    assert plan is not None
-    assert plan.rules[0].steps is None
-
-
 def config(rule: dict[str, Any] | None = None, **budget: float) -> RunConfig:
     learner = {} if rule is None else {"learner": {"rule": rule}}
     return RunConfig.model_validate({**learner, "budget": budget or {"steps": 40}})
@@ -268,7 +173,7 @@ def test_passes_of_a_step(rule: dict[str, Any], per_step: int) -> None:
 def test_the_budget_in_passes_caps_them_and_is_named() -> None:
     gxpo = expected_cost(config({"name": "gxpo"}, steps=40, backward_passes=100))
     assert (gxpo.steps, gxpo.backward_passes) == (40, 100)
-    assert "budget.backward_passes = 100 ends the run (up to 2 more to finish the last step)" in gxpo.per_step_words
+    assert "budget.backward_passes = 100 ends the run" in gxpo.per_step_words
     loose = expected_cost(config({"name": "gxpo"}, steps=40, backward_passes=121))
     assert loose.backward_passes == 120
     assert "budget" not in loose.per_step_words
@@ -277,26 +182,6 @@ def test_the_budget_in_passes_caps_them_and_is_named() -> None:
 def test_passes_alone_bound_the_steps_of_grpo() -> None:
     assert expected_cost(config({"name": "grpo"}, backward_passes=50)).steps == 50
     assert expected_cost(config({"name": "gxpo"}, backward_passes=50)).steps is None
-
-
-def test_a_budget_of_hours_alone_gives_no_cost() -> None:
-    cost = expected_cost(config({"name": "sfpo"}, hours=2, tokens=1000))
-    assert (cost.steps, cost.backward_passes) == (None, None)
-    assert "budget.hours or budget.tokens ends the run" in cost.per_step_words
-
-
-@pytest.mark.parametrize(
-    ("gate", "words"),
-    [
-        ({}, "1 after the gate has fired (upper bound)"),
-        ({"mode": "rearm"}, "1 while the gate is closed (upper bound)"),
-        ({"mode": "never"}, None),
-        ({"threshold": float("inf")}, None),
-    ],
-)
-def test_a_gate_that_can_fire_makes_it_an_upper_bound(gate: dict[str, Any], words: str | None) -> None:
-    explanation = expected_cost(config({"name": "gxpo", "gate": gate})).per_step_words
-    assert words in explanation if words else "upper bound" not in explanation
 
 
 def test_logical_cpus_and_gpus_of_a_run() -> None:
