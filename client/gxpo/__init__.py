@@ -218,8 +218,9 @@ class Client:
     def _export(self, part: str, runs: str | Sequence[str]) -> DataFrame:
         import pandas
 
-        query = {"runs": [runs] if isinstance(runs, str) else list(runs), "format": "parquet", "parts": part}
-        return pandas.read_parquet(io.BytesIO(self.api.request("GET", "/export", params=parameters(query)).content))
+        query = {"runs": [runs] if isinstance(runs, str) else list(runs), "format": "csv", "parts": part}
+        answer = self.api.request("GET", "/export", params=parameters(query))
+        return pandas.read_csv(io.BytesIO(answer.content), float_precision="round_trip")
 
 
 def _source_of(function: Any) -> str:

@@ -92,7 +92,7 @@ class HeatMapQuery(BaseModel):
 class ExportQuery(RunsQuery):
     """What to write, and how."""
 
-    format: Literal["csv", "parquet", "jsonl"] = Field("csv", description="Of the files.")
+    format: Literal["csv", "jsonl"] = Field("csv", description="Of the files.")
     parts: list[Literal["metrics", "evaluations", "runs", "samples"]] = Field(
         ["metrics", "evaluations", "runs"],
         min_length=1,

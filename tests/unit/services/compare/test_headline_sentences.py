@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -11,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyarrow import parquet
 
-from gxpo_services.compare import export, schemas
-from gxpo_services.compare.export import Columns, write_rows
+from gxpo_services.compare import schemas
+from gxpo_services.compare.export import write_rows
 from gxpo_services.compare.headline import (
     comparison_sentence,
     evaluation_sentence,
@@ -196,7 +194,7 @@ def test_the_points_of_all_gates_share_one_limit(gates: int, points: int, monkey
 # Exported files, byte by byte where the format is text.
 
 
-COLUMNS: Columns = {"name": "text", "step": "whole", "value": "number"}
+COLUMNS = ("name", "step", "value")
 
 
 def row(*values: Any) -> dict[str, Any]:
@@ -220,20 +218,3 @@ def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
     assert line.decode().startswith((f"'{text},-1,-0.5", f'"\'{text}",-1,-0.5'))
     (line,) = write_rows("jsonl", COLUMNS, [[row(text, -1, -0.5)]])
     assert json.loads(line) == row(text, -1, -0.5)
-
-
-@pytest.mark.parametrize(("row_group", "sizes"), [(2, [2, 2]), (3, [4]), (9, [4])])
-def test_parquet_writes_full_row_groups(row_group: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "_ROW_GROUP", row_group)
-    pieces = list(write_rows("parquet", COLUMNS, PIECES))
-    whole = b"".join(pieces)
-    file = parquet.ParquetFile(io.BytesIO(whole))
-    groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-    assert groups == sizes
-    # A full row group leaves the memory at once, the rest with the footer.
-    assert len(pieces) == 1 + (sum(sizes) // row_group if row_group < 9 else 0)
-    rows = file.read().to_pylist()
-    assert [row["name"] for row in rows] == ["a", "b,c", None, "ü"]
-    assert [row["step"] for row in rows] == [1, 2, None, 2**40]
-    assert math.isnan(rows[1]["value"])
-    assert [rows[i]["value"] for i in (0, 2, 3)] == [0.5, None, -math.inf]
