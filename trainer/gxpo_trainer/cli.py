@@ -340,7 +340,6 @@ def register_eval(subparsers: Subparsers) -> None:
     add_set(parser)
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the scores to this file, as JSON lines")
     parser.add_argument("--against", metavar="FILE", type=Path, help="show the difference to an earlier --out file")
-    parser.add_argument("--compare-published", action="store_true", help="also show the GXPO paper's results")
     parser.set_defaults(run=run_eval)
 
 
@@ -448,7 +447,7 @@ def register_study(subparsers: Subparsers) -> None:
         "--page",
         metavar="FILE",
         type=Path,
-        help="a .md or .html file; default both, report.*, in the folder of the data",
+        help="a .md file; default report.md in the folder of the data",
     )
     report.set_defaults(run=write_report)
     answer = actions.add_parser("answer", help="print what a study found, from its data")
@@ -500,13 +499,15 @@ def write_report(args: argparse.Namespace) -> int:
     study, root = _study(args)
     folder = args.data or args.study.with_suffix("")
     if args.page:
+        if args.page.suffix != ".md":
+            raise ConfigError(f"--page {args.page}: the report is Markdown; name a .md file")
         check_output(args.page, "--page")
     if root.exists():
         make_folder(folder, "--data")
         study_data.write(study_data.collect(study, root), folder)
-    pages = [args.page] if args.page else [folder / "report.md", folder / "report.html"]
-    report.write_report(study_data.read(folder), *pages)
-    print(f"Data: {folder}\nReport: {' and '.join(map(str, pages))}")
+    page = args.page or folder / "report.md"
+    report.write_report(study_data.read(folder), page)
+    print(f"Data: {folder}\nReport: {page}")
     return 0
 
 

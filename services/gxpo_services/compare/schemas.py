@@ -267,7 +267,7 @@ class ComparisonView(_View):
     supported: dict[str, list[Axis]] = Field(description="Configuration → costs at which its advantage is supported.")
     missing: list[str] = Field(description="What a conclusion would require.")
     left_out: list[LeftOutView]
-    tables: list[TableView] = Field(description="The ranking, the paper's Tables 2 to 5, and supporting tables.")
+    tables: list[TableView] = Field(description="The ranking first, then those of the paper and supporting ones.")
 
 
 class HeatCellView(_View):

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from gxpo_services.api.errors import Invalid, NotFound
 from gxpo_services.compare import loading
 from gxpo_services.compare.cache import ComparisonCache, read_stamp
-from gxpo_services.compare.loading import Loaded, Source
+from gxpo_services.compare.loading import Loaded
 from gxpo_services.compare.schemas import (
     CompareQuery,
     ComparisonView,
@@ -28,7 +28,7 @@ from gxpo_services.compare.schemas import (
 from gxpo_services.db.tables import Group, Run
 from gxpo_trainer.compare.curves import Axis, RunCurves, mean_curve, peak
 from gxpo_trainer.compare.evidence import weigh
-from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline, spread_budgets
+from gxpo_trainer.compare.groups import compare_groups, default_baseline, spread_budgets
 from gxpo_trainer.compare.rows import STEP_TIMES, flatten, sampling_share
 from gxpo_trainer.compare.seeds import (
     SeedGroup,
@@ -38,7 +38,7 @@ from gxpo_trainer.compare.seeds import (
     heat_map,
     varied_settings,
 )
-from gxpo_trainer.compare.text_tables import Table, all_tables, equal_cost_table
+from gxpo_trainer.compare.text_tables import all_tables
 
 _NUM_BUDGETS: dict[Axis, int] = {"steps": 1, "backward_passes": 3, "hours": 3, "tokens": 1, "token_passes": 1}
 _MOST_BUDGETS = 20
@@ -81,13 +81,12 @@ def compare(
     groups = _grouped(loaded)
     if not groups:
         raise _nothing(loaded.left_out)
-    rows = {curves: source.run for source, curves in loaded.runs}
-    chosen = budgets or spread_budgets(groups, _NUM_BUDGETS)
+    rows = {curves: run for run, curves in loaded.runs}
     comparison = compare_groups(
         groups,
         _baseline(query.baseline, groups, rows),
         smoothing=query.smoothing,
-        budgets=chosen,
+        budgets=budgets or spread_budgets(groups, _NUM_BUDGETS),
     )
     evidence = weigh(comparison)
     return ComparisonView(
@@ -107,7 +106,7 @@ def compare(
         supported=evidence.supported,
         missing=evidence.missing,
         left_out=loaded.left_out,
-        tables=_tables(loaded, groups, comparison, chosen, query, _with_share(session, groups, comparison, rows)),
+        tables=all_tables(_with_share(session, groups, comparison.baseline, rows), comparison, query.sampling_share),
     )
 
 
@@ -134,37 +133,28 @@ def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
 
 def _grouped(loaded: Loaded) -> list[SeedGroup]:
     """Configurations with their seeds. Excludes duplicate seeds, and configurations whose seeds share no step."""
-    furthest: dict[tuple[str, int], tuple[Source, RunCurves]] = {}
-    keys = [(config_key(source.run.config), curves.seed) for source, curves in loaded.runs]
-    for key, (source, curves) in zip(keys, loaded.runs, strict=True):
-        if key not in furthest or _reach(source, curves) > _reach(*furthest[key]):
-            furthest[key] = (source, curves)
-    kept = []
-    for key, (source, curves) in zip(keys, loaded.runs, strict=True):
-        winner = furthest[key][0].run
-        if winner is source.run:
-            kept.append((source, curves))
-        else:
+    keys = {run.id: (config_key(run.config), curves.seed) for run, curves in loaded.runs}
+    furthest = {keys[run.id]: run for run, _ in sorted(loaded.runs, key=_reach)}
+    for run, _ in loaded.runs:
+        if (winner := furthest[keys[run.id]]) is not run:
             reason = f"run {winner.id} has the same config and seed, and more steps or a later start"
-            loaded.left_out.append(LeftOutView.of(source.run, reason))
-    loaded.runs = kept
-    groups = group_by_config([(curves, source.run.config) for source, curves in kept])
-    return [group for group in groups if _has_mean(group, loaded)]
+            loaded.left_out.append(LeftOutView.of(run, reason))
+    loaded.runs = [(run, curves) for run, curves in loaded.runs if furthest[keys[run.id]] is run]
+    rows = {curves: run for run, curves in loaded.runs}
+    groups = []
+    for group in group_by_config([(curves, run.config) for run, curves in loaded.runs]):
+        try:
+            mean_curve([run.curve for run in group.runs])
+        except ValueError as error:
+            loaded.left_out += [LeftOutView.of(rows[run], str(error)) for run in group.runs]
+        else:
+            groups.append(group)
+    return groups
 
 
-def _reach(source: Source, curves: RunCurves) -> tuple[float, int]:
-    return float(curves.curve.steps[-1]), source.run.number
-
-
-def _has_mean(group: SeedGroup, loaded: Loaded) -> bool:
-    try:
-        mean_curve([run.curve for run in group.runs])
-    except ValueError as error:
-        gone = [(source, curves) for source, curves in loaded.runs if curves in group.runs]
-        loaded.left_out += [LeftOutView.of(source.run, str(error)) for source, _ in gone]
-        loaded.runs = [pair for pair in loaded.runs if pair not in gone]
-        return False
-    return True
+def _reach(loaded: tuple[Run, RunCurves]) -> tuple[float, int]:
+    run, curves = loaded
+    return float(curves.curve.steps[-1]), run.number
 
 
 def _nothing(left_out: Sequence[LeftOutView]) -> Invalid:
@@ -195,7 +185,7 @@ def _settings(groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> lis
 
 
 def _with_share(
-    session: Session, groups: Sequence[SeedGroup], comparison: Comparison, rows: Mapping[RunCurves, Run]
+    session: Session, groups: Sequence[SeedGroup], baseline: str, rows: Mapping[RunCurves, Run]
 ) -> list[SeedGroup]:
     """The groups, with the sampling share of the baseline's runs. That of the others is not needed, and costly."""
 
@@ -204,45 +194,7 @@ def _with_share(
         runs = (replace(run, sampling_share=sampling_share(series[rows[run].number])) for run in group.runs)
         return SeedGroup(group.name, tuple(runs))
 
-    return [measured(group) if group.name == comparison.baseline else group for group in groups]
-
-
-def _tables(
-    loaded: Loaded,
-    groups: Sequence[SeedGroup],
-    comparison: Comparison,
-    budgets: Mapping[Axis, Sequence[float]],
-    query: CompareQuery,
-    shares: Sequence[SeedGroup],
-) -> list[Table]:
-    """Ranking, the paper's Tables 2 to 5, intervals at each budget, when it pays, curves and differing conditions.
-
-    shares: the groups with the baseline's sampling share.
-    """
-    ranking, convergence, *others = all_tables(shares, comparison, query.sampling_share)
-    names = [group.name for group in groups]
-    by_benchmark = _by_benchmark(loaded, groups, query.metric)
-    equal = [
-        equal_cost_table(by_benchmark, axis, budgets[axis], names, comparison.smoothing)
-        for axis in ("backward_passes", "hours")
-        if budgets.get(axis)
-    ]
-    return [ranking, convergence, *equal, *others]
-
-
-def _by_benchmark(loaded: Loaded, groups: Sequence[SeedGroup], metric: str) -> dict[str, Sequence[SeedGroup]]:
-    """The configurations on each benchmark separately."""
-    if len(loaded.benchmarks) == 1:
-        return {loaded.benchmarks[0]: groups}
-    sources = {curves: source for source, curves in loaded.runs}
-
-    return {
-        name: [
-            SeedGroup(group.name, tuple(sources[run].curves([name], metric, with_problems=False) for run in group.runs))
-            for group in groups
-        ]
-        for name in loaded.benchmarks
-    }
+    return [measured(group) if group.name == baseline else group for group in groups]
 
 
 _MOST_RUNS = 1000
@@ -270,7 +222,7 @@ def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> Heat
     x, y = _axes(query, varied)
     members, left_out = _members(runs, settings, (x, y))
     loaded = loading.load(session, members, query.benchmark, query.metric)
-    values = {source.run.id: _VALUES[query.show](curves) for source, curves in loaded.runs}
+    values = {run.id: _VALUES[query.show](curves) for run, curves in loaded.runs}
     grid = heat_map([settings[run.id] for run in members], [values.get(run.id) for run in members], x, y)
     cells = [
         HeatCellView(x=cell.x, y=cell.y, value=cell.interval, runs=[members[index].id for index in cell.runs])

@@ -93,27 +93,13 @@ def ratio(speed_up: float, axis: Axis) -> str:
     return f"{larger:.1f}× {smaller if speed_up > 1 else 'more'}"
 
 
-def ratio_words(speed_up: float, axis: Axis) -> str:
-    """The same with its noun: `2.0× fewer steps`, `equal time`."""
-    return f"{ratio(speed_up, axis)} {NAMES[axis]}"
-
-
 def ratio_interval(interval: Interval, axis: Axis) -> str:
-    """`2.2× fewer (1.6 to 3.0)`; a bound on the other side of 1 is written out."""
-    return ratio(interval.mean, axis) + ratio_bounds(interval, axis)
-
-
-def ratio_bounds(interval: Interval, axis: Axis) -> str:
-    """The bounds alone, ` (1.6 to 3.0)`; empty without them or where both are equal to 1."""
+    """`2.2× fewer (1.6× fewer to 3.0× fewer)`; without bounds where there are none, or all is equal."""
+    mean = ratio(interval.mean, axis)
     if interval.low is None or interval.high is None:
-        return ""
-    if interval.low > 1:
-        within = f"{interval.low:.1f} to {interval.high:.1f}"
-    elif interval.high < 1:
-        within = f"{1 / interval.high:.1f} to {1 / interval.low:.1f}"
-    else:
-        within = f"{ratio(interval.low, axis)} to {ratio(interval.high, axis)}"
-    return "" if within == "equal to equal" else f" ({within})"
+        return mean
+    low, high = ratio(interval.low, axis), ratio(interval.high, axis)
+    return mean if mean == low == high else f"{mean} ({low} to {high})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +127,7 @@ def weigh(comparison: Comparison) -> Evidence:
     supported = _supported(comparison, candidates)
     missing = _missing(comparison, candidates)
     headline, conclusive = _headline(comparison, candidates)
-    parts = [headline, _lower_costs(comparison, candidates, supported)]
+    parts = [headline]
     if target.steps == 0:
         parts.append(f"{name} never exceeds its initial policy ({percent(target.accuracy)}).")
     else:
@@ -158,7 +144,7 @@ def _reach(group: GroupResult, baseline: str) -> str:
     if group.match is None:
         spent = _costs(group.final)
         return f"{group.name} does not reach that in {spent}; its best is {percent(group.peak.accuracy)}."
-    ratios = ", ".join(ratio_words(ratio, axis) for axis in COSTS if (ratio := group.speed_ups[axis]) is not None)
+    ratios = ", ".join(f"{ratio(r, axis)} {NAMES[axis]}" for axis in COSTS if (r := group.speed_ups[axis]) is not None)
     against = f" (at common evaluations, compared with {baseline}: {ratios})" if ratios else ""
     return f"{group.name} reaches that after {_costs(group.match)}{against}."
 
@@ -223,33 +209,6 @@ def _headline(comparison: Comparison, candidates: list[GroupResult]) -> tuple[st
 def _some(names: list[str]) -> str:
     """The first six names."""
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-
-
-def _lower_costs(comparison: Comparison, candidates: list[GroupResult], supported: dict[str, tuple[Axis, ...]]) -> str:
-    """The supported advantages in cost; empty without one."""
-    baseline = comparison.baseline
-    claims = [_claim(group, supported[group.name]) for group in candidates if supported[group.name]]
-    if not claims:
-        return ""
-    rest = len(candidates) - len(claims)
-    others = "other configuration" if rest == 1 else f"{rest} other configurations"
-    others = f" No advantage is supported for the {others}." if rest else ""
-    return f"To reach the best accuracy of {baseline}, {'; '.join(claims)}.{others}"
-
-
-def _claim(group: GroupResult, axes: tuple[Axis, ...]) -> str:
-    """The supported advantages of a group, and the costs that are larger in every seed's interval."""
-    gains, losses = [], []
-    for axis in COSTS:
-        interval = group.seed_speed_ups[axis]
-        if interval is None or interval.high is None:
-            continue
-        if axis in axes:
-            gains.append(ratio_words(interval.mean, axis))
-        elif interval.high < 1:
-            losses.append(ratio_words(interval.mean, axis))
-    but = f" but {' and '.join(losses)}" if losses else ""
-    return f"{group.name} needs {' and '.join(gains)}{but} ({group.num_paired} seeds), {_plateau(group)}"
 
 
 def _plateau(group: GroupResult) -> str:

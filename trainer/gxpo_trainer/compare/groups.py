@@ -176,18 +176,21 @@ def compare_groups(
     common = common_budgets(groups)
     chosen = budgets if budgets is not None else common
     wanted = [(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
+    (passes,) = common.get("backward_passes", (None,))
+    raw = plateau_contrasts(groups, reference, passes) if passes is not None else {}
+    against = dict(zip(raw, corrected(list(raw.values())), strict=True))
     results = []
     for group in groups:
         at_budgets = (_at_budget(group, reference, axis, budget, smoothing) for axis, budget in wanted)
-        row = _convergence(group, reference, target, grids, smoothing)
-        results.append(replace(row, budgets=tuple(budget for budget in at_budgets if budget)))
-    if "backward_passes" in common:
-        raw = plateau_contrasts(groups, reference, common["backward_passes"][0])
-        against = dict(zip(raw, corrected(list(raw.values())), strict=True))
-        for place, (row, group) in enumerate(zip(results, groups, strict=True)):
-            equal = _at_budget(group, reference, "backward_passes", common["backward_passes"][0], smoothing)
-            trained = equal if equal is not None and equal.evaluated_from > 0 else None
-            results[place] = replace(row, plateau=against.get(row.name), at_equal_passes=trained)
+        equal = None if passes is None else _at_budget(group, reference, "backward_passes", passes, smoothing)
+        results.append(
+            replace(
+                _convergence(group, reference, target, grids, smoothing),
+                budgets=tuple(result for result in at_budgets if result is not None),
+                plateau=against.get(group.name),
+                at_equal_passes=equal if equal is not None and equal.evaluated_from > 0 else None,
+            )
+        )
     differences = tuple(find_differences(groups, baseline))
     note = schedule_note(groups, baseline)
     return Comparison(baseline, target, LEVEL, smoothing, tuple(results), differences, note)
@@ -275,13 +278,10 @@ def default_baseline(groups: Sequence[SeedGroup]) -> str:
 
     A challenger must beat the baseline at its best setting: against a badly tuned one almost anything looks better.
     """
-
-    def accuracy(group: SeedGroup) -> float:
-        return math.fsum(run.curve.accuracy[-1] for run in group.runs) / len(group.runs)
-
     for label in rule_labels("baseline"):
-        if baselines := [group for group in groups if group.name.startswith(label)]:
-            return max(baselines, key=accuracy).name
+        baselines = [group for group in groups if group.name.startswith(label)]
+        if baselines:
+            return max(baselines, key=lambda group: np.mean([run.curve.accuracy[-1] for run in group.runs])).name
     return groups[0].name
 
 
@@ -413,10 +413,6 @@ def _over_problems(
     if not known or len(known) < len(pairs) or len({run.curve.problem_ids for pair in pairs for run in pair}) > 1:
         return None
     return mean_interval(np.mean([own - other for own, other in known], axis=0))
-
-
-SHARES = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95)
-"""Shares that tables show."""
 
 
 @dataclass(frozen=True, slots=True)

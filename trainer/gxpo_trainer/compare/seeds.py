@@ -131,13 +131,16 @@ class Difference:
 
 
 def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
-    """Why groups were evaluated after different numbers of steps, and what that means; empty where they were not."""
+    """What it means that groups were evaluated at other steps and backward passes than the baseline; empty if not."""
     every = {run.conditions.get(_SCHEDULE) for group in groups for run in group.runs}
-    if len(every) < 2:
+    reference = next(group for group in groups if group.name == baseline)
+    other = [
+        group.name
+        for group in groups
+        if any(_evaluated_elsewhere(run, reference.by_seed.get(run.seed, reference.runs[0])) for run in group.runs)
+    ]
+    if len(every) < 2 or not other:
         return ""
-    other = _evaluated_elsewhere(groups, baseline)
-    if not other:
-        return "evaluation.every_steps differs as the rules' steps do: all were evaluated at the same backward passes."
     return (
         f"{' and '.join(other)} {'was' if len(other) == 1 else 'were'} evaluated at other backward passes than "
         f"{baseline}: at an equal budget the last evaluation within it counts, and a target is reached at an "
@@ -145,18 +148,11 @@ def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
     )
 
 
-def _evaluated_elsewhere(groups: Sequence[SeedGroup], baseline: str) -> list[str]:
-    """The groups that were evaluated at other backward passes than the baseline, as far as both went."""
-    reference = next(group for group in groups if group.name == baseline)
-    other = []
-    for group in groups:
-        for run in group.runs:
-            against = reference.by_seed.get(run.seed, reference.runs[0])
-            own, its = run.curve.backward_passes, against.curve.backward_passes
-            end = min(own[-1], its[-1])
-            if not np.array_equal(own[own <= end], its[its <= end]) and group.name not in other:
-                other.append(group.name)
-    return other
+def _evaluated_elsewhere(run: RunCurves, other: RunCurves) -> bool:
+    """Whether two runs were evaluated at different backward passes, as far as both went."""
+    own, its = run.curve.backward_passes, other.curve.backward_passes
+    end = min(own[-1], its[-1])
+    return not np.array_equal(own[own <= end], its[its <= end])
 
 
 def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -> list[Difference]:

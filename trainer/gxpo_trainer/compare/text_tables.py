@@ -1,17 +1,17 @@
 """Tables of a comparison as plain text cells, for terminal, HTML report and service. Pure.
 
-The paper's (arXiv 2605.06755): convergence_table is Table 2, equal_cost_table Tables 3 and 4, best_table Table 5.
+The paper's (arXiv 2605.06755): convergence_table is Table 2, budget_table Tables 3 and 4, best_table Table 5.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from gxpo_trainer.compare.curves import GRID_OF, Axis, at_budget, mean_curve
+from gxpo_trainer.compare.curves import GRID_OF, Axis
 from gxpo_trainer.compare.evidence import (
     COSTS,
     NAMES,
@@ -37,8 +37,6 @@ from gxpo_trainer.compare.groups import (
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.seeds import SeedGroup
 
-_MAX_ROWS = 12
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -50,7 +48,7 @@ class Table:
 
 
 def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float | None = None) -> list[Table]:
-    """Ranking, convergence, plateaus and targets, accuracy at equal budgets, when it pays, curves and differences.
+    """Ranking, convergence, plateaus and targets, accuracy at equal budgets, when it pays, and differences.
 
     share: of a baseline step that sampling takes; by default as measured in the baseline's runs.
     """
@@ -61,7 +59,6 @@ def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float
         best_table(comparison),
         budget_table(comparison),
         *_payoff_tables(groups, comparison, share),
-        curve_table(groups),
     ]
     return tables + ([difference_table(comparison)] if comparison.differences else [])
 
@@ -181,50 +178,6 @@ def budget_table(comparison: Comparison) -> Table:
     return Table(f"Accuracy at equal budgets (points; {level} intervals of the difference)", header, tuple(rows))
 
 
-def equal_cost_table(
-    by_benchmark: Mapping[str, Sequence[SeedGroup]],
-    axis: Axis,
-    budgets: Sequence[float],
-    order: Sequence[str],
-    smoothing: float = 0.0,
-) -> Table:
-    """One row per group, one column per budget and benchmark, and their average (Tables 3 and 4).
-
-    order: names of the groups. A group without an evaluation of a benchmark within a budget has no average.
-    """
-    columns = [(budget, benchmark) for budget in budgets for benchmark in by_benchmark]
-    several = len(by_benchmark) > 1
-    heads = [_budget(axis, budget) + (f" {benchmark}" if several else "") for budget, benchmark in columns]
-    rows = []
-    for name in order:
-        means = [_mean_at(by_benchmark[benchmark], name, axis, budget, smoothing) for budget, benchmark in columns]
-        average = float(np.mean(means)) if means else math.nan
-        rows.append((name, *(percent(mean) for mean in means), percent(average)))
-    return Table(f"Accuracy at equal {NAMES[axis]}", ("run", *heads, "average"), tuple(rows))
-
-
-def curve_table(groups: Sequence[SeedGroup]) -> Table:
-    """Accuracy and costs by step, in at most twelve rows including the first and the last."""
-    curves = [mean_curve([run.curve for run in group.runs]) for group in groups]
-    steps = sorted({float(step) for curve in curves for step in curve.steps})
-    if len(steps) > _MAX_ROWS:
-        steps = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, _MAX_ROWS).round().astype(int))]
-    rows = []
-    for step in steps:
-        cells = [f"{step:.0f}"]
-        for curve in curves:
-            indices = np.flatnonzero(curve.steps == step)
-            if indices.size == 0:
-                cells.append(UNKNOWN)
-                continue
-            i = indices[0]
-            spent = f"{amount('backward_passes', curve.backward_passes[i])}, {60 * curve.hours[i]:.1f}"
-            cells.append(f"{100 * curve.accuracy[i]:.1f} ({spent})")
-        rows.append(tuple(cells))
-    header = ("step", *(group.name for group in groups))
-    return Table("Accuracy in % by step (in brackets: backward passes, minutes)", header, tuple(rows))
-
-
 def difference_table(comparison: Comparison) -> Table:
     """Settings and hardware that differ between groups."""
     names = [group.name for group in comparison.groups]
@@ -270,14 +223,6 @@ def payoff_table(comparison: Comparison, share: float, source: str) -> Table:
 
 def _budget(axis: Axis, budget: float) -> str:
     return amount(axis, budget) + ("" if axis == "hours" else f" {NAMES[axis]}")
-
-
-def _mean_at(groups: Sequence[SeedGroup], name: str, axis: Axis, budget: float, smoothing: float) -> float:
-    """Mean over seeds at a budget; NaN if the group is missing or a seed has no evaluation within it."""
-    runs = next((group.runs for group in groups if group.name == name), ())
-    points = [at_budget(run.curve, axis, budget, smoothing) for run in runs]
-    values = [point.accuracy if point is not None else math.nan for point in points]
-    return float(np.mean(values)) if values else math.nan
 
 
 def _match(group: GroupResult, axis: Axis) -> str:

@@ -201,28 +201,22 @@ def _page(
     groups: Sequence[SeedGroup], comparison: Comparison, picture: bytes, title: str, sampling_share: float | None
 ) -> str:
     image = base64.b64encode(picture).decode("ascii")
-    parts = [
-        f'<p class="evidence">{html.escape(weigh(comparison).sentence)}</p>',
-        f'<img alt="Accuracy against backward passes, steps, tokens and minutes" src="data:image/png;base64,{image}">',
-    ]
-    for table in all_tables(groups, comparison, sampling_share):
-        parts += [f"<h2>{html.escape(table.title)}</h2>", html_table(table)]
-    return html_page(title, [f"<h1>{html.escape(title)}</h1>", *parts])
-
-
-def html_page(title: str, parts: Sequence[str]) -> str:
-    """A page without scripts. parts: its body, escaped."""
     head = [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{html.escape(title)}</title><style>{_PAGE_STYLE}</style></head><body>",
+        f"<h1>{html.escape(title)}</h1>",
+        f'<p class="evidence">{html.escape(weigh(comparison).sentence)}</p>',
+        f'<img alt="Accuracy against backward passes, steps, tokens and minutes" src="data:image/png;base64,{image}">',
     ]
-    return "\n".join([*head, *parts, "</body></html>\n"])
+    tables = (
+        f"<h2>{html.escape(table.title)}</h2>\n{_html_table(table)}"
+        for table in all_tables(groups, comparison, sampling_share)
+    )
+    return "\n".join([*head, *tables, "</body></html>\n"])
 
 
-def html_table(table: Table, caption: str = "") -> str:
-    """A table whose text is escaped. caption: shown above it."""
+def _html_table(table: Table) -> str:
     head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in table.header)
     rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>\n" for row in table.rows)
-    above = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    return f'<div class="wide"><table>{above}<thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>'
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>'

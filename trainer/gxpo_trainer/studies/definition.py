@@ -140,15 +140,6 @@ class Study(Settings):
     search: Search | None = Field(None, description="Tune over several settings.")
     arms: dict[str, Arm] = Field(min_length=2, max_length=100, description="In order of execution.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_an_earlier_version(cls, data: Any) -> Any:
-        """Studies that 0.1.0 stored have `extrapolation`, as null, and one `target`: both are gone."""
-        gone = {"target"} | (
-            {"extrapolation"} if isinstance(data, dict) and data.get("extrapolation") is None else set()
-        )
-        return {name: value for name, value in data.items() if name not in gone} if isinstance(data, dict) else data
-
     @model_validator(mode="after")
     def _consistent(self) -> Study:
         for name in (self.name, *self.arms):

@@ -1,4 +1,4 @@
-"""The report of a study as Markdown and HTML with tables and pictures. Every number comes from the study's data.
+"""The report of a study as Markdown with tables and pictures. Every number comes from the study's data.
 
 It reads as a short paper: summary, question, task, method, figures, what follows and what does not. The pictures are
 PNG: accuracy against costs, and the learning rates. `styles`: of the arms' lines, by arm.
@@ -6,7 +6,6 @@ PNG: accuracy against costs, and the learning rates. `styles`: of the arms' line
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from gxpo_trainer.compare.curves import Axis, in_plateau
 from gxpo_trainer.compare.intervals import ALPHA, Contrast, Interval
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.text_tables import Table, reach_cell
-from gxpo_trainer.reporting.figures import LineStyle, draw_curves, html_page, html_table, line_styles, png
+from gxpo_trainer.reporting.figures import LineStyle, draw_curves, line_styles, png
 from gxpo_trainer.studies.data import StudyData, key_of
 from gxpo_trainer.studies.definition import Study, registration, run_config
 from gxpo_trainer.studies.findings import COLLAPSED, SWEPT, ArmFindings, Findings, find
@@ -124,7 +123,8 @@ def diagnostics_table(findings: Findings) -> Table:
         for arm in findings.arms
         if arm.medians
     ]
-    paper = next(row for row in gxpo_paper().table("active_phase").rows if row["k"] == PAPER_K)
+    published = next(table for table in gxpo_paper().tables if table.name == "active_phase")
+    paper = next(row for row in published.rows if row["k"] == PAPER_K)
     stated = (paper.get(name.partition("/")[2]) for name in names)
     rows.append((f"paper, K={PAPER_K}", *map(_number, stated), "–"))
     return Table("Medians", ("arm", *names.values(), "final accuracy"), tuple(rows))
@@ -194,18 +194,13 @@ Block = str | list[str] | Table | Picture
 """A heading (`# …`), a paragraph, a list, a table or a picture."""
 
 
-def write_report(data: StudyData, *files: Path) -> None:
-    """Write each of `files`, HTML or else Markdown by its ending, and the pictures into `images/` next to it."""
-    pictures = render_pictures(data)
-    blocks = compose(data)
-    for file in files:
-        folder = file.parent / IMAGES
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, picture in pictures.items():
-            (folder / name).write_bytes(picture)
-        is_html = file.suffix == ".html"
-        text = html_page(data.study.title, list(map(_html_block, blocks))) if is_html else as_markdown(blocks)
-        file.write_text(text, encoding="utf-8")
+def write_report(data: StudyData, file: Path) -> None:
+    """Write the page, and the pictures into `images/` next to it."""
+    folder = file.parent / IMAGES
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in render_pictures(data).items():
+        (folder / name).write_bytes(picture)
+    file.write_text(as_markdown(compose(data)), encoding="utf-8")
 
 
 def render_pictures(data: StudyData) -> dict[str, bytes]:
@@ -413,18 +408,6 @@ def as_markdown(blocks: Sequence[Block]) -> str:
         else:
             parts.append(block)
     return "\n\n".join(parts) + "\n"
-
-
-def _html_block(block: Block) -> str:
-    """A block with its text escaped."""
-    if isinstance(block, Table):
-        return html_table(block, block.title)
-    if isinstance(block, Picture):
-        return f'<img src="{IMAGES}/{html.escape(block.file)}" alt="{html.escape(block.alt)}">'
-    if isinstance(block, list):
-        return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in block)}</ul>"
-    level = len(block) - len(block.lstrip("#"))
-    return f"<h{level}>{html.escape(block[level:].strip())}</h{level}>" if level else f"<p>{html.escape(block)}</p>"
 
 
 def draw_tuning(data: StudyData, findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
