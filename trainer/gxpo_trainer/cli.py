@@ -393,9 +393,6 @@ def register_report(subparsers: Subparsers) -> None:
     parser.add_argument("--baseline", metavar="NAME", help="what to compare with; default: the most accurate GRPO")
     parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
     parser.add_argument(
-        "--smoothing", metavar="S", type=share, default=0.0, help="weight of the exponential average; default 0"
-    )
-    parser.add_argument(
         "--sampling-share",
         metavar="S",
         type=share,
@@ -423,7 +420,6 @@ def run_report(args: argparse.Namespace) -> int:
         args.out,
         groups,
         baseline=args.baseline,
-        smoothing=args.smoothing,
         sampling_share=args.sampling_share,
         title=args.title,
     )

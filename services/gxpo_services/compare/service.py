@@ -28,7 +28,7 @@ from gxpo_services.compare.schemas import (
 from gxpo_services.db.tables import Group, Run
 from gxpo_trainer.compare.curves import Axis, RunCurves, mean_curve, peak
 from gxpo_trainer.compare.evidence import weigh
-from gxpo_trainer.compare.groups import compare_groups, default_baseline, spread_budgets
+from gxpo_trainer.compare.groups import compare_groups, default_baseline
 from gxpo_trainer.compare.rows import STEP_TIMES, flatten, sampling_share
 from gxpo_trainer.compare.seeds import (
     SeedGroup,
@@ -40,7 +40,6 @@ from gxpo_trainer.compare.seeds import (
 )
 from gxpo_trainer.compare.text_tables import all_tables
 
-_NUM_BUDGETS: dict[Axis, int] = {"steps": 1, "backward_passes": 3, "hours": 3, "tokens": 1, "token_passes": 1}
 _MOST_BUDGETS = 20
 _AXIS_OF: dict[str, Axis] = {
     "step": "steps",
@@ -85,8 +84,7 @@ def compare(
     comparison = compare_groups(
         groups,
         _baseline(query.baseline, groups, rows),
-        smoothing=query.smoothing,
-        budgets=budgets or spread_budgets(groups, _NUM_BUDGETS),
+        budgets=budgets or None,
     )
     evidence = weigh(comparison)
     return ComparisonView(
@@ -94,10 +92,10 @@ def compare(
         benchmarks=loaded.benchmarks,
         x=_AXIS_OF[query.x],
         baseline=comparison.baseline,
-        smoothing=comparison.smoothing,
+        smoothing=query.smoothing,
         level=comparison.level,
         target=comparison.target,
-        groups=[compared_group(group, comparison.group(group.name), comparison, rows) for group in groups],
+        groups=[compared_group(group, comparison, rows, query.smoothing) for group in groups],
         differences=comparison.differences,
         settings=_settings(groups, rows),
         ranking=[group.name for group in comparison.ranking],

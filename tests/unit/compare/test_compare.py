@@ -13,7 +13,7 @@ import pytest
 
 from gxpo_client import formats
 from gxpo_trainer.compare import curves
-from gxpo_trainer.compare.evidence import hours, points, ratio_interval, ratio_words, weigh
+from gxpo_trainer.compare.evidence import hours, points, ratio, ratio_interval, weigh
 from gxpo_trainer.compare.groups import compare_groups
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.seeds import SeedGroup, find_differences
@@ -116,16 +116,6 @@ def test_the_plateau_is_the_last_share_of_a_budget() -> None:
     assert not curves.in_plateau(made, 0).any(), "the initial policy has no plateau"
 
 
-def test_the_exponential_average_by_hand() -> None:
-    np.testing.assert_allclose(curves.smooth([0.2, 0.4, 0.5, 0.5], 0.5), [0.2, 0.3, 0.4, 0.45])
-    assert curves.peak(curve(*BASELINE), 0.5).steps == 30
-    # 0.2, 0.35, 0.4, 0.5: the spike at step 10 no longer counts.
-    match = curves.first_reaching(curve(*CANDIDATE), 0.45, 0.5)
-    assert match.steps == 30
-    with pytest.raises(ValueError, match="smoothing = 1"):
-        curves.smooth([0.1], 1.0)
-
-
 def test_a_budget_selects_the_last_evaluation_within_it() -> None:
     point = curves.at_budget(curve(*CANDIDATE), "backward_passes", 65)
     assert (point.index, point.accuracy, point.spent, point.reached) == (2, 0.45, 60, True)
@@ -214,14 +204,6 @@ def test_differences_over_problems_are_paired_by_problem() -> None:
     assert compare_groups([first, other], "0.0").group("0.5").budgets[0].over_problems is None
 
 
-def test_problems_are_smoothed_up_to_the_evaluation_that_counts() -> None:
-    plain = [0.0, 0.0, 1.0, 1.0]
-    groups = [with_problems(plain, plain, plain), with_problems([0.5, 0.5, 1.0, 1.0], plain, [1.0, 1.0, 1.0, 1.0])]
-    budgets = compare_groups(groups, "0.0", budgets={"steps": (0, 10, 20)}, smoothing=0.5).group("0.5").budgets
-    # Means of the problems' differences 0.25, 0 and 0.5; half of the earlier one stays each time.
-    assert [budget.over_problems.mean for budget in budgets if budget.over_problems] == [0.25, 0.125, 0.3125]
-
-
 def test_a_budget_is_compared_over_seeds_only_if_all_runs_were_evaluated_within_it() -> None:
     late = curve((10, 20), (1.0, 2.0), (0.1, 0.2), (10, 20))
     whole = SeedGroup("a", (run(curve(*CANDIDATE), 0), run(curve(*CANDIDATE), 1)))
@@ -263,33 +245,19 @@ def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() ->
     assert evidence.supported == {"GXPO": ("steps", "backward_passes", "hours")}
     assert evidence.missing == ()
     assert "3 of 3 seeds reached" in evidence.sentence
-    # Plateau, from 6 to 10 of 10 passes: GRPO 0.4 on average, GXPO 0.49 in every seed.
-    claim = (
-        "GXPO needs 2.2× fewer steps and 2.2× fewer backward passes and 2.2× less time (3 seeds), its plateau differs "
-        "by +9.0 points (+9.0 to +9.0): not shown equivalent"
-    )
-    # At 10 passes GRPO is at its 50%, GXPO at 49% in every seed: no spread to test with.
-    assert evidence.sentence.splitlines()[:2] == [
+    # At 10 passes GRPO is at its 50%, GXPO at 49% in every seed: no spread to test with. Plateau, from 6 to 10 of 10
+    # passes: GRPO 0.4 on average, GXPO 0.49 in every seed.
+    first, *_, last = evidence.sentence.splitlines()
+    assert first == (
         "GXPO is 1.0 point below GRPO after 10 backward passes; with 3 shared seeds the 95% interval −1.0 to −1.0 "
-        "excludes zero, but all seeds differ alike.",
-        f"To reach the best accuracy of GRPO, {claim}.",
-    ]
-    assert not evidence.conclusive
-
-
-@pytest.mark.parametrize(("count", "others"), [(1, "other configuration"), (2, "2 other configurations")])
-def test_configurations_without_an_advantage_are_counted(count: int, others: str) -> None:
-    equal = [three_seeds(f"SFPO {number}", (10, 10, 9)) for number in range(count)]
-    comparison = compare_groups([three_seeds("GRPO", (10, 10, 10)), three_seeds("GXPO", (5, 5, 4)), *equal], "GRPO")
-    evidence = weigh(comparison)
-    # p = 0.0093 at each of three costs: times 6 or 9, Holm's factor, it is above 0.05 and GXPO has no advantage either.
-    assert not any(evidence.supported.values())
-    fewer = compare_groups([three_seeds("GRPO", (10,) * 4), three_seeds("GXPO", (3, 3, 3, 4)), *[
-        three_seeds(f"SFPO {number}", (10, 10, 10, 9)) for number in range(count)
-    ]], "GRPO")  # fmt: skip
-    assert (
-        f": not shown equivalent. No advantage is supported for the {others}." in weigh(fewer).sentence.splitlines()[1]
+        "excludes zero, but all seeds differ alike."
     )
+    assert "steps 2.2× fewer (1.6× fewer to 3.0× fewer)" in last
+    assert last.endswith(
+        "supported: less steps and backward passes and time; its plateau differs by +9.0 points (+9.0 to +9.0): not "
+        "shown equivalent."
+    )
+    assert not evidence.conclusive
 
 
 INTERVAL = "shared seeds the 95% interval"
@@ -304,7 +272,7 @@ INTERVAL = "shared seeds the 95% interval"
             (5, 5, 5),
             f"1.0 point below GRPO after 10 backward passes; with 3 {INTERVAL} −1.0 to −1.0 excludes zero, but all "
             "seeds differ alike.",
-            "common evaluations at closer steps: seeds of GXPO are not told apart by these",
+            None,
         ),
         (
             (10, 10),
@@ -317,7 +285,7 @@ INTERVAL = "shared seeds the 95% interval"
             (10, 10, 10),
             (5, 10, 9),
             f"0.7 points below GRPO after 10 backward passes; with 3 {INTERVAL} −2.1 to +0.8 does not exclude zero.",
-            "more seeds of GXPO: its interval includes no difference in steps, backward passes, time",
+            None,
         ),
         (
             (10, 10, 10),
@@ -334,15 +302,14 @@ INTERVAL = "shared seeds the 95% interval"
     ],
 )
 def test_what_supports_no_advantage_says_what_is_missing(
-    baseline: Sequence[int], arrivals: Sequence[int], verdict: str, missing: str
+    baseline: Sequence[int], arrivals: Sequence[int], verdict: str, missing: str | None
 ) -> None:
     evidence = weigh(compare_groups([three_seeds("GRPO", baseline), three_seeds("GXPO", arrivals)], "GRPO"))
     assert evidence.supported == {"GXPO": ()}
     # Differences of 0, −1 and −30 points, by how far a seed is from its 50%: ± t·s/√n.
     assert evidence.sentence.splitlines()[0] == f"GXPO is {verdict}"
     assert not evidence.conclusive
-    assert missing in evidence.missing
-    assert len(baseline) > 2 or evidence.missing == (missing,)
+    assert evidence.missing == (() if missing is None else (missing,))
 
 
 def ends(name: str, *accuracies: float, passes: Sequence[float] = (0, 10), **fields: object) -> SeedGroup:
@@ -439,14 +406,10 @@ def test_schedules_of_evaluation_are_told_in_one_line_and_are_no_condition() -> 
     grpo, sfpo = group("GRPO", (0, 6, 12, 18), 6), group("SFPO", (0, 6, 12, 18), 1)
     compared = compare_groups([grpo, sfpo], "GRPO")
     assert compared.differences == ()
-    assert compared.schedule == (
-        "evaluation.every_steps differs as the rules' steps do: all were evaluated at the same backward passes."
-    )
-    assert compared.schedule in weigh(compared).sentence.splitlines()
+    assert compared.schedule == "", "all were evaluated at the same backward passes"
     assert not any("conditions" in part for part in weigh(compared).missing)
     # As far as both went: the baseline's evaluations after its rival's end are none of the rival's.
     assert "other" in compare_groups([grpo, group("SFPO", (0, 6, 12, 12.5), 1)], "GRPO").schedule
-    assert compare_groups([group("GRPO", (0, 6, 12, 24), 6), group("SFPO", (0, 6, 12, 12), 1)], "GRPO").schedule
 
     apart = compare_groups([grpo, group("SFPO", (0, 5, 10, 15), 1)], "GRPO")
     assert not apart.differences
@@ -454,6 +417,7 @@ def test_schedules_of_evaluation_are_told_in_one_line_and_are_no_condition() -> 
         "SFPO was evaluated at other backward passes than GRPO: at an equal budget the last evaluation within it "
         "counts, and a target is reached at an evaluation of the common grid."
     )
+    assert apart.schedule in weigh(apart).sentence.splitlines()
     assert compare_groups([grpo, group("GXPO", (0, 18, 36, 54), 6)], "GRPO").schedule == "", "the steps are the same"
 
 
@@ -490,10 +454,6 @@ def test_an_unknown_baseline_an_empty_group_and_a_seed_twice_are_rejected() -> N
         SeedGroup("x", (linear_run(0, 10), linear_run(0, 5)))
 
 
-def test_a_single_group_cannot_be_compared() -> None:
-    assert "the only configuration" in weigh(compare_groups([SeedGroup("a", (linear_run(0, 5),))], "a")).sentence
-
-
 @pytest.mark.parametrize(
     "seconds",
     [
@@ -510,17 +470,12 @@ def test_a_difference_has_a_true_minus() -> None:
     assert points(0.147) == "+14.7"
 
 
-def test_a_ratio_is_told_as_what_it_is() -> None:
-    assert ratio_words(3.0, "steps") == "3.0× fewer steps"
-    assert ratio_words(0.5, "backward_passes") == "2.0× more backward passes"
-    assert ratio_words(0.625, "hours") == "1.6× more time"
-    assert ratio_words(1.04, "hours") == ratio_words(1 / 1.04, "hours") == "equal time"
-
-
 def test_the_bounds_of_a_ratio_follow_its_direction() -> None:
-    assert ratio_interval(Interval(2.0, 1.6, 3.0, 3), "steps") == "2.0× fewer (1.6 to 3.0)"
+    assert (ratio(3.0, "steps"), ratio(0.625, "hours")) == ("3.0× fewer", "1.6× more")
+    assert ratio(1.04, "hours") == ratio(1 / 1.04, "hours") == "equal"
+    assert ratio_interval(Interval(2.0, 1.6, 3.0, 3), "steps") == "2.0× fewer (1.6× fewer to 3.0× fewer)"
     # 1 / 0.8 and 1 / 0.4.
-    assert ratio_interval(Interval(0.5, 0.4, 0.8, 3), "backward_passes") == "2.0× more (1.2 to 2.5)"
+    assert ratio_interval(Interval(0.5, 0.4, 0.8, 3), "backward_passes") == "2.0× more (2.5× more to 1.2× more)"
     assert ratio_interval(Interval(1.25, 0.5, 2.0, 3), "hours") == "1.2× less (2.0× more to 2.0× less)"
     assert ratio_interval(Interval(1.0, 1.0, 1.0, 3), "hours") == "equal"
     assert ratio_interval(Interval(0.5, None, None, 1), "hours") == "2.0× more"

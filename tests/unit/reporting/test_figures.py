@@ -19,7 +19,7 @@ from gxpo_dashboard.view_models import rules
 from gxpo_trainer import cli
 from gxpo_trainer.compare.groups import compare_groups
 from gxpo_trainer.compare.seeds import SeedGroup
-from gxpo_trainer.compare.text_tables import all_tables, curve_table
+from gxpo_trainer.compare.text_tables import all_tables
 from gxpo_trainer.config import EvaluationConfig, GrpoRule, GxpoRule, LearnerConfig, OptimizerConfig, RunConfig
 from gxpo_trainer.config.rules import RULES
 from gxpo_trainer.errors import DataError
@@ -218,13 +218,6 @@ def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) 
     )  # fmt: skip
     assert "Inconclusive: only one shared seed" in text.getvalue()
     assert max(len(line) for line in text.getvalue().splitlines()) <= 100
-
-
-def test_a_long_curve_is_shown_in_twelve_rows_with_both_ends(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, config(GRPO), {step: [0.5, 0.5] for step in range(0, 301, 10)})
-    table = curve_table(group_runs([folder]))
-    assert len(table.rows) == 12
-    assert (table.rows[0][0], table.rows[-1][0]) == ("0", "300")
 
 
 ROOT = Path(__file__).parents[3]

@@ -213,18 +213,11 @@ def test_rows_the_service_already_has_are_not_sent(run: Run, server: IngestServe
     assert [row["number"] for row in server.rows["metrics"]] == [1, 2, 3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize(("limit", "length"), [(3000, 400), (400, 10)])
-def test_a_batch_that_is_too_large_is_halved_until_it_fits(
-    limit: int, length: int, run: Run, server: IngestServer
-) -> None:
-    server.most_bytes = limit
-    run.write("samples", 40, response="x" * length)
+def test_a_batch_that_is_too_large_is_halved_until_it_fits(run: Run, server: IngestServer) -> None:
+    server.most_bytes = 3000
+    run.write("samples", 40, response="x" * 400)
     run.arrives(server)
     assert 413 in server.statuses
-    before = server.statuses.count(413)
-    run.write("samples", 40, response="x" * length)
-    run.arrives(server)
-    assert server.statuses.count(413) == before, "the size that fits is kept"
     assert run.uploader.take_events() == []
 
 
@@ -254,19 +247,6 @@ def test_only_rejected_rows_are_skipped(run: Run, server: IngestServer) -> None:
     ]
     assert events[0].endswith("422: metrics: a bad row")
     assert run.uploader.take_events() == []
-
-
-def test_a_file_is_closed_when_even_null_rows_are_rejected(run: Run, server: IngestServer) -> None:
-    server.bad = lambda kind, row: kind == "samples"
-    server.takes_null = False
-    run.write("samples", 3)
-    run.write("metrics", 3)
-    run.uploader.follow()
-    run.steps(60)
-    run.write("metrics", 3)
-    run.until(lambda: len(server.rows["metrics"]) == 6)
-    assert server.rows["samples"] == []
-    assert run.uploader.take_events()[-1].startswith("samples.jsonl: an empty row was rejected too")
 
 
 def test_rejection_events_are_limited(run: Run, server: IngestServer) -> None:
@@ -457,33 +437,14 @@ def test_line_tail_seeks_to_any_line(lines: list[int], moves: list[int]) -> None
             assert [int(line.split()[0]) for line in peeked] == list(range(len(lines)))[move : move + 2]
 
 
-GOOD = {"url": "http://127.0.0.1:8000", "run": "r1", "attempt": 2, "token": "t"}
-
-
 def test_service_json_is_read_once_and_its_token_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "service.json"
-    path.write_text(json.dumps({**GOOD, "token": "hush"}))
+    path.write_text('{"url": "http://127.0.0.1:8000", "run": "r1", "attempt": 2, "token": "hush"}')
     address = take_service(path)
     assert (address.url, address.run, address.attempt, address.token) == ("http://127.0.0.1:8000", "r1", 2, "hush")
     assert "hush" not in repr(address)
     assert not path.exists(), "other runs of the account could read it"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "cannot be read"),
-        ("[]", "url, run, attempt, token must be set"),
-        (json.dumps({**GOOD, "token": ""}), "token must be set"),
-        (json.dumps({**GOOD, "attempt": "1"}), "attempt must be set"),
-        (json.dumps({**GOOD, "url": "ftp://x"}), "must begin with http"),
-        (json.dumps({**GOOD, "url": "http://h:x"}), "is not a URL"),
-    ],
-)
-def test_an_invalid_service_json_is_reported(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "service.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        take_service(path)
-    with pytest.raises(ConfigError, match=r"absent\.json cannot be read"):
-        take_service(tmp_path / "absent.json")
+    for text in ("", "[]", '{"url": "http://127.0.0.1:8000"}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"cannot be used .*; the service writes it at each launch"):
+            take_service(path)

@@ -114,10 +114,6 @@ def test_a_bad_study_gets_one_line_that_names_the_setting(tmp_path, changes, mes
         definition.load_study(file)
 
 
-def test_a_study_that_the_first_version_stored_is_still_read() -> None:
-    assert study(extrapolation=None, target=0.8) == study()
-
-
 def test_what_was_registered_before_the_first_run_is_told_from_what_came_later() -> None:
     first = study().model_dump(mode="json")
     kept, exploratory = definition.registration(study(), first)
@@ -231,11 +227,6 @@ def test_a_search_of_a_small_space_tries_all_of_it_and_an_arm_may_have_settings_
     assert definition.largest_cost(wide) == (12 + 36 + 6, 6 * 48 + 12 * 6)
 
 
-def test_the_cost_is_an_upper_bound() -> None:
-    # 2 arms × 3 rates × 1 seed × 6 passes, and 3 arms × 2 seeds × 12 passes.
-    assert definition.largest_cost(study()) == (6 + 6, 36 + 72)
-
-
 TRAINER = """
 import json, sys, tomllib
 from pathlib import Path
@@ -282,8 +273,8 @@ def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, 
     config = load_run(root / "report" / "long" / "lr-3.5e-05-seed-1.toml")
     assert (config.budget.backward_passes, config.learner.rule.name) == (12, "grpo")
     started = sum("started" in line for line in lines)
-    assert "(0 of at most 12 runs done)" in lines[0]
-    assert any("of at most 12 runs done, at most about 0 min left)" in line for line in lines)
+    # 2 arms × 3 rates and 3 arms × 2 seeds.
+    assert lines[0].endswith("(0 of at most 12 runs done)")
     registered = json.loads((root / REGISTERED).read_text())
     assert registered == study().model_dump(mode="json")
     # An analysis that is changed after the first run does not change what was registered.

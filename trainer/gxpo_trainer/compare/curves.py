@@ -2,7 +2,6 @@
 
 Definitions, all on a run's evaluations, without interpolation unless it is named:
 
-- exponential average of weight w: m₀ = a₀, mᵢ = w·mᵢ₋₁ + (1 − w)·aᵢ (w = 0: the curve itself);
 - peak: the earliest, lowest-BP maximiser (Tables 2 and 5 of arXiv 2605.06755);
 - cost to reach a target: the cost of the first evaluation at or above it;
 - speed-up: the baseline's cost divided by the candidate's, above 1 where it is faster;
@@ -77,9 +76,9 @@ class EvaluationCurve:
         values: Floats = getattr(self, axis)
         return values
 
-    def point(self, index: int, accuracy: float) -> Point:
-        """The costs of one evaluation with its accuracy, which may be averaged."""
-        return Point(float(accuracy), *(float(self.cost(axis)[index]) for axis in AXES))
+    def point(self, index: int) -> Point:
+        """The accuracy and costs of one evaluation."""
+        return Point(float(self.accuracy[index]), *(float(self.cost(axis)[index]) for axis in AXES))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,34 +137,16 @@ class BudgetPoint:
     reached: bool
 
 
-def smooth(accuracy: npt.ArrayLike, weight: float) -> Floats:
-    """Exponential average m₀ = a₀, mᵢ = weight·mᵢ₋₁ + (1 − weight)·aᵢ along the first dimension.
-
-    Raises ValueError for a weight outside [0, 1).
-    """
-    if not 0.0 <= weight < 1.0:
-        raise ValueError(f"smoothing = {weight} is out of range; set it in [0, 1), 0 for none")
-    averaged = np.array(accuracy, dtype=np.float64)
-    if weight == 0.0:
-        return averaged
-    for i in range(1, len(averaged)):
-        averaged[i] = weight * averaged[i - 1] + (1 - weight) * averaged[i]
-    return averaged
+def peak(curve: EvaluationCurve) -> Point:
+    """The earliest, lowest-BP maximiser of the accuracy."""
+    best = np.flatnonzero(curve.accuracy == curve.accuracy.max())
+    return curve.point(min(best, key=lambda i: (curve.steps[i], curve.backward_passes[i])))
 
 
-def peak(curve: EvaluationCurve, smoothing: float = 0.0) -> Point:
-    """The earliest, lowest-BP maximiser of the (averaged) accuracy."""
-    values = smooth(curve.accuracy, smoothing)
-    best = np.flatnonzero(values == values.max())
-    index = min(best, key=lambda i: (curve.steps[i], curve.backward_passes[i]))
-    return curve.point(index, values[index])
-
-
-def first_reaching(curve: EvaluationCurve, target: float, smoothing: float = 0.0) -> Point | None:
-    """The first evaluation whose (averaged) accuracy is at least `target`, None when there is none."""
-    values = smooth(curve.accuracy, smoothing)
-    reached = np.flatnonzero(values >= target)
-    return curve.point(reached[0], values[reached[0]]) if reached.size else None
+def first_reaching(curve: EvaluationCurve, target: float) -> Point | None:
+    """The first evaluation whose accuracy is at least `target`, None when there is none."""
+    reached = np.flatnonzero(curve.accuracy >= target)
+    return curve.point(reached[0]) if reached.size else None
 
 
 def common_grid(curves: Sequence[EvaluationCurve], axis: Axis) -> Floats:
@@ -208,15 +189,14 @@ def in_plateau(curve: EvaluationCurve, budget: float, window: float = PLATEAU) -
     return (passes > 0) & (passes >= (1 - window) * budget - 1e-6) & (passes <= budget + 1e-6)
 
 
-def at_budget(curve: EvaluationCurve, axis: Axis, budget: float, smoothing: float = 0.0) -> BudgetPoint | None:
+def at_budget(curve: EvaluationCurve, axis: Axis, budget: float) -> BudgetPoint | None:
     """The last evaluation whose cost is at most `budget`; None when the first one came later."""
     costs = curve.cost(axis)
     within = np.flatnonzero(costs <= budget)
     if within.size == 0:
         return None
     index = int(within[-1])
-    value = float(smooth(curve.accuracy, smoothing)[index])
-    return BudgetPoint(index, value, float(costs[index]), bool(costs[-1] >= budget))
+    return BudgetPoint(index, float(curve.accuracy[index]), float(costs[index]), bool(costs[-1] >= budget))
 
 
 def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:

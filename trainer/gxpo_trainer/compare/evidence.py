@@ -247,15 +247,6 @@ def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]
             unreached = group.num_paired - group.num_reached
             seeds = "1 seed" if unreached == 1 else f"{unreached} seeds"
             missing.append(f"longer runs of {group.name} ({seeds} did not reach the target)")
-        open_axes = [
-            NAMES[axis]
-            for axis in COSTS
-            if (interval := group.seed_speed_ups[axis]) and not interval.excludes(1.0) and interval.low is not None
-        ]
-        if open_axes and group.num_paired >= MIN_SEEDS:
-            missing.append(f"more seeds of {group.name}: its interval includes no difference in {', '.join(open_axes)}")
-        if group.num_reached == group.num_paired >= MIN_SEEDS and _p_value(group, "steps") is None:
-            missing.append(f"common evaluations at closer steps: seeds of {group.name} are not told apart by these")
     for hardware, what in ((False, "equal conditions"), (True, "equal hardware for the times")):
         if names := [difference.setting for difference in comparison.differences if difference.hardware == hardware]:
             missing.append(f"{what} (these differ: {_some(names)})")

@@ -44,7 +44,6 @@ from gxpo_trainer.compare.curves import (
     mean_curve,
     on_grid,
     peak,
-    smooth,
 )
 from gxpo_trainer.compare.intervals import (
     LEVEL,
@@ -137,7 +136,6 @@ class Comparison:
     baseline: str
     target: Point
     level: float
-    smoothing: float
     groups: tuple[GroupResult, ...]
     differences: tuple[Difference, ...]
     schedule: str = ""
@@ -157,7 +155,6 @@ def compare_groups(
     groups: Sequence[SeedGroup],
     baseline: str,
     *,
-    smoothing: float = 0.0,
     budgets: Mapping[Axis, Sequence[float]] | None = None,
 ) -> Comparison:
     """Compare every group with the one called `baseline`.
@@ -172,7 +169,7 @@ def compare_groups(
         raise ValueError(f"group names {names} are not unique; rename one")
     reference = groups[names.index(baseline)]
     grids = common_grids(groups)
-    target = peak(mean_curve([run.curve for run in reference.runs]), smoothing)
+    target = peak(mean_curve([run.curve for run in reference.runs]))
     common = common_budgets(groups)
     chosen = budgets if budgets is not None else common
     wanted = [(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
@@ -181,11 +178,11 @@ def compare_groups(
     against = dict(zip(raw, corrected(list(raw.values())), strict=True))
     results = []
     for group in groups:
-        at_budgets = (_at_budget(group, reference, axis, budget, smoothing) for axis, budget in wanted)
-        equal = None if passes is None else _at_budget(group, reference, "backward_passes", passes, smoothing)
+        at_budgets = (_at_budget(group, reference, axis, budget) for axis, budget in wanted)
+        equal = None if passes is None else _at_budget(group, reference, "backward_passes", passes)
         results.append(
             replace(
-                _convergence(group, reference, target, grids, smoothing),
+                _convergence(group, reference, target, grids),
                 budgets=tuple(result for result in at_budgets if result is not None),
                 plateau=against.get(group.name),
                 at_equal_passes=equal if equal is not None and equal.evaluated_from > 0 else None,
@@ -193,7 +190,7 @@ def compare_groups(
         )
     differences = tuple(find_differences(groups, baseline))
     note = schedule_note(groups, baseline)
-    return Comparison(baseline, target, LEVEL, smoothing, tuple(results), differences, note)
+    return Comparison(baseline, target, LEVEL, tuple(results), differences, note)
 
 
 def plateau_contrasts(
@@ -298,17 +295,6 @@ def common_budgets(groups: Sequence[SeedGroup]) -> dict[Axis, tuple[float, ...]]
     return {axis: (last[axis],) for axis in known}
 
 
-def spread_budgets(groups: Sequence[SeedGroup], num: Mapping[Axis, int]) -> dict[Axis, tuple[float, ...]]:
-    """`num` evenly spaced budgets per axis up to the largest common one; whole numbers except for hours."""
-    spread: dict[Axis, tuple[float, ...]] = {}
-    for axis, (largest,) in common_budgets(groups).items():
-        if axis in num:
-            parts = [largest * part / num[axis] for part in range(1, num[axis])]
-            values = parts if axis == "hours" else [float(round(value)) for value in parts]
-            spread[axis] = tuple(dict.fromkeys([*(value for value in values if 0 < value < largest), largest]))
-    return spread
-
-
 def common_grids(groups: Sequence[SeedGroup]) -> dict[Axis, Floats | None]:
     """The common grid of steps and of backward passes; None where a run has no evaluation on it after the start."""
     curves = [run.curve for group in groups for run in group.runs]
@@ -320,12 +306,12 @@ def common_grids(groups: Sequence[SeedGroup]) -> dict[Axis, Floats | None]:
 
 
 def _speed_ups(
-    baseline: EvaluationCurve, curve: EvaluationCurve, target: Point, grids: Grids, smoothing: float
+    baseline: EvaluationCurve, curve: EvaluationCurve, target: Point, grids: Grids
 ) -> dict[Axis, float | None]:
     """Cost of the baseline's peak over that of reaching it, on the common grids; a peak between two points of a grid
     has the cost of the next."""
     ratios: dict[Axis, float | None] = {}
-    reaching = smooth(curve.accuracy, smoothing) >= target.accuracy
+    reaching = curve.accuracy >= target.accuracy
     for axis in AXES:
         on = GRID_OF[axis]
         other = baseline.cost(axis)[on_grid(baseline, on, grids[on]) & (baseline.steps >= target.steps)]
@@ -335,10 +321,10 @@ def _speed_ups(
     return ratios
 
 
-def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: Grids, smoothing: float) -> GroupResult:
+def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: Grids) -> GroupResult:
     """Cost to reach the baseline's peak, of the mean curve and per seed."""
     curve, other = (mean_curve([run.curve for run in one.runs]) for one in (group, reference))
-    seeds = tuple(_seed_result(run, reference.by_seed.get(run.seed), grids, smoothing) for run in group.runs)
+    seeds = tuple(_seed_result(run, reference.by_seed.get(run.seed), grids) for run in group.runs)
     seed_speed_ups: dict[Axis, Interval | None] = {}
     for axis in AXES:
         ratios = [ratio for seed in seeds if (ratio := seed.speed_ups[axis]) is not None]
@@ -347,10 +333,10 @@ def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: G
         name=group.name,
         seeds=tuple(run.seed for run in group.runs),
         shutoff_steps=tuple(run.gate.shutoff_step for run in group.runs),
-        final=curve.point(-1, curve.accuracy[-1]),
-        peak=peak(curve, smoothing),
-        match=first_reaching(curve, target.accuracy, smoothing),
-        speed_ups=_speed_ups(other, curve, target, grids, smoothing),
+        final=curve.point(-1),
+        peak=peak(curve),
+        match=first_reaching(curve, target.accuracy),
+        speed_ups=_speed_ups(other, curve, target, grids),
         num_paired=sum(seed.target is not None for seed in seeds),
         num_reached=sum(seed.match is not None for seed in seeds),
         seed_speed_ups=seed_speed_ups,
@@ -359,20 +345,18 @@ def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: G
     )
 
 
-def _seed_result(run: RunCurves, other: RunCurves | None, grids: Grids, smoothing: float) -> SeedResult:
-    best = peak(run.curve, smoothing)
+def _seed_result(run: RunCurves, other: RunCurves | None, grids: Grids) -> SeedResult:
+    best = peak(run.curve)
     if other is None:
         return SeedResult(run.seed, best, None, None, dict.fromkeys(AXES))
-    target = peak(other.curve, smoothing)
-    match = first_reaching(run.curve, target.accuracy, smoothing)
-    return SeedResult(run.seed, best, target, match, _speed_ups(other.curve, run.curve, target, grids, smoothing))
+    target = peak(other.curve)
+    match = first_reaching(run.curve, target.accuracy)
+    return SeedResult(run.seed, best, target, match, _speed_ups(other.curve, run.curve, target, grids))
 
 
-def _at_budget(
-    group: SeedGroup, reference: SeedGroup, axis: Axis, budget: float, smoothing: float
-) -> BudgetResult | None:
+def _at_budget(group: SeedGroup, reference: SeedGroup, axis: Axis, budget: float) -> BudgetResult | None:
     """Result at a budget, None if a run of the group has no evaluation within it."""
-    ends, others = ({r.seed: at_budget(r.curve, axis, budget, smoothing) for r in g.runs} for g in (group, reference))
+    ends, others = ({r.seed: at_budget(r.curve, axis, budget) for r in g.runs} for g in (group, reference))
     points = [point for point in ends.values() if point is not None]
     if len(points) < len(ends):
         return None
@@ -380,10 +364,7 @@ def _at_budget(
     matched = [(a, b) for run, _ in pairs if (a := ends[run.seed]) and (b := others[run.seed])]
     if group.name == reference.name or len(matched) < len(pairs):
         pairs, matched = [], []
-    scores = [
-        (_scores(run, a, smoothing), _scores(other, b, smoothing))
-        for (run, other), (a, b) in zip(pairs, matched, strict=True)
-    ]
+    scores = [(_scores(run, a), _scores(other, b)) for (run, other), (a, b) in zip(pairs, matched, strict=True)]
     differences = [a.accuracy - b.accuracy for a, b in matched]
     return BudgetResult(
         axis=axis,
@@ -397,12 +378,9 @@ def _at_budget(
     )
 
 
-def _scores(run: RunCurves, point: BudgetPoint, smoothing: float) -> Floats | None:
-    """Per-problem scores of an evaluation, smoothed like the accuracy."""
-    if run.curve.per_problem is None:
-        return None
-    scores: Floats = run.curve.per_problem[point.index]
-    return scores if smoothing == 0 else smooth(run.curve.per_problem[: point.index + 1], smoothing)[-1]
+def _scores(run: RunCurves, point: BudgetPoint) -> Floats | None:
+    """Per-problem scores of an evaluation."""
+    return None if run.curve.per_problem is None else run.curve.per_problem[point.index]
 
 
 def _over_problems(

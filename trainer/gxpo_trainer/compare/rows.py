@@ -37,7 +37,6 @@ _FREE = re.compile(r"(name|seed|learner\.rule|learner\.optimizer\.learning_rate|
 _SPEED = re.compile(r"(placement|rollout\.(gpu_memory_utilization|cpu_kv_cache_gib|max_num_seqs))(\.|$)")
 """Settings that affect times, but not accuracy."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
-_WORDS = {None: "null", True: "true", False: "false"}
 _PACKAGES = ("torch", "vllm", "deepspeed", "transformers", "peft", "math-verify")
 
 
@@ -123,8 +122,6 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for name, item in value.items():
         if isinstance(item, Mapping):
             flat |= flatten(item, f"{prefix}{name}.")
-        elif item is None or item is True or item is False:
-            flat[f"{prefix}{name}"] = _WORDS[item]
         else:
             flat[f"{prefix}{name}"] = _ENCODER.encode(item)
     return flat

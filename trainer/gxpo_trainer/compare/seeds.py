@@ -20,7 +20,6 @@ from gxpo_trainer.compare.intervals import Interval, mean_interval
 from gxpo_trainer.compare.rows import flatten
 from gxpo_trainer.config.tasks import SINGLE_TURN
 from gxpo_trainer.errors import DataError
-from gxpo_trainer.jsonl import decode_number
 
 _RATE = "learner.optimizer.learning_rate"
 _SCHEDULE = "evaluation.every_steps"
@@ -196,16 +195,14 @@ def _unequal(values: Mapping[int, str], reference: Mapping[int, str]) -> bool:
     return set(values.values()) != set(reference.values())
 
 
-_CONDITIONS = (
-    ("benchmark", "the benchmarks differ"),
-    ("data_sha256", "the problems, golds or rules differ"),
-    ("problem_ids", "not the same problems in the same order"),
-    ("template", "the prompt templates differ"),
-    ("sampling.temperature", "the temperatures differ"),
-    ("sampling.max_new_tokens", "the longest responses differ"),
-    ("versions", "the graders differ"),
-)
-_DEFAULTED: tuple[tuple[str, Any, str], ...] = (
+_CONDITIONS: tuple[tuple[str, Any, str], ...] = (
+    ("benchmark", None, "the benchmarks differ"),
+    ("data_sha256", None, "the problems, golds or rules differ"),
+    ("problem_ids", None, "not the same problems in the same order"),
+    ("template", None, "the prompt templates differ"),
+    ("sampling.temperature", None, "the temperatures differ"),
+    ("sampling.max_new_tokens", None, "the longest responses differ"),
+    ("versions", None, "the graders differ"),
     ("environment", SINGLE_TURN, "the environments differ"),
     ("answer", "any", "what counts as an answer differs"),
     ("sampling.top_p", 1.0, "the sampled distributions differ"),
@@ -213,27 +210,21 @@ _DEFAULTED: tuple[tuple[str, Any, str], ...] = (
     ("sampling.min_p", 0.0, "the sampled distributions differ"),
     ("sampling.stop", [], "the texts that end a response differ"),
 )
-"""Conditions that are recorded only where they have another value."""
+"""Dotted path, the value that a record without it had, and what an inequality means. None: every record has it."""
 
 
 def incomparable(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Reasons why the pass@1 of two records is not comparable; empty if it is.
 
-    A condition missing from a record is a reason, unless it has a default. pass@k for larger k also requires equal
-    `samples_per_prompt`.
+    pass@k for larger k also requires equal `samples_per_prompt`.
     """
     reasons = []
-    for path, words in _CONDITIONS:
-        values = [_at(record, path) for record in (first, second)]
+    for path, default, words in _CONDITIONS:
+        values = [default if (value := _at(record, path)) is None else value for record in (first, second)]
         if None in values:
             reasons.append(f"{path} is not recorded on both sides")
         elif values[0] != values[1]:
             reasons.append(f"{words} ({path}: {_short(values[0])} and {_short(values[1])})")
-    for path, default, words in _DEFAULTED:
-        values = [default if (value := _at(record, path)) is None else value for record in (first, second)]
-        if values[0] != values[1]:
-            name = "" if path == "environment" else f"{path}: "
-            reasons.append(f"{words} ({name}{_short(values[0])} and {_short(values[1])})")
     return reasons
 
 
@@ -299,19 +290,8 @@ def heat_map(settings: Sequence[Mapping[str, Any]], values: Sequence[float | Non
 def _in_order(values: Sequence[Any]) -> list[Any]:
     """Unique values; numbers ascending, anything else in order of appearance."""
     unique = list({_key(value): value for value in values}.values())
-    numeric = all(_number(value) is not None for value in unique)
-    return sorted(unique, key=lambda value: _number(value) or 0.0) if numeric else unique
+    return sorted(unique) if all(isinstance(value, int | float) for value in unique) else unique
 
 
 def _key(value: Any) -> str:
-    """A key that is equal for equal values: 1 equals 1.0, but not True."""
-    number = _number(value)
-    return json.dumps(value if number is None else number, sort_keys=True)
-
-
-def _number(value: Any) -> float | None:
-    """The value as a number, including JSON's strings for non-finite ones; None for anything else."""
-    try:
-        return decode_number(value)
-    except ValueError:
-        return None
+    return json.dumps(value, sort_keys=True)

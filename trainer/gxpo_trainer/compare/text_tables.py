@@ -1,6 +1,6 @@
 """Tables of a comparison as plain text cells, for terminal, HTML report and service. Pure.
 
-The paper's (arXiv 2605.06755): convergence_table is Table 2, budget_table Tables 3 and 4, best_table Table 5.
+The paper's (arXiv 2605.06755): convergence_table is Table 2, budget_table Tables 3 and 4.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float
         ranking_table(comparison),
         convergence_table(comparison),
         *target_tables(groups, comparison),
-        best_table(comparison),
         budget_table(comparison),
-        *_payoff_tables(groups, comparison, share),
+        *payoff_tables(groups, comparison, share),
     ]
     return tables + ([difference_table(comparison)] if comparison.differences else [])
 
@@ -102,21 +101,7 @@ def convergence_table(comparison: Comparison) -> Table:
         rows.append((group.name, percent(group.peak.accuracy), f"{group.peak.steps:.0f}", *costs))
     target = comparison.target
     best = f"best of {comparison.baseline}: {percent(target.accuracy)} at step {target.steps:.0f}"
-    smoothing = f", exponential average {comparison.smoothing:g}" if comparison.smoothing else ""
-    return Table(f"To match the {best}{smoothing}; ratios at common evaluations", header, tuple(rows))
-
-
-def best_table(comparison: Comparison) -> Table:
-    """One row per group: shut-off step, total cost, and cost to its own peak (Table 5)."""
-    header = ("run", "shut-off step", "backward passes", "time", "best", "at step", "passes to best", "time to best")
-    rows = []
-    for group in comparison.groups:
-        whole, best = group.final, group.peak
-        spent = (amount("backward_passes", whole.backward_passes), amount("hours", whole.hours))
-        to_best = (amount(axis, best.cost(axis)) for axis in COSTS)
-        shut = "/".join(map(str, sorted({step for step in group.shutoff_steps if step is not None})))
-        rows.append((group.name, shut or UNKNOWN, *spent, percent(best.accuracy), *to_best))
-    return Table("Own best", header, tuple(rows))
+    return Table(f"To match the {best}; ratios at common evaluations", header, tuple(rows))
 
 
 def target_tables(groups: Sequence[SeedGroup], comparison: Comparison) -> list[Table]:
@@ -188,27 +173,23 @@ def difference_table(comparison: Comparison) -> Table:
     return Table("Not equal in these runs", ("setting", *names), rows)
 
 
-def _payoff_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float | None) -> list[Table]:
-    if len(groups) == 1:
-        return []
-    if share is not None:
-        return [payoff_table(comparison, share, "as given")]
-    baseline = next(group for group in groups if group.name == comparison.baseline)
-    measured = [run.sampling_share for run in baseline.runs if run.sampling_share is not None]
-    return [payoff_table(comparison, float(np.mean(measured)), "measured")] if measured else []
+def payoff_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float | None) -> list[Table]:
+    """Speed-up in time at a sampling share, by default as measured in the baseline's runs; empty where none was.
 
-
-def payoff_table(comparison: Comparison, share: float, source: str) -> Table:
-    """Speed-up in time at a sampling share. Whether it holds against a baseline tuned for speed, runs cannot tell.
-
-    source: where the share is from, for the title.
+    Whether it holds against a baseline tuned for speed, runs cannot tell.
     """
-    baseline = comparison.group(comparison.baseline)
+    baseline, source = comparison.group(comparison.baseline), "as given"
+    if share is None:
+        runs = next(group.runs for group in groups if group.name == baseline.name)
+        measured = [run.sampling_share for run in runs if run.sampling_share is not None]
+        share, source = (float(np.mean(measured)), "measured") if measured else (None, "")
+    if share is None or len(groups) == 1:
+        return []
     rows = []
     for group in comparison.groups:
-        payoff = payoff_of(group, baseline)
         if group.name == baseline.name:
             continue
+        payoff = payoff_of(group, baseline)
         if payoff is None:
             reached = f"{group.num_reached} of {group.num_paired} seeds reach the peak"
             rows.append((group.name, reached, *[UNKNOWN] * 3))
@@ -218,7 +199,7 @@ def payoff_table(comparison: Comparison, share: float, source: str) -> Table:
         rows.append((group.name, *cells, f"{payoff.passes:.2f}"))
     header = ("run", "steps", "time", "time, asynchronous", "passes per step")
     title = f"When it pays: sampling takes {100 * share:.0f}% of a step of {baseline.name} ({source})"
-    return Table(title, header, tuple(rows))
+    return [Table(title, header, tuple(rows))]
 
 
 def _budget(axis: Axis, budget: float) -> str:

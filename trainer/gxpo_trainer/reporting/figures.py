@@ -91,7 +91,6 @@ def write_report(
     groups: Sequence[SeedGroup],
     *,
     baseline: str | None = None,
-    smoothing: float = 0.0,
     sampling_share: float | None = None,
     title: str = "Comparison of runs",
 ) -> Comparison:
@@ -101,7 +100,7 @@ def write_report(
     the HTML embeds the picture and loads nothing.
     """
     chosen = baseline or default_baseline(groups)
-    comparison = compare_groups(groups, chosen, smoothing=smoothing)
+    comparison = compare_groups(groups, chosen)
     styles = line_styles([group.runs[0].rule for group in groups])
     picture = draw_curves(groups, styles, comparison, title=title)
     out_dir.mkdir(parents=True, exist_ok=True)

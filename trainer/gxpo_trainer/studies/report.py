@@ -1,17 +1,14 @@
 """The report of a study as Markdown with tables and pictures. Every number comes from the study's data.
 
 It reads as a short paper: summary, question, task, method, figures, what follows and what does not. The pictures are
-PNG: accuracy against costs, and the learning rates. `styles`: of the arms' lines, by arm.
+PNG: accuracy against costs, and of a ladder the learning rates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -182,25 +179,13 @@ IMAGES = "images"
 """Folder of the pictures, next to the report."""
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture of the report: its file name, and its content in words."""
-
-    file: str
-    alt: str
-
-
-Block = str | list[str] | Table | Picture
-"""A heading (`# …`), a paragraph, a list, a table or a picture."""
-
-
 def write_report(data: StudyData, file: Path) -> None:
     """Write the page, and the pictures into `images/` next to it."""
     folder = file.parent / IMAGES
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in render_pictures(data).items():
         (folder / name).write_bytes(picture)
-    file.write_text(as_markdown(compose(data)), encoding="utf-8")
+    file.write_text(compose(data), encoding="utf-8")
 
 
 def render_pictures(data: StudyData) -> dict[str, bytes]:
@@ -212,10 +197,10 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     groups = {arm: group for arm in arms if (group := data.group(arm)) is not None}
     styles = dict(zip(arms, line_styles(list(rule_labels(data, arms).values())), strict=True))
     name = data.study.name
-    return {
-        f"{name}-curves.png": draw_curves(list(groups.values()), [styles[arm] for arm in groups]),
-        f"{name}-ladder.png": draw_tuning(data, findings, styles),
-    }
+    pictures = {f"{name}-curves.png": draw_curves(list(groups.values()), [styles[arm] for arm in groups])}
+    if data.study.ladder is not None:
+        pictures[f"{name}-ladder.png"] = draw_tuning(findings, styles)
+    return pictures
 
 
 def rule_labels(data: StudyData, arms: Sequence[str]) -> dict[str, str]:
@@ -223,61 +208,73 @@ def rule_labels(data: StudyData, arms: Sequence[str]) -> dict[str, str]:
     return {arm: run_config(data.study, key_of(data.reported(arm)[0])).learner.rule.label for arm in arms}
 
 
-def compose(data: StudyData) -> list[Block]:
-    """The report's content."""
+def compose(data: StudyData) -> str:
+    """The report as Markdown."""
     study, findings = data.study, find(data)
     if findings is None:
         done = len(data.curves)
-        return [f"# {study.title}", f"Incomplete: {done} runs are done, and the baseline lacks seeds. No result yet."]
+        return f"# {study.title}\n\nIncomplete: {done} runs are done, and the baseline lacks seeds. No result yet.\n"
     name, base = study.name, findings.baseline.label
-    return [
+    follows = [
+        f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT)}"
+        + ("" if arm.against is None else f"; plateau {points(arm.against.difference)}: {arm.against.verdict}")
+        + "."
+        for arm in findings.candidates
+    ]
+    curves = "Held-out accuracy against backward passes, steps, tokens and time, by arm"
+    rates = "Accuracy at the tuning budget against the learning rate, by arm"
+    blocks = [
         f"# {study.title}",
         "For readers who choose an update rule. The summary comes first; the tables below have all of its figures.",
-        conclusion(data, findings),
+        _bullets(conclusion(data, findings)),
         "## Question",
         study.question or f"Which arm is better than {base} at the same cost?",
         "## Task",
         study.task or f"That of the preset `{study.preset}`.",
         "## Method",
-        _method(data, findings),
+        _bullets(_method(data, findings)),
         "## Accuracy along the way",
-        Picture(f"{name}-curves.png", "Held-out accuracy against backward passes, steps, tokens and time, by arm"),
+        f"![{curves}]({IMAGES}/{name}-curves.png)",
         "## At the plateau",
         "*Equivalent* is said only if two one-sided tests (TOST) reject a loss and a gain of the margin, after Holm's "
         "correction; *not shown equivalent* means that neither a difference nor its absence is shown. Intervals are "
         "over seeds. Those over problems are conditional on the seeds that ran: they hold for other problems and these "
         "policies, and are too narrow for other seeds.",
-        plateau_table(data, findings),
+        _markdown(plateau_table(data, findings)),
         "## At equal cost",
         "Passes count where updating is the larger cost, batches where sampling is, token-passes where answers differ "
         f"in length. Batches are the most that an arm and {base} have in common.",
-        equal_cost_table(findings),
+        _markdown(equal_cost_table(findings)),
         "## Cost to reach a target",
         f"Targets are shares of the best plateau ({100 * findings.best:.1f}%). Values above 1 are savings: 2 means "
         f"half of the cost of {base}. A first crossing is only known to within one step of the grid: arms that cross "
         "at the same point are told apart by the second value alone, and there is no interval where all seeds have "
         "the same ratio. A dash means that at least one seed did not reach the target. The second column repeats the "
         "plateau, because a faster arm may end lower.",
-        *(sweep_table(data, findings, axis) for axis in SWEPT),
+        *(_markdown(sweep_table(data, findings, axis)) for axis in SWEPT),
         "## Tuning",
         _tuning(study),
-        tuning_table(data, findings),
-        Picture(f"{name}-ladder.png", "Accuracy at the tuning budget against the learning rate, by arm"),
+        _markdown(tuning_table(data, findings)),
+        *([] if study.ladder is None else [f"![{rates}]({IMAGES}/{name}-ladder.png)"]),
         "## Predictions and diagnostics",
         f"Medians over steps and seeds, and those of the GXPO paper for K = {PAPER_K} (Qwen2.5-1.5B). The error is "
         "that of the predicted θᴷ against a true K-step trajectory.",
-        diagnostics_table(findings),
+        _markdown(diagnostics_table(findings)),
         "## What follows",
-        [
-            f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT)}"
-            + ("" if arm.against is None else f"; plateau {points(arm.against.difference)}: {arm.against.verdict}")
-            + "."
-            for arm in findings.candidates
-        ]
-        or ["Nothing yet: no other arm has all its seeds."],
+        _bullets(follows or ["Nothing yet: no other arm has all its seeds."]),
         "## What does not follow",
-        [*study.limits, *_open_questions(data, findings)],
+        _bullets([*study.limits, *_open_questions(data, findings)]),
     ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _markdown(table: Table) -> str:
+    head, *body = (f"| {' | '.join(cells)} |" for cells in (table.header, *table.rows))
+    return "\n".join([f"*{table.title}*", "", head, "|" + "---|" * len(table.header), *body])
 
 
 def conclusion(data: StudyData, findings: Findings) -> list[str]:
@@ -394,59 +391,19 @@ def _open_questions(data: StudyData, findings: Findings) -> list[str]:
     return lines
 
 
-def as_markdown(blocks: Sequence[Block]) -> str:
-    parts = []
-    for block in blocks:
-        if isinstance(block, Table):
-            rows = [f"| {' | '.join(cells)} |" for cells in block.rows]
-            rule = "|" + "---|" * len(block.header)
-            parts.append("\n".join([f"*{block.title}*", "", f"| {' | '.join(block.header)} |", rule, *rows]))
-        elif isinstance(block, Picture):
-            parts.append(f"![{block.alt}]({IMAGES}/{block.file})")
-        elif isinstance(block, list):
-            parts.append("\n".join(f"- {line}" for line in block))
-        else:
-            parts.append(block)
-    return "\n\n".join(parts) + "\n"
-
-
-def draw_tuning(data: StudyData, findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
-    """Accuracy at the tuning budget against the learning rate; a cross where a run diverged.
-
-    Of a ladder one panel with a line an arm; of a search a panel an arm, with a line for each value of the first other
-    setting through its best points, as far as there were several.
-    """
-    tuned = [arm for arm in findings.arms if arm.tuning]
-    panels = 1 if data.study.search is None else max(1, len(tuned))
-    columns = min(panels, 3)
-    size = (8, 5.5) if panels == 1 else (4.2 * columns, 3.6 * -(-panels // columns))
-    figure = Figure(figsize=size, dpi=125, layout="constrained")
-    grid = list(figure.subplots(-(-panels // columns), columns, squeeze=False, sharey=True).flat)
-    for axes in grid[panels:]:
-        axes.set_visible(False)
-    for number, arm in enumerate(tuned):
-        axes = grid[min(number, panels - 1)]
-        lines = [(arm.label, arm.tuning, styles[arm.arm].options)]
-        if data.study.search is not None:
-            axes.set_title(arm.label, fontsize=10)
-            by_value: dict[str, list[Any]] = {}
-            for tried in arm.tuning:
-                by_value.setdefault(tried[0].settings.partition(" ")[0].rpartition(".")[2], []).append(tried)
-            shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(by_value)))
-            lines = [
-                (value, tuple(by_value[value]), {"color": shade, "marker": "o", "linestyle": "none"})
-                for value, shade in zip(sorted(by_value), shades, strict=True)
-            ]
-        for label, tuning, options in lines:
-            rates = [point.learning_rate for point, *_ in tuning]
-            axes.plot(rates, [100 * mean for _, mean, *_ in tuning], label=label, **options)
-            lost = [(point.learning_rate, 100 * mean) for point, mean, _, diverged in tuning if diverged]
-            if lost:
-                axes.plot(*zip(*lost, strict=True), marker="x", markersize=12, color="#000000", linestyle="none")
-        axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
-        axes.grid(alpha=0.25)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    if handles:
-        columns = int(figure.get_figwidth() // 4)  # a label of the reference study takes up to 4 inches
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
+def draw_tuning(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
+    """Accuracy at the tuning budget against the learning rate, a line an arm; a cross where a run diverged."""
+    figure = Figure(figsize=(8, 5.5), dpi=125, layout="constrained")
+    axes = figure.subplots()
+    for arm in findings.arms:
+        if arm.tuning:
+            rates = [point.learning_rate for point, *_ in arm.tuning]
+            axes.plot(rates, [100 * mean for _, mean, *_ in arm.tuning], label=arm.label, **styles[arm.arm].options)
+        lost = [(point.learning_rate, 100 * mean) for point, mean, _, diverged in arm.tuning if diverged]
+        if lost:
+            axes.plot(*zip(*lost, strict=True), marker="x", markersize=12, color="#000000", linestyle="none")
+    axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
+    axes.grid(alpha=0.25)
+    # A label of the reference study takes up to 4 inches.
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=10)
     return png(figure)
