@@ -87,7 +87,10 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
     Raises Invalid when the runs have evaluations and none in common.
     """
     evaluations, left_out = _evaluations(session, runs)
-    benchmarks = [benchmark] if benchmark is not None else _common(list(evaluations.values()))
+    names_of = [list(dict.fromkeys(row["benchmark"] for row in rows)) for rows in evaluations.values()]
+    benchmarks = [benchmark] if benchmark is not None else []
+    if benchmark is None and names_of:
+        benchmarks = [name for name in names_of[0] if all(name in other for other in names_of)]
     if evaluations and not benchmarks:
         raise Invalid.of("benchmark", "the runs have no common benchmark; name one, and runs without it are excluded")
     names = (GATE_Z, *GATE_ENDS) if gates else GATE_ENDS
@@ -131,8 +134,3 @@ def identity_of(run: Run) -> dict[str, Any]:
     parts = {name: stated.get(name) for name in _PARTS_OF_IDENTITY}
     kept = {name: value for name, value in parts.items() if isinstance(value, Mapping)}
     return {"config": run.config, "policy_sha256": stated.get("policy_sha256"), **kept}
-
-
-def _common(evaluations: Sequence[Sequence[Row]]) -> list[str]:
-    names = [list(dict.fromkeys(row["benchmark"] for row in rows)) for rows in evaluations]
-    return [name for name in names[0] if all(name in other for other in names)] if names else []

@@ -79,7 +79,9 @@ def compare(
     """
     groups = _grouped(loaded)
     if not groups:
-        raise _nothing(loaded.left_out)
+        reasons = "; ".join(f"{run.run}: {run.reason}" for run in loaded.left_out[:5]) or "the group has no run"
+        left_out = [run.model_dump() for run in loaded.left_out]
+        raise Invalid(f"nothing can be compared: {reasons}", left_out=left_out)
     rows = {curves: run for run, curves in loaded.runs}
     comparison = compare_groups(
         groups,
@@ -155,11 +157,6 @@ def _reach(loaded: tuple[Run, RunCurves]) -> tuple[float, int]:
     return float(curves.curve.steps[-1]), run.number
 
 
-def _nothing(left_out: Sequence[LeftOutView]) -> Invalid:
-    reasons = "; ".join(f"{run.run}: {run.reason}" for run in left_out[:5]) or "the group has no run"
-    return Invalid(f"nothing can be compared: {reasons}", left_out=[run.model_dump() for run in left_out])
-
-
 def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> str:
     """A configuration by its name, or by id or name of one of its runs."""
     names = [group.name for group in groups]
@@ -186,13 +183,11 @@ def _with_share(
     session: Session, groups: Sequence[SeedGroup], baseline: str, rows: Mapping[RunCurves, Run]
 ) -> list[SeedGroup]:
     """The groups, with the sampling share of the baseline's runs. That of the others is not needed, and costly."""
-
-    def measured(group: SeedGroup) -> SeedGroup:
-        series = loading.series_of(session, [rows[run].number for run in group.runs], STEP_TIMES)
-        runs = (replace(run, sampling_share=sampling_share(series[rows[run].number])) for run in group.runs)
-        return SeedGroup(group.name, tuple(runs))
-
-    return [measured(group) if group.name == baseline else group for group in groups]
+    reference = next(group for group in groups if group.name == baseline)
+    series = loading.series_of(session, [rows[run].number for run in reference.runs], STEP_TIMES)
+    shares = {run: sampling_share(series[rows[run].number]) for run in reference.runs}
+    measured = SeedGroup(baseline, tuple(replace(run, sampling_share=share) for run, share in shares.items()))
+    return [measured if group is reference else group for group in groups]
 
 
 _MOST_RUNS = 1000

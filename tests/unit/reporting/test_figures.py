@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
-from rich.console import Console
 
 from gxpo_dashboard.view_models import rules
 from gxpo_trainer import cli
 from gxpo_trainer.compare.groups import compare_groups
 from gxpo_trainer.compare.seeds import SeedGroup
-from gxpo_trainer.compare.text_tables import all_tables
 from gxpo_trainer.config import EvaluationConfig, GrpoRule, GxpoRule, LearnerConfig, OptimizerConfig, RunConfig
 from gxpo_trainer.config.rules import RULES
 from gxpo_trainer.errors import DataError
@@ -27,9 +25,6 @@ from gxpo_trainer.reporting import figures
 from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reading import group_runs, load_run
 from gxpo_trainer.reporting.reporter import RunReporter
-from gxpo_trainer.reporting.tables import print_tables
-from gxpo_trainer.studies import data as study_data
-from gxpo_trainer.studies.report import rule_labels
 
 GRPO = GrpoRule()
 GXPO = GxpoRule(k=5)
@@ -115,13 +110,6 @@ def test_a_folder_becomes_a_curve(two_runs: list[Path]) -> None:
     np.testing.assert_array_equal(run.gate.steps, range(3, 13))
 
 
-def test_different_data_is_listed_as_a_difference(tmp_path: Path) -> None:
-    first = write_run(tmp_path / "a", config(GRPO), RISING)
-    second = write_run(tmp_path / "b", config(GXPO), FASTER, data_sha256="other")
-    differences = compare_groups(group_runs([first, second]), "GRPO").differences
-    assert [difference.setting for difference in differences] == ["eval.word_problems.data_sha256"]
-
-
 def test_the_report_is_self_contained_and_escaped(two_runs: list[Path], tmp_path: Path) -> None:
     groups = group_runs(two_runs)
     hostile = SeedGroup('GXPO <img src=x onerror="alert(1)">', groups[1].runs)
@@ -199,30 +187,6 @@ def test_text_stays_inside_the_picture_and_off_the_panels(two_runs: list[Path], 
     assert not any(legend.overlaps(box) for axes in figure.axes if (box := axes.get_tightbbox()))
 
 
-def test_groups_of_one_rule_share_their_hue(tmp_path: Path) -> None:
-    made = [config(GRPO), config(GRPO, rate=3.5e-5), config(GXPO)]
-    groups = group_runs([write_run(tmp_path / str(number), one, RISING) for number, one in enumerate(made)])
-    figure = figures.compose(groups, styles(groups), compare_groups(groups, groups[0].name), title="Title")
-    colors = [line.get_color() for line in figure.legends[0].get_lines()][:3]
-    assert colors == [style.color for style in styles(groups)]
-
-
-def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) -> None:
-    groups = group_runs(two_runs)
-    comparison = compare_groups(groups, "GRPO")
-    text = io.StringIO()
-    print_tables(groups, comparison, Console(file=text, width=100))
-    # GRPO ends at (.5 + .75)/2 = 62.5% after 20 steps, 20 passes, 2 min; GXPO gets there at step 10, 30 BP, 1 min.
-    assert all_tables(groups, comparison)[1].rows[1] == (
-        "GXPO K=5", "87.5%", "20", "10 (2.0× fewer)", "30 (1.5× more)", "1 min 0 s (2.0× less)"
-    )  # fmt: skip
-    assert "Inconclusive: only one shared seed" in text.getvalue()
-    assert max(len(line) for line in text.getvalue().splitlines()) <= 100
-
-
-ROOT = Path(__file__).parents[3]
-
-
 def hue(color: str) -> float:
     return colorsys.rgb_to_hls(*to_rgb(color))[0]
 
@@ -244,16 +208,3 @@ def test_arms_of_a_rule_differ_in_shade_marker_and_dash() -> None:
         len(figures.MARKERS),
         len(figures.DASHES),
     )
-
-
-def test_an_unknown_rule_has_a_hue_of_its_own() -> None:
-    known = {style.color for style in figures.line_styles([rule.label for rule in RULES])}
-    assert figures.line_styles(["GRPOX"])[0].color not in known
-
-
-def test_the_arms_of_the_reference_study_have_the_hue_of_their_rule() -> None:
-    data = study_data.read(ROOT / "studies" / "reference")
-    labels = rule_labels(data, list(data.study.arms))
-    assert labels["grpo-longer-step"] == labels["grpo"] == "GRPO"
-    assert labels["gxpo-grpo-rate"] == labels["displacement"] == "GXPO"
-    assert labels["extragradient"] == "Extragradient"

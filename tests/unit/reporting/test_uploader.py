@@ -201,36 +201,12 @@ def test_a_launch_continues_from_the_offsets_of_the_service(tmp_path: Path, serv
     assert server.calls[before]["batch"] is None, "it asks first"
 
 
-def test_rows_the_service_already_has_are_not_sent(run: Run, server: IngestServer) -> None:
-    run.write("metrics", 4)
-    server.rows["metrics"] = [{"number": number} for number in (1, 2, 3, 4)]
-    run.uploader.follow()
-    run.steps(4)
-    assert all(not call["metrics"] for call in server.calls)
-    server.rows["metrics"] += [{"number": 5}, {"number": 6}]
-    run.write("metrics", 3)
-    run.arrives(server)
-    assert [row["number"] for row in server.rows["metrics"]] == [1, 2, 3, 4, 5, 6, 7]
-
-
 def test_a_batch_that_is_too_large_is_halved_until_it_fits(run: Run, server: IngestServer) -> None:
     server.most_bytes = 3000
     run.write("samples", 40, response="x" * 400)
     run.arrives(server)
     assert 413 in server.statuses
     assert run.uploader.take_events() == []
-
-
-def test_a_single_row_that_is_too_large_is_skipped_with_an_event(run: Run, server: IngestServer) -> None:
-    server.most_bytes = 3000
-    run.write("samples", 2, response="x" * 400)
-    run.write("samples", response="x" * 4000)
-    run.write("samples", 2, response="x" * 400)
-    run.uploader.follow()
-    run.until(lambda: len(server.rows["samples"]) == 5)
-    assert [row and row["number"] for row in server.rows["samples"]] == [1, 2, None, 4, 5]
-    (event,) = run.uploader.take_events()
-    assert event.startswith("samples.jsonl, line 3 was rejected and skipped: 413: Content Too Large")
 
 
 def test_only_rejected_rows_are_skipped(run: Run, server: IngestServer) -> None:
@@ -421,20 +397,6 @@ def test_the_service_ends_with_the_lines_on_disk_whatever_fails(
         server.faults.clear()
         run.write("metrics")
         run.arrives(server)
-
-
-@given(lines=st.lists(st.integers(0, 400_000), max_size=12), moves=st.lists(st.integers(0, 14), max_size=20))
-@settings(max_examples=40, deadline=None)
-def test_line_tail_seeks_to_any_line(lines: list[int], moves: list[int]) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "rows.jsonl"
-        path.write_bytes(b"".join(b"%d %s\n" % (i, b"x" * size) for i, size in enumerate(lines)) + b"torn")
-        tail = LineTail(path)
-        for move in moves:
-            tail.seek(move)
-            assert tail.line == min(move, len(lines))
-            peeked = tail.peek(2, 1 << 30, at_least_one=True)
-            assert [int(line.split()[0]) for line in peeked] == list(range(len(lines)))[move : move + 2]
 
 
 def test_service_json_is_read_once_and_its_token_is_not_shown(tmp_path: Path) -> None:

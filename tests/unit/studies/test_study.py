@@ -283,13 +283,6 @@ def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, 
     assert sum("started" in line for line in lines) == started == 12
 
 
-def test_a_run_that_fails_once_is_started_again(tmp_path, stand_in) -> None:
-    stand_in(fails=1)
-    lines: list[str] = []
-    StudyRunner(study(), tmp_path / "study", 1, lines.append).run()
-    assert sum("exit code 1" in line for line in lines) == 3
-
-
 def test_a_run_that_fails_twice_ends_the_study_with_its_log(tmp_path, stand_in) -> None:
     stand_in(fails=2)
     with pytest.raises(TrainingError, match=r"failed twice; see the end of .*seed-1\.log"):

@@ -24,15 +24,10 @@ from gxpo_trainer.compare.evidence import (
     ratio_interval,
 )
 from gxpo_trainer.compare.groups import (
-    TARGETS,
     Comparison,
     GroupResult,
     Reach,
-    best_plateau,
-    common_budgets,
-    common_grids,
     payoff_of,
-    sweep,
 )
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.seeds import SeedGroup
@@ -48,14 +43,13 @@ class Table:
 
 
 def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float | None = None) -> list[Table]:
-    """Ranking, convergence, plateaus and targets, accuracy at equal budgets, when it pays, and differences.
+    """Ranking, convergence with plateaus, accuracy at equal budgets, when it pays, and differences.
 
     share: of a baseline step that sampling takes; by default as measured in the baseline's runs.
     """
     tables = [
         ranking_table(comparison),
         convergence_table(comparison),
-        *target_tables(groups, comparison),
         budget_table(comparison),
         *payoff_tables(groups, comparison, share),
     ]
@@ -93,41 +87,17 @@ def _within(show: Callable[[float], str], interval: Interval | None) -> str:
 
 
 def convergence_table(comparison: Comparison) -> Table:
-    """One row per group: its peak, the cost to match the baseline's peak, and speed-ups."""
-    header = ("run", "best", "at step", *(f"{NAMES[axis]} to match" for axis in COSTS))
+    """One row per group: its peak, the cost to match the baseline's peak, speed-ups, and what became of the plateau."""
+    header = ("run", "best", "at step", *(f"{NAMES[axis]} to match" for axis in COSTS), "plateau")
     rows = []
     for group in comparison.groups:
         costs = (_match(group, axis) for axis in COSTS)
-        rows.append((group.name, percent(group.peak.accuracy), f"{group.peak.steps:.0f}", *costs))
+        one = group.plateau
+        plateau = UNKNOWN if one is None else f"{points(one.difference.mean)} ({one.verdict})"
+        rows.append((group.name, percent(group.peak.accuracy), f"{group.peak.steps:.0f}", *costs, plateau))
     target = comparison.target
     best = f"best of {comparison.baseline}: {percent(target.accuracy)} at step {target.steps:.0f}"
     return Table(f"To match the {best}; ratios at common evaluations", header, tuple(rows))
-
-
-def target_tables(groups: Sequence[SeedGroup], comparison: Comparison) -> list[Table]:
-    """One row per group: its plateau, and its speed-up to shares of the best plateau; empty without a common budget."""
-    ends = common_budgets(groups).get("backward_passes")
-    best = best_plateau(groups, ends[0]) if ends else math.nan
-    if math.isnan(best) or len(groups) == 1:
-        return []
-    reference = next(group for group in groups if group.name == comparison.baseline)
-    grids = common_grids(groups)
-    header = ("run", "plateau", f"against {reference.name}", *(f"{100 * share:g}%" for share in TARGETS))
-    tables = []
-    for axis in ("steps", "backward_passes"):
-        rows = []
-        for group in groups:
-            plateau = comparison.group(group.name).plateau
-            if plateau is not None:
-                reaches = sweep(group, reference, [share * best for share in TARGETS], grids, axis)
-                told = f"{points(plateau.difference.mean)} ({plateau.verdict})"
-                rows.append((group.name, percent(plateau.own.mean), told, *map(reach_cell, reaches)))
-        title = (
-            f"Fewer {NAMES[axis]} to shares of the best plateau ({percent(best)}): {reference.name}'s cost divided by "
-            "the run's, by the first evaluation on the common grid, then interpolated"
-        )
-        tables += [Table(title, header, tuple(rows))] if rows else []
-    return tables
 
 
 def reach_cell(reach: Reach) -> str:

@@ -158,7 +158,10 @@ def compose(
     font = FontProperties(size=11)
     columns = min(4, _columns(canvas, font, [str(handle.get_label()) for handle in handles]))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, prop=font)
-    figure.suptitle(f"{_literal(title)}\n{_band_note(groups)}".strip(), fontsize=13)
+    note = "means over seeds; bands: 95% over seeds"
+    if any(len(group.runs) == 1 for group in groups):
+        note = "bands: 95% over seeds, over problems for single seeds"
+    figure.suptitle(f"{_literal(title)}\n{note}".strip(), fontsize=13)
     return figure
 
 
@@ -185,15 +188,6 @@ def _short(name: str) -> str:
 def _literal(text: str) -> str:
     """Escape text for matplotlib: $ starts math mode, and labels with a leading _ are hidden."""
     return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
-
-
-def _band_note(groups: Sequence[SeedGroup]) -> str:
-    numbers = {len(group.runs) for group in groups}
-    if numbers == {1}:
-        return "bands: 95% over problems; one seed only"
-    if 1 in numbers:
-        return "bands: 95% over seeds, over problems for single seeds"
-    return "means over seeds; bands: 95% over seeds"
 
 
 def _page(

@@ -321,10 +321,9 @@ class Feed:
                 break
             samples_end = row_end
             if row["step"] == step and len(samples) < self._logging.samples_per_step:
-                text = row.get("rendered_prompt") or row["prompt"]
-                shown = {"prompt": text, "response": row["response"], "reward": row["reward"]}
-                shown = {name: v[:LONGEST_TEXT] if isinstance(v, str) else v for name, v in shown.items()}
-                samples.append({**shown, "gold": row["gold"], "verdict": row["verdict"]})
+                prompt, response = row.get("rendered_prompt") or row["prompt"], row["response"]
+                texts = {"prompt": prompt[:LONGEST_TEXT], "response": response[:LONGEST_TEXT]}
+                samples.append(texts | {name: row[name] for name in ("gold", "verdict", "reward")})
         if samples and hasattr(self._tracker, "samples"):
             self._deliver(lambda: self._tracker.samples(step, samples), f"samples of step {step}")
             self._note(samples=samples_end)

@@ -37,9 +37,12 @@ def plateau_table(data: StudyData, findings: Findings) -> Table:
             cells = [points(one.difference), over, *p_values, one.verdict if arm.arm in tested(data) else "not tested"]
         rows.append((arm.label, percent(arm.final), percent(arm.plateau), *cells))
     span = f"from {_first_pass(data):g} to {data.study.backward_passes} backward passes"
-    title = (
-        f"Accuracy in %, mean of the evaluations {span}; differences in points; 95% intervals. {_would_show(findings)}"
-    )
+    title = f"Accuracy in %, mean of the evaluations {span}; differences in points; 95% intervals."
+    if findings.detectable is not None:
+        title += (
+            " With this many seeds the first step of Holm's correction shows, with 80% probability, a difference of "
+            f"{100 * findings.detectable:.1f} points (spread pooled over the arms)"
+        )
     header = ("arm", "last value", "plateau", "difference", "over problems, these seeds", *tests, "verdict")
     return Table(title, header, tuple(rows))
 
@@ -153,15 +156,6 @@ def _first_pass(data: StudyData) -> float:
     )
 
 
-def _would_show(findings: Findings) -> str:
-    if findings.detectable is None:
-        return "One seed shows no difference"
-    return (
-        f"With this many seeds the first step of Holm's correction shows, with 80% probability, a difference of "
-        f"{100 * findings.detectable:.1f} points (spread pooled over the arms)"
-    )
-
-
 def _with_bounds(interval: Interval, show: Callable[[float], str], unit: str) -> str:
     bounds = "" if interval.low is None or interval.high is None else f" [{show(interval.low)}, {show(interval.high)}]"
     return f"{show(interval.mean)}{unit}{bounds}".replace("-", "−")
@@ -195,17 +189,14 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
         return {}
     arms = [arm.arm for arm in findings.arms]
     groups = {arm: group for arm in arms if (group := data.group(arm)) is not None}
-    styles = dict(zip(arms, line_styles(list(rule_labels(data, arms).values())), strict=True))
+    # An arm's own label may be any text.
+    rules = [run_config(data.study, key_of(data.reported(arm)[0])).learner.rule.label for arm in arms]
+    styles = dict(zip(arms, line_styles(rules), strict=True))
     name = data.study.name
     pictures = {f"{name}-curves.png": draw_curves(list(groups.values()), [styles[arm] for arm in groups])}
     if data.study.ladder is not None:
         pictures[f"{name}-ladder.png"] = draw_tuning(findings, styles)
     return pictures
-
-
-def rule_labels(data: StudyData, arms: Sequence[str]) -> dict[str, str]:
-    """Arm → label of the rule that it trains with; the arm's own label may be any text."""
-    return {arm: run_config(data.study, key_of(data.reported(arm)[0])).learner.rule.label for arm in arms}
 
 
 def compose(data: StudyData) -> str:

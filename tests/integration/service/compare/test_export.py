@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 from support import reporting
-from support.reported_runs import add_group, add_run, config, report
+from support.reported_runs import add_run, config, report
 
 from gxpo_services.db.database import Database
 from gxpo_trainer.jsonl import decode_number
@@ -142,18 +142,6 @@ def test_several_tables_are_a_whole_zip(client: TestClient, run: str) -> None:
             for name in archive.namelist():
                 alone = read(form, export(client, run, form, name.partition(".")[0]).content)
                 assert str(read(form, archive.read(name))) == str(alone)
-
-
-def test_a_run_without_reports_gives_files_without_rows(client: TestClient, database: Database) -> None:
-    made = add_group(database)
-    run_id = add_run(database, config({"name": "grpo"}), group=made)
-    for form in FORMATS:
-        answer = client.get("/api/v1/export", params={"groups": made, "format": form})
-        with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
-            tables = {name: read(form, archive.read(name)) for name in archive.namelist()}
-        assert tables[f"metrics.{form}"] == tables[f"evaluations.{form}"] == []
-        assert [row["run"] for row in tables[f"runs.{form}"]] == [run_id]
-        assert tables[f"runs.{form}"][0]["group"] == made
 
 
 def test_what_cannot_be_exported_is_refused(client: TestClient) -> None:
