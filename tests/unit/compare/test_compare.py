@@ -151,20 +151,6 @@ def test_mean_curve_takes_the_steps_that_all_seeds_share() -> None:
         curves.mean_curve([curve((0,), (0,), (0.1,), (0,)), curve((5,), (1,), (0.2,), (5,))])
 
 
-def test_a_curve_with_unequal_lengths_or_steps_that_go_back_is_rejected() -> None:
-    with pytest.raises(ValueError, match="equal, non-zero lengths"):
-        curve((0, 1), (0, 1), (0.1, 0.2, 0.3), (0, 1))
-    with pytest.raises(ValueError, match="do not increase"):
-        curve((0, 1), (0, 1), (0.1, 0.2), (3, 3))
-
-
-@pytest.mark.parametrize("shape", [(2, 2), (2, 4), (1, 3), (3, 3)])
-def test_scores_per_problem_need_one_row_an_evaluation_and_one_column_an_id(shape: tuple[int, int]) -> None:
-    pair, unknown = np.array([0.0, 1.0]), np.full(2, np.nan)
-    with pytest.raises(ValueError, match=r"expected \(2, 3\)"):
-        curves.EvaluationCurve(pair, pair, pair, pair, pair, unknown, unknown, np.zeros(shape), ("a", "b", "c"))
-
-
 def test_a_comparison_of_two_runs_by_hand() -> None:
     gate = curves.GateTrace(np.array([5.0]), np.array([1.0]), 0.5, 20)
     groups = [SeedGroup("GRPO", (run(curve(*BASELINE)),)), SeedGroup("GXPO K=5", (run(curve(*CANDIDATE), gate=gate),))]
@@ -398,27 +384,12 @@ def test_seed_dependent_conditions_are_not_differences() -> None:
     assert len(find_differences([group("a", {0: "x"}), group("b", {5: "z"})])) == 1
 
 
-def test_schedules_of_evaluation_are_told_in_one_line_and_are_no_condition() -> None:
-    def group(name: str, passes: Sequence[float], every: int) -> SeedGroup:
-        made = curve(passes, (0.0, 1.0, 2.0, 3.0), (0.1, 0.2, 0.3, 0.4), [every * number for number in range(4)])
-        return SeedGroup(name, (run(made, conditions={"evaluation.every_steps": str(every)}),))
-
-    grpo, sfpo = group("GRPO", (0, 6, 12, 18), 6), group("SFPO", (0, 6, 12, 18), 1)
-    compared = compare_groups([grpo, sfpo], "GRPO")
-    assert compared.differences == ()
-    assert compared.schedule == "", "all were evaluated at the same backward passes"
-    assert not any("conditions" in part for part in weigh(compared).missing)
-    # As far as both went: the baseline's evaluations after its rival's end are none of the rival's.
-    assert "other" in compare_groups([grpo, group("SFPO", (0, 6, 12, 12.5), 1)], "GRPO").schedule
-
-    apart = compare_groups([grpo, group("SFPO", (0, 5, 10, 15), 1)], "GRPO")
-    assert not apart.differences
-    assert apart.schedule == (
-        "SFPO was evaluated at other backward passes than GRPO: at an equal budget the last evaluation within it "
-        "counts, and a target is reached at an evaluation of the common grid."
-    )
-    assert apart.schedule in weigh(apart).sentence.splitlines()
-    assert compare_groups([grpo, group("GXPO", (0, 18, 36, 54), 6)], "GRPO").schedule == "", "the steps are the same"
+def test_the_schedule_of_evaluations_is_no_condition() -> None:
+    groups = [
+        SeedGroup(name, (run(curve(*BASELINE), conditions={"evaluation.every_steps": every}),))
+        for name, every in (("GRPO", "6"), ("SFPO", "1"))
+    ]
+    assert compare_groups(groups, "GRPO").differences == ()
 
 
 def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:
@@ -440,18 +411,6 @@ def test_groups_without_a_shared_seed_are_not_compared_by_seed() -> None:
     )
     assert comparison.group("GXPO").num_paired == 0
     assert "no run shares a seed with the baseline" in weigh(comparison).sentence
-
-
-def test_an_unknown_baseline_an_empty_group_and_a_seed_twice_are_rejected() -> None:
-    group = SeedGroup("GRPO", (linear_run(0, 10),))
-    with pytest.raises(ValueError, match="baseline = 'PPO'"):
-        compare_groups([group], "PPO")
-    with pytest.raises(ValueError, match="not unique"):
-        compare_groups([group, group], "GRPO")
-    with pytest.raises(ValueError, match="has no run"):
-        SeedGroup("x", ())
-    with pytest.raises(ValueError, match="seed twice"):
-        SeedGroup("x", (linear_run(0, 10), linear_run(0, 5)))
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_a_damaged_line_in_the_middle_is_reported(tmp_path: Path) -> None:
 
 def test_missing_files_have_no_rows(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match="cannot be read"):
         read_identity(tmp_path)
 
 

@@ -40,7 +40,7 @@ class EvaluationCurve:
     diagnostics and checkpoints. tokens: sampled tokens. accuracy: in [0, 1]. ci_low, ci_high: 95% interval over
     problems, NaN if unknown. per_problem: [num_evaluations, num_problems] or None, weighted so that row means are the
     accuracy (a macro average may have scores above 1); problem_ids: its columns. forward_passes: of a step, without
-    backward passes. Raises ValueError for unequal lengths, no evaluation, or steps that do not increase.
+    backward passes.
     """
 
     steps: Floats
@@ -53,16 +53,6 @@ class EvaluationCurve:
     per_problem: Floats | None = None
     problem_ids: tuple[str, ...] = ()
     forward_passes: float = 0.0
-
-    def __post_init__(self) -> None:
-        num = self.steps.size
-        arrays = (*(self.cost(axis) for axis in AXES), self.accuracy, self.ci_low, self.ci_high)
-        if num == 0 or any(array.shape != (num,) for array in arrays):
-            raise ValueError(f"arrays have shapes {[array.shape for array in arrays]}; use equal, non-zero lengths")
-        if (np.diff(self.steps) <= 0).any():
-            raise ValueError("evaluation steps do not increase; keep one evaluation per step, of the latest attempt")
-        if self.per_problem is not None and self.per_problem.shape != (num, len(self.problem_ids)):
-            raise ValueError(f"per_problem has shape {self.per_problem.shape}; expected {(num, len(self.problem_ids))}")
 
     @property
     def token_passes(self) -> Floats:

@@ -134,7 +134,6 @@ def weigh(comparison: Comparison) -> Evidence:
         parts.append(f"{name} peaks at {percent(target.accuracy)} after {_costs(target)}.")
         parts += [_reach(group, name) for group in candidates]
     parts += [text for group in candidates if (text := _over_seeds(comparison, group, supported[group.name]))]
-    parts.append(comparison.schedule)
     if missing:
         parts.append("Missing: " + "; ".join(missing) + ".")
     return Evidence("\n".join(part for part in parts if part), conclusive, supported, tuple(missing))

@@ -56,7 +56,7 @@ from gxpo_trainer.compare.intervals import (
     p_of_mean,
     ratio_interval,
 )
-from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences, schedule_note
+from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences
 from gxpo_trainer.config.rules import rule_labels
 
 TARGETS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
@@ -131,14 +131,13 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of `compare_groups`. schedule: why and how groups were evaluated after different numbers of steps."""
+    """Result of `compare_groups`."""
 
     baseline: str
     target: Point
     level: float
     groups: tuple[GroupResult, ...]
     differences: tuple[Difference, ...]
-    schedule: str = ""
 
     def group(self, name: str) -> GroupResult:
         return next(group for group in self.groups if group.name == name)
@@ -160,14 +159,9 @@ def compare_groups(
     """Compare every group with the one called `baseline`.
 
     budgets: axis → values (steps, passes, hours, tokens or token-passes); by default one per axis, the largest that all
-    runs reached. Raises ValueError for an unknown baseline or a repeated name.
+    runs reached.
     """
-    names = [group.name for group in groups]
-    if baseline not in names:
-        raise ValueError(f"baseline = {baseline!r} is unknown; choose one of {names}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"group names {names} are not unique; rename one")
-    reference = groups[names.index(baseline)]
+    reference = next(group for group in groups if group.name == baseline)
     grids = common_grids(groups)
     target = peak(mean_curve([run.curve for run in reference.runs]))
     common = common_budgets(groups)
@@ -189,8 +183,7 @@ def compare_groups(
             )
         )
     differences = tuple(find_differences(groups, baseline))
-    note = schedule_note(groups, baseline)
-    return Comparison(baseline, target, LEVEL, tuple(results), differences, note)
+    return Comparison(baseline, target, LEVEL, tuple(results), differences)
 
 
 def plateau_contrasts(
@@ -405,9 +398,7 @@ class Payoff:
     passes: float
 
     def speed_up(self, share: float, *, asynchronous: bool = False) -> Interval:
-        """Speed-up in time at a sampling share in [0, 1). Raises ValueError outside."""
-        if not 0 <= share < 1:
-            raise ValueError(f"sampling share {share} is out of range; set it in [0, 1)")
+        """Speed-up in time at a sampling share in [0, 1)."""
         update = 1 - share
         if asynchronous:
             factor = max(share, update) / max(share, self.passes * update)

@@ -29,16 +29,10 @@ _LONGEST_VALUE = 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedGroup:
-    """Runs that differ only in their seed. Raises ValueError when empty or a seed occurs twice."""
+    """Runs that differ only in their seed, at least one."""
 
     name: str
     runs: tuple[RunCurves, ...]
-
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise ValueError(f"group {self.name!r} has no run")
-        if len({run.seed for run in self.runs}) < len(self.runs):
-            raise ValueError(f"group {self.name!r} has a seed twice: {[run.seed for run in self.runs]}; drop one run")
 
     @property
     def by_seed(self) -> dict[int, RunCurves]:
@@ -129,35 +123,10 @@ class Difference:
     hardware: bool
 
 
-def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
-    """What it means that groups were evaluated at other steps and backward passes than the baseline; empty if not."""
-    every = {run.conditions.get(_SCHEDULE) for group in groups for run in group.runs}
-    reference = next(group for group in groups if group.name == baseline)
-    other = [
-        group.name
-        for group in groups
-        if any(_evaluated_elsewhere(run, reference.by_seed.get(run.seed, reference.runs[0])) for run in group.runs)
-    ]
-    if len(every) < 2 or not other:
-        return ""
-    return (
-        f"{' and '.join(other)} {'was' if len(other) == 1 else 'were'} evaluated at other backward passes than "
-        f"{baseline}: at an equal budget the last evaluation within it counts, and a target is reached at an "
-        "evaluation of the common grid."
-    )
-
-
-def _evaluated_elsewhere(run: RunCurves, other: RunCurves) -> bool:
-    """Whether two runs were evaluated at different backward passes, as far as both went."""
-    own, its = run.curve.backward_passes, other.curve.backward_passes
-    end = min(own[-1], its[-1])
-    return not np.array_equal(own[own <= end], its[its <= end])
-
-
 def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -> list[Difference]:
     """Conditions and hardware in which a group differs from the baseline (by default the first group).
 
-    How many steps lie between evaluations is no condition: costs are compared where all were evaluated (schedule_note).
+    How many steps lie between evaluations is no condition: costs are compared where all were evaluated.
 
     Runs are compared with the baseline's run of the same seed, because some conditions depend on the seed (generated
     problems); without a shared seed the sets of values are compared. A missing setting counts as `unknown`.

@@ -69,12 +69,10 @@ def read_identity(out_dir: Path) -> Row:
     path = out_dir / IDENTITY
     try:
         identity = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; give the output folder of a run") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}); restore it or give another run") from error
-    if not isinstance(identity, dict):
-        raise DataError(f"{path} is not a JSON object; restore it or give another run")
+        if not isinstance(identity, dict):
+            raise ValueError("it is not a JSON object")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}); give the output folder of a run") from error
     return identity
 
 
