@@ -296,9 +296,8 @@ class HeatMapView(_View):
     left_out: list[LeftOutView] = Field(description="Runs that are not part of the grid, such as controls.")
 
 
-_GATE_POINTS = 2400
-"""Total number of gate points in a response."""
-_FEWEST_OF_ONE, _MOST_OF_ONE = 60, 500
+_GATE_POINTS = 200
+"""Points of a gate in a response."""
 
 
 def compared_group(
@@ -307,8 +306,6 @@ def compared_group(
     """rows: every run of the comparison."""
     result = comparison.group(group.name)
     curve = mean_curve([run.curve for run in group.runs])
-    gates = sum(len(run.gate.z) > 0 for run in rows)
-    points = min(_MOST_OF_ONE, max(_FEWEST_OF_ONE, _GATE_POINTS // max(1, gates)))
     own = {name: getattr(result, name) for name in ComparedGroup.model_fields if hasattr(result, name)}
     runs = []
     for curves, seed in zip(group.runs, result.by_seed, strict=True):
@@ -322,7 +319,7 @@ def compared_group(
                 "group": run.group.id if run.group else None,
                 "group_values": run.group_values,
                 "curve": curve_view(curves.curve, smoothing, (curves.curve.ci_low, curves.curve.ci_high)),
-                "gate": gate_view(curves.gate, points),
+                "gate": gate_view(curves.gate, _GATE_POINTS),
                 **{name: getattr(seed, name) for name in ("peak", "target", "match", "speed_ups")},
             }
         )

@@ -26,30 +26,16 @@ from gxpo_services.compare.schemas import (
     compared_group,
 )
 from gxpo_services.db.tables import Group, Run
-from gxpo_trainer.compare.curves import Axis, RunCurves, mean_curve, peak
+from gxpo_trainer.compare.curves import AXES, Axis, RunCurves, mean_curve, peak
 from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import compare_groups, default_baseline
+from gxpo_trainer.compare.intervals import mean_interval
 from gxpo_trainer.compare.rows import STEP_TIMES, flatten, sampling_share
-from gxpo_trainer.compare.seeds import (
-    SeedGroup,
-    config_key,
-    differing_settings,
-    group_by_config,
-    heat_map,
-    varied_settings,
-)
+from gxpo_trainer.compare.seeds import SeedGroup, config_key, group_by_config
 from gxpo_trainer.compare.text_tables import all_tables
 
 _MOST_BUDGETS = 20
-_AXIS_OF: dict[str, Axis] = {
-    "step": "steps",
-    "steps": "steps",
-    "backward_passes": "backward_passes",
-    "hours": "hours",
-    "time": "hours",
-    "tokens": "tokens",
-    "token_passes": "token_passes",
-}
+_AXIS_OF: dict[str, Axis] = {axis: axis for axis in AXES} | {"step": "steps", "time": "hours"}
 
 
 def compare_as_json(session: Session, query: CompareQuery, cache: ComparisonCache) -> bytes:
@@ -172,11 +158,10 @@ def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCu
 
 
 def _settings(groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> list[SettingView]:
-    configs = {}
-    for group in groups:
-        flat = flatten(rows[group.runs[0]].config)
-        configs[group.name] = {name: value for name, value in flat.items() if name not in ("name", "seed")}
-    return [SettingView(setting=setting, values=values) for setting, values in differing_settings(configs).items()]
+    configs = {group.name: flatten(rows[group.runs[0]].config) for group in groups}
+    names = dict.fromkeys(name for config in configs.values() for name in config if name not in ("name", "seed"))
+    values = {name: {group: config.get(name) for group, config in configs.items()} for name in names}
+    return [SettingView(setting=name, values=own) for name, own in values.items() if len(set(own.values())) > 1]
 
 
 def _with_share(
@@ -211,16 +196,21 @@ def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> Heat
     settings = {
         run.id: {name: value for name, value in (run.group_values or {}).items() if name != "seed"} for run in runs
     }
-    varied = varied_settings([values for values in settings.values() if values])
+    varied = _varied([values for values in settings.values() if values])
     x, y = _axes(query, varied)
     members, left_out = _members(runs, settings, (x, y))
     loaded = loading.load(session, members, query.benchmark, query.metric)
     values = {run.id: _VALUES[query.show](curves) for run, curves in loaded.runs}
-    grid = heat_map([settings[run.id] for run in members], [values.get(run.id) for run in members], x, y)
-    cells = [
-        HeatCellView(x=cell.x, y=cell.y, value=cell.interval, runs=[members[index].id for index in cell.runs])
-        for cell in grid.cells
-    ]
+    x_values, y_values = (_in_order([settings[run.id][name] for run in members]) for name in (x, y))
+    runs_of: dict[tuple[int, int], list[str]] = {}
+    for run in members:
+        row, column = y_values.index(settings[run.id][y]), x_values.index(settings[run.id][x])
+        runs_of.setdefault((row, column), []).append(run.id)
+    cells = []
+    for (row, column), ids in sorted(runs_of.items()):
+        known = [value for run_id in ids if (value := values.get(run_id)) is not None and math.isfinite(value)]
+        cells.append(HeatCellView(x=column, y=row, value=mean_interval(known) if known else None, runs=ids))
+    mixed = dict.fromkeys(name for ids in runs_of.values() for name in _varied([settings[run_id] for run_id in ids]))
     return HeatMapView(
         group=group.id,
         x=x,
@@ -228,13 +218,25 @@ def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> Heat
         show=query.show,
         metric=query.metric,
         benchmarks=loaded.benchmarks,
-        x_values=grid.x_values,
-        y_values=grid.y_values,
+        x_values=x_values,
+        y_values=y_values,
         cells=cells,
         settings=varied,
-        mixed=grid.mixed,
+        mixed=list(mixed),
         left_out=[*left_out, *loaded.left_out],
     )
+
+
+def _varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings with more than one value among the runs, in order of appearance."""
+    names = dict.fromkeys(name for run in settings for name in run)
+    return [name for name in names if len(_in_order([run.get(name) for run in settings])) > 1]
+
+
+def _in_order(values: Sequence[Any]) -> list[Any]:
+    """Unique values, which may be lists; numbers ascending, anything else in order of appearance."""
+    unique = [value for number, value in enumerate(values) if value not in values[:number]]
+    return sorted(unique) if all(isinstance(value, int | float) for value in unique) else unique
 
 
 def _axes(query: HeatMapQuery, varied: Sequence[str]) -> tuple[str, str]:

@@ -84,15 +84,20 @@ def send(out_dir: Path, tracker: Any, *, python: str = sys.executable, finish_s:
 # ---- trackers that write files ----------------------------------------------------------------------------------
 
 
-def test_tensorboard_shows_the_merged_history_the_config_and_samples(tmp_path: Path) -> None:
+def test_tensorboard_shows_each_attempt_with_the_config_and_samples(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     assert send(tmp_path, "tensorboard") == []
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
-    events.Reload()
-    scalars = {tag: [(e.step, round(e.value, 6)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    assert scalars["reward/mean"] == [(1, 0.1), (2, 0.2), (3, 0.03), (4, 0.04), (5, 0.05)]
-    assert [step for step, _ in scalars["gate/z"]] == [1, 2, 3, 4, 5]
-    assert all(math.isnan(value) for _, value in scalars["gate/z"])
+    runs = []
+    for folder in sorted((tmp_path / "tensorboard").iterdir(), key=lambda folder: len(folder.name)):
+        events = accumulator.EventAccumulator(str(folder))
+        events.Reload()
+        runs.append(
+            {tag: [(e.step, round(e.value, 6)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+        )
+    first, second = runs
+    assert first["reward/mean"] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert second["reward/mean"] == [(3, 0.03), (4, 0.04), (5, 0.05)]
+    assert all(math.isnan(value) for _, value in second["gate/z"])
     texts = {tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
     assert '"learning_rate": 1e-05' in texts["config"]
     assert "    response: \\boxed{5}" in texts["samples"].splitlines()

@@ -6,7 +6,7 @@ each run with the baseline's run of the same seed. curves.py has the definitions
 Costs to reach an accuracy are those of evaluations on the common grid of batches, or of backward passes, so that a run
 that is evaluated more often gains nothing by it; without a common grid every run's own evaluations count.
 
-`Payoff` is the speed-up in time as a function of the share of a step that sampling takes. A baseline step is 1 = s + u:
+`time_speed_up` is the speed-up in time as a function of the share of a step that sampling takes. A baseline step is 1 = s + u:
 sampling and verifying s, one update u = 1 − s. A candidate's step samples as much and updates p times, p its backward
 passes a step. It reaches the baseline's accuracy in 1/r of the steps:
 
@@ -386,32 +386,22 @@ def _over_problems(
     return mean_interval(np.mean([own - other for own, other in known], axis=0))
 
 
-@dataclass(frozen=True, slots=True)
-class Payoff:
-    """A candidate against a baseline.
-
-    steps: speed-up in steps, with its interval over seeds. passes: backward passes of a candidate's step, in those of
-    the baseline's.
-    """
-
-    steps: Interval
-    passes: float
-
-    def speed_up(self, share: float, *, asynchronous: bool = False) -> Interval:
-        """Speed-up in time at a sampling share in [0, 1)."""
-        update = 1 - share
-        if asynchronous:
-            factor = max(share, update) / max(share, self.passes * update)
-        else:
-            factor = 1 / (share + self.passes * update)
-        low, high = (None if bound is None else bound * factor for bound in (self.steps.low, self.steps.high))
-        return Interval(self.steps.mean * factor, low, high, self.steps.num)
-
-
-def payoff_of(group: GroupResult, baseline: GroupResult) -> Payoff | None:
-    """The payoff of a group; None unless every shared seed reached the baseline's peak."""
+def payoff_of(group: GroupResult, baseline: GroupResult) -> tuple[Interval, float] | None:
+    """Speed-up in steps, and backward passes of a step in those of the baseline's; None unless every shared seed
+    reached the baseline's peak."""
     ratio = group.seed_speed_ups["steps"]
     if ratio is None or ratio.num < group.num_paired or group.name == baseline.name:
         return None
     own, reference = (result.final.backward_passes / result.final.steps for result in (group, baseline))
-    return Payoff(ratio, own / reference)
+    return ratio, own / reference
+
+
+def time_speed_up(steps: Interval, passes: float, share: float, *, asynchronous: bool = False) -> Interval:
+    """Speed-up in time at a sampling share in [0, 1), of a candidate with `passes` passes a step."""
+    update = 1 - share
+    if asynchronous:
+        factor = max(share, update) / max(share, passes * update)
+    else:
+        factor = 1 / (share + passes * update)
+    low, high = (None if bound is None else bound * factor for bound in (steps.low, steps.high))
+    return Interval(steps.mean * factor, low, high, steps.num)

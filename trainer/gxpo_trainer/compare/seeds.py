@@ -1,14 +1,13 @@
 """Seed groups: runs grouped and named by configuration, bands over their seeds, and what differs between them. Pure.
 
 Unequal conditions invalidate a comparison; settings under test may differ. `incomparable` judges single evaluation
-records: rows of evaluations.jsonl and of `gxpo eval --out`. `heat_map` groups the runs of a sweep by two settings.
+records: rows of evaluations.jsonl and of `gxpo eval --out`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gxpo_trainer.compare.curves import EvaluationCurve, Floats, RunCurves
-from gxpo_trainer.compare.intervals import Interval, mean_interval
+from gxpo_trainer.compare.intervals import mean_interval
 from gxpo_trainer.compare.rows import flatten
 from gxpo_trainer.config.tasks import SINGLE_TURN
 from gxpo_trainer.errors import DataError
@@ -150,13 +149,6 @@ def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -
     return differences
 
 
-def differing_settings(configs: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str | None]]:
-    """Setting → group → value (JSON text, None if missing), for the settings that differ between groups."""
-    names = dict.fromkeys(name for config in configs.values() for name in config)
-    rows = {name: {group: config.get(name) for group, config in configs.items()} for name in names}
-    return {name: values for name, values in rows.items() if len(set(values.values())) > 1}
-
-
 def _unequal(values: Mapping[int, str], reference: Mapping[int, str]) -> bool:
     shared = values.keys() & reference.keys()
     if shared:
@@ -207,60 +199,3 @@ def _at(record: Mapping[str, Any], path: str) -> Any:
 def _short(value: Any) -> str:
     text = f"{len(value)} entries" if isinstance(value, list) else str(value)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-@dataclass(frozen=True, slots=True)
-class HeatCell:
-    """interval: mean with its t-interval over the runs that have a value; None if none has."""
-
-    x: int
-    y: int
-    interval: Interval | None
-    runs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HeatMap:
-    """x_values, y_values: values in axis order; cells: non-empty cells, row by row of y.
-
-    A cell's runs are indices into the given sequence. mixed: other settings that vary within a cell.
-    """
-
-    x_values: tuple[Any, ...]
-    y_values: tuple[Any, ...]
-    cells: tuple[HeatCell, ...]
-    mixed: tuple[str, ...]
-
-
-def varied_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings with more than one value among the runs, in order of appearance."""
-    names = dict.fromkeys(name for run in settings for name in run)
-    return [name for name in names if len({_key(run.get(name)) for run in settings}) > 1]
-
-
-def heat_map(settings: Sequence[Mapping[str, Any]], values: Sequence[float | None], x: str, y: str) -> HeatMap:
-    """Mean value for each pair of values of the settings `x` and `y`, of which each run has both.
-
-    settings: of each run by dotted path, without the seed. values: of each run, None or not finite if missing.
-    """
-    x_values, y_values = (_in_order([run[name] for run in settings]) for name in (x, y))
-    columns, rows = ([_key(value) for value in values] for values in (x_values, y_values))
-    members_of: dict[tuple[int, int], list[int]] = {}
-    for index, run in enumerate(settings):
-        members_of.setdefault((rows.index(_key(run[y])), columns.index(_key(run[x]))), []).append(index)
-    cells = []
-    for (row, column), members in sorted(members_of.items()):
-        known = [float(v) for i in members if (v := values[i]) is not None and math.isfinite(v)]
-        cells.append(HeatCell(column, row, mean_interval(known) if known else None, tuple(members)))
-    mixed = dict.fromkeys(n for members in members_of.values() for n in varied_settings([settings[i] for i in members]))
-    return HeatMap(tuple(x_values), tuple(y_values), tuple(cells), tuple(mixed))
-
-
-def _in_order(values: Sequence[Any]) -> list[Any]:
-    """Unique values; numbers ascending, anything else in order of appearance."""
-    unique = list({_key(value): value for value in values}.values())
-    return sorted(unique) if all(isinstance(value, int | float) for value in unique) else unique
-
-
-def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)

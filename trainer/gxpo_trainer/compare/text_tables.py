@@ -28,6 +28,7 @@ from gxpo_trainer.compare.groups import (
     GroupResult,
     Reach,
     payoff_of,
+    time_speed_up,
 )
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.seeds import SeedGroup
@@ -164,9 +165,10 @@ def payoff_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: fl
             reached = f"{group.num_reached} of {group.num_paired} seeds reach the peak"
             rows.append((group.name, reached, *[UNKNOWN] * 3))
             continue
-        times = (payoff.speed_up(share), payoff.speed_up(share, asynchronous=True))
-        cells = (ratio_interval(payoff.steps, "steps"), *(ratio_interval(time, "hours") for time in times))
-        rows.append((group.name, *cells, f"{payoff.passes:.2f}"))
+        steps, passes = payoff
+        times = (time_speed_up(steps, passes, share, asynchronous=overlap) for overlap in (False, True))
+        cells = (ratio_interval(steps, "steps"), *(ratio_interval(time, "hours") for time in times))
+        rows.append((group.name, *cells, f"{passes:.2f}"))
     header = ("run", "steps", "time", "time, asynchronous", "passes per step")
     title = f"When it pays: sampling takes {100 * share:.0f}% of a step of {baseline.name} ({source})"
     return [Table(title, header, tuple(rows))]

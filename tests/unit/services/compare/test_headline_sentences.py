@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gxpo_services.compare import schemas
 from gxpo_services.compare.export import write_rows
 from gxpo_services.compare.headline import (
     evaluation_sentence,
@@ -18,13 +17,11 @@ from gxpo_services.compare.headline import (
     signal_sentence,
     state_sentence,
 )
-from gxpo_services.compare.schemas import compared_group, gate_view
+from gxpo_services.compare.schemas import gate_view
 from gxpo_services.outputs.metrics import Summary
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.schemas import Progress, RunView
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
-from gxpo_trainer.compare.groups import compare_groups
-from gxpo_trainer.compare.seeds import SeedGroup
 
 
 def view(state: str, steps: int = 12, **fields: Any) -> RunView:
@@ -157,17 +154,6 @@ def test_a_gate_says_whether_it_was_thinned() -> None:
     assert {5.0, -4.0} <= set(thinned.z)
     assert [trace.z[int(step)] for step in thinned.steps] == thinned.z
     assert (thinned.threshold, thinned.shutoff_step, thinned.two_sided) == (0.5, 7, True)
-
-
-@pytest.mark.parametrize(("gates", "points"), [(1, 500), (4, 500), (6, 400), (100, 60)])
-def test_the_points_of_all_gates_share_one_limit(gates: int, points: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(schemas, "thin", lambda values, most: (seen.append(most), np.arange(len(values)))[1])
-    long = GateTrace(np.arange(3.0), np.arange(3.0))
-    group = SeedGroup("GRPO", (run(999, 0.1, 0.2), *(run(seed, 0.1, 0.2, gate=long) for seed in range(gates))))
-    comparison = compare_groups([group], "GRPO")
-    compared_group(group, comparison, {one: stored("x") for one in group.runs}, 0.0)
-    assert set(seen) == {points}
 
 
 # Exported files, byte by byte where the format is text.
