@@ -238,16 +238,6 @@ def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_o
     ]
 
 
-def test_intervals_stand_beside_the_means_in_percentage_points() -> None:
-    def group(name: str, *values: float) -> SeedGroup:
-        return SeedGroup(name, tuple(flat_run(value, seed) for seed, value in enumerate(values)))
-
-    table = budget_table(compare_groups([group("GRPO", 0.5, 0.5), group("GXPO", 0.6, 0.8)], "GRPO"))
-    # Differences 10 and 30: mean 20, ± 12.706·√200/√2 = 127.1.
-    assert table.rows[1][1:5] == ("GXPO", "70.0%", "+20.0", "−107.1 to +147.1")
-    assert table.title == "Accuracy at equal budgets (points; 95% intervals of the difference)"
-
-
 def test_the_most_accurate_grpo_is_the_baseline() -> None:
     def groups(**accuracies: tuple[float, ...]) -> list[SeedGroup]:
         return [

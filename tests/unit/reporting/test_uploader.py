@@ -185,22 +185,6 @@ def test_the_back_off_grows_exponentially_to_its_maximum(run: Run, server: Inges
     assert len({round(wait, 6) for wait in waits}) > 100, "no jitter"
 
 
-def test_a_launch_continues_from_the_offsets_of_the_service(tmp_path: Path, server: IngestServer) -> None:
-    first = Run(tmp_path, server)
-    first.write("metrics", 700)
-    first.write("events", 2)
-    first.arrives(server)
-    first.write("metrics", 3)
-    second = Run(tmp_path, server, attempt=2)
-    second.num = first.num
-    second.write("metrics", 2)
-    before = len(server.calls)
-    second.arrives(server)
-    assert sum(len(call["metrics"]) for call in server.calls[before:]) == 5
-    assert {call["attempt"] for call in server.calls[before:]} == {2}
-    assert server.calls[before]["batch"] is None, "it asks first"
-
-
 def test_a_batch_that_is_too_large_is_halved_until_it_fits(run: Run, server: IngestServer) -> None:
     server.most_bytes = 3000
     run.write("samples", 40, response="x" * 400)
@@ -326,14 +310,6 @@ def test_410_after_a_lost_response_counts_as_a_delivered_outcome(run: Run, serve
     run.uploader.start()
     assert run.uploader.finish(OUTCOME) is True
     assert run.uploader.fenced is None
-
-
-def test_a_launch_that_never_followed_sends_its_outcome_only(tmp_path: Path, server: IngestServer) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"number": 1}\n')
-    uploader = Uploader(ServiceAddress(server.url, "r", 1, "secret"), tmp_path, QUICK)
-    uploader.start()
-    assert uploader.finish(OUTCOME) is True
-    assert (server.outcome, server.rows["metrics"]) == (OUTCOME, [])
 
 
 def test_finish_gives_up_on_an_unavailable_service(tmp_path: Path) -> None:

@@ -126,20 +126,6 @@ def test_what_was_registered_before_the_first_run_is_told_from_what_came_later()
     assert definition.registration(study(), None) == ([], kept)
 
 
-def test_a_missing_study_and_a_run_in_its_place_are_told_apart(tmp_path: Path, capsys) -> None:
-    assert main(["study", "run", str(tmp_path / "nope.toml")]) == 2
-    assert capsys.readouterr().err.endswith(
-        "nope.toml does not exist; docs/studies.md has an example of a study file\n"
-    )
-    run, file = tmp_path / "run.toml", tmp_path / "study.toml"
-    run.write_text("[budget]\nsteps = 3\n")
-    file.write_text(tomli_w.dumps(BODY))
-    with pytest.raises(ConfigError, match=r"run\.toml is a run, not a study; `gxpo train .*run\.toml` executes it"):
-        definition.load_study(run)
-    with pytest.raises(ConfigError, match=r"study\.toml is a study, not a run; `gxpo study run .*study\.toml`"):
-        load_run(file)
-
-
 def test_the_example_of_the_documentation_is_a_study(tmp_path: Path) -> None:
     page = (REFERENCE.parents[1] / "docs" / "studies.md").read_text(encoding="utf-8")
     file = tmp_path / "study.toml"

@@ -6,9 +6,9 @@ each run with the baseline's run of the same seed. curves.py has the definitions
 Costs to reach an accuracy are those of evaluations on the common grid of batches, or of backward passes, so that a run
 that is evaluated more often gains nothing by it; without a common grid every run's own evaluations count.
 
-`time_speed_up` is the speed-up in time as a function of the share of a step that sampling takes. A baseline step is 1 = s + u:
-sampling and verifying s, one update u = 1 − s. A candidate's step samples as much and updates p times, p its backward
-passes a step. It reaches the baseline's accuracy in 1/r of the steps:
+`time_speed_up` is the speed-up in time as a function of the share of a step that sampling takes. A baseline step is
+1 = s + u: sampling and verifying s, one update u = 1 − s. A candidate's step samples as much and updates p times, p its
+backward passes a step. It reaches the baseline's accuracy in 1/r of the steps:
 
     synchronous     r (s + u) / (s + p u)
     asynchronous    r max(s, u) / max(s, p u)        sampling runs during the update

@@ -154,22 +154,27 @@ def test_a_run_without_evaluations_is_listed_and_the_rest_is_compared(
     assert "no common benchmark" in refused.json()["detail"]
 
 
-def test_of_two_runs_of_one_seed_the_one_that_came_further_counts(client: TestClient, database: Database) -> None:
-    long = evaluated_run(database, config(GRPO), RISING)
-    short = evaluated_run(database, config(GRPO, name="retry"), {0: [0.0, 0.5]})
-    answer = compare(client, runs=[short, long])
-    assert [run["id"] for run in answer["groups"][0]["runs"]] == [long]
-    assert answer["left_out"][0]["run"] == short
-    assert long in answer["left_out"][0]["reason"]
-    assert "the only configuration" in answer["evidence"]
-
-
 def test_seeds_that_share_no_step_are_left_out(client: TestClient, database: Database, two: tuple[str, str]) -> None:
     sfpo = {"name": "sfpo", "k": 3}
     odd = [evaluated_run(database, config(sfpo, seed), {step: [0.5]}) for seed, step in ((0, 3), (1, 4))]
     answer = compare(client, runs=[*two, *odd])
     assert [configuration["name"] for configuration in answer["groups"]] == ["GRPO", "GXPO K=5"]
     assert {run["run"] for run in answer["left_out"]} == set(odd)
+
+
+def test_the_further_run_of_a_seed_counts_and_benchmarks_are_averaged(client: TestClient, database: Database) -> None:
+    long = evaluated_run(database, config(GRPO), RISING, benchmarks=("easy", "hard"))
+    short = evaluated_run(database, config(GRPO, name="retry"), {0: [0.0, 0.5]}, benchmarks=("easy", "hard"))
+    answer = compare(client, runs=[short, long], smoothing=0.5)
+    assert answer["benchmarks"] == ["easy", "hard"]
+    assert [run["id"] for run in answer["groups"][0]["runs"]] == [long]
+    assert answer["left_out"][0]["run"] == short
+    assert long in answer["left_out"][0]["reason"]
+    assert "the only configuration" in answer["evidence"]
+    # .25, .375, .625 averaged with weight .5: .25, .3125, .46875; the curve itself stays as it is.
+    curve = group(answer, "GRPO")["mean"]
+    assert (curve["smoothed"], curve["accuracy"]) == ([0.25, 0.3125, 0.46875], [0.25, 0.375, 0.625])
+    assert answer["target"]["accuracy"] == 0.625
 
 
 def test_unequal_conditions_are_named_apart_from_the_compared_settings(client: TestClient, database: Database) -> None:
@@ -187,20 +192,6 @@ def test_unequal_conditions_are_named_apart_from_the_compared_settings(client: T
     assert settings["learner.rule.k"] == {name: None, other: "5"}
     assert settings["learner.optimizer.learning_rate"] == {name: "1e-05", other: "2e-05"}
     assert not {"name", "seed"} & settings.keys()
-
-
-def test_several_benchmarks_are_averaged_and_smoothed_beside_the_curve(client: TestClient, database: Database) -> None:
-    runs = [
-        evaluated_run(database, config(rule), scores, benchmarks=("easy", "hard"))
-        for rule, scores in ((GRPO, RISING), (GXPO, FASTER))
-    ]
-    answer = compare(client, runs=runs, smoothing=0.5)
-    assert answer["benchmarks"] == ["easy", "hard"]
-    # .25, .375, .625 averaged with weight .5: .25, .3125, .46875; the curve itself stays as it is.
-    curve = group(answer, "GRPO")["mean"]
-    assert curve["smoothed"] == [0.25, 0.3125, 0.46875]
-    assert curve["accuracy"] == [0.25, 0.375, 0.625]
-    assert answer["target"]["accuracy"] == 0.625
 
 
 def test_an_attempt_from_step_0_replaces_what_it_repeats(client: TestClient, database: Database) -> None:
@@ -314,16 +305,6 @@ def test_a_comparison_whose_process_is_killed_is_refused_and_the_next_one_has_an
         assert "the process that compares runs was killed" in refused.json()["detail"]
         assert ask(1).status_code == 200
     worker.wait(30)
-
-
-def test_the_cache_is_bounded_and_evicts_the_least_recently_used() -> None:
-    cache = ComparisonCache(max_bytes=10)
-    for question in ("a", "b"):
-        cache.put(question, (1,), b"12345")
-    assert cache.get("a", (1,)) == b"12345"
-    cache.put("c", (1,), b"12345")
-    assert [cache.get(question, (1,)) for question in "abc"] == [b"12345", None, b"12345"]
-    assert cache.get("c", (2,)) is None
 
 
 REFUSED: list[tuple[dict[str, str], int, str]] = [

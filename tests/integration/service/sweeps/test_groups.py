@@ -11,7 +11,6 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 from structlog.testing import capture_logs
 from support import queued_runs as runs
-from support.paging import walk
 from support.scheduling import write_outcome
 from support.scripted_launcher import ScriptedLauncher
 
@@ -62,13 +61,6 @@ def test_a_sweep_queues_all_its_runs_as_one_group(client: TestClient, database: 
     with database.reading() as session:
         kinds = list(session.scalars(select(Event.kind).where(Event.run_number.is_not(None))))
         assert kinds == ["submitted"] * 6
-
-
-def test_groups_come_newest_first_in_pages(client: TestClient) -> None:
-    ids = [client.post(f"{API}/groups", json={"name": f"g{n}"}).json()["id"] for n in range(5)]
-    assert [group["id"] for group in walk(client, "/groups", limit=2)] == ids[::-1]
-    cursor = client.get(f"{API}/groups", params={"limit": 2}).json()["next_cursor"]
-    assert client.get(f"{API}/runs", params={"cursor": cursor}).status_code == 422
 
 
 def test_a_sweep_with_one_bad_run_makes_nothing(client: TestClient, database: Database) -> None:
