@@ -387,7 +387,7 @@ def run_grade(args: argparse.Namespace) -> int:
 
 
 def register_report(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("report", help="compare runs on disk: tables, curves and an HTML page")
+    parser = subparsers.add_parser("report", help="compare runs on disk: tables, curves and a page")
     parser.add_argument("runs", metavar="RUN_DIR", type=Path, nargs="+", help="output folders of runs")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("report"), help="default report")
     parser.add_argument("--baseline", metavar="NAME", help="what to compare with; default: the most accurate GRPO")
@@ -407,7 +407,7 @@ def run_report(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from gxpo_trainer.jsonl import make_folder
-    from gxpo_trainer.reporting.figures import HTML_NAME, PNG_NAME, write_report
+    from gxpo_trainer.reporting.figures import PAGE_NAME, PNG_NAME, write_report
     from gxpo_trainer.reporting.reading import group_runs
     from gxpo_trainer.reporting.tables import print_tables
 
@@ -426,7 +426,7 @@ def run_report(args: argparse.Namespace) -> int:
     # Without a terminal rich assumes 80 columns, which would wrap the tables.
     console = Console(width=None if sys.stdout.isatty() else 120)
     print_tables(groups, comparison, console, args.sampling_share)
-    print(f"\nReport: {args.out / HTML_NAME}\nCurves: {args.out / PNG_NAME}")
+    print(f"\nReport: {args.out / PAGE_NAME}\nCurves: {args.out / PNG_NAME}")
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Annotated, Any, TypeVar, TypeVarTuple
+from typing import Annotated, Any, TypeVar
 
 from anyio import BrokenWorkerProcess, to_process
 from fastapi import APIRouter, Query, Request, Response
@@ -42,13 +42,12 @@ _FILES: dict[int | str, dict[str, Any]] = {
 
 
 Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
 # Of the process that compares.
 _CACHE = ComparisonCache()
 _database = cache(Database)
 
 
-async def in_worker(function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+async def in_worker(function: Callable[..., Result], *arguments: Any) -> Result:
     """The function's result or exception from the other process. Raises Unavailable when that is killed meanwhile."""
     try:
         return await to_process.run_sync(function, *arguments, cancellable=True)

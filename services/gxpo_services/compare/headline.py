@@ -92,10 +92,9 @@ def gate_sentence(rule: Mapping[str, Any], last: Last, ended: bool) -> str:
 def evaluation_sentence(run: RunView, last: Last, ended: bool) -> str:
     """The last accuracy, and the best one if that is higher; a run without rewards has its loss instead."""
     if run.score_best is not None:
-        now = math.nan if run.score is None else run.score
+        now, best = float("nan" if run.score is None else run.score), float(run.score_best)
         place = f"at step {run.score_step:,}" if run.score_step else "before the first step"
-        higher = "" if run.score_best == now else f"; best {percent(run.score_best)}"
-        return f"{percent(now)} {place}{higher}."
+        return f"{percent(now)} {place}{'' if best == now else f'; best {percent(best)}'}."
     if REWARD not in last and _LOSS in last and (loss := last[_LOSS].last) is not None:
         return f"Loss {_figure(loss)} at step {last[_LOSS].last_step:,}."
     return ("It was not evaluated." if ended else "No evaluation yet.") if last else ""

@@ -208,11 +208,6 @@ def test_one_shared_seed_is_inconclusive() -> None:
     groups = [SeedGroup("GRPO", (run(curve(*BASELINE)),)), SeedGroup("GXPO", (run(curve(*CANDIDATE)),))]
     text = weigh(compare_groups(groups, "GRPO")).sentence
     assert "Inconclusive: only one shared seed" in text
-    assert "GRPO peaks at 50.0% after 20 steps, 20 backward passes, 2 h 0 min." in text
-    assert "GXPO reaches that after 10 steps, 30 backward passes, 1 h 30 min" in text
-    assert (
-        "(at common evaluations, compared with GRPO: 2.0× fewer steps, equal backward passes, 2.0× less time)" in text
-    )
     assert "seeds shared with the baseline (1 of at least 3)" in text
     assert "seeds reached" not in text, "one seed gives no interval over seeds"
 

@@ -354,7 +354,7 @@ def test_configurations_are_ranked_at_the_most_passes_that_all_reached() -> None
     assert table.rows == (
         ("1. SFPO", "2", "70.0% (0.0% to 100.0%)", "+20.0 (−107.1 to +147.1)", "20 (1.00×)"),
         ("2. GRPO", "2", "50.0% (50.0% to 50.0%)", "–", "20 (1.00×)"),
-        ("2. Other", "1", "50.0%", "+0.0", "20 (1.00×)"),
+        ("3. Other", "1", "50.0%", "+0.0", "20 (1.00×)"),
     )
 
 

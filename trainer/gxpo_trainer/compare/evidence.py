@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gxpo_trainer.compare.curves import Axis, Point
+from gxpo_trainer.compare.curves import Axis
 from gxpo_trainer.compare.groups import Comparison, GroupResult
 from gxpo_trainer.compare.intervals import ALPHA, Interval, holm, p_of_mean
 
@@ -123,29 +123,17 @@ def weigh(comparison: Comparison) -> Evidence:
     if not candidates:
         text = f"{comparison.baseline} is the only configuration; add another run to compare it with."
         return Evidence(text, False, {}, ("a second run",))
-    target, name = comparison.target, comparison.baseline
     supported = _supported(comparison, candidates)
     missing = _missing(comparison, candidates)
     headline, conclusive = _headline(comparison, candidates)
     parts = [headline]
-    if target.steps == 0:
-        parts.append(f"{name} never exceeds its initial policy ({percent(target.accuracy)}).")
-    else:
-        parts.append(f"{name} peaks at {percent(target.accuracy)} after {_costs(target)}.")
-        parts += [_reach(group, name) for group in candidates]
+    if comparison.target.steps == 0:
+        best = percent(comparison.target.accuracy)
+        parts.append(f"{comparison.baseline} never exceeds its initial policy ({best}).")
     parts += [text for group in candidates if (text := _over_seeds(comparison, group, supported[group.name]))]
     if missing:
         parts.append("Missing: " + "; ".join(missing) + ".")
     return Evidence("\n".join(part for part in parts if part), conclusive, supported, tuple(missing))
-
-
-def _reach(group: GroupResult, baseline: str) -> str:
-    if group.match is None:
-        spent = _costs(group.final)
-        return f"{group.name} does not reach that in {spent}; its best is {percent(group.peak.accuracy)}."
-    ratios = ", ".join(f"{ratio(r, axis)} {NAMES[axis]}" for axis in COSTS if (r := group.speed_ups[axis]) is not None)
-    against = f" (at common evaluations, compared with {baseline}: {ratios})" if ratios else ""
-    return f"{group.name} reaches that after {_costs(group.match)}{against}."
 
 
 def _supported(comparison: Comparison, candidates: list[GroupResult]) -> dict[str, tuple[Axis, ...]]:
@@ -250,8 +238,3 @@ def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]
         if names := [difference.setting for difference in comparison.differences if difference.hardware == hardware]:
             missing.append(f"{what} (these differ: {_some(names)})")
     return missing
-
-
-def _costs(point: Point) -> str:
-    time = f", {hours(point.hours)}" if point.hours == point.hours else ""
-    return f"{point.steps:.0f} steps, {point.backward_passes:.0f} backward passes{time}"

@@ -1,11 +1,10 @@
-"""Tables of a comparison as plain text cells, for terminal, HTML report and service. Pure.
+"""Tables of a comparison as plain text cells, for terminal, report and service. Pure.
 
 The paper's (arXiv 2605.06755): convergence_table is Table 2, budget_table Tables 3 and 4.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +42,11 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
+def markdown(table: Table) -> str:
+    head, *body = (f"| {' | '.join(cells)} |" for cells in (table.header, *table.rows))
+    return "\n".join([f"*{table.title}*", "", head, "|" + "---|" * len(table.header), *body])
+
+
 def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float | None = None) -> list[Table]:
     """Ranking, convergence with plateaus, accuracy at equal budgets, when it pays, and differences.
 
@@ -58,21 +62,18 @@ def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float
 
 
 def ranking_table(comparison: Comparison) -> Table:
-    """One row per group by accuracy at the most backward passes that all runs reached; equal ones share a rank.
+    """One row per group by accuracy at the most backward passes that all runs reached.
 
     Intervals are over seeds; a difference pairs the seeds that the group shares with the baseline.
     """
     header = ("run", "seeds", "accuracy", f"against {comparison.baseline}", "passes to the baseline's best")
-    rows, budget, rank, last = [], "equal", 0, math.nan
+    rows, budget = [], "equal"
     for place, group in enumerate(comparison.ranking, start=1):
         name, cells, result = group.name, [UNKNOWN, UNKNOWN], group.at_equal_passes
         if result is not None:
             budget, own = amount("backward_passes", result.budget), result.accuracy
-            rank, last = (rank if own.mean == last else place), own.mean
-            name, cells = (
-                f"{rank}. {name}",
-                [_within(lambda share: percent(min(1.0, max(0.0, share))), own), _within(points, result.over_seeds)],
-            )
+            accuracy = _within(lambda share: percent(min(1.0, max(0.0, share))), own)
+            name, cells = f"{place}. {name}", [accuracy, _within(points, result.over_seeds)]
         rows.append((name, str(len(group.seeds)), *cells, _match(group, "backward_passes")))
     title = f"Ranking at {budget} backward passes, the most that all runs reached"
     return Table(f"{title} ({100 * comparison.level:g}% intervals over seeds)", header, tuple(rows))

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from gxpo_trainer.compare.curves import Axis, in_plateau
 from gxpo_trainer.compare.intervals import ALPHA, Contrast, Interval
 from gxpo_trainer.compare.published import gxpo_paper
-from gxpo_trainer.compare.text_tables import Table, reach_cell
+from gxpo_trainer.compare.text_tables import Table, markdown, reach_cell
 from gxpo_trainer.reporting.figures import LineStyle, draw_curves, line_styles, png
 from gxpo_trainer.studies.data import StudyData, key_of
 from gxpo_trainer.studies.definition import Study, registration, run_config
@@ -231,26 +231,26 @@ def compose(data: StudyData) -> str:
         "correction; *not shown equivalent* means that neither a difference nor its absence is shown. Intervals are "
         "over seeds. Those over problems are conditional on the seeds that ran: they hold for other problems and these "
         "policies, and are too narrow for other seeds.",
-        _markdown(plateau_table(data, findings)),
+        markdown(plateau_table(data, findings)),
         "## At equal cost",
         "Passes count where updating is the larger cost, batches where sampling is, token-passes where answers differ "
         f"in length. Batches are the most that an arm and {base} have in common.",
-        _markdown(equal_cost_table(findings)),
+        markdown(equal_cost_table(findings)),
         "## Cost to reach a target",
         f"Targets are shares of the best plateau ({100 * findings.best:.1f}%). Values above 1 are savings: 2 means "
         f"half of the cost of {base}. A first crossing is only known to within one step of the grid: arms that cross "
         "at the same point are told apart by the second value alone, and there is no interval where all seeds have "
         "the same ratio. A dash means that at least one seed did not reach the target. The second column repeats the "
         "plateau, because a faster arm may end lower.",
-        *(_markdown(sweep_table(data, findings, axis)) for axis in SWEPT),
+        *(markdown(sweep_table(data, findings, axis)) for axis in SWEPT),
         "## Tuning",
         _tuning(study),
-        _markdown(tuning_table(data, findings)),
+        markdown(tuning_table(data, findings)),
         *([] if study.ladder is None else [f"![{rates}]({IMAGES}/{name}-ladder.png)"]),
         "## Predictions and diagnostics",
         f"Medians over steps and seeds, and those of the GXPO paper for K = {PAPER_K} (Qwen2.5-1.5B). The error is "
         "that of the predicted θᴷ against a true K-step trajectory.",
-        _markdown(diagnostics_table(findings)),
+        markdown(diagnostics_table(findings)),
         "## What follows",
         _bullets(follows or ["Nothing yet: no other arm has all its seeds."]),
         "## What does not follow",
@@ -261,11 +261,6 @@ def compose(data: StudyData) -> str:
 
 def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _markdown(table: Table) -> str:
-    head, *body = (f"| {' | '.join(cells)} |" for cells in (table.header, *table.rows))
-    return "\n".join([f"*{table.title}*", "", head, "|" + "---|" * len(table.header), *body])
 
 
 def conclusion(data: StudyData, findings: Findings) -> list[str]:
