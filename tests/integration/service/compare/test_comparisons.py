@@ -104,7 +104,7 @@ def test_tables_are_the_papers_views(client: TestClient, two: tuple[str, str]) -
     ]
     assert [row[:3] for row in tables[2]["rows"]] == [
         ["20 backward passes", "GRPO", "62.5%"], ["", "GXPO K=5", "25.0%"],
-        ["60 backward passes", "GRPO", "62.5% (ended before)"], ["", "GXPO K=5", "87.5%"],
+        ["60 backward passes", "GRPO", "62.5% (ended before)"], ["", "GXPO K=5", "87.5% (ended before)"],
     ]  # fmt: skip
     assert all(len(row) == len(table["header"]) for table in tables for row in table["rows"])
 
