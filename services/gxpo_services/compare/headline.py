@@ -33,7 +33,6 @@ Last = Mapping[str, Summary]
 """Last and extreme values by metric."""
 _TAU, _SHUTOFF = GATE_ENDS
 _ACTIVE, _FLAT, _LOSS = "gate/active", "reward/no_signal", "policy/loss"
-_MOST_HOLDERS = 3
 
 
 class HeadlinePart(BaseModel):
@@ -56,8 +55,7 @@ def state_sentence(run: RunView, holders: Sequence[str] = ()) -> str:
     steps, bound, state = run.progress.steps, run.progress.step_budget, run.state
     place = f"step {steps:,}" + (f" of {bound:,}" if bound else "")
     if state is RunState.QUEUED:
-        more = [f"{len(holders) - _MOST_HOLDERS} more"] if len(holders) > _MOST_HOLDERS else []
-        held = f"; resources are held by {in_words([*holders[:_MOST_HOLDERS], *more], 'and')}" if holders else ""
+        held = f"; resources are held by {in_words([*holders], 'and')}" if holders else ""
         text = f"Queued at position {run.progress.queue_position}{held}"
     elif state in TERMINAL:
         reason = f": {run.reason.replace('_', ' ')}" if run.reason else ""

@@ -279,9 +279,8 @@ def test_a_logger_that_fails_for_a_while_gets_every_row_once_and_is_reported_onc
         done, said, waited = feed(tmp_path, own)
         assert done
         assert lines(tmp_path) == ["demo 1 0.5", "demo 2 1.0", "demo 3 1.5", "demo 4 2.0"]
-        first, again = said
-        assert first.startswith(f"{own} cannot be reached or refuses the run; training goes on")
-        assert again == f"{own} answers again; what it missed is being sent"
+        (message,) = said
+        assert message.startswith(f"{own} cannot be reached or refuses the run; training goes on")
         assert waited[:2] == [trackers.POLL_S, 2 * trackers.POLL_S], "the pause doubles"
         write(reporter, 1, range(5, 7), 0.5)
         assert feed(tmp_path, own)[:2] == (True, [])

@@ -255,7 +255,7 @@ CLIENTS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow":
 class Feed:
     """Sends the lines of one run to one tracker, each once unless a process is killed between sending and noting it.
 
-    say: takes a sentence for the user: the first failure, the recovery, a row that is refused.
+    say: takes a sentence for the user: the first failure of an outage, a row that is refused.
     """
 
     def __init__(self, out_dir: Path, name: str, say: Callable[[str], None]) -> None:
@@ -325,9 +325,7 @@ class Feed:
         metrics = {name: decode_number(value) for name, value in line["metrics"].items()}
         self._deliver(lambda: self._tracker.write({**line, "metrics": metrics}), f"a row of step {step}")
         self._note(metrics=end, samples=samples_end, step=step)
-        if self._failed:
-            self._failed = False
-            self._say(f"{self._name} answers again; what it missed is being sent")
+        self._failed = False
         return True
 
     def close(self, status: Status) -> None:

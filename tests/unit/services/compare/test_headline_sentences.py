@@ -54,7 +54,6 @@ def test_a_state_is_told_with_its_step_and_reason(run: RunView, sentence: str) -
 def test_a_queued_run_names_what_holds_the_resources() -> None:
     assert state_sentence(view("queued"), ["a"]) == "Queued at position 2; resources are held by a."
     assert state_sentence(view("queued"), ["a", "b"]).endswith("held by a and b.")
-    assert state_sentence(view("queued"), ["a", "b", "c", "d", "e"]).endswith("held by a, b, c and 2 more.")
 
 
 def last(value: float | None, step: int = 9, low: float | None = None, high: float | None = None) -> Summary:
