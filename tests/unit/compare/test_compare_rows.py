@@ -380,12 +380,10 @@ def test_the_same_conditions_are_comparable_whatever_the_scores_and_seeds() -> N
         ({"benchmark": "gsm8k"}, "the benchmarks differ (benchmark: math500 and gsm8k)"),
         ({"data_sha256": "cd34"}, "the problems, golds or rules differ (data_sha256: ab12 and cd34)"),
         ({"problem_ids": ["a"]}, "not the same problems in the same order (problem_ids: 3 entries and 1 entries)"),
-        ({"template": "Q: {problem}"}, "the prompt templates differ (template: {problem} and Q: {problem})"),
         (
             {"sampling": {"temperature": 0.6, "max_new_tokens": 100}},
             "the temperatures differ (sampling.temperature: 1.0 and 0.6)",
         ),
-        ({"versions": {"gxpo": "2"}}, "the graders differ (versions: {'gxpo': '1'} and {'gxpo': '2'})"),
         ({"environment": "calculator"}, "the environments differ (environment: single_turn and calculator)"),
         ({"answer": "boxed"}, "what counts as an answer differs (answer: any and boxed)"),
         (
@@ -393,7 +391,6 @@ def test_the_same_conditions_are_comparable_whatever_the_scores_and_seeds() -> N
             "the sampled distributions differ (sampling.top_p: 1.0 and 0.9)",
         ),
         ({"versions": None}, "versions is not recorded on both sides"),
-        ({"template": "x" * 60}, f"the prompt templates differ (template: {{problem}} and {'x' * 60})"),
         ({"template": "x" * 57 + "yyyy"}, f"the prompt templates differ (template: {{problem}} and {'x' * 57}…)"),
     ],
 )

@@ -243,20 +243,12 @@ def test_a_proxys_refusal_stops_nothing(run: Run, server: IngestServer) -> None:
 
 
 def test_every_response_carries_the_current_request(run: Run, server: IngestServer) -> None:
-    run.steps(1)
-    assert run.uploader.request is None
-    server.request = "pause"
     run.uploader.follow()
-    run.steps(1)
-    assert run.uploader.request == "pause"
-    server.request = None
-    run.write("metrics")
-    run.steps(1)
-    assert run.uploader.request is None
-    server.request = "dance"
-    run.write("metrics")
-    run.steps(1)
-    assert run.uploader.request is None
+    for request, expected in ((None, None), ("pause", "pause"), (None, None), ("dance", None)):
+        server.request = request
+        run.write("metrics")
+        run.steps(2)
+        assert run.uploader.request == expected
 
 
 def test_the_identity_is_sent_once_per_change(run: Run, server: IngestServer, tmp_path: Path) -> None:

@@ -157,13 +157,12 @@ class Study(Settings):
                 f"seeds {sorted(shared)} are used for tuning and reported; choose others in {table}.seeds, for an arm "
                 "tuned on the seeds that it is judged by looks better than it is"
             )
-        for cost in self.compare_at:
-            if cost >= self.backward_passes or cost < 1 or cost % self.evaluate_every:
-                raise ValueError(
-                    f"compare_at = {list(self.compare_at)}: {cost} is not evaluated within the budget; choose "
-                    f"multiples of evaluate_every = {self.evaluate_every} below backward_passes = "
-                    f"{self.backward_passes}"
-                )
+        within = range(self.evaluate_every, self.backward_passes, self.evaluate_every)
+        if bad := [cost for cost in self.compare_at if cost not in within]:
+            raise ValueError(
+                f"compare_at = {list(self.compare_at)}: {bad[0]} is not evaluated within the budget; choose multiples "
+                f"of evaluate_every = {self.evaluate_every} below backward_passes = {self.backward_passes}"
+            )
         for seeds in (self.seeds, self.tuning.seeds):
             if len(set(seeds)) < len(seeds):
                 raise ValueError(f"seeds {list(seeds)} contain one twice; name each once")
