@@ -143,7 +143,8 @@ def test_speed_ups_are_those_of_the_published_table_2() -> None:
 def test_mean_curve_takes_the_steps_that_all_seeds_share() -> None:
     first = curve((0, 10, 20), (0, 1, 2), (0.2, 0.4, 0.6), (0, 10, 20))
     second = curve((0, 30), (0, 3), (0.4, 0.6), (0, 20))
-    mean = curves.mean_curve([first, second])
+    mean = curves.mean_curve([replace(one, forward_passes=2.0) for one in (first, second)])
+    assert mean.forward_passes == 2.0, "else its token-passes are too few"
     np.testing.assert_array_equal(mean.steps, [0, 20])
     np.testing.assert_allclose(mean.accuracy, [0.3, 0.6])
     np.testing.assert_allclose(mean.backward_passes, [0, 25])

@@ -192,8 +192,8 @@ def at_budget(curve: EvaluationCurve, axis: Axis, budget: float) -> BudgetPoint 
 def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
     """Mean of accuracies and costs over seeds, at the steps that all of them evaluated.
 
-    Per-problem scores are averaged if all curves have the same problems. Bounds are NaN, to be set by the caller; a
-    single curve is returned unchanged. Raises ValueError without a common step.
+    Without scores per problem. Bounds are NaN, to be set by the caller; a single curve is returned unchanged. Raises
+    ValueError without a common step.
     """
     if len(curves) == 1:
         return curves[0]
@@ -206,7 +206,6 @@ def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
         stacked = np.stack([getattr(curve, name)[index] for curve, index in zip(curves, rows, strict=True)])
         return np.asarray(stacked.mean(axis=0), dtype=np.float64)
 
-    same = len({curve.problem_ids for curve in curves}) == 1 and all(c.per_problem is not None for c in curves)
     unknown = np.full(len(common), np.nan)
     return EvaluationCurve(
         steps=np.array(common),
@@ -216,6 +215,5 @@ def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
         accuracy=mean("accuracy"),
         ci_low=unknown,
         ci_high=unknown,
-        per_problem=mean("per_problem") if same else None,
-        problem_ids=curves[0].problem_ids if same else (),
+        forward_passes=curves[0].forward_passes,
     )
