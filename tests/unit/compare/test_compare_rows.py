@@ -377,21 +377,17 @@ def test_the_same_conditions_are_comparable_whatever_the_scores_and_seeds() -> N
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"benchmark": "gsm8k"}, "the benchmarks differ (benchmark: math500 and gsm8k)"),
-        ({"data_sha256": "cd34"}, "the problems, golds or rules differ (data_sha256: ab12 and cd34)"),
-        ({"problem_ids": ["a"]}, "not the same problems in the same order (problem_ids: 3 entries and 1 entries)"),
+        ({"benchmark": "gsm8k"}, "benchmark differs (math500 and gsm8k)"),
+        ({"problem_ids": ["a"]}, "problem_ids differs (3 entries and 1 entries)"),
         (
             {"sampling": {"temperature": 0.6, "max_new_tokens": 100}},
-            "the temperatures differ (sampling.temperature: 1.0 and 0.6)",
+            "sampling.temperature differs (1.0 and 0.6)",
         ),
-        ({"environment": "calculator"}, "the environments differ (environment: single_turn and calculator)"),
-        ({"answer": "boxed"}, "what counts as an answer differs (answer: any and boxed)"),
-        (
-            {"sampling": {**RECORD["sampling"], "top_p": 0.9}},
-            "the sampled distributions differ (sampling.top_p: 1.0 and 0.9)",
-        ),
+        ({"environment": "calculator"}, "environment differs (single_turn and calculator)"),
+        ({"answer": "boxed"}, "answer differs (any and boxed)"),
+        ({"sampling": {**RECORD["sampling"], "top_p": 0.9}}, "sampling.top_p differs (1.0 and 0.9)"),
         ({"versions": None}, "versions is not recorded on both sides"),
-        ({"template": "x" * 57 + "yyyy"}, f"the prompt templates differ (template: {{problem}} and {'x' * 57}…)"),
+        ({"template": "x" * 57 + "yyyy"}, f"template differs ({{problem}} and {'x' * 57}…)"),
     ],
 )
 def test_each_condition_is_a_reason_by_itself(changes: dict[str, Any], reason: str) -> None:
@@ -406,7 +402,7 @@ def test_differences_are_paired_and_the_rest_says_why_not() -> None:
     assert columns["difference"] == ["+25.0% [+25.0%, +25.0%]", "not in the earlier file"]
     assert columns["earlier"] == ["50.0%", "–"]
     other = difference_table(now[:1], [changed(template="x")])
-    assert str(next(iter(other.columns[3].cells))).startswith("not comparable: the prompt templates differ")
+    assert str(next(iter(other.columns[3].cells))).startswith("not comparable: template differs")
 
 
 # The paper's tables as data: complete, consistent with themselves, and equal to their source.

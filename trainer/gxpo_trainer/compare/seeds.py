@@ -156,22 +156,17 @@ def _unequal(values: Mapping[int, str], reference: Mapping[int, str]) -> bool:
     return set(values.values()) != set(reference.values())
 
 
-_CONDITIONS: tuple[tuple[str, Any, str], ...] = (
-    ("benchmark", None, "the benchmarks differ"),
-    ("data_sha256", None, "the problems, golds or rules differ"),
-    ("problem_ids", None, "not the same problems in the same order"),
-    ("template", None, "the prompt templates differ"),
-    ("sampling.temperature", None, "the temperatures differ"),
-    ("sampling.max_new_tokens", None, "the longest responses differ"),
-    ("versions", None, "the graders differ"),
-    ("environment", SINGLE_TURN, "the environments differ"),
-    ("answer", "any", "what counts as an answer differs"),
-    ("sampling.top_p", 1.0, "the sampled distributions differ"),
-    ("sampling.top_k", 0, "the sampled distributions differ"),
-    ("sampling.min_p", 0.0, "the sampled distributions differ"),
-    ("sampling.stop", [], "the texts that end a response differ"),
-)
-"""Dotted path, the value that a record without it had, and what an inequality means. None: every record has it."""
+_CONDITIONS: dict[str, Any] = {
+    **dict.fromkeys(("benchmark", "data_sha256", "problem_ids", "template", "versions"), None),
+    **dict.fromkeys(("sampling.temperature", "sampling.max_new_tokens"), None),
+    "environment": SINGLE_TURN,
+    "answer": "any",
+    "sampling.top_p": 1.0,
+    "sampling.top_k": 0,
+    "sampling.min_p": 0.0,
+    "sampling.stop": [],
+}
+"""Dotted path → the value of a record without it; None: every record has it."""
 
 
 def incomparable(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
@@ -180,12 +175,12 @@ def incomparable(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[st
     pass@k for larger k also requires equal `samples_per_prompt`.
     """
     reasons = []
-    for path, default, words in _CONDITIONS:
+    for path, default in _CONDITIONS.items():
         values = [default if (value := _at(record, path)) is None else value for record in (first, second)]
         if None in values:
             reasons.append(f"{path} is not recorded on both sides")
         elif values[0] != values[1]:
-            reasons.append(f"{words} ({path}: {_short(values[0])} and {_short(values[1])})")
+            reasons.append(f"{path} differs ({_short(values[0])} and {_short(values[1])})")
     return reasons
 
 
