@@ -47,12 +47,6 @@ def test_best_is_the_earliest_and_so_the_lowest_bp_maximiser() -> None:
     assert curves.peak(curve(*BASELINE)) == curves.Point(0.5, 20, 20, 2.0, 2000, 2000)
 
 
-def test_reaching_the_peak_takes_the_first_evaluation_at_or_above_it() -> None:
-    best, match = curves.peak(curve(*BASELINE)), curves.first_reaching(curve(*CANDIDATE), 0.5)
-    assert match == curves.Point(0.5, 10, 30, 1.5, 1000, 3000)
-    assert (best.steps, curves.first_reaching(curve(*BASELINE), 0.51)) == (20, None)
-
-
 def test_no_speed_up_follows_from_a_peak_at_the_start_or_an_unknown_time() -> None:
     falling = curve((0, 10), (0, 1), (0.5, 0.4), (0, 10))
     groups = [SeedGroup(name, (run(falling),)) for name in ("GRPO", "GXPO")]

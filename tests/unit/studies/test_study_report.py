@@ -12,7 +12,7 @@ from PIL import Image
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.studies import data as study_data
 from gxpo_trainer.studies.data import MEDIANS, StudyData
-from gxpo_trainer.studies.definition import Analysis, Point, RunKey, Search, Study, load_study, run_config
+from gxpo_trainer.studies.definition import Analysis, Point, RunKey, Search, Study, load_study
 from gxpo_trainer.studies.findings import find
 from gxpo_trainer.studies.report import compose, write_report
 
@@ -124,13 +124,6 @@ def test_only_the_named_comparisons_are_tested() -> None:
     assert "Plateaus against" not in text.split("## Question")[0]
 
 
-def test_what_was_registered_is_told() -> None:
-    data = invented()
-    assert "- Registered before the first run: nothing. Exploratory: arms, seeds, " in compose(data)
-    data.conditions["registered"] = STUDY.model_dump(mode="json")
-    assert ", comparisons. Exploratory: nothing." in compose(data)
-
-
 def test_collapse_and_divergence_are_outcomes() -> None:
     data = invented()
     row = data.reported("gxpo")[0]
@@ -200,14 +193,3 @@ def test_the_readme_quotes_the_page() -> None:
 @pytest.mark.parametrize("name", ["reference", "asynchronous-grpo", "asynchronous-gxpo"])
 def test_the_data_is_of_the_study_that_is_in_the_repository(name: str) -> None:
     assert study_data.read(ROOT / "studies" / name).study == load_study(ROOT / "studies" / f"{name}.toml")
-
-
-def test_reported_runs_are_there_with_accuracies_as_means_over_problems(data: study_data.StudyData) -> None:
-    baseline = data.reported(data.study.baseline)
-    assert [row["seed"] for row in baseline] == list(data.study.seeds)
-    for row in data.runs:
-        rule = run_config(data.study, study_data.key_of(row)).learner.rule
-        assert row["backward_passes"] == row["steps"] * rule.passes_per_step(gate_open=True)
-    for key, run in data.curves.items():
-        for accuracy, scores in zip(run.curve.accuracy, run.curve.per_problem, strict=True):
-            assert accuracy == pytest.approx(scores.mean()), key.folder

@@ -11,7 +11,6 @@ from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps.grid import Planned, SweepRequest, _shape_errors, plan
 from gxpo_services.sweeps.groups import validate_sweep
 from gxpo_trainer.config.io import load_preset
-from gxpo_trainer.config.messages import MOST_ERRORS
 
 SERVER = ServiceSettings()
 
@@ -67,15 +66,6 @@ def test_the_control_is_grpo_at_the_longer_step_once_a_product_of_alpha_and_k() 
     assert rates == pytest.approx([3.5e-5, 6e-5, 11e-5], rel=1e-12)
     assert (len(runs), len(controls)) == (8 + 6, 6)
     assert controls[0].values.keys() == {"learner.rule.name", "learner.optimizer.learning_rate", "seed"}
-
-
-def test_an_axis_of_ones_own_takes_the_place_of_the_presets() -> None:
-    runs = sweep(preset="alpha", grid={"learner.rule.k": [4]})
-    assert [(run.values["learner.rule.k"], run.values["learner.rule.alpha"]) for run in runs] == [
-        (4, 0.1),
-        (4, 0.5),
-        (4, 1.0),
-    ]
 
 
 def test_a_grid_may_hold_whole_rules_words_lists_and_nothing() -> None:
@@ -139,8 +129,3 @@ def test_the_cost_comes_first_in_runs_and_passes() -> None:
     cost = validate_sweep(unknown, None, SERVER).cost
     assert cost is not None
     assert (cost.steps, cost.backward_passes) == (None, None)
-
-
-def test_of_very_many_invalid_settings_the_first_are_reported() -> None:
-    config = {f"unknown_{number}": 1 for number in range(3 * MOST_ERRORS)}
-    assert len(errors_of(base={"config": config})) == MOST_ERRORS
