@@ -194,7 +194,7 @@ def test_a_damaged_line_in_the_middle_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"attempt": 1, "step": 1, "time": 0, "metrics": {}}\n{"att\n{}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl, line 2: is not JSON"):
-        read_metrics(path)
+        read_metrics(tmp_path)
     with pytest.raises(DataError, match="cannot be read"):
         read_identity(tmp_path)
 
