@@ -220,7 +220,7 @@ class Client:
 
         query = {"runs": [runs] if isinstance(runs, str) else list(runs), "format": "csv", "parts": part}
         answer = self.api.request("GET", "/export", params=parameters(query))
-        return pandas.read_csv(io.BytesIO(answer.content), float_precision="round_trip")
+        return pandas.read_csv(io.BytesIO(answer.content))
 
 
 def _source_of(function: Any) -> str:
