@@ -210,8 +210,8 @@ class Client:
         return self.api.compare(runs=list(runs), **options)
 
     def _export(self, part: str, runs: str | Sequence[str]) -> DataFrame:
-        query = {"runs": [runs] if isinstance(runs, str) else list(runs), "format": "parquet", "parts": part}
-        return pandas.read_parquet(io.BytesIO(self.api.request("GET", "/export", params=parameters(query)).content))
+        query = {"runs": [runs] if isinstance(runs, str) else list(runs), "format": "csv", "parts": part}
+        return pandas.read_csv(io.BytesIO(self.api.request("GET", "/export", params=parameters(query)).content))
 
 
 def _source_of(function: Any) -> str:

@@ -94,6 +94,6 @@ class Client(Connection):
             return None
 
     def export(self, runs: Sequence[str], form: str) -> bytes:
-        """A zip archive of the runs' metrics and evaluations as csv, parquet or jsonl."""
+        """A zip archive of the runs' metrics and evaluations as csv or jsonl."""
         query = parameters({"runs": list(runs), "format": form})
         return self.request("GET", "/export", params=query, timeout=_DOWNLOAD_S).content

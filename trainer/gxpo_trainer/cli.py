@@ -340,7 +340,6 @@ def register_eval(subparsers: Subparsers) -> None:
     add_set(parser)
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the scores to this file, as JSON lines")
     parser.add_argument("--against", metavar="FILE", type=Path, help="show the difference to an earlier --out file")
-    parser.add_argument("--compare-published", action="store_true", help="also show the GXPO paper's results")
     parser.set_defaults(run=run_eval)
 
 
@@ -388,14 +387,11 @@ def run_grade(args: argparse.Namespace) -> int:
 
 
 def register_report(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("report", help="compare runs on disk: tables, curves and an HTML page")
+    parser = subparsers.add_parser("report", help="compare runs on disk: tables, curves and a page")
     parser.add_argument("runs", metavar="RUN_DIR", type=Path, nargs="+", help="output folders of runs")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("report"), help="default report")
     parser.add_argument("--baseline", metavar="NAME", help="what to compare with; default: the most accurate GRPO")
     parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
-    parser.add_argument(
-        "--smoothing", metavar="S", type=share, default=0.0, help="weight of the exponential average; default 0"
-    )
     parser.add_argument(
         "--sampling-share",
         metavar="S",
@@ -411,7 +407,7 @@ def run_report(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from gxpo_trainer.jsonl import make_folder
-    from gxpo_trainer.reporting.figures import HTML_NAME, PNG_NAME, write_report
+    from gxpo_trainer.reporting.figures import PAGE_NAME, PNG_NAME, write_report
     from gxpo_trainer.reporting.reading import group_runs
     from gxpo_trainer.reporting.tables import print_tables
 
@@ -424,14 +420,13 @@ def run_report(args: argparse.Namespace) -> int:
         args.out,
         groups,
         baseline=args.baseline,
-        smoothing=args.smoothing,
         sampling_share=args.sampling_share,
         title=args.title,
     )
     # Without a terminal rich assumes 80 columns, which would wrap the tables.
     console = Console(width=None if sys.stdout.isatty() else 120)
     print_tables(groups, comparison, console, args.sampling_share)
-    print(f"\nReport: {args.out / HTML_NAME}\nCurves: {args.out / PNG_NAME}")
+    print(f"\nReport: {args.out / PAGE_NAME}\nCurves: {args.out / PNG_NAME}")
     return 0
 
 
@@ -448,7 +443,7 @@ def register_study(subparsers: Subparsers) -> None:
         "--page",
         metavar="FILE",
         type=Path,
-        help="a .md or .html file; default both, report.*, in the folder of the data",
+        help="a .md file; default report.md in the folder of the data",
     )
     report.set_defaults(run=write_report)
     answer = actions.add_parser("answer", help="print what a study found, from its data")
@@ -500,13 +495,15 @@ def write_report(args: argparse.Namespace) -> int:
     study, root = _study(args)
     folder = args.data or args.study.with_suffix("")
     if args.page:
+        if args.page.suffix != ".md":
+            raise ConfigError(f"--page {args.page}: the report is Markdown; name a .md file")
         check_output(args.page, "--page")
     if root.exists():
         make_folder(folder, "--data")
         study_data.write(study_data.collect(study, root), folder)
-    pages = [args.page] if args.page else [folder / "report.md", folder / "report.html"]
-    report.write_report(study_data.read(folder), *pages)
-    print(f"Data: {folder}\nReport: {' and '.join(map(str, pages))}")
+    page = args.page or folder / "report.md"
+    report.write_report(study_data.read(folder), page)
+    print(f"Data: {folder}\nReport: {page}")
     return 0
 
 

@@ -260,6 +260,6 @@ def _export(runs: list[str]) -> None:
     st.markdown("#### Export")
     service = visitor.client()
     with st.container(horizontal=True):
-        for form in ("csv", "parquet", "jsonl"):
+        for form in ("csv", "jsonl"):
             label = f"metrics and evaluations ({form.upper()})"
             download(label, f"gxpo-{form}.zip", partial(service.export, runs, form), f"export-{form}")

@@ -110,7 +110,7 @@ def register(subparsers: Subparsers) -> None:
 
     parser = _command(subparsers, "export", "commands:export", "export metrics and evaluations")
     _runs_or_groups(parser)
-    parser.add_argument("--format", choices=("csv", "parquet", "jsonl"), default="csv", help="default csv")
+    parser.add_argument("--format", choices=("csv", "jsonl"), default="csv", help="default csv")
     parser.add_argument("--samples", action="store_true", help="also the responses with their verdicts and turns")
     out = Path("gxpo-export.zip")
     parser.add_argument("--out", metavar="FILE", type=Path, default=out, help=f"zip file; default {out}")

@@ -1,7 +1,7 @@
 """Cache of comparisons, invalidated when their inputs change.
 
 A page requests its comparison every few seconds, while evaluations arrive every few minutes. The stamp of the inputs
-is a few numbers: lines received, attempts, time of the last update, and last values of metrics.
+is a few numbers: lines received, attempts, time of the last update.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.db.tables import Group, Run
-from gxpo_services.outputs import metrics
-from gxpo_trainer.compare.rows import GATE_ENDS, GATE_Z
 
 Stamp = tuple[Hashable, ...]
 _MAX_BYTES = 32 << 20
@@ -24,23 +22,18 @@ _MAX_BYTES = 32 << 20
 def read_stamp(session: Session, runs: Sequence[str], groups: Sequence[str], *, gates: bool) -> Stamp:
     """A value that changes whenever a comparison of the runs may change. gates: it has the gate's z-scores.
 
-    Read it before the data, so that a concurrent change invalidates the entry.
+    Without them thresholds and shut-off steps are those of the last evaluation. Read it before the data, so that a
+    concurrent change invalidates the entry.
     """
     columns = Run.__table__.c
     members = columns.group_number.in_(select(Group.__table__.c.number).where(Group.__table__.c.id.in_(groups)))
     wanted = or_(columns.id.in_(runs), members) if groups else columns.id.in_(runs)
     query = select(columns.number, columns.updated_at, columns.attempt, columns.offsets).where(wanted)
-    rows = session.execute(query.order_by(columns.number)).all()
-    numbers = [row.number for row in rows]
-    firsts = metrics.first_steps(session, numbers)
-    last = metrics.last_values(session, numbers, (GATE_Z, *GATE_ENDS))
-    stamp: list[Hashable] = []
-    for row in rows:
-        values = last.get(row.number, {})
-        stamp += [row.number, row.updated_at, row.attempt, row.offsets.get("evaluations", 0)]
-        stamp += [*firsts[row.number].items(), *(values.get(name) for name in GATE_ENDS)]
-        stamp.append(row.offsets.get("metrics", 0) if gates and GATE_Z in values else None)
-    return tuple(stamp)
+    kinds = ("evaluations", "metrics") if gates else ("evaluations",)
+    return tuple(
+        (row.number, row.updated_at, row.attempt, *(row.offsets.get(kind, 0) for kind in kinds))
+        for row in session.execute(query.order_by(columns.number))
+    )
 
 
 class ComparisonCache:

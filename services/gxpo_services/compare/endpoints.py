@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Annotated, Any, TypeVar, TypeVarTuple
+from typing import Annotated, Any, TypeVar
 
 from anyio import BrokenWorkerProcess, to_process
 from fastapi import APIRouter, Query, Response
@@ -28,28 +28,26 @@ from gxpo_services.db.database import Database
 router = APIRouter(route_class=ServiceRoute, tags=["comparisons"], responses=responses(401, 403, 404, 422, 503))
 
 _HEAVY: dict[str, Any] = {"responses": responses(429), "dependencies": [Heavy]}
-_TEXT, _BYTES = {"schema": {"type": "string"}}, {"schema": {"type": "string", "format": "binary"}}
+_TEXT = {"schema": {"type": "string"}}
 _FILES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The file, or a zip of files; Content-Disposition names it.",
         "content": {
             MEDIA_TYPES["csv"].partition(";")[0]: _TEXT,
             MEDIA_TYPES["jsonl"]: _TEXT,
-            MEDIA_TYPES["parquet"]: _BYTES,
-            "application/zip": _BYTES,
+            "application/zip": {"schema": {"type": "string", "format": "binary"}},
         },
     }
 }
 
 
 Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
 # Of the process that compares.
 _CACHE = ComparisonCache()
 _database = cache(Database)
 
 
-async def in_worker(function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+async def in_worker(function: Callable[..., Result], *arguments: Any) -> Result:
     """The function's result or exception from the other process. Raises Unavailable when that is killed meanwhile."""
     try:
         return await to_process.run_sync(function, *arguments, cancellable=True)
@@ -100,7 +98,7 @@ def export_runs(query: Annotated[ExportQuery, Query()], _: Viewer, database: Dat
     metrics: one row per value (run, name, attempt, step, metric, value). evaluations: one row per score; as jsonl the
     full records including the scores of each problem. runs: one row per run, with its config. samples, if asked
     for: one row per response; turns are a list in jsonl and JSON text otherwise. NaN and the infinities are the strings
-    NaN, Infinity, -Infinity in csv and jsonl, and floats in parquet.
+    NaN, Infinity, -Infinity.
     """
     run_ids, group_ids = split_ids(query.runs, "runs"), split_ids(query.groups, "groups")
     with database.reading() as session:

@@ -1,8 +1,7 @@
-"""`/export`: metrics, evaluations, runs and samples as streams of CSV, Parquet or JSON Lines.
+"""`/export`: metrics, evaluations, runs and samples as streams of CSV or JSON Lines.
 
 csv      header line; NaN, Infinity, -Infinity; a missing value is an empty cell; ' before a text that a spreadsheet
-         would take for a formula
-parquet  typed columns; NaN and the infinities are floats; a missing value is null
+         would take for a formula; nested values are JSON text
 jsonl    one object per line; NaN and the infinities are strings; a missing value is null
 
 Each chunk is read in its own transaction, so a slow client does not hold a database connection."""
@@ -11,15 +10,14 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from sqlalchemy.orm import Session
-from zipstream import ZIP_DEFLATED, ZIP_STORED, ZipStream
+from zipstream import ZIP_DEFLATED, ZipStream
 
 from gxpo_client.formats import literal
 from gxpo_services.compare import loading
@@ -30,32 +28,28 @@ from gxpo_trainer.compare.rows import decode_evaluation
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import plain
 
-Format = Literal["csv", "parquet", "jsonl"]
-Kind = Literal["text", "whole", "number"]
-Columns = Mapping[str, Kind]
-"""Column → type of its values; every value may be None."""
+Format = Literal["csv", "jsonl"]
 Pages = Iterable[list[dict[str, Any]]]
 
-MEDIA_TYPES: dict[Format, str] = {
-    "csv": "text/csv; charset=utf-8",
-    "parquet": "application/vnd.apache.parquet",
-    "jsonl": "application/x-ndjson",
-}
-_ROW_GROUP = 100_000
+MEDIA_TYPES: dict[Format, str] = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 
 
-def columns(**names: str) -> dict[str, Kind]:
-    """Columns from their names by type: `text="run name"`."""
-    kinds: tuple[Kind, ...] = get_args(Kind)
-    return {name: kind for given, words in names.items() for kind in kinds if kind == given for name in words.split()}
+def write_rows(form: Format, columns: Sequence[str], pages: Pages) -> Iterator[bytes]:
+    """The file including its header, page by page. jsonl has every member of a row, csv those in `columns`."""
+    if form == "csv":
+        yield _csv_lines([dict(zip(columns, columns, strict=True))], columns)
+    for page in pages:
+        if form == "csv":
+            yield _csv_lines(page, columns)
+        elif page:
+            lines = (json.dumps(plain(row), ensure_ascii=False, allow_nan=False) for row in page)
+            yield ("\n".join(lines) + "\n").encode()
 
 
-def write_rows(form: Format, columns: Columns, pages: Pages) -> Iterator[bytes]:
-    """The file including its header, page by page. jsonl has every member of a row, the others those in `columns`."""
-    if form == "jsonl":
-        return _json_lines(pages)
-    cells = ([{name: _cell(row[name]) for name in columns} for row in page] for page in pages)
-    return _csv(columns, cells) if form == "csv" else _parquet(columns, cells)
+def _csv_lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([plain(literal(_cell(row.get(name)))) for name in columns] for row in rows)
+    return text.getvalue().encode()
 
 
 def _cell(value: Any) -> Any:
@@ -63,72 +57,24 @@ def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list | dict) else value
 
 
-def _json_lines(pages: Pages) -> Iterator[bytes]:
-    for page in pages:
-        if page:
-            lines = (json.dumps(plain(row), ensure_ascii=False, allow_nan=False) for row in page)
-            yield ("\n".join(lines) + "\n").encode()
-
-
-def _csv(columns: Columns, pages: Pages) -> Iterator[bytes]:
-    for page in itertools.chain([[{name: name for name in columns}]], pages):
-        text = io.StringIO(newline="")
-        rows = ({name: plain(literal(value)) for name, value in row.items()} for row in page)
-        csv.DictWriter(text, list(columns)).writerows(rows)
-        yield text.getvalue().encode()
-
-
-def _parquet(columns: Columns, pages: Pages) -> Iterator[bytes]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    types = {"text": pa.string(), "whole": pa.int64(), "number": pa.float64()}
-    schema = pa.schema([(name, types[kind]) for name, kind in columns.items()])
-    sink = io.BytesIO()
-
-    def taken() -> bytes:
-        data = sink.getvalue()
-        sink.seek(0)
-        sink.truncate()
-        return data
-
-    # PythonFile tracks its own position, so the sink may be emptied while the file grows.
-    with parquet.ParquetWriter(pa.PythonFile(sink, mode="w"), schema) as writer:
-        waiting: list[dict[str, Any]] = []
-        for page in pages:
-            waiting += page
-            if len(waiting) >= _ROW_GROUP:
-                writer.write_table(pa.Table.from_pylist(waiting, schema))
-                waiting = []
-                yield taken()
-        if waiting:
-            writer.write_table(pa.Table.from_pylist(waiting, schema))
-    yield taken()
-
-
 Part = Literal["metrics", "evaluations", "runs", "samples"]
 _METRICS_AT_ONCE = 20
 _SAMPLES_AT_ONCE = 500
 
-METRIC_COLUMNS = columns(text="run name", whole="attempt step") | columns(text="metric", number="value")
+METRIC_COLUMNS = ("run", "name", "attempt", "step", "metric", "value")
 EVALUATION_COLUMNS = (
-    columns(text="run name", whole="attempt step")
-    | columns(text="benchmark metric", number="value", whole="num_problems samples_per_prompt")
-    | columns(number="backward_passes_total training_s tokens_total")
+    *("run", "name", "attempt", "step", "benchmark", "metric", "value", "num_problems", "samples_per_prompt"),
+    *("backward_passes_total", "training_s", "tokens_total"),
 )
 SAMPLE_COLUMNS = (
-    columns(text="run name", whole="attempt step group sample")
-    | columns(text="prompt_id prompt response extracted gold verdict", number="reward", whole="length")
-    | columns(text="truncated turns end end_detail", whole="sampled_length")
+    *("run", "name", "attempt", "step", "group", "sample", "prompt_id", "prompt", "response", "extracted", "gold"),
+    *("verdict", "reward", "length", "truncated", "turns", "end", "end_detail", "sampled_length"),
 )
-"""truncated, turns and the nested members of runs are JSON text, except in jsonl."""
 _RUN_FIELDS = (
-    columns(text="name state reason rule model", whole="seed step")
-    | columns(number="backward_passes tokens training_s score score_best", whole="score_step")
-    | columns(number="created_at started_at ended_at", text="created_by config_sha256 notes")
+    *("name", "state", "reason", "rule", "model", "seed", "step", "backward_passes", "tokens", "training_s", "score"),
+    *("score_best", "score_step", "created_at", "started_at", "ended_at", "created_by", "config_sha256", "notes"),
 )
-RUN_COLUMNS = columns(text="run") | _RUN_FIELDS | columns(text="group group_values tags config")
-"""group_values, tags and config are JSON text."""
+RUN_COLUMNS = ("run", *_RUN_FIELDS, "group", "group_values", "tags", "config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +91,7 @@ def export(database: Database, runs: Sequence[Run], form: Format, parts: Sequenc
     chosen = list(dict.fromkeys(parts))
     if len(chosen) == 1:
         return ExportFile(f"gxpo-{chosen[0]}.{form}", MEDIA_TYPES[form], _WRITERS[chosen[0]](database, runs, form))
-    archive = ZipStream(compress_type=ZIP_STORED if form == "parquet" else ZIP_DEFLATED, compress_level=3)
+    archive = ZipStream(compress_type=ZIP_DEFLATED, compress_level=3)
     for part in chosen:
         archive.add(_WRITERS[part](database, runs, form), f"{part}.{form}")
     return ExportFile("gxpo-export.zip", "application/zip", iter(archive))
@@ -199,8 +145,7 @@ def _scores(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     except DataError:
         return
     for metric, value in evaluation["scores"].items():
-        row = evaluation | {"metric": metric, "value": value}
-        yield {name: _typed(row.get(name), kind) for name, kind in EVALUATION_COLUMNS.items()}
+        yield evaluation | {"metric": metric, "value": value}
 
 
 def _samples(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
@@ -224,17 +169,6 @@ def _samples(database: Database, runs: Sequence[Run], form: Format) -> Iterator[
 def _sample(run: Run, row: Sample) -> dict[str, Any]:
     own = {"run": run.id, "name": run.name, "group": row.group_index, "sample": row.sample_index}
     return {name: own[name] if name in own else getattr(row, name) for name in SAMPLE_COLUMNS}
-
-
-def _typed(value: Any, kind: str) -> Any:
-    """The value if it fits a column of this kind, otherwise None: trainers' lines are untrusted."""
-    if isinstance(value, bool):
-        return None
-    if kind == "text":
-        return value if isinstance(value, str) else None
-    if kind == "whole":
-        return value if isinstance(value, int) and abs(value) < 2**63 else None
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _runs(_: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:

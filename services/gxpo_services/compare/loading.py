@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,29 +39,13 @@ _RUNS_AT_ONCE = 25
 _PARTS_OF_IDENTITY = ("code", "packages", "data_sha256", "hardware")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A run with its reported data."""
-
-    run: Run
-    evaluations: list[Row]
-    series: Series
-
-    def curves(self, benchmarks: Sequence[str], metric: str, *, with_problems: bool = True) -> RunCurves:
-        """Curves of the run. Raises DataError when it has no such evaluation."""
-        identity, names = identity_of(self.run), list(benchmarks)
-        return run_curves(
-            identity, self.evaluations, self.series, benchmarks=names, metric=metric, with_problems=with_problems
-        )
-
-
 @dataclass(slots=True)
 class Loaded:
     """Runs with their curves, in the order of the request, and those without any."""
 
     benchmarks: list[str]
-    runs: list[tuple[Source, RunCurves]]
-    left_out: list[LeftOutView] = field(default_factory=list)
+    runs: list[tuple[Run, RunCurves]]
+    left_out: list[LeftOutView]
 
 
 def split_ids(values: Sequence[str], name: str) -> list[str]:
@@ -103,20 +87,24 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
     Raises Invalid when the runs have evaluations and none in common.
     """
     evaluations, left_out = _evaluations(session, runs)
-    benchmarks = [benchmark] if benchmark is not None else _common(list(evaluations.values()))
+    names_of = [list(dict.fromkeys(row["benchmark"] for row in rows)) for rows in evaluations.values()]
+    benchmarks = [benchmark] if benchmark is not None else []
+    if benchmark is None and names_of:
+        benchmarks = [name for name in names_of[0] if all(name in other for other in names_of)]
     if evaluations and not benchmarks:
         raise Invalid.of("benchmark", "the runs have no common benchmark; name one, and runs without it are excluded")
     names = (GATE_Z, *GATE_ENDS) if gates else GATE_ENDS
     series = series_of(session, [run.number for run in runs if run.id in evaluations], names)
-    loaded: list[tuple[Source, RunCurves]] = []
+    loaded: list[tuple[Run, RunCurves]] = []
     for run in runs:
-        if run.id not in evaluations:
-            continue
-        source = Source(run, evaluations[run.id], series[run.number])
-        try:
-            loaded.append((source, source.curves(benchmarks, metric)))
-        except DataError as error:
-            left_out[run.id] = str(error)
+        if run.id in evaluations:
+            own = series[run.number]
+            try:
+                curves = run_curves(identity_of(run), evaluations[run.id], own, benchmarks=benchmarks, metric=metric)
+            except DataError as error:
+                left_out[run.id] = str(error)
+            else:
+                loaded.append((run, curves))
     without = [LeftOutView.of(run, left_out[run.id]) for run in runs if run.id in left_out]
     return Loaded(benchmarks, loaded, without)
 
@@ -130,14 +118,13 @@ def _evaluations(session: Session, runs: Sequence[Run]) -> tuple[dict[str, list[
         records = samples.evaluations_of(session, [run.number for run in some])
         for run in some:
             try:
-                rows = [decode_evaluation(row) for row in records.pop(run.number)]
+                evaluations[run.id] = [decode_evaluation(row) for row in records.pop(run.number)]
             except DataError as error:
                 left_out[run.id] = str(error)
-                continue
-            if rows:
-                evaluations[run.id] = rows
             else:
-                left_out[run.id] = "it has no evaluation (yet)"
+                if not evaluations[run.id]:
+                    del evaluations[run.id]
+                    left_out[run.id] = "it has no evaluation (yet)"
     return evaluations, left_out
 
 
@@ -147,8 +134,3 @@ def identity_of(run: Run) -> dict[str, Any]:
     parts = {name: stated.get(name) for name in _PARTS_OF_IDENTITY}
     kept = {name: value for name, value in parts.items() if isinstance(value, Mapping)}
     return {"config": run.config, "policy_sha256": stated.get("policy_sha256"), **kept}
-
-
-def _common(evaluations: Sequence[Sequence[Row]]) -> list[str]:
-    names = [list(dict.fromkeys(row["benchmark"] for row in rows)) for rows in evaluations]
-    return [name for name in names[0] if all(name in other for other in names)] if names else []

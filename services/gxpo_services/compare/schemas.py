@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gxpo_services.api.fields import JsonNumber, Text
 from gxpo_services.db.tables import Run
-from gxpo_services.outputs.metric_series import thin
+from gxpo_services.outputs.metric_series import smooth, thin
 from gxpo_services.run_states import RunState
-from gxpo_trainer.compare.curves import AXES, Axis, EvaluationCurve, GateTrace, RunCurves, mean_curve, smooth
-from gxpo_trainer.compare.groups import Comparison, GroupResult
+from gxpo_trainer.compare.curves import AXES, Axis, EvaluationCurve, GateTrace, RunCurves, mean_curve
+from gxpo_trainer.compare.groups import Comparison
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
 
 AxisWord = Literal["step", "backward_passes", "hours", "tokens", "token_passes", "time"]
@@ -55,7 +55,7 @@ class CompareQuery(RunsQuery):
     budgets: list[Annotated[Text, Field(max_length=1000)]] = Field(
         [],
         max_length=50,
-        description="Budgets to compare at: numbers in units of `x` (hours for time) or `axis:number`; default: some.",
+        description="Budgets to compare at: numbers in units of `x` or `axis:number`; default: what all reached.",
         examples=[["backward_passes:108", "backward_passes:300", "hours:4"]],
     )
     smoothing: float = Field(
@@ -63,7 +63,7 @@ class CompareQuery(RunsQuery):
         ge=0,
         lt=1,
         allow_inf_nan=False,
-        description="Weight of the exponential moving average of accuracies; 0: none.",
+        description="Weight of the exponential average in `smoothed`, which no figure uses; 0: none.",
     )
     sampling_share: float | None = Field(
         None,
@@ -92,7 +92,7 @@ class HeatMapQuery(BaseModel):
 class ExportQuery(RunsQuery):
     """What to write, and how."""
 
-    format: Literal["csv", "parquet", "jsonl"] = Field("csv", description="Of the files.")
+    format: Literal["csv", "jsonl"] = Field("csv", description="Of the files.")
     parts: list[Literal["metrics", "evaluations", "runs", "samples"]] = Field(
         ["metrics", "evaluations", "runs"],
         min_length=1,
@@ -267,7 +267,7 @@ class ComparisonView(_View):
     supported: dict[str, list[Axis]] = Field(description="Configuration → costs at which its advantage is supported.")
     missing: list[str] = Field(description="What a conclusion would require.")
     left_out: list[LeftOutView]
-    tables: list[TableView] = Field(description="The ranking, the paper's Tables 2 to 5, and supporting tables.")
+    tables: list[TableView] = Field(description="The ranking first.")
 
 
 class HeatCellView(_View):
@@ -296,18 +296,16 @@ class HeatMapView(_View):
     left_out: list[LeftOutView] = Field(description="Runs that are not part of the grid, such as controls.")
 
 
-_GATE_POINTS = 2400
-"""Total number of gate points in a response."""
-_FEWEST_OF_ONE, _MOST_OF_ONE = 60, 500
+_GATE_POINTS = 200
+"""Points of a gate in a response."""
 
 
 def compared_group(
-    group: SeedGroup, result: GroupResult, comparison: Comparison, rows: Mapping[RunCurves, Run]
+    group: SeedGroup, comparison: Comparison, rows: Mapping[RunCurves, Run], smoothing: float
 ) -> ComparedGroup:
     """rows: every run of the comparison."""
+    result = comparison.group(group.name)
     curve = mean_curve([run.curve for run in group.runs])
-    gates = sum(len(run.gate.z) > 0 for run in rows)
-    points = min(_MOST_OF_ONE, max(_FEWEST_OF_ONE, _GATE_POINTS // max(1, gates)))
     own = {name: getattr(result, name) for name in ComparedGroup.model_fields if hasattr(result, name)}
     runs = []
     for curves, seed in zip(group.runs, result.by_seed, strict=True):
@@ -320,12 +318,12 @@ def compared_group(
                 "seed": curves.seed,
                 "group": run.group.id if run.group else None,
                 "group_values": run.group_values,
-                "curve": curve_view(curves.curve, comparison.smoothing, (curves.curve.ci_low, curves.curve.ci_high)),
-                "gate": gate_view(curves.gate, points),
+                "curve": curve_view(curves.curve, smoothing, (curves.curve.ci_low, curves.curve.ci_high)),
+                "gate": gate_view(curves.gate, _GATE_POINTS),
                 **{name: getattr(seed, name) for name in ("peak", "target", "match", "speed_ups")},
             }
         )
-    mean = curve_view(curve, comparison.smoothing, seed_band(group, curve))
+    mean = curve_view(curve, smoothing, seed_band(group, curve))
     own |= {"rule": group.runs[0].rule, "is_baseline": group.name == comparison.baseline, "mean": mean, "runs": runs}
     return ComparedGroup.model_validate(own)
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from gxpo_services.api.errors import Invalid, NotFound
 from gxpo_services.compare import loading
 from gxpo_services.compare.cache import ComparisonCache, read_stamp
-from gxpo_services.compare.loading import Loaded, Source
+from gxpo_services.compare.loading import Loaded
 from gxpo_services.compare.schemas import (
     CompareQuery,
     ComparisonView,
@@ -26,31 +26,16 @@ from gxpo_services.compare.schemas import (
     compared_group,
 )
 from gxpo_services.db.tables import Group, Run
-from gxpo_trainer.compare.curves import Axis, RunCurves, mean_curve, peak
+from gxpo_trainer.compare.curves import AXES, Axis, RunCurves, mean_curve, peak
 from gxpo_trainer.compare.evidence import weigh
-from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline, spread_budgets
+from gxpo_trainer.compare.groups import compare_groups, default_baseline
+from gxpo_trainer.compare.intervals import mean_interval
 from gxpo_trainer.compare.rows import STEP_TIMES, flatten, sampling_share
-from gxpo_trainer.compare.seeds import (
-    SeedGroup,
-    config_key,
-    differing_settings,
-    group_by_config,
-    heat_map,
-    varied_settings,
-)
-from gxpo_trainer.compare.text_tables import Table, all_tables, equal_cost_table
+from gxpo_trainer.compare.seeds import SeedGroup, config_key, group_by_config
+from gxpo_trainer.compare.text_tables import all_tables
 
-_NUM_BUDGETS: dict[Axis, int] = {"steps": 1, "backward_passes": 3, "hours": 3, "tokens": 1, "token_passes": 1}
 _MOST_BUDGETS = 20
-_AXIS_OF: dict[str, Axis] = {
-    "step": "steps",
-    "steps": "steps",
-    "backward_passes": "backward_passes",
-    "hours": "hours",
-    "time": "hours",
-    "tokens": "tokens",
-    "token_passes": "token_passes",
-}
+_AXIS_OF: dict[str, Axis] = {axis: axis for axis in AXES} | {"step": "steps", "time": "hours"}
 
 
 def compare_as_json(session: Session, query: CompareQuery, cache: ComparisonCache) -> bytes:
@@ -80,14 +65,14 @@ def compare(
     """
     groups = _grouped(loaded)
     if not groups:
-        raise _nothing(loaded.left_out)
-    rows = {curves: source.run for source, curves in loaded.runs}
-    chosen = budgets or spread_budgets(groups, _NUM_BUDGETS)
+        reasons = "; ".join(f"{run.run}: {run.reason}" for run in loaded.left_out[:5]) or "the group has no run"
+        left_out = [run.model_dump() for run in loaded.left_out]
+        raise Invalid(f"nothing can be compared: {reasons}", left_out=left_out)
+    rows = {curves: run for run, curves in loaded.runs}
     comparison = compare_groups(
         groups,
         _baseline(query.baseline, groups, rows),
-        smoothing=query.smoothing,
-        budgets=chosen,
+        budgets=budgets or None,
     )
     evidence = weigh(comparison)
     return ComparisonView(
@@ -95,10 +80,10 @@ def compare(
         benchmarks=loaded.benchmarks,
         x=_AXIS_OF[query.x],
         baseline=comparison.baseline,
-        smoothing=comparison.smoothing,
+        smoothing=query.smoothing,
         level=comparison.level,
         target=comparison.target,
-        groups=[compared_group(group, comparison.group(group.name), comparison, rows) for group in groups],
+        groups=[compared_group(group, comparison, rows, query.smoothing) for group in groups],
         differences=comparison.differences,
         settings=_settings(groups, rows),
         ranking=[group.name for group in comparison.ranking],
@@ -107,7 +92,7 @@ def compare(
         supported=evidence.supported,
         missing=evidence.missing,
         left_out=loaded.left_out,
-        tables=_tables(loaded, groups, comparison, chosen, query, _with_share(session, groups, comparison, rows)),
+        tables=all_tables(_with_share(session, groups, comparison.baseline, rows), comparison, query.sampling_share),
     )
 
 
@@ -134,42 +119,28 @@ def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
 
 def _grouped(loaded: Loaded) -> list[SeedGroup]:
     """Configurations with their seeds. Excludes duplicate seeds, and configurations whose seeds share no step."""
-    furthest: dict[tuple[str, int], tuple[Source, RunCurves]] = {}
-    keys = [(config_key(source.run.config), curves.seed) for source, curves in loaded.runs]
-    for key, (source, curves) in zip(keys, loaded.runs, strict=True):
-        if key not in furthest or _reach(source, curves) > _reach(*furthest[key]):
-            furthest[key] = (source, curves)
-    kept = []
-    for key, (source, curves) in zip(keys, loaded.runs, strict=True):
-        winner = furthest[key][0].run
-        if winner is source.run:
-            kept.append((source, curves))
-        else:
+    keys = {run.id: (config_key(run.config), curves.seed) for run, curves in loaded.runs}
+    furthest = {keys[run.id]: run for run, _ in sorted(loaded.runs, key=_reach)}
+    for run, _ in loaded.runs:
+        if (winner := furthest[keys[run.id]]) is not run:
             reason = f"run {winner.id} has the same config and seed, and more steps or a later start"
-            loaded.left_out.append(LeftOutView.of(source.run, reason))
-    loaded.runs = kept
-    groups = group_by_config([(curves, source.run.config) for source, curves in kept])
-    return [group for group in groups if _has_mean(group, loaded)]
+            loaded.left_out.append(LeftOutView.of(run, reason))
+    loaded.runs = [(run, curves) for run, curves in loaded.runs if furthest[keys[run.id]] is run]
+    rows = {curves: run for run, curves in loaded.runs}
+    groups = []
+    for group in group_by_config([(curves, run.config) for run, curves in loaded.runs]):
+        try:
+            mean_curve([run.curve for run in group.runs])
+        except ValueError as error:
+            loaded.left_out += [LeftOutView.of(rows[run], str(error)) for run in group.runs]
+        else:
+            groups.append(group)
+    return groups
 
 
-def _reach(source: Source, curves: RunCurves) -> tuple[float, int]:
-    return float(curves.curve.steps[-1]), source.run.number
-
-
-def _has_mean(group: SeedGroup, loaded: Loaded) -> bool:
-    try:
-        mean_curve([run.curve for run in group.runs])
-    except ValueError as error:
-        gone = [(source, curves) for source, curves in loaded.runs if curves in group.runs]
-        loaded.left_out += [LeftOutView.of(source.run, str(error)) for source, _ in gone]
-        loaded.runs = [pair for pair in loaded.runs if pair not in gone]
-        return False
-    return True
-
-
-def _nothing(left_out: Sequence[LeftOutView]) -> Invalid:
-    reasons = "; ".join(f"{run.run}: {run.reason}" for run in left_out[:5]) or "the group has no run"
-    return Invalid(f"nothing can be compared: {reasons}", left_out=[run.model_dump() for run in left_out])
+def _reach(loaded: tuple[Run, RunCurves]) -> tuple[float, int]:
+    run, curves = loaded
+    return float(curves.curve.steps[-1]), run.number
 
 
 def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> str:
@@ -187,62 +158,21 @@ def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCu
 
 
 def _settings(groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> list[SettingView]:
-    configs = {}
-    for group in groups:
-        flat = flatten(rows[group.runs[0]].config)
-        configs[group.name] = {name: value for name, value in flat.items() if name not in ("name", "seed")}
-    return [SettingView(setting=setting, values=values) for setting, values in differing_settings(configs).items()]
+    configs = {group.name: flatten(rows[group.runs[0]].config) for group in groups}
+    names = dict.fromkeys(name for config in configs.values() for name in config if name not in ("name", "seed"))
+    values = {name: {group: config.get(name) for group, config in configs.items()} for name in names}
+    return [SettingView(setting=name, values=own) for name, own in values.items() if len(set(own.values())) > 1]
 
 
 def _with_share(
-    session: Session, groups: Sequence[SeedGroup], comparison: Comparison, rows: Mapping[RunCurves, Run]
+    session: Session, groups: Sequence[SeedGroup], baseline: str, rows: Mapping[RunCurves, Run]
 ) -> list[SeedGroup]:
     """The groups, with the sampling share of the baseline's runs. That of the others is not needed, and costly."""
-
-    def measured(group: SeedGroup) -> SeedGroup:
-        series = loading.series_of(session, [rows[run].number for run in group.runs], STEP_TIMES)
-        runs = (replace(run, sampling_share=sampling_share(series[rows[run].number])) for run in group.runs)
-        return SeedGroup(group.name, tuple(runs))
-
-    return [measured(group) if group.name == comparison.baseline else group for group in groups]
-
-
-def _tables(
-    loaded: Loaded,
-    groups: Sequence[SeedGroup],
-    comparison: Comparison,
-    budgets: Mapping[Axis, Sequence[float]],
-    query: CompareQuery,
-    shares: Sequence[SeedGroup],
-) -> list[Table]:
-    """Ranking, the paper's Tables 2 to 5, intervals at each budget, when it pays, curves and differing conditions.
-
-    shares: the groups with the baseline's sampling share.
-    """
-    ranking, convergence, *others = all_tables(shares, comparison, query.sampling_share)
-    names = [group.name for group in groups]
-    by_benchmark = _by_benchmark(loaded, groups, query.metric)
-    equal = [
-        equal_cost_table(by_benchmark, axis, budgets[axis], names, comparison.smoothing)
-        for axis in ("backward_passes", "hours")
-        if budgets.get(axis)
-    ]
-    return [ranking, convergence, *equal, *others]
-
-
-def _by_benchmark(loaded: Loaded, groups: Sequence[SeedGroup], metric: str) -> dict[str, Sequence[SeedGroup]]:
-    """The configurations on each benchmark separately."""
-    if len(loaded.benchmarks) == 1:
-        return {loaded.benchmarks[0]: groups}
-    sources = {curves: source for source, curves in loaded.runs}
-
-    return {
-        name: [
-            SeedGroup(group.name, tuple(sources[run].curves([name], metric, with_problems=False) for run in group.runs))
-            for group in groups
-        ]
-        for name in loaded.benchmarks
-    }
+    reference = next(group for group in groups if group.name == baseline)
+    series = loading.series_of(session, [rows[run].number for run in reference.runs], STEP_TIMES)
+    shares = {run: sampling_share(series[rows[run].number]) for run in reference.runs}
+    measured = SeedGroup(baseline, tuple(replace(run, sampling_share=share) for run, share in shares.items()))
+    return [measured if group is reference else group for group in groups]
 
 
 _MOST_RUNS = 1000
@@ -266,16 +196,21 @@ def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> Heat
     settings = {
         run.id: {name: value for name, value in (run.group_values or {}).items() if name != "seed"} for run in runs
     }
-    varied = varied_settings([values for values in settings.values() if values])
+    varied = _varied([values for values in settings.values() if values])
     x, y = _axes(query, varied)
     members, left_out = _members(runs, settings, (x, y))
     loaded = loading.load(session, members, query.benchmark, query.metric)
-    values = {source.run.id: _VALUES[query.show](curves) for source, curves in loaded.runs}
-    grid = heat_map([settings[run.id] for run in members], [values.get(run.id) for run in members], x, y)
-    cells = [
-        HeatCellView(x=cell.x, y=cell.y, value=cell.interval, runs=[members[index].id for index in cell.runs])
-        for cell in grid.cells
-    ]
+    values = {run.id: _VALUES[query.show](curves) for run, curves in loaded.runs}
+    x_values, y_values = (_in_order([settings[run.id][name] for run in members]) for name in (x, y))
+    runs_of: dict[tuple[int, int], list[str]] = {}
+    for run in members:
+        row, column = y_values.index(settings[run.id][y]), x_values.index(settings[run.id][x])
+        runs_of.setdefault((row, column), []).append(run.id)
+    cells = []
+    for (row, column), ids in sorted(runs_of.items()):
+        known = [value for run_id in ids if (value := values.get(run_id)) is not None and math.isfinite(value)]
+        cells.append(HeatCellView(x=column, y=row, value=mean_interval(known) if known else None, runs=ids))
+    mixed = dict.fromkeys(name for ids in runs_of.values() for name in _varied([settings[run_id] for run_id in ids]))
     return HeatMapView(
         group=group.id,
         x=x,
@@ -283,13 +218,25 @@ def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> Heat
         show=query.show,
         metric=query.metric,
         benchmarks=loaded.benchmarks,
-        x_values=grid.x_values,
-        y_values=grid.y_values,
+        x_values=x_values,
+        y_values=y_values,
         cells=cells,
         settings=varied,
-        mixed=grid.mixed,
+        mixed=list(mixed),
         left_out=[*left_out, *loaded.left_out],
     )
+
+
+def _varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings with more than one value among the runs, in order of appearance."""
+    names = dict.fromkeys(name for run in settings for name in run)
+    return [name for name in names if len(_in_order([run.get(name) for run in settings])) > 1]
+
+
+def _in_order(values: Sequence[Any]) -> list[Any]:
+    """Unique values, which may be lists; numbers ascending, anything else in order of appearance."""
+    unique = [value for number, value in enumerate(values) if value not in values[:number]]
+    return sorted(unique) if all(isinstance(value, int | float) for value in unique) else unique
 
 
 def _axes(query: HeatMapQuery, varied: Sequence[str]) -> tuple[str, str]:

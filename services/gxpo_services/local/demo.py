@@ -90,7 +90,7 @@ def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
     if task.study is not None and task.study.with_suffix("").is_dir():
         answer = _trainer("cannot read the reference study", "study", "answer", task.study)
         print(f"\nThe reference study, on several seeds (docs/evidence.md):\n{answer.rstrip()}")
-    print(f"\nReport: {home / 'report.html'}\nCurves: {home / 'curves.png'}")
+    print(f"\nReport: {home / 'report.md'}\nCurves: {home / 'curves.png'}")
     if stack.dashboard_url is not None:
         link = comparison_link(stack.dashboard_url, ids)
         print(f"Dashboard: gxpo up --home {home}\n           open the link that it prints, then {link}")

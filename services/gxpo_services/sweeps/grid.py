@@ -152,7 +152,12 @@ def plan(request: SweepRequest, server: ServiceSettings) -> list[Planned]:
         for config, values in variants
         for seed in request.seeds or [config.seed]
     ]
-    _check_distinct(planned)
+    seen: dict[str, Planned] = {}
+    for run in planned:
+        other = seen.setdefault(run.config.sha256(), run)
+        if other is not run:
+            message = f"contains a duplicate: {other.config.name!r} and {run.config.name!r} have the same config"
+            raise Invalid.of("grid", message)
     return planned
 
 
@@ -227,7 +232,8 @@ def _controls(variants: Sequence[Variant]) -> list[Variant]:
 
 def _seeded(name: str, config: RunConfig, values: dict[str, Any], seed: int) -> Planned:
     values = {**values, "seed": seed}
-    words = " ".join(f"{_short(path)}={_word(value)}" for path, value in values.items())
+    texts = {path: f"{value:g}" if isinstance(value, float) else str(value) for path, value in values.items()}
+    words = " ".join(f"{_short(path)}={text}" for path, text in texts.items())
     return Planned(config.model_copy(update={"seed": seed, "name": f"{name} {words}"[:200]}), values)
 
 
@@ -237,16 +243,3 @@ def _short(path: str) -> str:
     if parts[-1] == "name" and len(parts) > 1:
         return parts[-2]
     return ".".join(parts[-2:]) if parts[-2:-1] == ["gate"] else parts[-1]
-
-
-def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _check_distinct(planned: Sequence[Planned]) -> None:
-    seen: dict[str, Planned] = {}
-    for run in planned:
-        other = seen.setdefault(run.config.sha256(), run)
-        if other is not run:
-            message = f"contains a duplicate: {other.config.name!r} and {run.config.name!r} have the same config"
-            raise Invalid.of("grid", message)

@@ -113,10 +113,7 @@ def study_of(group: Group) -> definition.Study:
 
 
 def _keys(session: Session, group: Group) -> dict[Run, definition.RunKey]:
-    """All runs of a study in order of creation, with what they are in it.
-
-    Earlier versions let users submit runs of their own to its group; those have no key and are left out.
-    """
+    """All runs of a study in order of creation, with what they are in it."""
     members = session.scalars(select(Run).where(Run.group_number == group.number).order_by(Run.number))
     return {run: definition.RunKey(**run.group_values) for run in members if run.group_values}
 

@@ -37,7 +37,6 @@ def gxpo(capsys: pytest.CaptureFixture[str]) -> Gxpo:
         ("eval", "--model", "m", "--benchmark", "b", "--samples", "0"),
         ("grade", "f.jsonl", "--deadline", "nan"),
         ("report",),
-        ("report", "runs/a", "--smoothing", "1"),
         ("plan", "x.toml", "--gpus", "0"),
         ("train", "x.toml", "--resume", "--continue"),
     ],

@@ -13,26 +13,21 @@ import numpy as np
 import pytest
 
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
-from gxpo_trainer.compare.groups import Payoff, compare_groups, default_baseline, payoff_of, spread_budgets
+from gxpo_trainer.compare.groups import compare_groups, default_baseline, payoff_of, time_speed_up
 from gxpo_trainer.compare.intervals import Interval
-from gxpo_trainer.compare.published import gxpo_paper, published_model
+from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.rows import decode_evaluation, flatten, run_curves, sampling_share
 from gxpo_trainer.compare.seeds import (
     SeedGroup,
     config_key,
-    differing_settings,
     group_by_config,
     group_labels,
-    heat_map,
     incomparable,
     seed_band,
-    varied_settings,
 )
-from gxpo_trainer.compare.text_tables import all_tables, budget_table, curve_table, equal_cost_table, ranking_table
+from gxpo_trainer.compare.text_tables import all_tables, budget_table, ranking_table
 from gxpo_trainer.errors import DataError
-from gxpo_trainer.reporting.tables import difference_table, published_table
-
-PAPER = Path(__file__).resolve().parents[3] / "../shared/data/paper_tables.json"
+from gxpo_trainer.reporting.tables import difference_table
 
 
 def config(seed: int = 0, name: str = "run", rate: float = 1e-5, **rule: Any) -> dict[str, Any]:
@@ -130,11 +125,10 @@ def test_bounds_of_an_average_add_in_quadrature_and_its_problems_weigh_as_their_
         assert run_curves({"config": config()}, [rows[0] | lacking, rows[1]], {}).curve.per_problem is None
 
 
-def test_scores_per_problem_are_kept_for_pass_at_1_unless_left_out() -> None:
+def test_scores_per_problem_are_kept_for_pass_at_1() -> None:
     scores = {"pass@1": 0.5, "pass@4": 0.75, "maj@4": 1.0}
     rows = [{"step": 0, "benchmark": "a", "scores": scores, "per_problem": [0.25, 0.75], "problem_ids": ["p", "q"]}]
     assert run_curves({"config": config()}, rows, {}).curve.per_problem.tolist() == [[0.25, 0.75]]
-    assert run_curves({"config": config()}, rows, {}, with_problems=False).curve.per_problem is None
     for metric in ("pass@4", "maj@4"):
         assert run_curves({"config": config()}, rows, {}, metric=metric).curve.per_problem is None
 
@@ -162,12 +156,6 @@ def test_an_identity_that_states_little_still_gives_a_run() -> None:
 def test_a_row_that_is_no_evaluation_is_rejected(row: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="a row is not an evaluation"):
         decode_evaluation(row)
-
-
-def test_strings_for_non_finite_values_are_decoded() -> None:
-    row = decode_evaluation({"step": 1, "benchmark": "a", "scores": {"pass@1": "NaN"}, "training_s": "Infinity"})
-    assert math.isnan(row["scores"]["pass@1"])
-    assert row["training_s"] == math.inf
 
 
 def test_runs_are_grouped_by_config_apart_from_name_and_seed() -> None:
@@ -205,16 +193,6 @@ def test_group_names_become_unique() -> None:
     assert cut == f'GXPO K=5 text="{"y" * 38}…'
 
 
-def test_odd_characters_in_settings_stay_text() -> None:
-    nasty = 'line\nbreak, "quote" = 🦆'
-    flat = {"a": flatten(config(note=nasty)), "b": flatten(config(note="plain"))}
-    names = group_labels({"a": "GXPO", "b": "GXPO"}, flat)
-    assert names["a"] == f"GXPO note={json.dumps(nasty, ensure_ascii=False)}"
-    assert differing_settings(flat) == {
-        "learner.rule.note": {"a": json.dumps(nasty, ensure_ascii=False), "b": '"plain"'}
-    }
-
-
 def test_the_band_is_the_t_interval_over_seeds() -> None:
     group = SeedGroup("g", (flat_run(0.4, 0), flat_run(0.6, 1)))
     low, high = seed_band(group, group.runs[0].curve)
@@ -248,52 +226,6 @@ def test_each_seed_is_compared_with_the_baselines_run_of_that_seed() -> None:
     assert (alone.target, alone.match, alone.peak.accuracy) == (None, None, 0.9)
 
 
-def test_budgets_are_spread_up_to_the_largest_common_one() -> None:
-    groups = [
-        SeedGroup("a", (flat_run(0.5, last=300, hours=9.0),)),
-        SeedGroup("b", (flat_run(0.5, last=400, hours=12.0),)),
-    ]
-    spread = spread_budgets(groups, {"backward_passes": 3, "hours": 3, "steps": 1})
-    assert spread == {"steps": (300.0,), "backward_passes": (100.0, 200.0, 300.0), "hours": (3.0, 6.0, 9.0)}
-    for last, values in ((1, (1.0,)), (4, (1.0, 3.0, 4.0))):
-        # A third and two thirds of it, rounded: neither 0 nor one twice.
-        assert spread_budgets([SeedGroup("a", (flat_run(0.5, last=last),))], {"steps": 3}) == {"steps": values}
-    unknown = [SeedGroup("a", (flat_run(0.5, hours=math.nan),))]
-    assert "hours" not in spread_budgets(unknown, {"hours": 3})
-
-
-def test_averages_at_equal_backward_passes_are_those_of_the_published_table_3() -> None:
-    if not PAPER.exists():
-        pytest.skip("shared/data/paper_tables.json is absent")
-    rows = json.loads(PAPER.read_text())["tables"]["3_equal_backward_passes_llama-3.2-3b"]
-    names = [f"{row['method']} {row['k']}" for row in rows]
-    budgets = [float(budget) for budget in rows[0]["at"]]
-    benchmarks = list(next(iter(rows[0]["at"].values())))
-
-    def published(row: dict[str, Any], benchmark: str) -> SeedGroup:
-        values = np.array([row["at"][f"{budget:.0f}"][benchmark] / 100 for budget in budgets])
-        steps, unknown = np.array(budgets), np.full(len(budgets), np.nan)
-        made = EvaluationCurve(steps, steps, steps, steps, values, unknown, unknown)
-        return SeedGroup(f"{row['method']} {row['k']}", (RunCurves("run", "rule", 0, made),))
-
-    by_benchmark = {name: [published(row, name) for row in rows] for name in benchmarks}
-    table = equal_cost_table(by_benchmark, "backward_passes", budgets, names)
-    assert table.header[:3] == ("run", "108 backward passes MATH-500", "108 backward passes GSM8K")
-    assert table.rows[0][1:4] == ("32.9%", "66.8%", "12.5%")
-    for row, cells in zip(rows, table.rows, strict=True):
-        assert float(cells[-1].removesuffix("%")) == pytest.approx(row["average"], abs=0.06)
-
-
-def test_a_group_without_an_evaluation_in_the_budget_has_no_average() -> None:
-    late = SeedGroup("late", (flat_run(0.5),))
-    late.runs[0].curve.steps[0] = 1
-    table = equal_cost_table({"easy": [late]}, "steps", [0, 300], ["late"])
-    assert table.rows == (("late", "–", "50.0%", "–"),)
-    assert table.header == ("run", "0 steps", "300 steps", "average")
-    for axis, head in (("backward_passes", "300 backward passes"), ("hours", "12 d 12 h"), ("tokens", "300 tokens")):
-        assert equal_cost_table({"easy": [late]}, axis, [300], ["late"]).header[1] == head  # type: ignore[arg-type]
-
-
 def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_ones_filled() -> None:
     late = SeedGroup("late", (flat_run(0.4),))
     late.runs[0].curve.steps[0] = 200
@@ -304,25 +236,6 @@ def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_o
         ("", "late", "–", "–"),
         ("", "GXPO", "60.0%", "+10.0"),
     ]
-
-
-def test_a_group_without_an_evaluation_at_a_step_leaves_its_cell_open() -> None:
-    table = curve_table([SeedGroup("GRPO", (flat_run(0.5, last=10),)), SeedGroup("GXPO", (flat_run(0.6, last=20),))])
-    assert table.rows == (
-        ("0", "50.0 (0, 0.0)", "60.0 (0, 0.0)"),
-        ("10", "50.0 (10, 720.0)", "–"),
-        ("20", "–", "60.0 (20, 720.0)"),
-    )
-
-
-def test_intervals_stand_beside_the_means_in_percentage_points() -> None:
-    def group(name: str, *values: float) -> SeedGroup:
-        return SeedGroup(name, tuple(flat_run(value, seed) for seed, value in enumerate(values)))
-
-    table = budget_table(compare_groups([group("GRPO", 0.5, 0.5), group("GXPO", 0.6, 0.8)], "GRPO"))
-    # Differences 10 and 30: mean 20, ± 12.706·√200/√2 = 127.1.
-    assert table.rows[1][1:5] == ("GXPO", "70.0%", "+20.0", "−107.1 to +147.1")
-    assert table.title == "Accuracy at equal budgets (points; 95% intervals of the difference)"
 
 
 def test_the_most_accurate_grpo_is_the_baseline() -> None:
@@ -338,36 +251,6 @@ def test_the_most_accurate_grpo_is_the_baseline() -> None:
     assert default_baseline(groups(GXPO=(0.1,), SFPO=(0.9,))) == "GXPO"
 
 
-def test_a_heat_map_by_hand() -> None:
-    settings = [{"k": k, "alpha": a} for k in (10, 3) for a in (0.5, 0.1) for _ in range(2)]
-    values = [0.1, 0.3, 0.5, None, 0.7, 0.9, None, math.nan]
-    grid = heat_map(settings, values, "alpha", "k")
-    assert (grid.x_values, grid.y_values, grid.mixed) == ((0.1, 0.5), (3, 10), ())
-    cells = {(grid.x_values[cell.x], grid.y_values[cell.y]): cell for cell in grid.cells}
-    assert cells[0.5, 10].interval == Interval(
-        pytest.approx(0.2),  # type: ignore[arg-type]
-        pytest.approx(0.2 - 12.7062 * 0.1, abs=1e-4),
-        pytest.approx(0.2 + 12.7062 * 0.1, abs=1e-4),
-        2,
-    )
-    assert cells[0.1, 10].interval == Interval(0.5, None, None, 1)
-    assert cells[0.1, 3].interval is None
-    assert cells[0.1, 3].runs == (6, 7)
-
-
-def test_values_of_a_heat_map_are_in_order_and_mixed_settings_are_named() -> None:
-    settings = [{"tau": t, "gate": g, "w": w} for t, g, w in ((2, True, 1), ("Infinity", 1, 2), (0.5, True, 1))]
-    assert heat_map(settings, [1.0, 2.0, 3.0], "tau", "gate").x_values == (0.5, 2, "Infinity")
-    assert heat_map(settings, [1.0, 2.0, 3.0], "tau", "gate").y_values == (True, 1)
-    assert heat_map([{"x": x, "y": 1} for x in (0.5, 0)], [1.0, 2.0], "x", "y").x_values == (0, 0.5)
-    assert heat_map(settings, [1.0] * 3, "gate", "w").mixed == ("tau",)
-    assert varied_settings(settings) == ["tau", "gate", "w"]
-    assert varied_settings([{"a": 1, "b": 2}, {"a": 1.0, "b": None}]) == ["b"]
-
-
-GXPO = Payoff(Interval(2.0, 1.5, 2.5, 5), passes=3.0)
-
-
 @pytest.mark.parametrize(
     ("share", "synchronous", "asynchronous"),
     [
@@ -380,17 +263,15 @@ GXPO = Payoff(Interval(2.0, 1.5, 2.5, 5), passes=3.0)
     ],
 )
 def test_speed_up_at_a_share(share, synchronous, asynchronous) -> None:
-    assert GXPO.speed_up(share).mean == pytest.approx(synchronous)
-    assert GXPO.speed_up(share, asynchronous=True).mean == pytest.approx(asynchronous)
+    steps = Interval(2.0, 1.5, 2.5, 5)
+    assert time_speed_up(steps, 3.0, share).mean == pytest.approx(synchronous)
+    assert time_speed_up(steps, 3.0, share, asynchronous=True).mean == pytest.approx(asynchronous)
 
 
-def test_a_share_scales_the_interval_and_lies_below_1() -> None:
-    interval = GXPO.speed_up(0.5)
+def test_a_share_scales_the_interval() -> None:
+    interval = time_speed_up(Interval(2.0, 1.5, 2.5, 5), 3.0, 0.5)
     assert (interval.low, interval.high, interval.num) == (pytest.approx(0.75), pytest.approx(1.25), 5)
-    assert Payoff(Interval(2.0, None, None, 1), 3.0).speed_up(0.5).low is None
-    for share in (-0.1, 1.0, 1.5):
-        with pytest.raises(ValueError, match=r"set it in \[0, 1\)"):
-            GXPO.speed_up(share)
+    assert time_speed_up(Interval(2.0, None, None, 1), 3.0, 0.5).low is None
 
 
 def test_the_measured_share_is_the_time_of_sampling_and_verifying_over_that_of_all_steps() -> None:
@@ -416,11 +297,11 @@ def test_a_payoff_by_hand() -> None:
     # Half of the steps with 6/2 = 3 times the passes.
     groups = [rising("Epochs", 10, passes=6, share=0.1), rising("GRPO", 20, passes=2, share=0.8)]
     comparison = compare_groups(groups, "GRPO")
-    payoff = payoff_of(comparison.group("Epochs"), comparison.group("GRPO"))
-    assert (payoff.steps.mean, payoff.passes) == (pytest.approx(2.0), 3.0)
+    steps, passes = payoff_of(comparison.group("Epochs"), comparison.group("GRPO"))
+    assert (steps.mean, passes) == (pytest.approx(2.0), 3.0)
     # The same the other way round; the baseline has none against itself.
     reverse = compare_groups(groups, "Epochs")
-    assert payoff_of(reverse.group("GRPO"), reverse.group("Epochs")).passes == pytest.approx(1 / 3)
+    assert payoff_of(reverse.group("GRPO"), reverse.group("Epochs"))[1] == pytest.approx(1 / 3)
     assert payoff_of(comparison.group("GRPO"), comparison.group("GRPO")) is None
     table = next(table for table in all_tables(groups, comparison) if "pays" in table.title)
     assert table.title == "When it pays: sampling takes 80% of a step of GRPO (measured)"
@@ -432,17 +313,16 @@ def test_tables_of_a_comparison_by_hand() -> None:
     at_a, at_b = ({"conditions": {"data": word}, "hardware": {"cpu": word.upper()}} for word in "ab")
     slow = [by_steps("Slow", (0.2, 0.3, 0.4), 3, seed=seed, shutoff=12 - 5 * seed, **at_b) for seed in (0, 1)]
     groups = [SeedGroup("GRPO", (by_steps("GRPO", (0.2, 0.4, 0.5), **at_a),)), SeedGroup("Slow", tuple(slow))]
-    ranking, convergence, best, budgets, payoff, curves, differences = all_tables(
+    ranking, convergence, budgets, payoff, differences = all_tables(
         groups, compare_groups(groups, "GRPO", budgets={"steps": (10, 30)}), 0.8
     )
     # Within GRPO's 20 passes Slow was evaluated before its first step alone.
     assert ranking.rows == (("1. GRPO", "1", "50.0%", "–", "20 (1.00×)"), ("Slow", "2", "–", "–", "not reached"))
     assert convergence.title == "To match the best of GRPO: 50.0% at step 20; ratios at common evaluations"
     assert convergence.rows == (
-        ("GRPO", "50.0%", "20", "20 (1.00×)", "20 (1.00×)", "2 h 0 min (1.00×)"),
-        ("Slow", "40.0%", "20", *["not reached"] * 3),
+        ("GRPO", "50.0%", "20", "20 (1.00×)", "20 (1.00×)", "2 h 0 min (1.00×)", "–"),
+        ("Slow", "40.0%", "20", *["not reached"] * 3, "–"),
     )
-    assert best.rows[1] == ("Slow", "7/12", "60", "2 h 0 min", "40.0%", "20", "60", "2 h 0 min")
     # The seed that both have: 0.3 − 0.4 and 0.4 − 0.5.
     assert budgets.rows == (
         ("10 steps", "GRPO", "40.0%", "–", "–", "–"), ("", "Slow", "30.0%", "−10.0", "–", "–"),
@@ -451,17 +331,11 @@ def test_tables_of_a_comparison_by_hand() -> None:
     )  # fmt: skip
     assert payoff.title == "When it pays: sampling takes 80% of a step of GRPO (as given)"
     assert payoff.rows == (("Slow", "0 of 1 seeds reach the peak", *["–"] * 3),)
-    assert curves.rows[1] == ("10", "40.0 (10, 60.0)", "30.0 (30, 60.0)")
     assert differences.header == ("setting", "GRPO", "Slow")
     assert differences.rows == (("data", "a", "b"), ("cpu (hardware)", "A", "B"))
-    # Averages of 0.2, 0.3, 0.4.
-    smoothed = all_tables(groups, compare_groups(groups, "GRPO", smoothing=0.5))
-    assert (
-        smoothed[1].title
-        == "To match the best of GRPO: 40.0% at step 20, exponential average 0.5; ratios at common evaluations"
-    )
-    assert [table.title for table in smoothed if "pays" in table.title] == [], "no share is measured"
-    assert len(all_tables(groups[:1], compare_groups(groups[:1], "GRPO"), 0.8)) == 5, "nothing to pay against"
+    unmeasured = all_tables(groups, compare_groups(groups, "GRPO"))
+    assert not any("pays" in table.title for table in unmeasured), "no share is measured"
+    assert len(all_tables(groups[:1], compare_groups(groups[:1], "GRPO"), 0.8)) == 3, "nothing to pay against"
 
 
 def test_configurations_are_ranked_at_the_most_passes_that_all_reached() -> None:
@@ -480,16 +354,8 @@ def test_configurations_are_ranked_at_the_most_passes_that_all_reached() -> None
     assert table.rows == (
         ("1. SFPO", "2", "70.0% (0.0% to 100.0%)", "+20.0 (−107.1 to +147.1)", "20 (1.00×)"),
         ("2. GRPO", "2", "50.0% (50.0% to 50.0%)", "–", "20 (1.00×)"),
-        ("2. Other", "1", "50.0%", "+0.0", "20 (1.00×)"),
+        ("3. Other", "1", "50.0%", "+0.0", "20 (1.00×)"),
     )
-
-
-def test_an_arm_of_which_a_seed_misses_the_peak_has_no_payoff() -> None:
-    base = SeedGroup("GRPO", tuple(by_steps("GRPO", (0.2, 0.5), seed=seed) for seed in (0, 1)))
-    runs = (by_steps("Ahead", (0.2, 0.6), 3, seed=0), by_steps("Ahead", (0.2, 0.4), 3, seed=1))
-    compared = compare_groups([base, SeedGroup("Ahead", runs)], "GRPO")
-    assert compared.group("Ahead").num_reached == 1
-    assert payoff_of(compared.group("Ahead"), compared.group("GRPO")) is None
 
 
 RECORD: dict[str, Any] = {
@@ -511,24 +377,17 @@ def test_the_same_conditions_are_comparable_whatever_the_scores_and_seeds() -> N
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"benchmark": "gsm8k"}, "the benchmarks differ (benchmark: math500 and gsm8k)"),
-        ({"data_sha256": "cd34"}, "the problems, golds or rules differ (data_sha256: ab12 and cd34)"),
-        ({"problem_ids": ["a"]}, "not the same problems in the same order (problem_ids: 3 entries and 1 entries)"),
-        ({"template": "Q: {problem}"}, "the prompt templates differ (template: {problem} and Q: {problem})"),
+        ({"benchmark": "gsm8k"}, "benchmark differs (math500 and gsm8k)"),
+        ({"problem_ids": ["a"]}, "problem_ids differs (3 entries and 1 entries)"),
         (
             {"sampling": {"temperature": 0.6, "max_new_tokens": 100}},
-            "the temperatures differ (sampling.temperature: 1.0 and 0.6)",
+            "sampling.temperature differs (1.0 and 0.6)",
         ),
-        ({"versions": {"gxpo": "2"}}, "the graders differ (versions: {'gxpo': '1'} and {'gxpo': '2'})"),
-        ({"environment": {"name": "calculator"}}, "the environments differ (single_turn and {'name': 'calculator'})"),
-        ({"answer": "boxed"}, "what counts as an answer differs (answer: any and boxed)"),
-        (
-            {"sampling": {**RECORD["sampling"], "top_p": 0.9}},
-            "the sampled distributions differ (sampling.top_p: 1.0 and 0.9)",
-        ),
+        ({"environment": "calculator"}, "environment differs (single_turn and calculator)"),
+        ({"answer": "boxed"}, "answer differs (any and boxed)"),
+        ({"sampling": {**RECORD["sampling"], "top_p": 0.9}}, "sampling.top_p differs (1.0 and 0.9)"),
         ({"versions": None}, "versions is not recorded on both sides"),
-        ({"template": "x" * 60}, f"the prompt templates differ (template: {{problem}} and {'x' * 60})"),
-        ({"template": "x" * 57 + "yyyy"}, f"the prompt templates differ (template: {{problem}} and {'x' * 57}…)"),
+        ({"template": "x" * 57 + "yyyy"}, f"template differs ({{problem}} and {'x' * 57}…)"),
     ],
 )
 def test_each_condition_is_a_reason_by_itself(changes: dict[str, Any], reason: str) -> None:
@@ -543,7 +402,7 @@ def test_differences_are_paired_and_the_rest_says_why_not() -> None:
     assert columns["difference"] == ["+25.0% [+25.0%, +25.0%]", "not in the earlier file"]
     assert columns["earlier"] == ["50.0%", "–"]
     other = difference_table(now[:1], [changed(template="x")])
-    assert str(next(iter(other.columns[3].cells))).startswith("not comparable: the prompt templates differ")
+    assert str(next(iter(other.columns[3].cells))).startswith("not comparable: template differs")
 
 
 # The paper's tables as data: complete, consistent with themselves, and equal to their source.
@@ -552,15 +411,6 @@ def test_differences_are_paired_and_the_rest_says_why_not() -> None:
 SOURCE = Path(__file__).resolve().parents[4] / "shared" / "data" / "paper_tables.json"
 NAMES = {"MATH-500": "math500", "AMC23": "amc23", "GSM8K": "gsm8k", "Minerva": "minerva",
          "OlympiadBench": "olympiadbench"}  # fmt: skip
-
-
-def test_single_cells_are_those_of_the_paper() -> None:
-    rows = {(row.model, row.label): row.scores for row in gxpo_paper().sampled_scores()}
-    assert rows["Qwen2.5-1.5B", "GXPO K=10"]["math500"] == 32.31
-    assert rows["Llama-3.2-3B", "GRPO"]["gsm8k"] == 67.04
-    assert gxpo_paper().table("convergence").rows[3]["time_speedup"] == 2.1
-    with pytest.raises(KeyError, match="no published table 'speed'; choose one of sampled_pass@1"):
-        gxpo_paper().table("speed")
 
 
 @pytest.mark.skipif(not SOURCE.exists(), reason="paper_tables.json is absent: the paper's tables as transcribed")
@@ -579,29 +429,3 @@ def test_all_tables_equal_their_source() -> None:
         assert list(table.rows) == renamed(rows)
         assert table.model is None or table.model.lower() in key
     assert (gxpo_paper().source, list(gxpo_paper().notes)) == (source["source"], source["notes"])
-
-
-@pytest.mark.parametrize(
-    ("path", "model"),
-    [
-        ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen2.5-1.5B"),
-        ("runs/qwen2.5-7b-gxpo", "Qwen2.5-7B"),
-        ("meta-llama/Llama-3.2-3B", "Llama-3.2-3B"),
-        ("Qwen/Qwen2.5-0.5B", None),
-        ("Qwen/Qwen2.5-13B", None),
-        ("starter", None),
-    ],
-)
-def test_a_base_model_is_known_by_its_name(path: str, model: str | None) -> None:
-    assert published_model(path) == model
-
-
-def test_published_lines_stand_under_ours_for_the_benchmarks_evaluated() -> None:
-    records = [{"benchmark": name, "scores": {"pass@1": 0.25}} for name in ("gsm8k", "aime24", "math500")]
-    table = published_table(records, "Qwen/Qwen2.5-1.5B-Instruct")
-    columns = {str(column.header): list(map(str, column.cells)) for column in table.columns}
-    assert list(columns) == ["model", "rule", "gsm8k", "math500"]
-    assert columns["rule"][:2] == ["this evaluation", "GRPO"]
-    assert columns["gsm8k"][:2] == ["25.0%", "43.5%"]
-    assert len(columns["rule"]) == 8
-    assert published_table(records[1:2], "starter") is None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-import html.parser
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
-from PIL import Image
-from rich.console import Console
 
 from gxpo_dashboard.view_models import rules
 from gxpo_trainer import cli
 from gxpo_trainer.compare.groups import compare_groups
 from gxpo_trainer.compare.seeds import SeedGroup
-from gxpo_trainer.compare.text_tables import all_tables, curve_table
 from gxpo_trainer.config import EvaluationConfig, GrpoRule, GxpoRule, LearnerConfig, OptimizerConfig, RunConfig
 from gxpo_trainer.config.rules import RULES
 from gxpo_trainer.errors import DataError
@@ -27,9 +22,6 @@ from gxpo_trainer.reporting import figures
 from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reading import group_runs, load_run
 from gxpo_trainer.reporting.reporter import RunReporter
-from gxpo_trainer.reporting.tables import print_tables
-from gxpo_trainer.studies import data as study_data
-from gxpo_trainer.studies.report import rule_labels
 
 GRPO = GrpoRule()
 GXPO = GxpoRule(k=5)
@@ -75,18 +67,12 @@ def write_run(
                 mean = float(np.mean(scores))
                 record = {
                     "benchmark": benchmark,
-                    "weights_version": step,
-                    "num_problems": len(scores),
-                    "samples_per_prompt": 4,
                     "scores": {"pass@1": mean, "pass@1/ci_low": mean - 0.1, "pass@1/ci_high": mean + 0.1},
                     "per_problem": scores,
                     "problem_ids": [f"p{number}" for number in range(len(scores))],
                     "backward_passes_total": step * passes,
                     "training_s": 6.0 * step,
                     "tokens_total": 100 * step,
-                    "data_sha256": "held-out",
-                    "sampling": {"temperature": 1.0},
-                    "template": "{problem}",
                 }
                 reporter.log_evaluation(step, record | fields)
     return folder
@@ -115,30 +101,14 @@ def test_a_folder_becomes_a_curve(two_runs: list[Path]) -> None:
     np.testing.assert_array_equal(run.gate.steps, range(3, 13))
 
 
-def test_different_data_is_listed_as_a_difference(tmp_path: Path) -> None:
-    first = write_run(tmp_path / "a", config(GRPO), RISING)
-    second = write_run(tmp_path / "b", config(GXPO), FASTER, data_sha256="other")
-    differences = compare_groups(group_runs([first, second]), "GRPO").differences
-    assert [difference.setting for difference in differences] == ["eval.word_problems.data_sha256"]
-
-
-def test_the_report_is_self_contained_and_escaped(two_runs: list[Path], tmp_path: Path) -> None:
+def test_the_report_has_its_picture_and_no_markup_of_others(two_runs: list[Path], tmp_path: Path) -> None:
     groups = group_runs(two_runs)
     hostile = SeedGroup('GXPO <img src=x onerror="alert(1)">', groups[1].runs)
     comparison = figures.write_report(tmp_path / "out", [groups[0], hostile], title="Demo & <b>more</b>")
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    seen: list[tuple[str, dict[str, str | None]]] = []
-
-    class Tags(html.parser.HTMLParser):
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            seen.append((tag, dict(attrs)))
-
-    Tags().feed(page)
-    assert {tag for tag, _ in seen}.isdisjoint({"script", "link", "iframe", "b"})
-    pictures = [attrs["src"] or "" for tag, attrs in seen if tag == "img"]
-    assert len(pictures) == 1
-    assert pictures[0].startswith("data:image/png;base64,")
-    assert not [attrs for _, attrs in seen if any(name.startswith("on") or name == "href" for name in attrs)]
+    page = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert page.startswith("# Demo &amp; &lt;b&gt;more&lt;/b&gt;\n\n- ")
+    assert "<" not in page
+    assert "](curves.png)" in page
     assert "Inconclusive: only one shared seed" in page
     assert comparison.baseline == "GRPO"
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -153,8 +123,8 @@ def test_the_command_prints_tables_and_the_sentence_and_writes_a_picture_and_a_p
     assert "62.5%" in printed
     assert "87.5%" in printed
     assert "Inconclusive: only one shared seed" in " ".join(printed.split())
-    assert printed.endswith(f"Report: {out / 'report.html'}\nCurves: {out / 'curves.png'}\n")
-    assert "<title>two &lt;rules&gt;</title>" in (out / "report.html").read_text()
+    assert printed.endswith(f"Report: {out / 'report.md'}\nCurves: {out / 'curves.png'}\n")
+    assert "# two &lt;rules&gt;" in (out / "report.md").read_text()
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -175,15 +145,6 @@ def styles(groups: Sequence[SeedGroup]) -> list[figures.LineStyle]:
     return figures.line_styles([group.runs[0].rule for group in groups])
 
 
-def test_the_picture_has_a_fixed_size(two_runs: list[Path], tmp_path: Path) -> None:
-    groups = group_runs(two_runs)
-    many = [SeedGroup(f"_group {number} costs $5 and ${number}", groups[number % 2].runs) for number in range(9)]
-    without_band = group_runs([write_run(tmp_path / "c", config(GXPO), RISING, scores={"pass@1": 0.5})])
-    for chosen in (without_band, groups[:1], many):
-        picture = figures.draw_curves(chosen, styles(chosen), compare_groups(chosen, chosen[0].name))
-        assert Image.open(io.BytesIO(picture)).size == (1500, 1125)
-
-
 @pytest.mark.parametrize(("num_groups", "length"), [(1, 200), (3, 20), (3, 45), (9, 4), (9, 200)])
 def test_text_stays_inside_the_picture_and_off_the_panels(two_runs: list[Path], num_groups: int, length: int) -> None:
     one = group_runs(two_runs)[1]
@@ -197,37 +158,6 @@ def test_text_stays_inside_the_picture_and_off_the_panels(two_runs: list[Path], 
         assert box.x1 <= figure.bbox.width
         assert box.y1 <= figure.bbox.height
     assert not any(legend.overlaps(box) for axes in figure.axes if (box := axes.get_tightbbox()))
-
-
-def test_groups_of_one_rule_share_their_hue(tmp_path: Path) -> None:
-    made = [config(GRPO), config(GRPO, rate=3.5e-5), config(GXPO)]
-    groups = group_runs([write_run(tmp_path / str(number), one, RISING) for number, one in enumerate(made)])
-    figure = figures.compose(groups, styles(groups), compare_groups(groups, groups[0].name), title="Title")
-    colors = [line.get_color() for line in figure.legends[0].get_lines()][:3]
-    assert colors == [style.color for style in styles(groups)]
-
-
-def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) -> None:
-    groups = group_runs(two_runs)
-    comparison = compare_groups(groups, "GRPO")
-    text = io.StringIO()
-    print_tables(groups, comparison, Console(file=text, width=100))
-    # GRPO ends at (.5 + .75)/2 = 62.5% after 20 steps, 20 passes, 2 min; GXPO gets there at step 10, 30 BP, 1 min.
-    assert all_tables(groups, comparison)[1].rows[1] == (
-        "GXPO K=5", "87.5%", "20", "10 (2.0× fewer)", "30 (1.5× more)", "1 min 0 s (2.0× less)"
-    )  # fmt: skip
-    assert "Inconclusive: only one shared seed" in text.getvalue()
-    assert max(len(line) for line in text.getvalue().splitlines()) <= 100
-
-
-def test_a_long_curve_is_shown_in_twelve_rows_with_both_ends(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, config(GRPO), {step: [0.5, 0.5] for step in range(0, 301, 10)})
-    table = curve_table(group_runs([folder]))
-    assert len(table.rows) == 12
-    assert (table.rows[0][0], table.rows[-1][0]) == ("0", "300")
-
-
-ROOT = Path(__file__).parents[3]
 
 
 def hue(color: str) -> float:
@@ -251,16 +181,3 @@ def test_arms_of_a_rule_differ_in_shade_marker_and_dash() -> None:
         len(figures.MARKERS),
         len(figures.DASHES),
     )
-
-
-def test_an_unknown_rule_has_a_hue_of_its_own() -> None:
-    known = {style.color for style in figures.line_styles([rule.label for rule in RULES])}
-    assert figures.line_styles(["GRPOX"])[0].color not in known
-
-
-def test_the_arms_of_the_reference_study_have_the_hue_of_their_rule() -> None:
-    data = study_data.read(ROOT / "studies" / "reference")
-    labels = rule_labels(data, list(data.study.arms))
-    assert labels["grpo-longer-step"] == labels["grpo"] == "GRPO"
-    assert labels["gxpo-grpo-rate"] == labels["displacement"] == "GXPO"
-    assert labels["extragradient"] == "Extragradient"

@@ -7,12 +7,10 @@ environment of the tests has them not.
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import os
 import re
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -32,7 +30,6 @@ from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.trackers import Feed, Trackers
 
-BLOCK = 32768
 PYTHON = os.environ.get("GXPO_TEST_TRACKERS", sys.executable)
 LOGGER = '''
 import json, time
@@ -87,15 +84,20 @@ def send(out_dir: Path, tracker: Any, *, python: str = sys.executable, finish_s:
 # ---- trackers that write files ----------------------------------------------------------------------------------
 
 
-def test_tensorboard_shows_the_merged_history_the_config_and_samples(tmp_path: Path) -> None:
+def test_tensorboard_shows_each_attempt_with_the_config_and_samples(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     assert send(tmp_path, "tensorboard") == []
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
-    events.Reload()
-    scalars = {tag: [(e.step, round(e.value, 6)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    assert scalars["reward/mean"] == [(1, 0.1), (2, 0.2), (3, 0.03), (4, 0.04), (5, 0.05)]
-    assert [step for step, _ in scalars["gate/z"]] == [1, 2, 3, 4, 5]
-    assert all(math.isnan(value) for _, value in scalars["gate/z"])
+    runs = []
+    for folder in sorted((tmp_path / "tensorboard").iterdir(), key=lambda folder: len(folder.name)):
+        events = accumulator.EventAccumulator(str(folder))
+        events.Reload()
+        runs.append(
+            {tag: [(e.step, round(e.value, 6)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+        )
+    first, second = runs
+    assert first["reward/mean"] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert second["reward/mean"] == [(3, 0.03), (4, 0.04), (5, 0.05)]
+    assert all(math.isnan(value) for _, value in second["gate/z"])
     texts = {tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
     assert '"learning_rate": 1e-05' in texts["config"]
     assert "    response: \\boxed{5}" in texts["samples"].splitlines()
@@ -106,21 +108,6 @@ def test_a_feed_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def wandb_records(path: Path) -> Iterator[bytes]:
-    """Payloads of a .wandb file: a 7-byte head, then LevelDB's log of 32 KiB blocks (crc, length, type)."""
-    data, position, parts = path.read_bytes(), 7, b""
-    while position + 7 <= len(data):
-        if BLOCK - position % BLOCK < 7:
-            position += BLOCK - position % BLOCK
-            continue
-        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
-        parts += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):
-            yield parts
-            parts = b""
-
-
 def test_wandb_without_a_key_writes_one_offline_run_per_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,22 +116,8 @@ def test_wandb_without_a_key_writes_one_offline_run_per_attempt(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     said = send(tmp_path / "run", "wandb")
     assert said == [f"wandb is offline; `wandb sync {tmp_path}/run/wandb/offline-run-*` uploads it"]
-    from wandb.proto import wandb_internal_pb2
-
-    histories, configs = [], []
-    for file in sorted(tmp_path.glob("run/wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
-        rows = []
-        for payload in wandb_records(file):
-            record = wandb_internal_pb2.Record.FromString(payload)
-            if record.WhichOneof("record_type") == "history":
-                items = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
-                if "reward/mean" in items:
-                    rows.append((int(items["step"]), round(json.loads(items["reward/mean"]), 6)))
-            elif record.WhichOneof("record_type") == "run" and record.run.config.update:
-                configs.append({item.key for item in record.run.config.update})
-        histories.append(rows)
-    assert histories == [[(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)], [(3, 0.03), (4, 0.04), (5, 0.05)]]
-    assert {"learner", "budget"} <= configs[0]
+    # The second attempt is a run of its own.
+    assert len(list(tmp_path.glob("run/wandb/offline-run-*/*.wandb"))) == 2
     tables = list(tmp_path.glob("run/wandb/offline-run-*/files/media/table/samples_*.json"))
     assert len(tables) == 7
 
@@ -164,10 +137,10 @@ def serve(other_python: str) -> Iterator[Callable[..., str]]:
     """Starts a server on a free port of loopback: `serve(module, *arguments)`; returns its address."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def begin(module: str, *arguments: str, port: int = 0) -> str:
+    def begin(module: str, *arguments: str) -> str:
         if subprocess.run([other_python, "-c", f"import {module}"], capture_output=True, check=False).returncode:
             pytest.skip(f"{module} is not installed; pip install -r requirements/trackers.txt into GXPO_TEST_TRACKERS")
-        port = port or free_port()
+        port = free_port()
         command = [other_python, *(part.replace("PORT", str(port)) for part in arguments)]
         running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0))
         deadline = time.monotonic() + 120
@@ -192,9 +165,9 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def mlflow_server(serve: Callable[..., str], folder: Path, port: int = 0) -> str:
+def mlflow_server(serve: Callable[..., str], folder: Path) -> str:
     store = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", f"{folder}/artifacts"]
-    return serve("mlflow", "-m", "mlflow", "server", "--port", "PORT", "--workers", "1", *store, port=port)
+    return serve("mlflow", "-m", "mlflow", "server", "--port", "PORT", "--workers", "1", *store)
 
 
 def mlflow_runs(url: str) -> list[dict[str, Any]]:
@@ -225,26 +198,6 @@ def test_mlflow_gets_config_curves_evaluations_and_samples(
     assert params["learner.optimizer.learning_rate"] == "1e-05"
     files = {file.relative_to(tmp_path / "artifacts").parts[3:] for file in tmp_path.rglob("*.txt")}
     assert ("samples", "step-000005.txt") in files
-
-
-@pytest.mark.long("two starts of an MLflow server; the same without a server runs in every suite")
-def test_a_late_mlflow_server_gets_everything_and_the_key_stays_out_of_the_files(
-    serve: Callable[..., str], other_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    port = free_port()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:hidden-word@127.0.0.1:{port}")
-    said = send(tmp_path / "run", "mlflow", python=other_python)
-    assert len(said) == 2, said
-    assert said[0].startswith("mlflow cannot be reached or refuses the run; training goes on")
-    assert said[1] == f"mlflow has not been sent everything; `gxpo track {tmp_path / 'run'}` sends the rest"
-    url = mlflow_server(serve, tmp_path, port)
-    logging = build({"logging": {"trackers": ["mlflow"]}}).logging
-    with Trackers(tmp_path / "run", logging, said.append, python=other_python, finish_s=60.0) as running:
-        running.status = "finished"
-    assert running.complete
-    assert [len(run["history"]) for run in mlflow_runs(url)] == [4, 3]
-    written = b"".join(file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file())
-    assert b"hidden-word" not in written + " ".join(said).encode()
 
 
 @pytest.mark.long("a server of Trackio and its client; the other clients and outages run in every suite")
@@ -326,9 +279,8 @@ def test_a_logger_that_fails_for_a_while_gets_every_row_once_and_is_reported_onc
         done, said, waited = feed(tmp_path, own)
         assert done
         assert lines(tmp_path) == ["demo 1 0.5", "demo 2 1.0", "demo 3 1.5", "demo 4 2.0"]
-        first, again = said
-        assert first.startswith(f"{own} cannot be reached or refuses the run; training goes on")
-        assert again == f"{own} answers again; what it missed is being sent"
+        (message,) = said
+        assert message.startswith(f"{own} cannot be reached or refuses the run; training goes on")
         assert waited[:2] == [trackers.POLL_S, 2 * trackers.POLL_S], "the pause doubles"
         write(reporter, 1, range(5, 7), 0.5)
         assert feed(tmp_path, own)[:2] == (True, [])

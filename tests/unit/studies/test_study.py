@@ -84,13 +84,9 @@ def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> Non
         ({"seeds": [7, 8]}, r"seeds \[7\] are used for tuning and reported; choose others in ladder.seeds"),
         ({"baseline": "ppo"}, "baseline = 'ppo' is no arm; choose one of grpo, gxpo, long"),
         ({"seeds": [0, 0]}, r"seeds \[0, 0\] contain one twice"),
-        ({"seeds": [0]}, "seeds = .*: has 1 entries and must have at least 2"),
-        ({"arm": {}}, "arm = {}: unknown setting; remove it"),
         ({"name": "../x"}, "must consist of lower-case letters"),
         ({"compare_at": [6, 9]}, r"compare_at = \[6, 9\]: 9 is not evaluated .*multiples of evaluate_every = 6 below"),
-        ({"compare_at": [12]}, "12 is not evaluated within the budget"),
         ({"analysis": {"comparisons": ["grpo"]}}, r"analysis.comparisons names \['grpo'\]; name arms other than the"),
-        ({"analysis": {"targets": [0.7, 1.0]}}, "targets"),
         ({"ladder": BODY["ladder"] | {"learning_rates": [2e-5, 1e-5]}}, "must be positive and in ascending order"),
         (
             {"arms": BODY["arms"] | {"a": {"label": "A", "learning_rate_of": "long"}}},
@@ -114,10 +110,6 @@ def test_a_bad_study_gets_one_line_that_names_the_setting(tmp_path, changes, mes
         definition.load_study(file)
 
 
-def test_a_study_that_the_first_version_stored_is_still_read() -> None:
-    assert study(extrapolation=None, target=0.8) == study()
-
-
 def test_what_was_registered_before_the_first_run_is_told_from_what_came_later() -> None:
     first = study().model_dump(mode="json")
     kept, exploratory = definition.registration(study(), first)
@@ -128,20 +120,6 @@ def test_what_was_registered_before_the_first_run_is_told_from_what_came_later()
         ["equivalence margin", "targets"],
     )
     assert definition.registration(study(), None) == ([], kept)
-
-
-def test_a_missing_study_and_a_run_in_its_place_are_told_apart(tmp_path: Path, capsys) -> None:
-    assert main(["study", "run", str(tmp_path / "nope.toml")]) == 2
-    assert capsys.readouterr().err.endswith(
-        "nope.toml does not exist; docs/studies.md has an example of a study file\n"
-    )
-    run, file = tmp_path / "run.toml", tmp_path / "study.toml"
-    run.write_text("[budget]\nsteps = 3\n")
-    file.write_text(tomli_w.dumps(BODY))
-    with pytest.raises(ConfigError, match=r"run\.toml is a run, not a study; `gxpo train .*run\.toml` executes it"):
-        definition.load_study(run)
-    with pytest.raises(ConfigError, match=r"study\.toml is a study, not a run; `gxpo study run .*study\.toml`"):
-        load_run(file)
 
 
 def test_the_example_of_the_documentation_is_a_study(tmp_path: Path) -> None:
@@ -231,11 +209,6 @@ def test_a_search_of_a_small_space_tries_all_of_it_and_an_arm_may_have_settings_
     assert definition.largest_cost(wide) == (12 + 36 + 6, 6 * 48 + 12 * 6)
 
 
-def test_the_cost_is_an_upper_bound() -> None:
-    # 2 arms × 3 rates × 1 seed × 6 passes, and 3 arms × 2 seeds × 12 passes.
-    assert definition.largest_cost(study()) == (6 + 6, 36 + 72)
-
-
 TRAINER = """
 import json, sys, tomllib
 from pathlib import Path
@@ -282,21 +255,14 @@ def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, 
     config = load_run(root / "report" / "long" / "lr-3.5e-05-seed-1.toml")
     assert (config.budget.backward_passes, config.learner.rule.name) == (12, "grpo")
     started = sum("started" in line for line in lines)
-    assert "(0 of at most 12 runs done)" in lines[0]
-    assert any("of at most 12 runs done, at most about 0 min left)" in line for line in lines)
+    # 2 arms × 3 rates and 3 arms × 2 seeds.
+    assert lines[0].endswith("(0 of at most 12 runs done)")
     registered = json.loads((root / REGISTERED).read_text())
     assert registered == study().model_dump(mode="json")
     # An analysis that is changed after the first run does not change what was registered.
     StudyRunner(study(analysis={"margin": 0.5}), root, jobs, lines.append).run()
     assert json.loads((root / REGISTERED).read_text()) == registered
     assert sum("started" in line for line in lines) == started == 12
-
-
-def test_a_run_that_fails_once_is_started_again(tmp_path, stand_in) -> None:
-    stand_in(fails=1)
-    lines: list[str] = []
-    StudyRunner(study(), tmp_path / "study", 1, lines.append).run()
-    assert sum("exit code 1" in line for line in lines) == 3
 
 
 def test_a_run_that_fails_twice_ends_the_study_with_its_log(tmp_path, stand_in) -> None:

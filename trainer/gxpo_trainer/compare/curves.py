@@ -2,7 +2,6 @@
 
 Definitions, all on a run's evaluations, without interpolation unless it is named:
 
-- exponential average of weight w: m₀ = a₀, mᵢ = w·mᵢ₋₁ + (1 − w)·aᵢ (w = 0: the curve itself);
 - peak: the earliest, lowest-BP maximiser (Tables 2 and 5 of arXiv 2605.06755);
 - cost to reach a target: the cost of the first evaluation at or above it;
 - speed-up: the baseline's cost divided by the candidate's, above 1 where it is faster;
@@ -41,7 +40,7 @@ class EvaluationCurve:
     diagnostics and checkpoints. tokens: sampled tokens. accuracy: in [0, 1]. ci_low, ci_high: 95% interval over
     problems, NaN if unknown. per_problem: [num_evaluations, num_problems] or None, weighted so that row means are the
     accuracy (a macro average may have scores above 1); problem_ids: its columns. forward_passes: of a step, without
-    backward passes. Raises ValueError for unequal lengths, no evaluation, or steps that do not increase.
+    backward passes.
     """
 
     steps: Floats
@@ -55,16 +54,6 @@ class EvaluationCurve:
     problem_ids: tuple[str, ...] = ()
     forward_passes: float = 0.0
 
-    def __post_init__(self) -> None:
-        num = self.steps.size
-        arrays = (*(self.cost(axis) for axis in AXES), self.accuracy, self.ci_low, self.ci_high)
-        if num == 0 or any(array.shape != (num,) for array in arrays):
-            raise ValueError(f"arrays have shapes {[array.shape for array in arrays]}; use equal, non-zero lengths")
-        if (np.diff(self.steps) <= 0).any():
-            raise ValueError("evaluation steps do not increase; keep one evaluation per step, of the latest attempt")
-        if self.per_problem is not None and self.per_problem.shape != (num, len(self.problem_ids)):
-            raise ValueError(f"per_problem has shape {self.per_problem.shape}; expected {(num, len(self.problem_ids))}")
-
     @property
     def token_passes(self) -> Floats:
         """Tokens times passes, by the mean passes of a step since the evaluation before."""
@@ -77,9 +66,9 @@ class EvaluationCurve:
         values: Floats = getattr(self, axis)
         return values
 
-    def point(self, index: int, accuracy: float) -> Point:
-        """The costs of one evaluation with its accuracy, which may be averaged."""
-        return Point(float(accuracy), *(float(self.cost(axis)[index]) for axis in AXES))
+    def point(self, index: int) -> Point:
+        """The accuracy and costs of one evaluation."""
+        return Point(float(self.accuracy[index]), *(float(self.cost(axis)[index]) for axis in AXES))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,34 +127,16 @@ class BudgetPoint:
     reached: bool
 
 
-def smooth(accuracy: npt.ArrayLike, weight: float) -> Floats:
-    """Exponential average m₀ = a₀, mᵢ = weight·mᵢ₋₁ + (1 − weight)·aᵢ along the first dimension.
-
-    Raises ValueError for a weight outside [0, 1).
-    """
-    if not 0.0 <= weight < 1.0:
-        raise ValueError(f"smoothing = {weight} is out of range; set it in [0, 1), 0 for none")
-    averaged = np.array(accuracy, dtype=np.float64)
-    if weight == 0.0:
-        return averaged
-    for i in range(1, len(averaged)):
-        averaged[i] = weight * averaged[i - 1] + (1 - weight) * averaged[i]
-    return averaged
+def peak(curve: EvaluationCurve) -> Point:
+    """The earliest, lowest-BP maximiser of the accuracy."""
+    best = np.flatnonzero(curve.accuracy == curve.accuracy.max())
+    return curve.point(min(best, key=lambda i: (curve.steps[i], curve.backward_passes[i])))
 
 
-def peak(curve: EvaluationCurve, smoothing: float = 0.0) -> Point:
-    """The earliest, lowest-BP maximiser of the (averaged) accuracy."""
-    values = smooth(curve.accuracy, smoothing)
-    best = np.flatnonzero(values == values.max())
-    index = min(best, key=lambda i: (curve.steps[i], curve.backward_passes[i]))
-    return curve.point(index, values[index])
-
-
-def first_reaching(curve: EvaluationCurve, target: float, smoothing: float = 0.0) -> Point | None:
-    """The first evaluation whose (averaged) accuracy is at least `target`, None when there is none."""
-    values = smooth(curve.accuracy, smoothing)
-    reached = np.flatnonzero(values >= target)
-    return curve.point(reached[0], values[reached[0]]) if reached.size else None
+def first_reaching(curve: EvaluationCurve, target: float) -> Point | None:
+    """The first evaluation whose accuracy is at least `target`, None when there is none."""
+    reached = np.flatnonzero(curve.accuracy >= target)
+    return curve.point(reached[0]) if reached.size else None
 
 
 def common_grid(curves: Sequence[EvaluationCurve], axis: Axis) -> Floats:
@@ -208,22 +179,21 @@ def in_plateau(curve: EvaluationCurve, budget: float, window: float = PLATEAU) -
     return (passes > 0) & (passes >= (1 - window) * budget - 1e-6) & (passes <= budget + 1e-6)
 
 
-def at_budget(curve: EvaluationCurve, axis: Axis, budget: float, smoothing: float = 0.0) -> BudgetPoint | None:
+def at_budget(curve: EvaluationCurve, axis: Axis, budget: float) -> BudgetPoint | None:
     """The last evaluation whose cost is at most `budget`; None when the first one came later."""
     costs = curve.cost(axis)
     within = np.flatnonzero(costs <= budget)
     if within.size == 0:
         return None
     index = int(within[-1])
-    value = float(smooth(curve.accuracy, smoothing)[index])
-    return BudgetPoint(index, value, float(costs[index]), bool(costs[-1] >= budget))
+    return BudgetPoint(index, float(curve.accuracy[index]), float(costs[index]), bool(costs[-1] >= budget))
 
 
 def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
     """Mean of accuracies and costs over seeds, at the steps that all of them evaluated.
 
-    Per-problem scores are averaged if all curves have the same problems. Bounds are NaN, to be set by the caller; a
-    single curve is returned unchanged. Raises ValueError without a common step.
+    Without scores per problem. Bounds are NaN, to be set by the caller; a single curve is returned unchanged. Raises
+    ValueError without a common step.
     """
     if len(curves) == 1:
         return curves[0]
@@ -236,7 +206,6 @@ def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
         stacked = np.stack([getattr(curve, name)[index] for curve, index in zip(curves, rows, strict=True)])
         return np.asarray(stacked.mean(axis=0), dtype=np.float64)
 
-    same = len({curve.problem_ids for curve in curves}) == 1 and all(c.per_problem is not None for c in curves)
     unknown = np.full(len(common), np.nan)
     return EvaluationCurve(
         steps=np.array(common),
@@ -246,6 +215,5 @@ def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
         accuracy=mean("accuracy"),
         ci_low=unknown,
         ci_high=unknown,
-        per_problem=mean("per_problem") if same else None,
-        problem_ids=curves[0].problem_ids if same else (),
+        forward_passes=curves[0].forward_passes,
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gxpo_trainer.compare.curves import Axis, Point
+from gxpo_trainer.compare.curves import Axis
 from gxpo_trainer.compare.groups import Comparison, GroupResult
 from gxpo_trainer.compare.intervals import ALPHA, Interval, holm, p_of_mean
 
@@ -93,27 +93,13 @@ def ratio(speed_up: float, axis: Axis) -> str:
     return f"{larger:.1f}× {smaller if speed_up > 1 else 'more'}"
 
 
-def ratio_words(speed_up: float, axis: Axis) -> str:
-    """The same with its noun: `2.0× fewer steps`, `equal time`."""
-    return f"{ratio(speed_up, axis)} {NAMES[axis]}"
-
-
 def ratio_interval(interval: Interval, axis: Axis) -> str:
-    """`2.2× fewer (1.6 to 3.0)`; a bound on the other side of 1 is written out."""
-    return ratio(interval.mean, axis) + ratio_bounds(interval, axis)
-
-
-def ratio_bounds(interval: Interval, axis: Axis) -> str:
-    """The bounds alone, ` (1.6 to 3.0)`; empty without them or where both are equal to 1."""
+    """`2.2× fewer (1.6× fewer to 3.0× fewer)`; without bounds where there are none, or all is equal."""
+    mean = ratio(interval.mean, axis)
     if interval.low is None or interval.high is None:
-        return ""
-    if interval.low > 1:
-        within = f"{interval.low:.1f} to {interval.high:.1f}"
-    elif interval.high < 1:
-        within = f"{1 / interval.high:.1f} to {1 / interval.low:.1f}"
-    else:
-        within = f"{ratio(interval.low, axis)} to {ratio(interval.high, axis)}"
-    return "" if within == "equal to equal" else f" ({within})"
+        return mean
+    low, high = ratio(interval.low, axis), ratio(interval.high, axis)
+    return mean if mean == low == high else f"{mean} ({low} to {high})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,30 +123,17 @@ def weigh(comparison: Comparison) -> Evidence:
     if not candidates:
         text = f"{comparison.baseline} is the only configuration; add another run to compare it with."
         return Evidence(text, False, {}, ("a second run",))
-    target, name = comparison.target, comparison.baseline
     supported = _supported(comparison, candidates)
     missing = _missing(comparison, candidates)
     headline, conclusive = _headline(comparison, candidates)
-    parts = [headline, _lower_costs(comparison, candidates, supported)]
-    if target.steps == 0:
-        parts.append(f"{name} never exceeds its initial policy ({percent(target.accuracy)}).")
-    else:
-        parts.append(f"{name} peaks at {percent(target.accuracy)} after {_costs(target)}.")
-        parts += [_reach(group, name) for group in candidates]
+    parts = [headline]
+    if comparison.target.steps == 0:
+        best = percent(comparison.target.accuracy)
+        parts.append(f"{comparison.baseline} never exceeds its initial policy ({best}).")
     parts += [text for group in candidates if (text := _over_seeds(comparison, group, supported[group.name]))]
-    parts.append(comparison.schedule)
     if missing:
         parts.append("Missing: " + "; ".join(missing) + ".")
     return Evidence("\n".join(part for part in parts if part), conclusive, supported, tuple(missing))
-
-
-def _reach(group: GroupResult, baseline: str) -> str:
-    if group.match is None:
-        spent = _costs(group.final)
-        return f"{group.name} does not reach that in {spent}; its best is {percent(group.peak.accuracy)}."
-    ratios = ", ".join(ratio_words(ratio, axis) for axis in COSTS if (ratio := group.speed_ups[axis]) is not None)
-    against = f" (at common evaluations, compared with {baseline}: {ratios})" if ratios else ""
-    return f"{group.name} reaches that after {_costs(group.match)}{against}."
 
 
 def _supported(comparison: Comparison, candidates: list[GroupResult]) -> dict[str, tuple[Axis, ...]]:
@@ -225,33 +198,6 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _lower_costs(comparison: Comparison, candidates: list[GroupResult], supported: dict[str, tuple[Axis, ...]]) -> str:
-    """The supported advantages in cost; empty without one."""
-    baseline = comparison.baseline
-    claims = [_claim(group, supported[group.name]) for group in candidates if supported[group.name]]
-    if not claims:
-        return ""
-    rest = len(candidates) - len(claims)
-    others = "other configuration" if rest == 1 else f"{rest} other configurations"
-    others = f" No advantage is supported for the {others}." if rest else ""
-    return f"To reach the best accuracy of {baseline}, {'; '.join(claims)}.{others}"
-
-
-def _claim(group: GroupResult, axes: tuple[Axis, ...]) -> str:
-    """The supported advantages of a group, and the costs that are larger in every seed's interval."""
-    gains, losses = [], []
-    for axis in COSTS:
-        interval = group.seed_speed_ups[axis]
-        if interval is None or interval.high is None:
-            continue
-        if axis in axes:
-            gains.append(ratio_words(interval.mean, axis))
-        elif interval.high < 1:
-            losses.append(ratio_words(interval.mean, axis))
-    but = f" but {' and '.join(losses)}" if losses else ""
-    return f"{group.name} needs {' and '.join(gains)}{but} ({group.num_paired} seeds), {_plateau(group)}"
-
-
 def _plateau(group: GroupResult) -> str:
     """What became of the plateau, in points: `its plateau differs by −2.0 points (−3.0 to −1.0): lower`."""
     if group.plateau is None:
@@ -288,21 +234,7 @@ def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]
             unreached = group.num_paired - group.num_reached
             seeds = "1 seed" if unreached == 1 else f"{unreached} seeds"
             missing.append(f"longer runs of {group.name} ({seeds} did not reach the target)")
-        open_axes = [
-            NAMES[axis]
-            for axis in COSTS
-            if (interval := group.seed_speed_ups[axis]) and not interval.excludes(1.0) and interval.low is not None
-        ]
-        if open_axes and group.num_paired >= MIN_SEEDS:
-            missing.append(f"more seeds of {group.name}: its interval includes no difference in {', '.join(open_axes)}")
-        if group.num_reached == group.num_paired >= MIN_SEEDS and _p_value(group, "steps") is None:
-            missing.append(f"common evaluations at closer steps: seeds of {group.name} are not told apart by these")
     for hardware, what in ((False, "equal conditions"), (True, "equal hardware for the times")):
         if names := [difference.setting for difference in comparison.differences if difference.hardware == hardware]:
             missing.append(f"{what} (these differ: {_some(names)})")
     return missing
-
-
-def _costs(point: Point) -> str:
-    time = f", {hours(point.hours)}" if point.hours == point.hours else ""
-    return f"{point.steps:.0f} steps, {point.backward_passes:.0f} backward passes{time}"

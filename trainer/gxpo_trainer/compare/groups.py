@@ -6,9 +6,9 @@ each run with the baseline's run of the same seed. curves.py has the definitions
 Costs to reach an accuracy are those of evaluations on the common grid of batches, or of backward passes, so that a run
 that is evaluated more often gains nothing by it; without a common grid every run's own evaluations count.
 
-`Payoff` is the speed-up in time as a function of the share of a step that sampling takes. A baseline step is 1 = s + u:
-sampling and verifying s, one update u = 1 − s. A candidate's step samples as much and updates p times, p its backward
-passes a step. It reaches the baseline's accuracy in 1/r of the steps:
+`time_speed_up` is the speed-up in time as a function of the share of a step that sampling takes. A baseline step is
+1 = s + u: sampling and verifying s, one update u = 1 − s. A candidate's step samples as much and updates p times, p its
+backward passes a step. It reaches the baseline's accuracy in 1/r of the steps:
 
     synchronous     r (s + u) / (s + p u)
     asynchronous    r max(s, u) / max(s, p u)        sampling runs during the update
@@ -44,7 +44,6 @@ from gxpo_trainer.compare.curves import (
     mean_curve,
     on_grid,
     peak,
-    smooth,
 )
 from gxpo_trainer.compare.intervals import (
     LEVEL,
@@ -57,7 +56,7 @@ from gxpo_trainer.compare.intervals import (
     p_of_mean,
     ratio_interval,
 )
-from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences, schedule_note
+from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences
 from gxpo_trainer.config.rules import rule_labels
 
 TARGETS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
@@ -132,15 +131,13 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of `compare_groups`. schedule: why and how groups were evaluated after different numbers of steps."""
+    """Result of `compare_groups`."""
 
     baseline: str
     target: Point
     level: float
-    smoothing: float
     groups: tuple[GroupResult, ...]
     differences: tuple[Difference, ...]
-    schedule: str = ""
 
     def group(self, name: str) -> GroupResult:
         return next(group for group in self.groups if group.name == name)
@@ -157,40 +154,36 @@ def compare_groups(
     groups: Sequence[SeedGroup],
     baseline: str,
     *,
-    smoothing: float = 0.0,
     budgets: Mapping[Axis, Sequence[float]] | None = None,
 ) -> Comparison:
     """Compare every group with the one called `baseline`.
 
     budgets: axis → values (steps, passes, hours, tokens or token-passes); by default one per axis, the largest that all
-    runs reached. Raises ValueError for an unknown baseline or a repeated name.
+    runs reached.
     """
-    names = [group.name for group in groups]
-    if baseline not in names:
-        raise ValueError(f"baseline = {baseline!r} is unknown; choose one of {names}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"group names {names} are not unique; rename one")
-    reference = groups[names.index(baseline)]
+    reference = next(group for group in groups if group.name == baseline)
     grids = common_grids(groups)
-    target = peak(mean_curve([run.curve for run in reference.runs]), smoothing)
+    target = peak(mean_curve([run.curve for run in reference.runs]))
     common = common_budgets(groups)
     chosen = budgets if budgets is not None else common
     wanted = [(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
+    (passes,) = common.get("backward_passes", (None,))
+    raw = plateau_contrasts(groups, reference, passes) if passes is not None else {}
+    against = dict(zip(raw, corrected(list(raw.values())), strict=True))
     results = []
     for group in groups:
-        at_budgets = (_at_budget(group, reference, axis, budget, smoothing) for axis, budget in wanted)
-        row = _convergence(group, reference, target, grids, smoothing)
-        results.append(replace(row, budgets=tuple(budget for budget in at_budgets if budget)))
-    if "backward_passes" in common:
-        raw = plateau_contrasts(groups, reference, common["backward_passes"][0])
-        against = dict(zip(raw, corrected(list(raw.values())), strict=True))
-        for place, (row, group) in enumerate(zip(results, groups, strict=True)):
-            equal = _at_budget(group, reference, "backward_passes", common["backward_passes"][0], smoothing)
-            trained = equal if equal is not None and equal.evaluated_from > 0 else None
-            results[place] = replace(row, plateau=against.get(row.name), at_equal_passes=trained)
+        at_budgets = (_at_budget(group, reference, axis, budget) for axis, budget in wanted)
+        equal = None if passes is None else _at_budget(group, reference, "backward_passes", passes)
+        results.append(
+            replace(
+                _convergence(group, reference, target, grids),
+                budgets=tuple(result for result in at_budgets if result is not None),
+                plateau=against.get(group.name),
+                at_equal_passes=equal if equal is not None and equal.evaluated_from > 0 else None,
+            )
+        )
     differences = tuple(find_differences(groups, baseline))
-    note = schedule_note(groups, baseline)
-    return Comparison(baseline, target, LEVEL, smoothing, tuple(results), differences, note)
+    return Comparison(baseline, target, LEVEL, tuple(results), differences)
 
 
 def plateau_contrasts(
@@ -275,13 +268,10 @@ def default_baseline(groups: Sequence[SeedGroup]) -> str:
 
     A challenger must beat the baseline at its best setting: against a badly tuned one almost anything looks better.
     """
-
-    def accuracy(group: SeedGroup) -> float:
-        return math.fsum(run.curve.accuracy[-1] for run in group.runs) / len(group.runs)
-
     for label in rule_labels("baseline"):
-        if baselines := [group for group in groups if group.name.startswith(label)]:
-            return max(baselines, key=accuracy).name
+        baselines = [group for group in groups if group.name.startswith(label)]
+        if baselines:
+            return max(baselines, key=lambda group: np.mean([run.curve.accuracy[-1] for run in group.runs])).name
     return groups[0].name
 
 
@@ -298,17 +288,6 @@ def common_budgets(groups: Sequence[SeedGroup]) -> dict[Axis, tuple[float, ...]]
     return {axis: (last[axis],) for axis in known}
 
 
-def spread_budgets(groups: Sequence[SeedGroup], num: Mapping[Axis, int]) -> dict[Axis, tuple[float, ...]]:
-    """`num` evenly spaced budgets per axis up to the largest common one; whole numbers except for hours."""
-    spread: dict[Axis, tuple[float, ...]] = {}
-    for axis, (largest,) in common_budgets(groups).items():
-        if axis in num:
-            parts = [largest * part / num[axis] for part in range(1, num[axis])]
-            values = parts if axis == "hours" else [float(round(value)) for value in parts]
-            spread[axis] = tuple(dict.fromkeys([*(value for value in values if 0 < value < largest), largest]))
-    return spread
-
-
 def common_grids(groups: Sequence[SeedGroup]) -> dict[Axis, Floats | None]:
     """The common grid of steps and of backward passes; None where a run has no evaluation on it after the start."""
     curves = [run.curve for group in groups for run in group.runs]
@@ -320,12 +299,12 @@ def common_grids(groups: Sequence[SeedGroup]) -> dict[Axis, Floats | None]:
 
 
 def _speed_ups(
-    baseline: EvaluationCurve, curve: EvaluationCurve, target: Point, grids: Grids, smoothing: float
+    baseline: EvaluationCurve, curve: EvaluationCurve, target: Point, grids: Grids
 ) -> dict[Axis, float | None]:
     """Cost of the baseline's peak over that of reaching it, on the common grids; a peak between two points of a grid
     has the cost of the next."""
     ratios: dict[Axis, float | None] = {}
-    reaching = smooth(curve.accuracy, smoothing) >= target.accuracy
+    reaching = curve.accuracy >= target.accuracy
     for axis in AXES:
         on = GRID_OF[axis]
         other = baseline.cost(axis)[on_grid(baseline, on, grids[on]) & (baseline.steps >= target.steps)]
@@ -335,10 +314,10 @@ def _speed_ups(
     return ratios
 
 
-def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: Grids, smoothing: float) -> GroupResult:
+def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: Grids) -> GroupResult:
     """Cost to reach the baseline's peak, of the mean curve and per seed."""
     curve, other = (mean_curve([run.curve for run in one.runs]) for one in (group, reference))
-    seeds = tuple(_seed_result(run, reference.by_seed.get(run.seed), grids, smoothing) for run in group.runs)
+    seeds = tuple(_seed_result(run, reference.by_seed.get(run.seed), grids) for run in group.runs)
     seed_speed_ups: dict[Axis, Interval | None] = {}
     for axis in AXES:
         ratios = [ratio for seed in seeds if (ratio := seed.speed_ups[axis]) is not None]
@@ -347,10 +326,10 @@ def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: G
         name=group.name,
         seeds=tuple(run.seed for run in group.runs),
         shutoff_steps=tuple(run.gate.shutoff_step for run in group.runs),
-        final=curve.point(-1, curve.accuracy[-1]),
-        peak=peak(curve, smoothing),
-        match=first_reaching(curve, target.accuracy, smoothing),
-        speed_ups=_speed_ups(other, curve, target, grids, smoothing),
+        final=curve.point(-1),
+        peak=peak(curve),
+        match=first_reaching(curve, target.accuracy),
+        speed_ups=_speed_ups(other, curve, target, grids),
         num_paired=sum(seed.target is not None for seed in seeds),
         num_reached=sum(seed.match is not None for seed in seeds),
         seed_speed_ups=seed_speed_ups,
@@ -359,20 +338,18 @@ def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: G
     )
 
 
-def _seed_result(run: RunCurves, other: RunCurves | None, grids: Grids, smoothing: float) -> SeedResult:
-    best = peak(run.curve, smoothing)
+def _seed_result(run: RunCurves, other: RunCurves | None, grids: Grids) -> SeedResult:
+    best = peak(run.curve)
     if other is None:
         return SeedResult(run.seed, best, None, None, dict.fromkeys(AXES))
-    target = peak(other.curve, smoothing)
-    match = first_reaching(run.curve, target.accuracy, smoothing)
-    return SeedResult(run.seed, best, target, match, _speed_ups(other.curve, run.curve, target, grids, smoothing))
+    target = peak(other.curve)
+    match = first_reaching(run.curve, target.accuracy)
+    return SeedResult(run.seed, best, target, match, _speed_ups(other.curve, run.curve, target, grids))
 
 
-def _at_budget(
-    group: SeedGroup, reference: SeedGroup, axis: Axis, budget: float, smoothing: float
-) -> BudgetResult | None:
+def _at_budget(group: SeedGroup, reference: SeedGroup, axis: Axis, budget: float) -> BudgetResult | None:
     """Result at a budget, None if a run of the group has no evaluation within it."""
-    ends, others = ({r.seed: at_budget(r.curve, axis, budget, smoothing) for r in g.runs} for g in (group, reference))
+    ends, others = ({r.seed: at_budget(r.curve, axis, budget) for r in g.runs} for g in (group, reference))
     points = [point for point in ends.values() if point is not None]
     if len(points) < len(ends):
         return None
@@ -380,10 +357,7 @@ def _at_budget(
     matched = [(a, b) for run, _ in pairs if (a := ends[run.seed]) and (b := others[run.seed])]
     if group.name == reference.name or len(matched) < len(pairs):
         pairs, matched = [], []
-    scores = [
-        (_scores(run, a, smoothing), _scores(other, b, smoothing))
-        for (run, other), (a, b) in zip(pairs, matched, strict=True)
-    ]
+    scores = [(_scores(run, a), _scores(other, b)) for (run, other), (a, b) in zip(pairs, matched, strict=True)]
     differences = [a.accuracy - b.accuracy for a, b in matched]
     return BudgetResult(
         axis=axis,
@@ -397,12 +371,9 @@ def _at_budget(
     )
 
 
-def _scores(run: RunCurves, point: BudgetPoint, smoothing: float) -> Floats | None:
-    """Per-problem scores of an evaluation, smoothed like the accuracy."""
-    if run.curve.per_problem is None:
-        return None
-    scores: Floats = run.curve.per_problem[point.index]
-    return scores if smoothing == 0 else smooth(run.curve.per_problem[: point.index + 1], smoothing)[-1]
+def _scores(run: RunCurves, point: BudgetPoint) -> Floats | None:
+    """Per-problem scores of an evaluation."""
+    return None if run.curve.per_problem is None else run.curve.per_problem[point.index]
 
 
 def _over_problems(
@@ -415,38 +386,22 @@ def _over_problems(
     return mean_interval(np.mean([own - other for own, other in known], axis=0))
 
 
-SHARES = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95)
-"""Shares that tables show."""
-
-
-@dataclass(frozen=True, slots=True)
-class Payoff:
-    """A candidate against a baseline.
-
-    steps: speed-up in steps, with its interval over seeds. passes: backward passes of a candidate's step, in those of
-    the baseline's.
-    """
-
-    steps: Interval
-    passes: float
-
-    def speed_up(self, share: float, *, asynchronous: bool = False) -> Interval:
-        """Speed-up in time at a sampling share in [0, 1). Raises ValueError outside."""
-        if not 0 <= share < 1:
-            raise ValueError(f"sampling share {share} is out of range; set it in [0, 1)")
-        update = 1 - share
-        if asynchronous:
-            factor = max(share, update) / max(share, self.passes * update)
-        else:
-            factor = 1 / (share + self.passes * update)
-        low, high = (None if bound is None else bound * factor for bound in (self.steps.low, self.steps.high))
-        return Interval(self.steps.mean * factor, low, high, self.steps.num)
-
-
-def payoff_of(group: GroupResult, baseline: GroupResult) -> Payoff | None:
-    """The payoff of a group; None unless every shared seed reached the baseline's peak."""
+def payoff_of(group: GroupResult, baseline: GroupResult) -> tuple[Interval, float] | None:
+    """Speed-up in steps, and backward passes of a step in those of the baseline's; None unless every shared seed
+    reached the baseline's peak."""
     ratio = group.seed_speed_ups["steps"]
     if ratio is None or ratio.num < group.num_paired or group.name == baseline.name:
         return None
     own, reference = (result.final.backward_passes / result.final.steps for result in (group, baseline))
-    return Payoff(ratio, own / reference)
+    return ratio, own / reference
+
+
+def time_speed_up(steps: Interval, passes: float, share: float, *, asynchronous: bool = False) -> Interval:
+    """Speed-up in time at a sampling share in [0, 1), of a candidate with `passes` passes a step."""
+    update = 1 - share
+    if asynchronous:
+        factor = max(share, update) / max(share, passes * update)
+    else:
+        factor = 1 / (share + passes * update)
+    low, high = (None if bound is None else bound * factor for bound in (steps.low, steps.high))
+    return Interval(steps.mean * factor, low, high, steps.num)

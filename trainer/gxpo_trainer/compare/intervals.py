@@ -42,16 +42,14 @@ class Interval:
         return self.low is not None and self.high is not None and not self.low <= value <= self.high
 
 
-def mean_interval(values: Sequence[float] | Floats, level: float = LEVEL) -> Interval:
+def mean_interval(values: Sequence[float] | Floats) -> Interval:
     """Mean of independent values with its t-interval: x̄ ± t·s/√n, s with n − 1.
 
-    The bounds are None for a single value. Raises ValueError for no or infinite values, and a level outside (0, 1).
+    The bounds are None for a single value. Raises ValueError for no or infinite values.
     """
     # Imported here to keep `gxpo --help` fast; scipy.special is a tenth of scipy.stats, and bands call this often.
     from scipy.special import stdtrit
 
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level = {level} is not a confidence level; set it between 0 and 1, e.g. 0.95")
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0:
         raise ValueError("no values: an interval needs at least one run")
@@ -60,7 +58,7 @@ def mean_interval(values: Sequence[float] | Floats, level: float = LEVEL) -> Int
     mean = float(data.mean())
     if data.size == 1:
         return Interval(mean, None, None, 1)
-    half = float(stdtrit(data.size - 1, (1 + level) / 2)) * float(data.std(ddof=1)) / math.sqrt(data.size)
+    half = float(stdtrit(data.size - 1, (1 + LEVEL) / 2)) * float(data.std(ddof=1)) / math.sqrt(data.size)
     return Interval(mean, mean - half, mean + half, int(data.size))
 
 
@@ -170,8 +168,8 @@ def corrected(family: Sequence[Contrast]) -> list[Contrast]:
     return [replace(one, adjusted=p, equivalence=e) for one, p, e in zip(family, tests, equivalences, strict=True)]
 
 
-def detectable(family: Sequence[Contrast], *, power: float = 0.8) -> float | None:
-    """Smallest true difference that a paired t-test shows with probability `power` at Holm's first step, α/m.
+def detectable(family: Sequence[Contrast]) -> float | None:
+    """Smallest true difference that a paired t-test shows with 80% probability at Holm's first step, α/m.
 
     The spread is pooled over the family of m comparisons: that of a single one is too noisy a basis with few seeds.
     Exact, by the non-central t with the fewest seeds of the family. None without a spread.
@@ -185,4 +183,4 @@ def detectable(family: Sequence[Contrast], *, power: float = 0.8) -> float | Non
     error = math.sqrt(float(np.mean(np.square(spreads))) / num)
     critical = stats.t.isf(ALPHA / len(family) / 2, num - 1)
     # The lower tail adds less than α/2 to the power, and nothing near 80%.
-    return error * float(optimize.brentq(lambda x: stats.nct.sf(critical, num - 1, x) - power, 0, 2 * critical + 4))
+    return error * float(optimize.brentq(lambda x: stats.nct.sf(critical, num - 1, x) - 0.8, 0, 2 * critical + 4))

@@ -37,7 +37,6 @@ _FREE = re.compile(r"(name|seed|learner\.rule|learner\.optimizer\.learning_rate|
 _SPEED = re.compile(r"(placement|rollout\.(gpu_memory_utilization|cpu_kv_cache_gib|max_num_seqs))(\.|$)")
 """Settings that affect times, but not accuracy."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
-_WORDS = {None: "null", True: "true", False: "false"}
 _PACKAGES = ("torch", "vllm", "deepspeed", "transformers", "peft", "math-verify")
 
 
@@ -48,13 +47,12 @@ def run_curves(
     *,
     benchmarks: Sequence[str] | None = None,
     metric: str = "pass@1",
-    with_problems: bool = True,
 ) -> RunCurves:
     """Curves of one run.
 
     evaluations: at most one per step and benchmark (see `decode_evaluation`). benchmarks: names, by default all of the
-    run; several are macro-averaged at the steps where all have a finite value. metric: a name in `scores`.
-    with_problems: keep per-problem scores, which exist for pass@1 only. Raises DataError when there is no evaluation.
+    run; several are macro-averaged at the steps where all have a finite value. metric: a name in `scores`;
+    per-problem scores exist for pass@1 only. Raises DataError when there is no evaluation.
     """
     present = list(dict.fromkeys(row["benchmark"] for row in evaluations))
     chosen = list(dict.fromkeys(benchmarks)) if benchmarks is not None else present
@@ -75,7 +73,7 @@ def run_curves(
         rule=run_label(config["learner"]["rule"]),
         seed=int(config["seed"]),
         curve=replace(
-            _curve([[rows[name] for name in chosen] for rows in complete], metric, with_problems),
+            _curve([[rows[name] for name in chosen] for rows in complete], metric),
             forward_passes=forward_passes(config),
         ),
         gate=_gate(series, config),
@@ -124,14 +122,12 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for name, item in value.items():
         if isinstance(item, Mapping):
             flat |= flatten(item, f"{prefix}{name}.")
-        elif item is None or item is True or item is False:
-            flat[f"{prefix}{name}"] = _WORDS[item]
         else:
             flat[f"{prefix}{name}"] = _ENCODER.encode(item)
     return flat
 
 
-def _curve(points: list[list[Row]], metric: str, with_problems: bool) -> EvaluationCurve:
+def _curve(points: list[list[Row]], metric: str) -> EvaluationCurve:
     """Macro average over benchmarks. points: for each step one row per benchmark."""
     accuracy, low, high = [], [], []
     for rows in points:
@@ -145,7 +141,7 @@ def _curve(points: list[list[Row]], metric: str, with_problems: bool) -> Evaluat
         low.append(mean - math.hypot(*below) / len(rows))
         high.append(mean + math.hypot(*above) / len(rows))
     passes, seconds, tokens = (np.array([_cost(rows[0], name) for rows in points]) for name in _COST_FIELDS)
-    per_problem, ids = _per_problem(points) if with_problems and metric == "pass@1" else (None, ())
+    per_problem, ids = _per_problem(points) if metric == "pass@1" else (None, ())
     return EvaluationCurve(
         steps=np.array([rows[0]["step"] for rows in points], dtype=np.float64),
         backward_passes=passes,

@@ -1,14 +1,13 @@
 """Seed groups: runs grouped and named by configuration, bands over their seeds, and what differs between them. Pure.
 
 Unequal conditions invalidate a comparison; settings under test may differ. `incomparable` judges single evaluation
-records: rows of evaluations.jsonl and of `gxpo eval --out`. `heat_map` groups the runs of a sweep by two settings.
+records: rows of evaluations.jsonl and of `gxpo eval --out`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from gxpo_trainer.compare.curves import EvaluationCurve, Floats, RunCurves
-from gxpo_trainer.compare.intervals import Interval, mean_interval
+from gxpo_trainer.compare.intervals import mean_interval
 from gxpo_trainer.compare.rows import flatten
 from gxpo_trainer.config.tasks import SINGLE_TURN
 from gxpo_trainer.errors import DataError
-from gxpo_trainer.jsonl import decode_number
 
 _RATE = "learner.optimizer.learning_rate"
 _SCHEDULE = "evaluation.every_steps"
@@ -30,16 +28,10 @@ _LONGEST_VALUE = 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedGroup:
-    """Runs that differ only in their seed. Raises ValueError when empty or a seed occurs twice."""
+    """Runs that differ only in their seed, at least one."""
 
     name: str
     runs: tuple[RunCurves, ...]
-
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise ValueError(f"group {self.name!r} has no run")
-        if len({run.seed for run in self.runs}) < len(self.runs):
-            raise ValueError(f"group {self.name!r} has a seed twice: {[run.seed for run in self.runs]}; drop one run")
 
     @property
     def by_seed(self) -> dict[int, RunCurves]:
@@ -130,39 +122,10 @@ class Difference:
     hardware: bool
 
 
-def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
-    """Why groups were evaluated after different numbers of steps, and what that means; empty where they were not."""
-    every = {run.conditions.get(_SCHEDULE) for group in groups for run in group.runs}
-    if len(every) < 2:
-        return ""
-    other = _evaluated_elsewhere(groups, baseline)
-    if not other:
-        return "evaluation.every_steps differs as the rules' steps do: all were evaluated at the same backward passes."
-    return (
-        f"{' and '.join(other)} {'was' if len(other) == 1 else 'were'} evaluated at other backward passes than "
-        f"{baseline}: at an equal budget the last evaluation within it counts, and a target is reached at an "
-        "evaluation of the common grid."
-    )
-
-
-def _evaluated_elsewhere(groups: Sequence[SeedGroup], baseline: str) -> list[str]:
-    """The groups that were evaluated at other backward passes than the baseline, as far as both went."""
-    reference = next(group for group in groups if group.name == baseline)
-    other = []
-    for group in groups:
-        for run in group.runs:
-            against = reference.by_seed.get(run.seed, reference.runs[0])
-            own, its = run.curve.backward_passes, against.curve.backward_passes
-            end = min(own[-1], its[-1])
-            if not np.array_equal(own[own <= end], its[its <= end]) and group.name not in other:
-                other.append(group.name)
-    return other
-
-
 def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -> list[Difference]:
     """Conditions and hardware in which a group differs from the baseline (by default the first group).
 
-    How many steps lie between evaluations is no condition: costs are compared where all were evaluated (schedule_note).
+    How many steps lie between evaluations is no condition: costs are compared where all were evaluated.
 
     Runs are compared with the baseline's run of the same seed, because some conditions depend on the seed (generated
     problems); without a shared seed the sets of values are compared. A missing setting counts as `unknown`.
@@ -186,13 +149,6 @@ def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -
     return differences
 
 
-def differing_settings(configs: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str | None]]:
-    """Setting → group → value (JSON text, None if missing), for the settings that differ between groups."""
-    names = dict.fromkeys(name for config in configs.values() for name in config)
-    rows = {name: {group: config.get(name) for group, config in configs.items()} for name in names}
-    return {name: values for name, values in rows.items() if len(set(values.values())) > 1}
-
-
 def _unequal(values: Mapping[int, str], reference: Mapping[int, str]) -> bool:
     shared = values.keys() & reference.keys()
     if shared:
@@ -200,44 +156,31 @@ def _unequal(values: Mapping[int, str], reference: Mapping[int, str]) -> bool:
     return set(values.values()) != set(reference.values())
 
 
-_CONDITIONS = (
-    ("benchmark", "the benchmarks differ"),
-    ("data_sha256", "the problems, golds or rules differ"),
-    ("problem_ids", "not the same problems in the same order"),
-    ("template", "the prompt templates differ"),
-    ("sampling.temperature", "the temperatures differ"),
-    ("sampling.max_new_tokens", "the longest responses differ"),
-    ("versions", "the graders differ"),
-)
-_DEFAULTED: tuple[tuple[str, Any, str], ...] = (
-    ("environment", SINGLE_TURN, "the environments differ"),
-    ("answer", "any", "what counts as an answer differs"),
-    ("sampling.top_p", 1.0, "the sampled distributions differ"),
-    ("sampling.top_k", 0, "the sampled distributions differ"),
-    ("sampling.min_p", 0.0, "the sampled distributions differ"),
-    ("sampling.stop", [], "the texts that end a response differ"),
-)
-"""Conditions that are recorded only where they have another value."""
+_CONDITIONS: dict[str, Any] = {
+    **dict.fromkeys(("benchmark", "data_sha256", "problem_ids", "template", "versions"), None),
+    **dict.fromkeys(("sampling.temperature", "sampling.max_new_tokens"), None),
+    "environment": SINGLE_TURN,
+    "answer": "any",
+    "sampling.top_p": 1.0,
+    "sampling.top_k": 0,
+    "sampling.min_p": 0.0,
+    "sampling.stop": [],
+}
+"""Dotted path → the value of a record without it; None: every record has it."""
 
 
 def incomparable(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Reasons why the pass@1 of two records is not comparable; empty if it is.
 
-    A condition missing from a record is a reason, unless it has a default. pass@k for larger k also requires equal
-    `samples_per_prompt`.
+    pass@k for larger k also requires equal `samples_per_prompt`.
     """
     reasons = []
-    for path, words in _CONDITIONS:
-        values = [_at(record, path) for record in (first, second)]
+    for path, default in _CONDITIONS.items():
+        values = [default if (value := _at(record, path)) is None else value for record in (first, second)]
         if None in values:
             reasons.append(f"{path} is not recorded on both sides")
         elif values[0] != values[1]:
-            reasons.append(f"{words} ({path}: {_short(values[0])} and {_short(values[1])})")
-    for path, default, words in _DEFAULTED:
-        values = [default if (value := _at(record, path)) is None else value for record in (first, second)]
-        if values[0] != values[1]:
-            name = "" if path == "environment" else f"{path}: "
-            reasons.append(f"{words} ({name}{_short(values[0])} and {_short(values[1])})")
+            reasons.append(f"{path} differs ({_short(values[0])} and {_short(values[1])})")
     return reasons
 
 
@@ -251,71 +194,3 @@ def _at(record: Mapping[str, Any], path: str) -> Any:
 def _short(value: Any) -> str:
     text = f"{len(value)} entries" if isinstance(value, list) else str(value)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-@dataclass(frozen=True, slots=True)
-class HeatCell:
-    """interval: mean with its t-interval over the runs that have a value; None if none has."""
-
-    x: int
-    y: int
-    interval: Interval | None
-    runs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HeatMap:
-    """x_values, y_values: values in axis order; cells: non-empty cells, row by row of y.
-
-    A cell's runs are indices into the given sequence. mixed: other settings that vary within a cell.
-    """
-
-    x_values: tuple[Any, ...]
-    y_values: tuple[Any, ...]
-    cells: tuple[HeatCell, ...]
-    mixed: tuple[str, ...]
-
-
-def varied_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings with more than one value among the runs, in order of appearance."""
-    names = dict.fromkeys(name for run in settings for name in run)
-    return [name for name in names if len({_key(run.get(name)) for run in settings}) > 1]
-
-
-def heat_map(settings: Sequence[Mapping[str, Any]], values: Sequence[float | None], x: str, y: str) -> HeatMap:
-    """Mean value for each pair of values of the settings `x` and `y`, of which each run has both.
-
-    settings: of each run by dotted path, without the seed. values: of each run, None or not finite if missing.
-    """
-    x_values, y_values = (_in_order([run[name] for run in settings]) for name in (x, y))
-    columns, rows = ([_key(value) for value in values] for values in (x_values, y_values))
-    members_of: dict[tuple[int, int], list[int]] = {}
-    for index, run in enumerate(settings):
-        members_of.setdefault((rows.index(_key(run[y])), columns.index(_key(run[x]))), []).append(index)
-    cells = []
-    for (row, column), members in sorted(members_of.items()):
-        known = [float(v) for i in members if (v := values[i]) is not None and math.isfinite(v)]
-        cells.append(HeatCell(column, row, mean_interval(known) if known else None, tuple(members)))
-    mixed = dict.fromkeys(n for members in members_of.values() for n in varied_settings([settings[i] for i in members]))
-    return HeatMap(tuple(x_values), tuple(y_values), tuple(cells), tuple(mixed))
-
-
-def _in_order(values: Sequence[Any]) -> list[Any]:
-    """Unique values; numbers ascending, anything else in order of appearance."""
-    unique = list({_key(value): value for value in values}.values())
-    numeric = all(_number(value) is not None for value in unique)
-    return sorted(unique, key=lambda value: _number(value) or 0.0) if numeric else unique
-
-
-def _key(value: Any) -> str:
-    """A key that is equal for equal values: 1 equals 1.0, but not True."""
-    number = _number(value)
-    return json.dumps(value if number is None else number, sort_keys=True)
-
-
-def _number(value: Any) -> float | None:
-    """The value as a number, including JSON's strings for non-finite ones; None for anything else."""
-    try:
-        return decode_number(value)
-    except ValueError:
-        return None

@@ -1,17 +1,16 @@
-"""Tables of a comparison as plain text cells, for terminal, HTML report and service. Pure.
+"""Tables of a comparison as plain text cells, for terminal, report and service. Pure.
 
-The paper's (arXiv 2605.06755): convergence_table is Table 2, equal_cost_table Tables 3 and 4, best_table Table 5.
+The paper's (arXiv 2605.06755): convergence_table is Table 2, budget_table Tables 3 and 4.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from gxpo_trainer.compare.curves import GRID_OF, Axis, at_budget, mean_curve
+from gxpo_trainer.compare.curves import GRID_OF, Axis
 from gxpo_trainer.compare.evidence import (
     COSTS,
     NAMES,
@@ -24,20 +23,14 @@ from gxpo_trainer.compare.evidence import (
     ratio_interval,
 )
 from gxpo_trainer.compare.groups import (
-    TARGETS,
     Comparison,
     GroupResult,
     Reach,
-    best_plateau,
-    common_budgets,
-    common_grids,
     payoff_of,
-    sweep,
+    time_speed_up,
 )
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.seeds import SeedGroup
-
-_MAX_ROWS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,39 +42,38 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
+def markdown(table: Table) -> str:
+    head, *body = (f"| {' | '.join(cells)} |" for cells in (table.header, *table.rows))
+    return "\n".join([f"*{table.title}*", "", head, "|" + "---|" * len(table.header), *body])
+
+
 def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float | None = None) -> list[Table]:
-    """Ranking, convergence, plateaus and targets, accuracy at equal budgets, when it pays, curves and differences.
+    """Ranking, convergence with plateaus, accuracy at equal budgets, when it pays, and differences.
 
     share: of a baseline step that sampling takes; by default as measured in the baseline's runs.
     """
     tables = [
         ranking_table(comparison),
         convergence_table(comparison),
-        *target_tables(groups, comparison),
-        best_table(comparison),
         budget_table(comparison),
-        *_payoff_tables(groups, comparison, share),
-        curve_table(groups),
+        *payoff_tables(groups, comparison, share),
     ]
     return tables + ([difference_table(comparison)] if comparison.differences else [])
 
 
 def ranking_table(comparison: Comparison) -> Table:
-    """One row per group by accuracy at the most backward passes that all runs reached; equal ones share a rank.
+    """One row per group by accuracy at the most backward passes that all runs reached.
 
     Intervals are over seeds; a difference pairs the seeds that the group shares with the baseline.
     """
     header = ("run", "seeds", "accuracy", f"against {comparison.baseline}", "passes to the baseline's best")
-    rows, budget, rank, last = [], "equal", 0, math.nan
+    rows, budget = [], "equal"
     for place, group in enumerate(comparison.ranking, start=1):
         name, cells, result = group.name, [UNKNOWN, UNKNOWN], group.at_equal_passes
         if result is not None:
             budget, own = amount("backward_passes", result.budget), result.accuracy
-            rank, last = (rank if own.mean == last else place), own.mean
-            name, cells = (
-                f"{rank}. {name}",
-                [_within(lambda share: percent(min(1.0, max(0.0, share))), own), _within(points, result.over_seeds)],
-            )
+            accuracy = _within(lambda share: percent(min(1.0, max(0.0, share))), own)
+            name, cells = f"{place}. {name}", [accuracy, _within(points, result.over_seeds)]
         rows.append((name, str(len(group.seeds)), *cells, _match(group, "backward_passes")))
     title = f"Ranking at {budget} backward passes, the most that all runs reached"
     return Table(f"{title} ({100 * comparison.level:g}% intervals over seeds)", header, tuple(rows))
@@ -97,55 +89,17 @@ def _within(show: Callable[[float], str], interval: Interval | None) -> str:
 
 
 def convergence_table(comparison: Comparison) -> Table:
-    """One row per group: its peak, the cost to match the baseline's peak, and speed-ups."""
-    header = ("run", "best", "at step", *(f"{NAMES[axis]} to match" for axis in COSTS))
+    """One row per group: its peak, the cost to match the baseline's peak, speed-ups, and what became of the plateau."""
+    header = ("run", "best", "at step", *(f"{NAMES[axis]} to match" for axis in COSTS), "plateau")
     rows = []
     for group in comparison.groups:
         costs = (_match(group, axis) for axis in COSTS)
-        rows.append((group.name, percent(group.peak.accuracy), f"{group.peak.steps:.0f}", *costs))
+        one = group.plateau
+        plateau = UNKNOWN if one is None else f"{points(one.difference.mean)} ({one.verdict})"
+        rows.append((group.name, percent(group.peak.accuracy), f"{group.peak.steps:.0f}", *costs, plateau))
     target = comparison.target
     best = f"best of {comparison.baseline}: {percent(target.accuracy)} at step {target.steps:.0f}"
-    smoothing = f", exponential average {comparison.smoothing:g}" if comparison.smoothing else ""
-    return Table(f"To match the {best}{smoothing}; ratios at common evaluations", header, tuple(rows))
-
-
-def best_table(comparison: Comparison) -> Table:
-    """One row per group: shut-off step, total cost, and cost to its own peak (Table 5)."""
-    header = ("run", "shut-off step", "backward passes", "time", "best", "at step", "passes to best", "time to best")
-    rows = []
-    for group in comparison.groups:
-        whole, best = group.final, group.peak
-        spent = (amount("backward_passes", whole.backward_passes), amount("hours", whole.hours))
-        to_best = (amount(axis, best.cost(axis)) for axis in COSTS)
-        shut = "/".join(map(str, sorted({step for step in group.shutoff_steps if step is not None})))
-        rows.append((group.name, shut or UNKNOWN, *spent, percent(best.accuracy), *to_best))
-    return Table("Own best", header, tuple(rows))
-
-
-def target_tables(groups: Sequence[SeedGroup], comparison: Comparison) -> list[Table]:
-    """One row per group: its plateau, and its speed-up to shares of the best plateau; empty without a common budget."""
-    ends = common_budgets(groups).get("backward_passes")
-    best = best_plateau(groups, ends[0]) if ends else math.nan
-    if math.isnan(best) or len(groups) == 1:
-        return []
-    reference = next(group for group in groups if group.name == comparison.baseline)
-    grids = common_grids(groups)
-    header = ("run", "plateau", f"against {reference.name}", *(f"{100 * share:g}%" for share in TARGETS))
-    tables = []
-    for axis in ("steps", "backward_passes"):
-        rows = []
-        for group in groups:
-            plateau = comparison.group(group.name).plateau
-            if plateau is not None:
-                reaches = sweep(group, reference, [share * best for share in TARGETS], grids, axis)
-                told = f"{points(plateau.difference.mean)} ({plateau.verdict})"
-                rows.append((group.name, percent(plateau.own.mean), told, *map(reach_cell, reaches)))
-        title = (
-            f"Fewer {NAMES[axis]} to shares of the best plateau ({percent(best)}): {reference.name}'s cost divided by "
-            "the run's, by the first evaluation on the common grid, then interpolated"
-        )
-        tables += [Table(title, header, tuple(rows))] if rows else []
-    return tables
+    return Table(f"To match the {best}; ratios at common evaluations", header, tuple(rows))
 
 
 def reach_cell(reach: Reach) -> str:
@@ -181,50 +135,6 @@ def budget_table(comparison: Comparison) -> Table:
     return Table(f"Accuracy at equal budgets (points; {level} intervals of the difference)", header, tuple(rows))
 
 
-def equal_cost_table(
-    by_benchmark: Mapping[str, Sequence[SeedGroup]],
-    axis: Axis,
-    budgets: Sequence[float],
-    order: Sequence[str],
-    smoothing: float = 0.0,
-) -> Table:
-    """One row per group, one column per budget and benchmark, and their average (Tables 3 and 4).
-
-    order: names of the groups. A group without an evaluation of a benchmark within a budget has no average.
-    """
-    columns = [(budget, benchmark) for budget in budgets for benchmark in by_benchmark]
-    several = len(by_benchmark) > 1
-    heads = [_budget(axis, budget) + (f" {benchmark}" if several else "") for budget, benchmark in columns]
-    rows = []
-    for name in order:
-        means = [_mean_at(by_benchmark[benchmark], name, axis, budget, smoothing) for budget, benchmark in columns]
-        average = float(np.mean(means)) if means else math.nan
-        rows.append((name, *(percent(mean) for mean in means), percent(average)))
-    return Table(f"Accuracy at equal {NAMES[axis]}", ("run", *heads, "average"), tuple(rows))
-
-
-def curve_table(groups: Sequence[SeedGroup]) -> Table:
-    """Accuracy and costs by step, in at most twelve rows including the first and the last."""
-    curves = [mean_curve([run.curve for run in group.runs]) for group in groups]
-    steps = sorted({float(step) for curve in curves for step in curve.steps})
-    if len(steps) > _MAX_ROWS:
-        steps = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, _MAX_ROWS).round().astype(int))]
-    rows = []
-    for step in steps:
-        cells = [f"{step:.0f}"]
-        for curve in curves:
-            indices = np.flatnonzero(curve.steps == step)
-            if indices.size == 0:
-                cells.append(UNKNOWN)
-                continue
-            i = indices[0]
-            spent = f"{amount('backward_passes', curve.backward_passes[i])}, {60 * curve.hours[i]:.1f}"
-            cells.append(f"{100 * curve.accuracy[i]:.1f} ({spent})")
-        rows.append(tuple(cells))
-    header = ("step", *(group.name for group in groups))
-    return Table("Accuracy in % by step (in brackets: backward passes, minutes)", header, tuple(rows))
-
-
 def difference_table(comparison: Comparison) -> Table:
     """Settings and hardware that differ between groups."""
     names = [group.name for group in comparison.groups]
@@ -235,49 +145,38 @@ def difference_table(comparison: Comparison) -> Table:
     return Table("Not equal in these runs", ("setting", *names), rows)
 
 
-def _payoff_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float | None) -> list[Table]:
-    if len(groups) == 1:
-        return []
-    if share is not None:
-        return [payoff_table(comparison, share, "as given")]
-    baseline = next(group for group in groups if group.name == comparison.baseline)
-    measured = [run.sampling_share for run in baseline.runs if run.sampling_share is not None]
-    return [payoff_table(comparison, float(np.mean(measured)), "measured")] if measured else []
+def payoff_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float | None) -> list[Table]:
+    """Speed-up in time at a sampling share, by default as measured in the baseline's runs; empty where none was.
 
-
-def payoff_table(comparison: Comparison, share: float, source: str) -> Table:
-    """Speed-up in time at a sampling share. Whether it holds against a baseline tuned for speed, runs cannot tell.
-
-    source: where the share is from, for the title.
+    Whether it holds against a baseline tuned for speed, runs cannot tell.
     """
-    baseline = comparison.group(comparison.baseline)
+    baseline, source = comparison.group(comparison.baseline), "as given"
+    if share is None:
+        runs = next(group.runs for group in groups if group.name == baseline.name)
+        measured = [run.sampling_share for run in runs if run.sampling_share is not None]
+        share, source = (float(np.mean(measured)), "measured") if measured else (None, "")
+    if share is None or len(groups) == 1:
+        return []
     rows = []
     for group in comparison.groups:
-        payoff = payoff_of(group, baseline)
         if group.name == baseline.name:
             continue
+        payoff = payoff_of(group, baseline)
         if payoff is None:
             reached = f"{group.num_reached} of {group.num_paired} seeds reach the peak"
             rows.append((group.name, reached, *[UNKNOWN] * 3))
             continue
-        times = (payoff.speed_up(share), payoff.speed_up(share, asynchronous=True))
-        cells = (ratio_interval(payoff.steps, "steps"), *(ratio_interval(time, "hours") for time in times))
-        rows.append((group.name, *cells, f"{payoff.passes:.2f}"))
+        steps, passes = payoff
+        times = (time_speed_up(steps, passes, share, asynchronous=overlap) for overlap in (False, True))
+        cells = (ratio_interval(steps, "steps"), *(ratio_interval(time, "hours") for time in times))
+        rows.append((group.name, *cells, f"{passes:.2f}"))
     header = ("run", "steps", "time", "time, asynchronous", "passes per step")
     title = f"When it pays: sampling takes {100 * share:.0f}% of a step of {baseline.name} ({source})"
-    return Table(title, header, tuple(rows))
+    return [Table(title, header, tuple(rows))]
 
 
 def _budget(axis: Axis, budget: float) -> str:
     return amount(axis, budget) + ("" if axis == "hours" else f" {NAMES[axis]}")
-
-
-def _mean_at(groups: Sequence[SeedGroup], name: str, axis: Axis, budget: float, smoothing: float) -> float:
-    """Mean over seeds at a budget; NaN if the group is missing or a seed has no evaluation within it."""
-    runs = next((group.runs for group in groups if group.name == name), ())
-    points = [at_budget(run.curve, axis, budget, smoothing) for run in runs]
-    values = [point.accuracy if point is not None else math.nan for point in points]
-    return float(np.mean(values)) if values else math.nan
 
 
 def _match(group: GroupResult, axis: Axis) -> str:

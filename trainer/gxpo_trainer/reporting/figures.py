@@ -1,4 +1,4 @@
-"""A comparison as a PNG and as a self-contained HTML file.
+"""A comparison as a PNG and as a page of Markdown.
 
 Each update rule has one hue, as in the dashboard. Lines of one rule differ in shade, and all lines in marker and dash,
 so that grayscale prints are legible.
@@ -6,7 +6,6 @@ so that grayscale prints are legible.
 
 from __future__ import annotations
 
-import base64
 import html
 import io
 from collections import Counter
@@ -25,7 +24,7 @@ from gxpo_trainer.compare.curves import Axis, EvaluationCurve, mean_curve
 from gxpo_trainer.compare.evidence import percent, weigh
 from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
-from gxpo_trainer.compare.text_tables import Table, all_tables
+from gxpo_trainer.compare.text_tables import all_tables, markdown
 from gxpo_trainer.config.rules import RULES
 
 HUES = ("#3f7fbf", "#b8621b", "#2b8a6e", "#8a63c9", "#b0478a", "#7a7f1c", "#a3593f", "#5f7a8c")
@@ -73,17 +72,7 @@ _PANELS: tuple[tuple[Axis, str, float], ...] = (
 _LEGEND_LINE = 110
 """Pixels next to a label: line sample and padding."""
 _LEGEND_LABEL = 56
-PNG_NAME, HTML_NAME = "curves.png", "report.html"
-
-_PAGE_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
-p.evidence { border-left: 4px solid #3f7fbf; padding: .5rem 1rem; background: #f3f7fa; white-space: pre-line; }
-div.wide { overflow-x: auto; }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid #ccc; padding: .25rem .6rem; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
-img { max-width: 100%; height: auto; }
-"""
+PNG_NAME, PAGE_NAME = "curves.png", "report.md"
 
 
 def write_report(
@@ -91,22 +80,26 @@ def write_report(
     groups: Sequence[SeedGroup],
     *,
     baseline: str | None = None,
-    smoothing: float = 0.0,
     sampling_share: float | None = None,
     title: str = "Comparison of runs",
 ) -> Comparison:
-    """Write curves.png and report.html into out_dir and return the comparison that they show.
+    """Write curves.png and report.md into out_dir and return the comparison that they show.
 
-    baseline: a group's name; by default the most accurate GRPO group, else the first group. Text from runs is escaped;
-    the HTML embeds the picture and loads nothing.
+    baseline: a group's name; by default the most accurate GRPO group, else the first group. Text from runs is escaped.
     """
     chosen = baseline or default_baseline(groups)
-    comparison = compare_groups(groups, chosen, smoothing=smoothing)
+    comparison = compare_groups(groups, chosen)
     styles = line_styles([group.runs[0].rule for group in groups])
-    picture = draw_curves(groups, styles, comparison, title=title)
     out_dir.mkdir(parents=True, exist_ok=True)
-    (out_dir / PNG_NAME).write_bytes(picture)
-    (out_dir / HTML_NAME).write_text(_page(groups, comparison, picture, title, sampling_share), encoding="utf-8")
+    (out_dir / PNG_NAME).write_bytes(draw_curves(groups, styles, comparison, title=title))
+    parts = [
+        f"# {title}",
+        "\n".join(f"- {line}" for line in weigh(comparison).sentence.splitlines()),
+        f"![Accuracy against backward passes, steps, tokens and minutes]({PNG_NAME})",
+        *map(markdown, all_tables(groups, comparison, sampling_share)),
+    ]
+    page = html.escape("\n\n".join(parts) + "\n", quote=False)
+    (out_dir / PAGE_NAME).write_text(page, encoding="utf-8")
     return comparison
 
 
@@ -159,7 +152,10 @@ def compose(
     font = FontProperties(size=11)
     columns = min(4, _columns(canvas, font, [str(handle.get_label()) for handle in handles]))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, prop=font)
-    figure.suptitle(f"{_literal(title)}\n{_band_note(groups)}".strip(), fontsize=13)
+    note = "means over seeds; bands: 95% over seeds"
+    if any(len(group.runs) == 1 for group in groups):
+        note = "bands: 95% over seeds, over problems for single seeds"
+    figure.suptitle(f"{_literal(title)}\n{note}".strip(), fontsize=13)
     return figure
 
 
@@ -186,43 +182,3 @@ def _short(name: str) -> str:
 def _literal(text: str) -> str:
     """Escape text for matplotlib: $ starts math mode, and labels with a leading _ are hidden."""
     return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
-
-
-def _band_note(groups: Sequence[SeedGroup]) -> str:
-    numbers = {len(group.runs) for group in groups}
-    if numbers == {1}:
-        return "bands: 95% over problems; one seed only"
-    if 1 in numbers:
-        return "bands: 95% over seeds, over problems for single seeds"
-    return "means over seeds; bands: 95% over seeds"
-
-
-def _page(
-    groups: Sequence[SeedGroup], comparison: Comparison, picture: bytes, title: str, sampling_share: float | None
-) -> str:
-    image = base64.b64encode(picture).decode("ascii")
-    parts = [
-        f'<p class="evidence">{html.escape(weigh(comparison).sentence)}</p>',
-        f'<img alt="Accuracy against backward passes, steps, tokens and minutes" src="data:image/png;base64,{image}">',
-    ]
-    for table in all_tables(groups, comparison, sampling_share):
-        parts += [f"<h2>{html.escape(table.title)}</h2>", html_table(table)]
-    return html_page(title, [f"<h1>{html.escape(title)}</h1>", *parts])
-
-
-def html_page(title: str, parts: Sequence[str]) -> str:
-    """A page without scripts. parts: its body, escaped."""
-    head = [
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{html.escape(title)}</title><style>{_PAGE_STYLE}</style></head><body>",
-    ]
-    return "\n".join([*head, *parts, "</body></html>\n"])
-
-
-def html_table(table: Table, caption: str = "") -> str:
-    """A table whose text is escaped. caption: shown above it."""
-    head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in table.header)
-    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>\n" for row in table.rows)
-    above = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    return f'<div class="wide"><table>{above}<thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>'

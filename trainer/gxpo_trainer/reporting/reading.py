@@ -25,43 +25,39 @@ TIMELINE = "timeline.jsonl"
 IDENTITY, CONFIG = "run.json", "config.toml"
 
 
-def read_metrics(path: Path) -> list[Row]:
+def read_metrics(out_dir: Path) -> list[Row]:
     """Rows of the merged history in order of steps, one per step, with float values.
 
-    path: metrics.jsonl or the run's folder; a missing file has no rows. Raises DataError (file and line) for a line
-    that is not a JSON object.
+    A missing file has no rows. Raises DataError (file and line) for a line that is not a JSON object.
     """
-    file = _locate(path, METRICS)
     rows: dict[tuple[int, int], Row] = {}
-    for row in read_lines(file):
+    for row in read_lines(out_dir / METRICS):
         row["metrics"] = {name: decode_number(value) for name, value in row["metrics"].items()}
         earlier = rows.get((row["attempt"], row["step"]))
         rows[row["attempt"], row["step"]] = row | {"metrics": earlier["metrics"] | row["metrics"]} if earlier else row
     return _merged(rows.values(), rows.values(), key=lambda row: row["step"])
 
 
-def read_evaluations(path: Path) -> list[Row]:
+def read_evaluations(out_dir: Path) -> list[Row]:
     """Evaluations of the merged history in order of steps, one per step and benchmark. See `read_metrics`."""
-    file = _locate(path, EVALUATIONS)
-    rows = list(read_lines(file))
+    rows = list(read_lines(out_dir / EVALUATIONS))
     for row in rows:
         row["scores"] = {name: decode_number(value) for name, value in row["scores"].items()}
         for name in ("backward_passes_total", "training_s", "tokens_total"):
             if isinstance(row.get(name), str):
                 row[name] = decode_number(row[name])
-    return _merged(rows, read_lines(file.with_name(METRICS)), key=lambda row: (row["step"], row["benchmark"]))
+    return _merged(rows, read_lines(out_dir / METRICS), key=lambda row: (row["step"], row["benchmark"]))
 
 
-def read_samples(path: Path) -> list[Row]:
+def read_samples(out_dir: Path) -> list[Row]:
     """Responses of the merged history in order of steps. See `read_metrics`."""
-    file = _locate(path, SAMPLES)
-    metrics = read_lines(file.with_name(METRICS))
-    return _merged(read_lines(file), metrics, key=lambda row: (row["step"], row["group"], row["sample"]))
+    metrics = read_lines(out_dir / METRICS)
+    return _merged(read_lines(out_dir / SAMPLES), metrics, key=lambda row: (row["step"], row["group"], row["sample"]))
 
 
-def read_events(path: Path) -> list[Row]:
+def read_events(out_dir: Path) -> list[Row]:
     """All events of all attempts, in the order of writing."""
-    return list(read_lines(_locate(path, EVENTS)))
+    return list(read_lines(out_dir / EVENTS))
 
 
 def read_identity(out_dir: Path) -> Row:
@@ -69,17 +65,11 @@ def read_identity(out_dir: Path) -> Row:
     path = out_dir / IDENTITY
     try:
         identity = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; give the output folder of a run") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}); restore it or give another run") from error
-    if not isinstance(identity, dict):
-        raise DataError(f"{path} is not a JSON object; restore it or give another run")
+        if not isinstance(identity, dict):
+            raise ValueError("it is not a JSON object")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}); give the output folder of a run") from error
     return identity
-
-
-def _locate(path: Path, name: str) -> Path:
-    return path / name if path.is_dir() else path
 
 
 def _merged(rows: Iterable[Row], metrics: Iterable[Row], key: Callable[[Row], Any]) -> list[Row]:

@@ -63,8 +63,6 @@ class RunReporter:
         continued: the attempt that wrote the checkpoint. Rows up to `resume_step` (a postponed evaluation) are added to
         its rows: under the new attempt they would replace them.
         """
-        if attempt < 1 or resume_step < 0:
-            raise ValueError(f"attempt = {attempt}, resume_step = {resume_step}: attempts count from 1, steps from 0")
         self._attempt, self._resume_step, self._continued = attempt, resume_step, continued or attempt
         how = "started" if attempt == 1 and resume_step == 0 else f"continues after step {resume_step}"
         self.log_event("attempt", f"attempt {attempt} {how}", attempt=attempt, resume_step=resume_step)

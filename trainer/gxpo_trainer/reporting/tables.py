@@ -1,4 +1,4 @@
-"""Tables in the terminal: comparisons of runs, and the scores of `gxpo eval` with earlier and published ones."""
+"""Tables in the terminal: comparisons of runs, and the scores of `gxpo eval` with earlier ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rich.text import Text
 from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import Comparison
 from gxpo_trainer.compare.intervals import mean_interval
-from gxpo_trainer.compare.published import gxpo_paper, published_model
 from gxpo_trainer.compare.seeds import SeedGroup, incomparable
 from gxpo_trainer.compare.text_tables import Table as TextTable
 from gxpo_trainer.compare.text_tables import all_tables
@@ -79,23 +78,3 @@ def _difference(record: Record, before: Record) -> str:
     if interval.low is None or interval.high is None:
         return f"{interval.mean:+.1%}"
     return f"{interval.mean:+.1%} [{interval.low:+.1%}, {interval.high:+.1%}]"
-
-
-def published_table(records: Sequence[Record], model: str) -> Table | None:
-    """Our pass@1 and the paper's sampled pass@1 on the evaluated benchmarks; None if the paper has none of them.
-
-    Limited to the base model that `model` names, if it names one.
-    """
-    paper = gxpo_paper()
-    rows = paper.sampled_scores(published_model(model))
-    ours = {record["benchmark"]: record["scores"]["pass@1"] for record in records}
-    benchmarks = [name for name in ours if any(name in row.scores for row in rows)]
-    if not benchmarks:
-        return None
-    title = (
-        f"sampled pass@1, published: {paper.source}\n"
-        "For orientation only: the paper uses its own grader, templates and samples."
-    )
-    cells = [(model, "this evaluation", *(f"{ours[name]:.1%}" for name in benchmarks))]
-    cells += [(row.model, row.label, *(f"{row.scores[name]:.1f}%" for name in benchmarks)) for row in rows]
-    return rendered(TextTable(title, ("model", "rule", *benchmarks), tuple(cells)))

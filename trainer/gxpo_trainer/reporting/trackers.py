@@ -8,7 +8,7 @@ such a process does:
                             below}
 
 A run that recovers from a checkpoint repeats steps, which trackers cannot replace: from there on it is a new run of the
-tracker, named after its first attempt, in the same group. TensorBoard discards the earlier steps instead.
+tracker, named after its first attempt, in the same group.
 
 A logger of your own is a class created as `Class(out_dir, run_name=…, config=…)`, with its settings as first argument
 where it has a settings class (gxpo_trainer.config.LoggerSettings). It has `write(row)`, for a row of metrics.jsonl with
@@ -58,14 +58,13 @@ COLUMNS = ("prompt", "response", "gold", "verdict", "reward")
 
 @dataclass
 class TrackedRun:
-    """One run of a tracker. id: unique; group: the same for all attempts. repeats: steps sent before are sent again.
-    address: of the server, None for that of the environment. status: set before the tracker is closed."""
+    """One run of a tracker. id: unique; group: the same for all attempts. address: of the server, None for that of the
+    environment. status: set before the tracker is closed."""
 
     out_dir: Path
     name: str
     id: str
     group: str
-    repeats: bool
     config: Mapping[str, Any]
     project: str
     address: str | None
@@ -78,16 +77,12 @@ class TensorBoard:
     def __init__(self, run: TrackedRun) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
 
-        self._writer = EventFileWriter(str(run.out_dir / "tensorboard"))
-        self._repeats, self._config = run.repeats, run.config
+        self._writer = EventFileWriter(str(run.out_dir / "tensorboard" / run.id))
+        self._config = run.config
 
     def write(self, row: Row) -> None:
-        from tensorboard.compat.proto.event_pb2 import SessionLog  # type: ignore[import-untyped]
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
-        if self._repeats:  # TensorBoard then discards earlier data from this step on
-            self._add(row["step"], row["time"], session_log=SessionLog(status=SessionLog.START))
-            self._repeats = False
         if self._config:
             self._text("config", row["step"], json.dumps(self._config, indent=2))
             self._config = {}
@@ -107,7 +102,7 @@ class TensorBoard:
         self._add(step, time.time(), summary=text_pb(tag, code))
 
     def _add(self, step: int, wall_time: float, **content: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
 
         self._writer.add_event(Event(wall_time=wall_time, step=step, **content))
         self._writer.flush()
@@ -260,7 +255,7 @@ CLIENTS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow":
 class Feed:
     """Sends the lines of one run to one tracker, each once unless a process is killed between sending and noting it.
 
-    say: takes a sentence for the user: the first failure, the recovery, a row that is refused.
+    say: takes a sentence for the user: the first failure of an outage, a row that is refused.
     """
 
     def __init__(self, out_dir: Path, name: str, say: Callable[[str], None]) -> None:
@@ -280,7 +275,7 @@ class Feed:
         began = f"{identity['config_sha256']} {identity['attempts'][0]['time']}"
         self._group = hashlib.sha256(began.encode()).hexdigest()[:8]
         self._tracker: Any = None
-        self._failed, self._repeats, self._tries = False, False, 0
+        self._failed, self._tries = False, 0
 
     def run(self, ending: threading.Event) -> bool:
         """Send until `ending` is set and the rest is sent; returns whether it was."""
@@ -310,7 +305,7 @@ class Feed:
         step, attempt = int(line["step"]), int(line["attempt"])
         if not self._sent["first"] or (attempt > self._sent["attempt"] and step <= self._sent["step"]):
             self.close("stopped")
-            self._repeats, self._sent["first"] = self._sent["first"] > 0, attempt
+            self._sent["first"] = attempt
         self._sent["attempt"] = max(attempt, self._sent["attempt"])
         if self._tracker is None:
             self._tracker = self._open()
@@ -321,20 +316,16 @@ class Feed:
                 break
             samples_end = row_end
             if row["step"] == step and len(samples) < self._logging.samples_per_step:
-                text = row.get("rendered_prompt") or row["prompt"]
-                shown = {"prompt": text, "response": row["response"], "reward": row["reward"]}
-                shown = {name: v[:LONGEST_TEXT] if isinstance(v, str) else v for name, v in shown.items()}
-                samples.append({**shown, "gold": row["gold"], "verdict": row["verdict"]})
+                prompt, response = row.get("rendered_prompt") or row["prompt"], row["response"]
+                texts = {"prompt": prompt[:LONGEST_TEXT], "response": response[:LONGEST_TEXT]}
+                samples.append(texts | {name: row[name] for name in ("gold", "verdict", "reward")})
         if samples and hasattr(self._tracker, "samples"):
             self._deliver(lambda: self._tracker.samples(step, samples), f"samples of step {step}")
             self._note(samples=samples_end)
         metrics = {name: decode_number(value) for name, value in line["metrics"].items()}
         self._deliver(lambda: self._tracker.write({**line, "metrics": metrics}), f"a row of step {step}")
         self._note(metrics=end, samples=samples_end, step=step)
-        self._repeats = False
-        if self._failed:
-            self._failed = False
-            self._say(f"{self._name} answers again; what it missed is being sent")
+        self._failed = False
         return True
 
     def close(self, status: Status) -> None:
@@ -363,7 +354,6 @@ class Feed:
             name=name if attempt == 1 else f"{name} (attempt {attempt})",
             id=self._group if attempt == 1 else f"{self._group}-{attempt}",
             group=self._group,
-            repeats=self._repeats,
             config=self._config,
             project=self._logging.project,
             address=self._settings.address,

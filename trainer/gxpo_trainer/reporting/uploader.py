@@ -11,8 +11,8 @@ is the part without HTTP, clocks and threads; a batch is
      "identity": run.json or null, "outcome": outcome.json or null}
 
 Rows are the lines as stored on disk, but that NUL and lone surrogates, which databases cannot store, are U+FFFD. A
-null row replaces a line that the service rejected or that is not a JSON object;
-it counts as a line. docs/service-protocol.md describes the protocol.
+null row replaces a line that the service rejected or that is not a JSON object; it counts as a line.
+docs/service-protocol.md describes the protocol.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ import os
 import re
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -87,26 +85,12 @@ def take_service(path: Path) -> ServiceAddress:
     """
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--service {path} cannot be read: {error}") from None
-    values = body if isinstance(body, dict) else {}
-    fields = {"url": str, "run": str, "attempt": int, "token": str}
-    bad = [name for name, kind in fields.items() if not isinstance(values.get(name), kind) or not values[name]]
-    if bad:
-        raise ConfigError(
-            f"--service {path}: {', '.join(bad)} must be set; the service writes this file at each launch"
-        )
-    address = ServiceAddress(values["url"], values["run"], values["attempt"], values["token"])
-    try:
-        url = httpx.URL(address.url)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"--service {path}: url = {address.url!r} is not a URL ({error})") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"--service {path}: url = {address.url!r} must begin with http:// or https://")
-    try:
+        address = ServiceAddress(body["url"], body["run"], body["attempt"], body["token"])
         path.unlink()
-    except OSError as error:
-        raise ConfigError(f"--service {path} cannot be removed: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--service {path} cannot be used ({type(error).__name__}: {error}); the service writes it at each launch"
+        ) from None
     return address
 
 
@@ -243,7 +227,7 @@ class Uploader:
             if offsets is None or not self._queue.conflict(offsets):
                 raise ServiceUnavailable(message)
         elif batch is not None and status in (400, 413, 422):
-            self._queue.refuse(message, too_large=status == 413)
+            self._queue.refuse(message)
         else:
             raise ServiceUnavailable(message)
 
@@ -276,27 +260,24 @@ def _offsets(answer: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 class LineTail:
-    """A growing file of lines that can be read from any line. Unterminated lines are ignored; so is a missing file.
-
-    The byte at which each line begins is kept, so seeking reads nothing twice.
-    """
+    """A growing file of lines that can be read from any line. Unterminated lines are ignored; so is a missing file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.line = 0
-        self._starts = array("q", [0])
+        self._begin = 0
+        """Byte at which `line` begins."""
 
     def seek(self, line: int) -> None:
         """Go to a line, or past the last whole line if the file is shorter."""
-        self.line = len(self._starts) - 1
+        if line < self.line:
+            self.line = self._begin = 0
         if line > self.line and self._has_more():
             with self.path.open("rb") as file:
-                file.seek(self._starts[-1])
-                for text in islice(file, line - self.line):
-                    if not text.endswith(b"\n"):
-                        break
-                    self._starts.append(self._starts[-1] + len(text))
-        self.line = min(line, len(self._starts) - 1)
+                file.seek(self._begin)
+                while self.line < line and (text := file.readline()).endswith(b"\n"):
+                    self.line += 1
+                    self._begin += len(text)
 
     def peek(self, max_lines: int, max_bytes: int, *, at_least_one: bool) -> list[bytes]:
         """The next lines without newlines, without moving. at_least_one: return one line even above `max_bytes`.
@@ -309,7 +290,7 @@ class LineTail:
         size = 0
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
-            file.seek(self._starts[self.line])
+            file.seek(self._begin)
             while len(lines) < max_lines and (line := file.readline()).endswith(b"\n"):
                 size += len(line)
                 if size > max_bytes and (lines or not at_least_one):
@@ -318,21 +299,20 @@ class LineTail:
         return lines
 
     def _has_more(self) -> bool:
-        return self.path.exists() and self.path.stat().st_size > self._starts[self.line]
+        return self.path.exists() and self.path.stat().st_size > self._begin
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One numbered call.
 
-    rows: (kind, line number from 0) of each row, empty for an identity or an outcome; num_bytes: their total size.
-    version: of the identity, to detect changes.
+    rows: (kind, line number from 0) of each row, empty for an identity or an outcome. version: of the identity, to
+    detect changes.
     """
 
     content: Literal["rows", "identity", "outcome"]
     body: bytes
     rows: tuple[tuple[str, int], ...] = ()
-    num_bytes: int = 0
     version: object = None
 
 
@@ -350,9 +330,8 @@ class BatchQueue:
         self._tails = {kind: LineTail(out_dir / name) for kind, name in FILES.items()}
         self._number = 1
         self._current: Batch | None = None
-        self._max_rows, self._max_bytes = MAX_ROWS * len(FILES), MAX_BYTES
+        self._max_rows = MAX_ROWS * len(FILES)
         self._skipped: set[tuple[str, int]] = set()
-        self._closed: set[str] = set()
         self._identity_version: object = None
         self._outcome: Mapping[str, Any] | None = None
         self._num_rejections = 0
@@ -404,15 +383,13 @@ class BatchQueue:
         self.seek(offsets)
         return self.offsets != before
 
-    def refuse(self, message: str, *, too_large: bool) -> None:
-        """Halve the size of batches, or their rows to find the invalid one; skip a single row."""
+    def refuse(self, message: str) -> None:
+        """Halve the batch, to fit it in or to find the invalid row; skip a single row."""
         batch = self._take()
-        if len(batch.rows) <= 1:
-            self._skip(batch, message)
-        elif too_large:
-            self._max_bytes = batch.num_bytes // 2
-        else:
+        if len(batch.rows) > 1:
             self._max_rows = len(batch.rows) // 2
+        else:
+            self._skip(batch, message)
 
     def _take(self) -> Batch:
         batch, self._current = self._current, None
@@ -430,9 +407,6 @@ class BatchQueue:
             (row,) = batch.rows
             kind, line = row
             what = f"{FILES[kind]}, line {line + 1} was rejected and skipped"
-            if row in self._skipped:
-                self._closed.add(kind)
-                what = f"{FILES[kind]}: an empty row was rejected too; this file is no longer sent"
             self._skipped.add(row)
         self._num_rejections += 1
         if self._num_rejections <= MAX_EVENTS:
@@ -457,10 +431,8 @@ class BatchQueue:
         rows: list[tuple[str, int]] = []
         size = 0
         for kind, tail in self._tails.items():
-            if kind in self._closed:
-                continue
             limit = min(MAX_ROWS, self._max_rows - len(rows))
-            texts = tail.peek(limit, self._max_bytes - size, at_least_one=not rows)
+            texts = tail.peek(limit, MAX_BYTES - size, at_least_one=not rows)
             added = [(kind, tail.line + index) for index in range(len(texts))]
             lines[kind] = [
                 _storable(text) if _is_object(text) and row not in self._skipped else b"null"
@@ -468,7 +440,7 @@ class BatchQueue:
             ]
             rows += added
             size += sum(map(len, texts))
-        return Batch("rows", self.body(self._number, lines), tuple(rows), size) if rows else None
+        return Batch("rows", self.body(self._number, lines), tuple(rows)) if rows else None
 
     def body(
         self,

@@ -51,10 +51,6 @@ class StudyData:
     runs: list[Row]
     curves: dict[RunKey, RunCurves]
 
-    @property
-    def results(self) -> dict[RunKey, RunResult]:
-        return {key_of(row): RunResult(row["accuracy"], row["diverged"]) for row in self.runs}
-
     def reported(self, arm: str) -> list[Row]:
         """Rows of an arm's reported runs, by seed."""
         rows = [row for row in self.runs if row["stage"] == "report" and row["arm"] == arm]

@@ -140,15 +140,6 @@ class Study(Settings):
     search: Search | None = Field(None, description="Tune over several settings.")
     arms: dict[str, Arm] = Field(min_length=2, max_length=100, description="In order of execution.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_an_earlier_version(cls, data: Any) -> Any:
-        """Studies that 0.1.0 stored have `extrapolation`, as null, and one `target`: both are gone."""
-        gone = {"target"} | (
-            {"extrapolation"} if isinstance(data, dict) and data.get("extrapolation") is None else set()
-        )
-        return {name: value for name, value in data.items() if name not in gone} if isinstance(data, dict) else data
-
     @model_validator(mode="after")
     def _consistent(self) -> Study:
         for name in (self.name, *self.arms):
@@ -166,13 +157,12 @@ class Study(Settings):
                 f"seeds {sorted(shared)} are used for tuning and reported; choose others in {table}.seeds, for an arm "
                 "tuned on the seeds that it is judged by looks better than it is"
             )
-        for cost in self.compare_at:
-            if cost >= self.backward_passes or cost < 1 or cost % self.evaluate_every:
-                raise ValueError(
-                    f"compare_at = {list(self.compare_at)}: {cost} is not evaluated within the budget; choose "
-                    f"multiples of evaluate_every = {self.evaluate_every} below backward_passes = "
-                    f"{self.backward_passes}"
-                )
+        within = range(self.evaluate_every, self.backward_passes, self.evaluate_every)
+        if bad := [cost for cost in self.compare_at if cost not in within]:
+            raise ValueError(
+                f"compare_at = {list(self.compare_at)}: {bad[0]} is not evaluated within the budget; choose multiples "
+                f"of evaluate_every = {self.evaluate_every} below backward_passes = {self.backward_passes}"
+            )
         for seeds in (self.seeds, self.tuning.seeds):
             if len(set(seeds)) < len(seeds):
                 raise ValueError(f"seeds {list(seeds)} contain one twice; name each once")

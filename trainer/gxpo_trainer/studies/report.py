@@ -1,26 +1,22 @@
-"""The report of a study as Markdown and HTML with tables and pictures. Every number comes from the study's data.
+"""The report of a study as Markdown with tables and pictures. Every number comes from the study's data.
 
 It reads as a short paper: summary, question, task, method, figures, what follows and what does not. The pictures are
-PNG: accuracy against costs, and the learning rates. `styles`: of the arms' lines, by arm.
+PNG: accuracy against costs, and of a ladder the learning rates.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 from gxpo_trainer.compare.curves import Axis, in_plateau
 from gxpo_trainer.compare.intervals import ALPHA, Contrast, Interval
 from gxpo_trainer.compare.published import gxpo_paper
-from gxpo_trainer.compare.text_tables import Table, reach_cell
-from gxpo_trainer.reporting.figures import LineStyle, draw_curves, html_page, html_table, line_styles, png
+from gxpo_trainer.compare.text_tables import Table, markdown, reach_cell
+from gxpo_trainer.reporting.figures import LineStyle, draw_curves, line_styles, png
 from gxpo_trainer.studies.data import StudyData, key_of
 from gxpo_trainer.studies.definition import Study, registration, run_config
 from gxpo_trainer.studies.findings import COLLAPSED, SWEPT, ArmFindings, Findings, find
@@ -41,9 +37,12 @@ def plateau_table(data: StudyData, findings: Findings) -> Table:
             cells = [points(one.difference), over, *p_values, one.verdict if arm.arm in tested(data) else "not tested"]
         rows.append((arm.label, percent(arm.final), percent(arm.plateau), *cells))
     span = f"from {_first_pass(data):g} to {data.study.backward_passes} backward passes"
-    title = (
-        f"Accuracy in %, mean of the evaluations {span}; differences in points; 95% intervals. {_would_show(findings)}"
-    )
+    title = f"Accuracy in %, mean of the evaluations {span}; differences in points; 95% intervals."
+    if findings.detectable is not None:
+        title += (
+            " With this many seeds the first step of Holm's correction shows, with 80% probability, a difference of "
+            f"{100 * findings.detectable:.1f} points (spread pooled over the arms)"
+        )
     header = ("arm", "last value", "plateau", "difference", "over problems, these seeds", *tests, "verdict")
     return Table(title, header, tuple(rows))
 
@@ -124,7 +123,8 @@ def diagnostics_table(findings: Findings) -> Table:
         for arm in findings.arms
         if arm.medians
     ]
-    paper = next(row for row in gxpo_paper().table("active_phase").rows if row["k"] == PAPER_K)
+    published = next(table for table in gxpo_paper().tables if table.name == "active_phase")
+    paper = next(row for row in published.rows if row["k"] == PAPER_K)
     stated = (paper.get(name.partition("/")[2]) for name in names)
     rows.append((f"paper, K={PAPER_K}", *map(_number, stated), "–"))
     return Table("Medians", ("arm", *names.values(), "final accuracy"), tuple(rows))
@@ -156,15 +156,6 @@ def _first_pass(data: StudyData) -> float:
     )
 
 
-def _would_show(findings: Findings) -> str:
-    if findings.detectable is None:
-        return "One seed shows no difference"
-    return (
-        f"With this many seeds the first step of Holm's correction shows, with 80% probability, a difference of "
-        f"{100 * findings.detectable:.1f} points (spread pooled over the arms)"
-    )
-
-
 def _with_bounds(interval: Interval, show: Callable[[float], str], unit: str) -> str:
     bounds = "" if interval.low is None or interval.high is None else f" [{show(interval.low)}, {show(interval.high)}]"
     return f"{show(interval.mean)}{unit}{bounds}".replace("-", "−")
@@ -182,30 +173,13 @@ IMAGES = "images"
 """Folder of the pictures, next to the report."""
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture of the report: its file name, and its content in words."""
-
-    file: str
-    alt: str
-
-
-Block = str | list[str] | Table | Picture
-"""A heading (`# …`), a paragraph, a list, a table or a picture."""
-
-
-def write_report(data: StudyData, *files: Path) -> None:
-    """Write each of `files`, HTML or else Markdown by its ending, and the pictures into `images/` next to it."""
-    pictures = render_pictures(data)
-    blocks = compose(data)
-    for file in files:
-        folder = file.parent / IMAGES
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, picture in pictures.items():
-            (folder / name).write_bytes(picture)
-        is_html = file.suffix == ".html"
-        text = html_page(data.study.title, list(map(_html_block, blocks))) if is_html else as_markdown(blocks)
-        file.write_text(text, encoding="utf-8")
+def write_report(data: StudyData, file: Path) -> None:
+    """Write the page, and the pictures into `images/` next to it."""
+    folder = file.parent / IMAGES
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in render_pictures(data).items():
+        (folder / name).write_bytes(picture)
+    file.write_text(compose(data), encoding="utf-8")
 
 
 def render_pictures(data: StudyData) -> dict[str, bytes]:
@@ -215,74 +189,78 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
         return {}
     arms = [arm.arm for arm in findings.arms]
     groups = {arm: group for arm in arms if (group := data.group(arm)) is not None}
-    styles = dict(zip(arms, line_styles(list(rule_labels(data, arms).values())), strict=True))
+    # An arm's own label may be any text.
+    rules = [run_config(data.study, key_of(data.reported(arm)[0])).learner.rule.label for arm in arms]
+    styles = dict(zip(arms, line_styles(rules), strict=True))
     name = data.study.name
-    return {
-        f"{name}-curves.png": draw_curves(list(groups.values()), [styles[arm] for arm in groups]),
-        f"{name}-ladder.png": draw_tuning(data, findings, styles),
-    }
+    pictures = {f"{name}-curves.png": draw_curves(list(groups.values()), [styles[arm] for arm in groups])}
+    if data.study.ladder is not None:
+        pictures[f"{name}-ladder.png"] = draw_tuning(findings, styles)
+    return pictures
 
 
-def rule_labels(data: StudyData, arms: Sequence[str]) -> dict[str, str]:
-    """Arm → label of the rule that it trains with; the arm's own label may be any text."""
-    return {arm: run_config(data.study, key_of(data.reported(arm)[0])).learner.rule.label for arm in arms}
-
-
-def compose(data: StudyData) -> list[Block]:
-    """The report's content."""
+def compose(data: StudyData) -> str:
+    """The report as Markdown."""
     study, findings = data.study, find(data)
     if findings is None:
         done = len(data.curves)
-        return [f"# {study.title}", f"Incomplete: {done} runs are done, and the baseline lacks seeds. No result yet."]
+        return f"# {study.title}\n\nIncomplete: {done} runs are done, and the baseline lacks seeds. No result yet.\n"
     name, base = study.name, findings.baseline.label
-    return [
+    follows = [
+        f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT)}"
+        + ("" if arm.against is None else f"; plateau {points(arm.against.difference)}: {arm.against.verdict}")
+        + "."
+        for arm in findings.candidates
+    ]
+    curves = "Held-out accuracy against backward passes, steps, tokens and time, by arm"
+    rates = "Accuracy at the tuning budget against the learning rate, by arm"
+    blocks = [
         f"# {study.title}",
         "For readers who choose an update rule. The summary comes first; the tables below have all of its figures.",
-        conclusion(data, findings),
+        _bullets(conclusion(data, findings)),
         "## Question",
         study.question or f"Which arm is better than {base} at the same cost?",
         "## Task",
         study.task or f"That of the preset `{study.preset}`.",
         "## Method",
-        _method(data, findings),
+        _bullets(_method(data, findings)),
         "## Accuracy along the way",
-        Picture(f"{name}-curves.png", "Held-out accuracy against backward passes, steps, tokens and time, by arm"),
+        f"![{curves}]({IMAGES}/{name}-curves.png)",
         "## At the plateau",
         "*Equivalent* is said only if two one-sided tests (TOST) reject a loss and a gain of the margin, after Holm's "
         "correction; *not shown equivalent* means that neither a difference nor its absence is shown. Intervals are "
         "over seeds. Those over problems are conditional on the seeds that ran: they hold for other problems and these "
         "policies, and are too narrow for other seeds.",
-        plateau_table(data, findings),
+        markdown(plateau_table(data, findings)),
         "## At equal cost",
         "Passes count where updating is the larger cost, batches where sampling is, token-passes where answers differ "
         f"in length. Batches are the most that an arm and {base} have in common.",
-        equal_cost_table(findings),
+        markdown(equal_cost_table(findings)),
         "## Cost to reach a target",
         f"Targets are shares of the best plateau ({100 * findings.best:.1f}%). Values above 1 are savings: 2 means "
         f"half of the cost of {base}. A first crossing is only known to within one step of the grid: arms that cross "
         "at the same point are told apart by the second value alone, and there is no interval where all seeds have "
         "the same ratio. A dash means that at least one seed did not reach the target. The second column repeats the "
         "plateau, because a faster arm may end lower.",
-        *(sweep_table(data, findings, axis) for axis in SWEPT),
+        *(markdown(sweep_table(data, findings, axis)) for axis in SWEPT),
         "## Tuning",
         _tuning(study),
-        tuning_table(data, findings),
-        Picture(f"{name}-ladder.png", "Accuracy at the tuning budget against the learning rate, by arm"),
+        markdown(tuning_table(data, findings)),
+        *([] if study.ladder is None else [f"![{rates}]({IMAGES}/{name}-ladder.png)"]),
         "## Predictions and diagnostics",
         f"Medians over steps and seeds, and those of the GXPO paper for K = {PAPER_K} (Qwen2.5-1.5B). The error is "
         "that of the predicted θᴷ against a true K-step trajectory.",
-        diagnostics_table(findings),
+        markdown(diagnostics_table(findings)),
         "## What follows",
-        [
-            f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT)}"
-            + ("" if arm.against is None else f"; plateau {points(arm.against.difference)}: {arm.against.verdict}")
-            + "."
-            for arm in findings.candidates
-        ]
-        or ["Nothing yet: no other arm has all its seeds."],
+        _bullets(follows or ["Nothing yet: no other arm has all its seeds."]),
         "## What does not follow",
-        [*study.limits, *_open_questions(data, findings)],
+        _bullets([*study.limits, *_open_questions(data, findings)]),
     ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def conclusion(data: StudyData, findings: Findings) -> list[str]:
@@ -399,71 +377,19 @@ def _open_questions(data: StudyData, findings: Findings) -> list[str]:
     return lines
 
 
-def as_markdown(blocks: Sequence[Block]) -> str:
-    parts = []
-    for block in blocks:
-        if isinstance(block, Table):
-            rows = [f"| {' | '.join(cells)} |" for cells in block.rows]
-            rule = "|" + "---|" * len(block.header)
-            parts.append("\n".join([f"*{block.title}*", "", f"| {' | '.join(block.header)} |", rule, *rows]))
-        elif isinstance(block, Picture):
-            parts.append(f"![{block.alt}]({IMAGES}/{block.file})")
-        elif isinstance(block, list):
-            parts.append("\n".join(f"- {line}" for line in block))
-        else:
-            parts.append(block)
-    return "\n\n".join(parts) + "\n"
-
-
-def _html_block(block: Block) -> str:
-    """A block with its text escaped."""
-    if isinstance(block, Table):
-        return html_table(block, block.title)
-    if isinstance(block, Picture):
-        return f'<img src="{IMAGES}/{html.escape(block.file)}" alt="{html.escape(block.alt)}">'
-    if isinstance(block, list):
-        return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in block)}</ul>"
-    level = len(block) - len(block.lstrip("#"))
-    return f"<h{level}>{html.escape(block[level:].strip())}</h{level}>" if level else f"<p>{html.escape(block)}</p>"
-
-
-def draw_tuning(data: StudyData, findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
-    """Accuracy at the tuning budget against the learning rate; a cross where a run diverged.
-
-    Of a ladder one panel with a line an arm; of a search a panel an arm, with a line for each value of the first other
-    setting through its best points, as far as there were several.
-    """
-    tuned = [arm for arm in findings.arms if arm.tuning]
-    panels = 1 if data.study.search is None else max(1, len(tuned))
-    columns = min(panels, 3)
-    size = (8, 5.5) if panels == 1 else (4.2 * columns, 3.6 * -(-panels // columns))
-    figure = Figure(figsize=size, dpi=125, layout="constrained")
-    grid = list(figure.subplots(-(-panels // columns), columns, squeeze=False, sharey=True).flat)
-    for axes in grid[panels:]:
-        axes.set_visible(False)
-    for number, arm in enumerate(tuned):
-        axes = grid[min(number, panels - 1)]
-        lines = [(arm.label, arm.tuning, styles[arm.arm].options)]
-        if data.study.search is not None:
-            axes.set_title(arm.label, fontsize=10)
-            by_value: dict[str, list[Any]] = {}
-            for tried in arm.tuning:
-                by_value.setdefault(tried[0].settings.partition(" ")[0].rpartition(".")[2], []).append(tried)
-            shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(by_value)))
-            lines = [
-                (value, tuple(by_value[value]), {"color": shade, "marker": "o", "linestyle": "none"})
-                for value, shade in zip(sorted(by_value), shades, strict=True)
-            ]
-        for label, tuning, options in lines:
-            rates = [point.learning_rate for point, *_ in tuning]
-            axes.plot(rates, [100 * mean for _, mean, *_ in tuning], label=label, **options)
-            lost = [(point.learning_rate, 100 * mean) for point, mean, _, diverged in tuning if diverged]
-            if lost:
-                axes.plot(*zip(*lost, strict=True), marker="x", markersize=12, color="#000000", linestyle="none")
-        axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
-        axes.grid(alpha=0.25)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    if handles:
-        columns = int(figure.get_figwidth() // 4)  # a label of the reference study takes up to 4 inches
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
+def draw_tuning(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
+    """Accuracy at the tuning budget against the learning rate, a line an arm; a cross where a run diverged."""
+    figure = Figure(figsize=(8, 5.5), dpi=125, layout="constrained")
+    axes = figure.subplots()
+    for arm in findings.arms:
+        if arm.tuning:
+            rates = [point.learning_rate for point, *_ in arm.tuning]
+            axes.plot(rates, [100 * mean for _, mean, *_ in arm.tuning], label=arm.label, **styles[arm.arm].options)
+        lost = [(point.learning_rate, 100 * mean) for point, mean, _, diverged in arm.tuning if diverged]
+        if lost:
+            axes.plot(*zip(*lost, strict=True), marker="x", markersize=12, color="#000000", linestyle="none")
+    axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
+    axes.grid(alpha=0.25)
+    # A label of the reference study takes up to 4 inches.
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=10)
     return png(figure)

@@ -32,7 +32,7 @@ from gxpo_trainer.jsonl import check_output, plain, read_lines
 from gxpo_trainer.learner.models import base_of, config_json, is_adapter, load_tokenizer, merge_adapter, resolve_model
 from gxpo_trainer.planner.architectures import check_heads, positions
 from gxpo_trainer.reporting.identity import hash_path
-from gxpo_trainer.reporting.tables import difference_table, published_table, scores_table
+from gxpo_trainer.reporting.tables import difference_table, scores_table
 from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sources import request_seed
@@ -212,11 +212,6 @@ def evaluate_model(args: argparse.Namespace) -> int:
     console.print(scores_table(records, args.samples))
     if earlier is not None:
         console.print(difference_table(records, earlier))
-    if args.compare_published:
-        if (table := published_table(records, args.model)) is not None:
-            console.print(table)
-        else:
-            Console(stderr=True).print("eval: no published numbers of these benchmarks", markup=False)
     return 0
 
 

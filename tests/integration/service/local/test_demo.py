@@ -74,8 +74,8 @@ def test_it_shows_progress_the_comparison_and_where_the_report_is(demo: Demo) ->
     assert "Inconclusive: only one shared seed. Run at least 3." in ended.stdout
     study = "The reference study, on several seeds (docs/evidence.md):\n- Arms against GRPO: 9, on 5 seeds"
     assert study in ended.stdout
-    assert f"Report: {home / 'report.html'}\nCurves: {home / 'curves.png'}" in ended.stdout
-    assert TASK.title in (home / "report.html").read_text(encoding="utf-8")
+    assert f"Report: {home / 'report.md'}\nCurves: {home / 'curves.png'}" in ended.stdout
+    assert TASK.title in (home / "report.md").read_text(encoding="utf-8")
     assert (home / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 

@@ -11,7 +11,6 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 from structlog.testing import capture_logs
 from support import queued_runs as runs
-from support.paging import walk
 from support.scheduling import write_outcome
 from support.scripted_launcher import ScriptedLauncher
 
@@ -62,26 +61,6 @@ def test_a_sweep_queues_all_its_runs_as_one_group(client: TestClient, database: 
     with database.reading() as session:
         kinds = list(session.scalars(select(Event.kind).where(Event.run_number.is_not(None))))
         assert kinds == ["submitted"] * 6
-
-
-def test_a_group_shows_its_request_runs_and_states(client: TestClient) -> None:
-    made = client.post(f"{API}/sweeps", json=SWEEP)
-    group = client.get(made.headers["location"]).json()
-    assert group["spec"]["grid"] == SWEEP["grid"]
-    assert group["by_state"] == {"queued": 6}
-    assert [run["id"] for run in group["runs"]] == [run["id"] for run in made.json()["runs"]]
-    client.post(f"{API}/runs/{group['runs'][0]['id']}/cancel")
-    again = client.get(f"{API}/groups/{group['id']}").json()
-    assert again["by_state"] == {"queued": 5, "cancelled": 1}
-    assert again["num_runs"] == 6
-    assert client.get(f"{API}/groups/g0").status_code == 404
-
-
-def test_groups_come_newest_first_in_pages(client: TestClient) -> None:
-    ids = [client.post(f"{API}/groups", json={"name": f"g{n}"}).json()["id"] for n in range(5)]
-    assert [group["id"] for group in walk(client, "/groups", limit=2)] == ids[::-1]
-    cursor = client.get(f"{API}/groups", params={"limit": 2}).json()["next_cursor"]
-    assert client.get(f"{API}/runs", params={"cursor": cursor}).status_code == 422
 
 
 def test_a_sweep_with_one_bad_run_makes_nothing(client: TestClient, database: Database) -> None:
@@ -292,28 +271,6 @@ def test_a_study_climbs_ladders_to_all_seeds(client: TestClient, database: Datab
     ]  # fmt: skip
 
 
-def test_a_study_searches_over_several_settings(client: TestClient, database: Database, scheduler: Scheduler) -> None:
-    space = {"learner.optimizer.learning_rate": [1e-5, 2e-5], "learner.mini_batches": [4]}
-    search = {"settings": space, "runs": 3, "seeds": [7, 8], "backward_passes": 6}
-    body = {"toml": tomli_w.dumps({n: value for n, value in STUDY.items() if n != "ladder"} | {"search": search})}
-    made = client.post(f"{API}/studies", json=body)
-    # 2 arms × (2 points + 1) of 6 passes and 2 × 2 seeds of 12 passes.
-    assert made.json()["cost"] == {"runs": 10, "backward_passes": 84}
-    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
-    scheduler.tick()
-    assert [line.split()[3] for line in queued(database)] == ["8", "8"], "one point of each arm gets the second seed"
-    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
-    scheduler.tick()
-    arms = client.get(made.headers["location"]).json()["arms"]
-    assert [arm["settings"] for arm in arms] == ["learner.mini_batches=4"] * 2
-    with database.reading() as session:
-        configs = [run.config for run in session.scalars(select(Run).where(Run.state == RunState.QUEUED))]
-    assert [config["learner"]["mini_batches"] for config in configs] == [4] * 4
-    bad = body | {"toml": body["toml"].replace("mini_batches", "mini_batch")}
-    refused = client.post(f"{API}/studies", json=bad)
-    assert (refused.status_code, "learner.mini_batch" in refused.text) == (422, True)
-
-
 def test_a_failed_run_is_named_until_retried(client: TestClient, database: Database, scheduler: Scheduler) -> None:
     made = client.post(f"{API}/studies", json=BODY)
     end_all(database, {"grpo": 0.0, "gxpo": 0.0}, RunState.FAILED, reason="training_error")
@@ -366,11 +323,6 @@ def test_a_bad_study_is_refused_and_queues_nothing(
     assert client.post(f"{API}/studies", json={"toml": "a = "}).status_code == 422
 
 
-def test_a_sweep_is_no_study(client: TestClient) -> None:
-    group = client.post(f"{API}/groups", json={"name": "g"}).json()["id"]
-    assert client.get(f"{API}/studies/{group}").status_code == 404
-
-
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_cancelled_study_queues_no_further_runs(
     cancelled: bool, client: TestClient, database: Database, scheduler: Scheduler
@@ -393,16 +345,6 @@ def test_nobody_adds_runs_to_a_study(client: TestClient, database: Database) -> 
         assert answer.status_code == 422
         assert "is a study, which queues its own runs" in answer.text
     assert runs.count(database) == before
-
-
-def test_a_run_that_a_user_added_is_ignored(client: TestClient, database: Database, scheduler: Scheduler) -> None:
-    made = client.post(f"{API}/studies", json=BODY)
-    number = runs.get(database, client.get(f"{API}/groups/{made.json()['group']['id']}").json()["runs"][0]["id"])
-    runs.add_run(database, group_number=number.group_number, state=RunState.CANCELLED, group_values=None)
-    scheduler.tick()
-    answer = client.get(made.headers["location"])
-    assert (answer.status_code, answer.json()["failed"]) == (200, [])
-    assert len(queued(database)) == 2
 
 
 def test_a_study_of_another_version_is_a_conflict_and_stops_no_other(

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from pyarrow import parquet
 
-from gxpo_services.compare import export, schemas
-from gxpo_services.compare.export import Columns, write_rows
+from gxpo_services.compare.export import write_rows
 from gxpo_services.compare.headline import (
-    comparison_sentence,
     evaluation_sentence,
     gate_sentence,
     signal_sentence,
     state_sentence,
 )
-from gxpo_services.compare.schemas import compared_group, gate_view
+from gxpo_services.compare.schemas import gate_view
 from gxpo_services.outputs.metrics import Summary
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.schemas import Progress, RunView
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
-from gxpo_trainer.compare.groups import compare_groups
-from gxpo_trainer.compare.seeds import SeedGroup
 
 
 def view(state: str, steps: int = 12, **fields: Any) -> RunView:
@@ -43,12 +36,9 @@ def view(state: str, steps: int = 12, **fields: Any) -> RunView:
         (view("queued", 0), "Queued at position 2."),
         (view("starting", 0, phase="waiting for 3 GPUs"), "Starting: waiting for 3 GPUs."),
         (view("running", 0), "Running: step 0 of 40."),
-        (view("running", phase="training"), "Running: step 12 of 40."),
         (view("running", 5000, of=None, phase="evaluating"), "Running: step 5,000, evaluating."),
         (view("recovering", recoveries=1), "Recovering: step 12 of 40. Recovered 1×."),
-        (view("paused", recoveries=2), "Paused: step 12 of 40. Recovered 2×."),
         (view("cancelled", 0), "Cancelled before the first step."),
-        (view("cancelled"), "Cancelled at step 12 of 40."),
         (view("succeeded", 30, reason="budget_reached"), "Finished at step 30 of 40: budget reached."),
         (view("failed", 3, reason="out_of_memory", detail="rank 0:\n  raise <b>it</b>"),
          "Failed at step 3 of 40: out of memory. rank 0: raise <b>it</b>"),
@@ -61,7 +51,6 @@ def test_a_state_is_told_with_its_step_and_reason(run: RunView, sentence: str) -
 def test_a_queued_run_names_what_holds_the_resources() -> None:
     assert state_sentence(view("queued"), ["a"]) == "Queued at position 2; resources are held by a."
     assert state_sentence(view("queued"), ["a", "b"]).endswith("held by a and b.")
-    assert state_sentence(view("queued"), ["a", "b", "c", "d", "e"]).endswith("held by a, b, c and 2 more.")
 
 
 def last(value: float | None, step: int = 9, low: float | None = None, high: float | None = None) -> Summary:
@@ -83,7 +72,6 @@ FIRED = {"gate/shutoff_step": last(1200.0)}
         ({}, TAU | Z, False, "The gate has not fired (largest z 2.5, τ 3)."),
         ({}, TAU | Z, True, "The gate did not fire (largest z 2.5, τ 3)."),
         ({"two_sided": True}, TAU | Z, True, "The gate did not fire (largest |z| 3.44, τ 3)."),
-        ({"mode": "permanent"}, TAU | Z | FIRED, True, "The gate fired at step 1,200 (largest z 2.5, τ 3)."),
         ({"mode": "rearm"}, TAU | Z | FIRED | {"gate/active": last(1.0)}, False,
          "The gate fired at step 1,200 (largest z 2.5, τ 3); the look-ahead is on again."),
         ({}, TAU | Z | FIRED | {"gate/active": last(0.0)}, False,
@@ -101,50 +89,31 @@ def test_a_gate_is_told_with_its_largest_z(
     assert gate_sentence({"name": "gxpo", "gate": gate}, metrics, ended) == sentence
 
 
-def curve(passes: Sequence[float], accuracy: Sequence[float]) -> EvaluationCurve:
-    unknown = np.full(len(passes), np.nan)
-    steps = 10.0 * np.arange(len(passes))
-    return EvaluationCurve(steps, np.array(passes), unknown, unknown, np.array(accuracy), unknown, unknown)
+@pytest.mark.parametrize(
+    ("score", "step", "best", "sentence"),
+    [
+        (0.125, 0, 0.125, "12.5% before the first step."),
+        (0.8671, 30, 0.8671, "86.7% at step 30."),
+        (0.4, 1200, 0.5, "40.0% at step 1,200; best 50.0%."),
+        (None, 30, 0.5, "– at step 30; best 50.0%."),
+    ],
+)
+def test_an_evaluation_is_told_with_its_step_and_a_higher_one(
+    score: float | None, step: int, best: float, sentence: str
+) -> None:
+    run = view("running", score=score, score_step=step, score_best=best)
+    assert evaluation_sentence(run, {"reward/mean": last(0.5)}, ended=True) == sentence
 
 
-def test_an_evaluation_is_told_with_its_cost_and_a_higher_one_before_it() -> None:
+def test_a_run_without_evaluations_says_so_or_has_its_loss() -> None:
+    none = view("running", score=None, score_step=None, score_best=None)
     some = {"reward/mean": last(0.5)}
-    for made, sentence in (
-        (curve([0.0], [0.125]), "12.5% before the first step."),
-        (curve([0.0, 30.0], [0.125, 0.8671]), "86.7% after 30 backward passes."),
-        (curve([0.0, 30.0, 1200.0], [0.1, 0.5, 0.4]), "40.0% after 1,200 backward passes; best 50.0% after 30 backward "
-         "passes."),
-        (curve([0.0, 30.0], [0.5, 0.4]), "40.0% after 30 backward passes; best 50.0% before the first step."),
-        (curve([math.nan, math.nan], [0.5, 0.6]), "60.0% at step 10."),
-    ):  # fmt: skip
-        assert evaluation_sentence(made, some, ended=True) == sentence
-    assert evaluation_sentence(None, {}, ended=False) == ""
-    assert evaluation_sentence(None, some, ended=False) == "No evaluation yet."
-    assert evaluation_sentence(None, some, ended=True) == "It was not evaluated."
-
-
-def test_a_supervised_run_without_evaluations_has_its_loss() -> None:
-    assert evaluation_sentence(None, {"policy/loss": last(1.23456, 30)}, ended=True) == "Loss 1.23 at step 30."
-    assert evaluation_sentence(None, {"policy/loss": last(None)}, ended=True) == "It was not evaluated."
+    assert evaluation_sentence(none, {}, ended=False) == ""
+    assert evaluation_sentence(none, some, ended=False) == "No evaluation yet."
+    assert evaluation_sentence(none, some, ended=True) == "It was not evaluated."
+    assert evaluation_sentence(none, {"policy/loss": last(1.23456, 30)}, ended=True) == "Loss 1.23 at step 30."
     both = {"policy/loss": last(0.1), "reward/mean": last(0.5)}
-    assert evaluation_sentence(None, both, ended=True) == "It was not evaluated.", "a surrogate's loss tells nothing"
-
-
-def test_a_run_is_compared_with_its_best_baseline_at_equal_passes() -> None:
-    own = curve([0, 30, 60], [0.1, 0.4, 0.7])
-    short, whole = curve([0, 15, 30], [0.1, 0.2, 0.414]), curve([0, 30, 60], [0.1, 0.2, 0.69])
-    # At 30 passes 40% against 41.4%; at 60 passes 70% against 69%.
-    assert comparison_sentence(own, {"a": ("GRPO", short)}) == (
-        "After 30 backward passes it was 1.4 points below GRPO with the same seed.", "a"
-    )  # fmt: skip
-    assert comparison_sentence(own, {"b": ("GRPO", whole)}) == ("This is 1.0 point above GRPO with the same seed.", "b")
-    found = comparison_sentence(own, {"a": ("GRPO", short), "b": ("GRPO lr 2e-05", whole)})
-    assert found == ("This is 1.0 point above GRPO lr 2e-05, the best of 2 baselines, with the same seed.", "b")
-    # One that is only at its start, and one of unknown cost.
-    for other in (curve([0], [0.1]), curve([math.nan] * 3, [0.1, 0.2, 0.3])):
-        assert comparison_sentence(own, {"a": ("GRPO", other)}) == ("", "")
-    assert comparison_sentence(curve([0, 90], [0.1, 0.9]), {"a": ("GRPO", short)}) == ("", ""), "its start alone"
-    assert comparison_sentence(own, {}) == comparison_sentence(None, {"a": ("GRPO", short)}) == ("", "")
+    assert evaluation_sentence(none, both, ended=True) == "It was not evaluated.", "a surrogate's loss tells nothing"
 
 
 def test_no_signal_is_told_while_the_latest_step_has_none() -> None:
@@ -182,21 +151,10 @@ def test_a_gate_says_whether_it_was_thinned() -> None:
     assert (thinned.threshold, thinned.shutoff_step, thinned.two_sided) == (0.5, 7, True)
 
 
-@pytest.mark.parametrize(("gates", "points"), [(1, 500), (4, 500), (6, 400), (100, 60)])
-def test_the_points_of_all_gates_share_one_limit(gates: int, points: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(schemas, "thin", lambda values, most: (seen.append(most), np.arange(len(values)))[1])
-    long = GateTrace(np.arange(3.0), np.arange(3.0))
-    group = SeedGroup("GRPO", (run(999, 0.1, 0.2), *(run(seed, 0.1, 0.2, gate=long) for seed in range(gates))))
-    comparison = compare_groups([group], "GRPO")
-    compared_group(group, comparison.group("GRPO"), comparison, {one: stored("x") for one in group.runs})
-    assert set(seen) == {points}
-
-
 # Exported files, byte by byte where the format is text.
 
 
-COLUMNS: Columns = {"name": "text", "step": "whole", "value": "number"}
+COLUMNS = ("name", "step", "value")
 
 
 def row(*values: Any) -> dict[str, Any]:
@@ -220,20 +178,3 @@ def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
     assert line.decode().startswith((f"'{text},-1,-0.5", f'"\'{text}",-1,-0.5'))
     (line,) = write_rows("jsonl", COLUMNS, [[row(text, -1, -0.5)]])
     assert json.loads(line) == row(text, -1, -0.5)
-
-
-@pytest.mark.parametrize(("row_group", "sizes"), [(2, [2, 2]), (3, [4]), (9, [4])])
-def test_parquet_writes_full_row_groups(row_group: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "_ROW_GROUP", row_group)
-    pieces = list(write_rows("parquet", COLUMNS, PIECES))
-    whole = b"".join(pieces)
-    file = parquet.ParquetFile(io.BytesIO(whole))
-    groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-    assert groups == sizes
-    # A full row group leaves the memory at once, the rest with the footer.
-    assert len(pieces) == 1 + (sum(sizes) // row_group if row_group < 9 else 0)
-    rows = file.read().to_pylist()
-    assert [row["name"] for row in rows] == ["a", "b,c", None, "ü"]
-    assert [row["step"] for row in rows] == [1, 2, None, 2**40]
-    assert math.isnan(rows[1]["value"])
-    assert [rows[i]["value"] for i in (0, 2, 3)] == [0.5, None, -math.inf]
