@@ -181,18 +181,3 @@ def test_an_actor_that_never_answers_ends_the_run(
 def test_a_class_that_cannot_be_used_on_the_actors_node_ends_the_run(environments: Callable[..., Any]) -> None:
     with environments("NoTool") as (_, handle), pytest.raises(ConfigError, match="it has no method reset"):
         handle.advance(call()).result()
-
-
-def test_a_run_of_single_turns_starts_no_actor() -> None:
-    run = RunEnvironments(RunConfig(), SimpleNamespace())  # type: ignore[arg-type]
-    assert run.start() is None
-    run.kill()
-
-
-def test_the_actor_needs_no_further_cpus() -> None:
-    from gxpo_trainer.runtime.placement import Placement
-
-    placement = Placement.decide(RunConfig.model_validate({"environment": {"name": "calculator"}}))
-    alone = Placement.decide(RunConfig())
-    assert placement.bundles() == alone.bundles()
-    assert placement.environment_options()["num_cpus"] == 0
