@@ -40,10 +40,11 @@ from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.word_problems import generate
+from gxpo_trainer.environments.host import EnvironmentHost
 from gxpo_trainer.environments.loading import URLS
 from gxpo_trainer.learner.models import STARTER_TOOLS_FOLDER
 from gxpo_trainer.reporting.reading import read_metrics, read_samples
-from gxpo_trainer.rollout.environments import EnvironmentActor, EnvironmentHandle
+from gxpo_trainer.rollout.environments import EnvironmentHandle
 from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplerSettings, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor, remote_sampler
 from gxpo_trainer.runtime.placement import Placement
@@ -93,7 +94,7 @@ def started(environment: dict[str, Any]) -> Iterator[tuple[EnvironmentConfig, En
     config = RunConfig.model_validate({"environment": environment}).environment
     variables = {name: os.environ.get(name, "") for name in ("PYTHONPATH", URLS)}
     options = {"num_cpus": 0, "max_concurrency": 10_000, "runtime_env": {"env_vars": variables}}
-    actor: Any = ray.remote(EnvironmentActor).options(**options).remote(config)
+    actor: Any = ray.remote(EnvironmentHost).options(**options).remote(config)
     try:
         yield config, EnvironmentHandle(actor)
     finally:

@@ -53,11 +53,11 @@ async def test_an_episode_is_a_process_with_its_own_state(configured: Configured
     async with running(configured()) as host:
         assert await host.advance(call()) == Reply(FIRST)
         assert await host.advance(call(episode="b")) == Reply(FIRST)
-        pids = dict(host.pids)
+        pids = dict(host.pids())
         assert await host.advance(call("x")) == Reply(Turn("turn 1: x"))
         assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
         assert await host.advance(call("z", episode="b")) == Reply(Turn("turn 1: z"))
-        assert host.pids == pids
+        assert host.pids() == pids
         assert len(set(pids.values())) == 2
         host.end("a")
         host.end("a")
@@ -65,7 +65,7 @@ async def test_an_episode_is_a_process_with_its_own_state(configured: Configured
         await until(lambda: not psutil.pid_exists(pids["a"]))
         assert await host.advance(call("z", "done", episode="b")) == Reply(Turn("over", 0.5, True))
         await until(lambda: not psutil.pid_exists(pids["b"]))
-        assert host.pids == {}
+        assert host.pids() == {}
 
 
 async def test_a_repeated_call_gets_the_same_answer_without_another_step(configured: Configured) -> None:
@@ -84,11 +84,11 @@ async def replies_to(config: EnvironmentConfig, actions: Sequence[str]) -> list[
     """Reply to each action, given in episodes of its own at the same time, next to an episode that none disturbs."""
     async with running(config) as host:
         await host.advance(call(episode="undisturbed"))
-        pid = host.pids["undisturbed"]
+        pid = host.pids()["undisturbed"]
         replies = await asyncio.gather(*(host.advance(call("x", name, episode=name)) for name in actions))
         assert await host.advance(call("x", episode="undisturbed")) == Reply(Turn("turn 1: x"))
-        assert host.pids == {"undisturbed": pid} | {
-            name: host.pids[name] for name, reply in zip(actions, replies, strict=True) if reply.answer is not None
+        assert host.pids() == {"undisturbed": pid} | {
+            name: host.pids()[name] for name, reply in zip(actions, replies, strict=True) if reply.answer is not None
         }
         return replies
 
@@ -163,19 +163,19 @@ async def test_an_episode_whose_process_was_killed_from_outside_is_played_again(
     async with running(configured(deadline_s=60.0)) as host:
         await host.advance(call("x"))
         for _ in range(3):  # between two calls a death does not count
-            lost = host.pids["a"]
+            lost = host.pids()["a"]
             os.kill(lost, signal.SIGKILL)
-            await until(lambda: not host.pids)
+            await until(lambda: not host.pids())
             assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
-            assert host.pids["a"] != lost
+            assert host.pids()["a"] != lost
 
         waiting = asyncio.create_task(host.advance(call("x", "y", "stop")))
-        await until(lambda: psutil.Process(host.pids["a"]).status() == psutil.STATUS_STOPPED)
-        first = host.pids["a"]
+        await until(lambda: psutil.Process(host.pids()["a"]).status() == psutil.STATUS_STOPPED)
+        first = host.pids()["a"]
         os.kill(first, signal.SIGKILL)
-        await until(lambda: host.pids.get("a", first) != first)
-        await until(lambda: psutil.Process(host.pids["a"]).status() == psutil.STATUS_STOPPED)
-        os.kill(host.pids["a"], signal.SIGCONT)
+        await until(lambda: host.pids().get("a", first) != first)
+        await until(lambda: psutil.Process(host.pids()["a"]).status() == psutil.STATUS_STOPPED)
+        os.kill(host.pids()["a"], signal.SIGCONT)
         assert await waiting == Reply(Turn("continued"))
 
 
@@ -185,14 +185,14 @@ async def test_an_episode_that_kills_the_worker_fails_alone(configured: Configur
         for episode in (*others, "killer"):
             await host.advance(call("x", episode=episode))
         stopped = [asyncio.create_task(host.advance(call("x", "stop", episode=name))) for name in others]
-        await until(lambda: all(psutil.Process(host.pids[name]).status() == psutil.STATUS_STOPPED for name in others))
-        before = [host.pids[name] for name in others]
+        await until(lambda: all(psutil.Process(host.pids()[name]).status() == psutil.STATUS_STOPPED for name in others))
+        before = [host.pids()[name] for name in others]
         worker = host.worker_pid
         killed = await host.advance(call("x", "kill_parent", episode="killer"))
         assert killed.failure == "error"
-        await until(lambda: not set(before) & set(host.pids.values()) and set(others) <= set(host.pids))
+        await until(lambda: not set(before) & set(host.pids().values()) and set(others) <= set(host.pids()))
         for name in others:
-            process = psutil.Process(host.pids[name])
+            process = psutil.Process(host.pids()[name])
             await until(lambda process=process: process.status() == psutil.STATUS_STOPPED)
             process.resume()
         assert await asyncio.gather(*stopped) == [Reply(Turn("continued"))] * 3
@@ -223,8 +223,8 @@ async def test_a_worker_that_was_stopped_is_replaced(configured: Configured, mon
 async def test_another_answer_after_a_lost_process_is_an_error(configured: Configured, name: str, method: str) -> None:
     async with running(configured(name)) as host:
         await host.advance(call("x"))
-        os.kill(host.pids["a"], signal.SIGKILL)
-        await until(lambda: not host.pids)
+        os.kill(host.pids()["a"], signal.SIGKILL)
+        await until(lambda: not host.pids())
         reply = await host.advance(call("x", "y"))
     assert (reply.answer, reply.failure) == (None, "error")
     assert reply.detail.startswith(f"faulty_environments:{name}.{method} gave another answer when the episode was ")
@@ -243,25 +243,25 @@ async def test_a_call_of_an_ended_episode_fails_at_once(configured: Configured) 
 
 async def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
     def stopped(host: EnvironmentHost) -> list[str]:
-        return [name for name, pid in host.pids.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
+        return [name for name, pid in host.pids().items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
 
     async with running(configured(workers=2)) as host:
         names = ["a", "b", "c"]
         calls = [asyncio.create_task(host.advance(call("stop", episode=name))) for name in names]
         await until(lambda: stopped(host) == ["a", "b"])
-        assert set(host.pids) == {"a", "b"}  # "c" waits for one of them
-        psutil.Process(host.pids["a"]).resume()
+        assert set(host.pids()) == {"a", "b"}  # "c" waits for one of them
+        psutil.Process(host.pids()["a"]).resume()
         assert await calls[0] == Reply(Turn("continued"))
         await until(lambda: stopped(host) == ["b", "c"])
         for name in ("b", "c"):
-            psutil.Process(host.pids[name]).resume()
+            psutil.Process(host.pids()[name]).resume()
         assert await asyncio.gather(*calls) == [Reply(Turn("continued"))] * 3
 
 
 async def test_the_processes_of_abandoned_episodes_end(configured: Configured) -> None:
     async with running(configured()) as host:
         await host.advance(call("x"))
-        process = psutil.Process(host.pids["a"])
+        process = psutil.Process(host.pids()["a"])
         host.free_idle(3600.0)
         assert process.is_running()
         host.free_idle(0.0)

@@ -64,7 +64,8 @@ class _Episode:
 
 
 class EnvironmentHost:
-    """At most `environment.workers` calls run at the same time; the others wait in the order in which they came."""
+    """At most `environment.workers` calls run at the same time; the others wait in the order in which they came. Its
+    processes end with the thread of the event loop."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -111,8 +112,12 @@ class EnvironmentHost:
         if self._gateway is not None:
             await self._gateway.close()
 
-    @property
+    def pid(self) -> int:
+        """Process id; returned while calls are running."""
+        return os.getpid()
+
     def pids(self) -> dict[str, int]:
+        """Of the episodes, by name."""
         return {
             name: episode.process.pid
             for name, episode in self._episodes.items()

@@ -1,4 +1,4 @@
-"""The environments of a run: a Ray actor that all engines share, and its handle in each engine.
+"""The environments of a run: an EnvironmentHost as a Ray actor that all engines share, and its handle in each engine.
 
 The actor is asynchronous; its processes do the work. Ray restarts it when it dies and calls it again for what was
 running; as each call has the history of its episode, the episodes continue.
@@ -10,7 +10,6 @@ that died fails alone; when the actor does not answer `MAX_SILENT` times in a ro
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import Future
@@ -19,7 +18,6 @@ from typing import Any
 import ray
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.environments.contract import Call, Reply
 from gxpo_trainer.environments.host import EnvironmentHost
 from gxpo_trainer.errors import TrainingError
@@ -104,39 +102,6 @@ class EnvironmentHandle:
             time.sleep(PROBE_INTERVAL_S)
 
 
-class EnvironmentActor:
-    """An EnvironmentHost in an actor."""
-
-    def __init__(self, config: EnvironmentConfig) -> None:
-        self._config = config
-        self._host: EnvironmentHost | None = None
-
-    async def advance(self, call: Call) -> Reply:
-        """Raises ConfigError, TrainingError when no process can be started."""
-        return await self._running_host().advance(call)
-
-    async def end(self, episode: str) -> None:
-        self._running_host().end(episode)
-
-    async def pid(self) -> int:
-        """Process id; returned while calls are running."""
-        return os.getpid()
-
-    async def episode_pids(self) -> dict[str, int]:
-        """Process ids of the episodes by name."""
-        return self._running_host().pids
-
-    async def close(self) -> None:
-        """End all processes, also those that episodes have started."""
-        await self._running_host().close()
-
-    def _running_host(self) -> EnvironmentHost:
-        # In the event loop's thread, with which the processes end.
-        if self._host is None:
-            self._host = EnvironmentHost(self._config)
-        return self._host
-
-
 class RunEnvironments:
     """The actor of a run with an environment of several turns; nothing in other runs."""
 
@@ -151,7 +116,7 @@ class RunEnvironments:
         # Ray itself restarts it and repeats the calls: the engines, not this process, wait for them.
         restarted = {"max_restarts": -1, "max_task_retries": -1}
         options = {**self._placement.environment_options(), **restarted}
-        self.actor = ray.remote(EnvironmentActor).options(**options).remote(self._config)
+        self.actor = ray.remote(EnvironmentHost).options(**options).remote(self._config)
         return EnvironmentHandle(self.actor)
 
     def kill(self) -> None:
