@@ -187,6 +187,8 @@ class EpisodeForker:
         while (ended := _ended_child()) is not None:
             if (life := self._lives.pop(ended.si_pid, None)) is not None:
                 _kill_group(ended.si_pid)  # before it is reaped, so that the id is still its own
+                with contextlib.suppress(FileNotFoundError):  # the host has closed its end before
+                    self._poll.unregister(life)  # closing is not enough: a process just forked may still hold it
                 _tell(life, _cause(ended))
             os.waitpid(ended.si_pid, 0)
             # Orphans of ended episodes; their children become ours, and come here when they are reaped.
