@@ -20,9 +20,6 @@ from urllib.parse import urlsplit
 
 from gxpo_trainer.environments.calculator import calculate, last_calculation
 
-if "GXPO_OPENAI" in os.environ:  # once, as at the top of an agent of one's own; the other agents do without
-    from openai import OpenAI
-
 Messages = list[Any]
 STRAY = "import time; time.sleep(4321)"
 FAILING = {"hang", "die", "kill themselves", "use another key", "leave a stream", "exhaust memory", "ask nothing"}
@@ -37,7 +34,7 @@ def _post(body: dict[str, Any], key: str | None = None) -> Any:
         return json.load(response)["choices"][0]
 
 
-def _calculator(problem: dict[str, Any], ask: Callable[[Messages], tuple[str, bool]]) -> None:
+def calculator(problem: dict[str, Any], ask: Callable[[Messages], tuple[str, bool]]) -> None:
     messages: Messages = [{"role": "user", "content": problem["text"]}]
     while True:
         text, cut = ask(messages)
@@ -52,17 +49,7 @@ def bare(problem: dict[str, Any], **more: Any) -> None:
         choice = _post({"messages": messages, **more})
         return choice["message"]["content"], choice["finish_reason"] == "length"
 
-    _calculator(problem, ask)
-
-
-def openai(problem: dict[str, Any]) -> None:
-    client = OpenAI()
-
-    def ask(messages: Messages) -> tuple[str, bool]:
-        choice = client.chat.completions.create(model="policy", messages=messages).choices[0]
-        return choice.message.content or "", choice.finish_reason == "length"
-
-    _calculator(problem, ask)
+    calculator(problem, ask)
 
 
 def faulty(problem: dict[str, Any]) -> None:
@@ -153,17 +140,19 @@ async def pydantic_ai(problem: dict[str, Any], client: Any) -> None:
 
 def serve(port: int) -> None:
     import uvicorn
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
+    connections = DefaultAsyncHttpxClient()
+
     def endpoint(play: Any) -> Any:
         async def run(request: Request) -> JSONResponse:
             body = await request.json()
-            async with AsyncOpenAI(base_url=body["base_url"], api_key=body["api_key"], max_retries=0) as client:
-                await play(body["problem"], client)
+            address = {"base_url": body["base_url"], "api_key": body["api_key"]}
+            await play(body["problem"], AsyncOpenAI(**address, max_retries=0, http_client=connections))
             return JSONResponse({})
 
         return run

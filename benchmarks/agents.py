@@ -1,7 +1,9 @@
 """Agents that others wrote, and what they cost: `python -m benchmarks.agents PART [PYTHON]`.
 
-overhead   sampling of 64 episodes by the gateway against the built-in calculator, with the same tokens, runs in turn.
-           Of the agents, `bare` speaks HTTP by the standard library alone, `openai` by the client.
+overhead   sampling of 64 episodes by the gateway against the built-in calculator, with the same tokens, in turn in one
+           engine, by two policies: starter-tools, and the same with further weights of 0, which takes longer. Agents:
+           one of the standard library and one with OpenAI's client, in a new process for each episode; and one with
+           OpenAI's client that already runs, which shows what the gateway itself takes. Under 6 minutes.
 faults     1,000 episodes of which some hang, die, fork, flood, …, against the same episodes without faults: the policy
            does not change, so that an episode that is not disturbed has the same tokens.
 libraries  held-out accuracy of starter-tools before and after GXPO steps on the calculator, when the agent is written
@@ -12,6 +14,7 @@ libraries  held-out accuracy of starter-tools before and after GXPO steps on the
 from __future__ import annotations
 
 import collections
+import math
 import os
 import random
 import subprocess
@@ -19,23 +22,39 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import ray
+from transformers import AutoTokenizer
 
 from benchmarks import agent_programs
 from benchmarks.learning import SEEDS, accuracies, scores
-from benchmarks.measure import Figure, ratio, save, single
+from benchmarks.measure import Figure, median, ratio, save, single
+from benchmarks.policies import grown
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
+from gxpo_trainer.config.tasks import EnvironmentConfig
+from gxpo_trainer.data.chat import render_messages
+from gxpo_trainer.data.word_problems import generate
+from gxpo_trainer.environments.host import EnvironmentHost
+from gxpo_trainer.environments.loading import URLS
+from gxpo_trainer.learner.models import STARTER_TOOLS_FOLDER
 from gxpo_trainer.reporting.reading import read_metrics, read_samples
+from gxpo_trainer.rollout.environments import EnvironmentHandle
+from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplerSettings, SamplingSettings
+from gxpo_trainer.rollout.sampler import SamplerActor, remote_sampler
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.ray_session import ray_session
 from gxpo_trainer.training.run import train_run
 
 STEPS = 8
 FROZEN = "learner.optimizer.learning_rate=1e-30"
 """No weight of fp32 changes: every run samples the same tokens."""
+SECONDS_A_POLICY = 75.0
 LIBRARIES = ("openai_client", "openai_agents", "pydantic_ai")
 
 
@@ -44,34 +63,97 @@ def configured(environment: dict[str, Any], overrides: list[str]) -> RunConfig:
     return load_preset("demo", ["model.path=starter-tools", "rollout.prompts_per_step=32", *settings, *overrides])
 
 
+class Engine(SamplerActor):
+    def episodes(
+        self, requests: list[SampleRequest], config: EnvironmentConfig, environments: EnvironmentHandle
+    ) -> tuple[float, list[list[int]]]:
+        """Seconds that the requests take in this environment, and the tokens of all samples."""
+        self._settings, self.environments = replace(self._settings, environment=config), environments
+        groups: dict[int, Any] = {}
+        begin = time.perf_counter()
+        intake = Intake(list(enumerate(requests)), closed=True)
+        for item in self.sample(intake, SamplingSettings(max_new_tokens=96), 0):
+            groups |= zip(getattr(item, "indices", ()), getattr(item, "groups", ()), strict=True)
+        seconds = time.perf_counter() - begin
+        order = sorted(groups)
+        return seconds, [row.token_ids.tolist() for i in order for s in groups[i].samples for row in s.rows]
+
+
+def requests_of(round_: int, tokenizer: Any) -> list[SampleRequest]:
+    """8 problems of the word problems with 8 samples each."""
+    drawn = []
+    for number, problem in enumerate(generate("train", 8, seed=round_)):
+        prompt = problem.prompt
+        ids = render_messages([{"role": "user", "content": prompt.text}], tokenizer)
+        drawn.append(SampleRequest(prompt, ids, 8, number, None, EpisodeStart.of(prompt, "{problem}", number)))
+    return drawn
+
+
+@contextmanager
+def started(environment: dict[str, Any]) -> Iterator[tuple[EnvironmentConfig, EnvironmentHandle]]:
+    config = RunConfig.model_validate({"environment": environment}).environment
+    variables = {name: os.environ.get(name, "") for name in ("PYTHONPATH", URLS)}
+    options = {"num_cpus": 0, "max_concurrency": 10_000, "runtime_env": {"env_vars": variables}}
+    actor: Any = ray.remote(EnvironmentHost).options(**options).remote(config)
+    try:
+        yield config, EnvironmentHandle(actor)
+    finally:
+        ray.get(actor.close.remote())
+        ray.kill(actor)
+
+
 def overhead(folder: Path) -> None:
-    environments = {
-        "built-in": {"name": "calculator", "max_turns": 4, "max_observation_tokens": 12},
-        **{
-            name: {"name": "agent", "function": f"benchmarks.agent_programs:{name}", "max_turns": 4}
-            for name in ("bare", "openai")
-        },
-    }
-    fixed = ["rollout.prompts_per_step=8", "rollout.deterministic=true", "evaluation.benchmarks=[]", "budget.steps=13"]
-    fixed.append(FROZEN)
-    sampling: dict[str, list[float]] = collections.defaultdict(list)
-    tokens: dict[str, list[float]] = collections.defaultdict(list)
-    for turn in range(2):
-        for name, environment in environments.items():
-            out = folder / f"{name}-{turn}"
-            os.environ.pop("GXPO_OPENAI", None)
-            if name == "openai":
-                os.environ["GXPO_OPENAI"] = "1"
-            train_run(configured(environment, [f"seed={turn}", *fixed]), out)
-            rows = [row["metrics"] for row in read_metrics(out) if row["step"] > 1]  # the first step compiles
-            sampling[name] += [row["time/rollout_s"] for row in rows]
-            tokens[name] += [row["rollout/tokens"] for row in rows]
-    assert tokens["built-in"] == tokens["bare"] == tokens["openai"], "the same tokens are sampled"
-    figures = [
-        ratio(f"sampling of 64 episodes, {name} against built-in", sampling[name], sampling["built-in"], at_most=1.1)
-        for name in ("bare", "openai")
-    ]
-    save("agents_overhead", figures, {"episodes": 64, "steps": len(sampling["bare"])})
+    root = str(Path(__file__).parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    policies = {"1 M": STARTER_TOOLS_FOLDER, "39 M": folder / "grown"}
+    grown(policies["39 M"], STARTER_TOOLS_FOLDER, layers=24, intermediate=4096)
+    figures: list[Figure] = []
+    rounds: dict[str, int] = {}
+    with served(sys.executable) as address, ray_session(Placement.decide(RunConfig())), ExitStack() as stack:
+        agent = {"name": "agent", "max_turns": 4}
+        arms = {
+            "built-in": {"name": "calculator", "max_turns": 4, "max_observation_tokens": 12},
+            "standard library": {**agent, "function": "benchmarks.agent_programs:bare"},
+            "OpenAI's client": {**agent, "function": "benchmarks.agent_openai:play"},
+            "OpenAI's client, already running": {**agent, "url": f"{address}/openai_client"},
+        }
+        environments = {name: stack.enter_context(started(arm)) for name, arm in arms.items()}
+        for size, path in policies.items():
+            seconds = _seconds(path, environments, budget_s=SECONDS_A_POLICY)
+            rounds[size] = len(seconds["built-in"])
+            for name in arms:
+                figures.append(median(f"{size}, {name}", seconds[name], "s for 64 episodes"))
+            for name in [*arms][1:]:
+                figures.append(
+                    ratio(f"{size}, {name} against built-in", seconds[name], seconds["built-in"], at_most=1.1)
+                )
+                more = [1000 / 64 * (own - base) for own, base in zip(seconds[name], seconds["built-in"], strict=True)]
+                figures.append(median(f"{size}, {name}, more than built-in", more, "ms an episode"))
+    save("agents_overhead", figures, {"episodes": 64, "rounds": rounds})
+
+
+def _seconds(policy: Path, environments: dict[str, Any], budget_s: float) -> dict[str, list[float]]:
+    """By environment, the seconds of each round; a round has all environments, in an order that changes."""
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    settings = SamplerSettings(str(policy), 256, dtype="float32", threads=2, initial_version=0, deterministic=True)
+    options = {"num_cpus": 0, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "2"}}}
+    engine = remote_sampler(Engine).options(**options).remote(settings)
+    seconds: dict[str, list[float]] = collections.defaultdict(list)
+    names = [*environments]
+    end, round_ = math.inf, 0
+    while time.perf_counter() < end or round_ < 5:
+        tokens = {}
+        for name in [*names[round_ % len(names) :], *names[: round_ % len(names)]]:
+            config, handle = environments[name]
+            taken, tokens[name] = ray.get(engine.episodes.remote(requests_of(round_, tokenizer), config, handle))
+            seconds[name].append(taken)
+        assert all(own == tokens["built-in"] for own in tokens.values()), "the same tokens are sampled"
+        if round_ == 0:  # what is loaded and compiled at the first use
+            seconds.clear()
+            end = time.perf_counter() + budget_s
+        round_ += 1
+    ray.kill(engine)
+    return seconds
 
 
 def faults(folder: Path) -> None:

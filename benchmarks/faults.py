@@ -54,7 +54,7 @@ _ACTORS = {
     "ray::SamplerActor": _SAMPLING_S,
     "ray::VerifierActor": _PHASE_S,
     "ray::LearnerRank": _PHASE_S,
-    "ray::EnvironmentActor": PROBE_LIMIT_S + PROBE_INTERVAL_S,
+    "ray::EnvironmentHost": PROBE_LIMIT_S + PROBE_INTERVAL_S,
 }
 """Processes of a run, and the time after which one that hangs is replaced."""
 _STARTING = ("preparing", "waiting", "starting engines")

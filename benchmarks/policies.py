@@ -37,6 +37,28 @@ def one_and_a_half_billion(folder: Path, device: str) -> Path:
     )
 
 
+def grown(folder: Path, source: Path, *, layers: int, intermediate: int) -> Path:
+    """The Qwen2 policy of `source` with more layers and wider ones, whose further weights are 0: it samples the same
+    tokens with more work."""
+    import torch
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+    small = Qwen2ForCausalLM.from_pretrained(source)
+    config = Qwen2Config.from_pretrained(source)
+    config.num_hidden_layers, config.intermediate_size = layers, intermediate
+    config.layer_types = ["full_attention"] * layers
+    policy = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+    known = small.state_dict()
+    with torch.no_grad():
+        for name, parameter in policy.state_dict().items():
+            parameter.zero_()
+            if name in known:
+                parameter[tuple(map(slice, known[name].shape))] = known[name]
+    policy.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    return folder
+
+
 def _random_policy(
     folder: Path,
     *,

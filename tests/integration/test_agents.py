@@ -1,20 +1,26 @@
-"""Whole runs whose policy is asked by an agent, and their agreement with the built-in calculator."""
+"""Whole runs and evaluations with the calculator, built in and as an agent, and their agreement."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from docs_build.metrics import undescribed
+from gxpo_trainer.cli import main
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.reporting.reading import read_evaluations, read_metrics, read_samples
+from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 SAMPLED = 48
+BUILT_IN = {"name": "calculator", "max_turns": 4, "max_observation_tokens": 12}
+CALCULATION = re.compile(r"<calc>(\d+)([-+*])(\d+)</calc>$")
 ASK = """
 import json, os, sys, urllib.request
 from gxpo_trainer.environments.calculator import calculate, last_calculation
@@ -66,13 +72,28 @@ def settings(small_run: Any, environment: dict[str, Any], **parts: Any) -> RunCo
     )
 
 
+def checked_calculations(row: dict[str, Any]) -> int:
+    """Calculations at the end of a turn, each followed by its value; how many there are."""
+    policy = [turn["text"] for turn in row["turns"] if turn["speaker"] == "policy"]
+    assert row["response"] == "\n".join(policy)
+    assert row["end"] in ("done", "max_turns", "length")
+    assert row["truncated"] == (row["end"] == "length")
+    assert row["sampled_length"] <= min(SAMPLED, row["length"])
+    checked = 0
+    for turn, answer in pairwise(row["turns"]):
+        if answer["speaker"] == "environment" and (last := CALCULATION.search(turn["text"])):
+            a, operator, b = int(last[1]), last[2], int(last[3])
+            assert answer["text"] == str(a + b if operator == "+" else a - b if operator == "-" else a * b)
+            checked += 1
+    return checked
+
+
 def test_an_agent_trains_as_the_built_in_environment_does(tmp_path: Path, small_run: Any) -> None:
     """The same requests give the same tokens, the same batches and the same losses, step by step."""
     agent = {"name": "agent", "command": [sys.executable, "-c", CALCULATES], "max_turns": 4}
-    built_in = {"name": "calculator", "max_turns": 4, "max_observation_tokens": 12}
     rows: list[list[dict[str, float]]] = []
     samples = []
-    for name, environment in (("agent", agent), ("built_in", built_in)):
+    for name, environment in (("agent", agent), ("built_in", BUILT_IN)):
         assert train_run(settings(small_run, environment), tmp_path / name) == "steps"
         rows.append([row["metrics"] for row in read_metrics(tmp_path / name) if row["step"] > 0])
         samples.append(read_samples(tmp_path / name))
@@ -83,7 +104,7 @@ def test_an_agent_trains_as_the_built_in_environment_does(tmp_path: Path, small_
         assert own["rollout/logprob_gap_mean"] <= 1e-6
         for name in ("policy/loss", "grad/norm_g0", "reward/mean", "rollout/tokens", "env/turns_mean"):
             assert own[name] == pytest.approx(other[name], rel=1e-5, abs=1e-9), name
-        assert own["env/observation_tokens"] == other["env/observation_tokens"]
+        assert 0 < own["env/observation_tokens"] == other["env/observation_tokens"] <= 3 * 12
     assert 1 < ours[-1]["env/turns_mean"] <= 4
     for own, other in zip(*samples, strict=True):
         assert (own["length"], own["sampled_length"], own["end"]) == (
@@ -93,8 +114,12 @@ def test_an_agent_trains_as_the_built_in_environment_does(tmp_path: Path, small_
         )
         policy = [[turn["text"] for turn in row["turns"] if turn["speaker"] == "policy"] for row in (own, other)]
         assert policy[0] == policy[1]
-    (record,) = read_evaluations(tmp_path / "agent")
-    assert record["scores"]["pass@1"] > 0.05
+    assert sum(map(checked_calculations, samples[1])) > 8
+    for name in ("agent", "built_in"):
+        (record,) = read_evaluations(tmp_path / name)
+        assert record["scores"]["pass@1"] > 0.05
+        assert not [event for event in read_events(tmp_path / name) if event["kind"] in ("verifier_failed", "stalled")]
+    assert record["environment"] == BUILT_IN
 
 
 def test_rows_rewards_and_faults_of_a_run_that_samples_ahead(tmp_path: Path, small_run: Any) -> None:
@@ -124,3 +149,16 @@ def test_rows_rewards_and_faults_of_a_run_that_samples_ahead(tmp_path: Path, sma
             assert sample["reward"] == 0.5 + len(texts[0]) % 2
             assert sample["branches"] == 1
             assert sample["response"] == texts[1]
+
+
+@pytest.mark.long("two evaluations in full")
+def test_gxpo_eval_plays_in_the_environment(tmp_path: Path) -> None:
+    common = ["eval", "--model", "starter-tools", "--benchmark", "word_problems", "--samples", "4", "--problems", "24"]
+    played, single = tmp_path / "played.jsonl", tmp_path / "single.jsonl"
+    environment = ["--set", "environment.name=calculator", "--set", "environment.max_observation_tokens=12"]
+    assert main([*common, *environment, "--out", str(played)]) == 0
+    assert main([*common, "--out", str(single), "--against", str(played)]) == 0
+    with_tool, without = (json.loads(file.read_text()) for file in (played, single))
+    assert with_tool["environment"] == BUILT_IN
+    assert "environment" not in without
+    assert with_tool["scores"]["pass@1"] > without["scores"]["pass@1"]

@@ -101,7 +101,7 @@ def stopped(run: RunEnvironments, episode: str, *, other_than: int | None = None
     import ray
 
     while True:
-        pid = ray.get(run.actor.episode_pids.remote()).get(episode)
+        pid = ray.get(run.actor.pids.remote()).get(episode)
         if pid not in (None, other_than) and psutil.Process(pid).status() == psutil.STATUS_STOPPED:
             return int(pid)
         time.sleep(0.05)
@@ -124,7 +124,7 @@ def test_episodes_continue_when_their_actor_is_killed(environments: Callable[...
         assert waiting.result() == Reply(Turn("2: stop"))
         assert handle.advance(call("y", episode="b")).result() == Reply(Turn("1: y"))
         handle.end("b")
-        until(lambda: set(ray.get(run.actor.episode_pids.remote())) == {"a"})
+        until(lambda: set(ray.get(run.actor.pids.remote())) == {"a"})
         assert handle.advance(call("leave a child", episode="c")).result() == Reply(Turn("1: leave a child"))
     until(lambda: workers() <= before)
 
@@ -157,7 +157,7 @@ def test_a_call_that_outlives_no_actor_fails_alone(
         waiting = handle.advance(call("stop"))
         killed = None
         while not waiting.done():
-            pid = ray.get(run.actor.episode_pids.remote()).get("a")
+            pid = ray.get(run.actor.pids.remote()).get("a")
             if pid not in (None, killed):
                 killed = pid
                 os.kill(ray.get(run.actor.pid.remote()), signal.SIGKILL)
@@ -181,18 +181,3 @@ def test_an_actor_that_never_answers_ends_the_run(
 def test_a_class_that_cannot_be_used_on_the_actors_node_ends_the_run(environments: Callable[..., Any]) -> None:
     with environments("NoTool") as (_, handle), pytest.raises(ConfigError, match="it has no method reset"):
         handle.advance(call()).result()
-
-
-def test_a_run_of_single_turns_starts_no_actor() -> None:
-    run = RunEnvironments(RunConfig(), SimpleNamespace())  # type: ignore[arg-type]
-    assert run.start() is None
-    run.kill()
-
-
-def test_the_actor_needs_no_further_cpus() -> None:
-    from gxpo_trainer.runtime.placement import Placement
-
-    placement = Placement.decide(RunConfig.model_validate({"environment": {"name": "calculator"}}))
-    alone = Placement.decide(RunConfig())
-    assert placement.bundles() == alone.bundles()
-    assert placement.environment_options()["num_cpus"] == 0

@@ -58,6 +58,11 @@ def dies(problem):
     raise RuntimeError("no idea what to do")
 
 
+def kills_itself(problem):
+    ask([user("one")])
+    os.kill(os.getpid(), 9)
+
+
 def silent(problem):
     pass
 
@@ -88,15 +93,20 @@ def floods(problem):
 
 
 def leaves(problem):
-    """Asks for a stream and closes the connection."""
+    """Opens connections without a request, and closes one within a body and one before the stream that it asked for."""
     import http.client
 
     host = os.environ["OPENAI_BASE_URL"].split("/")[2]
-    connection = http.client.HTTPConnection(host)
-    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
-    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": [user("x")], "stream": True}), headers)
+    connections = [http.client.HTTPConnection(host) for _ in range(100)]
+    for connection in connections:
+        connection.connect()
+    key = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+    body = json.dumps({"messages": [user("x")], "stream": True})
+    connections[0].request("POST", "/v1/chat/completions", body, key | {"Content-Length": "400000"})
+    connections[0].close()
+    connections[1].request("POST", "/v1/chat/completions", body, key)
     time.sleep(0.2)
-    connection.close()
+    connections[1].close()
     ask([user("back")])
 
 
@@ -117,17 +127,6 @@ def probes(problem):
     ask([user(json.dumps([status for status, _ in cases]))])
 
 
-def streams(problem):
-    """One streamed turn; its text is the reward of the second request."""
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    _, text = post("/chat/completions", {"messages": [user("x")], **options})
-    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    assert text.endswith("data: [DONE]\n\n")
-    assert chunks[-1]["usage"]["total_tokens"] == 12
-    said = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
-    ask([user(said)])
-
-
 def uses_tools(problem):
     """A streamed call of a tool by OpenAI's client, and the answer to it."""
     from openai import OpenAI
@@ -135,8 +134,13 @@ def uses_tools(problem):
     client = OpenAI(max_retries=0)
     tools = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
     messages = [user(problem["text"])]
-    with client.chat.completions.stream(model="policy", messages=messages, tools=tools, n=1) as stream:
-        choice = stream.get_final_completion().choices[0]
+    usage = {"include_usage": True}
+    with client.chat.completions.stream(
+        model="policy", messages=messages, tools=tools, n=1, stream_options=usage
+    ) as stream:
+        final = stream.get_final_completion()
+    assert final.usage.total_tokens == 12
+    choice = final.choices[0]
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     assert json.loads(call.function.arguments) == {"e": "6*7"}

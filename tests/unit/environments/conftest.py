@@ -14,8 +14,8 @@ from gxpo_trainer.config.tasks import EnvironmentConfig
 MODULE = "faulty_environments"
 CLASSES = (
     *("Counter", "Forgetful", "Drifting", "NoMessages", "LongReset", "ManyMessages", "TextReset", "FailingConstructor"),
-    *("TextStep", "RandomReset", "RaisingStep"),
-    *("NoStep", "NoReset", "WrongStep", "AsynchronousStep", "NeedsArguments", "NOT_A_CLASS", "Missing"),
+    *("TextStep", "RaisingStep"),
+    *("NoStep", "WrongStep", "AsynchronousStep", "NeedsArguments", "NOT_A_CLASS", "Missing"),
 )
 
 

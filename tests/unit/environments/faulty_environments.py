@@ -1,7 +1,6 @@
 """Environments that fail in every way that a process can; the action names the way."""
 
 import ctypes
-import itertools
 import os
 import signal
 import subprocess
@@ -31,9 +30,8 @@ class Counter:
         return Turn()
 
     def _spin(self) -> Turn:
-        for _ in itertools.count():
+        while True:
             pass
-        return Turn()
 
     def _stop(self) -> Turn:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -73,17 +71,11 @@ class Counter:
     def _none(self) -> Turn:
         return None  # type: ignore[return-value]
 
-    def _number(self) -> Turn:
-        return Turn(observation=3)  # type: ignore[arg-type]
-
     def _surrogate(self) -> Turn:
         return Turn("\ud83d")
 
     def _nan(self) -> Turn:
         return Turn("", reward=float("nan"))
-
-    def _infinite(self) -> Turn:
-        return Turn("", reward=float("-inf"))
 
     def _raise(self) -> Turn:
         raise ValueError("no such tool")
@@ -180,11 +172,6 @@ class NoStep:
         return Observation.of_text("")
 
 
-class NoReset:
-    def step(self, action: str) -> Turn:
-        return Turn()
-
-
 class WrongStep(NoStep):
     def step(self) -> Turn:
         return Turn()
@@ -206,11 +193,6 @@ NOT_A_CLASS = 3
 class TextStep(Counter):
     def step(self, action: str) -> Turn:
         return "fine"  # type: ignore[return-value]
-
-
-class RandomReset(Counter):
-    def reset(self, problem: Problem, seed: int) -> Observation:
-        return Observation.of_text(f"{problem.text} in process {os.getpid()}")
 
 
 class RaisingStep(Counter):

@@ -13,7 +13,6 @@ import pytest
 
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.environments import Observation, Problem, Turn
-from gxpo_trainer.environments import host as host_module
 from gxpo_trainer.environments.contract import MAX_TEXT, Call, Reply
 from gxpo_trainer.environments.host import EnvironmentHost, check_environment
 from gxpo_trainer.errors import ConfigError, TrainingError
@@ -54,11 +53,11 @@ async def test_an_episode_is_a_process_with_its_own_state(configured: Configured
     async with running(configured()) as host:
         assert await host.advance(call()) == Reply(FIRST)
         assert await host.advance(call(episode="b")) == Reply(FIRST)
-        pids = dict(host.pids)
+        pids = dict(host.pids())
         assert await host.advance(call("x")) == Reply(Turn("turn 1: x"))
         assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
         assert await host.advance(call("z", episode="b")) == Reply(Turn("turn 1: z"))
-        assert host.pids == pids
+        assert host.pids() == pids
         assert len(set(pids.values())) == 2
         host.end("a")
         host.end("a")
@@ -66,7 +65,7 @@ async def test_an_episode_is_a_process_with_its_own_state(configured: Configured
         await until(lambda: not psutil.pid_exists(pids["a"]))
         assert await host.advance(call("z", "done", episode="b")) == Reply(Turn("over", 0.5, True))
         await until(lambda: not psutil.pid_exists(pids["b"]))
-        assert host.pids == {}
+        assert host.pids() == {}
 
 
 async def test_a_repeated_call_gets_the_same_answer_without_another_step(configured: Configured) -> None:
@@ -85,11 +84,11 @@ async def replies_to(config: EnvironmentConfig, actions: Sequence[str]) -> list[
     """Reply to each action, given in episodes of its own at the same time, next to an episode that none disturbs."""
     async with running(config) as host:
         await host.advance(call(episode="undisturbed"))
-        pid = host.pids["undisturbed"]
+        pid = host.pids()["undisturbed"]
         replies = await asyncio.gather(*(host.advance(call("x", name, episode=name)) for name in actions))
         assert await host.advance(call("x", episode="undisturbed")) == Reply(Turn("turn 1: x"))
-        assert host.pids == {"undisturbed": pid} | {
-            name: host.pids[name] for name, reply in zip(actions, replies, strict=True) if reply.answer is not None
+        assert host.pids() == {"undisturbed": pid} | {
+            name: host.pids()[name] for name, reply in zip(actions, replies, strict=True) if reply.answer is not None
         }
         return replies
 
@@ -100,40 +99,26 @@ async def test_calls_that_hang_are_killed_at_their_deadline(configured: Configur
     assert replies == [Reply(None, "timeout", limit)] * 3
 
 
-async def test_calls_that_end_their_process_twice_are_errors(configured: Configured) -> None:
-    causes = {
-        "exit": "ended with exit code 7",
-        "kill_itself": "was killed by signal 9",
-        "segfault": "was killed by signal 11",
-        "leave_children_and_exit": "ended with exit code 0",
-    }
-    for reply, cause in zip(await replies_to(configured(), list(causes)), causes.values(), strict=True):
-        assert (reply.answer, reply.failure) == (None, "error")
-        assert reply.detail.startswith(f"faulty_environments:Counter.step: the process {cause}")
-        assert reply.detail.endswith(", 2 times in this call")
-
-
-async def test_answers_that_the_contract_does_not_allow_are_errors(configured: Configured) -> None:
+async def test_faults_are_errors_with_their_cause(configured: Configured) -> None:
     method = "faulty_environments:Counter.step"
     details = {
+        "exit": f"{method}: the process ended with exit code 7, 2 times in this call",
+        "kill_itself": f"{method}: the process was killed by signal 9 (Killed), 2 times in this call",
+        "segfault": f"{method}: the process was killed by signal 11 (Segmentation fault), 2 times in this call",
+        "leave_children_and_exit": f"{method}: the process ended with exit code 0, 2 times in this call",
         "none": f"{method} returned None; it must return a Turn",
-        "number": f"{method}: Turn.observation is 3; it must be a text",
         "surrogate": f"{method}: Turn.observation has half of a surrogate pair, which is not a character",
-        "nan": f"{method}: Turn.reward is nan; it must be a finite number",
-        "infinite": f"{method}: Turn.reward is -inf; it must be a finite number",
+        "nan": f"{method}: Turn.reward is nan; it must be a finite number or None",
+        "raise": f"{method} raised ValueError: no such tool (faulty_environments.py:",
+        "quit": f"{method} raised SystemExit: bye (faulty_environments.py:",
         "eat_memory": "out of memory (environment.memory_mb)",
         "write_to_all_descriptors": "something else than the answer was written to the socket",
         "flood_all_descriptors": "an answer has more than 1,600,000 bytes",
     }
     replies = await replies_to(configured(memory_mb=256), list(details))
-    assert replies == [Reply(None, "error", detail) for detail in details.values()]
-
-
-async def test_exceptions_are_errors_with_their_place(configured: Configured) -> None:
-    errors = {"raise": "ValueError: no such tool", "quit": "SystemExit: bye"}
-    for reply, error in zip(await replies_to(configured(), list(errors)), errors.values(), strict=True):
+    for reply, detail in zip(replies, details.values(), strict=True):
         assert (reply.answer, reply.failure) == (None, "error")
-        assert reply.detail.startswith(f"faulty_environments:Counter.step raised {error} (faulty_environments.py:")
+        assert reply.detail.startswith(detail)
 
 
 async def test_long_answers_are_cut_and_printed_ones_ignored(configured: Configured) -> None:
@@ -148,7 +133,6 @@ async def test_long_answers_are_cut_and_printed_ones_ignored(configured: Configu
     [
         ("NoMessages", "NoMessages.reset: Observation.messages is a value of type tuple; it must have a message"),
         ("LongReset", "LongReset.reset: its messages have 10,000,000 characters; at most 100,000 are allowed"),
-        ("TextReset", "TextReset.reset returned a value of type str; it must return an Observation"),
         ("ManyMessages", "an answer has more than 1,600,000 bytes"),
         ("FailingConstructor", "FailingConstructor.__init__ raised RuntimeError: no display"),
     ],
@@ -179,19 +163,19 @@ async def test_an_episode_whose_process_was_killed_from_outside_is_played_again(
     async with running(configured(deadline_s=60.0)) as host:
         await host.advance(call("x"))
         for _ in range(3):  # between two calls a death does not count
-            lost = host.pids["a"]
+            lost = host.pids()["a"]
             os.kill(lost, signal.SIGKILL)
-            await until(lambda: not host.pids)
+            await until(lambda: not host.pids())
             assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
-            assert host.pids["a"] != lost
+            assert host.pids()["a"] != lost
 
         waiting = asyncio.create_task(host.advance(call("x", "y", "stop")))
-        await until(lambda: psutil.Process(host.pids["a"]).status() == psutil.STATUS_STOPPED)
-        first = host.pids["a"]
+        await until(lambda: psutil.Process(host.pids()["a"]).status() == psutil.STATUS_STOPPED)
+        first = host.pids()["a"]
         os.kill(first, signal.SIGKILL)
-        await until(lambda: host.pids.get("a", first) != first)
-        await until(lambda: psutil.Process(host.pids["a"]).status() == psutil.STATUS_STOPPED)
-        os.kill(host.pids["a"], signal.SIGCONT)
+        await until(lambda: host.pids().get("a", first) != first)
+        await until(lambda: psutil.Process(host.pids()["a"]).status() == psutil.STATUS_STOPPED)
+        os.kill(host.pids()["a"], signal.SIGCONT)
         assert await waiting == Reply(Turn("continued"))
 
 
@@ -201,14 +185,14 @@ async def test_an_episode_that_kills_the_worker_fails_alone(configured: Configur
         for episode in (*others, "killer"):
             await host.advance(call("x", episode=episode))
         stopped = [asyncio.create_task(host.advance(call("x", "stop", episode=name))) for name in others]
-        await until(lambda: all(psutil.Process(host.pids[name]).status() == psutil.STATUS_STOPPED for name in others))
-        before = [host.pids[name] for name in others]
+        await until(lambda: all(psutil.Process(host.pids()[name]).status() == psutil.STATUS_STOPPED for name in others))
+        before = [host.pids()[name] for name in others]
         worker = host.worker_pid
         killed = await host.advance(call("x", "kill_parent", episode="killer"))
         assert killed.failure == "error"
-        await until(lambda: not set(before) & set(host.pids.values()) and set(others) <= set(host.pids))
+        await until(lambda: not set(before) & set(host.pids().values()) and set(others) <= set(host.pids()))
         for name in others:
-            process = psutil.Process(host.pids[name])
+            process = psutil.Process(host.pids()[name])
             await until(lambda process=process: process.status() == psutil.STATUS_STOPPED)
             process.resume()
         assert await asyncio.gather(*stopped) == [Reply(Turn("continued"))] * 3
@@ -228,7 +212,7 @@ async def test_children_of_an_episode_end_with_a_killed_worker(
 
 
 async def test_a_worker_that_was_stopped_is_replaced(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gxpo_trainer.environments.host.FORK_LIMIT_S", 5.0)
+    monkeypatch.setattr("gxpo_trainer.environments.processes.FORK_LIMIT_S", 5.0)
 
     async with running(configured()) as host:
         assert await host.advance(call("stop_parent")) == Reply(Turn("stopped it"))
@@ -239,8 +223,8 @@ async def test_a_worker_that_was_stopped_is_replaced(configured: Configured, mon
 async def test_another_answer_after_a_lost_process_is_an_error(configured: Configured, name: str, method: str) -> None:
     async with running(configured(name)) as host:
         await host.advance(call("x"))
-        os.kill(host.pids["a"], signal.SIGKILL)
-        await until(lambda: not host.pids)
+        os.kill(host.pids()["a"], signal.SIGKILL)
+        await until(lambda: not host.pids())
         reply = await host.advance(call("x", "y"))
     assert (reply.answer, reply.failure) == (None, "error")
     assert reply.detail.startswith(f"faulty_environments:{name}.{method} gave another answer when the episode was ")
@@ -259,25 +243,25 @@ async def test_a_call_of_an_ended_episode_fails_at_once(configured: Configured) 
 
 async def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
     def stopped(host: EnvironmentHost) -> list[str]:
-        return [name for name, pid in host.pids.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
+        return [name for name, pid in host.pids().items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
 
     async with running(configured(workers=2)) as host:
         names = ["a", "b", "c"]
         calls = [asyncio.create_task(host.advance(call("stop", episode=name))) for name in names]
         await until(lambda: stopped(host) == ["a", "b"])
-        assert set(host.pids) == {"a", "b"}  # "c" waits for one of them
-        psutil.Process(host.pids["a"]).resume()
+        assert set(host.pids()) == {"a", "b"}  # "c" waits for one of them
+        psutil.Process(host.pids()["a"]).resume()
         assert await calls[0] == Reply(Turn("continued"))
         await until(lambda: stopped(host) == ["b", "c"])
         for name in ("b", "c"):
-            psutil.Process(host.pids[name]).resume()
+            psutil.Process(host.pids()[name]).resume()
         assert await asyncio.gather(*calls) == [Reply(Turn("continued"))] * 3
 
 
 async def test_the_processes_of_abandoned_episodes_end(configured: Configured) -> None:
     async with running(configured()) as host:
         await host.advance(call("x"))
-        process = psutil.Process(host.pids["a"])
+        process = psutil.Process(host.pids()["a"])
         host.free_idle(3600.0)
         assert process.is_running()
         host.free_idle(0.0)
@@ -285,57 +269,34 @@ async def test_the_processes_of_abandoned_episodes_end(configured: Configured) -
         assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("NoStep", "it has no method step; define step(self, action)"),
-        ("NoReset", "it has no method reset; define reset(self, problem, seed)"),
-        ("AsynchronousStep", "its method step is a coroutine; define step(self, action) without async"),
-        ("NOT_A_CLASS", "it is not a class; name one as package.module:Class"),
-        ("WrongStep", "its method step does not take these arguments (too many positional arguments)"),
-        ("NeedsArguments", "its constructor does not take these arguments (missing a required argument: 'address')"),
-    ],
-)
-async def test_a_class_that_violates_the_contract_is_refused(configured: Configured, name: str, problem: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        await reply_to(configured(name))
-    assert str(raised.value).startswith(f"environment.name: 'faulty_environments:{name}' is no environment: {problem}")
-
-
-async def test_a_class_that_cannot_be_imported_is_refused(configured: Configured) -> None:
-    with pytest.raises(ConfigError, match="Missing' does not exist: module faulty_environments has no Missing"):
-        await reply_to(configured("Missing"))
-
-
 async def test_a_worker_that_cannot_start_ends_the_run(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured()
-    monkeypatch.setattr("gxpo_trainer.environments.host.sys.executable", "/bin/false")
+    monkeypatch.setattr("gxpo_trainer.environments.processes.sys.executable", "/bin/false")
     with pytest.raises(TrainingError, match=r"cannot be started \(3 attempts in a row\)") as raised:
         await reply_to(config)
     assert raised.value.reason == "setup_failed"
-    assert host_module.MAX_FAILED_STARTS == 3
 
 
 async def test_the_check_before_a_run_works_where_an_event_loop_runs(configured: Configured) -> None:
-    check_environment(configured(), Problem("p1", "Count", "3", {}), 5)
+    for config in (EnvironmentConfig(), configured(), configured("RaisingStep")):
+        check_environment(config, Problem("p1", "Count", "3", {}), 5)
 
 
-def test_the_check_before_a_run_refuses_what_cannot_be_used(configured: Configured) -> None:
-    problem = Problem("p1", "Count", "3", {})
-    check_environment(EnvironmentConfig(), problem, 5)
-    check_environment(configured(), problem, 5)
-    with pytest.raises(ConfigError, match=r"is no environment: it has no method step; define step\(self, action\)"):
-        check_environment(configured("NoStep"), problem, 5)
-    with pytest.raises(ConfigError, match="'somewhere:Else' is not allowed on this machine"):
-        check_environment(EnvironmentConfig(name="somewhere:Else"), problem, 5)
-    with pytest.raises(ConfigError, match=r"begin an episode of problem p1: .*TextReset\.reset returned a value"):
-        check_environment(configured("TextReset"), problem, 5)
-    with pytest.raises(
-        ConfigError, match=r"violates the contract: .*TextStep\.step returned a value of type str; it must"
-    ):
-        check_environment(configured("TextStep"), problem, 5)
-    with pytest.raises(
-        ConfigError, match=r"reset of problem p1 with the same seed gave other messages the second time"
-    ):
-        check_environment(configured("RandomReset"), problem, 5)
-    check_environment(configured("RaisingStep"), problem, 5)
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("NoStep", r"is no environment: it has no method step; define step\(self, action\)"),
+        ("AsynchronousStep", r"its method step is a coroutine; define step\(self, action\) without async"),
+        ("WrongStep", r"its method step does not take these arguments \(too many positional arguments\)"),
+        ("NeedsArguments", r"its method __init__ does not take these arguments \(missing a required argument"),
+        ("NOT_A_CLASS", "it is not a class; name one as package.module:Class"),
+        ("Missing", "Missing' does not exist: module faulty_environments has no Missing"),
+        ("Unlisted", "Unlisted' is not allowed on this machine"),
+        ("TextReset", r"begin an episode of problem p1: .*TextReset\.reset returned a value of type str"),
+        ("TextStep", r"violates the contract: .*TextStep\.step returned a value of type str; it must return a Turn"),
+        ("Forgetful", "reset of problem p1 with the same seed gave other messages the second time"),
+    ],
+)
+def test_the_check_before_a_run_refuses_what_cannot_be_used(configured: Configured, name: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        check_environment(configured(name), Problem("p1", "Count", "3", {}), 5)

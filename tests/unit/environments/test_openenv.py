@@ -11,12 +11,10 @@ import json
 import os
 import socket
 import subprocess
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,10 +127,9 @@ FAULTS: dict[str, tuple[Handler, str]] = {
         "the server answers reset with SESSION_ERROR: no room",
     ),
     "no JSON": (lambda message, memory: "<html>", "raised JSONDecodeError"),
-    "a list": (lambda message, memory: "[]", "the answer to reset is no message of OpenEnv"),
     "state": (
         lambda message, memory: json.dumps({"type": "state", "data": {}}),
-        "the answer to reset is a message of type 'state', not an observation",
+        "the answer to reset is no observation of OpenEnv: {'type': 'state', 'data': {}}",
     ),
     "other field": (
         lambda message, memory: observation({"message": "x"}),
@@ -141,7 +138,7 @@ FAULTS: dict[str, tuple[Handler, str]] = {
     "10 MB": (lambda message, memory: observation({"text": "x" * 10_000_000}), "raised ConnectionClosedError"),
     "reward": (
         lambda message, memory: observation({"text": ""}, "high" if message["type"] == "step" else None),  # type: ignore[arg-type]
-        "openenv.step: Turn.reward is a value of type str; it must be a number or None",
+        "openenv.step: Turn.reward is a value of type str; it must be a finite number or None",
     ),
 }
 
@@ -161,14 +158,6 @@ def test_a_server_that_does_not_answer_is_a_timeout(configured: Callable[..., En
     with server(lambda message, memory: None) as url:
         (reply,) = replies_to(configured(url, deadline_s=3.0), call())
     assert reply.failure == "timeout"
-
-
-def test_a_server_that_does_not_run_is_an_error(configured: Callable[..., EnvironmentConfig]) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        (reply,) = replies_to(configured(f"http://127.0.0.1:{unused.getsockname()[1]}"), call())
-    assert reply.failure == "error"
-    assert "ConnectionRefusedError" in reply.detail
 
 
 def test_a_redirect_is_not_followed(configured: Callable[..., EnvironmentConfig]) -> None:
@@ -207,8 +196,6 @@ def test_an_address_that_is_not_listed_is_refused(configured: Callable[..., Envi
         ({"name": "calculator", "url": "http://127.0.0.1:1"}, "only openenv has an address"),
         ({"name": "openenv", "url": "http://user:secret@127.0.0.1:1"}, "without a user name or password"),
         ({"name": "openenv", "url": "file:///etc/passwd"}, "http://host:port"),
-        ({"name": "openenv", "url": "http://127.0.0.1:1/?token=x"}, "http://host:port"),
-        ({"name": "openenv", "url": "127.0.0.1:1"}, "http://host:port"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -217,51 +204,40 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], mess
 
 
 REAL_SERVER = """
-    import sys
+from openenv.core import Action, Environment, Observation, State, create_app
+import sys, uvicorn
 
-    from openenv.core import Action, Environment, Observation, State, create_app
-    import uvicorn
+class Guess(Action):
+    guess: str
 
+class Answer(Observation):
+    text: str
 
-    class Guess(Action):
-        guess: str
+class Guessing(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    state = property(lambda self: State(step_count=self.guesses))
 
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        self.target, self.guesses = seed, 0
+        return Answer(text="guess")
 
-    class Answer(Observation):
-        text: str
+    def step(self, action, timeout_s=None, **kwargs):
+        self.guesses += 1
+        right = action.guess == str(self.target)
+        text = f"{'right' if right else 'wrong'} after {self.guesses}"
+        return Answer(text=text, reward=1.0 if right else 0.0, done=right)
 
-
-    class Guessing(Environment):
-        SUPPORTS_CONCURRENT_SESSIONS = True
-
-        def reset(self, seed=None, episode_id=None, **kwargs):
-            self.target, self.guesses = seed, 0
-            return Answer(text="guess")
-
-        def step(self, action, timeout_s=None, **kwargs):
-            self.guesses += 1
-            right = action.guess == str(self.target)
-            text = f"{'right' if right else 'wrong'} after {self.guesses}"
-            return Answer(text=text, reward=1.0 if right else 0.0, done=right)
-
-        @property
-        def state(self):
-            return State(step_count=self.guesses)
-
-
-    app = create_app(Guessing, Guess, Answer, env_name="guessing", max_concurrent_envs=8)
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+app = create_app(Guessing, Guess, Answer, env_name="guessing", max_concurrent_envs=8)
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
 """
 
 
 @pytest.mark.skipif("GXPO_OPENENV_PYTHON" not in os.environ, reason="GXPO_OPENENV_PYTHON names no interpreter")
-def test_a_real_server_of_openenv(configured: Callable[..., EnvironmentConfig], tmp_path: Path) -> None:
+def test_a_real_server_of_openenv(configured: Callable[..., EnvironmentConfig]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    script = tmp_path / "guessing_server.py"
-    script.write_text(textwrap.dedent(REAL_SERVER))
-    process = subprocess.Popen([os.environ["GXPO_OPENENV_PYTHON"], str(script), str(port)])
+    process = subprocess.Popen([os.environ["GXPO_OPENENV_PYTHON"], "-c", REAL_SERVER, str(port)])
     try:
         while True:
             assert process.poll() is None

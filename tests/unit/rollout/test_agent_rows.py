@@ -93,7 +93,7 @@ class Bench:
         calls = parsed_calls(tool_parser("hermes"), self.tokenizer, text, request) if tools else None
         message = calls or {"role": "assistant", "content": text}
         self.agent.ask(request)
-        self.agent.answer(message, text, "stop", (1, 1), cut=False)
+        self.agent.answer(message, text, "stop", (1, 1))
         return message
 
 
@@ -155,14 +155,6 @@ def test_a_conversation_that_goes_on_is_one_row(template: str, tools: bool) -> N
     assert len(bench.rows) == 1
 
 
-def conversation_of(bench: Bench, turns: list[str]) -> list[dict[str, Any]]:
-    history: list[dict[str, Any]] = [{"role": "user", "content": "begin"}]
-    for turn in turns:
-        ids = [*TOKENIZER(turn, add_special_tokens=False)["input_ids"], END]
-        history += [bench.sample(history, ids), {"role": "user", "content": "on"}]
-    return history
-
-
 def test_a_conversation_that_goes_on_is_one_row_whatever_its_tokens() -> None:
     bench = Bench()
     letters = [i for i in ORDINARY if len(text_of([i])) == 1][:6]
@@ -177,18 +169,14 @@ def test_a_conversation_that_goes_on_is_one_row_whatever_its_tokens() -> None:
 
 def test_a_branch_begins_with_the_tokens_of_what_it_shares() -> None:
     bench = Bench()
-    history = conversation_of(bench, ["1+1=2", "so"])
+    history: list[dict[str, Any]] = [{"role": "user", "content": "begin"}]
+    for turn in ("1+1=2", "so"):
+        ids = [*TOKENIZER(turn, add_special_tokens=False)["input_ids"], END]
+        history += [bench.sample(history, ids), {"role": "user", "content": "on"}]
     shared = [token for _, part in bench.rows[0].parts[:2] for token in part]
     bench.sample([*history[:2], {"role": "user", "content": "another question"}], [ORDINARY[0], END])
     assert len(bench.rows) == 2
     assert bench.rows[1].parts[0][1][: len(shared)] == shared
-
-
-def test_reasoning_that_the_template_leaves_out_begins_a_row() -> None:
-    bench = Bench(TOKENIZERS["without_thoughts"])
-    conversation_of(bench, ["1+1=2", "so"])
-    assert len(bench.rows) == 2
-    assert "1+1" not in text_of(bench.rows[1].parts[0][1])
 
 
 # ---- what the agent is answered, and the end of an episode -------------------------------------------------------
@@ -204,7 +192,7 @@ def test_tool_calls_come_back_as_calls_and_are_rendered_as_they_were_sampled() -
     assert parsed_calls(tool_parser("hermes"), TOKENIZER, "<tool_call>{", request) is None
     conversation = AgentConversation(4)
     conversation.ask(request)
-    conversation.answer(message, CALLS, "tool_calls", (3, 2), cut=False)
+    conversation.answer(message, CALLS, "tool_calls", (3, 2))
     answer = {"role": "tool", "content": "2", "tool_call_id": call["id"]}
     again = ChatRequest((*request.messages, {**message, "refusal": ""}, answer))
     assert conversation.rendered(again)[1] == {"role": "assistant", "content": CALLS}
@@ -222,8 +210,8 @@ def played(*replies: Reply, cut: bool = False, room: bool = True) -> AgentConver
         conversation.add_reply(reply, room=room)
         if conversation.end is None:
             assert isinstance(reply.answer, ChatRequest)
-            conversation.ask(reply.answer)
-            conversation.answer({"role": "assistant", "content": "a"}, "a", "stop", (1, 1), cut=cut)
+            conversation.ask(reply.answer, cut=cut)
+            conversation.answer({"role": "assistant", "content": "a"}, "a", "length" if cut else "stop", (1, 1))
     return conversation
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gxpo_trainer.environments.contract import Observation, Reply, Turn
 from gxpo_trainer.rollout.conversations import Conversation
 from gxpo_trainer.types import Episode, Utterance
 
-
-def opened(max_turns: int = 3) -> Conversation:
-    conversation = Conversation(max_turns)
-    assert conversation.open(Reply(Observation.of_text("12 * 7?"))) == Observation.of_text("12 * 7?")
-    assert conversation.end is None
-    return conversation
+POLICY = Utterance("policy", "one")
+LATE = Reply(None, "timeout", "Mine.step did not return")
 
 
 def test_an_episode_that_the_environment_ends() -> None:
-    conversation = opened()
+    conversation = Conversation(3)
+    assert conversation.open(Reply(Observation.of_text("12 * 7?"))) == Observation.of_text("12 * 7?")
     assert conversation.add_turn("<calc>12*7</calc>", complete=True)
     assert conversation.add_reply(Reply(Turn("84", reward=0.25)), room=True) == "84"
+    assert conversation.end is None
     assert conversation.add_turn("It is 84.", complete=True)
     assert conversation.actions == ("<calc>12*7</calc>", "It is 84.")
     assert conversation.add_reply(Reply(Turn(reward=1.0, done=True)), room=True) is None
@@ -33,64 +33,36 @@ def test_an_episode_that_the_environment_ends() -> None:
     assert conversation.episode.reward == 1.25
 
 
-def test_an_end_without_observation_or_reward_adds_no_turn() -> None:
-    conversation = opened()
-    conversation.add_turn("84", complete=True)
-    assert conversation.add_reply(Reply(Turn(done=True)), room=True) is None
-    assert conversation.episode == Episode((Utterance("policy", "84"),), "done")
-    assert conversation.episode.reward is None
-
-
-def test_the_environment_rewards_the_last_allowed_turn() -> None:
-    conversation = opened(max_turns=2)
+@pytest.mark.parametrize(
+    ("max_turns", "reply", "room", "end", "turns", "reward"),
+    [
+        (3, Reply(Turn(done=True)), True, "done", (POLICY,), None),
+        (1, Reply(Turn(done=True)), False, "done", (POLICY,), None),
+        (1, Reply(Turn("on", reward=-1.0)), True, "max_turns", (POLICY, Utterance("environment", "on", -1.0)), -1.0),
+        (3, Reply(Turn("84", reward=0.5)), False, "length", (POLICY, Utterance("environment", "84", 0.5)), 0.5),
+        (3, LATE, True, "timeout", (POLICY,), None),
+        (3, Reply(Observation.of_text("84")), True, "error", (POLICY,), None),
+    ],
+)
+def test_a_reply_that_ends_an_episode(
+    max_turns: int, reply: Reply, room: bool, end: Any, turns: tuple[Utterance, ...], reward: float | None
+) -> None:
+    conversation = Conversation(max_turns)
     assert conversation.add_turn("one", complete=True)
-    assert conversation.add_reply(Reply(Turn("again")), room=True) == "again"
-    assert conversation.add_turn("two", complete=True)
-    assert conversation.add_reply(Reply(Turn("and again", reward=-1.0)), room=True) is None
-    assert conversation.episode.end == "max_turns"
-    assert conversation.episode.reward == -1.0
+    assert conversation.add_reply(reply, room=room) is None
+    detail = reply.detail or ("the environment returned Observation" if end == "error" else "")
+    assert conversation.episode == Episode(turns, end, detail)
+    assert conversation.episode.reward == reward
 
 
-def test_an_environment_that_ends_the_last_allowed_turn_has_ended_it() -> None:
-    conversation = opened(max_turns=1)
-    conversation.add_turn("one", complete=True)
-    assert conversation.add_reply(Reply(Turn(done=True)), room=False) is None
-    assert conversation.episode.end == "done"
-
-
-def test_a_turn_that_was_cut_is_not_shown_to_the_environment() -> None:
-    conversation = opened()
-    assert not conversation.add_turn("12 * 7 is", complete=False)
-    assert conversation.episode == Episode((Utterance("policy", "12 * 7 is"),), "length")
-
-
-def test_an_observation_without_room_for_another_token_ends_the_episode() -> None:
-    conversation = opened()
-    conversation.add_turn("one", complete=True)
-    assert conversation.add_reply(Reply(Turn("84", reward=0.5)), room=False) is None
-    assert conversation.episode.end == "length"
-    assert conversation.episode.reward == 0.5
-
-
-@pytest.mark.parametrize("failure", ["timeout", "error"])
-def test_a_failed_call_ends_the_episode_with_its_reason(failure: str) -> None:
-    reply = Reply(None, failure, "Mine.step raised KeyError")  # type: ignore[arg-type]
-    first = Conversation(3)
-    assert first.open(reply) is None
-    assert first.episode == Episode((), failure, "Mine.step raised KeyError")  # type: ignore[arg-type]
-    later = opened()
-    later.add_turn("one", complete=True)
-    assert later.add_reply(reply, room=True) is None
-    assert later.episode.failed
-    assert later.episode.detail == "Mine.step raised KeyError"
-    assert later.episode.turns == (Utterance("policy", "one"),)
-
-
-def test_an_answer_of_the_wrong_kind_is_an_error() -> None:
+def test_an_episode_that_does_not_begin_or_whose_turn_was_cut() -> None:
+    for reply, expected in (
+        (LATE, Episode((), "timeout", LATE.detail)),
+        (Reply(Turn("84")), Episode((), "error", "the environment returned Turn")),
+    ):
+        conversation = Conversation(3)
+        assert conversation.open(reply) is None
+        assert conversation.episode == expected
     conversation = Conversation(3)
-    assert conversation.open(Reply(Turn("84"))) is None
-    assert conversation.episode == Episode((), "error", "the environment returned Turn")
-    conversation = opened()
-    conversation.add_turn("one", complete=True)
-    assert conversation.add_reply(Reply(Observation.of_text("84")), room=True) is None
-    assert conversation.episode.detail == "the environment returned Observation"
+    assert not conversation.add_turn("one", complete=False)
+    assert conversation.episode == Episode((POLICY,), "length")

@@ -10,7 +10,7 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
 
@@ -59,7 +59,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What an agent asks the policy (agents.py); in place of an Observation or a Turn that is not done.
+    """What an agent asks the policy (gateway.py); in place of an Observation or a Turn that is not done.
 
     messages, tools: as in OpenAI's API, with texts as contents. max_tokens: most tokens of the answer. stop: texts that
     end it. sampling: settings that must be those of the run. reward: posted since the last request.
@@ -127,41 +127,26 @@ MAX_TEXT = 100_000
 MAX_MESSAGE = 1 << 12
 """Bytes of a datagram between the process that forks episodes and its host."""
 
-_METHODS: Mapping[str, tuple[str, ...]] = {"reset": ("problem", "seed"), "step": ("action",)}
-
 
 class EnvironmentFailed(Exception):
     """The environment raised an exception, or returned what the contract does not allow."""
 
 
-def class_problem(candidate: object, arguments: Sequence[str] = ()) -> str | None:
+def class_problem(candidate: Any, arguments: Sequence[str] = ()) -> str | None:
     """Why an object is no environment class, with the fix; None when it is one. arguments: those of its constructor."""
     if not inspect.isclass(candidate):
         return "it is not a class; name one as package.module:Class"
-    if problem := _signature_problem(candidate, arguments):
-        fix = "let it take the settings" if arguments else "give all arguments a default"
-        return f"its constructor {problem}; {fix}"
-    for method, taken in _METHODS.items():
-        function = inspect.getattr_static(candidate, method, None)
-        signature = f"{method}(self, {', '.join(taken)})"
-        if function is None:
-            return f"it has no method {method}; define {signature}"
-        if inspect.iscoroutinefunction(function):
-            return f"its method {method} is a coroutine; define {signature} without async"
-        if not inspect.isfunction(function):
-            return f"its {method} is no method of an instance; define {signature}"
-        if problem := _signature_problem(function, ("self", *taken)):
-            return f"its method {method} {problem}; define {signature}"
-    return None
-
-
-def _signature_problem(function: Any, arguments: Sequence[str]) -> str | None:
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError as error:
-        return f"does not take these arguments ({error})"
-    except ValueError:  # a class written in C has no signature
-        return None
+    for name, taken in {"__init__": arguments, "reset": ("problem", "seed"), "step": ("action",)}.items():
+        method = inspect.getattr_static(candidate, name, None)
+        fix = f"define {name}({', '.join(('self', *taken))})"
+        if method is None:
+            return f"it has no method {name}; {fix}"
+        if inspect.iscoroutinefunction(method):
+            return f"its method {name} is a coroutine; {fix} without async"
+        try:
+            inspect.signature(method).bind("self", *taken)
+        except (TypeError, ValueError) as error:
+            return f"its method {name} does not take these arguments ({error}); {fix}"
     return None
 
 
@@ -175,9 +160,7 @@ def checked_observation(value: object, name: str) -> Observation:
         raise EnvironmentFailed(f"{method}: Observation.messages is {_described(messages)}; it must have a message")
     for message in messages:
         if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
-            raise EnvironmentFailed(
-                f"{method}: a message is {_described(message)}; it must have `role` and `content` only"
-            )
+            raise EnvironmentFailed(f"{method}: a message has other entries than `role` and `content`")
         for part in message.values():
             _check_text(part, f"{method}: role or content of a message")
     length = sum(len(message["content"]) for message in messages)
@@ -195,13 +178,9 @@ def checked_turn(value: object, name: str) -> Turn:
     if not isinstance(value.done, bool):
         raise EnvironmentFailed(f"{method}: Turn.done is {_described(value.done)}; it must be True or False")
     reward = value.reward
-    if reward is not None:
-        if not isinstance(reward, numbers.Real):
-            raise EnvironmentFailed(f"{method}: Turn.reward is {_described(reward)}; it must be a number or None")
-        reward = float(reward)
-        if not math.isfinite(reward):
-            raise EnvironmentFailed(f"{method}: Turn.reward is {reward}; it must be a finite number")
-    return Turn(value.observation[:MAX_TEXT], reward, value.done)
+    if reward is not None and not (isinstance(reward, numbers.Real) and math.isfinite(reward)):
+        raise EnvironmentFailed(f"{method}: Turn.reward is {_described(reward)}; it must be a finite number or None")
+    return Turn(value.observation[:MAX_TEXT], None if reward is None else float(reward), value.done)
 
 
 def _check_text(value: object, what: str) -> None:
@@ -220,20 +199,14 @@ def _described(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def answer_to_json(answer: Observation | Turn | ChatRequest) -> dict[str, Any]:
-    if isinstance(answer, ChatRequest):
-        return {"asks": asdict(answer)}
+def answer_to_json(answer: Observation | Turn) -> dict[str, Any]:
     if isinstance(answer, Observation):
         return {"messages": list(answer.messages)}
     return {"observation": answer.observation, "reward": answer.reward, "done": answer.done}
 
 
-def answer_from_json(fields: Mapping[str, Any]) -> Observation | Turn | ChatRequest:
+def answer_from_json(fields: Mapping[str, Any]) -> Observation | Turn:
     """Raises TypeError or KeyError for fields of no kind."""
-    if "asks" in fields:
-        asks: dict[str, Any] = fields["asks"]
-        asks |= {name: tuple(value) for name, value in asks.items() if isinstance(value, list)}
-        return ChatRequest(**asks)
     if "messages" in fields:
         return Observation(tuple(Message(role=m["role"], content=m["content"]) for m in fields["messages"]))
     return Turn(**fields)

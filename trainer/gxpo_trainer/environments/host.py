@@ -16,28 +16,18 @@ The protocols are in `worker.py`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import itertools
-import json
 import os
-import socket
-import subprocess
-import sys
-import tempfile
+import resource
 import time
-import uuid
-from collections.abc import Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-import psutil
-
-from gxpo_trainer.config.tasks import AGENT, EnvironmentConfig
+from gxpo_trainer.config.tasks import AgentConfig, EnvironmentConfig
 from gxpo_trainer.environments.contract import (
-    MAX_MESSAGE,
-    MAX_TEXT,
     Call,
     ChatRequest,
     EnvironmentFailed,
@@ -45,233 +35,13 @@ from gxpo_trainer.environments.contract import (
     Problem,
     Reply,
     Turn,
-    answer_from_json,
-    answer_to_json,
 )
 from gxpo_trainer.environments.loading import check_allowed
+from gxpo_trainer.environments.processes import EpisodeDied, EpisodeProcess, WorkerFailed, WorkerProcess
 from gxpo_trainer.errors import ConfigError, TrainingError
-from gxpo_trainer.grading.pool import close_output, worker_environment
 
-START_LIMIT_S = 120.0
-FORK_LIMIT_S = 30.0
-"""A fork takes a millisecond; a worker process that needs so long has been stopped."""
-CAUSE_LIMIT_S = 5.0
-MAX_LINE = 16 * MAX_TEXT
-"""Bytes of an answer: a character takes up to 12 in JSON."""
-_TAG = "GXPO_ENVIRONMENT_WORKER"
-
-
-class EpisodeDied(Exception):
-    """The process of an episode, or of the worker that forked it, has ended; the message says how."""
-
-
-class WorkerFailed(Exception):
-    """The worker process did not start; the message has the end of its output."""
-
-
-class EpisodeProcess:
-    """The process of one episode and the socket to it."""
-
-    def __init__(self, worker: WorkerProcess, number: int, stream: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        self._worker, self.number, self._reader, self._writer = worker, number, stream, writer
-        self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """How the process ended, once it has."""
-
-    async def ask(self, request: Mapping[str, Any], deadline_s: float) -> Observation | Turn | ChatRequest:
-        """The answer to a call.
-
-        Raises TimeoutError after `deadline_s`, EpisodeDied, EnvironmentFailed. After any of them, kill the process.
-        """
-        async with asyncio.timeout(deadline_s):
-            try:
-                self._writer.write(json.dumps(request).encode() + b"\n")
-                await self._writer.drain()
-                line = await self._reader.readline()
-            except ConnectionError:
-                line = b""
-            except ValueError:
-                raise EnvironmentFailed(f"an answer has more than {MAX_LINE:,} bytes") from None
-        if not line.endswith(b"\n"):
-            cause = "closed its socket"
-            with contextlib.suppress(TimeoutError):
-                cause = await asyncio.wait_for(asyncio.shield(self.ended), CAUSE_LIMIT_S)
-            raise EpisodeDied(cause)
-        try:
-            fields = json.loads(line)
-            if "failure" not in fields:
-                return answer_from_json(fields)
-            failure = str(fields["failure"])
-        except (ValueError, TypeError, KeyError):
-            raise EnvironmentFailed("something else than the answer was written to the socket") from None
-        raise EnvironmentFailed(failure)
-
-    @property
-    def alive(self) -> bool:
-        return not self.ended.done() and not self._reader.at_eof()
-
-    def kill(self) -> None:
-        """Have the process and its descendants killed, without waiting. A call that waits raises EpisodeDied."""
-        self._writer.transport.abort()
-        self._worker.kill_episode(self)
-
-    def has_ended(self, cause: str) -> None:
-        """Called by the worker. Calls that wait raise EpisodeDied."""
-        if not self.started.done():
-            self.started.set_exception(EpisodeDied(cause))
-            self.started.exception()  # `start_episode` may have given up; then nobody retrieves it
-        self.ended.set_result(cause)
-
-
-class WorkerProcess:
-    """A process that forks episodes. Create it with `start`, in the thread that lives as long as it should.
-
-    private: it serves one episode and ends with it.
-    """
-
-    def __init__(self, config: EnvironmentConfig, *, private: bool) -> None:
-        self._private = private
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `_clean_up`
-        self._tag = uuid.uuid4().hex
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.setblocking(False)
-        module = "gxpo_trainer.environments.worker"
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(os.getpid()), config.model_dump_json()],
-                stdin=theirs.fileno(),
-                stdout=self._output,
-                stderr=self._output,
-                env=worker_environment(os.environ) | {_TAG: self._tag},
-            )
-        self._numbers = itertools.count()
-        self._episodes: dict[int, EpisodeProcess] = {}
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._reading = asyncio.create_task(self._read())
-
-    @classmethod
-    async def start(cls, config: EnvironmentConfig, *, private: bool = False) -> WorkerProcess:
-        """Raises ConfigError when the class cannot be used, WorkerFailed when the process does not start."""
-        worker = cls(config, private=private)
-        try:
-            await asyncio.wait_for(asyncio.shield(worker._ready), START_LIMIT_S)
-        except TimeoutError:
-            worker.kill()
-            raise WorkerFailed(f"it was not ready within {START_LIMIT_S:g} s") from None
-        except asyncio.CancelledError:
-            worker.kill()
-            raise
-        return worker
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can fork episodes."""
-        return not self._reading.done()
-
-    async def start_episode(self) -> EpisodeProcess:
-        """Fork an episode. Raises EpisodeDied."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
-            episode = EpisodeProcess(self, next(self._numbers), reader, writer)
-            self._episodes[episode.number] = episode
-            message = json.dumps({"start": episode.number}).encode()
-            try:
-                socket.send_fds(self._control, [message], [theirs.fileno()])
-            except OSError:  # it has ended, or is stopped and its socket is full
-                self.kill()
-        try:
-            await asyncio.wait_for(asyncio.shield(episode.started), FORK_LIMIT_S)
-        except TimeoutError:
-            self.kill()
-            raise EpisodeDied("the worker process does not answer") from None
-        return episode
-
-    def kill_episode(self, episode: EpisodeProcess) -> None:
-        """Have an episode killed, without waiting. A private worker ends with it."""
-        if episode.number not in self._episodes:
-            return
-        try:
-            if self._private:
-                self._control.shutdown(socket.SHUT_WR)
-            else:
-                self._control.send(json.dumps({"kill": episode.number}).encode())
-        except OSError:
-            self.kill()
-
-    async def end(self) -> None:
-        """Let the process kill its episodes and their descendants, and wait until it has ended."""
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
-        await asyncio.wait([self._reading], timeout=CAUSE_LIMIT_S)
-        self.kill()
-        await asyncio.wait([self._reading])
-
-    def kill(self) -> None:
-        """Kill the process; what it forked is cleaned up as soon as the event loop runs."""
-        self._process.kill()
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)
-
-    async def _read(self) -> None:
-        """Take the worker's messages until it ends."""
-        loop = asyncio.get_running_loop()
-        try:
-            while data := await loop.sock_recv(self._control, MAX_MESSAGE):
-                self._take(json.loads(data))
-        except ConnectionError:
-            pass  # reset: the same as its end
-        finally:
-            self._clean_up()
-
-    def _take(self, message: Mapping[str, Any]) -> None:
-        if "ready" in message:
-            self._ready.set_result(None)
-        elif "refused" in message:
-            self._ready.set_exception(ConfigError(message["refused"]))
-        elif "started" in message:
-            self._episodes[message["started"]].started.set_result(message["pid"])
-        else:
-            self._episodes.pop(message["ended"]).has_ended(message["cause"])
-
-    def _clean_up(self) -> None:
-        """The worker has ended, or is being killed: nothing that it forked stays."""
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._control.close()
-        if self._process.returncode != 0:  # otherwise it has killed all descendants itself
-            kill_tagged(self._tag)
-        for episode in self._episodes.values():
-            episode.has_ended("lost the worker process that forked it")
-        self._episodes.clear()
-        output = close_output(self._output)
-        if not self._ready.done():
-            self._ready.set_exception(WorkerFailed(f"last output: {output}"))
-
-
-def kill_tagged(tag: str) -> None:
-    """Kill the processes that were started with this tag in their environment.
-
-    Scans until it finds none twice in a row: one of them may be forking, or executing a program, during a scan.
-    """
-    clean = 0
-    while clean < 2:
-        clean += 1
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(_TAG) == tag and process.status() != psutil.STATUS_ZOMBIE:
-                    process.kill()
-                    clean = 0
-            except psutil.Error:  # of another user, or ended meanwhile
-                continue
-
+if TYPE_CHECKING:
+    from gxpo_trainer.environments.gateway import Gateway
 
 MAX_DEATHS = 2
 MAX_FAILED_STARTS = 3
@@ -294,10 +64,14 @@ class _Episode:
 
 
 class EnvironmentHost:
-    """At most `environment.workers` calls run at the same time; the others wait in the order in which they came."""
+    """At most `environment.workers` calls run at the same time; the others wait in the order in which they came. Its
+    processes end with the thread of the event loop."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # an episode has two sockets, an agent connections
         self._config = config
+        self._gateway: Gateway | None = None
         self._places = asyncio.Semaphore(config.workers)
         self._starting = asyncio.Lock()
         self._worker: WorkerProcess | None = None
@@ -335,11 +109,17 @@ class EnvironmentHost:
             self.end(name)
         workers = [*self._private, *([self._worker] if self._worker else [])]
         await asyncio.gather(*(worker.end() for worker in workers))
+        if self._gateway is not None:
+            await self._gateway.close()
 
-    @property
+    def pid(self) -> int:
+        """Process id; returned while calls are running."""
+        return os.getpid()
+
     def pids(self) -> dict[str, int]:
+        """Of the episodes, by name."""
         return {
-            name: episode.process.started.result()
+            name: episode.process.pid
             for name, episode in self._episodes.items()
             if episode.process is not None and episode.process.alive
         }
@@ -367,7 +147,7 @@ class EnvironmentHost:
 
     def _method(self, episode: _Episode) -> str:
         """The method that an episode's process is running or was to run; of an agent nobody has written one."""
-        if self._config.name == AGENT:
+        if isinstance(self._config, AgentConfig):
             return "the agent"
         return f"{self._config.name}.{'reset' if episode.actions is None else 'step'}"
 
@@ -395,7 +175,7 @@ class EnvironmentHost:
 
     def _record(self, episode: _Episode, answer: Observation | Turn | ChatRequest, played: tuple[str, ...]) -> None:
         """Raises EnvironmentFailed for another answer than the episode had before its process was lost."""
-        digest = hashlib.sha256(json.dumps(answer_to_json(answer)).encode()).digest()
+        digest = hashlib.sha256(repr(answer).encode()).digest()
         number = len(played)
         if number == len(episode.answers):
             episode.answers.append(digest)
@@ -408,19 +188,28 @@ class EnvironmentHost:
 
     async def _start_episode(self, *, private: bool) -> EpisodeProcess:
         if private:
-            worker = await self._start_worker(private=True)
+            worker = await self._start_worker()
             self._private = [*(other for other in self._private if other.alive), worker]
         else:
             async with self._starting:
                 if self._worker is None or not self._worker.alive:
-                    self._worker = await self._start_worker(private=False)
+                    self._worker = await self._start_worker()
                 worker = self._worker
-        return await worker.start_episode()
+        create: Callable[..., EpisodeProcess] = EpisodeProcess
+        if isinstance(self._config, AgentConfig):
+            from gxpo_trainer.environments.gateway import AgentProcess, Gateway  # runs without agents need no server
 
-    async def _start_worker(self, *, private: bool) -> WorkerProcess:
+            self._gateway = self._gateway or Gateway(self._config.host)
+            create = partial(AgentProcess, self._gateway)
+        process = await worker.start_episode(create)
+        if private:
+            process.ended.add_done_callback(lambda _: worker.finish())
+        return process
+
+    async def _start_worker(self) -> WorkerProcess:
         for _ in range(MAX_FAILED_STARTS):
             try:
-                return await WorkerProcess.start(self._config, private=private)
+                return await WorkerProcess.start(self._config)
             except WorkerFailed as error:
                 failure = error
         raise TrainingError(

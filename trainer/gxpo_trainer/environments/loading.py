@@ -61,14 +61,12 @@ class OpenEnvEnvironment:
     def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         self._connection.send(json.dumps({"type": kind, "data": data}))
         answer = json.loads(self._connection.recv())
-        body = answer.get("data") if isinstance(answer, dict) else None
-        if not isinstance(body, dict):
-            raise ServerFailed(f"the answer to {kind} is no message of OpenEnv")
-        if answer.get("type") == "error":
-            raise ServerFailed(f"the server answers {kind} with {body.get('code')}: {body.get('message')}")
-        if answer.get("type") != "observation" or "observation" not in body:
-            raise ServerFailed(f"the answer to {kind} is a message of type {answer.get('type')!r}, not an observation")
-        return body
+        match answer:
+            case {"type": "observation", "data": {"observation": _} as body}:
+                return dict(body)
+            case {"type": "error", "data": {"code": code, "message": message}}:
+                raise ServerFailed(f"the server answers {kind} with {code}: {message}")
+        raise ServerFailed(f"the answer to {kind} is no observation of OpenEnv: {answer!r:.100}")
 
     def _shown(self, observation: Any) -> str:
         """The observation as text for the policy; empty where it has nothing."""
@@ -84,10 +82,8 @@ class OpenEnvEnvironment:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-OWN_CLASSES = {
-    "calculator": "gxpo_trainer.environments.calculator:Calculator",
-    "agent": "gxpo_trainer.environments.agents:Agent",
-}
+AGENT = "agent"
+OWN_CLASSES = {"calculator": "gxpo_trainer.environments.calculator:Calculator"}
 
 
 def check_allowed(settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -101,28 +97,34 @@ def check_allowed(settings: Mapping[str, Any], environment: Mapping[str, str]) -
         return
     started = shlex.join(settings.get("command", ())) or settings.get("function")
     listed = plugins.allowed("environments", environment)
-    if name == "agent" and listed is not None and started not in listed:
+    if name == AGENT and listed is not None and started not in listed:
         raise ConfigError(
             f"environment: the agent {started!r} is not allowed on this machine; its administrator can list it in the "
             f"environment variable {plugins.ALLOWLIST_OF_KIND['environments']} (now {', '.join(sorted(listed))})"
         )
-    if name not in OWN_CLASSES:
+    if name not in (AGENT, *OWN_CLASSES):
         try:
             plugins.check_allowed("environments", name, environment)
         except ConfigError as error:
             raise ConfigError(f"environment.name: {name!r} {error}") from None
 
 
+def load_agent(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Callable[[dict[str, Any]], Any] | None:
+    """What `environment.function` names, if anything. Raises ConfigError."""
+    check_allowed(settings, environment)
+    if not settings["function"]:
+        return None
+    try:
+        function: Callable[[dict[str, Any]], Any] = plugins.import_class(settings["function"])
+    except ConfigError as error:
+        raise ConfigError(f"environment.function: {settings['function']!r} {error}") from error
+    return function
+
+
 def load_environment(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Callable[[], Environment]:
     """What creates the environment of an episode. settings: those of EnvironmentConfig. Raises ConfigError."""
     check_allowed(settings, environment)
     name = settings["name"]
-    if name == "agent":
-        try:
-            function = plugins.import_class(settings["function"]) if settings["function"] else None
-        except ConfigError as error:
-            raise ConfigError(f"environment.function: {settings['function']!r} {error}") from error
-        return partial(plugins.import_class(OWN_CLASSES[name]), settings, function)
     if settings["url"] is not None:
         try:
             importlib.import_module("websockets.sync.client")  # here, so that no episode has to

@@ -2,8 +2,9 @@
 
 It imports the environment's class once and little else, so that it starts in tenths of a second and an episode's
 process in milliseconds. SETTINGS is the JSON of EnvironmentConfig. Messages are JSON datagrams on a socket, which is
-its standard input. In: `{"start": n}` with the file descriptor of the episode's socket, `{"kill": n}`. Out:
-`{"ready": true}` once, or `{"refused": why}`; `{"started": n, "pid": …}`; `{"ended": n, "cause": …}`.
+its standard input. In: one for each episode, with the file descriptors of its two sockets. Out: `{"ready": true}`, or
+`{"refused": why}`. Of the two sockets one is for the process of the episode. By the other this process tells its id, as
+a line, and how it ended; when the other end is closed, the episode is killed.
 
 An episode leads a session and adopts the orphans among its descendants; this process adopts those of the episodes.
 When an episode ends, its process group is killed, and then every child that is no episode, until none is left. So
@@ -13,7 +14,7 @@ all episodes are killed. When this process is killed, the kernel kills the episo
 The process of an episode creates the environment and answers its calls, one JSON line each, on a socket. In:
 `{"problem": …, "seed": …}` once, then `{"action": …}`. Out: the answer's fields (`contract.answer_to_json`), or
 `{"failure": "what went wrong"}`. The environment's standard streams are /dev/null: what it prints does not reach
-the socket.
+the socket. An agent's process (agents.py) gets one line there, and answers over HTTP.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ import contextlib
 import gc
 import json
 import os
-import selectors
+import select
 import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from gxpo_trainer.environments import agents
 from gxpo_trainer.environments.contract import (
     MAX_MESSAGE,
-    ChatRequest,
     Environment,
     EnvironmentFailed,
     Observation,
@@ -43,7 +45,7 @@ from gxpo_trainer.environments.contract import (
     checked_observation,
     checked_turn,
 )
-from gxpo_trainer.environments.loading import load_environment
+from gxpo_trainer.environments.loading import AGENT, load_agent, load_environment
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading.pool import (
     PR_SET_CHILD_SUBREAPER,
@@ -54,12 +56,13 @@ from gxpo_trainer.grading.pool import (
 )
 
 OUT_OF_MEMORY = "out of memory (environment.memory_mb)"
+SUCCESS = "ended with exit code 0"
+"""Cause of the end of a process."""
 _MAX_DETAIL = 500
 
 
-def serve_episode(channel: socket.socket, create: Callable[[], Environment], name: str) -> None:
-    """Answer calls until the other end is closed. name: of the class, for messages."""
-    redirect_to_null(0, 1, 2)
+def serve_episode(channel: socket.socket, create: Callable[[], Environment], name: str) -> int:
+    """Answer calls until the other end is closed; the exit code. name: of the class, for messages."""
     environment: Environment | None = None
     for line in channel.makefile("rb"):
         try:
@@ -72,16 +75,15 @@ def serve_episode(channel: socket.socket, create: Callable[[], Environment], nam
         except MemoryError:
             reply = {"failure": OUT_OF_MEMORY}
         channel.sendall(json.dumps(reply).encode() + b"\n")
+    return 0
 
 
-def _answer(environment: Environment, request: Mapping[str, Any], name: str) -> Observation | Turn | ChatRequest:
+def _answer(environment: Environment, request: Mapping[str, Any], name: str) -> Observation | Turn:
     if "action" in request:
         action = request["action"]
-        turn = _call(lambda: environment.step(action), f"{name}.step")
-        return turn if isinstance(turn, ChatRequest) else checked_turn(turn, name)
+        return checked_turn(_call(lambda: environment.step(action), f"{name}.step"), name)
     problem, seed = Problem(**request["problem"]), request["seed"]
-    first = _call(lambda: environment.reset(problem, seed), f"{name}.reset")
-    return first if isinstance(first, ChatRequest) else checked_observation(first, name)
+    return checked_observation(_call(lambda: environment.reset(problem, seed), f"{name}.reset"), name)
 
 
 def _call(function: Callable[[], Any], name: str) -> Any:
@@ -112,11 +114,13 @@ def redirect_to_null(*descriptors: int) -> None:
 
 
 class EpisodeForker:
-    """Forks and reaps the processes of episodes, which are known by number."""
+    """Forks and reaps the processes of episodes. play: what such a process does with its socket; its exit code."""
 
-    def __init__(self, control: socket.socket, create: Callable[[], Environment], name: str) -> None:
-        self._control, self._create, self._name = control, create, name
-        self._pids: dict[int, int] = {}
+    def __init__(self, control: socket.socket, play: Callable[[socket.socket], int]) -> None:
+        self._control, self._play = control, play
+        self._lives: dict[int, socket.socket] = {}
+        """By process id."""
+        self._poll = select.epoll()
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
             os.set_blocking(end, False)
@@ -125,48 +129,45 @@ class EpisodeForker:
 
     def run(self) -> None:
         """Serve until the input ends, then kill everything."""
-        selector = selectors.DefaultSelector()
-        selector.register(self._control, selectors.EVENT_READ)
-        selector.register(self._wake, selectors.EVENT_READ)
+        self._poll.register(self._control, select.EPOLLIN)
+        self._poll.register(self._wake, select.EPOLLIN)
         while True:
-            for key, _ in selector.select():
-                if key.fileobj == self._wake:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._wake:
                     os.read(self._wake, MAX_MESSAGE)
-                elif not self._serve_one():
+                elif descriptor != self._control.fileno():
+                    self._poll.unregister(descriptor)
+                    pids = [pid for pid, life in self._lives.items() if life.fileno() == descriptor]
+                    os.kill(pids[0], signal.SIGKILL)  # not reaped yet, so the id is still its own
+                elif not self._start():
                     self._kill_all()
                     return
             self._reap()
 
-    def _serve_one(self) -> bool:
-        """Handle a message; False at the end of the input."""
+    def _start(self) -> bool:
+        """Fork an episode; False at the end of the input."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 2, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:
             return False
         if not data:
             return False
-        message = json.loads(data)
-        if "start" in message:
-            self._start(message["start"], descriptors[0])
-        elif (pid := self._pids.get(message["kill"])) is not None:
-            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
-        return True
-
-    def _start(self, number: int, descriptor: int) -> None:
-        parent = os.getpid()
+        parent, life = os.getpid(), socket.socket(fileno=descriptors[1])
         try:
             pid = os.fork()
         except OSError as error:
-            os.close(descriptor)
-            self._send(ended=number, cause=f"cannot be started: {error}")
-            return
-        if pid == 0:
-            self._become_episode(descriptor, parent)
-        os.close(descriptor)
-        self._pids[number] = pid
-        self._send(started=number, pid=pid)
+            _tell(life, f"cannot be started: {error}")
+        else:
+            if pid == 0:
+                self._become_episode(descriptors[0], life, parent)
+            self._lives[pid] = life
+            self._poll.register(life, 0)  # for its end alone
+            with contextlib.suppress(ConnectionError):  # the host may need it no longer
+                life.sendall(f"{pid}\n".encode())
+        os.close(descriptors[0])
+        return True
 
-    def _become_episode(self, descriptor: int, parent: int) -> NoReturn:
+    def _become_episode(self, descriptor: int, life: socket.socket, parent: int) -> NoReturn:
         code = 1
         try:
             os.setsid()
@@ -174,38 +175,39 @@ class EpisodeForker:
             prctl(PR_SET_CHILD_SUBREAPER, 1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._control.close()
-            serve_episode(socket.socket(fileno=descriptor), self._create, self._name)
-            code = 0
+            for ours in (self._control, life, *self._lives.values()):
+                ours.close()
+            redirect_to_null(0, 1, 2)
+            code = self._play(socket.socket(fileno=descriptor))
         finally:
             os._exit(code)
 
     def _reap(self) -> None:
         """Report the episodes that have ended, and kill what they left."""
-        numbers = {pid: number for number, pid in self._pids.items()}
         while (ended := _ended_child()) is not None:
-            if ended.si_pid in numbers:
+            if (life := self._lives.pop(ended.si_pid, None)) is not None:
                 _kill_group(ended.si_pid)  # before it is reaped, so that the id is still its own
-                number = numbers[ended.si_pid]
-                del self._pids[number]
-                self._send(ended=number, cause=_cause(ended))
+                with contextlib.suppress(FileNotFoundError):  # the host has closed its end before
+                    self._poll.unregister(life)  # closing is not enough: a process just forked may still hold it
+                _tell(life, _cause(ended))
             os.waitpid(ended.si_pid, 0)
             # Orphans of ended episodes; their children become ours, and come here when they are reaped.
-            for pid in set(_children()) - set(self._pids.values()):
+            for pid in set(_children()) - set(self._lives):
                 os.kill(pid, signal.SIGKILL)
 
     def _kill_all(self) -> None:
-        for pid in self._pids.values():
+        for pid in self._lives:
             _kill_group(pid)
-        self._pids.clear()
+        self._lives.clear()
         while children := _children():
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(children[0], 0)
 
-    def _send(self, **message: Any) -> None:
-        with contextlib.suppress(ConnectionError):  # the end of the input follows
-            self._control.send(json.dumps(message).encode())
+
+def _tell(life: socket.socket, cause: str) -> None:
+    with life, contextlib.suppress(ConnectionError):
+        life.sendall(cause.encode())
 
 
 def _ended_child() -> Any:
@@ -242,7 +244,11 @@ def main(arguments: list[str]) -> int:
     control = socket.socket(fileno=os.dup(0))
     redirect_to_null(0)  # what the class starts when it is imported must not hold the socket
     try:
-        create = load_environment(settings, os.environ)
+        play = (
+            partial(agents.play, settings=settings, function=load_agent(settings, os.environ))
+            if settings["name"] == AGENT
+            else partial(serve_episode, create=load_environment(settings, os.environ), name=settings["name"])
+        )
     except ConfigError as error:
         control.send(json.dumps({"refused": str(error)[: MAX_MESSAGE // 8]}).encode())
         return error.exit_code
@@ -253,7 +259,7 @@ def main(arguments: list[str]) -> int:
     prctl(PR_SET_PDEATHSIG, 0)  # the end of the input is noticed, and the episodes are killed first
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     gc.freeze()
-    forker = EpisodeForker(control, create, settings["name"])
+    forker = EpisodeForker(control, play)
     control.send(b'{"ready": true}')
     forker.run()
     return 0

@@ -16,6 +16,7 @@ that it does to its own process, from `sys.exit` to another `json.dumps`, can pa
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -23,23 +24,27 @@ import platform
 import re
 import select
 import shutil
+import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from gxpo_trainer.errors import ConfigError
 
 MAX_BODY_BYTES = 4 * 2**20
 _MAX_DISCARDED = 64_000_000
-"""Bytes of a refused request that are read before its answer is sent."""
 MAX_TESTS = 200
 FILE_BYTES = 8 * 2**20
 """Largest file that the code can write, also of what it prints and what it returns."""
@@ -300,14 +305,17 @@ def same(value: Any, expected: Any) -> bool:
     return bool(value == expected)
 
 
-def discard_body(request: BaseHTTPRequestHandler) -> None:
-    """Read what a refused request still sends, up to a limit: to close before would reset the connection, and its
-    sender might never see the answer."""
-    request.close_connection = True
-    length = request.headers.get("Content-Length", "")
-    left = min(int(length), _MAX_DISCARDED) if length.isdecimal() else 0
-    while left and (part := request.rfile.read(min(left, 65_536))):
-        left -= len(part)
+async def received(request: Request, most: int) -> bytes | None:
+    """The body of a request; None where it has more bytes. What is too much is read, up to a limit: to close before
+    would reset the connection, and its sender might never see the answer."""
+    content, length = bytearray(), 0
+    async for part in request.stream():
+        length += len(part)
+        if length > _MAX_DISCARDED:
+            break
+        if length <= most:
+            content += part
+    return bytes(content) if length <= most else None
 
 
 def serve(sandbox: Sandbox, host: str, port: int, concurrency: int) -> None:
@@ -316,42 +324,31 @@ def serve(sandbox: Sandbox, host: str, port: int, concurrency: int) -> None:
     A request that cannot be graded is answered with 400, and with 503 when the code could not be started, which a
     component asks again; neither is a reward.
     """
-    places = threading.Semaphore(concurrency)
+    threads = ThreadPoolExecutor(concurrency)
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 60.0
-        """Seconds without a byte."""
+    async def answer(request: Request) -> tuple[int, Mapping[str, Any]]:
+        if request.method != "POST":
+            return 200, {"ready": True}
+        try:
+            content = await received(request, MAX_BODY_BYTES)
+            # Another type could be sent by any page in a browser on this machine.
+            if not content or request.headers.get("Content-Type", "").partition(";")[0] != "application/json":
+                raise ValueError(f"must be JSON of 1 to {MAX_BODY_BYTES} bytes, with its type")
+            body = json.loads(content)
+            return 200, await asyncio.get_running_loop().run_in_executor(threads, sandbox.grade, body)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            return 400, {"error": f"the request {error}"}
+        except SandboxUnavailable as error:
+            return 503, {"error": str(error)}
 
-        def do_GET(self) -> None:
-            self._answer(200, {"ready": True})
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        status, body = await answer(Request(scope, receive))
+        if status != 200:
+            print(status, body["error"], file=sys.stderr, flush=True)
+        await JSONResponse(body, status)(scope, receive, send)
 
-        def do_POST(self) -> None:
-            try:
-                length = int(self.headers.get("Content-Length", "0"))
-                if not 0 < length <= MAX_BODY_BYTES or self.headers.get_content_type() != "application/json":
-                    discard_body(self)
-                    raise ValueError(f"must be JSON of 1 to {MAX_BODY_BYTES} bytes, with its length and type")
-                body = json.loads(self.rfile.read(length))
-                with places:
-                    answer = sandbox.grade(body)
-            except (ValueError, TypeError, AttributeError, RecursionError) as error:
-                self._answer(400, {"error": f"the request {error}"})
-            except SandboxUnavailable as error:
-                self._answer(503, {"error": str(error)})
-            else:
-                self._answer(200, answer)
-
-        def _answer(self, status: int, body: Mapping[str, Any]) -> None:
-            if status != 200:
-                self.log_error("%d %s", status, body["error"])
-            self.send_response_only(status)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
-
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 128
-
-    with Server((host, port), Handler) as server:
-        print(f"sandbox: ready on http://{host}:{server.server_port}/", flush=True)
-        server.serve_forever()
+    with socket.create_server((host, port), backlog=128) as listener:
+        print(f"sandbox: ready on http://{host}:{listener.getsockname()[1]}/", flush=True)
+        uvicorn.Server(uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)).run(
+            sockets=[listener]
+        )

@@ -20,7 +20,7 @@ from gxpo_trainer.config.tasks import AgentConfig
 from gxpo_trainer.data.chat import chat_text
 from gxpo_trainer.environments.contract import ChatRequest, Reply, Turn
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.rollout.conversations import Conversation, Conversations, OpenEpisode, OpenGroup, place
+from gxpo_trainer.rollout.conversations import Conversation, Conversations, OpenEpisode, place
 from gxpo_trainer.rollout.requests import CompleteGroups, finish_reason
 from gxpo_trainer.rollout.vllm_driver import Response
 from gxpo_trainer.types import Utterance
@@ -33,6 +33,8 @@ class AgentConversation(Conversation):
         super().__init__(max_turns)
         self.text = ""
         """Of the policy's last message."""
+        self.request = ChatRequest(())
+        """That is in the engine."""
         self._known: list[tuple[str, ...]] = []
         """Messages of the last request and the answer to it."""
         self._sampled: dict[tuple[str, ...], str] = {}
@@ -67,20 +69,22 @@ class AgentConversation(Conversation):
     def written(self) -> str:
         return self.text
 
-    def ask(self, request: ChatRequest) -> None:
-        """Record the messages of a request that is answered next."""
+    def ask(self, request: ChatRequest, *, cut: bool = False) -> None:
+        """Record the messages of a request that is answered next. cut: whether the run allows no more tokens than the
+        agent does."""
+        self.request, self._cut = request, cut
         known, self._known = self._known, [_key(message) for message in request.messages]
         goes_on = self._known[: len(known)] == known
         new = "\n".join(_shown(message) for message in request.messages[len(known) if goes_on else 0 :])
         self._turns.append(Utterance("environment", new if goes_on else f"[another history]\n{new}"))
 
-    def answer(self, message: Mapping[str, Any], text: str, reason: str, usage: tuple[int, int], *, cut: bool) -> None:
-        """Answer the agent. text: what the policy wrote. cut: by a limit of the run, not of the agent."""
+    def answer(self, message: Mapping[str, Any], text: str, reason: str, usage: tuple[int, int]) -> None:
+        """Answer the agent. text: what the policy wrote."""
         self._turns.append(Utterance("policy", text))
         self._known = [*self._known, _key(message)]
         if "tool_calls" in message:
             self._sampled[_key(message)] = text
-        self.text, self._cut = text, cut
+        self.text, self._cut = text, self._cut and reason == "length"
         self.actions = (*self.actions, json.dumps({"message": message, "finish_reason": reason, "usage": usage}))
 
     def refuse(self, reason: str, code: str) -> None:
@@ -114,41 +118,24 @@ def _with_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
     return written
 
 
-class AgentEpisode(OpenEpisode):
-    """One sample of a group. request: that in the engine. cut: whether the run allows no more tokens than the agent
-    does."""
-
-    conversation: AgentConversation
-    request: ChatRequest
-    cut = False
-
-    def __init__(self, name: str, number: int, group: OpenGroup, max_turns: int) -> None:
-        super().__init__(name, number, group, AgentConversation(max_turns))
-
-
 class AgentConversations(Conversations):
     """Groups of episodes of agents. Raises ConfigError for an unknown `environment.tool_parser`."""
 
     _config: AgentConfig
+    _course = AgentConversation
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._parser = None if self._config.tool_parser is None else tool_parser(self._config.tool_parser)
 
-    def _new_episode(self, name: str, number: int, group: OpenGroup) -> AgentEpisode:
-        return AgentEpisode(name, number, group, self._config.max_turns)
-
     def finish(self, responses: Sequence[Response]) -> CompleteGroups:
         for response in responses:
-            episode = self._in_engine.pop(id(response))
-            assert isinstance(episode, AgentEpisode)
-            self._answer(episode, response)
+            self._answer(self._in_engine.pop(id(response)), response)
         return []
 
-    def _open(self, episode: OpenEpisode, reply: Reply) -> None:
-        """The agent has asked or ended. `proceed` calls this for every reply, as `response` stays None."""
-        assert isinstance(episode, AgentEpisode)
-        conversation, sampling = episode.conversation, episode.group.sampling
+    def _handle(self, episode: OpenEpisode, reply: Reply) -> None:
+        """The agent has asked or ended."""
+        conversation, sampling = _course(episode), episode.group.sampling
         left = sampling.max_new_tokens - sum(row.response.num_sampled for row in episode.rows)
         conversation.add_reply(reply, room=left > 0)
         request = reply.answer
@@ -170,49 +157,51 @@ class AgentConversations(Conversations):
                 return
         self._refuse(episode, refusal)
 
-    def _refuse(self, episode: AgentEpisode, reason: str, code: str = "invalid_value") -> None:
-        episode.conversation.refuse(reason, code)
+    def _refuse(self, episode: OpenEpisode, reason: str, code: str = "invalid_value") -> None:
+        _course(episode).refuse(reason, code)
         self._call(episode)
 
-    def _ask(self, episode: AgentEpisode, request: ChatRequest, text: str, left: int) -> None:
+    def _ask(self, episode: OpenEpisode, request: ChatRequest, text: str, left: int) -> None:
         """Have the engine sample at most `left` tokens after the rendering."""
         row, ids = place(text, episode.rows, self._tokenizer)
-        response = row.response
-        length = len(ids) + (0 if response is None else response.prompt_length + len(response.token_ids))
+        length = row.length + len(ids)
         if length >= self._max_length:
-            if response is not None:
-                row.parts.pop()
+            row.parts.pop()
             reason = f"the messages have {length} tokens and leave no room in model.max_length = {self._max_length}"
             self._refuse(episode, reason, TOO_LONG)
             return
         allowed = min(left, self._max_length - length, self._config.max_request_tokens or left)
         asked = request.max_tokens or allowed
-        episode.cut, allowed = asked >= allowed, min(asked, allowed)
+        cut, allowed = asked >= allowed, min(asked, allowed)
         turn = sum(len(known.parts) // 2 for known in episode.rows)
         self._start_turn(episode, row, ids, allowed, turn, request.stop)
-        episode.conversation.ask(request)
-        episode.request = request
+        _course(episode).ask(request, cut=cut)
 
-    def _answer(self, episode: AgentEpisode, response: Response) -> None:
+    def _answer(self, episode: OpenEpisode, response: Response) -> None:
         """The engine has sampled a turn: give it to the agent as a message."""
+        course = _course(episode)
         turn = response.token_ids[episode.turn_begin :]
         raw = self._text(turn, special=True)
         episode.row.parts.append((raw, turn))
         reason: str = finish_reason(response)
-        cut = reason == "length" and episode.cut
         text = self._text(turn, special=False)
-        for stop in episode.request.stop:
+        for stop in course.request.stop:
             text = text.partition(stop)[0]
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        if episode.request.tools and self._parser is not None:
+        if course.request.tools and self._parser is not None:
             # Markers of calls are special tokens in some vocabularies.
             ends = turn[-1] in self._tokenizer.all_special_ids
             whole = self._text(turn[:-1], special=True) if ends else raw
-            if calls := parsed_calls(self._parser, self._tokenizer, whole, episode.request):
+            if calls := parsed_calls(self._parser, self._tokenizer, whole, course.request):
                 message, text, reason = calls, whole, "tool_calls" if reason == "stop" else reason
         usage = response.prompt_length + episode.turn_begin, len(turn)
-        episode.conversation.answer(message, text, reason, usage, cut=cut)
+        course.answer(message, text, reason, usage)
         self._call(episode)
+
+
+def _course(episode: OpenEpisode) -> AgentConversation:
+    assert isinstance(episode.conversation, AgentConversation)
+    return episode.conversation
 
 
 def tool_parser(name: str) -> Any:

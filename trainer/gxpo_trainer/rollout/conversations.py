@@ -114,6 +114,11 @@ class Row:
     parts: list[tuple[str, list[int]]] = field(default_factory=list)
     response: Any = None
 
+    @property
+    def length(self) -> int:
+        """Number of its tokens in the engine."""
+        return 0 if self.response is None else self.response.prompt_length + len(self.response.token_ids)
+
 
 def place(text: str, rows: Sequence[Row], tokenizer: Any) -> tuple[Row, list[int]]:
     """The row to sample for the rendering `text`, and the tokens to add to it; of a new row its prompt. Pure.
@@ -139,18 +144,17 @@ def place(text: str, rows: Sequence[Row], tokenizer: Any) -> tuple[Row, list[int
 
 @dataclass(slots=True, eq=False)
 class OpenEpisode:
-    """One sample of a group. response: None before its environment has given the first messages. turn_begin: tokens
-    of the row before the present turn. rows: all sequences of tokens, of which `row` is the present turn's. messages:
-    so far, with what of the observations was kept."""
+    """One sample of a group. turn_begin: tokens of the row before the present turn. rows: all sequences of tokens, of
+    which `row` is the present turn's; empty before its environment has begun. messages: so far, with what of the
+    observations was kept."""
 
     name: str
     number: int
     group: OpenGroup
     conversation: Conversation
-    response: Response | None = None
     turn_begin: int = 0
     rows: list[Row] = field(default_factory=list)
-    row: Row = field(default_factory=lambda: Row())
+    row: Row = field(default_factory=Row)
     messages: list[Mapping[str, Any]] = field(default_factory=list)
 
 
@@ -171,6 +175,8 @@ class OpenGroup:
 
 class Conversations:
     """Groups whose samples are episodes in an environment, with the methods of `requests.SingleTurns`."""
+
+    _course: type[Conversation] = Conversation
 
     def __init__(
         self,
@@ -208,13 +214,10 @@ class Conversations:
         group = OpenGroup(index, request, request.episode, request.sampling or self._sampling)
         self._groups[index] = group
         for number in range(request.num_samples):
-            name = f"{self._key}/{index}/{number}"
-            group.episodes.append(self._new_episode(name, number, group))
+            course = self._course(self._config.max_turns)
+            group.episodes.append(OpenEpisode(f"{self._key}/{index}/{number}", number, group, course))
         for episode in group.episodes:
             self._call(episode)
-
-    def _new_episode(self, name: str, number: int, group: OpenGroup) -> OpenEpisode:
-        return OpenEpisode(name, number, group, Conversation(self._config.max_turns))
 
     def finish(self, responses: Sequence[Response]) -> CompleteGroups:
         complete = []
@@ -241,10 +244,7 @@ class Conversations:
             episode, future = self._replies.popleft()
             self._num_calls -= 1
             reply = future.result()
-            if episode.response is None:
-                self._open(episode, reply)
-            else:
-                self._continue(episode, episode.response, reply)
+            self._handle(episode, reply)
             if episode.conversation.end is not None:
                 complete += self._end(episode)
         return complete
@@ -263,6 +263,13 @@ class Conversations:
         self._environments.advance(call).add_done_callback(
             lambda future: self._intake.post(lambda: self._replies.append((episode, future)))
         )
+
+    def _handle(self, episode: OpenEpisode, reply: Reply) -> None:
+        """Start the next turn, or end the episode."""
+        if episode.rows:
+            self._continue(episode, reply)
+        else:
+            self._open(episode, reply)
 
     def _open(self, episode: OpenEpisode, reply: Reply) -> None:
         """The environment has begun: start the first turn."""
@@ -285,7 +292,6 @@ class Conversations:
         text = chat_text(self._tokenizer, episode.messages, opened=True) if self._branches else ""
         prompt, sampling = group.prompt.tolist(), group.sampling
         self._start_turn(episode, Row([(text, prompt)]), prompt, sampling.max_new_tokens, 0, sampling.stop)
-        episode.response = episode.row.response
 
     def _render(self, group: OpenGroup, observation: Observation) -> None:
         """Render the first messages of a group."""
@@ -306,7 +312,7 @@ class Conversations:
         else:
             group.prompt = prompt
 
-    def _continue(self, episode: OpenEpisode, response: Response, reply: Reply) -> None:
+    def _continue(self, episode: OpenEpisode, reply: Reply) -> None:
         """The environment has replied: start the next turn, in a new row where the template has rewritten the last."""
         left = episode.group.sampling.max_new_tokens - sum(row.response.num_sampled for row in episode.rows)
         observation = episode.conversation.add_reply(reply, room=left > 0)
@@ -316,9 +322,7 @@ class Conversations:
             episode.messages.append({"role": "user", "content": self._encoder.cut(observation)})
             text = chat_text(self._tokenizer, episode.messages, opened=True)
             row, tokens = place(text, episode.rows, self._tokenizer)
-            response = row.response
-            length = len(tokens) + (0 if response is None else response.prompt_length + len(response.token_ids))
-            left = min(left, self._max_length - length)
+            left = min(left, self._max_length - row.length - len(tokens))
             if left <= 0:
                 episode.conversation.end = "length"
                 return
@@ -365,7 +369,8 @@ class Conversations:
     def _sample(self, episode: OpenEpisode) -> Sample:
         conversation = episode.conversation
         if not episode.rows:
-            return empty_sample(conversation.written, conversation.episode)
+            none = np.zeros(0, np.int32), np.zeros(0, np.float32)
+            return Sample(conversation.written, *none, "stop", (), np.zeros(0, np.bool_), conversation.episode)
         reason: Literal["stop", "length"] = "length" if conversation.end == "length" else "stop"
         samples = []
         for row in episode.rows:
@@ -375,9 +380,3 @@ class Conversations:
             samples.append(Sample("", ids, *parts, prompt_token_ids=prompt if self._branches else None))
         first, *others = samples
         return replace(first, text=conversation.written, episode=conversation.episode, branches=tuple(others))
-
-
-def empty_sample(text: str, episode: Episode) -> Sample:
-    """Of an episode that failed before a token was sampled."""
-    nothing = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.bool_)
-    return Sample(text, *nothing[:2], "stop", (), nothing[2], episode)
