@@ -50,7 +50,7 @@ class StandInCollection:
         self.sampled_by: dict[int, int] = {}
         self.aborted = False
 
-    def add(self, requests: Any, *, rewards: bool = True, first: bool = False) -> list[int]:
+    def add(self, requests: Any, *, first: bool = False) -> list[int]:
         added = list(range(len(self.requests), len(self.requests) + len(requests)))
         self.requests += requests
         self.waiting = [*added, *self.waiting] if first else [*self.waiting, *added]
@@ -348,7 +348,7 @@ def test_a_resumed_warm_start_draws_the_rows_and_prompts_of_an_uninterrupted_one
 def test_the_engines_of_a_supervised_run_are_synced_for_an_evaluation() -> None:
     settings = config(async_depth=0, source="dataset")
     pool = StandInPool()
-    pool.collect = lambda requests, sampling, version, *, rewards: version  # type: ignore[attr-defined]
+    pool.collect = lambda requests, sampling, version: version  # type: ignore[attr-defined]
     source = DatasetSource(settings, pool, ROWS, 2)  # type: ignore[arg-type]
     for step in (1, 2):
         rows_of(source.batch(step))

@@ -20,7 +20,6 @@ from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, tokens
 from gxpo_trainer.plugins import check_address
 from gxpo_trainer.rollout.pool import Collected
-from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.rollout.sources import RolloutPlanner, http_usage
 from gxpo_trainer.rollout.verification import VerifierActor, check_rewards, episode_verdict, pairs_of
 from gxpo_trainer.training.proofs import check_verdicts
@@ -65,7 +64,7 @@ def score(rewards: tuple[AnyReward, ...], group: Group, *, components: bool = Tr
     async def scenario() -> list[tuple[Verdict, ...]]:
         actor = VerifierActor(VerifierConfig(workers=1, deadline_s=PATIENCE_S, rewards=rewards))
         try:
-            return await actor.score(FinishedGroups((0,), (group,)), components)
+            return await actor.score([(0, group)], components)
         finally:
             await actor.close()
 

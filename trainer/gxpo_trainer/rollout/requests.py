@@ -15,8 +15,7 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.config import LoraConfig
-from gxpo_trainer.config.tasks import EnvironmentConfig
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import fill_template, json_extra
 from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.errors import TrainingError
@@ -45,7 +44,8 @@ class SampleRequest:
 
     prompt_token_ids: int32[length], the templated prompt. seed: None draws from the engine's generator (faster); a
     number gives each sample its own generator, seeded by it and the sample's index. sampling: None for those of the
-    stream. episode: None without an environment; with one its first messages are the prompt.
+    stream. episode: None without an environment; with one its first messages are the prompt. rewards: also compute
+    reward components, which an evaluation does not use.
     """
 
     prompt: Prompt
@@ -54,6 +54,7 @@ class SampleRequest:
     seed: int | None = None
     sampling: SamplingSettings | None = None
     episode: EpisodeStart | None = None
+    rewards: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,40 +76,24 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
-    """Settings of the sampling engine.
+    """A sampling engine of a run.
 
-    model: a local transformers folder or a hub name. max_length: prompt plus response, in tokens. environment: of every
-    sample; None where each is a single turn.
-    adapter: sample with a LoRA adapter that syncs replace, None for full weights. sleep_mode: the engine can free
-    its GPU between phases (vLLM ignores that on CPUs). initial_version: version of the weights in the folder, None when
-    a sync must come first. deterministic: a seeded sample does not depend on concurrent requests.
+    model: a local transformers folder or a hub name. colocated: it shares its GPU with a learner rank, and can free it
+    between phases. initial_version: version of the weights in the folder, None when a sync must come first.
     """
 
+    config: RunConfig
     model: str
-    max_length: int
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["cpu", "gpu"] = "cpu"
     threads: int = 1
     seed: int = 0
-    max_num_seqs: int = 512
-    cpu_kv_cache_gib: int = 1
-    gpu_memory_utilization: float = 0.4
-    enforce_eager: bool = True
-    tensor_parallel: int = 1
-    trust_remote_code: bool = False
-    adapter: LoraConfig | None = None
-    sleep_mode: bool = False
-    deterministic: bool = False
+    colocated: bool = False
     initial_version: int | None = None
-    environment: EnvironmentConfig | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class FinishedGroups:
-    """Groups that an engine has completed, with the indices of their requests."""
-
-    indices: tuple[int, ...]
-    groups: tuple[Group, ...]
+    @property
+    def sleeps(self) -> bool:
+        """Whether the engine can free its memory; vLLM cannot on CPUs."""
+        return self.colocated and self.device == "gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +203,7 @@ class Intake:
         self._changed = threading.Condition()
         self._waiting: deque[Indexed] = deque(requests)
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._closed, self._aborted = closed, False
-
-    @property
-    def aborted(self) -> bool:
-        return self._aborted
+        self._closed, self.aborted = closed, False
 
     def put(self, requests: Sequence[Indexed]) -> None:
         with self._changed:
@@ -238,7 +219,7 @@ class Intake:
     def abort(self) -> None:
         """Drop all requests, including those that are running."""
         with self._changed:
-            self._aborted = self._closed = True
+            self.aborted = self._closed = True
             self._waiting.clear()
             for _, future in self._calls:
                 future.cancel()
@@ -260,7 +241,7 @@ class Intake:
         """
         future: Future[Any] = Future()
         with self._changed:
-            if not self._aborted:
+            if not self.aborted:
                 self._calls.append((function, future))
                 self._changed.notify_all()
         return future
@@ -268,7 +249,7 @@ class Intake:
     def run_calls(self, *, wait: bool) -> None:
         """Run the calls that have arrived; wait: block until there is one, or the stream is aborted."""
         with self._changed:
-            while wait and not self._calls and not self._aborted:
+            while wait and not self._calls and not self.aborted:
                 self._changed.wait()
             calls = list(self._calls)
             self._calls.clear()
@@ -284,7 +265,7 @@ class Intake:
         expect_calls: a call is sure to come, so wait for it even when closed.
         """
         with self._changed:
-            while wait and not (self._waiting or self._calls or self._aborted or (self._closed and not expect_calls)):
+            while wait and not (self._waiting or self._calls or self.aborted or (self._closed and not expect_calls)):
                 self._changed.wait()
             taken = list(self._waiting)
             self._waiting.clear()

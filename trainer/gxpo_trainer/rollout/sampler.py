@@ -31,7 +31,7 @@ from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.rollout.agents import AgentConversations
 from gxpo_trainer.rollout.conversations import Conversations
 from gxpo_trainer.rollout.requests import (
-    FinishedGroups,
+    CompleteGroups,
     Indexed,
     Intake,
     SamplerSettings,
@@ -57,7 +57,7 @@ class SamplerActor:
     Create at most one per process: vLLM keeps process-wide state. The actor's options must set OMP_NUM_THREADS; Ray
     would derive it from the logical CPUs. After a kill create another one with a new `SamplerSettings.seed` (the old
     seed repeats the old responses) and sync it. Raises WeightSyncMismatch when vLLM's loaded weights differ from those
-    in the model folder. environments: runs the episodes of `SamplerSettings.environment`; None for single turns.
+    in the model folder. environments: runs the episodes of the run's environment; None for single turns.
     """
 
     def __init__(self, settings: SamplerSettings, environments: Environments | None = None) -> None:
@@ -71,11 +71,11 @@ class SamplerActor:
         self._settings, self.environments = settings, environments
         self._llm: Any = LLM(**_engine_arguments(settings))
         # A current stream is that of a thread, and Ray calls the methods in another thread than the constructor.
-        in_process = settings.device == "gpu" and settings.tensor_parallel == 1
+        in_process = settings.device == "gpu" and settings.config.placement.tensor_parallel == 1
         self._stream = torch.cuda.current_stream() if in_process else None
         self._tokenizer: Any = self._llm.get_tokenizer()
         self._driver = EngineDriver(self._llm)
-        self.weights = EngineWeights(self._llm, settings.adapter, self._folder.path)
+        self.weights = EngineWeights(self._llm, settings.config.learner.lora, self._folder.path)
         self.version = settings.initial_version
         """Version of the loaded weights, None before the first sync and after a failed one."""
         if Path(settings.model).is_dir():
@@ -94,7 +94,7 @@ class SamplerActor:
 
     def stream(
         self, stream_id: int, sampling: SamplingSettings, weights_version: int
-    ) -> Iterator[FinishedGroups | StreamEnd]:
+    ) -> Iterator[CompleteGroups | StreamEnd]:
         """Streaming generator: sample what `submit` delivers until `submit(last=True)` or `abort`; see `sample`."""
         with self._dies_with_its_workers():
             yield from self.sample(self._intake(stream_id), sampling, weights_version)
@@ -115,7 +115,7 @@ class SamplerActor:
 
     def sample(
         self, intake: Intake, sampling: SamplingSettings, weights_version: int
-    ) -> Iterator[FinishedGroups | StreamEnd]:
+    ) -> Iterator[CompleteGroups | StreamEnd]:
         """Sample requests as they arrive until `intake` is closed; yield groups as they finish, then StreamEnd.
 
         A group's samples are ordered by index. Closing the iterator early aborts running requests. Raises
@@ -125,10 +125,10 @@ class SamplerActor:
         if self.version != weights_version:
             held = "no verified version" if self.version is None else f"version {self.version}"
             raise WeightSyncMismatch(f"weights version {weights_version} was requested; the sampler holds {held}")
-        config, busy_s = self._settings.environment, 0.0
-        common = self, self._tokenizer, sampling, self._settings.max_length
+        config, busy_s = self._settings.config.environment, 0.0
+        common = self, self._tokenizer, sampling, self._settings.config.model.max_length
         groups: SingleTurns | Conversations = SingleTurns(*common)
-        if self.environments is not None and config is not None:
+        if self.environments is not None and config.multi_turn:
             kind = AgentConversations if isinstance(config, AgentConfig) else Conversations
             groups = kind(*common, environments=self.environments, config=config, intake=intake)
         try:
@@ -148,7 +148,7 @@ class SamplerActor:
                 busy_s += time.perf_counter() - started
                 complete += groups.finish(finished)
                 if complete:
-                    yield FinishedGroups(*map(tuple, zip(*complete, strict=True)))
+                    yield complete
             yield StreamEnd(busy_s)
         finally:
             self._driver.abort()
@@ -200,13 +200,13 @@ class SamplerActor:
 
     def sleep(self, discard_weights: bool) -> None:
         """Free the GPU's memory. discard_weights: a sync brings them again, so no copy is kept on the host."""
-        if self._settings.sleep_mode:
+        if self._settings.sleeps:
             with self._dies_with_its_workers():
                 self._llm.sleep(level=2 if discard_weights else 1)
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
         """Allocate the weights or the KV cache again; the weights come first."""
-        if self._settings.sleep_mode:
+        if self._settings.sleeps:
             with self._dies_with_its_workers():
                 self._llm.wake_up(tags=[what])
 
@@ -265,6 +265,7 @@ def remote_sampler(kind: type[SamplerActor] = SamplerActor) -> Any:
 
 def set_environment(settings: SamplerSettings) -> None:
     """Set the variables that vLLM and its threads read; those that the user has set are kept."""
+    rollout = settings.config.rollout
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -273,30 +274,32 @@ def set_environment(settings: SamplerSettings) -> None:
     node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     listen_on("NCCL_SOCKET_IFNAME", interface_to(node))
     if settings.device == "cpu":
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.cpu_kv_cache_gib)
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(rollout.cpu_kv_cache_gib)
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
         # By default waiting threads spin for milliseconds and block the thread they wait for: on two busy cores
         # sampling takes four times as long.
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
         # The learner shares the cores, so the sampler's threads are not pinned.
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        if settings.enforce_eager:
+        if rollout.eager("cpu"):
             # Even in eager mode vLLM compiles its token-rank function for each shape: seconds at every start.
             os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    elif settings.deterministic:
+    elif rollout.deterministic:
         # Other GPU kernels round by the composition of the batch, which depends on the number of engines.
         os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
 
 
 def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
+    config, rollout = settings.config, settings.config.rollout
+    automatic = "float32" if config.learner.precision == "fp32" else "bfloat16"
     arguments: dict[str, Any] = {
         "model": settings.model,
-        "dtype": settings.dtype,
-        "max_model_len": settings.max_length,
-        "max_num_seqs": settings.max_num_seqs,
+        "dtype": automatic if rollout.dtype == "auto" else rollout.dtype,
+        "max_model_len": config.model.max_length,
+        "max_num_seqs": rollout.max_num_seqs,
         "seed": settings.seed,
-        "enforce_eager": settings.enforce_eager,
-        "trust_remote_code": settings.trust_remote_code,
+        "enforce_eager": rollout.eager(settings.device),
+        "trust_remote_code": config.model.trust_remote_code,
         "load_format": "safetensors",  # the other formats are pickles, which can run code
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
@@ -304,23 +307,23 @@ def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "worker_extension_cls": WORKER_EXTENSION,
     }
-    if settings.tensor_parallel > 1:
-        arguments["tensor_parallel_size"] = settings.tensor_parallel
+    if config.placement.tensor_parallel > 1:
+        arguments["tensor_parallel_size"] = config.placement.tensor_parallel
         arguments["distributed_executor_backend"] = "mp"
-    if settings.sleep_mode:
+    if settings.sleeps:
         arguments["enable_sleep_mode"] = True
-    if settings.adapter is not None:
+    if config.learner.lora is not None:
         arguments["enable_lora"] = True
         arguments["max_loras"] = 1
         # The smallest limit that vLLM supports.
         limits = (8, 16, 32, 64, 128, 256, 320, 512)
-        arguments["max_lora_rank"] = next(limit for limit in limits if settings.adapter.rank <= limit)
+        arguments["max_lora_rank"] = next(limit for limit in limits if config.learner.lora.rank <= limit)
     if settings.device == "cpu":
         # Samples of a prompt share its full blocks; the default of 128 tokens is longer than most prompts.
         arguments["block_size"] = 32
-        arguments["max_num_batched_tokens"] = max(8192, settings.max_length)
+        arguments["max_num_batched_tokens"] = max(8192, config.model.max_length)
         # Chunked prefill rewinds a request's generator, which CPU generators do not support.
         arguments["enable_chunked_prefill"] = False
     else:
-        arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
+        arguments["gpu_memory_utilization"] = rollout.memory_share(shared=settings.colocated)
     return arguments

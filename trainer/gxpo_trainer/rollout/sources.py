@@ -20,8 +20,8 @@ from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.engines import Engine, seed_of
 from gxpo_trainer.rollout.pool import Collected, Collection, RolloutPool
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
-from gxpo_trainer.rollout.weight_sync import PoolSync
 from gxpo_trainer.types import Group, HttpUsage, Prompt, ScoredGroup
+from gxpo_trainer.weights.buckets import SyncReport
 
 REPEATED = -1
 """Round of prompts that are sampled again because their groups were too old."""
@@ -178,16 +178,14 @@ class RolloutSource(Protocol):
     def batch(self, step: int) -> Rollouts | StepBatch:
         """The scored groups of this step; of a supervised one the sequences themselves."""
 
-    def sync(self, version: int) -> PoolSync | None:
+    def sync(self, version: int) -> SyncReport | None:
         """Bring the engines to the learner's weights; None: put off."""
 
     def serve(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
         """Wait for one of the learner's calls; those that are ready. Raises Stalled when the learner does not return
         within the time-out of `phase`, whatever the engines do."""
 
-    def collect(
-        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
-    ) -> Collected:
+    def collect(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> Collected:
         """Sample and score requests that belong to no step, by the weights of `version`, the learner's."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -264,20 +262,18 @@ class DatasetSource:
         prompts, completions = ([ids[i] for i in chosen] for ids in (self._rows.token_ids, self._rows.completion_ids))
         return supervised_batch(prompts, completions, self._config.rollout.max_new_tokens)
 
-    def sync(self, version: int) -> PoolSync | None:
+    def sync(self, version: int) -> SyncReport | None:
         self._version = version
         return None if self._other is None else self._other.sync(version)
 
     def serve(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
         return self._pool.group.wait_for_one(calls, phase) if self._other is None else self._other.serve(calls, phase)
 
-    def collect(
-        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
-    ) -> Collected:
+    def collect(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> Collected:
         if self._other is not None:
-            return self._other.collect(requests, sampling, version, rewards=rewards)
+            return self._other.collect(requests, sampling, version)
         self._pool.sync(version)
-        return self._pool.collect(requests, sampling, version, rewards=rewards)
+        return self._pool.collect(requests, sampling, version)
 
     def state_dict(self) -> dict[str, Any]:
         state = self._cursor.state_dict()
@@ -350,7 +346,7 @@ class AsyncRollouts:
     def sync_due(self) -> bool:
         return self._engine_version < self._learner_version and (self._in_flight or self._open().resting)
 
-    def sync(self, version: int) -> PoolSync | None:
+    def sync(self, version: int) -> SyncReport | None:
         """Bring the engines to the learner's weights and plan the batches that they allow; None: put off."""
         self._learner_version = version
         if self._collection is not None and not self._in_flight:
@@ -373,16 +369,14 @@ class AsyncRollouts:
         finally:
             self._learner_busy = False
 
-    def collect(
-        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
-    ) -> Collected:
+    def collect(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> Collected:
         self._open()
         if self._engine_version != version:
             while not (self._in_flight or self._open().resting):
                 self._open().advance()
             self._sync_now()
         own = [replace(request, sampling=sampling) for request in requests]
-        collected = self._await(self._open().add(own, rewards=rewards, first=True))
+        collected = self._await(self._open().add(own, first=True))
         versions = {v for g in collected.groups for s in g.group.samples for v, _ in s.sampled_versions}
         if not versions <= {version}:
             raise TrainingError(f"versions {sorted(versions)} sampled what only version {version} should have sampled")
@@ -416,7 +410,7 @@ class AsyncRollouts:
         assert self._collection is not None, "sync comes first"
         return self._collection
 
-    def _sync_now(self) -> PoolSync:
+    def _sync_now(self) -> SyncReport:
         self._syncing = True
         try:
             synced = self._pool.sync(self._learner_version)

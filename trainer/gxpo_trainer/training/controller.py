@@ -293,7 +293,7 @@ class Controller:
             return {}
         metrics: Metrics = {
             "time/sync_s": time.perf_counter() - begin,
-            "system/sampler_peak_bytes": float(synced.report.peak_bytes),
+            "system/sampler_peak_bytes": float(synced.peak_bytes),
         }
         if synced.changed_fraction is not None:
             metrics["update/weights_changed_fraction"] = synced.changed_fraction

@@ -115,6 +115,7 @@ class SyncReport:
     """Result of one sync on one engine.
 
     num_checked: comparisons made in all workers (a tied head counts separately). Seconds of the slowest worker.
+    changed_fraction: of the published weights, None for the first version.
     """
 
     version: int
@@ -123,6 +124,7 @@ class SyncReport:
     load_s: float
     verify_s: float
     peak_bytes: int
+    changed_fraction: float | None = None
 
 
 class BucketPacker:
