@@ -208,8 +208,7 @@ def rollback(run: Rank, **settings: Any) -> dict[str, Any]:
 
 
 def parked(run: Rank, **settings: Any) -> dict[str, Any]:
-    """A learner whose memory is offloaded and restored continues like one that was not, whatever copies of its shards
-    a rule and a canary keep."""
+    """A learner whose memory is offloaded in the middle of a canary and restored continues like one that was not."""
     learner = run.learner(**settings)
     rank = LearnerRank(learner.config, run.rank, run.world_size)
     rank.learner, rank.rule, rank.perturbation = learner, make_rule(learner.config.learner.rule), None
@@ -224,7 +223,6 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
     stayed = next_step()
     learner.load(folder)
     rank.perturb(1e-3, 5)
-    kept = rank.perturbation.before
     # At stage 3 a parameter itself is empty; this rank's slice of it, trainable or frozen, is its `ds_tensor`.
     slices = [p.ds_tensor for p in learner.model.parameters() if hasattr(p, "ds_tensor")]
     tensors = [*learner._shards.persistent(), *learner.model.parameters(), *slices]
@@ -234,7 +232,7 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
     released = rank.park()
     # Weights mapped from a file stay: on a CPU at stage 0 the masters are such weights.
     held = sum(storage.nbytes() for storage in storages if storage.resizable())
-    held += sum(tensor.untyped_storage().nbytes() for tensor in kept) + rank.rule.buffers.count()
+    held += rank.rule.buffers.count()
     again = learner.park()
     rank.unpark()
     rank.restore()

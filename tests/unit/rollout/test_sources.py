@@ -18,6 +18,7 @@ from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.errors import Stalled
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.rollout import sources
+from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.sources import AsyncRollouts, DatasetSource, RolloutPlanner
 from gxpo_trainer.runtime.placement_group import RunPlacementGroup
 from gxpo_trainer.runtime.progress import ProgressWatch
@@ -60,15 +61,15 @@ class StandInCollection:
     def resting(self) -> bool:
         return not self.waiting
 
-    def complete(self, indices: list[int]) -> bool:
-        return {*indices} <= {*self.sampled_by}
-
     def advance(self, calls: Any = ()) -> list[Any]:
         self.sampled_by[self.waiting.pop(0)] = self.pool.version
         return list(calls)
 
-    def take(self, indices: list[int]) -> list[ScoredGroup]:
-        return [self.group(self.requests[index], self.sampled_by[index]) for index in indices]
+    def await_groups(self, indices: list[int]) -> Collected:
+        while not {*indices} <= {*self.sampled_by}:
+            self.advance()
+        groups = [self.group(self.requests[index], self.sampled_by[index]) for index in indices]
+        return Collected(groups, 0.0, 0.0, 0.0, 1)
 
     @staticmethod
     def group(request: Any, version: int) -> ScoredGroup:

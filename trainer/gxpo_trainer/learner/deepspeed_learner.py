@@ -50,12 +50,11 @@ Statistics = dict[str, Tensor]
 class LoadedBatch:
     """Micro-batches on the device, in the order in which every pass runs them.
 
-    grad: those that have a gradient. no_grad: those whose gradient is zero whatever the parameters, so that a pass runs
-    them forward only, for the statistics. dummy, dummy_no_grad: micro-batches without weight, with which all ranks make
-    the same number of passes of both kinds: ZeRO stages 2 and 3 communicate in each. old, reference: log π_old and
-    log π_ref (of the teacher where there is one), one float32[T] per micro-batch of `counted`; None until known.
-    first_pass: statistics of the first pass over the batch, of all ranks together. entropy: in the first backward pass
-    over it, summed likewise. supervised: see StepBatch.
+    no_grad: those whose gradient is zero whatever the parameters, run forward only, for the statistics. dummy,
+    dummy_no_grad: micro-batches without weight, with which all ranks make the same number of passes of both kinds: ZeRO
+    stages 2 and 3 communicate in each. old, reference: log π_old and log π_ref (of the teacher where there is one), one
+    float32[T] per micro-batch of `counted`; None until known. first_pass, entropy: statistics of the first pass over
+    the batch, and its entropy, of all ranks together. supervised: see StepBatch.
     """
 
     grad: list[MicroBatch]
@@ -144,9 +143,8 @@ class DeepSpeedLearner:
     Order within a step: `load_batches` → [`fix_old_logprobs`] → the rule's operations; with several mini-batches of one
     rollout `use_batch` before those of each.
 
-    The gradient is the plain sum over micro-batches and ranks (every token carries its final weight), whatever the
-    ZeRO stage, the number of ranks and the division into micro-batches. It is clipped here, by the global norm, so that
-    what a rule reads is what the optimizer consumes.
+    The gradient is the plain sum over micro-batches and ranks: every token carries its final weight. It is clipped
+    here, by the global norm, so that what a rule reads is what the optimizer consumes.
     """
 
     def __init__(
@@ -159,11 +157,7 @@ class DeepSpeedLearner:
         master_port: int,
         device: Device = "cpu",
     ) -> None:
-        """Join the other ranks, load the policy and partition it.
-
-        Raises ConfigError when the model cannot be loaded (see models.load), or its attention does not suit the rows
-        (see learner.setup).
-        """
+        """Join the other ranks, load the policy and partition it. Raises ConfigError: see `load_policy`, `choose_layout`."""
         self.config = config
         self.rank, self.world_size = rank, world_size
         join_process_group(
@@ -204,9 +198,8 @@ class DeepSpeedLearner:
     def load_batches(self, batches: Sequence[StepBatch]) -> None:
         """Load this rank's shares of the mini-batches that passes run over; the first becomes the present one.
 
-        With more than one, log π_old of all of them is taken now, by forward-only passes: the first mini-batch's
-        step moves the policy. Stale samples with π_old of the sampler need neither these nor the gap at this point, and
-        supervised batches have no π_old.
+        With more than one, log π_old of all of them is taken now, by forward-only passes, because the first one's step
+        moves the policy. Stale samples with π_old of the sampler and supervised batches need none.
         """
         self._batches = [
             load_share(
@@ -244,10 +237,8 @@ class DeepSpeedLearner:
         loaded.first_pass = statistics_over_ranks(parts, self.device)
 
     def logprob_gap(self) -> tuple[float, float]:
-        """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss, at the first pass.
-
-        Of all loaded mini-batches together. (0, 0) when no token is in the loss. RuntimeError before the first pass.
-        """
+        """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss of all loaded mini-batches, at
+        their first pass; 0 when there is none. RuntimeError before the first pass."""
         metrics = self._first_pass_metrics()
         return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)
 
@@ -359,8 +350,8 @@ class DeepSpeedLearner:
     def load(self, folder: Path) -> str | None:
         """Continue from what the ranks of a learner saved, whatever their number and stage; publishes. Collective.
 
-        Returns what was resharded, None for a state of the same layout, which continues bit for bit. Raises
-        CheckpointError, before anything is changed, when the state is of another model or optimizer.
+        Returns what was resharded, None for a state of the same layout, which continues bit for bit. Raises as
+        `checkpoint.restore`.
         """
         layout = self._layout()
         saved = checkpoint.restore(folder, self.rank, self._shards, layout, self.device)
@@ -377,14 +368,12 @@ class DeepSpeedLearner:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def park(self, others: Sequence[Tensor] = ()) -> int:
+    def park(self) -> int:
         """Move parameters, optimizer state and a partitioned reference to the host, drop gradients; the bytes released.
-
-        others: tensors of the caller that move as well. Nothing but `parking.unpark` may follow.
-        """
+        Nothing but `parking.unpark` may follow."""
         self._batches = []
         reference = [] if self._reference is None else self._reference.resident()
-        kept = [*self.model.parameters(), *self.model.buffers(), *self._shards.persistent(), *reference, *others]
+        kept = [*self.model.parameters(), *self.model.buffers(), *self._shards.persistent(), *reference]
         return self.parking.park(kept, self._shards.gradient_buffers())
 
     def close(self) -> None:

@@ -32,14 +32,13 @@ CLOSE_S = 30.0
 
 
 class LearnerGroup:
-    """All ranks as one learner.
+    """All ranks as one learner. For methods that have the name of one of LearnerRank see there.
 
-    Order: `start`, then calls; after LearnerDied: `restart`, then `load` (or nothing, for the start policy).
+    Order: `start`, then calls; after LearnerDied, which every method raises when a rank dies or stalls: `restart`, then
+    `load` (or nothing, for the start policy).
 
-    wait_for_one: waits until at least one of several calls is ready and returns those that are; raises Stalled.
-    Asynchronous sampling serves the engines meanwhile. share: makes what decides who has the GPUs, where learner and
-    engines share them. Every method raises LearnerDied when a rank dies or stalls during the call. For methods that
-    have the name of one of LearnerRank see there.
+    wait_for_one: waits until at least one of several calls is ready and returns those that are; asynchronous sampling
+    serves the engines meanwhile. share: makes what decides who has the GPUs, where learner and engines share them.
     """
 
     def __init__(
@@ -104,8 +103,7 @@ class LearnerGroup:
         self.kill()
 
     def attention(self) -> str:
-        name: str = self._get([rank.attention.remote() for rank in self.ranks], "updating")[0]
-        return name
+        return str(self._get([rank.attention.remote() for rank in self.ranks], "updating")[0])
 
     def park(self) -> None:
         self._get([rank.park.remote() for rank in self.ranks], "updating")
@@ -158,7 +156,6 @@ class LearnerGroup:
 
     @property
     def sender(self) -> Any:
-        """The rank that sends broadcasts."""
         return self.ranks[0]
 
     def send(self, bucket: WeightBucket) -> Any:

@@ -24,8 +24,8 @@ from gxpo_trainer.rules.contract import BufferingRule, make_rule, snapshot, sum_
 from gxpo_trainer.runtime.processes import frozen_allocations, peak_resident_bytes, write_errors
 from gxpo_trainer.runtime.ray_session import TracedProcess, trace_this_process
 from gxpo_trainer.types import Metrics, StepReport
-from gxpo_trainer.weights import transports
 from gxpo_trainer.weights.buckets import BucketPacker, ChangeMeter, WeightBucket
+from gxpo_trainer.weights.transports import make_publisher
 
 if TYPE_CHECKING:
     from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
@@ -113,7 +113,7 @@ class LearnerRank:
         A warm start takes plain optimizer steps, whatever the rule, which knows nothing of them; the step after it
         starts from a fresh optimizer.
 
-        Metrics are means over the mini-batches that have them; passes are summed, in units of the full step batch.
+        Metrics are means over the mini-batches that have them.
         """
         self.learner.set_learning_rate(learning_rate)
         begin = time.perf_counter()
@@ -186,8 +186,7 @@ class LearnerRank:
 
     def join_broadcast(self, address: str, port: int, size: int) -> None:
         """Open the broadcast group as its member 0; returns when every member has joined. Rank 0 only."""
-        publisher = self._publisher("nccl")
-        publisher.group = transports.BroadcastGroup(address, port, 0, size, publisher.device)
+        self._publisher("nccl").join(address, port, size)
 
     def send(self, bucket: WeightBucket) -> None:
         """Broadcast a packed bucket to the engines. Rank 0 only."""
@@ -195,16 +194,7 @@ class LearnerRank:
 
     def _publisher(self, transport: Transport) -> Any:
         if transport not in self._publishers:
-            device = next(self.learner.model.parameters()).device
-            if transport == "shared_memory":
-                publisher: Any = transports.SharedMemoryPublisher()
-            elif transport == "object_store":
-                publisher = transports.ObjectStorePublisher(self._publisher("shared_memory"))
-            elif transport == "nccl":
-                publisher = transports.BroadcastPublisher(device)
-            else:
-                publisher = transports.CudaIpcPublisher(device)
-            self._publishers[transport] = publisher
+            self._publishers[transport] = make_publisher(transport, next(self.learner.model.parameters()).device)
         return self._publishers[transport]
 
     def trim(self) -> None:
@@ -217,7 +207,7 @@ class LearnerRank:
         """Move all persistent memory to the host; the bytes moved or dropped. No other call but `unpark` may follow."""
         if isinstance(self.rule, BufferingRule):
             self.rule.release_buffers()
-        return self.learner.park(self.perturbation.before if self.perturbation else ())
+        return self.learner.park()
 
     def unpark(self) -> None:
         """Undo `park` bit for bit."""
@@ -286,7 +276,7 @@ class LearnerRank:
 
 
 class Perturbation:
-    """Holds the weights as they are at construction. Order: `apply`, as often as needed, then `undo`.
+    """Holds the weights of its construction, on the host. Order: `apply`, as often as needed, then `undo`.
 
     The noise is normal, `scale` times the mean absolute weight of the whole model: a LoRA factor that starts at zero
     is moved as well.
@@ -294,20 +284,19 @@ class Perturbation:
 
     def __init__(self, learner: DeepSpeedLearner) -> None:
         self._learner = learner
-        self.before = snapshot(learner.parameters(), None)
-        """The held weights, which leave the device with the learner's own memory."""
 
         def absolute_sum(part: Tensor) -> Tensor:
             count = torch.full((), part.numel(), dtype=torch.float64, device=part.device)
             return torch.stack([part.abs().sum(dtype=torch.float64), count])
 
-        total, count = sum_over(learner, absolute_sum, self.before)
+        total, count = sum_over(learner, absolute_sum, learner.parameters())
         self._magnitude = total / count
+        self._before = [shard.detach().to("cpu", copy=True) for shard in learner.parameters()]
 
     @torch.no_grad()
     def apply(self, scale: float, seed: int) -> None:
         """The held weights plus noise, published. Collective."""
-        snapshot(self.before, self._learner.parameters())
+        snapshot(self._before, self._learner.parameters())
         # Copies of one shard must stay copies.
         owner = 0 if self._learner.replicated else self._learner.rank
         for index, shard in enumerate(self._learner.parameters()):
@@ -319,5 +308,5 @@ class Perturbation:
 
     def undo(self) -> None:
         """The held weights, published. Collective."""
-        snapshot(self.before, self._learner.parameters())
+        snapshot(self._before, self._learner.parameters())
         self._learner.publish()

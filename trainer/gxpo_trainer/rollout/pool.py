@@ -106,25 +106,11 @@ class RolloutPool:
         """Sample and score all requests with the weights of `version`."""
         self.devices.need("sampling")
         collection = Collection(self, sampling, lambda: self.catch_up(version))
-        indices = collection.add(requests)
-        watch = self.group.watch
-        begin = watch.working_s
         try:
-            while not collection.complete(indices):
-                collection.advance()
-            collection.finish()
+            return collection.await_groups(collection.add(requests), last=True)
         except BaseException:
             collection.abort()
             raise
-        sampled = watch.working_s
-        groups = collection.take(indices)
-        return Collected(
-            groups,
-            rollout_s=sampled - begin,
-            verify_s=watch.working_s - sampled,
-            idle_fraction=collection.idle_fraction(sampled - begin),
-            engines_alive=len(self.engines.ready),
-        )
 
     def catch_up(self, version: int) -> list[Engine]:
         """Sync the ready engines that hold another version, all of them at once; those that then hold `version`.
@@ -160,7 +146,7 @@ class RolloutPool:
 class Collection:
     """Samples and scores requests that are added at any time.
 
-    Order: `add` and `advance` until the requests are `complete`, `take` their groups; `finish` or `abort` at the end.
+    Order: `add`, then `await_groups`, or `advance` now and then until they are `complete`; `abort` ends it.
 
     engines: those that may sample now; called when an engine has become ready, and while none is sampling.
     """
@@ -253,7 +239,21 @@ class Collection:
             engine.restarts = 0  # requests were completed: only restarts after this moment are restarts in a row
         return [ScoredGroup(self._groups.pop(index), tuple(self._verdicts.pop(index))) for index in indices]
 
-    def finish(self) -> None:
+    def await_groups(self, indices: Sequence[int], *, last: bool = False) -> Collected:
+        """Advance until these requests are complete, and take their groups. last: end all streams, which then have no
+        request left."""
+        watch = self._pool.group.watch
+        begin = watch.working_s
+        while not self.complete(indices):
+            self.advance()
+        if last:
+            self._finish()
+        sampled = watch.working_s
+        groups = self.take(indices)
+        idle = self._idle_fraction(sampled - begin)
+        return Collected(groups, sampled - begin, watch.working_s - sampled, idle, len(self._pool.engines.ready))
+
+    def _finish(self) -> None:
         """End all streams, which have no request left."""
         for engine, actor in self._streams.values():
             if engine.actor is actor:
@@ -269,7 +269,7 @@ class Collection:
                 actor.abort.remote(self._stream_id)
             self._forget(stream)
 
-    def idle_fraction(self, elapsed_s: float) -> float:
+    def _idle_fraction(self, elapsed_s: float) -> float:
         """Mean over the engines whose stream came to its end; 0 when none did."""
         if not self._busy_s or elapsed_s <= 0:
             return 0.0

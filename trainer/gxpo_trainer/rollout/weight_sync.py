@@ -18,7 +18,7 @@ class WeightSource(Protocol):
 
     @property
     def sender(self) -> Any:
-        """What sends broadcasts; another object after a restart."""
+        """The rank that sends broadcasts; another object after a restart."""
 
     def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
         """Pack bucket `index` for engines on these Ray nodes. After the last one also the fraction of weights that

@@ -34,7 +34,7 @@ FIELDS = ("count", "active", "ratio", "ratio_square", "scale", "clipped", "ahead
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The settings of one extrapolation, as numbers. α is a parameter because a diagnostic uses α = 1.
+    """The settings of one extrapolation, as numbers.
 
     threshold: a coordinate is active where its first gradient (`displacement`: its first step) exceeds it; a tensor []
     where it differs from step to step, because a number is compiled into the kernel.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -118,7 +118,6 @@ class SyncReport:
     changed_fraction: of the published weights, None for the first version.
     """
 
-    version: int
     num_bytes: int
     num_checked: int
     load_s: float
@@ -128,12 +127,10 @@ class SyncReport:
 
 
 class BucketPacker:
-    """Packs a stream of named tensors into buckets of at most `capacity` bytes.
+    """Packs a stream of named tensors into buckets of at most `capacity` bytes; a larger tensor is split by rows.
 
-    A tensor larger than a bucket is split by rows. The stream advances only when a tensor has been copied completely,
-    so it may reuse a tensor's storage for the next one, and every rank of a collective stream advances in step.
-
-    dtype: of the published values, None keeps each tensor's own.
+    The stream advances only when a tensor has been copied completely, so it may reuse a tensor's storage for the next
+    one, and every rank of a collective stream advances in step. dtype: of the published values, None keeps their own.
     """
 
     def __init__(
@@ -183,9 +180,8 @@ class BucketPacker:
     def close(self) -> None:
         """Abandon the stream; a collective one is closed on every rank."""
         self._current = None
-        close = getattr(self._stream, "close", None)
-        if close is not None:
-            close()
+        if isinstance(self._stream, Generator):
+            self._stream.close()
 
     def _rows_that_fit(self, tensor: torch.Tensor, used: int) -> int:
         """Rows of `tensor` for this bucket; 0 closes it. A whole tensor is split only if it exceeds every bucket."""

@@ -1,14 +1,12 @@
 """Where each tensor of a checkpoint is in one worker's part of vLLM's model, and how it is loaded and read back.
 
-For vLLM 0.32: its internals change names between releases, and only this file uses them
-(tests/unit/weights/test_layout.py). vLLM fuses layers (q, k and v into one matrix) and, with
-tensor parallelism, gives each worker rows or columns of them.
+For vLLM 0.32, whose internals only this file uses. vLLM fuses layers (q, k and v into one matrix) and, with tensor
+parallelism, gives each worker rows or columns of them.
 
 On a CPU vLLM packs the matrix of each linear layer for oneDNN (`layer.cpu_linear`) and drops the plain one; the head
-keeps both. With tied embeddings an update of the plain matrix leaves the packed copy stale. Here packed layers are
-always repacked after an update and read back through the packed product: the identity matrix times the packed weights
-gives the weights bit for bit (each output is one weight plus exact zeros), except that -0.0 becomes +0.0. A packed copy
-is thus compared as strictly as a plain tensor.
+keeps both. Packed layers are always repacked after an update and read back through the packed product: the identity
+matrix times the packed weights gives the weights bit for bit (each output is one weight plus exact zeros), except that
+-0.0 becomes +0.0.
 """
 
 from __future__ import annotations
@@ -183,8 +181,7 @@ class VllmWeights:
     def read_back(self) -> Iterator[Readback]:
         """Yield this worker's part of every mapped tensor, packed copies through their packed product.
 
-        A tied head yields the embedding a second time, read through the head. Tensors may share memory with the live
-        model and must not be modified.
+        A tied head yields the embedding a second time, read through the head. Tensors may share the model's memory.
         """
         fused: dict[tuple[str, str], torch.Tensor] = {}
         with torch.inference_mode():
