@@ -181,32 +181,6 @@ def written_parameters(run: Rank, **settings: Any) -> dict[str, Any]:
     }
 
 
-def rollback(run: Rank, **settings: Any) -> dict[str, Any]:
-    """Undo two steps by writing parameters, moments and count back; the same steps then give the same bits."""
-    learner = run.learner(**settings)
-    learner.backward()
-    learner.optimizer_step()
-    state = learner.optimizer_state()
-    start, step = copies(learner.parameters()), state.step
-    moments = {name: copies(tensors) for name, tensors in state.moments().items()}
-
-    def ahead() -> list[Tensor]:
-        for _ in range(2):
-            learner.backward()
-            learner.optimizer_step()
-        return copies(learner.parameters())
-
-    first = ahead()
-    for live, saved in zip(learner.parameters(), start, strict=True):
-        live.copy_(saved)
-    for name, tensors in state.moments().items():
-        for live, saved in zip(tensors, moments[name], strict=True):
-            live.copy_(saved)
-    state.set_step(step)
-    learner.publish()
-    return {"moved": not equal(first, start), "equal": on_all_ranks(learner, equal(ahead(), first)), "step": state.step}
-
-
 def parked(run: Rank, **settings: Any) -> dict[str, Any]:
     """A learner whose memory is offloaded in the middle of a canary and restored continues like one that was not."""
     learner = run.learner(**settings)
@@ -533,7 +507,6 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         two_steps,
         overlapped,
         written_parameters,
-        rollback,
         checkpoint,
         parked,
         rule_step,

@@ -49,7 +49,8 @@ class BreakableSamplerActor(SamplerActor):
             return path
 
         if fault == "same cache":
-            self.weights.num_syncs -= 1
+            earlier = f"sync-{self.weights.num_syncs - 1}"
+            self._driver.weights = self._driver.current_weights._replace(cache_salt=earlier)
         elif fault == "stale adapter":
             engine.add_lora = lambda request: True
         elif fault == "wrong scaling":

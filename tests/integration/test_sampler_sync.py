@@ -237,6 +237,7 @@ def test_a_version_may_come_in_many_buckets(pair: Pair) -> None:
             pair.sync(capacity=50_000)
 
 
+@pytest.mark.long("an engine of its own; the parts of a worker: tests/unit/weights/test_layout.py")
 def test_each_worker_of_a_split_engine_verifies_its_own_part(tmp_path: Path) -> None:
     """Tensors come in pieces of rows; then the second of two workers alone keeps its old weights."""
     with started(tmp_path, save_policy(tmp_path, tied=True), placement={"tensor_parallel": 2}) as split:

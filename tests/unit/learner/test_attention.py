@@ -89,11 +89,6 @@ def test_a_dense_mask_over_a_packed_row_is_refused_but_over_short_ones_on_a_cpu(
     assert chosen(config(attention, packing="packed", token_budget=4096), "cpu", NONE)[1] == "packed"
 
 
-def test_rows_are_not_packed_where_layers_would_mix_their_sequences() -> None:
-    with pytest.raises(ConfigError, match=r'"packed" but the model has linear_attention layers.*"padded"'):
-        chosen(config(packing="packed"), "gpu", FLASH, LINEAR)
-
-
 @pytest.mark.parametrize(
     ("attention", "layers", "problem"),
     [

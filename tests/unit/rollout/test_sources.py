@@ -121,16 +121,6 @@ def train(rollouts: AsyncRollouts, first: int, last: int, *, served: int) -> lis
 
 
 @pytest.mark.parametrize("served", [0, 1, 9])
-def test_one_step_ahead_each_version_samples_one_batch(served: int) -> None:
-    rollouts, pool = make(config())
-    rollouts.sync(0)
-    versions = train(rollouts, 1, 6, served=served)
-    assert versions == [[0, 0], [0, 0], [1, 1], [2, 2], [3, 3], [4, 4]]
-    # No version is skipped: each was loaded before its batch was requested.
-    assert pool.synced[:6] == [0, 1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("served", [0, 1, 9])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_no_batch_is_older_than_allowed_and_every_prompt_is_sampled_once(
@@ -248,10 +238,6 @@ def planner(**parts: Any) -> RolloutPlanner:
 CALCULATOR = {"environment": {"name": "calculator"}}
 
 
-def test_single_turns_have_no_episode() -> None:
-    assert [request.episode for request in planner().requests([0, 1], step=1)] == [None, None]
-
-
 def test_an_episode_begins_with_the_problem_in_the_runs_template() -> None:
     (request,) = planner(**CALCULATOR).requests([2], step=1)
     assert request.episode is not None
@@ -270,18 +256,6 @@ def test_episodes_have_seeds_by_run_step_and_position() -> None:
     assert seeds(1) == drawn[:2]
     seeded = planner(**CALCULATOR, rollout={"deterministic": True}).requests([0], step=1)
     assert seeded[0].seed == seeded[0].episode.seed == drawn[0]  # type: ignore[union-attr]
-
-
-def test_a_repeated_prompt_has_a_new_episode() -> None:
-    mine = planner(**CALCULATOR)
-    (first,) = mine.requests([3], step=5)
-    group = Group(first.prompt, first.prompt_token_ids, (), 1)
-    (again,) = mine.repeated([group], step=5)
-    assert again.episode is not None
-    assert first.episode is not None
-    assert again.episode.problem == first.episode.problem
-    assert again.episode.seed != first.episode.seed
-    assert again.num_samples == first.num_samples
 
 
 ROWS = TokenizedPrompts(

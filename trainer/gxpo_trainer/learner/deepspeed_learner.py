@@ -157,7 +157,7 @@ class DeepSpeedLearner:
         master_port: int,
         device: Device = "cpu",
     ) -> None:
-        """Join the other ranks, load the policy and partition it. Raises ConfigError: see `load_policy`, `choose_layout`."""
+        """Join the other ranks, load the policy and partition it; raises as load_policy and choose_layout."""
         self.config = config
         self.rank, self.world_size = rank, world_size
         join_process_group(
@@ -237,8 +237,8 @@ class DeepSpeedLearner:
         loaded.first_pass = statistics_over_ranks(parts, self.device)
 
     def logprob_gap(self) -> tuple[float, float]:
-        """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss of all loaded mini-batches, at
-        their first pass; 0 when there is none. RuntimeError before the first pass."""
+        """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss of all loaded mini-batches,
+        at their first pass; 0 when there is none. RuntimeError before the first pass."""
         metrics = self._first_pass_metrics()
         return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)
 

@@ -56,6 +56,8 @@ class LearnerGroup:
         self._wait_for_one = wait_for_one or placement.group.wait_for_one
         self.processes: list[TracedProcess] = []
         self._built = False
+        self.attention = ""
+        """The kernel and the layout of rows, once the ranks are built."""
 
     def start(self) -> None:
         """Start all ranks and wait until their engines are built."""
@@ -72,7 +74,7 @@ class LearnerGroup:
         except (ray.exceptions.RayActorError, Stalled) as error:
             raise LearnerDied(str(error).strip().splitlines()[0]) from error
         settings = address, port, self.placement.device, self.placement.learner_threads
-        self._get([rank.setup.remote(*settings) for rank in self.ranks], "setup")
+        self.attention = str(self._get([rank.setup.remote(*settings) for rank in self.ranks], "setup")[0])
         self._built = True
 
     def restart(self) -> None:
@@ -101,9 +103,6 @@ class LearnerGroup:
         if self._built and (calls := [rank.close.remote() for rank in self.ranks]):
             ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S)
         self.kill()
-
-    def attention(self) -> str:
-        return str(self._get([rank.attention.remote() for rank in self.ranks], "updating")[0])
 
     def park(self) -> None:
         self._get([rank.park.remote() for rank in self.ranks], "updating")

@@ -21,6 +21,7 @@ from gxpo_trainer.config.engines import Transport
 from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights, write_adapter, write_policy
 from gxpo_trainer.learner.logprobs import num_elements
 from gxpo_trainer.rules.contract import BufferingRule, make_rule, snapshot, sum_over
+from gxpo_trainer.rules.diagnostics import diagnose as take_diagnostics
 from gxpo_trainer.runtime.processes import frozen_allocations, peak_resident_bytes, write_errors
 from gxpo_trainer.runtime.ray_session import TracedProcess, trace_this_process
 from gxpo_trainer.types import Metrics, StepReport
@@ -82,8 +83,11 @@ class LearnerRank:
     def trace(self) -> TracedProcess:
         return trace_this_process()
 
-    def setup(self, address: str, port: int, device: str, threads: int) -> None:
-        """Build the engine. Heavy modules are imported here, in the actor's process alone."""
+    def setup(self, address: str, port: int, device: str, threads: int) -> str:
+        """Build the engine. Heavy modules are imported here, in the actor's process alone.
+
+        Returns the attention kernel and the layout of rows, for the log.
+        """
         with frozen_allocations():
             torch.set_num_threads(threads)
             from transformers import AutoModelForCausalLM  # noqa: F401
@@ -100,9 +104,6 @@ class LearnerRank:
         )
         self.rule = make_rule(self.config.learner.rule)
         self._plain_rule = make_rule(GrpoRule())
-
-    def attention(self) -> str:
-        """The attention kernel and the layout of rows, for the log."""
         return self.learner.attention
 
     def train_step(
@@ -122,8 +123,6 @@ class LearnerRank:
         diagnostic_passes = 0
         loaded = time.perf_counter()
         if diagnose:
-            from gxpo_trainer.rules.diagnostics import diagnose as take_diagnostics
-
             floor = self.config.diagnostics.noise_floor
             extra, diagnostic_passes = take_diagnostics(self.learner, self.rule, noise_floor=floor)
         measured = time.perf_counter()
@@ -156,12 +155,10 @@ class LearnerRank:
         )
 
     def next_bucket(self, version: int, index: int, transport: Transport) -> tuple[WeightBucket | None, float | None]:
-        """Pack bucket `index` of the present weights, or of the present adapter. Collective: all ranks pack in step,
-        because at ZeRO-3 gathering a tensor is.
+        """Pack bucket `index` of the present weights, or of the present adapter. Collective, as gathering is at ZeRO-3.
 
-        Rank 0 (with cuda_ipc every rank) returns the bucket and, after the last one, the fraction of weights, as the
-        forward pass uses them, that differ from the version published before (None for the first). Index 0 starts a
-        new version, also when the one before was not finished.
+        Rank 0 (with cuda_ipc every rank) returns the bucket and, after the last one, the share of weights that differ
+        from the version before (None for the first). Index 0 starts a version, also when the last one is unfinished.
         """
         model = self.learner.model
         if index == 0:
@@ -250,8 +247,8 @@ class LearnerRank:
         return self.rule.state_dict()
 
     def _written(self, write: Callable[[], None]) -> bool:
-        """Write a part that may fail on one rank alone; whether no rank failed. Collective: what follows is collective
-        too, and the others would wait in it for a rank that raised."""
+        """Write a part that may fail on one rank alone; whether no rank failed. Collective: in what follows the others
+        would wait for a rank that raised."""
         failure: Exception | None = None
         try:
             with write_errors():

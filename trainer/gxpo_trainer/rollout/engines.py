@@ -28,9 +28,8 @@ KILL_S = 10.0
 
 @dataclass(slots=True)
 class Engine:
-    """One engine. actor: None while it is lost and may not start. status: a reference while the actor starts, None once
-    it is ready. begun: time of its start, by the watch's `running_s`. version: of its weights. folder: of the actor's
-    temporary files, on its node. stream_id: of its open stream."""
+    """One engine. actor: None while it is lost and may not start. status: a reference while the actor starts. begun:
+    when it started, by the watch's `running_s`. folder: of its temporary files. stream_id: of its open stream."""
 
     index: int
     actor: Any
@@ -112,20 +111,17 @@ class Engines:
         """Wait until an engine is ready, or every one. Raises TrainingError when an engine cannot start."""
         while waiting := {engine.status: engine for engine in self.all if engine.starting}:
             enough = not every and bool(self.ready)
-            ready = ray.wait([*waiting], timeout=0)[0] if enough else self._wait_for_one(waiting)
+            try:
+                group = self.placement.group
+                ready = ray.wait([*waiting], timeout=0)[0] if enough else group.wait_for_one([*waiting], "setup")
+            except Stalled as error:
+                for engine in waiting.values():
+                    self.restart(engine, error)
+                continue
             for status in ready:
                 self.settle(waiting[status])
             if enough and not ready:
                 return
-
-    def _wait_for_one(self, waiting: dict[Any, Engine]) -> list[Any]:
-        """The starting engines that answer next; none after a stall, which restarts all of them."""
-        try:
-            return self.placement.group.wait_for_one([*waiting], "setup")
-        except Stalled as error:
-            for engine in waiting.values():
-                self.restart(engine, error)
-            return []
 
     def settle(self, engine: Engine) -> bool:
         """Take the answer of an engine that was starting; False when it died and is starting again."""
@@ -140,8 +136,8 @@ class Engines:
 
     def restart(self, engine: Engine, error: Exception) -> None:
         """Replace the actor of an engine that died or stalled, without waiting. Raises TrainingError after MAX_RESTARTS
-        in a row, and at the second attempt when an engine that was never ready cannot be built. The first may fail for
-        what passes, such as GPU memory that a process that ended has not given back yet."""
+        in a row, and at the second attempt when an engine that was never ready cannot be built: the first may fail for
+        what passes, such as GPU memory that is not free yet."""
         name = "sampler" if len(self.all) == 1 else f"sampler {engine.index}"
         cause = str(error).strip().splitlines()[0]
         if getattr(error, "actor_init_failed", False):  # an exception, not a kill

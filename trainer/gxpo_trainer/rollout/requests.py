@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import fill_template, json_extra
 from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.rollout.vllm_driver import Response
+from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
 from gxpo_trainer.types import Group, Prompt, Sample
 
 
@@ -107,19 +107,6 @@ CompleteGroups = list[tuple[int, Group]]
 """Groups with the indices of their requests."""
 
 
-class TurnEngine(Protocol):
-    """What open groups need of an engine."""
-
-    version: int | None
-    """Version of the weights."""
-
-    def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
-        """Start a response for each seed."""
-
-    def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
-        """Continue a finished response after tokens that an environment wrote."""
-
-
 class SingleTurns:
     """Groups whose samples are one response of the engine each.
 
@@ -128,7 +115,7 @@ class SingleTurns:
 
     waiting = False
 
-    def __init__(self, engine: TurnEngine, tokenizer: Any, sampling: SamplingSettings, max_length: int) -> None:
+    def __init__(self, engine: EngineDriver, tokenizer: Any, sampling: SamplingSettings, max_length: int) -> None:
         self._engine, self._tokenizer = engine, tokenizer
         self._sampling, self._max_length = sampling, max_length
         self._running: dict[int, tuple[SampleRequest, list[Response]]] = {}
@@ -197,7 +184,7 @@ Indexed = tuple[int, SampleRequest]
 
 
 class Intake:
-    """A closable queue of (index, request), and of calls for the engine's thread."""
+    """A closable queue of (index, request), and of calls that the engine's thread runs between two of its steps."""
 
     def __init__(self, requests: Sequence[Indexed] = (), *, closed: bool = False) -> None:
         self._changed = threading.Condition()
@@ -227,7 +214,7 @@ class Intake:
             self._changed.notify_all()
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Result of a function that the engine's thread runs between two of its steps; waits for it."""
+        """Run a function in the engine's thread and wait for its result."""
         with self._changed:
             if self._closed:
                 raise RuntimeError("the stream has ended; nothing runs in it any more")
@@ -235,10 +222,8 @@ class Intake:
         return future.result()
 
     def post(self, function: Callable[[], Any]) -> Future[Any]:
-        """A function that the engine's thread runs between two of its steps; no longer after an abort.
-
-        Unlike `call` it does not wait, and it may come after `close`, which only says that no request follows.
-        """
+        """Run a function in the engine's thread, also after `close`, which only says that no request follows; no longer
+        after an abort."""
         future: Future[Any] = Future()
         with self._changed:
             if not self.aborted:

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -39,7 +38,7 @@ from gxpo_trainer.rollout.requests import (
     SingleTurns,
     StreamEnd,
 )
-from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, Weights
+from gxpo_trainer.rollout.vllm_driver import EngineDriver, Weights
 from gxpo_trainer.runtime.locks import OwnedDirectory
 from gxpo_trainer.runtime.processes import LOOPBACK, frozen_allocations, interface_to, listen_on
 from gxpo_trainer.runtime.ray_session import trace_this_process
@@ -74,10 +73,9 @@ class SamplerActor:
         in_process = settings.device == "gpu" and settings.config.placement.tensor_parallel == 1
         self._stream = torch.cuda.current_stream() if in_process else None
         self._tokenizer: Any = self._llm.get_tokenizer()
-        self._driver = EngineDriver(self._llm)
         self.weights = EngineWeights(self._llm, settings.config.learner.lora, self._folder.path)
-        self.version = settings.initial_version
-        """Version of the loaded weights, None before the first sync and after a failed one."""
+        first = settings.initial_version
+        self._driver = EngineDriver(self._llm, None if first is None else self._weights_of(first))
         if Path(settings.model).is_dir():
             self.weights.call_workers("verify_checkpoint", settings.model)
         # Start-up objects are permanent; scanning them in every collection costs several percent of sampling time.
@@ -88,7 +86,7 @@ class SamplerActor:
 
     def status(self) -> dict[str, Any]:
         """`process`, `version` (None: none verified yet) and `folder` (of temporary files)."""
-        return {"process": trace_this_process(), "version": self.version, "folder": self._folder.path}
+        return {"process": trace_this_process(), "version": self._version, "folder": self._folder.path}
 
     # ---- requests -------------------------------------------------------------------------------------------
 
@@ -122,19 +120,19 @@ class SamplerActor:
         WeightSyncMismatch when another version is loaded and ValueError when a prompt leaves no room for
         `max_new_tokens`.
         """
-        if self.version != weights_version:
-            held = "no verified version" if self.version is None else f"version {self.version}"
+        if self._version != weights_version:
+            held = "no verified version" if self._version is None else f"version {self._version}"
             raise WeightSyncMismatch(f"weights version {weights_version} was requested; the sampler holds {held}")
         config, busy_s = self._settings.config.environment, 0.0
-        common = self, self._tokenizer, sampling, self._settings.config.model.max_length
+        common = self._driver, self._tokenizer, sampling, self._settings.config.model.max_length
         groups: SingleTurns | Conversations = SingleTurns(*common)
         if self.environments is not None and config.multi_turn:
             kind = AgentConversations if isinstance(config, AgentConfig) else Conversations
             groups = kind(*common, environments=self.environments, config=config, intake=intake)
         try:
             while not intake.aborted:
-                intake.run_calls(wait=self.version is None)
-                if self.version is None:
+                intake.run_calls(wait=self._version is None)
+                if self._version is None:
                     continue  # between two buckets
                 complete = groups.proceed()
                 idle = not self._driver.running and not complete
@@ -153,12 +151,6 @@ class SamplerActor:
         finally:
             self._driver.abort()
             groups.close()
-
-    def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
-        return self._driver.submit(prompt, **asdict(sampling), seeds=seeds, weights=self._current_weights)
-
-    def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
-        self._driver.extend(response, token_ids, seed, self._current_weights)
 
     def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[npt.NDArray[np.float32]]:
         """log π(token | tokens before it) at temperature 1 of tokens 1 … length-1 of each list: float32[length-1]."""
@@ -182,11 +174,9 @@ class SamplerActor:
 
         def load() -> SyncReport | None:
             self._driver.suspend()
-            self.version = None
             report = self.weights.receive(bucket)
             if bucket.last:
-                self.version = bucket.version
-                self._driver.resume(self._current_weights)
+                self._driver.resume(self._weights_of(bucket.version))
             return report
 
         return self._run(load, stream_id)
@@ -213,10 +203,13 @@ class SamplerActor:
     # ---- inside ---------------------------------------------------------------------------------------------
 
     @property
-    def _current_weights(self) -> Weights:
-        """Of a request to vLLM. The salt excludes prefix-cache blocks computed with earlier weights."""
-        assert self.version is not None, "a sync is under way"
-        return Weights(self.version, f"sync-{self.weights.num_syncs}", self.weights.adapter)
+    def _version(self) -> int | None:
+        """Of the loaded weights, None before the first sync and after a failed one."""
+        return None if self._driver.weights is None else self._driver.weights.version
+
+    def _weights_of(self, version: int) -> Weights:
+        """The salt excludes prefix-cache blocks computed with earlier weights."""
+        return Weights(version, f"sync-{self.weights.num_syncs}", self.weights.adapter)
 
     def _run(self, function: Callable[[], T], stream_id: int | None) -> T:
         """Call a function that uses the engine; with a stream in its thread, between two of its decoding steps."""

@@ -163,7 +163,7 @@ class Controller:
         self._sync()
         if self.config.needs_engines:
             self._log_placement()
-        self.reporter.log_event("attention", f"attention: {self.learners.attention()}")
+        self.reporter.log_event("attention", f"attention: {self.learners.attention}")
         self.ready = True
 
     def _next(self) -> str | None:
