@@ -163,22 +163,13 @@ def overlapped(run: Rank, **settings: Any) -> dict[str, Any]:
 
 
 def written_parameters(run: Rank, **settings: Any) -> dict[str, Any]:
-    """Scale all masters by 1.5 in place, publish, and look at the forward pass and at the gathered weights."""
+    """The forward pass's weights before and after all masters are scaled by 1.5 in place and published."""
     learner = run.learner(**settings)
     before = weights(learner)
     for parameter in learner.parameters():
         parameter.mul_(1.5)
-    unpublished = weights(learner)
     learner.publish()
-    learner.load_batches([run.share])
-    result = learner.backward()
-    return {
-        "before": before,
-        "after": weights(learner),
-        "seen_before_publish": any(not torch.equal(before[n], unpublished[n]) for n in before),
-        "gap": learner.logprob_gap(),
-        "norm": result.grad_norm,
-    }
+    return {"before": before, "after": weights(learner)}
 
 
 def parked(run: Rank, **settings: Any) -> dict[str, Any]:

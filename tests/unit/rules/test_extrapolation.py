@@ -87,13 +87,11 @@ def test_median_by_bisection_is_the_lower_median(values):
     assert median == pytest.approx(float(expected), rel=1e-6, abs=1e-12)
 
 
-def metrics_of(gradients, lr=0.1, weight_decay=0.0, has_recurrence=True, **rule):
+def metrics_of(gradients, lr=0.1, weight_decay=0.0, **rule):
     """Metrics of one GXPO step on gradients that are the same wherever θ is."""
     table = [torch.tensor(row, dtype=torch.float64) for row in gradients]
     start = torch.ones(len(table[0]), dtype=torch.float64)
     toy = ToyLearner(start, lambda theta, taken: [table[taken]], lr=lr, weight_decay=weight_decay)
-    if not has_recurrence:
-        toy.recurrence = lambda: None
     return GXPO(GxpoRule(gate={"mode": "never"}, **rule)).step(toy).metrics
 
 
@@ -111,12 +109,10 @@ def test_retention_is_described_by_its_mean_and_population_std_over_active_coord
         assert metrics["gxpo/scale_mean"] == pytest.approx(1.34)
 
 
-@pytest.mark.parametrize(("decay", "has_recurrence"), [(0.0, True), (0.5, True), (0.0, False)])
-def test_displacement_takes_the_weight_decay_out_of_the_ratio(decay, has_recurrence):
-    # SGD adds λθ to the gradient: θ¹ − (1 − ηλ)θ⁰ = −ηg⁰, so r = g¹/g⁰ whatever λ is. Without a recurrence the steps
-    # count as they are: d⁰ = −0.1 and d¹ = −0.05.
-    learner = {"weight_decay": decay, "has_recurrence": has_recurrence}
-    metrics = metrics_of([[1.0], [0.5], [1.0]], k=4, predictor="displacement", **learner)
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_displacement_takes_the_weight_decay_out_of_the_ratio(decay):
+    # SGD adds λθ to the gradient: θ¹ − (1 − ηλ)θ⁰ = −ηg⁰, so r = g¹/g⁰ whatever λ is.
+    metrics = metrics_of([[1.0], [0.5], [1.0]], k=4, predictor="displacement", weight_decay=decay)
     assert metrics["gxpo/retention_mean"] == pytest.approx(0.5)
 
 

@@ -50,9 +50,7 @@ class RolloutPool:
     """The engines, the verifier and the environments of a run.
 
     Order: `start`, `sync` of a first version, then `collect` for that version; `sync` and `collect` never overlap.
-
-    source: publishes the weights; None when the engines keep those of their model folder. devices: decides who has the
-    GPUs, where learner and engines share them.
+    source: publishes the weights; None when the engines keep those of their model folder.
     """
 
     def __init__(

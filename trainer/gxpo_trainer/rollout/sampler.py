@@ -2,10 +2,7 @@
 
 Order of calls: `receive(bucket)` for every bucket of version v; then `stream(..., weights_version=v)` accepts that
 version only. While a stream is open, `receive` may only be called with its id: requests are then suspended from the
-first bucket to the last and continue with the new version.
-
-Log-probabilities are those of the sampling distribution: softmax(logits / temperature) over the whole vocabulary,
-without truncation.
+first bucket to the last and continue with the new version. Log-probabilities are those of the sampling distribution.
 """
 
 from __future__ import annotations

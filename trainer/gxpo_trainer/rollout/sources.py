@@ -185,9 +185,7 @@ class OnPolicyRollouts:
 class DatasetSource:
     """Completions of a data set: of a whole run, or of the warm start before the steps of another source.
 
-    Engines take no part; they are synced for an evaluation, or when the other source begins.
-
-    rows: with `completion_ids`. size: rows of a step. after: takes over from step `steps` + 1.
+    Engines take no part until an evaluation, or the other source. rows: with `completion_ids`. size: rows of a step.
     """
 
     def __init__(
@@ -264,16 +262,14 @@ class _Planned:
 class AsyncRollouts:
     """Samples the batches of coming steps while the learner updates.
 
-    With depth d = `rollout.async_depth`, version v of the weights samples the batches of steps up to v + 1 + d, so that
-    no batch is older than allowed. A batch always consists of the prompts that were drawn for it, however long they
-    take.
+    With depth d = `rollout.async_depth`, version v of the weights samples the batches of steps up to v + 1 + d. A batch
+    always consists of the prompts that were drawn for it, however long they take.
 
     `serve` keeps the engines at work. They take new weights once all requests are finished, with `update_in_flight` at
     any time. In deterministic mode `sync` waits for that moment, so that the batch of step t is always sampled by
     version t − 1 − d, or by the version of the checkpoint before it where that is newer: a resumed run then samples
-    what the uninterrupted one would have.
-
-    An engine that starts again is synced while the learner is idle, and else with the next sync.
+    what the uninterrupted one would have. An engine that starts again is synced while the learner is idle, and else
+    with the next sync.
     """
 
     def __init__(self, config: RunConfig, pool: RolloutPool, planner: RolloutPlanner) -> None:

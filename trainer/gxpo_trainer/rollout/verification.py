@@ -1,8 +1,7 @@
 """The verifier as a Ray actor: scores groups while the sampler is still sampling.
 
-The actor is asynchronous, so many groups can be in flight. The pool's worker processes do the work, and servers that
-of components over HTTP; the actor itself imports neither torch nor vLLM. `VerifierHandle` restarts an actor that dies
-and submits the groups that were lost with it again.
+Worker processes do the work, and servers that of components over HTTP; the actor imports neither torch nor vLLM.
+`VerifierHandle` restarts an actor that dies and submits the groups that were lost with it again.
 """
 
 from __future__ import annotations
@@ -31,12 +30,8 @@ from gxpo_trainer.types import Group, HttpUsage, Sample, Verdict, VerdictStatus
 
 
 class VerifierActor:
-    """Scores groups in killable processes.
-
-    `timeout` and `error` verdicts are returned as such; the caller counts them. Components over HTTP are computed here,
-    without a worker. `score` raises VerifierFailed when no worker can be started, ConfigError when an address is not
-    allowed on this machine.
-    """
+    """Scores groups in killable processes. `score` raises VerifierFailed when no worker can be started, and ConfigError
+    when an address is not allowed on this machine."""
 
     def __init__(self, config: VerifierConfig) -> None:
         self._config = config

@@ -1,8 +1,7 @@
 """A minimal driver of an in-process vLLM engine, for vLLM 0.32.
 
-vLLM's front end converts each step's output of every request into Python objects for detokenization and streaming.
-Training needs neither, so requests go directly to the engine core (`add_request`, `get_output`: the protocol between
-vLLM's front end and core) and token ids are collected until the request finishes.
+vLLM's front end prepares each step's output for detokenization and streaming. Training needs neither, so requests go
+directly to the engine core (`add_request`, `get_output`) and token ids are collected until the request finishes.
 """
 
 from __future__ import annotations

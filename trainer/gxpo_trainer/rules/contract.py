@@ -1,19 +1,14 @@
 """The contract between an update rule and the learner that runs it.
 
-A rule decides how the parameters move during one training step. It has access to flat local shards of the fp32
-parameters and a few operations, but not to Ray, DeepSpeed, the model or the loss. The same rule thus runs on a
-two-parameter quadratic in a unit test and on eight ranks of ZeRO-3.
+A rule decides how the parameters move during one training step. It sees flat local shards of the fp32 parameters and a
+few operations, so that it runs on a two-parameter quadratic in a unit test and on eight ranks of ZeRO-3.
 
 Order of the operations in one step (the learner may rely on it):
 
     backward → [read gradients] → optimizer_step → [read gradients, write parameters → publish] → backward → …
 
-Gradients are readable from the end of `backward()` until the next `backward()`, also after
-`optimizer_step()`. Parameters may be written in place at any time between passes; the forward pass uses
-them after `publish()`.
-
-Below the contract: what rules are built from (copies, sums and norms over shards, the plain step that every rule falls
-back to) and `make_rule`.
+Gradients are readable from the end of `backward()` until the next `backward()`, also after `optimizer_step()`.
+Parameters may be written in place at any time between passes; the forward pass uses them after `publish()`.
 """
 
 from __future__ import annotations
@@ -148,8 +143,8 @@ class RuleLearner(Protocol):
     def gradients(self) -> list[Tensor]:
         """The gradients that the optimizer uses (clipped), flat, shaped like `parameters()`."""
 
-    def recurrence(self) -> Recurrence | None:
-        """The optimizer's recurrence at the current learning rate; None when it has no element-wise form."""
+    def recurrence(self) -> Recurrence:
+        """The optimizer's recurrence at the current learning rate."""
 
     def publish(self) -> None:
         """Make written master parameters the ones that the forward pass uses."""
@@ -306,9 +301,7 @@ def finish_plain_step(learner: RuleLearner, first: BackwardResult) -> StepReport
     if not first.finite:
         return StepReport(metrics, backward_passes=1, finite=False, fallback="the gradient is not finite")
     learner.optimizer_step()
-    norm = last_step_norm(learner)
-    if norm is not None:
-        metrics["update/norm"] = norm
+    metrics["update/norm"] = last_step_norm(learner)
     return StepReport(metrics, backward_passes=1)
 
 
@@ -322,17 +315,13 @@ def finish_passes(
     return StepReport(metrics, backward_passes=len(passes), fallback=why)
 
 
-def last_step_norm(learner: RuleLearner) -> float | None:
-    """‖θ_after − θ_before‖ of the optimizer step just taken, from the moments after it; None without a recurrence.
+def last_step_norm(learner: RuleLearner) -> float:
+    """‖θ_after − θ_before‖ of the optimizer step just taken, from the moments after it.
 
     With weight decay the parameters after the step replace those before it, a relative error of ηλ.
     """
-    recurrence = learner.recurrence()
-    if recurrence is None:
-        return None
-    state = learner.optimizer_state()
-    moments = state.moments()
-    step = state.step
+    recurrence, state = learner.recurrence(), learner.optimizer_state()
+    moments, step = state.moments(), state.step
 
     def square(theta: Tensor, gradient: Tensor, *moment_parts: Tensor) -> Tensor:
         return _sums(recurrence.displacement(theta, moment_parts, gradient, step).square())

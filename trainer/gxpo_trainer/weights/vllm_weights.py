@@ -154,7 +154,6 @@ class VllmWeights:
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
         self._layout = layout_of(model)
-        self._identities: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -240,17 +239,12 @@ class VllmWeights:
             return parameter.detach()
         # [in, in] @ packed [in, out] -> [in, out]; transposed it is the checkpoint's [out, in].
         product: Callable[..., torch.Tensor] = module.cpu_linear
-        return product(self._identity(_in_features(module), parameter.device), parameter, None).t()
+        identity = torch.eye(_in_features(module), dtype=self.dtype, device=parameter.device)
+        return product(identity, parameter, None).t()
 
     def _uses_packed_copy(self, module: Any, attribute: str) -> bool:
         """Whether the forward pass uses a packed copy of this parameter, rather than a row lookup."""
         return attribute == "weight" and _is_packed(module) and module not in self._layout.lookups
-
-    def _identity(self, size: int, device: torch.device) -> torch.Tensor:
-        key = (size, device)
-        if key not in self._identities:
-            self._identities[key] = torch.eye(size, dtype=self.dtype, device=device)
-        return self._identities[key]
 
 
 def _is_packed(module: Any) -> bool:
