@@ -25,19 +25,9 @@ from gxpo_trainer.algo.losses import (
 from gxpo_trainer.algo.packing import Layout, MicroBatch, dummy_micro_batch, pack
 from gxpo_trainer.config import LearnerConfig, RunConfig
 from gxpo_trainer.errors import Diverged
-from gxpo_trainer.learner import checkpoint
+from gxpo_trainer.learner import checkpoint, setup
 from gxpo_trainer.learner.logprobs import layer_types
 from gxpo_trainer.learner.models import load_config
-from gxpo_trainer.learner.setup import (
-    Device,
-    choose_attention,
-    choose_layout,
-    installed_kernels,
-    join_process_group,
-    load_partitioned,
-    load_reference,
-    open_engine,
-)
 from gxpo_trainer.learner.shards import Parking, open_shards
 from gxpo_trainer.rules.contract import AdamWRecurrence, BackwardResult, OptimizerState, SGDRecurrence, norm
 from gxpo_trainer.types import Metrics
@@ -155,12 +145,12 @@ class DeepSpeedLearner:
         world_size: int = 1,
         master_address: str = "127.0.0.1",
         master_port: int,
-        device: Device = "cpu",
+        device: setup.Device = "cpu",
     ) -> None:
         """Join the other ranks, load the policy and partition it; raises as load_policy and choose_layout."""
         self.config = config
         self.rank, self.world_size = rank, world_size
-        join_process_group(
+        setup.join_process_group(
             rank=rank, world_size=world_size, master_address=master_address, master_port=master_port, device=device
         )
         self.idle_bytes = int(psutil.Process().memory_info().rss)
@@ -170,19 +160,19 @@ class DeepSpeedLearner:
         self._loss = settings.loss.resolved(config.rollout.async_depth)
         torch.manual_seed(config.seed)
         layers = layer_types(load_config(config.model))
-        attention = choose_attention(config, device, installed_kernels(device), layers)
+        attention = setup.choose_attention(config, device, setup.installed_kernels(device), layers)
         # The adapter's initial weights are drawn at the end of loading.
-        self.model: Any = load_partitioned(config, attention, self.device)
+        self.model: Any = setup.load_partitioned(config, attention, self.device)
         """The transformers model, or PEFT's around it."""
-        self._engine, optimizer = open_engine(self.model, config, device)
+        self._engine, optimizer = setup.open_engine(self.model, config, device)
         shares = self._engine.module.can_share_prompts
-        self._packing = choose_layout(config, device, attention, layers, can_share_prompts=shares)
+        self._packing = setup.choose_layout(config, device, attention, layers, can_share_prompts=shares)
         self.attention = f"{attention} over {self._packing} rows"
         self._pad_id = _pad_id(self.model.config)
         self._teaches = config.teacher is not None
         self._with_reference = self._teaches or settings.loss.kl_beta > 0
         own = self._teaches or (self._with_reference and settings.lora is None)
-        self._reference = load_reference(config.of_reference, attention, device, self.device) if own else None
+        self._reference = setup.load_reference(config.of_reference, attention, device, self.device) if own else None
         self._optimizer = optimizer
         self._shards = open_shards(
             self._engine, optimizer, zero_stage=settings.zero_stage, precision=settings.precision
@@ -192,8 +182,6 @@ class DeepSpeedLearner:
         self._batches: list[LoadedBatch] = []
         self._index = 0
         self._finite = False
-
-    # ---- the batch ------------------------------------------------------------------------------------------
 
     def load_batches(self, batches: Sequence[StepBatch]) -> None:
         """Load this rank's shares of the mini-batches that passes run over; the first becomes the present one.
@@ -247,8 +235,6 @@ class DeepSpeedLearner:
         metrics = self._first_pass_metrics()
         prefix = "importance_"
         return {f"importance/{n.removeprefix(prefix)}": v for n, v in metrics.items() if n.startswith(prefix)}
-
-    # ---- the operations of a rule: see rules.contract.RuleLearner ------------------------------------------------
 
     def backward(self) -> BackwardResult:
         """One full gradient of the present batch at the published parameters, clipped; counts one pass."""
@@ -319,8 +305,6 @@ class DeepSpeedLearner:
                 moment.zero_()
         self._shards.state.set_step(0)
 
-    # ---- schedule, sync, checkpoints ------------------------------------------------------------------------
-
     @property
     def learning_rate(self) -> float:
         """η of the next optimizer step."""
@@ -382,8 +366,6 @@ class DeepSpeedLearner:
         if self._reference is not None:
             self._reference.close()
         self._engine.destroy()
-
-    # ---- inside ---------------------------------------------------------------------------------------------
 
     def _layout(self) -> checkpoint.Layout:
         settings = self.config.learner

@@ -1,7 +1,6 @@
-"""The learner for the controller: all ranks as one.
+"""The learner for the controller: every call goes to all ranks at once (SPMD), and rank 0's result is returned.
 
-Every call goes to all ranks at once (SPMD); rank 0's result is returned. When a rank dies its peers may hang in a
-collective, so the whole group is ended and rebuilt.
+When a rank dies its peers may hang in a collective, so the whole group is ended and rebuilt.
 """
 
 from __future__ import annotations
@@ -78,10 +77,8 @@ class LearnerGroup:
         self._built = True
 
     def restart(self) -> None:
-        """Kill the remaining ranks, which may hang in a collective, and start all of them again.
-
-        On several nodes this is tried again: the first place may be on a node that is lost without Ray's notice.
-        """
+        """Kill the remaining ranks and start all again; on several nodes more than once, because Ray may not have noticed
+        yet that a node is lost."""
         for restarts in range(1, MOST_STARTS + 1):
             self.kill()
             self.placement.group.back_off(restarts)
@@ -98,8 +95,8 @@ class LearnerGroup:
         self.ranks, self.processes, self._built = [], [], False
 
     def close(self) -> None:
-        """Let the ranks free what outlives them (shared memory), then end them, also those that hang in a collective
-        after another rank has failed. Ranks that are still being built have nothing to free, and answer only then."""
+        """Let the ranks free what outlives them (shared memory), then end them, also those that hang in a collective.
+        Ranks that are still being built have nothing to free."""
         if self._built and (calls := [rank.close.remote() for rank in self.ranks]):
             ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S)
         self.kill()
@@ -128,7 +125,7 @@ class LearnerGroup:
         return state
 
     def load(self, folder: Path, rule_state: dict[str, Any]) -> str | None:
-        """Continue from the learner's files of a checkpoint; what was resharded, None for the same layout."""
+        """Continue from a checkpoint; what was resharded, None for the same layout."""
         self.devices.need("updating")
         calls = [rank.load.remote(str(folder), rule_state) for rank in self.ranks]
         resharded: str | None = self._get(calls, "checkpointing")[0]

@@ -111,10 +111,8 @@ class LearnerRank:
     ) -> StepResult:
         """One rule step a mini-batch. batches: this rank's shares, one a mini-batch.
 
-        A warm start takes plain optimizer steps, whatever the rule, which knows nothing of them; the step after it
-        starts from a fresh optimizer.
-
-        Metrics are means over the mini-batches that have them.
+        A warm start takes plain optimizer steps; the step after it starts from a fresh optimizer. Metrics are means of
+        the mini-batches that have them.
         """
         self.learner.set_learning_rate(learning_rate)
         begin = time.perf_counter()
@@ -224,8 +222,7 @@ class LearnerRank:
     def gap(self, batch: StepBatch) -> tuple[float, float]:
         """Mean and largest log-prob gap to the sampler's scores of a batch. Changes no weights. Collective.
 
-        At temperature 1, whatever `rollout.temperature` is: vLLM scores prompts with unscaled logits
-        (`Sampler.score`).
+        At temperature 1, as vLLM scores prompts.
         """
         self.learner.load_batches([batch])
         self.learner.fix_old_logprobs(temperature=1.0)

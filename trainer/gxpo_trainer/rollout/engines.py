@@ -250,9 +250,8 @@ def _raised(text: str) -> str:
 class Dispatcher:
     """Assigns requests to engines; every request is open in exactly one engine, waiting, or finished.
 
-    All samples of a request go to one engine, because they share its prefix. The next request goes to the engine with
-    the fewest unfinished tokens among those with room for it, so a slow engine gets less. An engine holds at most
-    `max_sequences`, and one request beyond, so that it never runs out while more are on their way.
+    The next request goes to the engine with the fewest unfinished tokens among those with room for it, so a slow engine
+    gets less. An engine holds at most `max_sequences`, and one request beyond, so that it never runs out.
     """
 
     def __init__(self, max_sequences: int) -> None:

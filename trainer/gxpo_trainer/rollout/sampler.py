@@ -85,8 +85,6 @@ class SamplerActor:
         """`process`, `version` (None: none verified yet) and `folder` (of temporary files)."""
         return {"process": trace_this_process(), "version": self._version, "folder": self._folder.path}
 
-    # ---- requests -------------------------------------------------------------------------------------------
-
     def stream(
         self, stream_id: int, sampling: SamplingSettings, weights_version: int
     ) -> Iterator[CompleteGroups | StreamEnd]:
@@ -160,8 +158,6 @@ class SamplerActor:
         # Position 0 has no entry, so the flat list starts at token 1.
         return [np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32) for output in outputs]
 
-    # ---- weights and memory ---------------------------------------------------------------------------------
-
     def receive(self, bucket: WeightBucket, *, stream_id: int | None = None) -> SyncReport | None:
         """Load a bucket of a published version in every worker; after the last one verify all and return a SyncReport.
 
@@ -196,8 +192,6 @@ class SamplerActor:
         if self._settings.sleeps:
             with self._dies_with_its_workers():
                 self._llm.wake_up(tags=[what])
-
-    # ---- inside ---------------------------------------------------------------------------------------------
 
     @property
     def _version(self) -> int | None:

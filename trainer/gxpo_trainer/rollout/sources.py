@@ -284,8 +284,6 @@ class AsyncRollouts:
         self._learner_version = self._engine_version = 0
         self._learner_busy = self._syncing = False
 
-    # ---- a step ---------------------------------------------------------------------------------------------
-
     def batch(self, step: int) -> Rollouts:
         collection, planned = self._open(), self._planned.pop(step)
         first = collection.await_groups(planned.requests)
@@ -334,8 +332,6 @@ class AsyncRollouts:
             raise TrainingError(f"versions {sorted(versions)} sampled what only version {version} should have sampled")
         return collected
 
-    # ---- checkpoints and recovery ---------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """The cursor, and the prompts of the batches under way, which a resumed run samples again."""
         drawn = self._drawn | {step: planned.prompts for step, planned in self._planned.items()}
@@ -355,8 +351,6 @@ class AsyncRollouts:
             self._collection.abort()
         self._collection = None
         self._planned.clear()
-
-    # ---- inside ---------------------------------------------------------------------------------------------
 
     def _open(self) -> Collection:
         assert self._collection is not None, "sync comes first"

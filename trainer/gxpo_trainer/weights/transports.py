@@ -1,7 +1,4 @@
-"""The four transports of a weight sync, each a publisher in the learner and its counterpart in an engine worker.
-
-A publisher packs a bucket (`publish`), keeps the newest one readable (`buffer`) and frees its memory (`close`).
-"""
+"""The four transports of a weight sync, each a publisher in the learner and its counterpart in an engine worker."""
 
 from __future__ import annotations
 
@@ -192,8 +189,8 @@ BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 def open_store(address: str, port: int, member: int, size: int, timeout: timedelta) -> Store:
     """The store in which the members of a process group meet, served by member 0.
 
-    torch lets its store listen on every interface, where any account of any host could write its keys. This one listens
-    on `address` alone, which the members can reach, and a group of one member needs none at all.
+    torch's own listens on every interface, where any account of any host could write its keys. This one listens on
+    `address` alone, and a group of one member needs none at all.
     """
     own = interface_to(address)
     listen_on("GLOO_SOCKET_IFNAME", LOOPBACK if size == 1 else own)
@@ -236,8 +233,8 @@ class BroadcastGroup:
 def _nccl_group(store: Any, member: int, size: int, timeout: timedelta) -> Any:
     """A group whose `wait` returns once the data is there, and raises after `timeout` without it.
 
-    Without TORCH_NCCL_BLOCKING_WAIT a thread of the group ends the process instead, also where `wait` itself is given
-    a timeout. The constructor reads the variable; groups of DeepSpeed and vLLM keep their own behaviour.
+    Without TORCH_NCCL_BLOCKING_WAIT a thread of the group ends the process instead. The constructor reads the variable;
+    groups of DeepSpeed and vLLM keep their own behaviour.
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
@@ -253,10 +250,7 @@ def _nccl_group(store: Any, member: int, size: int, timeout: timedelta) -> Any:
 
 
 class BroadcastPublisher(Publisher):
-    """Packs a bucket on the learner's device; `send` broadcasts it while the engines receive.
-
-    Call `send` for each bucket before the next one.
-    """
+    """Packs a bucket on the learner's device; `send`, called before the next one, broadcasts it."""
 
     transport = "nccl"
 

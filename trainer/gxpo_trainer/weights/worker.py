@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from gxpo_trainer.config import LoraConfig
 from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
 from gxpo_trainer.runtime.processes import peak_resident_bytes, write_errors
+from gxpo_trainer.weights import transports
 from gxpo_trainer.weights.buckets import (
     ADAPTER_WEIGHTS,
     SyncReport,
@@ -28,14 +29,6 @@ from gxpo_trainer.weights.buckets import (
     dtype_name,
     tensors_of,
     without_signed_zeros,
-)
-from gxpo_trainer.weights.transports import (
-    BroadcastGroup,
-    SharedMemoryPublisher,
-    SharedMemoryReader,
-    fetch,
-    grown,
-    open_handle,
 )
 from gxpo_trainer.weights.vllm_weights import Published, Readback, VllmWeights, verify_adapter
 
@@ -62,15 +55,15 @@ class WeightReceiver:
     def __init__(self, weights: VllmWeights, device: torch.device, model_runner: Any = None, rank: int = 0) -> None:
         self.weights, self._device = weights, device
         self._model_runner, self._rank = model_runner, rank
-        self._shared_memory = SharedMemoryReader()
-        self._group: BroadcastGroup | None = None
+        self._shared_memory = transports.SharedMemoryReader()
+        self._group: transports.BroadcastGroup | None = None
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
         self._expected: dict[str, list[_Expected]] = {}
         self._num_bytes, self._load_s = 0, 0.0
 
     def join(self, address: str, port: int, first_member: int, size: int) -> None:
         """Join the broadcast group as member `first_member` + rank; every member must call it at the same time."""
-        self._group = BroadcastGroup(address, port, first_member + self._rank, size, self._device)
+        self._group = transports.BroadcastGroup(address, port, first_member + self._rank, size, self._device)
 
     def receive(self, bucket: WeightBucket) -> SyncReport | None:
         """Load a bucket; after the last one read everything back, compare, and report.
@@ -132,11 +125,11 @@ class WeightReceiver:
         if bucket.transport == "shared_memory":
             return self._shared_memory.read(bucket)
         if bucket.transport == "cuda_ipc":
-            return open_handle(bucket, self._device)
+            return transports.open_handle(bucket, self._device)
         from vllm.utils.nccl import unpinned_nccl_env
 
         assert self._group is not None, "join the broadcast group before the first bucket"
-        self._buffer = grown(self._buffer, bucket.num_bytes)
+        self._buffer = transports.grown(self._buffer, bucket.num_bytes)
         # The first broadcast creates the communicator. Batch-invariant engines pin NCCL settings that the learner does
         # not have, and a communicator whose members differ in them hangs.
         with unpinned_nccl_env():
@@ -264,8 +257,8 @@ class EngineWeights:
 
     def __init__(self, llm: Any, settings: LoraConfig | None, root: Path) -> None:
         self._llm, self._settings = llm, settings
-        self._reader = SharedMemoryReader()
-        self._local: SharedMemoryPublisher | None = None
+        self._reader = transports.SharedMemoryReader()
+        self._local: transports.SharedMemoryPublisher | None = None
         self.folder = AdapterFolder(root, settings) if settings else None
         self.num_syncs = 0
         self.adapter: LoRARequest | None = None
@@ -278,8 +271,8 @@ class EngineWeights:
             self.num_syncs += 1
         if bucket.transport == "object_store":
             # In shared memory worker processes can map it.
-            self._local = self._local or SharedMemoryPublisher()
-            bucket = replace(bucket, transport="shared_memory", location=self._local.store(fetch(bucket)))
+            self._local = self._local or transports.SharedMemoryPublisher()
+            bucket = replace(bucket, transport="shared_memory", location=self._local.store(transports.fetch(bucket)))
         return self._receive_full(bucket) if self.folder is None else self._receive_adapter(self.folder, bucket)
 
     def call_workers(self, method: str, *arguments: Any) -> list[Any]:
