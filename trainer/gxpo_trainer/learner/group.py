@@ -77,8 +77,8 @@ class LearnerGroup:
         self._built = True
 
     def restart(self) -> None:
-        """Kill the remaining ranks and start all again; on several nodes more than once, because Ray may not have noticed
-        yet that a node is lost."""
+        """Kill the remaining ranks and start all again; on several nodes more than once, because Ray may not know yet
+        that a node is lost."""
         for restarts in range(1, MOST_STARTS + 1):
             self.kill()
             self.placement.group.back_off(restarts)
