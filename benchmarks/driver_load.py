@@ -44,8 +44,10 @@ class StandInHost:
 
     def stream(self, engine: int, stream_id: int) -> Iterator[CompleteGroups | StreamEnd]:
         intake = self._intakes[engine, stream_id]
-        while (arrived := intake.take(wait=True)) is not None:
-            for index, request in arrived:
+        while not intake.closed:
+            intake.run_calls(wait=True)
+            while intake.requests:
+                index, request = intake.requests.popleft()
                 samples = tuple(
                     Sample(self._text, ids, logprobs, "length")
                     for ids, logprobs in zip(self._ids.copy(), self._logprobs.copy(), strict=True)

@@ -258,50 +258,51 @@ def test_every_request_is_finished_once_whichever_engines_die(
 A, B = cast(Any, (0, "a")), cast(Any, (1, "b"))
 
 
-def test_requests_are_taken_once_and_in_order() -> None:
+def test_requests_arrive_in_order_before_the_end() -> None:
     intake = Intake()
     intake.put([A])
     intake.put([B])
-    assert intake.take(wait=True) == [A, B]
-    assert intake.take(wait=False) == []
     intake.close()
-    assert intake.take(wait=True) is None
+    assert not intake.requests
+    intake.run_calls(wait=True)
+    assert ([*intake.requests], intake.closed) == ([A, B], True)
 
 
-@pytest.mark.parametrize(("wake", "taken"), [(Intake.abort, None), (lambda intake: intake.put([B]), [B])])
+@pytest.mark.parametrize(("wake", "taken"), [(Intake.abort, []), (lambda intake: intake.put([B]), [B])])
 def test_a_waiting_engine_is_woken_by_a_request_and_by_an_abort(wake: Any, taken: Any) -> None:
     intake = Intake()
-    received: list[Any] = []
-    waiting = threading.Thread(target=lambda: received.append(intake.take(wait=True)))
+    waiting = threading.Thread(target=lambda: intake.run_calls(wait=True))
     waiting.start()
     wake(intake)
     waiting.join(10)
-    assert received == [taken]
-    assert intake.aborted == (taken is None)
+    assert not waiting.is_alive()
+    assert [*intake.requests] == taken
+    assert intake.aborted == (not taken)
 
 
-def test_a_closed_intake_runs_what_is_posted_and_waits_for_it() -> None:
+def test_a_closed_intake_runs_what_is_posted() -> None:
     """The last request was submitted; its environment answers later."""
     intake = Intake([A], closed=True)
-    assert intake.take(wait=True, expect_calls=True) == [A]
     ran: list[str] = []
     posting = threading.Timer(0.0, lambda: intake.post(lambda: ran.append("answer")))
     posting.start()
-    assert intake.take(wait=True, expect_calls=True) is None
     intake.run_calls(wait=True)
     posting.join(10)
     assert ran == ["answer"]
+    with pytest.raises(RuntimeError, match="the stream has ended"):
+        intake.call(lambda: None)
 
 
 def test_nothing_is_posted_to_an_aborted_intake() -> None:
     intake = Intake()
     ran: list[str] = []
-    intake.post(lambda: ran.append("before"))
+    before = intake.post(lambda: ran.append("before"))
     intake.abort()
-    intake.post(lambda: ran.append("after"))
+    after = intake.post(lambda: ran.append("after"))
     intake.run_calls(wait=True)
     assert ran == []
-    assert intake.take(wait=True, expect_calls=True) is None
+    assert before.cancelled()
+    assert after.cancelled()
 
 
 def test_every_turn_of_every_sample_has_a_seed_of_its_own() -> None:

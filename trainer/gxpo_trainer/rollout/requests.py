@@ -184,30 +184,28 @@ Indexed = tuple[int, SampleRequest]
 
 
 class Intake:
-    """A closable queue of (index, request), and of calls that the engine's thread runs between two of its steps."""
+    """What reaches an engine's thread, which handles it between two of its steps: requests, and calls.
+
+    requests: that came and have not begun. closed: no request follows. Both change in the engine's thread alone.
+    """
 
     def __init__(self, requests: Sequence[Indexed] = (), *, closed: bool = False) -> None:
+        self.requests: deque[Indexed] = deque(requests)
+        self.closed, self.aborted = closed, False
         self._changed = threading.Condition()
-        self._waiting: deque[Indexed] = deque(requests)
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._closed, self.aborted = closed, False
 
     def put(self, requests: Sequence[Indexed]) -> None:
-        with self._changed:
-            self._waiting.extend(requests)
-            self._changed.notify_all()
+        self.post(lambda: self.requests.extend(requests))
 
     def close(self) -> None:
         """No request follows; the stream ends when those that came are finished."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self.post(lambda: setattr(self, "closed", True))
 
     def abort(self) -> None:
         """Drop all requests, including those that are running."""
         with self._changed:
-            self.aborted = self._closed = True
-            self._waiting.clear()
+            self.aborted = True
             for _, future in self._calls:
                 future.cancel()
             self._calls.clear()
@@ -215,18 +213,17 @@ class Intake:
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run a function in the engine's thread and wait for its result."""
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("the stream has ended; nothing runs in it any more")
-            future = self.post(function)
-        return future.result()
+        if self.closed:
+            raise RuntimeError("the stream has ended; nothing runs in it any more")
+        return self.post(function).result()
 
     def post(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function in the engine's thread, also after `close`, which only says that no request follows; no longer
-        after an abort."""
+        """Run a function in the engine's thread; no longer after an abort."""
         future: Future[Any] = Future()
         with self._changed:
-            if not self.aborted:
+            if self.aborted:
+                future.cancel()
+            else:
                 self._calls.append((function, future))
                 self._changed.notify_all()
         return future
@@ -243,15 +240,3 @@ class Intake:
                 future.set_result(function())
             except Exception as error:
                 future.set_exception(error)
-
-    def take(self, *, wait: bool, expect_calls: bool = False) -> list[Indexed] | None:
-        """Requests that have arrived; wait: block until there is one or a call. None when closed and empty.
-
-        expect_calls: a call is sure to come, so wait for it even when closed.
-        """
-        with self._changed:
-            while wait and not (self._waiting or self._calls or self.aborted or (self._closed and not expect_calls)):
-                self._changed.wait()
-            taken = list(self._waiting)
-            self._waiting.clear()
-            return taken if taken or not self._closed else None

@@ -125,17 +125,17 @@ class SamplerActor:
             kind = AgentConversations if isinstance(config, AgentConfig) else Conversations
             groups = kind(*common, environments=self.environments, config=config, intake=intake)
         try:
+            idle = False
             while not intake.aborted:
-                intake.run_calls(wait=self._version is None)
+                intake.run_calls(wait=idle or self._version is None)
                 if self._version is None:
                     continue  # between two buckets
                 complete = groups.proceed()
+                while intake.requests:
+                    groups.begin(*intake.requests.popleft())
                 idle = not self._driver.running and not complete
-                arrived = intake.take(wait=idle, expect_calls=groups.waiting)
-                if arrived is None and idle and not groups.waiting:
+                if idle and intake.closed and not groups.waiting:
                     break
-                for index, request in arrived or ():
-                    groups.begin(index, request)
                 started = time.perf_counter()
                 finished = self._driver.step() if self._driver.running else ()
                 busy_s += time.perf_counter() - started
