@@ -4,7 +4,7 @@ Only safetensors weights are loaded, because pickled checkpoints can execute cod
 compare gradients of the same function over several passes. torch is imported where weights are loaded only.
 
 Uses of transformers 5 that are not public: `fp32_modules` and `_supports_attention_backend` here, and
-`logprobs.attention_of` (tests/unit/learner/test_internals.py).
+`logprobs.attention_of`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ HUB_FILES = (
 
 
 def resolve_model(config: ModelConfig) -> str:
-    """The folder of `model.path`; a hub name is downloaded or taken from the hub's cache. Free of torch.
-
-    Raises ConfigError as `local_model`, and when the hub does not have the name or the revision.
-    """
+    """The folder of `model.path`; a hub name is downloaded or taken from the hub's cache. Raises ConfigError."""
     local = local_model(config)
     if config.path == RANDOM_STARTER and local is not None:
         return str(_random_starter(local))
@@ -145,9 +142,8 @@ def load_policy(
 ) -> PreTrainedModel:
     """Load a causal LM with parameters in `precision`, in training mode without dropout, with PEFT if `lora` is set.
 
-    With LoRA only the adapter's parameters require a gradient. Adapters are initialized from torch's global generator.
-    device: None for the host, where the weights are pages of the model's files as far as their dtype allows.
-    Raises ConfigError for a model that is missing, is not a causal LM, or lacks the LoRA target modules.
+    Adapters are initialized from torch's global generator. device: None for the host, where the weights are pages of
+    the model's files as far as their dtype allows. Raises ConfigError.
     """
     import torch
     from safetensors import SafetensorError
@@ -223,10 +219,7 @@ def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, padding with the end-of-sequence token if it has no padding token.
-
-    Raises ConfigError for a missing tokenizer or one without an end-of-sequence token.
-    """
+    """The model's tokenizer, padding with the end-of-sequence token if it has no padding token. Raises ConfigError."""
     from transformers import AutoTokenizer
 
     source = resolve_model(config)

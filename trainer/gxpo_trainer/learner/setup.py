@@ -278,15 +278,9 @@ def check_attention(config: RunConfig, device: Device) -> None:
 def choose_attention(config: RunConfig, device: Device, kernels: frozenset[str], layers: frozenset[str]) -> str:
     """transformers' name of the attention. kernels: that are installed. layers: see `logprobs.layer_types`.
 
-    | device | precision | `auto` |
-    |---|---|---|
-    | CPU | any | sdpa |
-    | GPU | fp32 | sdpa |
-    | GPU | bf16 | flash_attention_2 if installed, else varlen if the GPU and the layers allow it, else sdpa |
-
-    With `learner.packing = "shared"`, whose mask the other kernels do not take, `auto` is sdpa.
-
-    Raises ConfigError for a kernel that cannot run, and for packed rows that would need a dense mask.
+    `auto` is flash_attention_2 or else varlen where they can run; it is sdpa otherwise, and with shared prompts, whose
+    mask the others do not take. Raises ConfigError for a kernel that cannot run, and for packed rows that would need a
+    dense mask.
     """
     chosen: str = config.model.attention
     half = device == "gpu" and config.learner.precision == "bf16"
@@ -327,8 +321,7 @@ def choose_layout(
     """What `learner.packing = "auto"` means: on a GPU packed rows where the attention takes their boundaries, else
     padded ones; on a CPU shared prompts, since a dense mask over short rows is cheap there.
 
-    Raises ConfigError for packed rows in a model with layers that mix the sequences of a row, and for shared prompts
-    where the mask that separates the responses cannot be applied.
+    Raises ConfigError for packed rows and for shared prompts where the layers would mix the sequences of a row.
     """
     packing = config.learner.packing
     if packing == "auto":

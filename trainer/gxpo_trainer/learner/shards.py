@@ -160,10 +160,7 @@ def spans_of(segments: Sequence[Segment]) -> list[Span]:
 
 
 class ShardState:
-    """The base optimizer's state, aligned with `parameters()`; see rules.contract.OptimizerState.
-
-    It exists from the start, all zeros, so that a rule may copy or write it before the first step.
-    """
+    """rules.contract.OptimizerState; all zeros from the start, so that a rule may write it before the first step."""
 
     def __init__(
         self,
@@ -382,9 +379,7 @@ ALIGNMENT = 256
 
 def host_buffer(num_bytes: int, device: torch.device) -> Tensor:
     """Host memory for copies of `device`: uint8[num_bytes], for a GPU page-locked for as long as the process lives.
-
-    torch's own pinned memory is rounded up to a power of two: 27 GiB for 14.2 GiB of weights in tensors.
-    """
+    torch's own pinned memory is rounded up to a power of two."""
     buffer = torch.empty(num_bytes, dtype=torch.uint8)
     if device.type == "cuda" and num_bytes:
         status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)  # type: ignore[no-untyped-call]

@@ -76,11 +76,8 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
-    """A sampling engine of a run.
-
-    model: a local transformers folder or a hub name. colocated: it shares its GPU with a learner rank, and can free it
-    between phases. initial_version: version of the weights in the folder, None when a sync must come first.
-    """
+    """A sampling engine of a run. model: a transformers folder or a hub name. colocated: with a learner rank on its
+    GPU. initial_version: of the weights in the folder, None when a sync must come first."""
 
     config: RunConfig
     model: str

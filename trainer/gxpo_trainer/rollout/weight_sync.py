@@ -32,11 +32,8 @@ class WeightSource(Protocol):
 
 
 class WeightSync:
-    """Loads versions into engines.
-
-    A death does not stop the others, except in a broadcast, which fails for every member: the version is then sent
-    again to the engines that are left, in a new group.
-    """
+    """Loads versions into engines. A death does not stop the others, except in a broadcast, which fails for all: the
+    version is then sent again to the engines that are left, in a new group."""
 
     def __init__(self, engines: Engines, tensor_parallel: int) -> None:
         self._engines, self._tensor_parallel = engines, tensor_parallel

@@ -206,10 +206,8 @@ def open_store(address: str, port: int, member: int, size: int, timeout: timedel
 
 
 class BroadcastGroup:
-    """A process group separate from those of DeepSpeed and vLLM: NCCL on GPUs, Gloo on CPUs.
-
-    member 0 is learner rank 0. Raises WeightsUnavailable when the group cannot be formed or a member is lost.
-    """
+    """A process group separate from those of DeepSpeed and vLLM: NCCL on GPUs, Gloo on CPUs; learner rank 0 sends.
+    Raises WeightsUnavailable when the group cannot be formed or a member is lost."""
 
     def __init__(self, address: str, port: int, member: int, size: int, device: torch.device) -> None:
         timeout = timedelta(seconds=TIMEOUT_S)
@@ -288,10 +286,8 @@ STORAGE_DEVICE = 6
 
 
 class CudaIpcPublisher(Publisher):
-    """Packs each bucket into one of two buffers on this rank's GPU and exports a handle.
-
-    Every rank publishes, because a worker can map only memory of its own GPU; `LearnerGroup` merges the handles.
-    """
+    """Packs each bucket into one of two buffers on this rank's GPU and exports a handle. Every rank publishes: a worker
+    can map only memory of its own GPU."""
 
     transport = "cuda_ipc"
 
