@@ -27,7 +27,6 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError, Diverged
 from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner, sum_over_ranks
-from gxpo_trainer.learner.logprobs import PolicyModule
 from gxpo_trainer.learner.models import load_policy
 from gxpo_trainer.learner.rank import LearnerRank
 from gxpo_trainer.learner.setup import join_process_group, load_partitioned
@@ -143,23 +142,6 @@ def two_steps(run: Rank, **settings: Any) -> dict[str, Any]:
     out["optimizer_step"] = learner.optimizer_state().step
     out["adapter"] = {name: tensor.clone() for name, tensor in adapter_weights(learner.model)}
     return out
-
-
-def overlapped(run: Rank, **settings: Any) -> dict[str, Any]:
-    """`two_steps` while DeepSpeed reduces gradients during the backward pass, as it does on GPUs."""
-    import deepspeed
-
-    plain = deepspeed.initialize
-
-    def initialize(*, config: dict[str, Any], **others: Any) -> Any:
-        config["zero_optimization"]["overlap_comm"] = True
-        engine, *rest = plain(config=config, **others)
-        assert engine.zero_overlap_comm()
-        return engine, *rest
-
-    deepspeed.initialize = initialize
-    run.at_close.callback(setattr, deepspeed, "initialize", plain)
-    return two_steps(run, **settings)
 
 
 def written_parameters(run: Rank, **settings: Any) -> dict[str, Any]:
@@ -335,25 +317,6 @@ def loaded(run: Rank, **settings: Any) -> dict[str, Any]:
     return {"equal": on_all_ranks(learner, same), "refused": refused}
 
 
-def reference(run: Rank, **settings: Any) -> dict[str, Any]:
-    """log π_ref of the learner's reference against a whole copy of the start policy, after a step."""
-    learner = run.learner(**settings)
-    learner.backward()
-    learner.optimizer_step()
-    learner.load_batches([run.share])
-    learner.backward()
-    plain = PolicyModule(load_policy(learner.config.model, precision=learner.config.learner.precision))
-    loaded = learner._batches[0]
-    with torch.no_grad():
-        expected = [plain(micro, learner.config.rollout.temperature, False).logprobs for micro in loaded.counted]
-    kept = sum(t.numel() for t in learner._reference.resident() if not hasattr(t, "ds_id"))
-    return {
-        "equal": on_all_ranks(learner, equal(loaded.reference, expected)),
-        "moved": on_all_ranks(learner, not equal(loaded.reference, loaded.old)),
-        "resident": kept,
-    }
-
-
 def rule_step(run: Rank, *, rule: dict[str, Any], supervised: bool = False, **settings: Any) -> dict[str, Any]:
     """One step of a rule after one plain step; supervised: on responses to imitate."""
     learner = run.learner(rule=rule, **settings)
@@ -496,7 +459,6 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
     for function in (
         two_steps,
-        overlapped,
         written_parameters,
         checkpoint,
         parked,
@@ -507,7 +469,6 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         save_state,
         load_state,
         loaded,
-        reference,
         held_bytes,
         load_memory,
     )
