@@ -234,9 +234,9 @@ def sum_over(learner: RuleLearner, function: Callable[..., Tensor], *shards: Seq
     return reduce_sums(learner, functools.reduce(torch.add, values))
 
 
-def snapshot(tensors: Sequence[Tensor], buffers: list[Tensor] | None) -> list[Tensor]:
-    """Copies of shards, into `buffers` where they are given."""
-    if buffers is None:
+def snapshot(tensors: Sequence[Tensor], buffers: list[Tensor] | None = None) -> list[Tensor]:
+    """Copies of shards, into `buffers` where there are any."""
+    if not buffers:
         return [tensor.detach().clone() for tensor in tensors]
     for buffer, tensor in zip(buffers, tensors, strict=True):
         buffer.copy_(tensor)

@@ -29,8 +29,8 @@ def take_trajectory(learner: RuleLearner, k: int) -> Trajectory | None:
     """Take K steps from the current state and undo them; None when one of their gradients is not finite."""
     parameters = learner.parameters()
     state = learner.optimizer_state()
-    theta0 = snapshot(parameters, None)
-    moments = {name: snapshot(shards, None) for name, shards in state.moments().items()}
+    theta0 = snapshot(parameters)
+    moments = {name: snapshot(shards) for name, shards in state.moments().items()}
     step = state.step
     passes = 0
     finite = True
@@ -40,7 +40,7 @@ def take_trajectory(learner: RuleLearner, k: int) -> Trajectory | None:
         if not finite:
             break
         learner.optimizer_step()
-    reached = snapshot(parameters, None)
+    reached = snapshot(parameters)
     snapshot(theta0, parameters)
     for name, shards in state.moments().items():
         snapshot(moments[name], shards)
@@ -102,7 +102,7 @@ def ratio_noise(learner: RuleLearner, rule: LookAheadRule) -> Metrics:
     In fp32 on a deterministic engine it is 0. Takes two passes.
     """
     learner.backward()
-    held = snapshot(learner.gradients(), None)
+    held = snapshot(learner.gradients())
     threshold = rule.activity_threshold(learner, held)
     learner.backward()
 

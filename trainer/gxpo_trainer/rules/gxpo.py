@@ -34,7 +34,7 @@ from gxpo_trainer.rules.contract import (
     snapshot,
 )
 from gxpo_trainer.rules.gate import GatedLookAhead
-from gxpo_trainer.rules.predictors import Buffers, activity_threshold, make_predictor, required
+from gxpo_trainer.rules.predictors import Buffers, activity_threshold, make_predictor
 from gxpo_trainer.types import Metrics, StepReport
 
 
@@ -80,7 +80,7 @@ class GXPO(GatedLookAhead):
         if not passes[0].finite:
             return finish_plain_step(learner, passes[0])
         if self.settings.probe_state == "rollback":
-            held = self.buffers.moments or {}
+            held = self.buffers.moments
             moments = learner.optimizer_state().moments()
             self.buffers.moments = {name: snapshot(shards, held.get(name)) for name, shards in moments.items()}
         if predictor.holds_gradient:
@@ -100,7 +100,7 @@ class GXPO(GatedLookAhead):
             self._return_to_first_probe(learner, theta0)
             return self._report(learner, passes, theta0, metrics)
         if predictor.holds_gradient:
-            cos = cosine(learner, required(self.buffers.probe), learner.gradients())
+            cos = cosine(learner, self.buffers.probe, learner.gradients())
             if cos is not None:
                 metrics["grad/cos_g0_slow"] = cos
         learner.optimizer_step()
@@ -122,7 +122,7 @@ class GXPO(GatedLookAhead):
         state = learner.optimizer_state()
         if self.settings.probe_state == "rollback":
             for name, shards in state.moments().items():
-                snapshot(required(self.buffers.moments)[name], shards)
+                snapshot(self.buffers.moments[name], shards)
             state.set_step(state.step - predictor.num_probes)
         elif self.settings.probe_state == "fast_forward":
             state.set_step(state.step + self.settings.k - predictor.num_probes)
@@ -139,18 +139,18 @@ class GXPO(GatedLookAhead):
         live = learner.parameters()
         g0 = self.buffers.probe
         if self.predictor.holds_point:
-            snapshot(required(g0), live)
+            snapshot(g0, live)
             learner.publish()
             return
         recurrence, state = learner.recurrence(), learner.optimizer_state()
         moments = [state.moments()[name] for name in recurrence.moment_names]
         rolled_back = self.settings.probe_state == "rollback"
         snapshot(theta0, live)
-        if rolled_back and g0 is not None:
+        if rolled_back and g0:
             for theta, gradient, *parts in chunks(live, g0, *moments):
                 recurrence(theta, parts, gradient, state.step + 1)
             state.set_step(state.step + 1)
-        elif g0 is not None or (moments and not rolled_back):
+        elif g0 or (moments and not rolled_back):
             for theta, gradient, *parts in chunks(live, g0 or live, *moments):
                 theta.add_(recurrence.displacement(theta, parts, gradient, state.step))
         learner.publish()

@@ -17,8 +17,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -139,14 +139,14 @@ def _sums(active: Tensor, ratio: Tensor, scale: Tensor, clipped: Tensor, ahead: 
 class Buffers:
     """Shard-sized copies, overwritten by every step while the gate is active; kept only to save the allocation."""
 
-    theta0: list[Tensor] | None = None
-    probe: list[Tensor] | None = None
-    """g⁰, or θ¹ for the predictor `displacement`; None with one probe."""
-    moments: dict[str, list[Tensor]] | None = None
+    theta0: list[Tensor] = field(default_factory=list)
+    probe: list[Tensor] = field(default_factory=list)
+    """g⁰, or θ¹ for the predictor `displacement`; empty with one probe."""
+    moments: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def count(self) -> int:
         """Shard-sized buffers held."""
-        return sum(x is not None for x in (self.theta0, self.probe)) + len(self.moments or {})
+        return bool(self.theta0) + bool(self.probe) + len(self.moments)
 
 
 class Predictor:
@@ -170,9 +170,8 @@ class Predictor:
 
         trial: with θᴷ instead (α = 1), and the optimizer's moments stay as they are.
         """
-        g0 = required(buffers.probe)
-        plan = self._plan(theta, activity_threshold(self.settings, learner, g0), trial)
-        shards = [theta, required(buffers.theta0), g0, learner.gradients()]
+        plan = self._plan(theta, activity_threshold(self.settings, learner, buffers.probe), trial)
+        shards = [theta, buffers.theta0, buffers.probe, learner.gradients()]
         return _run_over_shards(learner, extrapolate_by_gradient, [plan], shards)
 
     def metrics(self, sums: dict[str, float]) -> Metrics:
@@ -211,7 +210,7 @@ class DisplacementPredictor(Predictor):
         recurrence = learner.recurrence()
         rate = recurrence.learning_rate
         kept = 1 - rate * recurrence.weight_decay
-        theta0, theta1 = required(buffers.theta0), required(buffers.probe)
+        theta0, theta1 = buffers.theta0, buffers.probe
         threshold = rate * self.settings.delta
         if self.settings.activity == "rms":
             threshold = self.settings.activity_rms * rms(learner, theta1, theta0, kept)
@@ -228,11 +227,11 @@ class ReplayPredictor(Predictor):
         self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool = False
     ) -> dict[str, float]:
         gradients, recurrence, state = learner.gradients(), learner.recurrence(), learner.optimizer_state()
-        probes = [gradients if self.num_probes == 1 else required(buffers.probe), gradients]
+        probes = [buffers.probe or gradients, gradients]
         plan = self._plan(theta, activity_threshold(self.settings, learner, probes[0]), trial)
         moments = [state.moments()[name] for name in recurrence.moment_names]
         keep_moments = self.settings.probe_state == "fast_forward" and not trial
-        shards = [theta, required(buffers.theta0), *probes, *moments]
+        shards = [theta, buffers.theta0, *probes, *moments]
         numbers = [plan, recurrence, state.step, keep_moments, self.num_probes]
         return _run_over_shards(learner, extrapolate_by_replay, numbers, shards)
 
@@ -253,15 +252,6 @@ def make_predictor(settings: GxpoRule) -> Predictor:
 def activity_threshold(settings: GxpoRule, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
     """Gradients up to this size have no ratio; `gradients` are those of θ⁰."""
     return settings.delta if settings.activity == "delta" else settings.activity_rms * rms(learner, gradients)
-
-
-_T = TypeVar("_T")
-
-
-def required(value: _T | None) -> _T:
-    """A value that the step's own order guarantees."""
-    assert value is not None
-    return value
 
 
 def _run_over_shards(
