@@ -228,9 +228,8 @@ def test_prefix_cache_of_earlier_weights_is_never_used(pair: Pair) -> None:
 def test_a_version_may_come_in_many_buckets(pair: Pair) -> None:
     """Tensors are split by rows and fused layers between buckets; the model is 1.2 MB."""
     pair.change(1e-3)
-    report = pair.sync(capacity=50_000)
+    pair.sync(capacity=50_000)
     assert pair.gaps().mean() <= 1e-6
-    assert report.num_bytes >= sum(p.numel() * 4 for p in pair.model.parameters())
     with pair.broken("stale sampler"):
         pair.change(TINY)
         with pytest.raises(WeightSyncMismatch, match="the learner published checksum"):

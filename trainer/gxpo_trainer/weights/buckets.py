@@ -118,7 +118,6 @@ class SyncReport:
     changed_fraction: of the published weights, None for the first version.
     """
 
-    num_bytes: int
     num_checked: int
     load_s: float
     verify_s: float

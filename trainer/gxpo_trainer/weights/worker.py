@@ -59,7 +59,7 @@ class WeightReceiver:
         self._group: transports.BroadcastGroup | None = None
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
         self._expected: dict[str, list[_Expected]] = {}
-        self._num_bytes, self._load_s = 0, 0.0
+        self._load_s = 0.0
 
     def join(self, address: str, port: int, first_member: int, size: int) -> None:
         """Join the broadcast group as member `first_member` + rank; every member must call it at the same time."""
@@ -73,19 +73,18 @@ class WeightReceiver:
         """
         started = time.perf_counter()
         if bucket.index == 0:
-            self._num_bytes, self._load_s = 0, 0.0
+            self._load_s = 0.0
         published = list(tensors_of(bucket, self._read(bucket)))
         self.weights.load(published)
         for entry, tensor in published:
             self._expect(entry, tensor)
         loaded = time.perf_counter()
-        self._num_bytes += bucket.num_bytes
         self._load_s += loaded - started
         if not bucket.last:
             return None
         num_checked = self.verify(published)
         verify_s = time.perf_counter() - loaded
-        return SyncReport(self._num_bytes, num_checked, self._load_s, verify_s, peak_resident_bytes())
+        return SyncReport(num_checked, self._load_s, verify_s, peak_resident_bytes())
 
     def verify_checkpoint(self, folder: str) -> int:
         """Compare the weights vLLM loaded from `folder` with its .safetensors files; returns the number of comparisons.
@@ -288,7 +287,6 @@ class EngineWeights:
         if not bucket.last:
             return None
         return SyncReport(
-            num_bytes=reports[0].num_bytes,
             num_checked=sum(report.num_checked for report in reports),
             load_s=max(report.load_s for report in reports),
             verify_s=max(report.verify_s for report in reports),
@@ -313,4 +311,4 @@ class EngineWeights:
             "verify_adapter", self.adapter.lora_int_id, str(path), folder.checksums, folder.scaling
         )
         verify_s = time.perf_counter() - loaded
-        return SyncReport(bucket.num_bytes, sum(checked), loaded - started, verify_s, peak_resident_bytes())
+        return SyncReport(sum(checked), loaded - started, verify_s, peak_resident_bytes())
