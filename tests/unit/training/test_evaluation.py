@@ -114,7 +114,7 @@ def sample(sampled: list[int], end: EpisodeEnd, turns: int, versions: tuple[tupl
 def rollouts(*samples: Sample) -> Rollouts:
     group = Group(Prompt("a", "a", "1"), np.array([1, 2], dtype=np.int32), samples, weights_version=3)
     scored = [ScoredGroup(group, tuple(Verdict("wrong", None, 0.0) for _ in samples))]
-    return Rollouts(scored, num_sampled(scored), 1.0, 0.0, sampling_s=2.0)
+    return Rollouts(scored, num_sampled(scored), 1.0, 0.0, 0, sampling_s=2.0)
 
 
 CONVERSATIONS = rollouts(

@@ -39,6 +39,7 @@ class Rollouts:
     num_tokens: int
     rollout_s: float
     verify_s: float
+    num_resampled: int
     sampling_s: float
     idle_fraction: float = 0.0
     engines_alive: int = 1
@@ -99,6 +100,7 @@ class RolloutPlanner:
             num_sampled(sampled),
             rollout_s,
             sum(part.verify_s for part in parts),
+            num_resampled=len(parts) - 1,
             sampling_s=rollout_s,
             idle_fraction=idle_s / rollout_s if rollout_s else 0.0,
             engines_alive=parts[-1].engines_alive,

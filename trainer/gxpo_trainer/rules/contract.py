@@ -182,20 +182,12 @@ class BufferingRule(Protocol):
         """Drop the copies: the learner is about to leave its devices. The next step takes them again."""
 
 
-@dataclass(frozen=True)
-class Trajectory:
-    """The point that K real optimizer steps on the batch reach from θ⁰, and the passes that they took."""
-
-    theta_k: list[Tensor]
-    backward_passes: int
-
-
 @runtime_checkable
 class LookAheadRule(Protocol):
     """What a look-ahead rule provides for diagnostics in addition to `Rule`."""
 
-    trajectory: Trajectory | None
-    """A true K-step trajectory to measure the next step's θᴷ and θ̃ against; used once."""
+    trajectory: list[Tensor] | None
+    """The point that K real optimizer steps reach, to measure the next step's θᴷ and θ̃ against; used once."""
 
     @property
     def look_ahead_steps(self) -> int:

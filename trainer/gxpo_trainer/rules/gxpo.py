@@ -26,7 +26,6 @@ from gxpo_trainer.rules import diagnostics
 from gxpo_trainer.rules.contract import (
     Passes,
     RuleLearner,
-    Trajectory,
     chunks,
     cosine,
     finish_passes,
@@ -48,7 +47,7 @@ class GXPO(GatedLookAhead):
         super().__init__(self.settings.k, self.settings.gate)
         self.predictor = make_predictor(self.settings)
         self.buffers = Buffers()
-        self.trajectory: Trajectory | None = None
+        self.trajectory: list[Tensor] | None = None
 
     def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
         """See contract.Rule."""
