@@ -452,7 +452,5 @@ class DeepSpeedLearner:
 
 def _pad_id(model_config: Any) -> int:
     """Any valid token will do: no token in the loss ever sees the padding."""
-    for candidate in (model_config.pad_token_id, model_config.eos_token_id):
-        if isinstance(candidate, int) and 0 <= candidate < model_config.vocab_size:
-            return candidate
-    return 0
+    candidates = (model_config.pad_token_id, model_config.eos_token_id)
+    return next((c for c in candidates if isinstance(c, int) and 0 <= c < model_config.vocab_size), 0)

@@ -228,16 +228,11 @@ class HostReference:
 
     @torch.no_grad()
     def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
-        with self._on_device():
-            return [self._policy(micro, temperature, False).logprobs for micro in counted]
-
-    @contextmanager
-    def _on_device(self) -> Iterator[None]:
         hosted = [tensor.data for tensor in self._tensors]
         try:
             for tensor, host in zip(self._tensors, hosted, strict=True):
                 tensor.data = host.to(self._device, non_blocking=True)
-            yield
+            return [self._policy(micro, temperature, False).logprobs for micro in counted]
         finally:
             for tensor, host in zip(self._tensors, hosted, strict=True):
                 tensor.data = host
