@@ -114,27 +114,25 @@ class SharedMemoryReader:
     """Maps published buckets, keeping the two files of one publisher mapped."""
 
     def __init__(self) -> None:
-        self._maps: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._maps: dict[tuple[Path, int], torch.Tensor] = {}
+        """By path and size: a file grows."""
 
     def read(self, bucket: WeightBucket) -> torch.Tensor:
         """The bucket's buffer, uint8[>= num_bytes], read-only. Raises WeightsUnavailable when the file is gone."""
+        path = Path(bucket.location)
         try:
-            descriptor = os.open(bucket.location, os.O_RDONLY | os.O_CLOEXEC)
+            key = path, path.stat().st_size
         except FileNotFoundError as error:
             raise WeightsUnavailable(
                 f"weights version {bucket.version} was published in {bucket.location}, which does not exist on this "
                 "host: either the publisher has closed, or learner and sampler are on different hosts"
             ) from error
-        try:
-            status = os.fstat(descriptor)
-            key = (status.st_dev, status.st_ino, status.st_size)
-            if key not in self._maps:
-                self._maps = dict(list(self._maps.items())[-1:])
-                mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
-                self._maps[key] = read_only_view(mapped)
-            return self._maps[key]
-        finally:
-            os.close(descriptor)
+        if key not in self._maps:
+            self._maps = dict(list(self._maps.items())[-1:])
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
+            self._maps[key] = read_only_view(mapped)
+        return self._maps[key]
 
 
 class ObjectStorePublisher(Publisher):
