@@ -83,14 +83,14 @@ def worker_killed_in_second_step(killed: list[int]) -> Iterator[None]:
         present.update(pool=self._pool, step=step)
         return inner_batch(self, step)
 
-    def submit(self: Any, finished: Any, rewards: bool) -> Any:
+    def submit(self: Any, submitted: Any) -> Any:
         if present["step"] == 2 and not killed:
             engine = psutil.Process(present["pool"].engines.all[1].process.pid)
             children = engine.children(recursive=True)
             workers = [child for child in children if "VLLM::Worker" in " ".join(child.cmdline())]
             killed.append(workers[0].pid)
             os.kill(workers[0].pid, signal.SIGKILL)
-        return inner_submit(self, finished, rewards)
+        return inner_submit(self, submitted)
 
     OnPolicyRollouts.batch, VerifierHandle.submit = batch, submit  # type: ignore[method-assign]
     try:

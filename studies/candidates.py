@@ -28,7 +28,6 @@ from gxpo_trainer.rules.contract import (
     reposition,
     snapshot,
 )
-from gxpo_trainer.rules.predictors import required
 from gxpo_trainer.types import StepReport
 
 
@@ -190,7 +189,7 @@ class SplitProbe(Stateless):
             return finish_plain_step(learner, first)
         theta0 = snapshot(learner.parameters(), None)
         report = finish_plain_step(learner, first)
-        recurrence, state = required(learner.recurrence()), learner.optimizer_state()
+        recurrence, state = learner.recurrence(), learner.optimizer_state()
         moments = [state.moments()[name] for name in recurrence.moment_names]
         for theta, gradient, *own in chunks(learner.parameters(), learner.gradients(), *moments):
             copies = [moment.clone() for moment in own]

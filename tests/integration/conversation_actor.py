@@ -13,7 +13,7 @@ from typing import Any
 from gxpo_trainer.config.tasks import AgentConfig
 from gxpo_trainer.environments.contract import Call, ChatRequest, Message, Observation, Reply, Turn
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
 
@@ -104,7 +104,7 @@ class ConversationActor(SamplerActor):
         """
         settings = self._settings
         if agents is not None:
-            self._settings = replace(settings, environment=agents)
+            self._settings = replace(settings, config=settings.config.model_copy(update={"environment": agents}))
         environments = ScriptedEnvironments() if agents is None else ScriptedAgents()
         self.environments = environments
         events: list[str] = []
@@ -130,7 +130,7 @@ class ConversationActor(SamplerActor):
         try:
             intake = Intake(list(enumerate(requests)), closed=True)
             for item in self.sample(intake, sampling, version):
-                for group in getattr(item, "groups", ()):
+                for _, group in () if isinstance(item, StreamEnd) else item:
                     events.append(group.prompt.id)
                     groups.append(group)
                     if group.prompt.id == let_go_after:

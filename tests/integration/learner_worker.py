@@ -27,7 +27,6 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError, Diverged
 from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner, sum_over_ranks
-from gxpo_trainer.learner.logprobs import PolicyModule
 from gxpo_trainer.learner.models import load_policy
 from gxpo_trainer.learner.rank import LearnerRank
 from gxpo_trainer.learner.setup import join_process_group, load_partitioned
@@ -145,71 +144,18 @@ def two_steps(run: Rank, **settings: Any) -> dict[str, Any]:
     return out
 
 
-def overlapped(run: Rank, **settings: Any) -> dict[str, Any]:
-    """`two_steps` while DeepSpeed reduces gradients during the backward pass, as it does on GPUs."""
-    import deepspeed
-
-    plain = deepspeed.initialize
-
-    def initialize(*, config: dict[str, Any], **others: Any) -> Any:
-        config["zero_optimization"]["overlap_comm"] = True
-        engine, *rest = plain(config=config, **others)
-        assert engine.zero_overlap_comm()
-        return engine, *rest
-
-    deepspeed.initialize = initialize
-    run.at_close.callback(setattr, deepspeed, "initialize", plain)
-    return two_steps(run, **settings)
-
-
 def written_parameters(run: Rank, **settings: Any) -> dict[str, Any]:
-    """Scale all masters by 1.5 in place, publish, and look at the forward pass and at the gathered weights."""
+    """The forward pass's weights before and after all masters are scaled by 1.5 in place and published."""
     learner = run.learner(**settings)
     before = weights(learner)
     for parameter in learner.parameters():
         parameter.mul_(1.5)
-    unpublished = weights(learner)
     learner.publish()
-    learner.load_batches([run.share])
-    result = learner.backward()
-    return {
-        "before": before,
-        "after": weights(learner),
-        "seen_before_publish": any(not torch.equal(before[n], unpublished[n]) for n in before),
-        "gap": learner.logprob_gap(),
-        "norm": result.grad_norm,
-    }
-
-
-def rollback(run: Rank, **settings: Any) -> dict[str, Any]:
-    """Undo two steps by writing parameters, moments and count back; the same steps then give the same bits."""
-    learner = run.learner(**settings)
-    learner.backward()
-    learner.optimizer_step()
-    state = learner.optimizer_state()
-    start, step = copies(learner.parameters()), state.step
-    moments = {name: copies(tensors) for name, tensors in state.moments().items()}
-
-    def ahead() -> list[Tensor]:
-        for _ in range(2):
-            learner.backward()
-            learner.optimizer_step()
-        return copies(learner.parameters())
-
-    first = ahead()
-    for live, saved in zip(learner.parameters(), start, strict=True):
-        live.copy_(saved)
-    for name, tensors in state.moments().items():
-        for live, saved in zip(tensors, moments[name], strict=True):
-            live.copy_(saved)
-    state.set_step(step)
-    learner.publish()
-    return {"moved": not equal(first, start), "equal": on_all_ranks(learner, equal(ahead(), first)), "step": state.step}
+    return {"before": before, "after": weights(learner)}
 
 
 def parked(run: Rank, **settings: Any) -> dict[str, Any]:
-    """A learner whose memory is offloaded and restored continues like one that was not, whatever copies of its shards
-    a rule and a canary keep."""
+    """A learner whose memory is offloaded in the middle of a canary and restored continues like one that was not."""
     learner = run.learner(**settings)
     rank = LearnerRank(learner.config, run.rank, run.world_size)
     rank.learner, rank.rule, rank.perturbation = learner, make_rule(learner.config.learner.rule), None
@@ -224,7 +170,6 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
     stayed = next_step()
     learner.load(folder)
     rank.perturb(1e-3, 5)
-    kept = rank.perturbation.before
     # At stage 3 a parameter itself is empty; this rank's slice of it, trainable or frozen, is its `ds_tensor`.
     slices = [p.ds_tensor for p in learner.model.parameters() if hasattr(p, "ds_tensor")]
     tensors = [*learner._shards.persistent(), *learner.model.parameters(), *slices]
@@ -234,7 +179,7 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
     released = rank.park()
     # Weights mapped from a file stay: on a CPU at stage 0 the masters are such weights.
     held = sum(storage.nbytes() for storage in storages if storage.resizable())
-    held += sum(tensor.untyped_storage().nbytes() for tensor in kept) + rank.rule.buffers.count()
+    held += rank.rule.buffers.count()
     again = learner.park()
     rank.unpark()
     rank.restore()
@@ -370,25 +315,6 @@ def loaded(run: Rank, **settings: Any) -> dict[str, Any]:
     except ConfigError as error:
         refused = str(error)
     return {"equal": on_all_ranks(learner, same), "refused": refused}
-
-
-def reference(run: Rank, **settings: Any) -> dict[str, Any]:
-    """log π_ref of the learner's reference against a whole copy of the start policy, after a step."""
-    learner = run.learner(**settings)
-    learner.backward()
-    learner.optimizer_step()
-    learner.load_batches([run.share])
-    learner.backward()
-    plain = PolicyModule(load_policy(learner.config.model, precision=learner.config.learner.precision))
-    loaded = learner._batches[0]
-    with torch.no_grad():
-        expected = [plain(micro, learner.config.rollout.temperature, False).logprobs for micro in loaded.counted]
-    kept = sum(t.numel() for t in learner._reference.resident() if not hasattr(t, "ds_id"))
-    return {
-        "equal": on_all_ranks(learner, equal(loaded.reference, expected)),
-        "moved": on_all_ranks(learner, not equal(loaded.reference, loaded.old)),
-        "resident": kept,
-    }
 
 
 def rule_step(run: Rank, *, rule: dict[str, Any], supervised: bool = False, **settings: Any) -> dict[str, Any]:
@@ -533,9 +459,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
     for function in (
         two_steps,
-        overlapped,
         written_parameters,
-        rollback,
         checkpoint,
         parked,
         rule_step,
@@ -545,7 +469,6 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         save_state,
         load_state,
         loaded,
-        reference,
         held_bytes,
         load_memory,
     )

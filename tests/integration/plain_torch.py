@@ -103,26 +103,3 @@ def reference_steps(plain: PlainTorch) -> dict[str, Any]:
         out["norms"].append(norm)
         out["weights"].append(plain.weights())
     return out
-
-
-def gxpo_reference(folder: str) -> dict[str, dict[str, Tensor]]:
-    """One plain step, then GXPO (gradient predictor, state kept) as ALGORITHMS states it, on whole tensors."""
-    plain = PlainTorch(folder)
-    plain.adamw(plain.gradient()[2])
-    plain.old = None
-    before = plain.weights()
-    g0 = plain.gradient()[2]
-    plain.adamw(g0)
-    g1 = plain.gradient()[2]
-    plain.adamw(g1)
-    theta2 = plain.weights()
-    look_ahead = {}
-    for n in before:
-        active = g0[n].abs() > GXPO["delta"]
-        r = torch.where(active, g1[n] / g0[n], 1.0).clamp(-2, 3)
-        # K = 4: S_4/S_2 = 1 + r².
-        scale = torch.where(active, (1 + r * r).clamp(1, 3), 1.0)
-        look_ahead[n] = before[n] + 0.5 * (theta2[n] - before[n]) * scale
-    plain.write(look_ahead)
-    plain.adamw(plain.gradient()[2])
-    return {"before": before, "after": plain.weights()}

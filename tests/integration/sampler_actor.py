@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
 
@@ -49,7 +49,8 @@ class BreakableSamplerActor(SamplerActor):
             return path
 
         if fault == "same cache":
-            self.weights.num_syncs -= 1
+            earlier = f"sync-{self.weights.num_syncs - 1}"
+            self._driver.weights = self._driver.current_weights._replace(cache_salt=earlier)
         elif fault == "stale adapter":
             engine.add_lora = lambda request: True
         elif fault == "wrong scaling":
@@ -75,14 +76,14 @@ class BreakableSamplerActor(SamplerActor):
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int
     ) -> Iterator[tuple[Group, ...]]:
         for finished in self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version):
-            yield getattr(finished, "groups", ())
+            yield () if isinstance(finished, StreamEnd) else tuple(group for _, group in finished)
 
     def close_early(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> int:
         """Take one yield, close the stream; the number of its groups."""
         stream = self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version)
         first = next(stream)
         stream.close()
-        return len(first.groups)
+        return len(first)
 
 
 def double_adapter(worker: Any) -> None:

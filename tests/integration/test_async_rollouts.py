@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.rollouts import assert_equal_to_the_bit
 
@@ -15,7 +14,6 @@ from docs_build.metrics import undescribed
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics
-from gxpo_trainer.rollout import sources
 from gxpo_trainer.rollout.sources import AsyncRollouts, Rollouts
 from gxpo_trainer.training.run import train_run
 
@@ -139,29 +137,3 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
     for group, sample in crossing:
         assert sum(count for _, count in sample.versions) == len(sample.token_ids)
         assert group.weights_version <= sample.versions[0][0] < sample.versions[1][0]
-
-
-@pytest.mark.long("two further runs, for two depths")
-def test_gradients_are_the_same_at_any_depth(tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a rate of which no weight notices, a batch two steps ahead is the batch that would have been sampled now."""
-    # Seeds name the version that samples; here the same random numbers must meet the same weights at any depth.
-    inner = sources.request_seed
-    monkeypatch.setattr(sources, "request_seed", lambda *names: inner(*names[:4]))
-    norms = []
-    for depth in (0, 2):
-        config = ahead(
-            small_run,
-            rollout={"async_depth": depth},
-            learner={"rule": GXPO, "optimizer": {"learning_rate": 1e-30}},
-            evaluation={"every_steps": 0},
-            checkpoint={"every_steps": 0},
-            budget={"steps": 4},
-        )
-        out = tmp_path / str(depth)
-        assert train_run(config, out) == "steps"
-        rows = [row["metrics"] for row in read_metrics(out)]
-        norms.append([[row[f"grad/norm_{name}"] for name in ("g0", "g1", "slow")] for row in rows])
-        if depth:
-            assert [row["rollout/staleness_max"] for row in rows] == [0, 1, 2, 2]
-            assert all(abs(row["importance/max"] - 1) < 1e-3 for row in rows)
-    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)

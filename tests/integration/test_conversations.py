@@ -17,7 +17,8 @@ from conversation_actor import ConversationActor
 from support.rollouts import token_logprobs
 from transformers import AutoTokenizer, Qwen2ForCausalLM
 
-from gxpo_trainer.config.tasks import AgentConfig, EnvironmentConfig
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.tasks import AgentConfig
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.environments.contract import Call, Problem
@@ -58,17 +59,15 @@ class Bench:
         self.model: Any = Qwen2ForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32).eval()
         self.publisher = SharedMemoryPublisher()
         self.version = 0
-        settings = SamplerSettings(
-            model=str(STARTER_FOLDER),
-            max_length=256,
-            dtype="float32",
-            threads=1,
-            max_num_seqs=64,
-            initial_version=0,
-            environment=EnvironmentConfig(
-                name="calculator", max_turns=MAX_TURNS, max_observation_tokens=MAX_OBSERVATION
-            ),
+        environment = {
+            "name": "calculator",
+            "max_turns": MAX_TURNS,
+            "max_observation_tokens": MAX_OBSERVATION,
+        }
+        config = RunConfig.model_validate(
+            {"model": {"max_length": 256}, "rollout": {"max_num_seqs": 64}, "environment": environment}
         )
+        settings = SamplerSettings(config, str(STARTER_FOLDER), initial_version=0)
         options = {"num_cpus": 0.5, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
         self.actor = remote_sampler(ConversationActor).options(**options).remote(settings)
 

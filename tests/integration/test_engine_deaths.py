@@ -108,11 +108,11 @@ def kill_while_sampling(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> list[N
     """Kill engine 1 at the first group of the next collection; the list is then no longer empty."""
     submit, dead = VerifierHandle.submit, []
 
-    def kill_one(self: Any, finished: Any, rewards: bool) -> Any:
+    def kill_one(self: Any, submitted: Any) -> Any:
         if not dead:
             fleet.pool.engines.await_ready(every=True)
             dead.append(fleet.kill(1))
-        return submit(self, finished, rewards)
+        return submit(self, submitted)
 
     monkeypatch.setattr(VerifierHandle, "submit", kill_one)
     return dead

@@ -1,4 +1,4 @@
-"""`gxpo eval` on the real sampler: an adapter, a named benchmark from a local copy, a file of one's own."""
+"""`gxpo eval` on the real sampler: a named benchmark from a local copy, a file of one's own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
 
 from gxpo_trainer.cli import main
 from gxpo_trainer.learner.models import STARTER_FOLDER
@@ -16,13 +13,6 @@ from gxpo_trainer.runtime.placement_group import RunPlacementGroup
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"
-
-
-def adapter(folder: Path) -> Path:
-    torch.manual_seed(0)
-    base = AutoModelForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32)
-    get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
-    return folder
 
 
 def write(file: Path, rows: list[dict]) -> Path:
@@ -45,7 +35,7 @@ def test_scores_name_everything_that_makes_them_comparable(
         tmp_path / "earlier.jsonl", [{"benchmark": "amc23", "scores": {"pass@1": 0.5}, "template": "other"}]
     )
     out = tmp_path / "out.jsonl"
-    arguments = ["eval", "--model", adapter(tmp_path / "adapter"), "--benchmark", f"amc23,{own}", "--samples", 8]
+    arguments = ["eval", "--model", STARTER_FOLDER, "--benchmark", f"amc23,{own}", "--samples", 8]
     arguments += ["--data-root", tmp_path, "--template", "plain", "--max-new-tokens", 48, "--out", out]
     assert main([str(part) for part in [*arguments, "--against", earlier]]) == 0
     assert [bundles.resources for bundles in reserved] == [({"CPU": 1.0},)], "one engine and the verifier"
@@ -55,7 +45,7 @@ def test_scores_name_everything_that_makes_them_comparable(
         assert record["template"] == "{problem}"
         assert record["sampling"]["temperature"] == 1.0
         assert set(record["versions"]) == {"gxpo", "math-verify"}
-        assert all(len(record[name]) == 64 for name in ("data_sha256", "policy_sha256", "base_sha256"))
+        assert all(len(record[name]) == 64 for name in ("data_sha256", "policy_sha256"))
         assert [len(record[name]) for name in ("problem_ids", "per_problem")] == [3, 3]
         assert {f"pass@{k}" for k in range(1, 9)} | {"maj@8"} <= set(record["scores"])
     assert amc["data_sha256"] != mine["data_sha256"]

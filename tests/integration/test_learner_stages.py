@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from learner_worker import VOCABULARY
-from plain_torch import GXPO, LORA, PlainTorch, gxpo_reference, reference_steps
+from plain_torch import GXPO, LORA, PlainTorch, reference_steps
 from safetensors.torch import load_file, save_file
 from support.tiny_policy import qwen2
 from torch import Tensor
@@ -40,17 +40,12 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
         zero = {"zero_stage": stage}
         cases[f"steps-{stage}"] = ("two_steps", zero)
         cases[f"steps-lora-{stage}"] = ("two_steps", {**zero, "lora": LORA})
-        cases[f"written-{stage}"] = ("written_parameters", zero)
-        cases[f"rollback-{stage}"] = ("rollback", zero)
         cases[f"checkpoint-{stage}"] = ("checkpoint", zero)
         cases[f"parked-{stage}"] = ("parked", {**zero, "rule": REPLAY})
         cases[f"gxpo-{stage}"] = ("rule_step", {**zero, "rule": GXPO})
         cases[f"finite-{stage}"] = ("not_finite", zero)
         cases[f"no-grad-{stage}"] = ("no_grad", zero)
-        cases[f"reference-{stage}"] = ("reference", zero)
         cases[f"loaded-{stage}"] = ("loaded", zero)
-        if stage > 1:
-            cases[f"overlap-{stage}"] = ("overlapped", zero)
         if stage > 0:
             cases[f"bf16-{stage}"] = ("two_steps", {**zero, "precision": "bf16"})
             cases[f"bf16-written-{stage}"] = ("written_parameters", {**zero, "precision": "bf16"})
@@ -65,7 +60,7 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
         cases[f"mini-{stage}"] = ("mini_batches", zero)
     sgd = {"name": "sgd", "max_grad_norm": math.inf, "learning_rate": 1e-3}
     cases["unclipped-2"] = ("two_steps", {"zero_stage": 2, "optimizer": sgd})
-    cases["momentum-3"] = ("rollback", {"zero_stage": 3, "optimizer": {**sgd, "momentum": 0.9}})
+    cases["momentum-checkpoint-3"] = ("checkpoint", {"zero_stage": 3, "optimizer": {**sgd, "momentum": 0.9}})
     cases["recomputed-lora-3"] = ("two_steps", {"zero_stage": 3, "lora": LORA, "checkpointing": True})
     for stage, precision, lora in ((1, "bf16", None), (2, "bf16", LORA), (3, "bf16", LORA)):
         settings = {"zero_stage": stage, "precision": precision, "lora": lora}
@@ -184,7 +179,7 @@ def lora_reference(model_folder: str) -> dict[str, Any]:
 
 
 @on_ranks("case", [*(f"steps-{s}" for s in STAGES), "one-pass-0", "one-pass-3", "packed-0", "packed-3",
-                                  "recomputed-0", "recomputed-3", "overlap-2", "overlap-3"])  # fmt: skip
+                                  "recomputed-0", "recomputed-3"])  # fmt: skip
 def test_two_adamw_steps_equal_plain_torch(results: Results, reference: dict[str, Any], world: int, case: str) -> None:
     result = results.load(world, case)
     for number in (1, 2):
@@ -261,19 +256,6 @@ def test_statistics_and_gap_do_not_depend_on_stage_or_world_size(
     assert result["statistics"][0]["ratio_mean"] == pytest.approx(1.0, abs=1e-7)
 
 
-@on_ranks("stage", STAGES)
-def test_written_parameters_reach_the_forward_pass_when_published(
-    results: Results, model_folder: str, world: int, stage: int
-) -> None:
-    result = results.load(world, f"written-{stage}")
-    for name, before in result["before"].items():
-        torch.testing.assert_close(result["after"][name], before * 1.5)
-    plain = PlainTorch(model_folder)
-    plain.write({n: w * 1.5 for n, w in plain.weights().items()})
-    assert result["gap"] == pytest.approx(plain.gap(), rel=1e-4)
-    assert result["norm"] == pytest.approx(plain.gradient()[1], rel=1e-3)
-
-
 @on_ranks("stage", STAGES[1:])
 def test_bf16_masters_are_fp32_and_published_rounded(results: Results, world: int, stage: int) -> None:
     result = results.load(world, f"bf16-written-{stage}")
@@ -293,12 +275,6 @@ def test_bf16_gradients_accumulate_in_fp32(results: Results, reference: dict[str
     assert lora["norms"] == pytest.approx(results.load(1, "bf16-lora-1")["norms"], rel=2e-3)
 
 
-@on_ranks("case", [*(f"rollback-{s}" for s in STAGES), "momentum-3"])
-def test_writing_the_optimizer_state_back_undoes_steps_bit_for_bit(results: Results, world: int, case: str) -> None:
-    result = results.load(world, case)
-    assert result == {"moved": True, "equal": True, "step": 3}
-
-
 @on_ranks("case", [*(f"parked-{s}" for s in STAGES), *(f"bf16-parked-{s}" for s in STAGES[1:])])
 def test_a_learner_whose_memory_was_parked_continues_bit_for_bit(results: Results, world: int, case: str) -> None:
     """With the copies of its shards that a rule and the canary keep."""
@@ -312,20 +288,8 @@ def test_a_learner_starts_with_the_whole_models_weights_and_buffers(results: Res
     assert "lacks the weight" in result["refused"]
 
 
-@on_ranks("stage", STAGES)
-def test_the_reference_is_the_start_policy(results: Results, reference: dict[str, Any], world: int, stage: int) -> None:
-    result = results.load(world, f"reference-{stage}")
-    assert result["equal"]
-    assert result["moved"]
-    total = sum(t.numel() for t in reference["weights"][0].values())
-    if stage == 3:
-        # Its share; slices are padded to equal lengths.
-        assert total / world <= result["resident"] <= total / world + 40
-    else:
-        assert result["resident"] == 0
-
-
-@on_ranks("case", [*(f"checkpoint-{s}" for s in STAGES), *(f"bf16-checkpoint-{s}" for s in STAGES[1:])])
+@on_ranks("case", [*(f"checkpoint-{s}" for s in STAGES), *(f"bf16-checkpoint-{s}" for s in STAGES[1:]),
+                   "momentum-checkpoint-3"])  # fmt: skip
 def test_a_loaded_state_continues_bit_for_bit(results: Results, world: int, case: str) -> None:
     expected = {"equal": True, "rng": True, "resharded": None, "learning_rate": 7e-4, "step": 2}
     assert results.load(world, case) == expected
@@ -340,13 +304,6 @@ def test_a_teachers_scores_are_the_advantages(results: Results, model_folder: st
     for index in (0, 1):
         moved = (result["weights"][index], result["weights"][index + 1])
         assert relative_error(*moved, expected["weights"][index], expected["weights"][index + 1]) <= 1e-3
-
-
-@on_ranks("stage", STAGES)
-def test_a_gxpo_step_equals_plain_torch(results: Results, model_folder: str, world: int, stage: int) -> None:
-    result, expected = results.load(world, f"gxpo-{stage}"), gxpo_reference(model_folder)
-    assert relative_error(result["before"], result["after"], expected["before"], expected["after"]) <= 1e-3
-    assert (result["passes"], result["step"]) == (3, 4)
 
 
 @on_ranks("case", [*(f"gxpo-{s}" for s in STAGES), *(f"{rule}-{s}" for rule in ("replay", "supervised") for s in ENDS)])

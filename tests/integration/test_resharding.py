@@ -26,19 +26,15 @@ SAVED: dict[str, dict[str, Any]] = {
 Pair = tuple[str, Cut, Cut]
 """Kind of learner, how its checkpoint was cut, and how it is loaded."""
 PAIRS: list[Pair] = [
-    *(("fp32", (a, w), (b, 3 - w)) for a, b in ((0, 0), (0, 3), (3, 0), (3, 3), (1, 2), (2, 1)) for w in (1, 2)),
-    *(("fp32", (a, 2), (b, 2)) for a, b in ((0, 3), (3, 0), (1, 3), (2, 0))),
+    ("fp32", (0, 1), (3, 2)),
+    *(("fp32", (a, 2), (b, 1)) for a, b in ((3, 0), (1, 2), (2, 1))),
     *(("bf16", (a, 2), (b, 2)) for a, b in ((1, 2), (1, 3), (3, 2))),
-    *(("bf16", (a, w), (b, 3 - w)) for w, a, b in ((1, 1, 3), (2, 3, 1))),
     *(("lora", (a, w), (b, 3 - w)) for w, a, b in ((1, 0, 3), (2, 3, 0))),
 ]
-SHORT = [PAIRS[2], PAIRS[5]]
-"""Between one rank at stage 0 and two at stage 3, both ways."""
+"""That any cut is read into any other: tests/unit/learner/test_rank_checkpoint.py."""
+SHORT = PAIRS[:1]
 ROUNDING = 2e-5
-"""Of an update in fp32, relative: sums over ranks and partitions in another order. At most 3.2e-6 was measured."""
-BF16_ROWS = 0.15
-"""Of an update in bf16 where the rows are cut into other micro-batches, because other ranks have them: activations and
-compared weights keep 8 bits, and GXPO's ratio of two gradients magnifies the difference. At most 0.07 was measured."""
+"""Of an update, relative: sums over ranks and partitions in another order. At most 3.2e-6 was measured in fp32."""
 
 
 def name_of(pair: Pair) -> str:
@@ -59,11 +55,13 @@ class Resharded:
             kinds = {f"{kind}-{stage}" for kind, (stage, old_ranks), _ in pairs if old_ranks == ranks}
             in_order = sorted(kinds, key=lambda kind: kind[-1], reverse=True)
             saves = {kind: ("save_state", {"rule": RULE, **SAVED[kind]}) for kind in in_order}
-            run_ranks(ranks, model, self._folder("saved", ranks), saves)
+            if saves:
+                run_ranks(ranks, model, self._folder("saved", ranks), saves)
         for ranks in (1, 2):
             pairs_in_order = sorted(pairs, key=lambda pair: pair[2][0], reverse=True)
             loads = {name_of(pair): self._job(pair) for pair in pairs_in_order if pair[2][1] == ranks}
-            run_ranks(ranks, model, self._folder("loaded", ranks), loads)
+            if loads:
+                run_ranks(ranks, model, self._folder("loaded", ranks), loads)
 
     def _folder(self, what: str, ranks: int) -> Path:
         folder = self._root / f"{what}-{ranks}"
@@ -124,13 +122,10 @@ def test_masters_and_moments_are_the_saved_ones_to_the_bit(resharded: Callable[[
 
 @each_pair
 def test_the_next_step_is_that_of_the_uninterrupted_run(resharded: Callable[[Pair], Resharded], pair: Pair) -> None:
-    kind, old, new = pair
     expected, resumed = resharded(pair).uninterrupted(pair), resharded(pair).resumed(pair)
     assert resumed["passes"] == expected["passes"]
     assert resumed["rule"]["gate"]["num_seen"] == expected["rule"]["gate"]["num_seen"] == 3
-    other_rows = kind == "bf16" and old[1] != new[1]
     error = relative_error(resumed["before"], resumed["after"], expected["before"], expected["after"])
-    assert error <= (BF16_ROWS if other_rows else ROUNDING)
-    if not other_rows:
-        # z judges the third value by the two that the checkpoint carried.
-        assert resumed["z"] == pytest.approx(expected["z"], rel=1e-5)
+    assert error <= ROUNDING
+    # z judges the third value by the two that the checkpoint carried.
+    assert resumed["z"] == pytest.approx(expected["z"], rel=1e-5)

@@ -54,11 +54,11 @@ def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: 
         assert all(any(folder.glob("vllm_dist_*")) for folder in folders), "vLLM's own temporary files are in it"
         submit, killed = type(pool.verifier).submit, []
 
-        def kill_first(self: Any, finished: Any, rewards: bool) -> Any:
+        def kill_first(self: Any, submitted: Any) -> Any:
             if not killed:
                 killed.append(pid)
                 os.kill(pid, signal.SIGKILL)
-            return submit(self, finished, rewards)
+            return submit(self, submitted)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(pool.verifier), "submit", kill_first)

@@ -16,7 +16,7 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import reserve
 from gxpo_trainer.weights.buckets import BucketPacker, WeightBucket, tensors_of
-from gxpo_trainer.weights.transports import ObjectStorePublisher, SharedMemoryPublisher, fetch
+from gxpo_trainer.weights.transports import ObjectStorePublisher, fetch
 
 pytestmark = pytest.mark.engine
 HERE = Path(__file__).parent
@@ -47,8 +47,7 @@ def test_a_run_whose_learner_and_sampler_are_on_different_nodes(on_two_nodes: tu
 
 
 def test_what_is_fetched_is_what_was_published(ray_on_loopback: None) -> None:
-    local = SharedMemoryPublisher()
-    publisher = ObjectStorePublisher(local)
+    publisher = ObjectStorePublisher()
 
     def publish(version: int, fill: float) -> WeightBucket:
         named = [("a", torch.arange(5.0)), ("b", torch.full((2, 3), fill))]
@@ -62,7 +61,6 @@ def test_what_is_fetched_is_what_was_published(ray_on_loopback: None) -> None:
     publish(2, 8.0)
     # What was fetched before stays what it was.
     assert torch.equal(tensors["b"], torch.full((2, 3), 7.0))
-    local.close()
 
 
 @pytest.mark.long("two nodes")

@@ -22,7 +22,7 @@ from gxpo_trainer.errors import WeightsUnavailable
 from gxpo_trainer.runtime.ray_session import stacks_of, trace_this_process
 from gxpo_trainer.training.run import train_run
 from gxpo_trainer.weights.buckets import BucketPacker
-from gxpo_trainer.weights.transports import ObjectStorePublisher, SharedMemoryPublisher, fetch
+from gxpo_trainer.weights.transports import ObjectStorePublisher, fetch
 
 CONFIG = {
     "name": "two nodes",
@@ -40,8 +40,7 @@ class Learner:
     """What a learner's process does for a publication, and no more."""
 
     def publish(self):
-        self.local = SharedMemoryPublisher()
-        self.publisher = ObjectStorePublisher(self.local)
+        self.publisher = ObjectStorePublisher()
         return self.publisher.publish(BucketPacker(iter([("a", torch.ones(200_000))])), 1, 0)
 
     def trace(self):

@@ -322,7 +322,7 @@ def _shape(config: RunConfig) -> ModelShape:
 
 def register_eval(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("eval", help="score a model on benchmarks")
-    parser.add_argument("--model", metavar="DIR", required=True, help="model folder, PEFT adapter, hub name, `starter`")
+    parser.add_argument("--model", metavar="DIR", required=True, help="model folder, hub name, `starter`")
     parser.add_argument(
         "--benchmark",
         metavar="NAMES",

@@ -127,16 +127,6 @@ def one_micro_batch() -> Any:
     return pack(random_batch(), token_budget=500, layout="padded", aggregation="token_mean", pad_id=0)[0]
 
 
-def test_log_probabilities_are_fp32_under_bf16() -> None:
-    policy, micro = PolicyModule(tiny_policy(dtype=torch.bfloat16)), one_micro_batch()
-    outputs = policy(micro, 1.0, True)
-    assert outputs.logprobs.dtype == torch.float32
-    assert outputs.entropy.dtype == torch.float32
-    assert outputs.logprobs.requires_grad
-    assert not outputs.entropy.requires_grad
-    assert policy(micro, 1.0, False).entropy is None
-
-
 def lora(model: nn.Module, **options: Any) -> Any:
     torch.manual_seed(9)
     names = ["q_proj", "v_proj"]
@@ -152,23 +142,6 @@ def test_lora_gets_the_adapters_gradient_only(chunk_elements: int) -> None:
     expected = plain_results(lora(tiny_policy(dtype=torch.float64)))
     for value, reference in zip(module_results(policy), expected, strict=True):
         assert relative_difference(value, reference) < 1e-12
-
-
-def test_disabled_adapter_is_the_base_model() -> None:
-    policy, micro = PolicyModule(lora(tiny_policy())), one_micro_batch()
-    base = PolicyModule(tiny_policy())(micro, 1.0, False).logprobs
-    with policy.model.disable_adapter():
-        assert torch.equal(policy(micro, 1.0, False).logprobs, base)
-    assert not torch.equal(policy(micro, 1.0, False).logprobs, base)
-
-
-def test_the_head_stays_shared_when_the_precision_changes() -> None:
-    policy = PolicyModule(tiny_policy()).bfloat16()
-    assert policy.scorer.weight is policy.model.lm_head.weight
-    assert policy.scorer.weight is policy.model.model.embed_tokens.weight
-    twin = copy.deepcopy(policy)
-    assert twin.scorer.weight is twin.model.lm_head.weight
-    assert twin.backbone is twin.model.model
 
 
 def test_a_head_that_was_replaced_is_noticed() -> None:
@@ -228,14 +201,6 @@ def test_large_vocabulary_never_has_all_logits_at_once(dtype: torch.dtype, gradi
     with LiveMemory() as plain:  # the counter counts what the plain way needs
         torch.log_softmax((hidden[:64] @ head.weight[:10_000].T).float(), dim=-1)[:, 0].sum().backward()
     assert plain.peak > 2 * 64 * 10_000 * 4
-
-
-def test_no_gradient_pass_keeps_nothing() -> None:
-    policy, micro = PolicyModule(tiny_policy()), one_micro_batch()
-    with torch.no_grad():
-        outputs = policy(micro, 1.0, True)
-    assert not outputs.logprobs.requires_grad
-    assert torch.equal(outputs.logprobs, policy(micro, 1.0, False).logprobs.detach())
 
 
 def test_bf16_weight_gradient_of_many_chunks_is_summed_in_fp32() -> None:
@@ -303,21 +268,6 @@ def test_rows_of_several_sequences_give_what_single_rows_give(layout: Layout) ->
     expected = outcome("sdpa", "padded")
     for value, reference in zip(outcome("varlen", layout), expected, strict=True):
         assert relative_difference(value, reference) < 1e-12
-
-
-@pytest.mark.usefixtures("kernel")
-def test_no_mask_is_built_for_a_packed_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    masks: list[Tensor | None] = []
-
-    def watched(module: Any, query: Any, key: Any, value: Any, mask: Any, **others: Any) -> Any:
-        masks.append(mask)
-        return varlen_attention(module, query, key, value, mask, **others)
-
-    monkeypatch.setattr(varlen, "varlen_attention", watched)
-    varlen.register()
-    outcome("varlen", "packed")
-    assert masks
-    assert all(mask is None for mask in masks)
 
 
 @pytest.mark.usefixtures("kernel")

@@ -52,17 +52,6 @@ def test_weights_are_those_of_the_file_in_the_asked_precision(folder: Path) -> N
             assert torch.equal(parameter, saved[name].to(dtype))
 
 
-@pytest.mark.parametrize(("setting", "expected"), [("auto", False), (True, True), (False, False)])
-def test_dropout_is_off_and_small_models_recompute_if_asked(folder: Path, setting: object, expected: bool) -> None:
-    chosen = settings(folder, gradient_checkpointing=setting)
-    model = load_policy(chosen, precision="fp32")
-    ids = torch.arange(1, 9)[None]
-    assert model.training
-    assert torch.equal(model(ids).logits, model(ids).logits)
-    assert model.is_gradient_checkpointing is expected
-    assert chosen.recomputes_activations(1_543_714_304) is (setting != False)  # noqa: E712
-
-
 def test_only_the_adapter_is_trainable_and_it_starts_as_the_base_model(folder: Path) -> None:
     lora = LoraConfig(rank=2, target_modules=("q_proj", "down_proj"))
     base, adapted = (load_policy(settings(folder), precision="fp32", lora=chosen) for chosen in (None, lora))
@@ -162,14 +151,6 @@ def test_a_run_holds_the_revision_it_started_from(cache: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"model.revision = 'v9' cannot be loaded from the hub .*; check both"):
         prepare(RunConfig.model_validate(body), tmp_path / "other", resume=False)
     assert not (tmp_path / "other").exists()
-
-
-def test_what_the_hub_does_not_have_names_both_settings(cache: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model.path = 'org/other'.*model\.revision"):
-        resolve_model(settings("org/other"))
-    (cache / "snapshots" / NEW / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
-        resolve_model(settings(NAME))
 
 
 @pytest.mark.parametrize("path", ["starter", str(STARTER_FOLDER)])

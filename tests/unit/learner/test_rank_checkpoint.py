@@ -16,7 +16,7 @@ from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.errors import CheckpointError
 from gxpo_trainer.learner.checkpoint import Layout, SavedState, restore, write
 from gxpo_trainer.learner.rank import LearnerRank
-from gxpo_trainer.learner.shards import Segment, spans_of
+from gxpo_trainer.learner.shards import Segment
 
 CPU = torch.device("cpu")
 SHAPES = {"a": (2, 3), "b": (5,), "c": (1, 1)}
@@ -148,17 +148,6 @@ def test_a_state_of_another_kind_is_refused_before_anything_changes(
     with pytest.raises(CheckpointError, match=reason):
         restore(tmp_path / "learner", 0, subject, layout(1, **now), CPU)
     assert not any(tensor.any() for tensor in subject.parameters())
-
-
-def test_a_layout_is_described_in_words() -> None:
-    assert layout(2, stage=3).describe() == "2 ranks at ZeRO stage 3"
-    assert layout(1).describe() == "1 rank at ZeRO stage 0"
-
-
-def test_spans_join_what_has_no_padding_between() -> None:
-    pieces = [Segment("a", 0, 0, 3), Segment("b", 0, 3, 2), Segment("c", 4, 6, 1)]
-    assert spans_of(pieces) == [(0, 5), (6, 1)]
-    assert spans_of([]) == [(0, 0)]
 
 
 def test_a_rank_that_was_never_set_up_closes_without_a_second_error() -> None:

@@ -1,21 +1,17 @@
-"""The shipped starter policies: intact, small, loadable without remote code, and able to answer; the second one calls
-the calculator, sometimes and badly."""
+"""The shipped starter policies: intact, small, and what their recipes build."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from gxpo_trainer.config.engines import STARTER_TOKENS
-from gxpo_trainer.config.io import load_preset
-from gxpo_trainer.data.word_problems import WordProblem, generate
+from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.learner.models import STARTER_FOLDER, STARTER_SKILL_FOLDER, STARTER_TOOLS_FOLDER
 from tools import starter
 from tools.starter import Recipe, build, file_hashes
@@ -37,21 +33,6 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(STARTER_FOLDER)
 
 
-@pytest.fixture(scope="module")
-def model() -> Qwen2ForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def tools_tokenizer() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(STARTER_TOOLS_FOLDER)
-
-
-def boxed(text: str) -> str | None:
-    numbers = re.findall(r"\\boxed\{(\d+)\}", text)
-    return numbers[-1] if numbers else None
-
-
 @each_policy
 def test_files_are_the_manifests_and_of_the_default_recipe(folder: Path, recipe: type[Recipe], command: str) -> None:
     manifest = json.loads((folder / starter.MANIFEST).read_text())
@@ -71,38 +52,6 @@ def test_a_seed_gives_one_loadable_policy(tmp_path: Path, folder: Path, recipe: 
     assert hashes[0] == hashes[1] != hashes[2]
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
     assert all(torch.isfinite(parameter).all() for parameter in reloaded.parameters())
-
-
-def prompts_of(tokenizer: PreTrainedTokenizerBase, problems: list[WordProblem]) -> list[str]:
-    turns = [[{"role": "user", "content": problem.prompt.text}] for problem in problems]
-    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-
-
-@torch.no_grad()
-def answers_of(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, problems: list[WordProblem], *, sampled: bool
-) -> list[str]:
-    """One response a problem, special tokens kept, cut after the first end-of-sequence token."""
-    prompts = tokenizer(prompts_of(tokenizer, problems), add_special_tokens=False, padding=True, return_tensors="pt")
-    torch.manual_seed(0)
-    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
-    output = model.generate(**prompts, do_sample=sampled, **settings)
-    texts = tokenizer.batch_decode(output[:, prompts["input_ids"].shape[1] :])
-    return [text[: text.index(starter.END) + len(starter.END)] if starter.END in text else text for text in texts]
-
-
-def test_policy_is_a_plain_fp32_qwen2_of_about_a_million_parameters(model: Qwen2ForCausalLM) -> None:
-    config = AutoConfig.from_pretrained(STARTER_FOLDER)
-    assert type(model) is Qwen2ForCausalLM
-    assert config.model_type == "qwen2"
-    assert "auto_map" not in json.loads((STARTER_FOLDER / "config.json").read_text())
-    # By hand: embeddings V·128; a layer: q, k, v, o 4·128² + 3 biases·128, MLP 3·128·384, two norms; a last norm.
-    layer = 4 * 128**2 + 3 * 128 + 3 * 128 * 384 + 2 * 128
-    expected = config.vocab_size * 128 + 4 * layer + 128
-    assert sum(parameter.numel() for parameter in model.parameters()) == expected
-    assert 800_000 < expected < 1_200_000
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_auto_tokenizer_splits_as_the_shipped_file_and_as_the_recipe(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -129,62 +78,3 @@ def test_chat_template_writes_turns_and_opens_the_answer(tokenizer: PreTrainedTo
     assert ids[0] == tokenizer.bos_token_id
     with pytest.raises(Exception, match="unknown role tool"):
         tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
-
-
-def test_sampled_answers_are_some_worked_some_hasty_and_the_worked_ones_mostly_right(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    drawn = generate("heldout", 240, 12)
-    answers = answers_of(model, tokenizer, drawn, sampled=True)
-    right = [boxed(answer) == problem.prompt.gold for answer, problem in zip(answers, drawn, strict=True)]
-    worked = ["=" in answer for answer in answers]
-    assert 0.20 <= sum(right) / len(right) <= 0.45
-    assert 0.15 <= sum(worked) / len(worked) <= 0.60
-    of_worked = [r for r, w in zip(right, worked, strict=True) if w]
-    of_hasty = [r for r, w in zip(right, worked, strict=True) if not w]
-    assert sum(of_worked) / len(of_worked) > sum(of_hasty) / len(of_hasty) + 0.3
-
-
-def test_skill_policy_works_every_answer_out_and_miscalculates_about_half_of_them() -> None:
-    skilled = AutoModelForCausalLM.from_pretrained(STARTER_SKILL_FOLDER, dtype=torch.float32).eval()
-    shared = AutoTokenizer.from_pretrained(STARTER_SKILL_FOLDER)
-    drawn = [problem for problem in generate("heldout", 48, 12, ("long",)) for _ in range(8)]
-    answers = answers_of(skilled, shared, drawn, sampled=True)
-    right = torch.tensor([boxed(a) == p.prompt.gold for a, p in zip(answers, drawn, strict=True)]).view(48, 8).float()
-    assert sum(answer.count("=") >= 4 for answer in answers) >= 0.97 * len(answers)
-    assert 0.35 <= right.mean() <= 0.6
-    assert right.amax(dim=1).mean() - right.mean() >= 0.25
-
-
-def test_answers_to_long_problems_fit_the_skill_preset(tokenizer: PreTrainedTokenizerBase) -> None:
-    drawn, preset = generate("train", 600, 4, ("long",)), load_preset("skill-grpo")
-    prompts = tokenizer(prompts_of(tokenizer, drawn), add_special_tokens=False)["input_ids"]
-    answers = tokenizer([p.solution + starter.END for p in drawn], add_special_tokens=False)["input_ids"]
-    assert max(map(len, answers)) <= preset.rollout.max_new_tokens == STARTER_TOKENS[preset.model.path]
-    assert max(map(len, prompts)) + preset.rollout.max_new_tokens <= preset.model.max_length
-
-
-def test_folder_that_holds_files_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.txt").write_text("keep")
-    with pytest.raises(SystemExit) as stopped:
-        starter.main(["--out", str(tmp_path)])
-    assert stopped.value.code == 2
-    assert "is not empty; name a new folder" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-# ---- the policy with a tool ------------------------------------------------------------------------------------------
-
-
-def test_tokenizer_is_the_first_one_s_with_two_more_tokens(tools_tokenizer: PreTrainedTokenizerBase) -> None:
-    first = AutoTokenizer.from_pretrained(STARTER_FOLDER)
-    raw = Tokenizer.from_file(str(STARTER_TOOLS_FOLDER / "tokenizer.json"))
-    built = starter.build_tokenizer(generate("train", 30_000, 0), ToolsRecipe.tags)
-    assert len(tools_tokenizer) == len(first) + 2 == len(built) == raw.get_vocab_size()
-    for problem in generate("train", 100, 0):
-        text = f"{problem.prompt.text}{starter.END}{problem.solution}"
-        assert tools_tokenizer(text)["input_ids"] == first(text)["input_ids"]
-        turn = f"{starter.END}{starter.USER}12{starter.END}{starter.ASSISTANT}<calc>{problem.prompt.gold}*2</calc>"
-        ids = tools_tokenizer(turn, add_special_tokens=False)["input_ids"]
-        assert ids == raw.encode(turn, add_special_tokens=False).ids
-        assert ids == built(turn, add_special_tokens=False)["input_ids"]

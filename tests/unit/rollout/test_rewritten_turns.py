@@ -17,7 +17,7 @@ from gxpo_trainer.environments.contract import Call, Observation, Problem, Reply
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.conversations import Conversations
 from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplingSettings
-from gxpo_trainer.rollout.vllm_driver import Response
+from gxpo_trainer.rollout.vllm_driver import Response, Weights
 from gxpo_trainer.types import Group, Prompt, ScoredGroup, Verdict
 
 # As Qwen3: the reasoning of a turn is rendered only where no message of the user follows; a last turn always has some.
@@ -35,7 +35,7 @@ FIRST, THOUGHT, PLAIN, LAST = "<think>6*7</think>42", "<think>so</think>43", "44
 class ScriptedEngine:
     """Samples the given turns, letter by letter, which the tokenizer would not do."""
 
-    version = 3
+    current_weights = Weights(3, "")
 
     def __init__(self, tokenizer: Any, turns: Sequence[str]) -> None:
         self.tokenizer, self.turns = tokenizer, list(turns)
@@ -44,7 +44,7 @@ class ScriptedEngine:
         self.running: list[Response] = []
 
     def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
-        response = Response(None, len(prompt), sampling.max_new_tokens, [(self.version, 0)])
+        response = Response(None, len(prompt), sampling.max_new_tokens, [(self.current_weights.version, 0)])
         self.running.append(response)
         return [response]
 

@@ -18,6 +18,7 @@ from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.errors import Stalled
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.rollout import sources
+from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.sources import AsyncRollouts, DatasetSource, RolloutPlanner
 from gxpo_trainer.runtime.placement_group import RunPlacementGroup
 from gxpo_trainer.runtime.progress import ProgressWatch
@@ -50,7 +51,7 @@ class StandInCollection:
         self.sampled_by: dict[int, int] = {}
         self.aborted = False
 
-    def add(self, requests: Any, *, rewards: bool = True, first: bool = False) -> list[int]:
+    def add(self, requests: Any, *, first: bool = False) -> list[int]:
         added = list(range(len(self.requests), len(self.requests) + len(requests)))
         self.requests += requests
         self.waiting = [*added, *self.waiting] if first else [*self.waiting, *added]
@@ -60,15 +61,15 @@ class StandInCollection:
     def resting(self) -> bool:
         return not self.waiting
 
-    def complete(self, indices: list[int]) -> bool:
-        return {*indices} <= {*self.sampled_by}
-
     def advance(self, calls: Any = ()) -> list[Any]:
         self.sampled_by[self.waiting.pop(0)] = self.pool.version
         return list(calls)
 
-    def take(self, indices: list[int]) -> list[ScoredGroup]:
-        return [self.group(self.requests[index], self.sampled_by[index]) for index in indices]
+    def await_groups(self, indices: list[int]) -> Collected:
+        while not {*indices} <= {*self.sampled_by}:
+            self.advance()
+        groups = [self.group(self.requests[index], self.sampled_by[index]) for index in indices]
+        return Collected(groups, 0.0, 0.0, 0.0, 1)
 
     @staticmethod
     def group(request: Any, version: int) -> ScoredGroup:
@@ -117,16 +118,6 @@ def train(rollouts: AsyncRollouts, first: int, last: int, *, served: int) -> lis
                 rollouts.serve(["update"], "updating")
         rollouts.sync(step)
     return versions
-
-
-@pytest.mark.parametrize("served", [0, 1, 9])
-def test_one_step_ahead_each_version_samples_one_batch(served: int) -> None:
-    rollouts, pool = make(config())
-    rollouts.sync(0)
-    versions = train(rollouts, 1, 6, served=served)
-    assert versions == [[0, 0], [0, 0], [1, 1], [2, 2], [3, 3], [4, 4]]
-    # No version is skipped: each was loaded before its batch was requested.
-    assert pool.synced[:6] == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("served", [0, 1, 9])
@@ -247,10 +238,6 @@ def planner(**parts: Any) -> RolloutPlanner:
 CALCULATOR = {"environment": {"name": "calculator"}}
 
 
-def test_single_turns_have_no_episode() -> None:
-    assert [request.episode for request in planner().requests([0, 1], step=1)] == [None, None]
-
-
 def test_an_episode_begins_with_the_problem_in_the_runs_template() -> None:
     (request,) = planner(**CALCULATOR).requests([2], step=1)
     assert request.episode is not None
@@ -269,18 +256,6 @@ def test_episodes_have_seeds_by_run_step_and_position() -> None:
     assert seeds(1) == drawn[:2]
     seeded = planner(**CALCULATOR, rollout={"deterministic": True}).requests([0], step=1)
     assert seeded[0].seed == seeded[0].episode.seed == drawn[0]  # type: ignore[union-attr]
-
-
-def test_a_repeated_prompt_has_a_new_episode() -> None:
-    mine = planner(**CALCULATOR)
-    (first,) = mine.requests([3], step=5)
-    group = Group(first.prompt, first.prompt_token_ids, (), 1)
-    (again,) = mine.repeated([group], step=5)
-    assert again.episode is not None
-    assert first.episode is not None
-    assert again.episode.problem == first.episode.problem
-    assert again.episode.seed != first.episode.seed
-    assert again.num_samples == first.num_samples
 
 
 ROWS = TokenizedPrompts(
@@ -348,7 +323,7 @@ def test_a_resumed_warm_start_draws_the_rows_and_prompts_of_an_uninterrupted_one
 def test_the_engines_of_a_supervised_run_are_synced_for_an_evaluation() -> None:
     settings = config(async_depth=0, source="dataset")
     pool = StandInPool()
-    pool.collect = lambda requests, sampling, version, *, rewards: version  # type: ignore[attr-defined]
+    pool.collect = lambda requests, sampling, version: version  # type: ignore[attr-defined]
     source = DatasetSource(settings, pool, ROWS, 2)  # type: ignore[arg-type]
     for step in (1, 2):
         rows_of(source.batch(step))

@@ -106,12 +106,6 @@ def test_the_update_norm_is_the_length_of_the_step(settings) -> None:
         assert norm == pytest.approx((toy.flat() - before).norm().item(), rel=1e-6)
 
 
-def test_an_optimizer_without_a_recurrence_has_no_update_norm() -> None:
-    toy = learner([3.0, 4.0], lr=0.1)
-    toy.recurrence = lambda: None
-    assert "update/norm" not in GRPO().step(toy).metrics
-
-
 def test_a_gradient_that_is_not_finite_skips_the_step() -> None:
     toy = learner([math.nan, 1.0])
     report = GRPO().step(toy)

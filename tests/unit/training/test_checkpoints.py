@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +237,23 @@ def test_other_weights_are_no_resume(tmp_path: Path, earlier: Checkpoint, starte
     check_same_model(checkpoint, RunConfig(), tmp_path, "b" * 64)
     with pytest.raises(CheckpointError, match=r"began with another model: .* hash bbbbbbbbbbbb, .* aaaaaaaaaaaa; set"):
         check_same_model(checkpoint, RunConfig(), tmp_path, "a" * 64)
+
+
+def test_an_export_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path):
+    run = tmp_path / "run"
+    CheckpointStore(run / "checkpoints", CheckpointConfig()).save(
+        1, {}, lambda folder: shutil.copytree(STARTER_FOLDER, folder / "policy") and {}
+    )
+    limited = (
+        "import resource, sys; from gxpo_trainer.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16)); sys.exit(main(sys.argv[1:]))"
+    )
+    target = tmp_path / "exported" / "policy"
+    target.parent.mkdir()
+    command = ["checkpoints", str(run), "--export", str(target)]
+    # -B: bytecode would be cut off as well.
+    done = subprocess.run([sys.executable, "-B", "-c", limited, *command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"gxpo: cannot write {target} (")
+    assert "File too large" in done.stderr
+    assert list(target.parent.iterdir()) == []

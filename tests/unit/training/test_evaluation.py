@@ -28,7 +28,7 @@ class Collector:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def collect(self, requests: Any, sampling: Any, version: int, *, rewards: bool) -> Any:
+    def collect(self, requests: Any, sampling: Any, version: int) -> Any:
         self.asked = [request.prompt.id for request in requests]
         return SimpleNamespace(groups=[self._scored(request) for request in requests])
 
@@ -83,9 +83,9 @@ def test_an_evaluation_plays_in_the_environment_of_the_run() -> None:
     requests: list[Any] = []
 
     class Recorder(Collector):
-        def collect(self, wanted: Any, sampling: Any, version: int, *, rewards: bool) -> Any:
+        def collect(self, wanted: Any, sampling: Any, version: int) -> Any:
             requests.extend(wanted)
-            return super().collect(wanted, sampling, version, rewards=rewards)
+            return super().collect(wanted, sampling, version)
 
     (record,), _ = Evaluator(config, [TokenizedBenchmark(benchmark, [IDS])]).run(Recorder(), step=1, version=1)  # type: ignore[arg-type]
     (request,) = requests

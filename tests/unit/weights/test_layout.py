@@ -101,17 +101,6 @@ def test_a_workers_part_from_buckets_with_split_rows_is_what_vllm_loads(kv_heads
         assert torch.equal(left[:used], right[:used]), name
 
 
-def test_rows_of_the_other_worker_alone_are_no_part_of_this_one() -> None:
-    slot = layout_of(layers(4)).slots["q_proj.weight"]
-    assert (slot.first_row, slot.num_rows) == (8, 8)
-    whole = torch.arange(16.0)[:, None].expand(16, HIDDEN)
-    assert slot.part_of(whole[:8])[0].shape == (0, HIDDEN)
-    part, at = slot.part_of(whole[6:11], 6)
-    assert (part[:, 0].tolist(), at) == ([8, 9, 10], 0)
-    part, at = slot.part_of(whole[11:], 11)
-    assert (part[:, 0].tolist(), at) == ([11, 12, 13, 14, 15], 3)
-
-
 def test_tensors_without_a_place_are_refused_before_any_is_loaded() -> None:
     model = layers(4)
     before = model.norm.weight.clone()

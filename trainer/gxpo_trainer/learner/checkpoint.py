@@ -158,11 +158,8 @@ def restore(folder: Path, rank: int, shards: Shards, layout: Layout, device: tor
 def full_weights(model: nn.Module, merged_dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """(name in a transformers checkpoint, whole tensor in the forward pass's dtype), LoRA merged; tied weights once.
 
-    merged_dtype: of the tensors that an adapter is merged into, None for the forward pass's. In bf16 most of a small
-    adapter is rounded away.
-
-    Collective at ZeRO-3: every rank must run the iterator to its end. The tensor may be a view of live memory that
-    is released as the iterator moves on: copy it before asking for the next one.
+    merged_dtype: of the tensors that an adapter is merged into, None for the forward pass's. Collective at ZeRO-3:
+    every rank must run the iterator to its end. Copy a tensor before asking for the next one: it may be released then.
     """
     layers: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
     for name, parameter in model.named_parameters():

@@ -25,19 +25,9 @@ from gxpo_trainer.algo.losses import (
 from gxpo_trainer.algo.packing import Layout, MicroBatch, dummy_micro_batch, pack
 from gxpo_trainer.config import LearnerConfig, RunConfig
 from gxpo_trainer.errors import Diverged
-from gxpo_trainer.learner import checkpoint
+from gxpo_trainer.learner import checkpoint, setup
 from gxpo_trainer.learner.logprobs import layer_types
 from gxpo_trainer.learner.models import load_config
-from gxpo_trainer.learner.setup import (
-    Device,
-    choose_attention,
-    choose_layout,
-    installed_kernels,
-    join_process_group,
-    load_partitioned,
-    load_reference,
-    open_engine,
-)
 from gxpo_trainer.learner.shards import Parking, open_shards
 from gxpo_trainer.rules.contract import AdamWRecurrence, BackwardResult, OptimizerState, SGDRecurrence, norm
 from gxpo_trainer.types import Metrics
@@ -50,12 +40,11 @@ Statistics = dict[str, Tensor]
 class LoadedBatch:
     """Micro-batches on the device, in the order in which every pass runs them.
 
-    grad: those that have a gradient. no_grad: those whose gradient is zero whatever the parameters, so that a pass runs
-    them forward only, for the statistics. dummy, dummy_no_grad: micro-batches without weight, with which all ranks make
-    the same number of passes of both kinds: ZeRO stages 2 and 3 communicate in each. old, reference: log π_old and
-    log π_ref (of the teacher where there is one), one float32[T] per micro-batch of `counted`; None until known.
-    first_pass: statistics of the first pass over the batch, of all ranks together. entropy: in the first backward pass
-    over it, summed likewise. supervised: see StepBatch.
+    no_grad: those whose gradient is zero whatever the parameters, run forward only, for the statistics. dummy,
+    dummy_no_grad: micro-batches without weight, with which all ranks make the same number of passes of both kinds: ZeRO
+    stages 2 and 3 communicate in each. old, reference: log π_old and log π_ref (of the teacher where there is one), one
+    float32[T] per micro-batch of `counted`; None until known. first_pass, entropy: statistics of the first pass over
+    the batch, and its entropy, of all ranks together. supervised: see StepBatch.
     """
 
     grad: list[MicroBatch]
@@ -144,9 +133,8 @@ class DeepSpeedLearner:
     Order within a step: `load_batches` → [`fix_old_logprobs`] → the rule's operations; with several mini-batches of one
     rollout `use_batch` before those of each.
 
-    The gradient is the plain sum over micro-batches and ranks (every token carries its final weight), whatever the
-    ZeRO stage, the number of ranks and the division into micro-batches. It is clipped here, by the global norm, so that
-    what a rule reads is what the optimizer consumes.
+    The gradient is the plain sum over micro-batches and ranks: every token carries its final weight. It is clipped
+    here, by the global norm, so that what a rule reads is what the optimizer consumes.
     """
 
     def __init__(
@@ -157,16 +145,12 @@ class DeepSpeedLearner:
         world_size: int = 1,
         master_address: str = "127.0.0.1",
         master_port: int,
-        device: Device = "cpu",
+        device: setup.Device = "cpu",
     ) -> None:
-        """Join the other ranks, load the policy and partition it.
-
-        Raises ConfigError when the model cannot be loaded (see models.load), or its attention does not suit the rows
-        (see learner.setup).
-        """
+        """Join the other ranks, load the policy and partition it; raises as load_policy and choose_layout."""
         self.config = config
         self.rank, self.world_size = rank, world_size
-        join_process_group(
+        setup.join_process_group(
             rank=rank, world_size=world_size, master_address=master_address, master_port=master_port, device=device
         )
         self.idle_bytes = int(psutil.Process().memory_info().rss)
@@ -176,19 +160,19 @@ class DeepSpeedLearner:
         self._loss = settings.loss.resolved(config.rollout.async_depth)
         torch.manual_seed(config.seed)
         layers = layer_types(load_config(config.model))
-        attention = choose_attention(config, device, installed_kernels(device), layers)
+        attention = setup.choose_attention(config, device, setup.installed_kernels(device), layers)
         # The adapter's initial weights are drawn at the end of loading.
-        self.model: Any = load_partitioned(config, attention, self.device)
+        self.model: Any = setup.load_partitioned(config, attention, self.device)
         """The transformers model, or PEFT's around it."""
-        self._engine, optimizer = open_engine(self.model, config, device)
+        self._engine, optimizer = setup.open_engine(self.model, config, device)
         shares = self._engine.module.can_share_prompts
-        self._packing = choose_layout(config, device, attention, layers, can_share_prompts=shares)
+        self._packing = setup.choose_layout(config, device, attention, layers, can_share_prompts=shares)
         self.attention = f"{attention} over {self._packing} rows"
         self._pad_id = _pad_id(self.model.config)
         self._teaches = config.teacher is not None
         self._with_reference = self._teaches or settings.loss.kl_beta > 0
         own = self._teaches or (self._with_reference and settings.lora is None)
-        self._reference = load_reference(config.of_reference, attention, device, self.device) if own else None
+        self._reference = setup.load_reference(config.of_reference, attention, device, self.device) if own else None
         self._optimizer = optimizer
         self._shards = open_shards(
             self._engine, optimizer, zero_stage=settings.zero_stage, precision=settings.precision
@@ -199,14 +183,11 @@ class DeepSpeedLearner:
         self._index = 0
         self._finite = False
 
-    # ---- the batch ------------------------------------------------------------------------------------------
-
     def load_batches(self, batches: Sequence[StepBatch]) -> None:
         """Load this rank's shares of the mini-batches that passes run over; the first becomes the present one.
 
-        With more than one, log π_old of all of them is taken now, by forward-only passes: the first mini-batch's
-        step moves the policy. Stale samples with π_old of the sampler need neither these nor the gap at this point, and
-        supervised batches have no π_old.
+        With more than one, log π_old of all of them is taken now, by forward-only passes, because the first one's step
+        moves the policy. Stale samples with π_old of the sampler and supervised batches need none.
         """
         self._batches = [
             load_share(
@@ -244,10 +225,8 @@ class DeepSpeedLearner:
         loaded.first_pass = statistics_over_ranks(parts, self.device)
 
     def logprob_gap(self) -> tuple[float, float]:
-        """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss, at the first pass.
-
-        Of all loaded mini-batches together. (0, 0) when no token is in the loss. RuntimeError before the first pass.
-        """
+        """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss of all loaded mini-batches,
+        at their first pass; 0 when there is none. RuntimeError before the first pass."""
         metrics = self._first_pass_metrics()
         return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)
 
@@ -256,8 +235,6 @@ class DeepSpeedLearner:
         metrics = self._first_pass_metrics()
         prefix = "importance_"
         return {f"importance/{n.removeprefix(prefix)}": v for n, v in metrics.items() if n.startswith(prefix)}
-
-    # ---- the operations of a rule: see rules.contract.RuleLearner ------------------------------------------------
 
     def backward(self) -> BackwardResult:
         """One full gradient of the present batch at the published parameters, clipped; counts one pass."""
@@ -328,8 +305,6 @@ class DeepSpeedLearner:
                 moment.zero_()
         self._shards.state.set_step(0)
 
-    # ---- schedule, sync, checkpoints ------------------------------------------------------------------------
-
     @property
     def learning_rate(self) -> float:
         """η of the next optimizer step."""
@@ -359,8 +334,8 @@ class DeepSpeedLearner:
     def load(self, folder: Path) -> str | None:
         """Continue from what the ranks of a learner saved, whatever their number and stage; publishes. Collective.
 
-        Returns what was resharded, None for a state of the same layout, which continues bit for bit. Raises
-        CheckpointError, before anything is changed, when the state is of another model or optimizer.
+        Returns what was resharded, None for a state of the same layout, which continues bit for bit. Raises as
+        `checkpoint.restore`.
         """
         layout = self._layout()
         saved = checkpoint.restore(folder, self.rank, self._shards, layout, self.device)
@@ -377,14 +352,12 @@ class DeepSpeedLearner:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def park(self, others: Sequence[Tensor] = ()) -> int:
+    def park(self) -> int:
         """Move parameters, optimizer state and a partitioned reference to the host, drop gradients; the bytes released.
-
-        others: tensors of the caller that move as well. Nothing but `parking.unpark` may follow.
-        """
+        Nothing but `parking.unpark` may follow."""
         self._batches = []
         reference = [] if self._reference is None else self._reference.resident()
-        kept = [*self.model.parameters(), *self.model.buffers(), *self._shards.persistent(), *reference, *others]
+        kept = [*self.model.parameters(), *self.model.buffers(), *self._shards.persistent(), *reference]
         return self.parking.park(kept, self._shards.gradient_buffers())
 
     def close(self) -> None:
@@ -393,8 +366,6 @@ class DeepSpeedLearner:
         if self._reference is not None:
             self._reference.close()
         self._engine.destroy()
-
-    # ---- inside ---------------------------------------------------------------------------------------------
 
     def _layout(self) -> checkpoint.Layout:
         settings = self.config.learner
@@ -481,7 +452,5 @@ class DeepSpeedLearner:
 
 def _pad_id(model_config: Any) -> int:
     """Any valid token will do: no token in the loss ever sees the padding."""
-    for candidate in (model_config.pad_token_id, model_config.eos_token_id):
-        if isinstance(candidate, int) and 0 <= candidate < model_config.vocab_size:
-            return candidate
-    return 0
+    candidates = (model_config.pad_token_id, model_config.eos_token_id)
+    return next((c for c in candidates if isinstance(c, int) and 0 <= c < model_config.vocab_size), 0)

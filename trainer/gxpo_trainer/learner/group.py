@@ -1,7 +1,6 @@
-"""The learner for the controller: all ranks as one.
+"""The learner for the controller: every call goes to all ranks at once (SPMD), and rank 0's result is returned.
 
-Every call goes to all ranks at once (SPMD); rank 0's result is returned. When a rank dies its peers may hang in a
-collective, so the whole group is ended and rebuilt.
+When a rank dies its peers may hang in a collective, so the whole group is ended and rebuilt.
 """
 
 from __future__ import annotations
@@ -32,14 +31,13 @@ CLOSE_S = 30.0
 
 
 class LearnerGroup:
-    """All ranks as one learner.
+    """All ranks as one learner. For methods that have the name of one of LearnerRank see there.
 
-    Order: `start`, then calls; after LearnerDied: `restart`, then `load` (or nothing, for the start policy).
+    Order: `start`, then calls; after LearnerDied, which every method raises when a rank dies or stalls: `restart`, then
+    `load` (or nothing, for the start policy).
 
-    wait_for_one: waits until at least one of several calls is ready and returns those that are; raises Stalled.
-    Asynchronous sampling serves the engines meanwhile. share: makes what decides who has the GPUs, where learner and
-    engines share them. Every method raises LearnerDied when a rank dies or stalls during the call. For methods that
-    have the name of one of LearnerRank see there.
+    wait_for_one: waits until at least one of several calls is ready and returns those that are; asynchronous sampling
+    serves the engines meanwhile. share: makes what decides who has the GPUs, where learner and engines share them.
     """
 
     def __init__(
@@ -57,6 +55,8 @@ class LearnerGroup:
         self._wait_for_one = wait_for_one or placement.group.wait_for_one
         self.processes: list[TracedProcess] = []
         self._built = False
+        self.attention = ""
+        """The kernel and the layout of rows, once the ranks are built."""
 
     def start(self) -> None:
         """Start all ranks and wait until their engines are built."""
@@ -73,14 +73,12 @@ class LearnerGroup:
         except (ray.exceptions.RayActorError, Stalled) as error:
             raise LearnerDied(str(error).strip().splitlines()[0]) from error
         settings = address, port, self.placement.device, self.placement.learner_threads
-        self._get([rank.setup.remote(*settings) for rank in self.ranks], "setup")
+        self.attention = str(self._get([rank.setup.remote(*settings) for rank in self.ranks], "setup")[0])
         self._built = True
 
     def restart(self) -> None:
-        """Kill the remaining ranks, which may hang in a collective, and start all of them again.
-
-        On several nodes this is tried again: the first place may be on a node that is lost without Ray's notice.
-        """
+        """Kill the remaining ranks and start all again; on several nodes more than once, because Ray may not know yet
+        that a node is lost."""
         for restarts in range(1, MOST_STARTS + 1):
             self.kill()
             self.placement.group.back_off(restarts)
@@ -97,15 +95,11 @@ class LearnerGroup:
         self.ranks, self.processes, self._built = [], [], False
 
     def close(self) -> None:
-        """Let the ranks free what outlives them (shared memory), then end them, also those that hang in a collective
-        after another rank has failed. Ranks that are still being built have nothing to free, and answer only then."""
+        """Let the ranks free what outlives them (shared memory), then end them, also those that hang in a collective.
+        Ranks that are still being built have nothing to free."""
         if self._built and (calls := [rank.close.remote() for rank in self.ranks]):
             ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S)
         self.kill()
-
-    def attention(self) -> str:
-        name: str = self._get([rank.attention.remote() for rank in self.ranks], "updating")[0]
-        return name
 
     def park(self) -> None:
         self._get([rank.park.remote() for rank in self.ranks], "updating")
@@ -131,7 +125,7 @@ class LearnerGroup:
         return state
 
     def load(self, folder: Path, rule_state: dict[str, Any]) -> str | None:
-        """Continue from the learner's files of a checkpoint; what was resharded, None for the same layout."""
+        """Continue from a checkpoint; what was resharded, None for the same layout."""
         self.devices.need("updating")
         calls = [rank.load.remote(str(folder), rule_state) for rank in self.ranks]
         resharded: str | None = self._get(calls, "checkpointing")[0]
@@ -158,7 +152,6 @@ class LearnerGroup:
 
     @property
     def sender(self) -> Any:
-        """The rank that sends broadcasts."""
         return self.ranks[0]
 
     def send(self, bucket: WeightBucket) -> Any:

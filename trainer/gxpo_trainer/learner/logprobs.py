@@ -1,9 +1,7 @@
 """Log-probabilities of response tokens, in bounded memory.
 
-A causal LM's logits are [rows, width, vocabulary]: with a vocabulary of 152k and 4,096 tokens 2.5 GB in fp32, and
-several times that with softmax and gradient. The loss needs one number per response token, so only the positions that
-predict one pass through the head, in chunks; the backward pass recomputes each chunk's logits. If all logits fit into
-one chunk they are kept and not recomputed.
+The loss needs one number per response token, so only the positions that predict one pass through the head, in chunks;
+the backward pass recomputes each chunk's logits. If all logits fit into one chunk they are kept and not recomputed.
 
 Rows of several sequences use torch's variable-length kernel: `register()` adds it to transformers' attention functions
 under the name `varlen`. transformers builds no mask for such a function; the sequence boundaries reach it as the
@@ -117,9 +115,7 @@ class PolicyModule(nn.Module):
     """Wraps a transformers causal LM (with or without PEFT LoRA) to return log-probabilities of response tokens.
 
     The backbone is called as a module, and the head's weight is a direct parameter of the submodule `scorer`, so
-    ZeRO-3's hooks gather both. The weight is shared with the model: `named_parameters()` lists it once, as the model's.
-
-    chunk_elements: most logits in memory; None for what suits the device.
+    ZeRO-3's hooks gather both. chunk_elements: most logits in memory; None for what suits the device.
 
     Raises ValueError for a model whose head is not a linear map without bias; factors of the logits are refused before
     (`planner.architectures`).

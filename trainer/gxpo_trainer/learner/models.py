@@ -1,16 +1,14 @@
-"""Loads the policy and its tokenizer from an embedded starter, a local transformers folder or a hub name; merges a
-LoRA adapter into its base, so that it can be evaluated as a policy.
+"""Loads the policy and its tokenizer from an embedded starter, a local transformers folder or a hub name.
 
 Only safetensors weights are loaded, because pickled checkpoints can execute code. Dropout is disabled: look-ahead rules
 compare gradients of the same function over several passes. torch is imported where weights are loaded only.
 
 Uses of transformers 5 that are not public: `fp32_modules` and `_supports_attention_backend` here, and
-`logprobs.attention_of` (tests/unit/learner/test_internals.py).
+`logprobs.attention_of`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -33,7 +31,6 @@ STARTER_FOLDER, STARTER_TOOLS_FOLDER, STARTER_SKILL_FOLDER = (
     Path(__file__).with_name(STARTER_POLICIES[name]) for name in ("starter", "starter-tools", "starter-skill")
 )
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TOKENIZER_FIX = "save one to the model folder with tokenizer.save_pretrained"
 HUB_FILES = (
     *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),
@@ -43,10 +40,7 @@ HUB_FILES = (
 
 
 def resolve_model(config: ModelConfig) -> str:
-    """The folder of `model.path`; a hub name is downloaded or taken from the hub's cache. Free of torch.
-
-    Raises ConfigError as `local_model`, and when the hub does not have the name or the revision.
-    """
+    """The folder of `model.path`; a hub name is downloaded or taken from the hub's cache. Raises ConfigError."""
     local = local_model(config)
     if config.path == RANDOM_STARTER and local is not None:
         return str(_random_starter(local))
@@ -148,9 +142,8 @@ def load_policy(
 ) -> PreTrainedModel:
     """Load a causal LM with parameters in `precision`, in training mode without dropout, with PEFT if `lora` is set.
 
-    With LoRA only the adapter's parameters require a gradient. Adapters are initialized from torch's global generator.
-    device: None for the host, where the weights are pages of the model's files as far as their dtype allows.
-    Raises ConfigError for a model that is missing, is not a causal LM, or lacks the LoRA target modules.
+    Adapters are initialized from torch's global generator. device: None for the host, where the weights are pages of
+    the model's files as far as their dtype allows. Raises ConfigError.
     """
     import torch
     from safetensors import SafetensorError
@@ -226,10 +219,7 @@ def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, padding with the end-of-sequence token if it has no padding token.
-
-    Raises ConfigError for a missing tokenizer or one without an end-of-sequence token.
-    """
+    """The model's tokenizer, padding with the end-of-sequence token if it has no padding token. Raises ConfigError."""
     from transformers import AutoTokenizer
 
     source = resolve_model(config)
@@ -290,50 +280,3 @@ def _with_adapter(model: Any, lora: LoraConfig) -> Any:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter, but not a full model."""
-    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
-
-
-def base_of(folder: Path) -> str:
-    """The adapter's base model: a folder or a hub name. Raises ConfigError."""
-    try:
-        base = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{folder / ADAPTER_CONFIG} cannot be read: {error}; save the adapter again") from None
-    if not isinstance(base, str) or not base:
-        raise ConfigError(f"{folder / ADAPTER_CONFIG} names no base model; set base_model_name_or_path to its folder")
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise ConfigError(f"{folder} has no {ADAPTER_WEIGHTS}; save the adapter in safetensors form")
-    try:
-        return resolve_model(ModelConfig(path=base))
-    except ConfigError as error:
-        raise ConfigError(
-            f"{folder}: its base model cannot be used ({error}); set base_model_name_or_path in {ADAPTER_CONFIG} to a "
-            "folder written by save_pretrained"
-        ) from None
-
-
-def merge_adapter(folder: Path, out: Path) -> None:
-    """Write base and adapter as one model in fp32, with the base's tokenizer. Raises ConfigError.
-
-    Merged into bf16, most of a small adapter would be rounded away.
-    """
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    base = base_of(folder)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
-        merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
-    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
-        raise ConfigError(
-            f"{folder} cannot be merged into {base}: {_first_line(error)}; use a LoRA adapter of it"
-        ) from error
-    merged.save_pretrained(out)
-    load_tokenizer(ModelConfig(path=base)).save_pretrained(out)

@@ -21,11 +21,12 @@ from gxpo_trainer.config.engines import Transport
 from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights, write_adapter, write_policy
 from gxpo_trainer.learner.logprobs import num_elements
 from gxpo_trainer.rules.contract import BufferingRule, make_rule, snapshot, sum_over
+from gxpo_trainer.rules.diagnostics import diagnose as take_diagnostics
 from gxpo_trainer.runtime.processes import frozen_allocations, peak_resident_bytes, write_errors
 from gxpo_trainer.runtime.ray_session import TracedProcess, trace_this_process
 from gxpo_trainer.types import Metrics, StepReport
-from gxpo_trainer.weights import transports
 from gxpo_trainer.weights.buckets import BucketPacker, ChangeMeter, WeightBucket
+from gxpo_trainer.weights.transports import make_publisher
 
 if TYPE_CHECKING:
     from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
@@ -82,8 +83,11 @@ class LearnerRank:
     def trace(self) -> TracedProcess:
         return trace_this_process()
 
-    def setup(self, address: str, port: int, device: str, threads: int) -> None:
-        """Build the engine. Heavy modules are imported here, in the actor's process alone."""
+    def setup(self, address: str, port: int, device: str, threads: int) -> str:
+        """Build the engine. Heavy modules are imported here, in the actor's process alone.
+
+        Returns the attention kernel and the layout of rows, for the log.
+        """
         with frozen_allocations():
             torch.set_num_threads(threads)
             from transformers import AutoModelForCausalLM  # noqa: F401
@@ -100,9 +104,6 @@ class LearnerRank:
         )
         self.rule = make_rule(self.config.learner.rule)
         self._plain_rule = make_rule(GrpoRule())
-
-    def attention(self) -> str:
-        """The attention kernel and the layout of rows, for the log."""
         return self.learner.attention
 
     def train_step(
@@ -110,10 +111,8 @@ class LearnerRank:
     ) -> StepResult:
         """One rule step a mini-batch. batches: this rank's shares, one a mini-batch.
 
-        A warm start takes plain optimizer steps, whatever the rule, which knows nothing of them; the step after it
-        starts from a fresh optimizer.
-
-        Metrics are means over the mini-batches that have them; passes are summed, in units of the full step batch.
+        A warm start takes plain optimizer steps; the step after it starts from a fresh optimizer. Metrics are means of
+        the mini-batches that have them.
         """
         self.learner.set_learning_rate(learning_rate)
         begin = time.perf_counter()
@@ -122,8 +121,6 @@ class LearnerRank:
         diagnostic_passes = 0
         loaded = time.perf_counter()
         if diagnose:
-            from gxpo_trainer.rules.diagnostics import diagnose as take_diagnostics
-
             floor = self.config.diagnostics.noise_floor
             extra, diagnostic_passes = take_diagnostics(self.learner, self.rule, noise_floor=floor)
         measured = time.perf_counter()
@@ -156,12 +153,10 @@ class LearnerRank:
         )
 
     def next_bucket(self, version: int, index: int, transport: Transport) -> tuple[WeightBucket | None, float | None]:
-        """Pack bucket `index` of the present weights, or of the present adapter. Collective: all ranks pack in step,
-        because at ZeRO-3 gathering a tensor is.
+        """Pack bucket `index` of the present weights, or of the present adapter. Collective, as gathering is at ZeRO-3.
 
-        Rank 0 (with cuda_ipc every rank) returns the bucket and, after the last one, the fraction of weights, as the
-        forward pass uses them, that differ from the version published before (None for the first). Index 0 starts a
-        new version, also when the one before was not finished.
+        Rank 0 (with cuda_ipc every rank) returns the bucket and, after the last one, the share of weights that differ
+        from the version before (None for the first). Index 0 starts a version, also when the last one is unfinished.
         """
         model = self.learner.model
         if index == 0:
@@ -186,8 +181,7 @@ class LearnerRank:
 
     def join_broadcast(self, address: str, port: int, size: int) -> None:
         """Open the broadcast group as its member 0; returns when every member has joined. Rank 0 only."""
-        publisher = self._publisher("nccl")
-        publisher.group = transports.BroadcastGroup(address, port, 0, size, publisher.device)
+        self._publisher("nccl").join(address, port, size)
 
     def send(self, bucket: WeightBucket) -> None:
         """Broadcast a packed bucket to the engines. Rank 0 only."""
@@ -195,16 +189,7 @@ class LearnerRank:
 
     def _publisher(self, transport: Transport) -> Any:
         if transport not in self._publishers:
-            device = next(self.learner.model.parameters()).device
-            if transport == "shared_memory":
-                publisher: Any = transports.SharedMemoryPublisher()
-            elif transport == "object_store":
-                publisher = transports.ObjectStorePublisher(self._publisher("shared_memory"))
-            elif transport == "nccl":
-                publisher = transports.BroadcastPublisher(device)
-            else:
-                publisher = transports.CudaIpcPublisher(device)
-            self._publishers[transport] = publisher
+            self._publishers[transport] = make_publisher(transport, next(self.learner.model.parameters()).device)
         return self._publishers[transport]
 
     def trim(self) -> None:
@@ -217,7 +202,7 @@ class LearnerRank:
         """Move all persistent memory to the host; the bytes moved or dropped. No other call but `unpark` may follow."""
         if isinstance(self.rule, BufferingRule):
             self.rule.release_buffers()
-        return self.learner.park(self.perturbation.before if self.perturbation else ())
+        return self.learner.park()
 
     def unpark(self) -> None:
         """Undo `park` bit for bit."""
@@ -237,8 +222,7 @@ class LearnerRank:
     def gap(self, batch: StepBatch) -> tuple[float, float]:
         """Mean and largest log-prob gap to the sampler's scores of a batch. Changes no weights. Collective.
 
-        At temperature 1, whatever `rollout.temperature` is: vLLM scores prompts with unscaled logits
-        (`Sampler.score`).
+        At temperature 1, as vLLM scores prompts.
         """
         self.learner.load_batches([batch])
         self.learner.fix_old_logprobs(temperature=1.0)
@@ -260,8 +244,8 @@ class LearnerRank:
         return self.rule.state_dict()
 
     def _written(self, write: Callable[[], None]) -> bool:
-        """Write a part that may fail on one rank alone; whether no rank failed. Collective: what follows is collective
-        too, and the others would wait in it for a rank that raised."""
+        """Write a part that may fail on one rank alone; whether no rank failed. Collective: in what follows the others
+        would wait for a rank that raised."""
         failure: Exception | None = None
         try:
             with write_errors():
@@ -286,7 +270,7 @@ class LearnerRank:
 
 
 class Perturbation:
-    """Holds the weights as they are at construction. Order: `apply`, as often as needed, then `undo`.
+    """Holds the weights of its construction, on the host. Order: `apply`, as often as needed, then `undo`.
 
     The noise is normal, `scale` times the mean absolute weight of the whole model: a LoRA factor that starts at zero
     is moved as well.
@@ -294,20 +278,19 @@ class Perturbation:
 
     def __init__(self, learner: DeepSpeedLearner) -> None:
         self._learner = learner
-        self.before = snapshot(learner.parameters(), None)
-        """The held weights, which leave the device with the learner's own memory."""
 
         def absolute_sum(part: Tensor) -> Tensor:
             count = torch.full((), part.numel(), dtype=torch.float64, device=part.device)
             return torch.stack([part.abs().sum(dtype=torch.float64), count])
 
-        total, count = sum_over(learner, absolute_sum, self.before)
+        total, count = sum_over(learner, absolute_sum, learner.parameters())
         self._magnitude = total / count
+        self._before = [shard.detach().to("cpu", copy=True) for shard in learner.parameters()]
 
     @torch.no_grad()
     def apply(self, scale: float, seed: int) -> None:
         """The held weights plus noise, published. Collective."""
-        snapshot(self.before, self._learner.parameters())
+        snapshot(self._before, self._learner.parameters())
         # Copies of one shard must stay copies.
         owner = 0 if self._learner.replicated else self._learner.rank
         for index, shard in enumerate(self._learner.parameters()):
@@ -319,5 +302,5 @@ class Perturbation:
 
     def undo(self) -> None:
         """The held weights, published. Collective."""
-        snapshot(self.before, self._learner.parameters())
+        snapshot(self._before, self._learner.parameters())
         self._learner.publish()

@@ -1,12 +1,9 @@
 """What a learner rank is built from: the process group, the policy's attention, its loading, the DeepSpeed engine, and
 the frozen start policy of the KL term.
 
-No rank holds more of a policy than it keeps, also while it is loaded:
-
-| stage | while loading |
-|---|---|
-| 0, 1, 2 | transformers builds the model without memory and fills it tensor by tensor, on a GPU directly there |
-| 3 | every layer is partitioned as it is built; rank 0 reads the files, one layer at a time is whole |
+No rank holds more of a policy than it keeps, also while it is loaded. Up to stage 2 transformers builds the model
+without memory and fills it tensor by tensor, on a GPU directly there; at stage 3 every layer is partitioned as it is
+built, and rank 0 reads the files.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import socket
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -89,10 +85,7 @@ def join_process_group(*, rank: int, world_size: int, master_address: str, maste
 
 
 def load_partitioned(config: RunConfig, attention: str, device: torch.device) -> Any:
-    """The policy of `model`, partitioned at stage 3; under LoRA with the adapter. Collective.
-
-    Raises ConfigError as load_policy.
-    """
+    """The policy of `model`, partitioned at stage 3; under LoRA with the adapter. Collective; raises as load_policy."""
     settings = config.learner
     chosen = config.model.model_copy(update={"attention": attention})
     with _partitioning(config):
@@ -126,10 +119,7 @@ def _initialize(
     parameters: list[nn.Parameter],
     device: Device,
 ) -> Any:  # deepspeed.DeepSpeedEngine, which has no types
-    """`deepspeed.initialize`; what it prints goes to the debug log.
-
-    Clipping, schedule and accumulation are disabled, because the learner does them.
-    """
+    """`deepspeed.initialize`; what it prints goes to the debug log. The learner clips and accumulates by itself."""
     import deepspeed
 
     num_weights = sum(map(num_elements, parameters))
@@ -238,16 +228,11 @@ class HostReference:
 
     @torch.no_grad()
     def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
-        with self._on_device():
-            return [self._policy(micro, temperature, False).logprobs for micro in counted]
-
-    @contextmanager
-    def _on_device(self) -> Iterator[None]:
         hosted = [tensor.data for tensor in self._tensors]
         try:
             for tensor, host in zip(self._tensors, hosted, strict=True):
                 tensor.data = host.to(self._device, non_blocking=True)
-            yield
+            return [self._policy(micro, temperature, False).logprobs for micro in counted]
         finally:
             for tensor, host in zip(self._tensors, hosted, strict=True):
                 tensor.data = host
@@ -266,58 +251,62 @@ MAX_DENSE_WIDTH = 4096
 """Widest packed row for which a CPU builds a dense mask."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """Attention kernels for rows of several sequences that this process can run, in half precision."""
-
-    flash_attention_2: bool = False
-    varlen: bool = False
-
-
-def installed_kernels(device: Device) -> Kernels:
-    """torch's own kernel needs compute capability 8.0 (Ampere)."""
+def installed_kernels(device: Device) -> frozenset[str]:
+    """Attention for rows of several sequences that this process can run, in half precision."""
     if device == "cpu":
-        return Kernels()
+        return frozenset()
     from transformers.utils.import_utils import is_flash_attn_2_available
 
-    ampere = torch.cuda.get_device_capability() >= (8, 0)
-    return Kernels(is_flash_attn_2_available(), ampere and torch.backends.cuda.is_flash_attention_available())
+    # torch's own kernel needs Ampere.
+    varlen = torch.cuda.get_device_capability() >= (8, 0) and torch.backends.cuda.is_flash_attention_available()
+    usable = {"flash_attention_2": is_flash_attn_2_available(), NAME: varlen}
+    return frozenset(name for name, works in usable.items() if works)
 
 
 def check_attention(config: RunConfig, device: Device) -> None:
     """Raise ConfigError for settings that no kernel makes possible; the learner chooses from those that it has."""
     layers = layer_types(load_config(config.model))
-    every = Kernels(device == "gpu", device == "gpu")
-    attention = choose_attention(config, device, every, layers)
+    attention = choose_attention(config, device, frozenset(VARIABLE_LENGTH), layers)
     choose_layout(config, device, attention, layers, can_share_prompts=can_share_prompts(attention, layers))
 
 
-def choose_attention(config: RunConfig, device: Device, kernels: Kernels, layers: frozenset[str]) -> str:
-    """transformers' name of the attention. layers: see `logprobs.layer_types`.
+def choose_attention(config: RunConfig, device: Device, kernels: frozenset[str], layers: frozenset[str]) -> str:
+    """transformers' name of the attention. kernels: that are installed. layers: see `logprobs.layer_types`.
 
-    | device | precision | `auto` |
-    |---|---|---|
-    | CPU | any | sdpa |
-    | GPU | fp32 | sdpa |
-    | GPU | bf16 | flash_attention_2 if installed, else varlen if the GPU and the layers allow it, else sdpa |
-
-    With `learner.packing = "shared"`, whose mask the other kernels do not take, `auto` is sdpa.
-
-    Raises ConfigError for a kernel that cannot run, and for packed rows that would need a dense mask.
+    `auto` is flash_attention_2 or else varlen where they can run; it is sdpa otherwise, and with shared prompts, whose
+    mask the others do not take. Raises ConfigError for a kernel that cannot run, and for packed rows that would need a
+    dense mask.
     """
     chosen: str = config.model.attention
     half = device == "gpu" and config.learner.precision == "bf16"
     usable = {
-        "flash_attention_2": half and kernels.flash_attention_2,
-        NAME: half and kernels.varlen and layers <= WINDOWED,
+        "flash_attention_2": half and "flash_attention_2" in kernels,
+        NAME: half and NAME in kernels and layers <= WINDOWED,
     }
     if chosen == "auto" and config.learner.packing == "shared":
         chosen = "sdpa"
     elif chosen == "auto":
         chosen = next((name for name in ("flash_attention_2", NAME) if usable[name]), "sdpa")
     elif not usable.get(chosen, True):
-        raise ConfigError(_why_unusable(chosen, half, layers))
-    _refuse_dense_mask(config, device, chosen)
+        needs = "the package flash-attn"
+        if chosen == NAME:
+            needs = "compute capability 8.0 or newer, and a model whose layers all have full or windowed attention"
+        raise ConfigError(
+            f'model.attention = "{chosen}" needs a GPU, learner.precision = "bf16", {needs}; '
+            'set model.attention = "auto"'
+        )
+    width = config.learner.micro_batch_tokens
+    dense = config.learner.packing == "packed" and chosen not in VARIABLE_LENGTH
+    if dense and (device == "gpu" or width > MAX_DENSE_WIDTH):
+        fix = (
+            'set model.attention = "auto" and learner.precision = "bf16"'
+            if device == "gpu"
+            else f"set learner.token_budget to at most {MAX_DENSE_WIDTH}"
+        )
+        raise ConfigError(
+            f'learner.packing = "packed" with {chosen} attention builds a dense mask of {width} × {width} tokens for '
+            f'each micro-batch; {fix}, or set learner.packing = "padded" or "auto"'
+        )
     return chosen
 
 
@@ -327,8 +316,7 @@ def choose_layout(
     """What `learner.packing = "auto"` means: on a GPU packed rows where the attention takes their boundaries, else
     padded ones; on a CPU shared prompts, since a dense mask over short rows is cheap there.
 
-    Raises ConfigError for packed rows in a model with layers that mix the sequences of a row, and for shared prompts
-    where the mask that separates the responses cannot be applied.
+    Raises ConfigError for packed rows and for shared prompts where the layers would mix the sequences of a row.
     """
     packing = config.learner.packing
     if packing == "auto":
@@ -348,32 +336,3 @@ def choose_layout(
             'set learner.packing = "auto"'
         )
     return packing
-
-
-def _why_unusable(chosen: str, half: bool, layers: frozenset[str]) -> str:
-    if not half:
-        problem = 'computes on GPUs in bf16 only; set learner.precision = "bf16" on a GPU, or'
-    elif chosen == "flash_attention_2":
-        problem = "needs the package flash-attn, which is not installed; install it, or"
-    elif not layers <= WINDOWED:
-        problem = f"cannot compute this model's {min(layers - WINDOWED)} layers;"
-    else:
-        problem = "needs a GPU of compute capability 8.0 or newer;"
-    return f'model.attention = "{chosen}" {problem} set model.attention = "auto"'
-
-
-def _refuse_dense_mask(config: RunConfig, device: Device, attention: str) -> None:
-    width = config.learner.micro_batch_tokens
-    if config.learner.packing != "packed" or attention in VARIABLE_LENGTH:
-        return
-    if device == "cpu" and width <= MAX_DENSE_WIDTH:
-        return
-    fix = (
-        'set model.attention = "auto" and learner.precision = "bf16"'
-        if device == "gpu"
-        else f"set learner.token_budget to at most {MAX_DENSE_WIDTH}"
-    )
-    raise ConfigError(
-        f'learner.packing = "packed" with {attention} attention builds a dense mask of {width} × {width} tokens for '
-        f'each micro-batch; {fix}, or set learner.packing = "padded" or "auto"'
-    )

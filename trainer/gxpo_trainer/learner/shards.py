@@ -1,9 +1,8 @@
 """Parameters, gradients and optimizer state of one rank, however ZeRO lays them out.
 
-DeepSpeed partitions, reduces and gathers; the base optimizer then runs here, directly on the partitions. Its own
-`engine.step()` is not used: it frees or zeroes the gradient that a rule reads later, computes the gradient norm a
-second time, and skips steps by its own criteria. Every layout pads its partitions; `parameters()`, `gradients()` and
-the moments leave the padding out.
+DeepSpeed partitions, reduces and gathers; the base optimizer then runs here, directly on the partitions, because
+`engine.step()` frees or zeroes the gradient that a rule reads later and skips steps by its own criteria. Every layout
+pads its partitions; `parameters()`, `gradients()` and the moments leave the padding out.
 
 | layout | masters | gradient of the pass |
 |---|---|---|
@@ -161,10 +160,7 @@ def spans_of(segments: Sequence[Segment]) -> list[Span]:
 
 
 class ShardState:
-    """The base optimizer's state, aligned with `parameters()`; see rules.contract.OptimizerState.
-
-    It exists from the start, all zeros, so that a rule may copy or write it before the first step.
-    """
+    """rules.contract.OptimizerState; all zeros from the start, so that a rule may write it before the first step."""
 
     def __init__(
         self,
@@ -383,9 +379,7 @@ ALIGNMENT = 256
 
 def host_buffer(num_bytes: int, device: torch.device) -> Tensor:
     """Host memory for copies of `device`: uint8[num_bytes], for a GPU page-locked for as long as the process lives.
-
-    torch's own pinned memory is rounded up to a power of two: 27 GiB for 14.2 GiB of weights in tensors.
-    """
+    torch's own pinned memory is rounded up to a power of two."""
     buffer = torch.empty(num_bytes, dtype=torch.uint8)
     if device.type == "cuda" and num_bytes:
         status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)  # type: ignore[no-untyped-call]
@@ -408,50 +402,36 @@ def offsets(sizes: Iterable[int]) -> list[int]:
 class Parking:
     """Moves a learner's memory to the host and back, so that an engine can use the GPU in between.
 
-    Empties storages and fills them again; every tensor and view on them stays valid in between, but unreadable.
-
-    Works on storages rather than tensors: DeepSpeed's parameters are views of flat buffers, which a move of the
-    tensors would break apart.
+    Empties storages and fills them again: DeepSpeed's parameters are views of flat buffers, which a move of the tensors
+    would break apart. Every tensor and view stays valid in between, but unreadable.
     """
 
     def __init__(self) -> None:
         self._parked: list[tuple[torch.UntypedStorage, Tensor | None, int]] = []
-        self.host: list[Tensor] = []
-        """The buffers that storages are parked in, one after the other; kept for the next time."""
+        self.host = torch.empty(0, dtype=torch.uint8)
+        """Where storages are parked, one after the other; kept for the next time, when they are the same."""
 
     def park(self, kept: Iterable[Tensor], dropped: Iterable[Tensor] = ()) -> int:
         """Release the memory of all tensors; `dropped` come back as zeros. Returns the bytes released."""
         if self._parked:
             return 0
         storages = _storages(kept, dropped)
-        released, on_gpu = 0, any(storage.device.type == "cuda" for storage, _ in storages)
-        places = iter(self._places([storage for storage, keep in storages if keep]))
-        for storage, keep in storages:
-            host = next(places).copy_(_bytes(storage), non_blocking=True) if keep else None
-            self._parked.append((storage, host, storage.nbytes()))
-            released += storage.nbytes()
+        *starts, total = offsets(storage.nbytes() if keep else 0 for storage, keep in storages)
+        on_gpu = any(storage.device.type == "cuda" for storage, _ in storages)
+        if self.host.numel() < total:
+            self.host = host_buffer(total, storages[0][0].device)
+        for (storage, keep), start in zip(storages, starts, strict=True):
+            place = self.host[start : start + storage.nbytes()] if keep else None
+            if place is not None:
+                place.copy_(_bytes(storage), non_blocking=True)
+            self._parked.append((storage, place, storage.nbytes()))
         if on_gpu:
             torch.cuda.synchronize()
         for storage, _, _ in self._parked:
             storage.resize_(0)
         if on_gpu:
             torch.cuda.empty_cache()
-        return released
-
-    def _places(self, storages: Sequence[torch.UntypedStorage]) -> list[Tensor]:
-        """uint8[bytes] on the host for each storage. Those that did not fit the buffers so far get one more."""
-        places: list[Tensor] = []
-        remaining = [storage.nbytes() for storage in storages]
-        for buffer in self.host:
-            starts = offsets(remaining)
-            count = sum(end <= buffer.numel() for end in starts[1:])
-            places += [buffer[start : start + size] for start, size in zip(starts, remaining[:count], strict=False)]
-            remaining = remaining[count:]
-        if remaining:
-            *starts, total = offsets(remaining)
-            self.host.append(host_buffer(total, storages[0].device))
-            places += [self.host[-1][start : start + size] for start, size in zip(starts, remaining, strict=True)]
-        return places
+        return sum(size for _, _, size in self._parked)
 
     def unpark(self) -> None:
         """Allocate all storages again and restore their contents."""

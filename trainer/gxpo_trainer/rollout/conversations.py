@@ -30,11 +30,10 @@ from gxpo_trainer.rollout.requests import (
     Intake,
     SampleRequest,
     SamplingSettings,
-    TurnEngine,
     finish_reason,
     sample_seed,
 )
-from gxpo_trainer.rollout.vllm_driver import Response
+from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
 from gxpo_trainer.types import Episode, EpisodeEnd, Group, Sample, Utterance
 
 
@@ -180,7 +179,7 @@ class Conversations:
 
     def __init__(
         self,
-        engine: TurnEngine,
+        engine: EngineDriver,
         tokenizer: Any,
         sampling: SamplingSettings,
         max_length: int,
@@ -361,9 +360,8 @@ class Conversations:
         del self._groups[group.index]
         samples = tuple(self._sample(episode) for episode in group.episodes)
         versions = [version for sample in samples for row in sample.rows for version, _ in row.versions]
-        assert self._engine.version is not None, "a sync is under way"
         prompt = group.request.prompt_token_ids if group.prompt is None else group.prompt
-        oldest = min(versions, default=self._engine.version)
+        oldest = min(versions, default=self._engine.current_weights.version)
         return [(group.index, Group(group.request.prompt, prompt, samples, oldest))]
 
     def _sample(self, episode: OpenEpisode) -> Sample:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,9 +28,8 @@ KILL_S = 10.0
 
 @dataclass(slots=True)
 class Engine:
-    """One engine. actor: None while it is lost and may not start. status: a reference while the actor starts, None once
-    it is ready. begun: time of its start, by the watch's `running_s`. version: of its weights. folder: of the actor's
-    temporary files, on its node. stream_id: of its open stream."""
+    """One engine. actor: None while it is lost and may not start. status: a reference while the actor starts. begun:
+    when it started, by the watch's `running_s`. folder: of its temporary files. stream_id: of its open stream."""
 
     index: int
     actor: Any
@@ -86,7 +85,14 @@ class Engines:
     ) -> None:
         self.placement, self.log_event = placement, log_event
         self._config, self._attempt = config, attempt
-        self._settings = sampler_settings(config, placement, model_folder, initial_version)
+        self._settings = SamplerSettings(
+            config,
+            model_folder,
+            placement.device,
+            placement.sampler_threads,
+            colocated=placement.colocated,
+            initial_version=initial_version,
+        )
         self._environments: Environments | None = None
         self._may_start = True
         """False while the learner uses the GPUs that it shares with the engines."""
@@ -105,20 +111,17 @@ class Engines:
         """Wait until an engine is ready, or every one. Raises TrainingError when an engine cannot start."""
         while waiting := {engine.status: engine for engine in self.all if engine.starting}:
             enough = not every and bool(self.ready)
-            ready = ray.wait([*waiting], timeout=0)[0] if enough else self._wait_for_one(waiting)
+            try:
+                group = self.placement.group
+                ready = ray.wait([*waiting], timeout=0)[0] if enough else group.wait_for_one([*waiting], "setup")
+            except Stalled as error:
+                for engine in waiting.values():
+                    self.restart(engine, error)
+                continue
             for status in ready:
                 self.settle(waiting[status])
             if enough and not ready:
                 return
-
-    def _wait_for_one(self, waiting: dict[Any, Engine]) -> list[Any]:
-        """The starting engines that answer next; none after a stall, which restarts all of them."""
-        try:
-            return self.placement.group.wait_for_one([*waiting], "setup")
-        except Stalled as error:
-            for engine in waiting.values():
-                self.restart(engine, error)
-            return []
 
     def settle(self, engine: Engine) -> bool:
         """Take the answer of an engine that was starting; False when it died and is starting again."""
@@ -133,8 +136,8 @@ class Engines:
 
     def restart(self, engine: Engine, error: Exception) -> None:
         """Replace the actor of an engine that died or stalled, without waiting. Raises TrainingError after MAX_RESTARTS
-        in a row, and at the second attempt when an engine that was never ready cannot be built. The first may fail for
-        what passes, such as GPU memory that a process that ended has not given back yet."""
+        in a row, and at the second attempt when an engine that was never ready cannot be built: the first may fail for
+        what passes, such as GPU memory that is not free yet."""
         name = "sampler" if len(self.all) == 1 else f"sampler {engine.index}"
         cause = str(error).strip().splitlines()[0]
         if getattr(error, "actor_init_failed", False):  # an exception, not a kill
@@ -244,47 +247,11 @@ def _raised(text: str) -> str:
     return " ".join(line.strip() for line in after)
 
 
-def sampler_settings(
-    config: RunConfig, placement: Placement, model_folder: str, initial_version: int | None
-) -> SamplerSettings:
-    """Settings of a run's engines; the dtype follows `learner.precision` unless `rollout.dtype` is set."""
-    automatic: Literal["float32", "bfloat16"] = "float32" if config.learner.precision == "fp32" else "bfloat16"
-    return SamplerSettings(
-        model=model_folder,
-        max_length=config.model.max_length,
-        dtype=automatic if config.rollout.dtype == "auto" else config.rollout.dtype,
-        device=placement.device,
-        threads=placement.sampler_threads,
-        seed=config.seed,
-        max_num_seqs=config.rollout.max_num_seqs,
-        cpu_kv_cache_gib=config.rollout.cpu_kv_cache_gib,
-        gpu_memory_utilization=config.rollout.memory_share(shared=placement.colocated),
-        enforce_eager=config.rollout.eager(placement.device),
-        tensor_parallel=config.placement.tensor_parallel,
-        trust_remote_code=config.model.trust_remote_code,
-        adapter=config.learner.lora,
-        sleep_mode=placement.colocated and placement.device == "gpu",
-        deterministic=config.rollout.deterministic,
-        initial_version=initial_version,
-        environment=config.environment if config.environment.multi_turn else None,
-    )
-
-
-@dataclass(slots=True)
-class _Load:
-    """Unfinished requests of one engine: their indices, tokens and sequences."""
-
-    open: set[int] = field(default_factory=set)
-    tokens: int = 0
-    sequences: int = 0
-
-
 class Dispatcher:
     """Assigns requests to engines; every request is open in exactly one engine, waiting, or finished.
 
-    All samples of a request go to one engine, because they share its prefix. The next request goes to the engine with
-    the fewest unfinished tokens among those with room for it, so a slow engine gets less. An engine holds at most
-    `max_sequences`, and one request beyond, so that it never runs out while more are on their way.
+    The next request goes to the engine with the fewest unfinished tokens among those with room for it, so a slow engine
+    gets less. An engine holds at most `max_sequences`, and one request beyond, so that it never runs out.
     """
 
     def __init__(self, max_sequences: int) -> None:
@@ -292,7 +259,8 @@ class Dispatcher:
         self._sequences: list[int] = []
         self._max_sequences = max_sequences
         self._waiting: deque[int] = deque()
-        self._loads: dict[int, _Load] = {}
+        self._open: dict[int, set[int]] = {}
+        """Unfinished requests of each engine."""
         self.finished: set[int] = set()
 
     def add(self, tokens: Sequence[int], sequences: Sequence[int], *, first: bool = False) -> list[int]:
@@ -312,39 +280,33 @@ class Dispatcher:
         return len(self.finished) == len(self._tokens)
 
     def open_requests(self, engine: int) -> int:
-        return len(self._loads[engine].open) if engine in self._loads else 0
+        return len(self._open.get(engine, ()))
 
     def add_engine(self, engine: int) -> None:
-        self._loads[engine] = _Load()
+        self._open[engine] = set()
 
     def remove_engine(self, engine: int) -> None:
         """The engine is lost: its unfinished requests are assigned again, before the others."""
-        lost = self._loads.pop(engine, _Load()).open
-        self._waiting.extendleft(sorted(lost, reverse=True))
+        self._waiting.extendleft(sorted(self._open.pop(engine), reverse=True))
 
     def assign(self) -> dict[int, list[int]]:
         """Indices of the requests to submit now, by engine."""
         assigned: dict[int, list[int]] = {}
+        tokens = {engine: sum(self._tokens[index] for index in open_) for engine, open_ in self._open.items()}
+        sequences = {engine: sum(self._sequences[index] for index in open_) for engine, open_ in self._open.items()}
         while self._waiting:
-            free = [engine for engine, load in self._loads.items() if load.sequences < self._max_sequences]
+            free = [engine for engine in self._open if sequences[engine] < self._max_sequences]
             if not free:
                 break
-            engine = min(free, key=lambda candidate: (self._loads[candidate].tokens, candidate))
+            engine = min(free, key=lambda candidate: (tokens[candidate], candidate))
             index = self._waiting.popleft()
-            load = self._loads[engine]
-            load.open.add(index)
-            load.tokens += self._tokens[index]
-            load.sequences += self._sequences[index]
+            self._open[engine].add(index)
+            tokens[engine] += self._tokens[index]
+            sequences[engine] += self._sequences[index]
             assigned.setdefault(engine, []).append(index)
         return assigned
 
-    def finish(self, engine: int, index: int) -> bool:
-        """Record a result; False when the request is not open in this engine (it was assigned again)."""
-        load = self._loads.get(engine)
-        if load is None or index not in load.open:
-            return False
-        load.open.discard(index)
-        load.tokens -= self._tokens[index]
-        load.sequences -= self._sequences[index]
+    def finish(self, engine: int, index: int) -> None:
+        """Record a result. Raises KeyError when the request is not open in this engine."""
+        self._open[engine].remove(index)
         self.finished.add(index)
-        return True

@@ -21,13 +21,14 @@ from gxpo_trainer.config.base import Phase
 from gxpo_trainer.errors import Stalled, TrainingError
 from gxpo_trainer.rollout.engines import Dispatcher, Engine, Engines
 from gxpo_trainer.rollout.environments import RunEnvironments
-from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, SamplingSettings, StreamEnd
+from gxpo_trainer.rollout.requests import CompleteGroups, SampleRequest, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.rollout.verification import Submitted, VerifierHandle
-from gxpo_trainer.rollout.weight_sync import PoolSync, WeightSource, WeightSync
+from gxpo_trainer.rollout.weight_sync import WeightSource, WeightSync
 from gxpo_trainer.runtime.placement_group import result_of
 from gxpo_trainer.runtime.shared_devices import Devices
 from gxpo_trainer.types import Group, ScoredGroup, Verdict
+from gxpo_trainer.weights.buckets import SyncReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,7 @@ class RolloutPool:
     """The engines, the verifier and the environments of a run.
 
     Order: `start`, `sync` of a first version, then `collect` for that version; `sync` and `collect` never overlap.
-
-    source: publishes the weights; None when the engines keep those of their model folder. devices: decides who has the
-    GPUs, where learner and engines share them.
+    source: publishes the weights; None when the engines keep those of their model folder.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class RolloutPool:
     def nodes(self) -> list[str]:
         return [engine.node for engine in self.engines.ready]
 
-    def sync(self, version: int) -> PoolSync:
+    def sync(self, version: int) -> SyncReport:
         """Load the source's weights into every engine and verify them. Raises WeightSyncMismatch, LearnerDied.
 
         An engine that is still starting is synced when it joins a collection.
@@ -101,31 +100,15 @@ class RolloutPool:
                 return scores
             self.engines.await_ready(every=False)
 
-    def collect(
-        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
-    ) -> Collected:
-        """Sample and score all requests with the weights of `version`. rewards: also compute reward components."""
+    def collect(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> Collected:
+        """Sample and score all requests with the weights of `version`."""
         self.devices.need("sampling")
         collection = Collection(self, sampling, lambda: self.catch_up(version))
-        indices = collection.add(requests, rewards=rewards)
-        watch = self.group.watch
-        begin = watch.working_s
         try:
-            while not collection.complete(indices):
-                collection.advance()
-            collection.finish()
+            return collection.await_groups(collection.add(requests), last=True)
         except BaseException:
             collection.abort()
             raise
-        sampled = watch.working_s
-        groups = collection.take(indices)
-        return Collected(
-            groups,
-            rollout_s=sampled - begin,
-            verify_s=watch.working_s - sampled,
-            idle_fraction=collection.idle_fraction(sampled - begin),
-            engines_alive=len(self.engines.ready),
-        )
 
     def catch_up(self, version: int) -> list[Engine]:
         """Sync the ready engines that hold another version, all of them at once; those that then hold `version`.
@@ -139,7 +122,7 @@ class RolloutPool:
                 self.devices.need("sampling")
         return [engine for engine in self.engines.ready if engine.version == version]
 
-    def sync_engines(self, engines: Sequence[Engine], version: int) -> PoolSync | None:
+    def sync_engines(self, engines: Sequence[Engine], version: int) -> SyncReport | None:
         """Sync these engines, also while they are sampling; None when all of them died."""
         if self._source is None:
             raise TrainingError("this pool has no source of weights; its engines keep those of the model folder")
@@ -161,7 +144,7 @@ class RolloutPool:
 class Collection:
     """Samples and scores requests that are added at any time.
 
-    Order: `add` and `advance` until the requests are `complete`, `take` their groups; `finish` or `abort` at the end.
+    Order: `add`, then `await_groups`, or `advance` now and then until they are `complete`; `abort` ends it.
 
     engines: those that may sample now; called when an engine has become ready, and while none is sampling.
     """
@@ -172,7 +155,6 @@ class Collection:
         self._streams: dict[Any, tuple[Engine, Any]] = {}
         """The engine of each stream, and its actor when the stream was opened."""
         self._requests: dict[int, SampleRequest] = {}
-        self._rewards: dict[int, bool] = {}
         self._busy_s: list[float] = []
         self._dispatcher = Dispatcher(pool.config.open_sequences)
         self._groups: dict[int, Group] = {}
@@ -180,9 +162,8 @@ class Collection:
         self._pending: dict[Any, Submitted] = {}
         self._unscored: set[Any] = set()
 
-    def add(self, requests: Sequence[SampleRequest], *, rewards: bool = True, first: bool = False) -> list[int]:
-        """Indices of these requests from now on. rewards: also compute reward components. first: before those that
-        wait for an engine."""
+    def add(self, requests: Sequence[SampleRequest], *, first: bool = False) -> list[int]:
+        """Indices of these requests from now on. first: before those that wait for an engine."""
         observed = self._pool.config.environment.observation_tokens
         limits = [(request.sampling or self._sampling).max_new_tokens + observed for request in requests]
         indices = self._dispatcher.add(
@@ -191,7 +172,6 @@ class Collection:
             first=first,
         )
         self._requests.update(zip(indices, requests, strict=True))
-        self._rewards.update(dict.fromkeys(indices, rewards))
         return indices
 
     @property
@@ -247,18 +227,31 @@ class Collection:
         """The groups of complete requests in this order, with their verdicts; waits for the latter."""
         wanted = {*indices}
         calls = {call: item for call, item in self._pending.items() if not wanted.isdisjoint(item.indices)}
-        rewards = any(self._rewards[index] for index in indices)
-        self._verdicts.update(self._pool.verifier.await_verdicts(calls, rewards))
+        self._verdicts.update(self._pool.verifier.await_verdicts(calls))
         for call in calls:
             del self._pending[call]
         for index in indices:
-            del self._requests[index], self._rewards[index]
+            del self._requests[index]
         self._note_verdicts()
         for engine in self._pool.engines.ready:
             engine.restarts = 0  # requests were completed: only restarts after this moment are restarts in a row
         return [ScoredGroup(self._groups.pop(index), tuple(self._verdicts.pop(index))) for index in indices]
 
-    def finish(self) -> None:
+    def await_groups(self, indices: Sequence[int], *, last: bool = False) -> Collected:
+        """Advance until these requests are complete, and take their groups. last: end all streams, which then have no
+        request left."""
+        watch = self._pool.group.watch
+        begin = watch.working_s
+        while not self.complete(indices):
+            self.advance()
+        if last:
+            self._finish()
+        sampled = watch.working_s
+        groups = self.take(indices)
+        idle = self._idle_fraction(sampled - begin)
+        return Collected(groups, sampled - begin, watch.working_s - sampled, idle, len(self._pool.engines.ready))
+
+    def _finish(self) -> None:
         """End all streams, which have no request left."""
         for engine, actor in self._streams.values():
             if engine.actor is actor:
@@ -274,7 +267,7 @@ class Collection:
                 actor.abort.remote(self._stream_id)
             self._forget(stream)
 
-    def idle_fraction(self, elapsed_s: float) -> float:
+    def _idle_fraction(self, elapsed_s: float) -> float:
         """Mean over the engines whose stream came to its end; 0 when none did."""
         if not self._busy_s or elapsed_s <= 0:
             return 0.0
@@ -290,8 +283,8 @@ class Collection:
         """The calls, streams and starting engines that are ready next; none after a stall, when the engines that
         stalled were restarted."""
         pending = [s for s, (engine, _) in self._streams.items() if self._dispatcher.open_requests(engine.index)]
-        training = not self._rewards or any(self._rewards.values())  # and no evaluation
-        phase: Phase = "sampling" if training else "evaluating"
+        training = any(request.rewards for request in self._requests.values())
+        phase: Phase = "sampling" if training or not self._requests else "evaluating"
         if not pending and (calls or starting):
             phase = "updating" if calls else "setup"
         try:
@@ -313,7 +306,7 @@ class Collection:
         """Take one item of a stream; a group goes to the verifier by reference."""
         try:
             reference = next(stream)
-            item: FinishedGroups | StreamEnd = result_of(reference)
+            item: CompleteGroups | StreamEnd = result_of(reference)
         except StopIteration:
             self._forget(stream)
         except ray.exceptions.RayActorError as error:
@@ -325,11 +318,13 @@ class Collection:
                 self._busy_s.append(item.busy_s)
                 return
             engine, _ = self._streams[stream]
-            fresh = [self._dispatcher.finish(engine.index, index) for index in item.indices]
-            assert all(fresh), "an engine delivered a group that it no longer owned"
-            self._groups.update(zip(item.indices, item.groups, strict=True))
-            call = self._pool.verifier.submit(reference, any(self._rewards[index] for index in item.indices))
-            self._pending[call] = Submitted(item.indices, reference)
+            self._groups.update(item)
+            indices = [index for index, _ in item]
+            for index in indices:
+                self._dispatcher.finish(engine.index, index)
+            submitted = Submitted(indices, reference, any(self._requests[index].rewards for index in indices))
+            call = self._pool.verifier.submit(submitted)
+            self._pending[call] = submitted
             self._unscored.add(call)
             self._pool.timeline.enter("verifier", "verifying")
 

@@ -10,17 +10,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.config import LoraConfig
-from gxpo_trainer.config.tasks import EnvironmentConfig
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import fill_template, json_extra
 from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.rollout.vllm_driver import Response
+from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
 from gxpo_trainer.types import Group, Prompt, Sample
 
 
@@ -45,7 +44,8 @@ class SampleRequest:
 
     prompt_token_ids: int32[length], the templated prompt. seed: None draws from the engine's generator (faster); a
     number gives each sample its own generator, seeded by it and the sample's index. sampling: None for those of the
-    stream. episode: None without an environment; with one its first messages are the prompt.
+    stream. episode: None without an environment; with one its first messages are the prompt. rewards: also compute
+    reward components, which an evaluation does not use.
     """
 
     prompt: Prompt
@@ -54,6 +54,7 @@ class SampleRequest:
     seed: int | None = None
     sampling: SamplingSettings | None = None
     episode: EpisodeStart | None = None
+    rewards: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,40 +76,21 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
-    """Settings of the sampling engine.
+    """A sampling engine of a run. model: a transformers folder or a hub name. colocated: with a learner rank on its
+    GPU. initial_version: of the weights in the folder, None when a sync must come first."""
 
-    model: a local transformers folder or a hub name. max_length: prompt plus response, in tokens. environment: of every
-    sample; None where each is a single turn.
-    adapter: sample with a LoRA adapter that syncs replace, None for full weights. sleep_mode: the engine can free
-    its GPU between phases (vLLM ignores that on CPUs). initial_version: version of the weights in the folder, None when
-    a sync must come first. deterministic: a seeded sample does not depend on concurrent requests.
-    """
-
+    config: RunConfig
     model: str
-    max_length: int
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["cpu", "gpu"] = "cpu"
     threads: int = 1
     seed: int = 0
-    max_num_seqs: int = 512
-    cpu_kv_cache_gib: int = 1
-    gpu_memory_utilization: float = 0.4
-    enforce_eager: bool = True
-    tensor_parallel: int = 1
-    trust_remote_code: bool = False
-    adapter: LoraConfig | None = None
-    sleep_mode: bool = False
-    deterministic: bool = False
+    colocated: bool = False
     initial_version: int | None = None
-    environment: EnvironmentConfig | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class FinishedGroups:
-    """Groups that an engine has completed, with the indices of their requests."""
-
-    indices: tuple[int, ...]
-    groups: tuple[Group, ...]
+    @property
+    def sleeps(self) -> bool:
+        """Whether the engine can free its memory; vLLM cannot on CPUs."""
+        return self.colocated and self.device == "gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +104,6 @@ CompleteGroups = list[tuple[int, Group]]
 """Groups with the indices of their requests."""
 
 
-class TurnEngine(Protocol):
-    """What open groups need of an engine."""
-
-    version: int | None
-    """Version of the weights."""
-
-    def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
-        """Start a response for each seed."""
-
-    def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
-        """Continue a finished response after tokens that an environment wrote."""
-
-
 class SingleTurns:
     """Groups whose samples are one response of the engine each.
 
@@ -143,7 +112,7 @@ class SingleTurns:
 
     waiting = False
 
-    def __init__(self, engine: TurnEngine, tokenizer: Any, sampling: SamplingSettings, max_length: int) -> None:
+    def __init__(self, engine: EngineDriver, tokenizer: Any, sampling: SamplingSettings, max_length: int) -> None:
         self._engine, self._tokenizer = engine, tokenizer
         self._sampling, self._max_length = sampling, max_length
         self._running: dict[int, tuple[SampleRequest, list[Response]]] = {}
@@ -212,55 +181,46 @@ Indexed = tuple[int, SampleRequest]
 
 
 class Intake:
-    """A closable queue of (index, request), and of calls for the engine's thread."""
+    """What reaches an engine's thread, which handles it between two of its steps: requests, and calls.
+
+    requests: that came and have not begun. closed: no request follows. Both change in the engine's thread alone.
+    """
 
     def __init__(self, requests: Sequence[Indexed] = (), *, closed: bool = False) -> None:
+        self.requests: deque[Indexed] = deque(requests)
+        self.closed, self.aborted = closed, False
         self._changed = threading.Condition()
-        self._waiting: deque[Indexed] = deque(requests)
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._closed, self._aborted = closed, False
-
-    @property
-    def aborted(self) -> bool:
-        return self._aborted
 
     def put(self, requests: Sequence[Indexed]) -> None:
-        with self._changed:
-            self._waiting.extend(requests)
-            self._changed.notify_all()
+        self.post(lambda: self.requests.extend(requests))
 
     def close(self) -> None:
         """No request follows; the stream ends when those that came are finished."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self.post(lambda: setattr(self, "closed", True))
 
     def abort(self) -> None:
         """Drop all requests, including those that are running."""
         with self._changed:
-            self._aborted = self._closed = True
-            self._waiting.clear()
+            self.aborted = True
             for _, future in self._calls:
                 future.cancel()
             self._calls.clear()
             self._changed.notify_all()
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Result of a function that the engine's thread runs between two of its steps; waits for it."""
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("the stream has ended; nothing runs in it any more")
-            future = self.post(function)
-        return future.result()
+        """Run a function in the engine's thread and wait for its result."""
+        if self.closed:
+            raise RuntimeError("the stream has ended; nothing runs in it any more")
+        return self.post(function).result()
 
     def post(self, function: Callable[[], Any]) -> Future[Any]:
-        """A function that the engine's thread runs between two of its steps; no longer after an abort.
-
-        Unlike `call` it does not wait, and it may come after `close`, which only says that no request follows.
-        """
+        """Run a function in the engine's thread; no longer after an abort."""
         future: Future[Any] = Future()
         with self._changed:
-            if not self._aborted:
+            if self.aborted:
+                future.cancel()
+            else:
                 self._calls.append((function, future))
                 self._changed.notify_all()
         return future
@@ -268,7 +228,7 @@ class Intake:
     def run_calls(self, *, wait: bool) -> None:
         """Run the calls that have arrived; wait: block until there is one, or the stream is aborted."""
         with self._changed:
-            while wait and not self._calls and not self._aborted:
+            while wait and not self._calls and not self.aborted:
                 self._changed.wait()
             calls = list(self._calls)
             self._calls.clear()
@@ -277,15 +237,3 @@ class Intake:
                 future.set_result(function())
             except Exception as error:
                 future.set_exception(error)
-
-    def take(self, *, wait: bool, expect_calls: bool = False) -> list[Indexed] | None:
-        """Requests that have arrived; wait: block until there is one or a call. None when closed and empty.
-
-        expect_calls: a call is sure to come, so wait for it even when closed.
-        """
-        with self._changed:
-            while wait and not (self._waiting or self._calls or self._aborted or (self._closed and not expect_calls)):
-                self._changed.wait()
-            taken = list(self._waiting)
-            self._waiting.clear()
-            return taken if taken or not self._closed else None

@@ -2,10 +2,7 @@
 
 Order of calls: `receive(bucket)` for every bucket of version v; then `stream(..., weights_version=v)` accepts that
 version only. While a stream is open, `receive` may only be called with its id: requests are then suspended from the
-first bucket to the last and continue with the new version.
-
-Log-probabilities are those of the sampling distribution: softmax(logits / temperature) over the whole vocabulary,
-without truncation.
+first bucket to the last and continue with the new version. Log-probabilities are those of the sampling distribution.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -31,7 +27,7 @@ from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.rollout.agents import AgentConversations
 from gxpo_trainer.rollout.conversations import Conversations
 from gxpo_trainer.rollout.requests import (
-    FinishedGroups,
+    CompleteGroups,
     Indexed,
     Intake,
     SamplerSettings,
@@ -39,7 +35,7 @@ from gxpo_trainer.rollout.requests import (
     SingleTurns,
     StreamEnd,
 )
-from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, Weights
+from gxpo_trainer.rollout.vllm_driver import EngineDriver, Weights
 from gxpo_trainer.runtime.locks import OwnedDirectory
 from gxpo_trainer.runtime.processes import LOOPBACK, frozen_allocations, interface_to, listen_on
 from gxpo_trainer.runtime.ray_session import trace_this_process
@@ -57,7 +53,7 @@ class SamplerActor:
     Create at most one per process: vLLM keeps process-wide state. The actor's options must set OMP_NUM_THREADS; Ray
     would derive it from the logical CPUs. After a kill create another one with a new `SamplerSettings.seed` (the old
     seed repeats the old responses) and sync it. Raises WeightSyncMismatch when vLLM's loaded weights differ from those
-    in the model folder. environments: runs the episodes of `SamplerSettings.environment`; None for single turns.
+    in the model folder. environments: runs the episodes of the run's environment; None for single turns.
     """
 
     def __init__(self, settings: SamplerSettings, environments: Environments | None = None) -> None:
@@ -71,13 +67,12 @@ class SamplerActor:
         self._settings, self.environments = settings, environments
         self._llm: Any = LLM(**_engine_arguments(settings))
         # A current stream is that of a thread, and Ray calls the methods in another thread than the constructor.
-        in_process = settings.device == "gpu" and settings.tensor_parallel == 1
+        in_process = settings.device == "gpu" and settings.config.placement.tensor_parallel == 1
         self._stream = torch.cuda.current_stream() if in_process else None
         self._tokenizer: Any = self._llm.get_tokenizer()
-        self._driver = EngineDriver(self._llm)
-        self.weights = EngineWeights(self._llm, settings.adapter, self._folder.path)
-        self.version = settings.initial_version
-        """Version of the loaded weights, None before the first sync and after a failed one."""
+        self.weights = EngineWeights(self._llm, settings.config.learner.lora, self._folder.path)
+        first = settings.initial_version
+        self._driver = EngineDriver(self._llm, None if first is None else self._weights_of(first))
         if Path(settings.model).is_dir():
             self.weights.call_workers("verify_checkpoint", settings.model)
         # Start-up objects are permanent; scanning them in every collection costs several percent of sampling time.
@@ -88,13 +83,11 @@ class SamplerActor:
 
     def status(self) -> dict[str, Any]:
         """`process`, `version` (None: none verified yet) and `folder` (of temporary files)."""
-        return {"process": trace_this_process(), "version": self.version, "folder": self._folder.path}
-
-    # ---- requests -------------------------------------------------------------------------------------------
+        return {"process": trace_this_process(), "version": self._version, "folder": self._folder.path}
 
     def stream(
         self, stream_id: int, sampling: SamplingSettings, weights_version: int
-    ) -> Iterator[FinishedGroups | StreamEnd]:
+    ) -> Iterator[CompleteGroups | StreamEnd]:
         """Streaming generator: sample what `submit` delivers until `submit(last=True)` or `abort`; see `sample`."""
         with self._dies_with_its_workers():
             yield from self.sample(self._intake(stream_id), sampling, weights_version)
@@ -115,50 +108,44 @@ class SamplerActor:
 
     def sample(
         self, intake: Intake, sampling: SamplingSettings, weights_version: int
-    ) -> Iterator[FinishedGroups | StreamEnd]:
+    ) -> Iterator[CompleteGroups | StreamEnd]:
         """Sample requests as they arrive until `intake` is closed; yield groups as they finish, then StreamEnd.
 
         A group's samples are ordered by index. Closing the iterator early aborts running requests. Raises
         WeightSyncMismatch when another version is loaded and ValueError when a prompt leaves no room for
         `max_new_tokens`.
         """
-        if self.version != weights_version:
-            held = "no verified version" if self.version is None else f"version {self.version}"
+        if self._version != weights_version:
+            held = "no verified version" if self._version is None else f"version {self._version}"
             raise WeightSyncMismatch(f"weights version {weights_version} was requested; the sampler holds {held}")
-        config, busy_s = self._settings.environment, 0.0
-        common = self, self._tokenizer, sampling, self._settings.max_length
+        config, busy_s = self._settings.config.environment, 0.0
+        common = self._driver, self._tokenizer, sampling, self._settings.config.model.max_length
         groups: SingleTurns | Conversations = SingleTurns(*common)
-        if self.environments is not None and config is not None:
+        if self.environments is not None and config.multi_turn:
             kind = AgentConversations if isinstance(config, AgentConfig) else Conversations
             groups = kind(*common, environments=self.environments, config=config, intake=intake)
         try:
+            idle = False
             while not intake.aborted:
-                intake.run_calls(wait=self.version is None)
-                if self.version is None:
+                intake.run_calls(wait=idle or self._version is None)
+                if self._version is None:
                     continue  # between two buckets
                 complete = groups.proceed()
+                while intake.requests:
+                    groups.begin(*intake.requests.popleft())
                 idle = not self._driver.running and not complete
-                arrived = intake.take(wait=idle, expect_calls=groups.waiting)
-                if arrived is None and idle and not groups.waiting:
+                if idle and intake.closed and not groups.waiting:
                     break
-                for index, request in arrived or ():
-                    groups.begin(index, request)
                 started = time.perf_counter()
                 finished = self._driver.step() if self._driver.running else ()
                 busy_s += time.perf_counter() - started
                 complete += groups.finish(finished)
                 if complete:
-                    yield FinishedGroups(*map(tuple, zip(*complete, strict=True)))
+                    yield complete
             yield StreamEnd(busy_s)
         finally:
             self._driver.abort()
             groups.close()
-
-    def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
-        return self._driver.submit(prompt, **asdict(sampling), seeds=seeds, weights=self._current_weights)
-
-    def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
-        self._driver.extend(response, token_ids, seed, self._current_weights)
 
     def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[npt.NDArray[np.float32]]:
         """log π(token | tokens before it) at temperature 1 of tokens 1 … length-1 of each list: float32[length-1]."""
@@ -171,8 +158,6 @@ class SamplerActor:
         # Position 0 has no entry, so the flat list starts at token 1.
         return [np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32) for output in outputs]
 
-    # ---- weights and memory ---------------------------------------------------------------------------------
-
     def receive(self, bucket: WeightBucket, *, stream_id: int | None = None) -> SyncReport | None:
         """Load a bucket of a published version in every worker; after the last one verify all and return a SyncReport.
 
@@ -182,11 +167,9 @@ class SamplerActor:
 
         def load() -> SyncReport | None:
             self._driver.suspend()
-            self.version = None
             report = self.weights.receive(bucket)
             if bucket.last:
-                self.version = bucket.version
-                self._driver.resume(self._current_weights)
+                self._driver.resume(self._weights_of(bucket.version))
             return report
 
         return self._run(load, stream_id)
@@ -200,23 +183,24 @@ class SamplerActor:
 
     def sleep(self, discard_weights: bool) -> None:
         """Free the GPU's memory. discard_weights: a sync brings them again, so no copy is kept on the host."""
-        if self._settings.sleep_mode:
+        if self._settings.sleeps:
             with self._dies_with_its_workers():
                 self._llm.sleep(level=2 if discard_weights else 1)
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
         """Allocate the weights or the KV cache again; the weights come first."""
-        if self._settings.sleep_mode:
+        if self._settings.sleeps:
             with self._dies_with_its_workers():
                 self._llm.wake_up(tags=[what])
 
-    # ---- inside ---------------------------------------------------------------------------------------------
-
     @property
-    def _current_weights(self) -> Weights:
-        """Of a request to vLLM. The salt excludes prefix-cache blocks computed with earlier weights."""
-        assert self.version is not None, "a sync is under way"
-        return Weights(self.version, f"sync-{self.weights.num_syncs}", self.weights.adapter)
+    def _version(self) -> int | None:
+        """Of the loaded weights, None before the first sync and after a failed one."""
+        return None if self._driver.weights is None else self._driver.weights.version
+
+    def _weights_of(self, version: int) -> Weights:
+        """The salt excludes prefix-cache blocks computed with earlier weights."""
+        return Weights(version, f"sync-{self.weights.num_syncs}", self.weights.adapter)
 
     def _run(self, function: Callable[[], T], stream_id: int | None) -> T:
         """Call a function that uses the engine; with a stream in its thread, between two of its decoding steps."""
@@ -265,6 +249,7 @@ def remote_sampler(kind: type[SamplerActor] = SamplerActor) -> Any:
 
 def set_environment(settings: SamplerSettings) -> None:
     """Set the variables that vLLM and its threads read; those that the user has set are kept."""
+    rollout = settings.config.rollout
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -273,30 +258,32 @@ def set_environment(settings: SamplerSettings) -> None:
     node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     listen_on("NCCL_SOCKET_IFNAME", interface_to(node))
     if settings.device == "cpu":
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.cpu_kv_cache_gib)
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(rollout.cpu_kv_cache_gib)
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
         # By default waiting threads spin for milliseconds and block the thread they wait for: on two busy cores
         # sampling takes four times as long.
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
         # The learner shares the cores, so the sampler's threads are not pinned.
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        if settings.enforce_eager:
+        if rollout.eager("cpu"):
             # Even in eager mode vLLM compiles its token-rank function for each shape: seconds at every start.
             os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    elif settings.deterministic:
+    elif rollout.deterministic:
         # Other GPU kernels round by the composition of the batch, which depends on the number of engines.
         os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
 
 
 def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
+    config, rollout = settings.config, settings.config.rollout
+    automatic = "float32" if config.learner.precision == "fp32" else "bfloat16"
     arguments: dict[str, Any] = {
         "model": settings.model,
-        "dtype": settings.dtype,
-        "max_model_len": settings.max_length,
-        "max_num_seqs": settings.max_num_seqs,
+        "dtype": automatic if rollout.dtype == "auto" else rollout.dtype,
+        "max_model_len": config.model.max_length,
+        "max_num_seqs": rollout.max_num_seqs,
         "seed": settings.seed,
-        "enforce_eager": settings.enforce_eager,
-        "trust_remote_code": settings.trust_remote_code,
+        "enforce_eager": rollout.eager(settings.device),
+        "trust_remote_code": config.model.trust_remote_code,
         "load_format": "safetensors",  # the other formats are pickles, which can run code
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
@@ -304,23 +291,23 @@ def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "worker_extension_cls": WORKER_EXTENSION,
     }
-    if settings.tensor_parallel > 1:
-        arguments["tensor_parallel_size"] = settings.tensor_parallel
+    if config.placement.tensor_parallel > 1:
+        arguments["tensor_parallel_size"] = config.placement.tensor_parallel
         arguments["distributed_executor_backend"] = "mp"
-    if settings.sleep_mode:
+    if settings.sleeps:
         arguments["enable_sleep_mode"] = True
-    if settings.adapter is not None:
+    if config.learner.lora is not None:
         arguments["enable_lora"] = True
         arguments["max_loras"] = 1
         # The smallest limit that vLLM supports.
         limits = (8, 16, 32, 64, 128, 256, 320, 512)
-        arguments["max_lora_rank"] = next(limit for limit in limits if settings.adapter.rank <= limit)
+        arguments["max_lora_rank"] = next(limit for limit in limits if config.learner.lora.rank <= limit)
     if settings.device == "cpu":
         # Samples of a prompt share its full blocks; the default of 128 tokens is longer than most prompts.
         arguments["block_size"] = 32
-        arguments["max_num_batched_tokens"] = max(8192, settings.max_length)
+        arguments["max_num_batched_tokens"] = max(8192, config.model.max_length)
         # Chunked prefill rewinds a request's generator, which CPU generators do not support.
         arguments["enable_chunked_prefill"] = False
     else:
-        arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
+        arguments["gpu_memory_utilization"] = rollout.memory_share(shared=settings.colocated)
     return arguments

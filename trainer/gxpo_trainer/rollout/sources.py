@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.engines import Engine, seed_of
 from gxpo_trainer.rollout.pool import Collected, Collection, RolloutPool
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
-from gxpo_trainer.rollout.weight_sync import PoolSync
 from gxpo_trainer.types import Group, HttpUsage, Prompt, ScoredGroup
+from gxpo_trainer.weights.buckets import SyncReport
 
 REPEATED = -1
 """Round of prompts that are sampled again because their groups were too old."""
@@ -29,8 +29,7 @@ REPEATED = -1
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """One step's scored groups. num_tokens counts all sampled tokens, including those of resampled groups, and none
-    that an environment wrote.
+    """One step's scored groups. num_tokens: that the policy wrote, in resampled groups too.
 
     idle_fraction: see pool.Collected. engines_alive: engines that were ready at the end. http: cost of reward
     components over HTTP, of resampled groups too; None in a run without them.
@@ -55,7 +54,6 @@ class RolloutPlanner:
         self, config: RunConfig, prompts: Sequence[Prompt], token_ids: Sequence[npt.NDArray[np.int32]]
     ) -> None:
         self.config = config
-        self._template = config.data.template_text
         self.prompts, self.token_ids = prompts, token_ids
         rollout = config.rollout
         self.sampling = SamplingSettings(rollout.max_new_tokens, rollout.temperature, rollout.ignore_eos)
@@ -92,12 +90,13 @@ class RolloutPlanner:
             if len(kept) >= num_groups or len(parts) > limit:
                 break
             part = collect(self.requests(self.draw(num_groups - len(kept)), step, len(parts)))
+        # Filled up with zero-variance groups, which have no gradient, so that the batch keeps its size.
+        kept += flat[: max(0, num_groups - len(kept))]
         sampled = [group for part in parts for group in part.groups]
         rollout_s = sum(part.rollout_s for part in parts)
         idle_s = sum(part.idle_fraction * part.rollout_s for part in parts)
         return Rollouts(
-            # Filled up with zero-variance groups, which have no gradient, so that the batch keeps its size.
-            kept + flat[: max(0, num_groups - len(kept))],
+            kept,
             num_sampled(sampled),
             rollout_s,
             sum(part.verify_s for part in parts),
@@ -115,35 +114,21 @@ class RolloutPlanner:
 
         version: of the weights that sample, None for the step's own, step − 1.
         """
-        return [
-            self._request(
-                self.prompts[index],
-                self.token_ids[index],
-                request_seed(self.config.seed, step, round_, position, version),
-            )
-            for position, index in enumerate(indices)
-        ]
+        seeds = [request_seed(self.config.seed, step, round_, place, version) for place in range(len(indices))]
+        return [self._request(self.prompts[i], self.token_ids[i], seed) for i, seed in zip(indices, seeds, strict=True)]
 
     def repeated(self, groups: Sequence[Group], step: int) -> list[SampleRequest]:
         """Requests for the prompts of these groups again."""
-        return [
-            self._request(
-                group.prompt, group.prompt_token_ids, request_seed(self.config.seed, step, REPEATED, position)
-            )
-            for position, group in enumerate(groups)
-        ]
+        seeds = [request_seed(self.config.seed, step, REPEATED, place) for place in range(len(groups))]
+        return [self._request(g.prompt, g.prompt_token_ids, seed) for g, seed in zip(groups, seeds, strict=True)]
 
     def _request(self, prompt: Prompt, token_ids: npt.NDArray[np.int32], seed: int) -> SampleRequest:
         config = self.config
-        return SampleRequest(
-            prompt=prompt,
-            prompt_token_ids=token_ids,
-            num_samples=config.rollout.samples_per_prompt,
-            seed=seed if config.rollout.deterministic else None,
-            episode=EpisodeStart.of(prompt, self._template, seed, config.data.max_prompt_tokens)
-            if config.environment.multi_turn
-            else None,
-        )
+        episode = None
+        if config.environment.multi_turn:
+            episode = EpisodeStart.of(prompt, config.data.template_text, seed, config.data.max_prompt_tokens)
+        chosen = seed if config.rollout.deterministic else None
+        return SampleRequest(prompt, token_ids, config.rollout.samples_per_prompt, chosen, episode=episode)
 
 
 def http_usage(groups: Sequence[ScoredGroup], before: HttpUsage | None = None) -> HttpUsage | None:
@@ -165,46 +150,15 @@ def request_seed(run_seed: int, step: int, round_: int, position: int, version: 
     return seed_of(key)
 
 
-class RolloutSource(Protocol):
-    """Where the training loop takes its batches from.
-
-    Order of step t: `batch(t)`, then `sync` if `sync_due`; `serve` while the learner updates; `sync(t)`.
-    """
-
-    @property
-    def sync_due(self) -> bool:
-        """Whether a sync was put off that can be made now."""
-
-    def batch(self, step: int) -> Rollouts | StepBatch:
-        """The scored groups of this step; of a supervised one the sequences themselves."""
-
-    def sync(self, version: int) -> PoolSync | None:
-        """Bring the engines to the learner's weights; None: put off."""
-
-    def serve(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
-        """Wait for one of the learner's calls; those that are ready. Raises Stalled when the learner does not return
-        within the time-out of `phase`, whatever the engines do."""
-
-    def collect(
-        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
-    ) -> Collected:
-        """Sample and score requests that belong to no step, by the weights of `version`, the learner's."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position in the prompts, for a checkpoint."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the position of a checkpoint."""
-
-    def restart(self) -> None:
-        """Return to the first prompt."""
-
-    def discard(self) -> None:
-        """Drop what was sampled for coming steps: the learner has lost the weights that sampled it."""
-
-
 class OnPolicyRollouts:
-    """Samples a batch when its step begins; nothing is ever put off or discarded."""
+    """Where the training loop takes its batches from; this source samples a batch when its step begins.
+
+    Order of step t in every source: `batch(t)`, then `sync` if `sync_due`; `serve` while the learner updates;
+    `sync(t)`, which returns None where it is put off. `serve` waits for one of the learner's calls, and raises Stalled
+    when the learner does not return within the time-out of the phase, whatever the engines do. `collect` samples, by
+    the learner's weights, what belongs to no step. `discard` drops what was sampled for coming steps: the learner has
+    lost the weights that sampled it.
+    """
 
     sync_due = False
 
@@ -231,9 +185,7 @@ class OnPolicyRollouts:
 class DatasetSource:
     """Completions of a data set: of a whole run, or of the warm start before the steps of another source.
 
-    Engines take no part; they are synced for an evaluation, or when the other source begins.
-
-    rows: with `completion_ids`. size: rows of a step. after: takes over from step `steps` + 1.
+    Engines take no part until an evaluation, or the other source. rows: with `completion_ids`. size: rows of a step.
     """
 
     def __init__(
@@ -242,14 +194,14 @@ class DatasetSource:
         pool: RolloutPool,
         rows: TokenizedPrompts,
         size: int,
-        after: RolloutSource | None = None,
+        after: OnPolicyRollouts | AsyncRollouts | None = None,
     ) -> None:
         self._config, self._pool, self._rows, self._size, self._after = config, pool, rows, size, after
         self._version = 0
         self.restart()
 
     @property
-    def _other(self) -> RolloutSource | None:
+    def _other(self) -> OnPolicyRollouts | AsyncRollouts | None:
         """The other source, once it has taken over."""
         return self._after if self._version >= self._config.warm_steps else None
 
@@ -264,20 +216,18 @@ class DatasetSource:
         prompts, completions = ([ids[i] for i in chosen] for ids in (self._rows.token_ids, self._rows.completion_ids))
         return supervised_batch(prompts, completions, self._config.rollout.max_new_tokens)
 
-    def sync(self, version: int) -> PoolSync | None:
+    def sync(self, version: int) -> SyncReport | None:
         self._version = version
         return None if self._other is None else self._other.sync(version)
 
     def serve(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
         return self._pool.group.wait_for_one(calls, phase) if self._other is None else self._other.serve(calls, phase)
 
-    def collect(
-        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
-    ) -> Collected:
+    def collect(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> Collected:
         if self._other is not None:
-            return self._other.collect(requests, sampling, version, rewards=rewards)
+            return self._other.collect(requests, sampling, version)
         self._pool.sync(version)
-        return self._pool.collect(requests, sampling, version, rewards=rewards)
+        return self._pool.collect(requests, sampling, version)
 
     def state_dict(self) -> dict[str, Any]:
         state = self._cursor.state_dict()
@@ -312,16 +262,14 @@ class _Planned:
 class AsyncRollouts:
     """Samples the batches of coming steps while the learner updates.
 
-    With depth d = `rollout.async_depth`, version v of the weights samples the batches of steps up to v + 1 + d, so that
-    no batch is older than allowed. A batch always consists of the prompts that were drawn for it, however long they
-    take.
+    With depth d = `rollout.async_depth`, version v of the weights samples the batches of steps up to v + 1 + d. A batch
+    always consists of the prompts that were drawn for it, however long they take.
 
     `serve` keeps the engines at work. They take new weights once all requests are finished, with `update_in_flight` at
     any time. In deterministic mode `sync` waits for that moment, so that the batch of step t is always sampled by
     version t − 1 − d, or by the version of the checkpoint before it where that is newer: a resumed run then samples
-    what the uninterrupted one would have.
-
-    An engine that starts again is synced while the learner is idle, and else with the next sync.
+    what the uninterrupted one would have. An engine that starts again is synced while the learner is idle, and else
+    with the next sync.
     """
 
     def __init__(self, config: RunConfig, pool: RolloutPool, planner: RolloutPlanner) -> None:
@@ -336,11 +284,9 @@ class AsyncRollouts:
         self._learner_version = self._engine_version = 0
         self._learner_busy = self._syncing = False
 
-    # ---- a step ---------------------------------------------------------------------------------------------
-
     def batch(self, step: int) -> Rollouts:
         collection, planned = self._open(), self._planned.pop(step)
-        first = self._await(planned.requests)
+        first = collection.await_groups(planned.requests)
         rollouts = self._planner.complete(first, step, self._collect_now)
         rollouts = self._replace_stale(rollouts, step)
         collection.note_activity()
@@ -350,7 +296,7 @@ class AsyncRollouts:
     def sync_due(self) -> bool:
         return self._engine_version < self._learner_version and (self._in_flight or self._open().resting)
 
-    def sync(self, version: int) -> PoolSync | None:
+    def sync(self, version: int) -> SyncReport | None:
         """Bring the engines to the learner's weights and plan the batches that they allow; None: put off."""
         self._learner_version = version
         if self._collection is not None and not self._in_flight:
@@ -373,22 +319,18 @@ class AsyncRollouts:
         finally:
             self._learner_busy = False
 
-    def collect(
-        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
-    ) -> Collected:
+    def collect(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> Collected:
         self._open()
         if self._engine_version != version:
             while not (self._in_flight or self._open().resting):
                 self._open().advance()
             self._sync_now()
         own = [replace(request, sampling=sampling) for request in requests]
-        collected = self._await(self._open().add(own, rewards=rewards, first=True))
+        collected = self._collect_now(own)
         versions = {v for g in collected.groups for s in g.group.samples for v, _ in s.sampled_versions}
         if not versions <= {version}:
             raise TrainingError(f"versions {sorted(versions)} sampled what only version {version} should have sampled")
         return collected
-
-    # ---- checkpoints and recovery ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor, and the prompts of the batches under way, which a resumed run samples again."""
@@ -410,13 +352,11 @@ class AsyncRollouts:
         self._collection = None
         self._planned.clear()
 
-    # ---- inside ---------------------------------------------------------------------------------------------
-
     def _open(self) -> Collection:
         assert self._collection is not None, "sync comes first"
         return self._collection
 
-    def _sync_now(self) -> PoolSync:
+    def _sync_now(self) -> SyncReport:
         self._syncing = True
         try:
             synced = self._pool.sync(self._learner_version)
@@ -458,17 +398,8 @@ class AsyncRollouts:
             self._next_step = step + 1
 
     def _collect_now(self, requests: Sequence[SampleRequest]) -> Collected:
-        return self._await(self._open().add(requests, first=True))
-
-    def _await(self, indices: Sequence[int]) -> Collected:
-        watch = self._pool.group.watch
-        begin = watch.working_s
-        while not self._open().complete(indices):
-            self._open().advance()
-        sampled = watch.working_s
-        groups = self._open().take(indices)
-        verify_s = watch.working_s - sampled
-        return Collected(groups, sampled - begin, verify_s, 0.0, len(self._pool.engines.ready))
+        collection = self._open()
+        return collection.await_groups(collection.add(requests, first=True))
 
     def _replace_stale(self, rollouts: Rollouts, step: int) -> Rollouts:
         """Drop groups that are older than allowed and sample their prompts again with the present weights."""
@@ -485,3 +416,6 @@ class AsyncRollouts:
             num_dropped=len(stale),
             http=http_usage(again, rollouts.http),
         )
+
+
+RolloutSource = OnPolicyRollouts | DatasetSource | AsyncRollouts

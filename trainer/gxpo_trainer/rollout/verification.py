@@ -1,8 +1,7 @@
 """The verifier as a Ray actor: scores groups while the sampler is still sampling.
 
-The actor is asynchronous, so many groups can be in flight. The pool's worker processes do the work, and servers that
-of components over HTTP; the actor itself imports neither torch nor vLLM. `VerifierHandle` restarts an actor that dies
-and submits the groups that were lost with it again.
+Worker processes do the work, and servers that of components over HTTP; the actor imports neither torch nor vLLM.
+`VerifierHandle` restarts an actor that dies and submits the groups that were lost with it again.
 """
 
 from __future__ import annotations
@@ -24,19 +23,15 @@ from gxpo_trainer.grading.options import EXTRA_KEY
 from gxpo_trainer.grading.pool import Pair, VerifierPool
 from gxpo_trainer.grading.rewards import OWN, URLS, tokens
 from gxpo_trainer.plugins import check_address
-from gxpo_trainer.rollout.requests import FinishedGroups
+from gxpo_trainer.rollout.requests import CompleteGroups
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks, trace_this_process
 from gxpo_trainer.types import Group, HttpUsage, Sample, Verdict, VerdictStatus
 
 
 class VerifierActor:
-    """Scores groups in killable processes.
-
-    `timeout` and `error` verdicts are returned as such; the caller counts them. Components over HTTP are computed here,
-    without a worker. `score` raises VerifierFailed when no worker can be started, ConfigError when an address is not
-    allowed on this machine.
-    """
+    """Scores groups in killable processes. `score` raises VerifierFailed when no worker can be started, and ConfigError
+    when an address is not allowed on this machine."""
 
     def __init__(self, config: VerifierConfig) -> None:
         self._config = config
@@ -46,12 +41,12 @@ class VerifierActor:
     async def trace(self) -> TracedProcess:
         return trace_this_process()
 
-    async def score(self, finished: FinishedGroups, rewards: bool = True) -> list[tuple[Verdict, ...]]:
+    async def score(self, complete: CompleteGroups, rewards: bool = True) -> list[tuple[Verdict, ...]]:
         """One verdict per sample of each group, in order. Several calls may be in flight.
 
         rewards: also compute reward components, which an evaluation does not use.
         """
-        return await asyncio.gather(*(self._scored(group, rewards) for group in finished.groups))
+        return await asyncio.gather(*(self._scored(group, rewards) for _, group in complete))
 
     async def _scored(self, group: Group, rewards: bool) -> tuple[Verdict, ...]:
         config = self._config.judging(group.prompt)
@@ -188,10 +183,11 @@ def check_rewards(config: VerifierConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """Finished groups in the object store, and the indices of their requests."""
+    """CompleteGroups in the object store, and the indices of their requests. rewards: see `VerifierActor.score`."""
 
     indices: Sequence[int]
     groups: Any
+    rewards: bool
 
 
 class VerifierHandle:
@@ -208,11 +204,11 @@ class VerifierHandle:
         self.actor = actor.remote(self._config.verifier)
         self._traced = self.actor.trace.remote()
 
-    def submit(self, finished: Any, rewards: bool) -> Any:
-        """Score FinishedGroups, given as an object reference; returns a reference of their verdicts."""
-        return self.actor.score.remote(finished, rewards)
+    def submit(self, submitted: Submitted) -> Any:
+        """Score groups; returns a reference of their verdicts."""
+        return self.actor.score.remote(submitted.groups, submitted.rewards)
 
-    def await_verdicts(self, pending: dict[Any, Submitted], rewards: bool) -> dict[int, Sequence[Verdict]]:
+    def await_verdicts(self, pending: dict[Any, Submitted]) -> dict[int, Sequence[Verdict]]:
         """Verdicts of each request. Raises TrainingError when the verifier dies repeatedly."""
         verdicts: dict[int, Sequence[Verdict]] = {}
         restarts = 0
@@ -228,7 +224,7 @@ class VerifierHandle:
                         restarts += 1
                         self._restart(restarts, error)
                     lost.append(submitted)
-            pending = {self.submit(submitted.groups, rewards): submitted for submitted in lost}
+            pending = {self.submit(submitted): submitted for submitted in lost}
         return verdicts
 
     def kill(self) -> None:

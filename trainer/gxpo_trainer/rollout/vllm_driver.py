@@ -1,8 +1,7 @@
 """A minimal driver of an in-process vLLM engine, for vLLM 0.32.
 
-vLLM's front end converts each step's output of every request into Python objects for detokenization and streaming.
-Training needs neither, so requests go directly to the engine core (`add_request`, `get_output`: the protocol between
-vLLM's front end and core) and token ids are collected until the request finishes.
+vLLM's front end prepares each step's output for detokenization and streaming. Training needs neither, so requests go
+directly to the engine core (`add_request`, `get_output`) and token ids are collected until the request finishes.
 """
 
 from __future__ import annotations
@@ -11,10 +10,13 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from gxpo_trainer.rollout.requests import SamplingSettings
 
 
 class Weights(NamedTuple):
@@ -71,9 +73,13 @@ class Response:
 
 
 class EngineDriver:
-    """Submits requests to the engine core and returns finished responses."""
+    """Submits requests to the engine core and returns finished responses.
 
-    def __init__(self, llm: Any) -> None:
+    weights: that sample from now on; None where a sync must come first.
+    """
+
+    def __init__(self, llm: Any, weights: Weights | None) -> None:
+        self.weights = weights
         self._engine = llm.llm_engine
         self._core = self._engine.engine_core
         self._tokenizer = llm.get_tokenizer()
@@ -86,31 +92,26 @@ class EngineDriver:
         """Whether `step` has work."""
         return bool(self._running)
 
-    def submit(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        ignore_eos: bool,
-        top_p: float,
-        top_k: int,
-        min_p: float,
-        stop: tuple[str, ...],
-        seeds: Sequence[int | None],
-        weights: Weights,
+    @property
+    def current_weights(self) -> Weights:
+        assert self.weights is not None, "a sync is under way"
+        return self.weights
+
+    def start(
+        self, token_ids: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]
     ) -> list[Response]:
         """Add one request per seed (None: the engine's generator) for one prompt; `step` fills the responses."""
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
+        weights = self.current_weights
         params = SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            max_tokens=max_new_tokens,
-            ignore_eos=ignore_eos,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            max_tokens=sampling.max_new_tokens,
+            ignore_eos=sampling.ignore_eos,
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -128,12 +129,14 @@ class EngineDriver:
             if seed is not None:
                 request.sampling_params = copy(template.sampling_params)
                 request.sampling_params.seed = seed
-            responses.append(Response(request, len(token_ids), max_new_tokens, [(weights.version, 0)], stop))
+            starts = [(weights.version, 0)]
+            responses.append(Response(request, len(token_ids), sampling.max_new_tokens, starts, sampling.stop))
             self._add(responses[-1])
         return responses
 
     def suspend(self) -> None:
-        """Take all running requests out of the engine; their responses keep the tokens that they have."""
+        """Take all running requests out of the engine, whose weights change; their responses keep their tokens."""
+        self.weights = None
         self._core.abort_requests(list(self._running))
         self._suspended += self._running.values()
         self._running.clear()
@@ -144,21 +147,23 @@ class EngineDriver:
         So no key or value in the cache comes from the weights before, and the log-probability of every later token is
         that of the new version, given the whole text before it.
         """
+        self.weights = weights
         for response in self._suspended:
-            self._continue(response, response.request.sampling_params.seed, weights)
+            self._continue(response, response.request.sampling_params.seed)
         self._suspended.clear()
 
-    def extend(self, response: Response, token_ids: Sequence[int], seed: int | None, weights: Weights) -> None:
+    def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
         """Continue a finished response after tokens that an environment wrote. seed: of the new turn."""
         begin = len(response.token_ids)
         response.token_ids.extend(token_ids)
         response.observed.append((begin, len(response.token_ids)))
         response._logprobs.append(np.zeros((len(token_ids), 1), dtype=np.float32))
         response.finish_reason = None
-        self._continue(response, seed, weights)
+        self._continue(response, seed)
 
-    def _continue(self, response: Response, seed: int | None, weights: Weights) -> None:
+    def _continue(self, response: Response, seed: int | None) -> None:
         """A new request whose prompt is everything so far."""
+        weights = self.current_weights
         request = response.request = copy(response.request)
         request.prompt_token_ids = [*request.prompt_token_ids[: response.prompt_length], *response.token_ids]
         request.sampling_params = copy(request.sampling_params)

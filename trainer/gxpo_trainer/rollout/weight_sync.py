@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Protocol
 
 import ray
@@ -18,7 +18,7 @@ class WeightSource(Protocol):
 
     @property
     def sender(self) -> Any:
-        """What sends broadcasts; another object after a restart."""
+        """The rank that sends broadcasts; another object after a restart."""
 
     def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
         """Pack bucket `index` for engines on these Ray nodes. After the last one also the fraction of weights that
@@ -31,28 +31,17 @@ class WeightSource(Protocol):
         """Address, port and pending call of a new broadcast group; None for transports without one."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSync:
-    """Result of a sync of several engines: the slowest one's report, and the source's fraction of changed weights."""
-
-    report: SyncReport
-    changed_fraction: float | None
-
-
 class WeightSync:
-    """Loads versions into engines.
-
-    A death does not stop the others, except in a broadcast, which fails for every member: the version is then sent
-    again to the engines that are left, in a new group.
-    """
+    """Loads versions into engines. A death does not stop the others, except in a broadcast, which fails for all: the
+    version is then sent again to the engines that are left, in a new group."""
 
     def __init__(self, engines: Engines, tensor_parallel: int) -> None:
         self._engines, self._tensor_parallel = engines, tensor_parallel
         self._members: list[Any] = []
         """The broadcast group's sender and engine actors; empty without a group."""
 
-    def run(self, source: WeightSource, version: int, engines: Sequence[Engine]) -> PoolSync | None:
-        """Bring these engines to `version` and verify them; None when all of them died.
+    def run(self, source: WeightSource, version: int, engines: Sequence[Engine]) -> SyncReport | None:
+        """Bring these engines to `version` and verify them; the slowest one's report, None when all of them died.
 
         Raises WeightSyncMismatch, and LearnerDied when the published weights are unavailable.
         """
@@ -75,7 +64,7 @@ class WeightSync:
             return synced
         return None
 
-    def _send(self, source: WeightSource, version: int, engines: Sequence[Engine]) -> PoolSync | None:
+    def _send(self, source: WeightSource, version: int, engines: Sequence[Engine]) -> SyncReport | None:
         """Send all buckets. Raises WeightsUnavailable when a broadcast has lost a member."""
         nodes = [engine.node for engine in engines]
         self._join_broadcast(source, engines)
@@ -95,7 +84,8 @@ class WeightSync:
         reports = self._finish(loading, sending)
         if not reports:
             return None
-        return PoolSync(max(reports, key=lambda report: report.load_s + report.verify_s), changed)
+        slowest: SyncReport = max(reports, key=lambda report: report.load_s + report.verify_s)
+        return replace(slowest, changed_fraction=changed)
 
     def _finish(self, calls: list[tuple[Engine, Any]], sending: Any) -> list[Any]:
         """Results of the engines that are left, once the source has sent its bucket. Raises WeightsUnavailable."""

@@ -1,23 +1,19 @@
 """The contract between an update rule and the learner that runs it.
 
-A rule decides how the parameters move during one training step. It has access to flat local shards of the fp32
-parameters and a few operations, but not to Ray, DeepSpeed, the model or the loss. The same rule thus runs on a
-two-parameter quadratic in a unit test and on eight ranks of ZeRO-3.
+A rule decides how the parameters move during one training step. It sees flat local shards of the fp32 parameters and a
+few operations, so that it runs on a two-parameter quadratic in a unit test and on eight ranks of ZeRO-3.
 
 Order of the operations in one step (the learner may rely on it):
 
     backward → [read gradients] → optimizer_step → [read gradients, write parameters → publish] → backward → …
 
-Gradients are readable from the end of `backward()` until the next `backward()`, also after
-`optimizer_step()`. Parameters may be written in place at any time between passes; the forward pass uses
-them after `publish()`.
-
-Below the contract: what rules are built from (copies, sums and norms over shards, the plain step that every rule falls
-back to) and `make_rule`.
+Gradients are readable from the end of `backward()` until the next `backward()`, also after `optimizer_step()`.
+Parameters may be written in place at any time between passes; the forward pass uses them after `publish()`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,12 +29,10 @@ from gxpo_trainer.types import Metrics, StepReport
 
 @dataclass(frozen=True, slots=True)
 class BackwardResult:
-    """One full gradient of the step's batch.
+    """One full gradient of the step's batch; the same bits on every rank, so that all ranks take the same decisions.
 
-    loss: the scalar that was differentiated. grad_norm: global L2 norm before clipping. statistics: the
-    policy's metrics of this pass without the `policy/` prefix (loss, clip_fraction, kl, …); `entropy` is that of the
-    first pass over the batch.
-    A learner returns the same bits on every rank, so that all ranks take the same decisions.
+    loss: the scalar that was differentiated. grad_norm: global L2 norm before clipping. statistics: the policy's
+    metrics of this pass without the `policy/` prefix; `entropy` is that of the first pass over the batch.
     """
 
     loss: float
@@ -53,32 +47,14 @@ class BackwardResult:
 Passes = list[BackwardResult]
 
 
-class Recurrence(Protocol):
-    """The base optimizer's element-wise update as a pure function of (θ, state, g, n).
-
-    Called on equally shaped flat tensors (whole shards or chunks of them); updates theta and the moments in
-    place. `step` is the 1-based number of this optimizer step (Adam's bias correction needs it).
-    """
-
-    @property
-    def learning_rate(self) -> float: ...
-
-    @property
-    def weight_decay(self) -> float:
-        """λ of a decay whose share of a step is −ηλθ, which the predictor `displacement` subtracts."""
-
-    @property
-    def moment_names(self) -> tuple[str, ...]: ...
-
-    def __call__(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> None: ...
-
-    def displacement(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> Tensor:
-        """What step number `step` adds to the theta before it, given the moments after it."""
-
-
 @dataclass(frozen=True, slots=True)
 class AdamWRecurrence:
-    """AdamW (Loshchilov & Hutter 2019, algorithm 2) with decoupled weight decay, as torch.optim.AdamW."""
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2) with decoupled weight decay, as torch.optim.AdamW.
+
+    An element-wise update as a pure function of (θ, state, g, n), for equally shaped flat tensors (whole shards or
+    chunks of them). A call updates theta and the moments in place; `step` is the 1-based number of this optimizer step.
+    weight_decay: λ of a decay whose share of a step is −ηλθ, which the predictor `displacement` subtracts.
+    """
 
     learning_rate: float
     beta1: float
@@ -89,7 +65,6 @@ class AdamWRecurrence:
     moment_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def __call__(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> None:
-        """One step in place; see Recurrence."""
         first, second = moments
         first.lerp_(gradient, 1 - self.beta1)
         second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
@@ -107,7 +82,10 @@ class AdamWRecurrence:
 
 @dataclass(frozen=True, slots=True)
 class SGDRecurrence:
-    """Gradient descent, optional (heavy-ball) momentum, weight decay added to the gradient, as torch.optim.SGD."""
+    """Gradient descent, optional (heavy-ball) momentum, weight decay added to the gradient, as torch.optim.SGD.
+
+    See AdamWRecurrence.
+    """
 
     learning_rate: float
     momentum: float
@@ -118,7 +96,6 @@ class SGDRecurrence:
         return ("momentum_buffer",) if self.momentum else ()
 
     def __call__(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> None:
-        """One step in place; see Recurrence."""
         if self.momentum:
             moments[0].mul_(self.momentum).add_(gradient)
             if self.weight_decay:
@@ -126,13 +103,15 @@ class SGDRecurrence:
         theta.add_(self.displacement(theta, moments, gradient, step))
 
     def displacement(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> Tensor:
-        """What step number `step` adds to the theta before it, given the moments after it."""
         if self.momentum:
             return moments[0].mul(-self.learning_rate)
         change = gradient.mul(-self.learning_rate)
         if self.weight_decay:
             change.add_(theta, alpha=-self.learning_rate * self.weight_decay)
         return change
+
+
+Recurrence = AdamWRecurrence | SGDRecurrence
 
 
 class OptimizerState(Protocol):
@@ -145,9 +124,8 @@ class OptimizerState(Protocol):
     def set_step(self, step: int) -> None: ...
 
     def moments(self) -> dict[str, list[Tensor]]:
-        """The state tensors by name (AdamW: `exp_avg`, `exp_avg_sq`; SGD with momentum:
-        `momentum_buffer`), each a list shaped like `parameters()`; zeros before the first step.
-        Writing to them in place changes the optimizer."""
+        """The live state tensors by name (AdamW: `exp_avg`, `exp_avg_sq`; SGD with momentum: `momentum_buffer`), each a
+        list shaped like `parameters()`; zeros before the first step."""
 
 
 class RuleLearner(Protocol):
@@ -165,8 +143,8 @@ class RuleLearner(Protocol):
     def gradients(self) -> list[Tensor]:
         """The gradients that the optimizer uses (clipped), flat, shaped like `parameters()`."""
 
-    def recurrence(self) -> Recurrence | None:
-        """The optimizer's recurrence at the current learning rate; None when it has no element-wise form."""
+    def recurrence(self) -> Recurrence:
+        """The optimizer's recurrence at the current learning rate."""
 
     def publish(self) -> None:
         """Make written master parameters the ones that the forward pass uses."""
@@ -204,20 +182,12 @@ class BufferingRule(Protocol):
         """Drop the copies: the learner is about to leave its devices. The next step takes them again."""
 
 
-@dataclass(frozen=True)
-class Trajectory:
-    """The point that K real optimizer steps on the batch reach from θ⁰, and the passes that they took."""
-
-    theta_k: list[Tensor]
-    backward_passes: int
-
-
 @runtime_checkable
 class LookAheadRule(Protocol):
     """What a look-ahead rule provides for diagnostics in addition to `Rule`."""
 
-    trajectory: Trajectory | None
-    """A true K-step trajectory to measure the next step's θᴷ and θ̃ against; used once."""
+    trajectory: list[Tensor] | None
+    """The point that K real optimizer steps reach, to measure the next step's θᴷ and θ̃ against; used once."""
 
     @property
     def look_ahead_steps(self) -> int:
@@ -252,18 +222,13 @@ def reduce_sums(learner: RuleLearner, sums: Tensor) -> list[float]:
 
 def sum_over(learner: RuleLearner, function: Callable[..., Tensor], *shards: Sequence[Tensor]) -> list[float]:
     """Σ over all coordinates of all ranks of a function that maps slices to a small float64 vector."""
-    total: Tensor | None = None
-    for parts in chunks(*shards):
-        value = function(*parts)
-        total = value if total is None else total + value
-    if total is None:
-        raise ValueError("the learner has no parameters on this rank")
-    return reduce_sums(learner, total)
+    values = (function(*parts) for parts in chunks(*shards))
+    return reduce_sums(learner, functools.reduce(torch.add, values))
 
 
-def snapshot(tensors: Sequence[Tensor], buffers: list[Tensor] | None) -> list[Tensor]:
-    """Copies of shards, into `buffers` where they are given."""
-    if buffers is None:
+def snapshot(tensors: Sequence[Tensor], buffers: list[Tensor] | None = None) -> list[Tensor]:
+    """Copies of shards, into `buffers` where there are any."""
+    if not buffers:
         return [tensor.detach().clone() for tensor in tensors]
     for buffer, tensor in zip(buffers, tensors, strict=True):
         buffer.copy_(tensor)
@@ -328,9 +293,7 @@ def finish_plain_step(learner: RuleLearner, first: BackwardResult) -> StepReport
     if not first.finite:
         return StepReport(metrics, backward_passes=1, finite=False, fallback="the gradient is not finite")
     learner.optimizer_step()
-    norm = last_step_norm(learner)
-    if norm is not None:
-        metrics["update/norm"] = norm
+    metrics["update/norm"] = last_step_norm(learner)
     return StepReport(metrics, backward_passes=1)
 
 
@@ -344,18 +307,13 @@ def finish_passes(
     return StepReport(metrics, backward_passes=len(passes), fallback=why)
 
 
-def last_step_norm(learner: RuleLearner) -> float | None:
-    """‖θ_after − θ_before‖ of the optimizer step just taken, without a copy of θ_before.
+def last_step_norm(learner: RuleLearner) -> float:
+    """‖θ_after − θ_before‖ of the optimizer step just taken, from the moments after it.
 
-    Computed from the moments after the step. With weight decay the parameters after the step replace those before it, a
-    relative error of ηλ. None without an element-wise recurrence.
+    With weight decay the parameters after the step replace those before it, a relative error of ηλ.
     """
-    recurrence = learner.recurrence()
-    if recurrence is None:
-        return None
-    state = learner.optimizer_state()
-    moments = state.moments()
-    step = state.step
+    recurrence, state = learner.recurrence(), learner.optimizer_state()
+    moments, step = state.moments(), state.step
 
     def square(theta: Tensor, gradient: Tensor, *moment_parts: Tensor) -> Tensor:
         return _sums(recurrence.displacement(theta, moment_parts, gradient, step).square())

@@ -52,7 +52,7 @@ class Epochs(Stateless):
         passes = [learner.backward()]
         if not passes[0].finite:
             return finish_plain_step(learner, passes[0])
-        theta0 = snapshot(learner.parameters(), None)
+        theta0 = snapshot(learner.parameters())
         learner.optimizer_step()
         while len(passes) < self.settings.k and passes[-1].finite:
             passes.append(learner.backward())

@@ -16,7 +16,6 @@ from gxpo_trainer.rules.contract import (
     LookAheadRule,
     Rule,
     RuleLearner,
-    Trajectory,
     chunks,
     reduce_sums,
     snapshot,
@@ -25,28 +24,26 @@ from gxpo_trainer.rules.contract import (
 from gxpo_trainer.types import Metrics
 
 
-def take_trajectory(learner: RuleLearner, k: int) -> Trajectory | None:
-    """Take K steps from the current state and undo them; None when one of their gradients is not finite."""
+def take_trajectory(learner: RuleLearner, k: int) -> list[Tensor] | None:
+    """The point that K steps from the current state reach; undone. None when one of their gradients is not finite."""
     parameters = learner.parameters()
     state = learner.optimizer_state()
-    theta0 = snapshot(parameters, None)
-    moments = {name: snapshot(shards, None) for name, shards in state.moments().items()}
+    theta0 = snapshot(parameters)
+    moments = {name: snapshot(shards) for name, shards in state.moments().items()}
     step = state.step
-    passes = 0
     finite = True
     for _ in range(k):
         finite = learner.backward().finite
-        passes += 1
         if not finite:
             break
         learner.optimizer_step()
-    reached = snapshot(parameters, None)
+    reached = snapshot(parameters)
     snapshot(theta0, parameters)
     for name, shards in state.moments().items():
         snapshot(moments[name], shards)
     state.set_step(step)
     learner.publish()
-    return Trajectory(reached, passes) if finite else None
+    return reached if finite else None
 
 
 def diagnose(learner: RuleLearner, rule: Rule, *, noise_floor: bool) -> tuple[Metrics, int]:
@@ -66,7 +63,7 @@ def diagnose(learner: RuleLearner, rule: Rule, *, noise_floor: bool) -> tuple[Me
 
 
 def prediction_error(
-    learner: RuleLearner, truth: Trajectory, theta_k: Sequence[Tensor], theta0: Sequence[Tensor]
+    learner: RuleLearner, truth: Sequence[Tensor], theta_k: Sequence[Tensor], theta0: Sequence[Tensor]
 ) -> Metrics:
     """`gxpo/theta_k_error` and related metrics: the θᴷ of a rule against the true one."""
 
@@ -74,8 +71,8 @@ def prediction_error(
         p, t = (predicted - start).double(), (true - start).double()
         return torch.stack([(p - t).square().sum(), t.square().sum(), p.square().sum(), (p * t).sum()])
 
-    error, true, predicted, dot = sum_over(learner, sums, theta_k, truth.theta_k, theta0)
-    distance = distributed_median(learner, lambda left, right: (left - right).abs(), theta_k, truth.theta_k)
+    error, true, predicted, dot = sum_over(learner, sums, theta_k, truth, theta0)
+    distance = distributed_median(learner, lambda left, right: (left - right).abs(), theta_k, truth)
     out: Metrics = {"gxpo/theta_k_error": distance}
     if true > 0:
         out["gxpo/theta_k_relative_error"] = math.sqrt(error / true)
@@ -85,7 +82,7 @@ def prediction_error(
 
 
 def reposition_error(
-    learner: RuleLearner, truth: Trajectory, theta_tilde: Sequence[Tensor], theta0: Sequence[Tensor], alpha: float
+    learner: RuleLearner, truth: Sequence[Tensor], theta_tilde: Sequence[Tensor], theta0: Sequence[Tensor], alpha: float
 ) -> Metrics:
     """`gxpo/theta_tilde_error`: θ̃ as the corrective pass uses it against θ⁰ + α(θᴷ_true − θ⁰)."""
 
@@ -93,7 +90,7 @@ def reposition_error(
         origin = start.double()
         return (used.double() - (origin + alpha * (true.double() - origin))).abs()
 
-    return {"gxpo/theta_tilde_error": distributed_median(learner, error, theta_tilde, truth.theta_k, theta0)}
+    return {"gxpo/theta_tilde_error": distributed_median(learner, error, theta_tilde, truth, theta0)}
 
 
 def ratio_noise(learner: RuleLearner, rule: LookAheadRule) -> Metrics:
@@ -102,7 +99,7 @@ def ratio_noise(learner: RuleLearner, rule: LookAheadRule) -> Metrics:
     In fp32 on a deterministic engine it is 0. Takes two passes.
     """
     learner.backward()
-    held = snapshot(learner.gradients(), None)
+    held = snapshot(learner.gradients())
     threshold = rule.activity_threshold(learner, held)
     learner.backward()
 

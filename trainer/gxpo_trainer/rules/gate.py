@@ -1,7 +1,7 @@
 """The z-score gate that ends the look-ahead (GXPO, algorithm 1, lines on the stopping rule; SFPO, eq. 9).
 
 Differs from the papers: the warm-up and ε are settings, the spread is the population std, and a third mode
-re-arms the gate. Pure Python on floats, without torch: every rank sees the same value, so every rank decides the same.
+re-arms the gate. Every rank sees the same value, so every rank decides the same.
 
 False alarms (`expected_false_alarm_step`, printed by `gxpo config`) are not in the papers. Assume that corrective
 norms are independent draws of one normal distribution, so that every firing is a false alarm. At the (n+1)-th value the
@@ -90,10 +90,7 @@ class Gate:
         return self.observe(mean, step) if self.active else self.observe_inactive(mean)
 
     def observe(self, value: float, step: int) -> Reading:
-        """Compare one value of an active step with the window, decide, and add it to the window.
-
-        Non-finite values are ignored.
-        """
+        """Compare one value of an active step with the window, decide, and add it; non-finite values are ignored."""
         if not math.isfinite(value):
             return Reading(value, None, None, None)
         reading = self.read(value)
@@ -108,10 +105,10 @@ class Gate:
         return reading
 
     def observe_inactive(self, value: float) -> Reading | None:
-        """`rearm` only: one step of the cool-down, compared with the window at the shut-off.
+        """`rearm` only: one step of the cool-down, compared with the window at the shut-off, which is not updated.
 
         The look-ahead is switched on again once the cool-down is over and z (|z| where the gate is two-sided) is below
-        `rearm_threshold`. Until then the window is not updated: it describes the active phase.
+        `rearm_threshold`.
         """
         if self.settings.mode != "rearm" or self.active or not math.isfinite(value):
             return None

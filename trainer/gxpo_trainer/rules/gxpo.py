@@ -26,7 +26,6 @@ from gxpo_trainer.rules import diagnostics
 from gxpo_trainer.rules.contract import (
     Passes,
     RuleLearner,
-    Trajectory,
     chunks,
     cosine,
     finish_passes,
@@ -34,7 +33,7 @@ from gxpo_trainer.rules.contract import (
     snapshot,
 )
 from gxpo_trainer.rules.gate import GatedLookAhead
-from gxpo_trainer.rules.predictors import Buffers, Predictor, activity_threshold, make_predictor, required
+from gxpo_trainer.rules.predictors import Buffers, activity_threshold, make_predictor
 from gxpo_trainer.types import Metrics, StepReport
 
 
@@ -46,8 +45,9 @@ class GXPO(GatedLookAhead):
     def __init__(self, settings: GxpoRule | None = None) -> None:
         self.settings = settings or GxpoRule()
         super().__init__(self.settings.k, self.settings.gate)
+        self.predictor = make_predictor(self.settings)
         self.buffers = Buffers()
-        self.trajectory: Trajectory | None = None
+        self.trajectory: list[Tensor] | None = None
 
     def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
         """See contract.Rule."""
@@ -73,13 +73,13 @@ class GXPO(GatedLookAhead):
         return activity_threshold(self.settings, learner, gradients)
 
     def _look_ahead(self, learner: RuleLearner) -> StepReport:
-        predictor = make_predictor(self.settings, has_recurrence=learner.recurrence() is not None)
+        predictor = self.predictor
         theta0 = self.buffers.theta0 = snapshot(learner.parameters(), self.buffers.theta0)
         passes = [learner.backward()]
         if not passes[0].finite:
             return finish_plain_step(learner, passes[0])
         if self.settings.probe_state == "rollback":
-            held = self.buffers.moments or {}
+            held = self.buffers.moments
             moments = learner.optimizer_state().moments()
             self.buffers.moments = {name: snapshot(shards, held.get(name)) for name, shards in moments.items()}
         if predictor.holds_gradient:
@@ -92,23 +92,23 @@ class GXPO(GatedLookAhead):
             if not passes[-1].finite:  # the live parameters are θ¹ already
                 return self._report(learner, passes, theta0, {})
             learner.optimizer_step()
-        metrics = self._extrapolate(learner, predictor, theta0)
+        metrics = self._extrapolate(learner, theta0)
         learner.publish()
         passes.append(learner.backward())
         if not passes[-1].finite:
-            self._return_to_first_probe(learner, predictor, theta0)
+            self._return_to_first_probe(learner, theta0)
             return self._report(learner, passes, theta0, metrics)
         if predictor.holds_gradient:
-            cos = cosine(learner, required(self.buffers.probe), learner.gradients())
+            cos = cosine(learner, self.buffers.probe, learner.gradients())
             if cos is not None:
                 metrics["grad/cos_g0_slow"] = cos
         learner.optimizer_step()
         return self._report(learner, passes, theta0, metrics)
 
-    def _extrapolate(self, learner: RuleLearner, predictor: Predictor, theta0: list[Tensor]) -> Metrics:
+    def _extrapolate(self, learner: RuleLearner, theta0: list[Tensor]) -> Metrics:
         """θ² (θ¹ with one probe) becomes θ̃, in one pass; the optimizer's state as `probe_state` says."""
         metrics: Metrics = {}
-        live = learner.parameters()
+        live, predictor = learner.parameters(), self.predictor
         if self.trajectory is not None:
             theta_k = [tensor.clone() for tensor in live]
             predictor.extrapolate(learner, self.buffers, theta_k, trial=True)
@@ -121,36 +121,35 @@ class GXPO(GatedLookAhead):
         state = learner.optimizer_state()
         if self.settings.probe_state == "rollback":
             for name, shards in state.moments().items():
-                snapshot(required(self.buffers.moments)[name], shards)
+                snapshot(self.buffers.moments[name], shards)
             state.set_step(state.step - predictor.num_probes)
-        elif self.settings.probe_state == "fast_forward" and not predictor.holds_point:
+        elif self.settings.probe_state == "fast_forward":
             state.set_step(state.step + self.settings.k - predictor.num_probes)
         return metrics | predictor.metrics(sums)
 
-    def _return_to_first_probe(self, learner: RuleLearner, predictor: Predictor, theta0: list[Tensor]) -> None:
+    def _return_to_first_probe(self, learner: RuleLearner, theta0: list[Tensor]) -> None:
         """After a corrective gradient that is not finite: θ¹, the plain GRPO step.
 
-        `displacement` holds θ¹. `rollback` holds the state that led to it, so the step is repeated. The
-        others hold neither (that would take another shard) and use the optimizer's step from θ⁰ with the moments
-        after the probes instead; with one probe, and for plain gradient descent, that is θ¹ itself. Where
-        nothing of the first probe is left (one probe without moments, or rolled back) the step is skipped.
+        `displacement` holds θ¹. `rollback` holds the state that led to it, so the step is repeated. The others use the
+        optimizer's step from θ⁰ with the moments after the probes; with one probe, and for plain gradient descent, that
+        is θ¹ itself. Where nothing of the first probe is left (one probe without moments, or rolled back) the step is
+        skipped.
         """
         live = learner.parameters()
         g0 = self.buffers.probe
-        if predictor.holds_point:
-            snapshot(required(g0), live)
+        if self.predictor.holds_point:
+            snapshot(g0, live)
             learner.publish()
             return
-        recurrence = required(learner.recurrence())
-        state = learner.optimizer_state()
+        recurrence, state = learner.recurrence(), learner.optimizer_state()
         moments = [state.moments()[name] for name in recurrence.moment_names]
         rolled_back = self.settings.probe_state == "rollback"
         snapshot(theta0, live)
-        if rolled_back and g0 is not None:
+        if rolled_back and g0:
             for theta, gradient, *parts in chunks(live, g0, *moments):
                 recurrence(theta, parts, gradient, state.step + 1)
             state.set_step(state.step + 1)
-        elif g0 is not None or (moments and not rolled_back):
+        elif g0 or (moments and not rolled_back):
             for theta, gradient, *parts in chunks(live, g0 or live, *moments):
                 theta.add_(recurrence.displacement(theta, parts, gradient, state.step))
         learner.publish()

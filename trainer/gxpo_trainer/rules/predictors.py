@@ -8,9 +8,8 @@ GXPO (arXiv 2605.06755) eq. 6–9. Per coordinate, with S_n(r) = 1 + r + … + r
 Differs from the paper: r and the scale are clamped as its authors' code does (a |g⁰| just over δ would
 otherwise produce an arbitrarily large step), and the scale is evaluated without 0/0 at r = ±1.
 
-A predictor is an object (`make_predictor`); its arithmetic is a function on one slice of a shard, fused into one pass:
-it reads the probes, writes θ̃ over θ², and returns the sums that the metrics need. A slice is a cache-sized chunk on a
-CPU; on a GPU it is a large one, and the function is compiled into one kernel.
+The arithmetic of a predictor is a function on one slice of a shard, fused into one pass: it reads the probes, writes θ̃
+over θ², and returns the sums that the metrics need. On a GPU it is compiled into one kernel.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ FIELDS = ("count", "active", "ratio", "ratio_square", "scale", "clipped", "ahead
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The settings of one extrapolation, as numbers. α is a parameter because a diagnostic uses α = 1.
+    """The settings of one extrapolation, as numbers.
 
     threshold: a coordinate is active where its first gradient (`displacement`: its first step) exceeds it; a tensor []
     where it differs from step to step, because a number is compiled into the kernel.
@@ -97,8 +96,8 @@ def extrapolate_by_replay(
     """Run the optimizer itself for n = 2 … K−1 on gₙ = g¹·rⁿ⁻¹, r clamped to [0, 1].
 
     theta: θ² in, θ̃ out. `step` counts the optimizer steps so far, both probes included. The moments are
-    read, and written only when `keep_moments` (probe state `fast_forward`). With one probe g¹ is g⁰, so that all
-    gradients are g⁰; theta is θ¹, and n begins at 1.
+    read, and written only when `keep_moments` (probe state `fast_forward`). With one probe g¹ is g⁰, theta is θ¹, and n
+    begins at 1.
     """
     active = g0.abs() > plan.threshold
     raw = torch.where(active, g1 / g0, 1.0)
@@ -140,14 +139,14 @@ def _sums(active: Tensor, ratio: Tensor, scale: Tensor, clipped: Tensor, ahead: 
 class Buffers:
     """Shard-sized copies, overwritten by every step while the gate is active; kept only to save the allocation."""
 
-    theta0: list[Tensor] | None = None
-    probe: list[Tensor] | None = None
-    """g⁰, or θ¹ for the predictor `displacement`; None with one probe."""
-    moments: dict[str, list[Tensor]] | None = None
+    theta0: list[Tensor] = field(default_factory=list)
+    probe: list[Tensor] = field(default_factory=list)
+    """g⁰, or θ¹ for the predictor `displacement`; empty with one probe."""
+    moments: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def count(self) -> int:
         """Shard-sized buffers held."""
-        return sum(x is not None for x in (self.theta0, self.probe)) + len(self.moments or {})
+        return bool(self.theta0) + bool(self.probe) + len(self.moments)
 
 
 class Predictor:
@@ -171,9 +170,8 @@ class Predictor:
 
         trial: with θᴷ instead (α = 1), and the optimizer's moments stay as they are.
         """
-        g0 = required(buffers.probe)
-        plan = self._plan(theta, activity_threshold(self.settings, learner, g0), trial)
-        shards = [theta, required(buffers.theta0), g0, learner.gradients()]
+        plan = self._plan(theta, activity_threshold(self.settings, learner, buffers.probe), trial)
+        shards = [theta, buffers.theta0, buffers.probe, learner.gradients()]
         return _run_over_shards(learner, extrapolate_by_gradient, [plan], shards)
 
     def metrics(self, sums: dict[str, float]) -> Metrics:
@@ -200,7 +198,7 @@ class Predictor:
 
 
 class DisplacementPredictor(Predictor):
-    """By the steps that the optimizer took: r = d¹/d⁰. Needs no element-wise recurrence."""
+    """By the steps that the optimizer took: r = d¹/d⁰."""
 
     holds_gradient = False
     holds_point = True
@@ -210,9 +208,9 @@ class DisplacementPredictor(Predictor):
     ) -> dict[str, float]:
         # A step carries the learning rate: |d⁰| > ηδ, which for plain gradient descent is the paper's |g⁰| > δ.
         recurrence = learner.recurrence()
-        rate, decay = (recurrence.learning_rate, recurrence.weight_decay) if recurrence else (1.0, 0.0)
-        kept = 1 - rate * decay
-        theta0, theta1 = required(buffers.theta0), required(buffers.probe)
+        rate = recurrence.learning_rate
+        kept = 1 - rate * recurrence.weight_decay
+        theta0, theta1 = buffers.theta0, buffers.probe
         threshold = rate * self.settings.delta
         if self.settings.activity == "rms":
             threshold = self.settings.activity_rms * rms(learner, theta1, theta0, kept)
@@ -228,12 +226,12 @@ class ReplayPredictor(Predictor):
     def extrapolate(
         self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool = False
     ) -> dict[str, float]:
-        gradients, recurrence, state = learner.gradients(), required(learner.recurrence()), learner.optimizer_state()
-        probes = [gradients if self.num_probes == 1 else required(buffers.probe), gradients]
+        gradients, recurrence, state = learner.gradients(), learner.recurrence(), learner.optimizer_state()
+        probes = [buffers.probe or gradients, gradients]
         plan = self._plan(theta, activity_threshold(self.settings, learner, probes[0]), trial)
         moments = [state.moments()[name] for name in recurrence.moment_names]
         keep_moments = self.settings.probe_state == "fast_forward" and not trial
-        shards = [theta, required(buffers.theta0), *probes, *moments]
+        shards = [theta, buffers.theta0, *probes, *moments]
         numbers = [plan, recurrence, state.step, keep_moments, self.num_probes]
         return _run_over_shards(learner, extrapolate_by_replay, numbers, shards)
 
@@ -245,13 +243,10 @@ class ConstantReplayPredictor(ReplayPredictor):
     holds_gradient = False
 
 
-def make_predictor(settings: GxpoRule, *, has_recurrence: bool) -> Predictor:
-    """The predictor of these settings; `displacement` replaces `replay` where the optimizer has no recurrence."""
-    if settings.predictor == "gradient":
-        return Predictor(settings)
-    if settings.predictor == "displacement" or not has_recurrence:
-        return DisplacementPredictor(settings)
-    return (ConstantReplayPredictor if settings.probes == 1 else ReplayPredictor)(settings)
+def make_predictor(settings: GxpoRule) -> Predictor:
+    if settings.predictor == "replay":
+        return (ConstantReplayPredictor if settings.probes == 1 else ReplayPredictor)(settings)
+    return (DisplacementPredictor if settings.predictor == "displacement" else Predictor)(settings)
 
 
 def activity_threshold(settings: GxpoRule, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
@@ -259,20 +254,10 @@ def activity_threshold(settings: GxpoRule, learner: RuleLearner, gradients: Sequ
     return settings.delta if settings.activity == "delta" else settings.activity_rms * rms(learner, gradients)
 
 
-_T = TypeVar("_T")
-
-
-def required(value: _T | None) -> _T:
-    """A value that the step's own order guarantees."""
-    assert value is not None
-    return value
-
-
 def _run_over_shards(
     learner: RuleLearner, function: Callable[..., Tensor], settings: Sequence[Any], shards: Sequence[Sequence[Tensor]]
 ) -> dict[str, float]:
     """One fused pass `function(*settings, *slices)` over all local shards; the FIELDS summed over ranks."""
-    # On a GPU the same arithmetic is one kernel that reads each operand once.
     kernel = _compile(function, dynamic=True) if shards[0] and shards[0][0].is_cuda else function
     total = torch.zeros(len(FIELDS), dtype=torch.float64, device=shards[0][0].device)
     for parts in chunks(*shards):

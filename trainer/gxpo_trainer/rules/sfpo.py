@@ -22,7 +22,6 @@ from gxpo_trainer.rules.contract import (
     BackwardResult,
     Passes,
     RuleLearner,
-    Trajectory,
     finish_passes,
     finish_plain_step,
     reposition,
@@ -41,7 +40,7 @@ class SFPO(GatedLookAhead):
         self.settings = settings or SfpoRule()
         super().__init__(self.settings.k, self.settings.gate)
         self._theta0: list[Tensor] | None = None
-        self.trajectory: Trajectory | None = None
+        self.trajectory: list[Tensor] | None = None
 
     def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
         """See contract.Rule."""

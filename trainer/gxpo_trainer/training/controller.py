@@ -163,7 +163,7 @@ class Controller:
         self._sync()
         if self.config.needs_engines:
             self._log_placement()
-        self.reporter.log_event("attention", f"attention: {self.learners.attention()}")
+        self.reporter.log_event("attention", f"attention: {self.learners.attention}")
         self.ready = True
 
     def _next(self) -> str | None:
@@ -293,7 +293,7 @@ class Controller:
             return {}
         metrics: Metrics = {
             "time/sync_s": time.perf_counter() - begin,
-            "system/sampler_peak_bytes": float(synced.report.peak_bytes),
+            "system/sampler_peak_bytes": float(synced.peak_bytes),
         }
         if synced.changed_fraction is not None:
             metrics["update/weights_changed_fraction"] = synced.changed_fraction

@@ -1,4 +1,4 @@
-"""Benchmarks during a run, on its sampler, and `gxpo eval` of a transformers folder, an adapter or a hub model.
+"""Benchmarks during a run, on its sampler, and `gxpo eval` of a transformers folder or a hub model.
 
 n responses per problem: pass@1 is their mean, pass@k the unbiased estimator, maj@n that of the
 majority's answer; 95% intervals by bootstrap over problems.
@@ -7,12 +7,10 @@ majority's answer; 95% intervals by bootstrap over problems.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.metadata
 import json
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +27,7 @@ from gxpo_trainer.config.io import build
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import check_output, plain, read_lines
-from gxpo_trainer.learner.models import base_of, config_json, is_adapter, load_tokenizer, merge_adapter, resolve_model
+from gxpo_trainer.learner.models import config_json, load_tokenizer, resolve_model
 from gxpo_trainer.planner.architectures import check_heads, positions
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.tables import difference_table, scores_table
@@ -46,9 +44,7 @@ from gxpo_trainer.types import Metrics, ScoredGroup
 class Collector(Protocol):
     """What samples for an evaluation: a pool, or the source of a run's rollouts."""
 
-    def collect(
-        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
-    ) -> Collected: ...
+    def collect(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> Collected: ...
 
 
 _RECORDED = {"name", "max_turns", "max_observation_tokens"}
@@ -118,8 +114,8 @@ class Evaluator:
             # Seeds that training does not use: it has no step −1.
             seed = request_seed(self.config.seed, -1, 0, place)
             episode = EpisodeStart.of(prompt, tokenized.benchmark.template, seed) if self._multi_turn else None
-            requests.append(SampleRequest(prompt, ids, n, seed if seeded else None, episode=episode))
-        return collector.collect(requests, self.sampling, version, rewards=False).groups
+            requests.append(SampleRequest(prompt, ids, n, seed if seeded else None, episode=episode, rewards=False))
+        return collector.collect(requests, self.sampling, version).groups
 
     def _record(self, tokenized: TokenizedBenchmark, groups: Sequence[ScoredGroup], version: int) -> dict[str, Any]:
         benchmark = tokenized.benchmark
@@ -187,23 +183,22 @@ def evaluate_model(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_output(args.out)
     earlier = None if args.against is None else _earlier(args.against)
-    with _merged_model(args.model) as path:
-        config = _config(args, path)
-        body = config_json(config.model)
-        length = min(config.model.max_length, positions(body) or config.model.max_length)
-        config = config.model_copy(update={"model": config.model.model_copy(update={"max_length": length})})
-        placement = Placement.decide(config)
-        folder = resolve_model(config.model)
-        check_heads(body, config)
-        tokenizer = load_tokenizer(config.model)
-        check_conversations(config, tokenizer)
-        benchmarks = tokenized_benchmarks(config, tokenizer)
-        first = benchmarks[0].benchmark
-        start = EpisodeStart.of(first.prompts[0], first.template, config.seed)
-        check_environment(config.environment, start.problem, start.seed)
-        evaluator = Evaluator(config, benchmarks)
-        identity = _identity(args.model, folder)
-        records = [{**identity, **record} for record in _sample_and_grade(config, placement, folder, evaluator)]
+    config = _config(args)
+    body = config_json(config.model)
+    length = min(config.model.max_length, positions(body) or config.model.max_length)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"max_length": length})})
+    placement = Placement.decide(config)
+    folder = resolve_model(config.model)
+    check_heads(body, config)
+    tokenizer = load_tokenizer(config.model)
+    check_conversations(config, tokenizer)
+    benchmarks = tokenized_benchmarks(config, tokenizer)
+    first = benchmarks[0].benchmark
+    start = EpisodeStart.of(first.prompts[0], first.template, config.seed)
+    check_environment(config.environment, start.problem, start.seed)
+    evaluator = Evaluator(config, benchmarks)
+    identity = {"model": args.model, "policy_sha256": hash_path(Path(folder)) if Path(folder).is_dir() else None}
+    records = [{**identity, **record} for record in _sample_and_grade(config, placement, folder, evaluator)]
     if args.out is not None:
         lines = [json.dumps(plain(record), ensure_ascii=False) for record in records]
         Path(args.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -233,28 +228,6 @@ def _sample_and_grade(
             pool.kill()
 
 
-@contextlib.contextmanager
-def _merged_model(model: str) -> Iterator[str]:
-    """The model to load; an adapter is merged into its base in a temporary folder."""
-    folder = Path(model).expanduser()
-    if not is_adapter(folder):
-        yield model
-        return
-    with tempfile.TemporaryDirectory(prefix="gxpo-eval-") as temporary:
-        merge_adapter(folder, Path(temporary) / "model")
-        yield str(Path(temporary) / "model")
-
-
-def _identity(model: str, folder: str) -> dict[str, Any]:
-    """Name and hash of the evaluated model; of an adapter also the hash of its base."""
-    given = Path(model).expanduser()
-    if is_adapter(given):
-        base = Path(base_of(given))
-        base_sha256 = hash_path(base) if base.is_dir() else None
-        return {"model": model, "policy_sha256": hash_path(given), "base_sha256": base_sha256}
-    return {"model": model, "policy_sha256": hash_path(Path(folder)) if Path(folder).is_dir() else None}
-
-
 def _earlier(path: Path) -> list[dict[str, Any]]:
     """Records of an earlier --out file, or of a run's evaluations.jsonl. Raises DataError."""
     if not path.is_file():
@@ -265,7 +238,7 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _config(args: argparse.Namespace, model: str) -> RunConfig:
+def _config(args: argparse.Namespace) -> RunConfig:
     """A run config with the settings of the evaluation. Raises ConfigError."""
     max_new_tokens = args.max_new_tokens or STARTER_TOKENS.get(args.model, 3072)
 
@@ -273,7 +246,7 @@ def _config(args: argparse.Namespace, model: str) -> RunConfig:
         body = {
             "name": "eval",
             "seed": args.seed,
-            "model": {"path": model, "max_length": max_length},
+            "model": {"path": args.model, "max_length": max_length},
             "rollout": {"max_new_tokens": max_new_tokens, "samples_per_prompt": max(2, args.samples)},
             "evaluation": {
                 "benchmarks": list(args.benchmark),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -115,23 +115,21 @@ class SyncReport:
     """Result of one sync on one engine.
 
     num_checked: comparisons made in all workers (a tied head counts separately). Seconds of the slowest worker.
+    changed_fraction: of the published weights, None for the first version.
     """
 
-    version: int
-    num_bytes: int
     num_checked: int
     load_s: float
     verify_s: float
     peak_bytes: int
+    changed_fraction: float | None = None
 
 
 class BucketPacker:
-    """Packs a stream of named tensors into buckets of at most `capacity` bytes.
+    """Packs a stream of named tensors into buckets of at most `capacity` bytes; a larger tensor is split by rows.
 
-    A tensor larger than a bucket is split by rows. The stream advances only when a tensor has been copied completely,
-    so it may reuse a tensor's storage for the next one, and every rank of a collective stream advances in step.
-
-    dtype: of the published values, None keeps each tensor's own.
+    The stream advances only when a tensor has been copied completely, so it may reuse a tensor's storage for the next
+    one, and every rank of a collective stream advances in step. dtype: of the published values, None keeps their own.
     """
 
     def __init__(
@@ -181,9 +179,8 @@ class BucketPacker:
     def close(self) -> None:
         """Abandon the stream; a collective one is closed on every rank."""
         self._current = None
-        close = getattr(self._stream, "close", None)
-        if close is not None:
-            close()
+        if isinstance(self._stream, Generator):
+            self._stream.close()
 
     def _rows_that_fit(self, tensor: torch.Tensor, used: int) -> int:
         """Rows of `tensor` for this bucket; 0 closes it. A whole tensor is split only if it exceeds every bucket."""

@@ -1,7 +1,4 @@
-"""The four transports of a weight sync, each a publisher in the learner and its counterpart in an engine worker.
-
-A publisher packs a bucket (`publish`), keeps the newest one readable (`buffer`) and frees its memory (`close`).
-"""
+"""The four transports of a weight sync, each a publisher in the learner and its counterpart in an engine worker."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import mmap
 import os
 import socket
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,6 +31,7 @@ class Publisher(ABC):
     transport: Transport
 
     def __init__(self, num_buffers: int, device: torch.device) -> None:
+        self._device = device
         self._buffers = [torch.empty(0, dtype=torch.uint8, device=device)] * num_buffers
         self._turn = 0
 
@@ -42,7 +39,7 @@ class Publisher(ABC):
         """Copy the next tensors of `packer` (any device) into the next buffer."""
         self._turn = (self._turn + 1) % len(self._buffers)
         entries, size = packer.pack(self._allocate)
-        return WeightBucket(version, index, packer.empty, entries, size, self.transport, self._location())
+        return WeightBucket(version, index, packer.empty, entries, size, self.transport, self._location(size))
 
     def buffer(self, bucket: WeightBucket) -> torch.Tensor:
         """The newest bucket, uint8[num_bytes]; overwritten when its buffer has its turn again."""
@@ -53,7 +50,7 @@ class Publisher(ABC):
         """Release the buffers."""
 
     @abstractmethod
-    def _location(self) -> Any:
+    def _location(self, num_bytes: int) -> Any:
         """Of the current buffer; see WeightBucket."""
 
     def _allocate(self, size: int) -> torch.Tensor:
@@ -79,20 +76,23 @@ class SharedMemoryPublisher(Publisher):
         """Copy a received buffer into shared memory; its path. For engines that received it by another transport."""
         self._turn ^= 1
         self._allocate(content.numel())[: content.numel()].copy_(content)
-        return self._location()
+        return self._path()
 
     def close(self) -> None:
         """Remove the directory; the memory is freed when the engines have unmapped it."""
         self._owned.close()
 
-    def _location(self) -> str:
+    def _location(self, num_bytes: int) -> str:
+        return self._path()
+
+    def _path(self) -> str:
         return str(self.directory / f"buffer-{self._turn}")
 
     def _allocate(self, size: int) -> torch.Tensor:
         buffer = self._buffers[self._turn]
         if buffer.numel() >= size:
             return buffer
-        descriptor = os.open(self._location(), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._path(), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             # Allocated up front: writing to a full tmpfs through a mapping raises SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
@@ -114,60 +114,58 @@ class SharedMemoryReader:
     """Maps published buckets, keeping the two files of one publisher mapped."""
 
     def __init__(self) -> None:
-        self._maps: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._maps: dict[tuple[Path, int], torch.Tensor] = {}
+        """By path and size: a file grows."""
 
     def read(self, bucket: WeightBucket) -> torch.Tensor:
         """The bucket's buffer, uint8[>= num_bytes], read-only. Raises WeightsUnavailable when the file is gone."""
+        path = Path(bucket.location)
         try:
-            descriptor = os.open(bucket.location, os.O_RDONLY | os.O_CLOEXEC)
+            key = path, path.stat().st_size
         except FileNotFoundError as error:
             raise WeightsUnavailable(
                 f"weights version {bucket.version} was published in {bucket.location}, which does not exist on this "
                 "host: either the publisher has closed, or learner and sampler are on different hosts"
             ) from error
-        try:
-            status = os.fstat(descriptor)
-            key = (status.st_dev, status.st_ino, status.st_size)
-            if key not in self._maps:
-                self._maps = dict(list(self._maps.items())[-1:])
-                mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
-                self._maps[key] = read_only_view(mapped)
-            return self._maps[key]
-        finally:
-            os.close(descriptor)
+        if key not in self._maps:
+            self._maps = dict(list(self._maps.items())[-1:])
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
+            self._maps[key] = read_only_view(mapped)
+        return self._maps[key]
 
 
-class ObjectStorePublisher:
-    """Puts each bucket into Ray's object store, for engines on other hosts. `local` packs the buckets.
+class ObjectStorePublisher(Publisher):
+    """Puts each bucket into Ray's object store, for engines on other hosts. `publish` raises TrainingError (disk_full).
 
     The object stores of the learner's and of each engine's node need room for two buckets. An object is owned by the
     learner's process and lost when that dies.
     """
 
-    def __init__(self, local: SharedMemoryPublisher) -> None:
-        self._local, self.buffer = local, local.buffer
+    transport = "object_store"
+
+    def __init__(self) -> None:
+        super().__init__(1, torch.device("cpu"))
         self._references: list[Any] = []
 
-    def publish(self, packer: BucketPacker, version: int, index: int) -> WeightBucket:
-        """Put the next bucket into the store. Raises TrainingError (disk_full)."""
+    def close(self) -> None:
+        self._references, self._buffers = [], []
+
+    def _location(self, num_bytes: int) -> list[Any]:
         import ray
 
-        bucket = self._local.publish(packer, version, index)
         # Free the bucket before the previous one: its engines have loaded it.
         self._references = self._references[-1:]
         try:
-            self._references.append(ray.put(self._local.buffer(bucket).numpy()))
+            self._references.append(ray.put(self._buffers[0][:num_bytes].numpy()))
         except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
             raise TrainingError(
-                f"cannot store {bucket.num_bytes} bytes of weights in Ray's object store; start the workers with a "
-                "larger --object-store-memory",
+                f"cannot store {num_bytes} bytes of weights in Ray's object store; start the workers with a larger "
+                "--object-store-memory",
                 reason="disk_full",
             ) from error
         # A list keeps Ray from resolving the reference when the bucket is passed to an actor.
-        return replace(bucket, transport="object_store", location=[self._references[-1]])
-
-    def close(self) -> None:
-        self._references = []
+        return [self._references[-1]]
 
 
 def fetch(bucket: WeightBucket) -> torch.Tensor:
@@ -189,8 +187,8 @@ BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 def open_store(address: str, port: int, member: int, size: int, timeout: timedelta) -> Store:
     """The store in which the members of a process group meet, served by member 0.
 
-    torch lets its store listen on every interface, where any account of any host could write its keys. This one listens
-    on `address` alone, which the members can reach, and a group of one member needs none at all.
+    torch's own listens on every interface, where any account of any host could write its keys. This one listens on
+    `address` alone, and a group of one member needs none at all.
     """
     own = interface_to(address)
     listen_on("GLOO_SOCKET_IFNAME", LOOPBACK if size == 1 else own)
@@ -206,10 +204,8 @@ def open_store(address: str, port: int, member: int, size: int, timeout: timedel
 
 
 class BroadcastGroup:
-    """A process group separate from those of DeepSpeed and vLLM: NCCL on GPUs, Gloo on CPUs.
-
-    member 0 is learner rank 0. Raises WeightsUnavailable when the group cannot be formed or a member is lost.
-    """
+    """A process group separate from those of DeepSpeed and vLLM: NCCL on GPUs, Gloo on CPUs; learner rank 0 sends.
+    Raises WeightsUnavailable when the group cannot be formed or a member is lost."""
 
     def __init__(self, address: str, port: int, member: int, size: int, device: torch.device) -> None:
         timeout = timedelta(seconds=TIMEOUT_S)
@@ -233,8 +229,8 @@ class BroadcastGroup:
 def _nccl_group(store: Any, member: int, size: int, timeout: timedelta) -> Any:
     """A group whose `wait` returns once the data is there, and raises after `timeout` without it.
 
-    Without TORCH_NCCL_BLOCKING_WAIT a thread of the group ends the process instead, also where `wait` itself is given
-    a timeout. The constructor reads the variable; groups of DeepSpeed and vLLM keep their own behaviour.
+    Without TORCH_NCCL_BLOCKING_WAIT a thread of the group ends the process instead. The constructor reads the variable;
+    groups of DeepSpeed and vLLM keep their own behaviour.
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
@@ -250,27 +246,26 @@ def _nccl_group(store: Any, member: int, size: int, timeout: timedelta) -> Any:
 
 
 class BroadcastPublisher(Publisher):
-    """Packs a bucket on the learner's device; `send` broadcasts it while the engines receive.
-
-    Call `send` for each bucket before the next one.
-    """
+    """Packs a bucket on the learner's device; `send`, called before the next one, broadcasts it."""
 
     transport = "nccl"
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(1, device)
-        self.device = device
-        self.group: BroadcastGroup | None = None
+        self._group: BroadcastGroup | None = None
+
+    def join(self, address: str, port: int, size: int) -> None:
+        """Open the group; returns when every member has joined."""
+        self._group = BroadcastGroup(address, port, 0, size, self._device)
 
     def send(self, bucket: WeightBucket) -> None:
-        if self.group is None:
-            raise TrainingError("the weight broadcast group does not exist; join it before sending")
-        self.group.broadcast(self.buffer(bucket))
+        assert self._group is not None, "join the broadcast group before the first bucket"
+        self._group.broadcast(self.buffer(bucket))
 
     def close(self) -> None:
-        self.group = None
+        self._group = None
 
-    def _location(self) -> None:
+    def _location(self, num_bytes: int) -> None:
         return None
 
 
@@ -289,21 +284,18 @@ STORAGE_DEVICE = 6
 
 
 class CudaIpcPublisher(Publisher):
-    """Packs each bucket into one of two buffers on this rank's GPU and exports a handle.
-
-    Every rank publishes, because a worker can map only memory of its own GPU; `LearnerGroup` merges the handles.
-    """
+    """Packs each bucket into one of two buffers on this rank's GPU and exports a handle. Every rank publishes: a worker
+    can map only memory of its own GPU."""
 
     transport = "cuda_ipc"
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(2, device)
-        self._device = device
 
     def close(self) -> None:
         self._buffers = []
 
-    def _location(self) -> dict[str, Any]:
+    def _location(self, num_bytes: int) -> dict[str, Any]:
         torch.cuda.synchronize(self._device)
         _, handle = reductions.reduce_tensor(self._buffers[self._turn])  # type: ignore[no-untyped-call]
         return {device_id(self._device): handle}
@@ -321,3 +313,12 @@ def open_handle(bucket: WeightBucket, device: torch.device) -> torch.Tensor:
 def device_id(device: torch.device) -> str:
     """UUID of a GPU, the same in every process."""
     return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def make_publisher(transport: Transport, device: torch.device) -> Publisher:
+    """device: of the learner's rank."""
+    if transport == "shared_memory":
+        return SharedMemoryPublisher()
+    if transport == "object_store":
+        return ObjectStorePublisher()
+    return BroadcastPublisher(device) if transport == "nccl" else CudaIpcPublisher(device)

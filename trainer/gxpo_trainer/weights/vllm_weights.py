@@ -1,14 +1,12 @@
 """Where each tensor of a checkpoint is in one worker's part of vLLM's model, and how it is loaded and read back.
 
-For vLLM 0.32: its internals change names between releases, and only this file uses them
-(tests/unit/weights/test_layout.py). vLLM fuses layers (q, k and v into one matrix) and, with
-tensor parallelism, gives each worker rows or columns of them.
+For vLLM 0.32, whose internals only this file uses. vLLM fuses layers (q, k and v into one matrix) and, with tensor
+parallelism, gives each worker rows or columns of them.
 
 On a CPU vLLM packs the matrix of each linear layer for oneDNN (`layer.cpu_linear`) and drops the plain one; the head
-keeps both. With tied embeddings an update of the plain matrix leaves the packed copy stale. Here packed layers are
-always repacked after an update and read back through the packed product: the identity matrix times the packed weights
-gives the weights bit for bit (each output is one weight plus exact zeros), except that -0.0 becomes +0.0. A packed copy
-is thus compared as strictly as a plain tensor.
+keeps both. Packed layers are always repacked after an update and read back through the packed product: the identity
+matrix times the packed weights gives the weights bit for bit (each output is one weight plus exact zeros), except that
+-0.0 becomes +0.0.
 """
 
 from __future__ import annotations
@@ -156,7 +154,6 @@ class VllmWeights:
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
         self._layout = layout_of(model)
-        self._identities: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -183,8 +180,7 @@ class VllmWeights:
     def read_back(self) -> Iterator[Readback]:
         """Yield this worker's part of every mapped tensor, packed copies through their packed product.
 
-        A tied head yields the embedding a second time, read through the head. Tensors may share memory with the live
-        model and must not be modified.
+        A tied head yields the embedding a second time, read through the head. Tensors may share the model's memory.
         """
         fused: dict[tuple[str, str], torch.Tensor] = {}
         with torch.inference_mode():
@@ -243,17 +239,12 @@ class VllmWeights:
             return parameter.detach()
         # [in, in] @ packed [in, out] -> [in, out]; transposed it is the checkpoint's [out, in].
         product: Callable[..., torch.Tensor] = module.cpu_linear
-        return product(self._identity(_in_features(module), parameter.device), parameter, None).t()
+        identity = torch.eye(_in_features(module), dtype=self.dtype, device=parameter.device)
+        return product(identity, parameter, None).t()
 
     def _uses_packed_copy(self, module: Any, attribute: str) -> bool:
         """Whether the forward pass uses a packed copy of this parameter, rather than a row lookup."""
         return attribute == "weight" and _is_packed(module) and module not in self._layout.lookups
-
-    def _identity(self, size: int, device: torch.device) -> torch.Tensor:
-        key = (size, device)
-        if key not in self._identities:
-            self._identities[key] = torch.eye(size, dtype=self.dtype, device=device)
-        return self._identities[key]
 
 
 def _is_packed(module: Any) -> bool:

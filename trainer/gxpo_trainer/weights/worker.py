@@ -1,7 +1,6 @@
 """The engine's side of a sync: each worker loads its parts of the published tensors, reads them back and compares.
 
-Under LoRA the adapter is sent instead of the merged weights (merged into bf16, most of a small one is rounded away):
-each version is written as a PEFT adapter, loaded under a new id, and read back.
+Under LoRA each version is written as a PEFT adapter, loaded under a new id, and read back.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from safetensors.torch import save_file
 from gxpo_trainer.config import LoraConfig
 from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
 from gxpo_trainer.runtime.processes import peak_resident_bytes, write_errors
+from gxpo_trainer.weights import transports
 from gxpo_trainer.weights.buckets import (
     ADAPTER_WEIGHTS,
     SyncReport,
@@ -29,14 +29,6 @@ from gxpo_trainer.weights.buckets import (
     dtype_name,
     tensors_of,
     without_signed_zeros,
-)
-from gxpo_trainer.weights.transports import (
-    BroadcastGroup,
-    SharedMemoryPublisher,
-    SharedMemoryReader,
-    fetch,
-    grown,
-    open_handle,
 )
 from gxpo_trainer.weights.vllm_weights import Published, Readback, VllmWeights, verify_adapter
 
@@ -63,52 +55,42 @@ class WeightReceiver:
     def __init__(self, weights: VllmWeights, device: torch.device, model_runner: Any = None, rank: int = 0) -> None:
         self.weights, self._device = weights, device
         self._model_runner, self._rank = model_runner, rank
-        self._shared_memory = SharedMemoryReader()
-        self._group: BroadcastGroup | None = None
+        self._shared_memory = transports.SharedMemoryReader()
+        self._group: transports.BroadcastGroup | None = None
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
         self._expected: dict[str, list[_Expected]] = {}
-        self._num_bytes, self._load_s = 0, 0.0
+        self._load_s = 0.0
 
     def join(self, address: str, port: int, first_member: int, size: int) -> None:
         """Join the broadcast group as member `first_member` + rank; every member must call it at the same time."""
-        self._group = BroadcastGroup(address, port, first_member + self._rank, size, self._device)
+        self._group = transports.BroadcastGroup(address, port, first_member + self._rank, size, self._device)
 
     def receive(self, bucket: WeightBucket) -> SyncReport | None:
         """Load a bucket; after the last one read everything back, compare, and report.
 
-        Tensors that the version omits keep their weights and are compared with their last published entry. Raises
-        WeightSyncMismatch (tensor, location, both checksums) on a difference, also when the engine's dtype cannot
-        represent the published values: publish in the engine's dtype. Raises ConfigError for tensors that the model
-        has no slot for.
+        Raises WeightSyncMismatch (tensor, location, both checksums), also when the engine's dtype cannot represent the
+        published values, and ConfigError for tensors that the model has no slot for.
         """
         started = time.perf_counter()
         if bucket.index == 0:
-            self._num_bytes, self._load_s = 0, 0.0
+            self._load_s = 0.0
         published = list(tensors_of(bucket, self._read(bucket)))
         self.weights.load(published)
         for entry, tensor in published:
             self._expect(entry, tensor)
         loaded = time.perf_counter()
-        self._num_bytes += bucket.num_bytes
         self._load_s += loaded - started
         if not bucket.last:
             return None
         num_checked = self.verify(published)
-        return SyncReport(
-            version=bucket.version,
-            num_bytes=self._num_bytes,
-            num_checked=num_checked,
-            load_s=self._load_s,
-            verify_s=time.perf_counter() - loaded,
-            peak_bytes=peak_resident_bytes(),
-        )
+        verify_s = time.perf_counter() - loaded
+        return SyncReport(num_checked, self._load_s, verify_s, peak_resident_bytes())
 
     def verify_checkpoint(self, folder: str) -> int:
         """Compare the weights vLLM loaded from `folder` with its .safetensors files; returns the number of comparisons.
 
-        This verifies the layout, including the shards of tensor parallelism, against vLLM's own loader. `receive`
-        writes and reads through the same layout, so it cannot detect an error in it. Tensors without a slot are left
-        out: some folders have ones that no model uses, such as a second copy of a tied head.
+        This verifies the layout against vLLM's own loader: `receive` writes and reads through the same layout, so it
+        cannot detect an error in it. Tensors without a slot, such as a second copy of a tied head, are left out.
         """
         self._expected = {}
         for file in sorted(Path(folder).glob("*.safetensors")):
@@ -120,7 +102,6 @@ class WeightReceiver:
         return self.verify()
 
     def verify_adapter(self, adapter_id: int, folder: str, checksums: dict[str, int], scaling: float) -> int:
-        """See `vllm_weights.verify_adapter`."""
         return verify_adapter(self.weights.model, self._model_runner, adapter_id, Path(folder), checksums, scaling)
 
     def verify(self, published: Published = ()) -> int:
@@ -143,11 +124,11 @@ class WeightReceiver:
         if bucket.transport == "shared_memory":
             return self._shared_memory.read(bucket)
         if bucket.transport == "cuda_ipc":
-            return open_handle(bucket, self._device)
+            return transports.open_handle(bucket, self._device)
         from vllm.utils.nccl import unpinned_nccl_env
 
         assert self._group is not None, "join the broadcast group before the first bucket"
-        self._buffer = grown(self._buffer, bucket.num_bytes)
+        self._buffer = transports.grown(self._buffer, bucket.num_bytes)
         # The first broadcast creates the communicator. Batch-invariant engines pin NCCL settings that the learner does
         # not have, and a communicator whose members differ in them hangs.
         with unpinned_nccl_env():
@@ -186,13 +167,9 @@ def _mismatch(expected: _Expected, location: str, tensor: torch.Tensor, read: Re
         f"{list(entry.shape)}), the sampler holds {checksum(tensor):016x} (shape {list(tensor.shape)}) in {location}"
     )
     sent = next((value for other, value in published if other is entry), None)
-    if sent is None:
+    part = None if sent is None else read.slot.part_of(sent, entry.first_row)[0]
+    if part is None or part.shape != tensor.shape:
         return message
-    part, _ = read.slot.part_of(sent, entry.first_row)
-    if part.shape != tensor.shape:
-        return message
-    if checksum(sent) != entry.checksum:
-        return message + "; the bucket was overwritten after its publication"
     if not bool(torch.isfinite(part).all()):
         return message + "; the published tensor is not finite"
     difference = (part.to(tensor.device).double() - tensor.double()).abs()
@@ -207,11 +184,8 @@ class AdapterFolder:
         self._tensors: dict[str, torch.Tensor] = {}
         self.checksums: dict[str, int] = {}
         """Published checksum of each tensor of the version."""
-
-    @property
-    def scaling(self) -> float:
+        self.scaling = settings.alpha / settings.rank
         """Factor of B·A in the adapted layer."""
-        return self._settings.alpha / self._settings.rank
 
     def add(self, bucket: WeightBucket, buffer: torch.Tensor) -> Path | None:
         """Copy a bucket's tensors; after the last bucket of a version its folder. Raises OSError on a full disk."""
@@ -282,8 +256,8 @@ class EngineWeights:
 
     def __init__(self, llm: Any, settings: LoraConfig | None, root: Path) -> None:
         self._llm, self._settings = llm, settings
-        self._reader = SharedMemoryReader()
-        self._local: SharedMemoryPublisher | None = None
+        self._reader = transports.SharedMemoryReader()
+        self._local: transports.SharedMemoryPublisher | None = None
         self.folder = AdapterFolder(root, settings) if settings else None
         self.num_syncs = 0
         self.adapter: LoRARequest | None = None
@@ -296,8 +270,8 @@ class EngineWeights:
             self.num_syncs += 1
         if bucket.transport == "object_store":
             # In shared memory worker processes can map it.
-            self._local = self._local or SharedMemoryPublisher()
-            bucket = replace(bucket, transport="shared_memory", location=self._local.store(fetch(bucket)))
+            self._local = self._local or transports.SharedMemoryPublisher()
+            bucket = replace(bucket, transport="shared_memory", location=self._local.store(transports.fetch(bucket)))
         return self._receive_full(bucket) if self.folder is None else self._receive_adapter(self.folder, bucket)
 
     def call_workers(self, method: str, *arguments: Any) -> list[Any]:
@@ -313,8 +287,6 @@ class EngineWeights:
         if not bucket.last:
             return None
         return SyncReport(
-            version=bucket.version,
-            num_bytes=reports[0].num_bytes,
             num_checked=sum(report.num_checked for report in reports),
             load_s=max(report.load_s for report in reports),
             verify_s=max(report.verify_s for report in reports),
@@ -338,11 +310,5 @@ class EngineWeights:
         checked = self.call_workers(
             "verify_adapter", self.adapter.lora_int_id, str(path), folder.checksums, folder.scaling
         )
-        return SyncReport(
-            version=bucket.version,
-            num_bytes=bucket.num_bytes,
-            num_checked=sum(checked),
-            load_s=loaded - started,
-            verify_s=time.perf_counter() - loaded,
-            peak_bytes=peak_resident_bytes(),
-        )
+        verify_s = time.perf_counter() - loaded
+        return SyncReport(sum(checked), loaded - started, verify_s, peak_resident_bytes())
