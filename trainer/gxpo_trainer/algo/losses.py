@@ -281,12 +281,10 @@ def combine_statistics(total: Mapping[str, Tensor] | None, part: Mapping[str, Te
 
 
 def finish_statistics(sums: Mapping[str, Tensor]) -> Metrics:
-    """Metrics of a whole pass, without the prefix `policy/`.
+    """Metrics of a whole pass, without the prefix `policy/` (docs/metrics.md): means over sampled tokens in the loss.
 
-    loss; and means over sampled tokens in the loss: clip_fraction (with clip_low_fraction, clip_high_fraction),
-    ratio_mean, kl, entropy, and logprob_gap_mean and logprob_gap_max against the sampler. Importance weights:
-    importance_mean and importance_max before the correction, importance_effective_sample_fraction = (Σv)²/(NΣv²) after
-    it. What was not measured is left out; all but loss when no token is in the loss.
+    importance_effective_sample_fraction = (Σv)²/(NΣv²) after the correction. What was not measured is left out; all but
+    loss when no token is in the loss.
     """
     metrics: Metrics = {"loss": float(sums["loss"])}
     tokens = float(sums["tokens"])
