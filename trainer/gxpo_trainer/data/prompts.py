@@ -41,13 +41,12 @@ class PromptSet:
     """Training problems and their provenance.
 
     sha256: hash of each data file by name, of generated problems under the task's name. num_left_out: number of
-    filtered rows by setting. near_duplicates: descriptions of kept problems that are similar to evaluation problems.
+    filtered rows by setting.
     """
 
     prompts: tuple[Prompt, ...]
     sha256: dict[str, str]
     num_left_out: dict[str, int] = field(default_factory=dict)
-    near_duplicates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
