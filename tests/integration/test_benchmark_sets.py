@@ -5,7 +5,6 @@ Needs the shared data folder; the figures are in docs/evaluation.md.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -29,16 +28,6 @@ def load(name: str) -> Benchmark:
 @pytest.mark.parametrize("name", list(BENCHMARKS))
 def test_every_problem_has_a_gold_that_the_grader_can_use(name: str) -> None:
     assert len(load(name).prompts) == NUM_PROBLEMS[name]
-
-
-def test_minerva_golds_in_python_convert_to_that_latex(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in (DATA / "minerva_math.jsonl").read_text().splitlines()]
-    given = {row["id"]: row.pop("answer_latex") for row in rows if "answer_latex" in row}
-    assert len(given) == 61
-    (tmp_path / "minerva.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    evaluation = EvaluationConfig(data_root=str(tmp_path), num_problems=None)
-    golds = {prompt.id: prompt.gold for prompt in load_benchmark("minerva", DataConfig(), evaluation).prompts}
-    assert {name: golds[name] for name in given} == given
 
 
 def test_olympiad_rules_are_those_of_its_rows() -> None:

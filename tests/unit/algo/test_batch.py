@@ -271,17 +271,6 @@ def test_a_batch_without_a_sequence_in_the_loss_is_one_idle_pass_from_a_first_to
         assert values.tolist() == [0.0]
 
 
-def test_malformed_sequences_are_refused() -> None:
-    ids, none = np.array([1, 2], dtype=np.int32), np.array([], dtype=np.int32)
-    logprobs = np.array([-1.0, -1.0], dtype=np.float32)
-    with pytest.raises(ValueError, match="2 response_ids but 1"):
-        ScoredSequence(ids, ids, 0.0, logprobs[:1])
-    with pytest.raises(ValueError, match="in_loss = False"):
-        ScoredSequence(ids, none, 0.0, logprobs[:0])
-    with pytest.raises(ValueError, match="advantage nan"):
-        ScoredSequence(ids, ids, float("nan"), logprobs)
-
-
 def scored_group(name: str, statuses: list[VerdictStatus], truncated: tuple[int, ...] = ()) -> ScoredGroup:
     samples = tuple(
         Sample(
@@ -541,10 +530,3 @@ def test_cosine_decay_by_hand() -> None:
     # (1 + cos(π/4))/2 = 0.853553 after a quarter, 1/2 after half, (1 − cos(π/4))/2 = 0.146447 after three quarters.
     decayed = rates([1, 2, 3, 4, 5, 6], total=4, schedule="cosine")
     assert decayed == pytest.approx([0.8, 0.6828427, 0.4, 0.1171573, 0.0, 0.0], abs=1e-7)
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_a_decay_needs_the_number_of_steps_once_the_warm_up_is_over(schedule: str) -> None:
-    assert rates([2], schedule=schedule, warmup_steps=2) == [0.8]
-    with pytest.raises(ValueError, match=rf'schedule = "{schedule}" needs budget.steps'):
-        rates([3], schedule=schedule, warmup_steps=2)

@@ -116,8 +116,8 @@ def test_a_failed_episode_has_no_reward_and_the_sum_is_the_reward_of_a_judged_on
 
 def test_messages_of_single_turns_hold_nothing_about_episodes() -> None:
     samples = [(single("a"), None), (single("b"), None)]
-    with_options = {"verify": VerifyOptions((0.5,)), "level": "5"}
-    rules = VerifyOptions((0.5,)).to_dict()
+    with_options = {"verify": VerifyOptions(0.5), "level": "5"}
+    rules = VerifyOptions(0.5).to_dict()
     assert pairs_of(group(), samples, False) == [("5", "a"), ("5", "b")]
     assert pairs_of(group(extra=with_options), samples[:1], False) == [("5", "a", {"options": rules})]
     context = {"problem": "What?", "extra": {"level": "5"}, "num_tokens": 3, "truncated": False}
@@ -236,7 +236,7 @@ def test_a_source_is_judged_by_its_own_components_alone(server: RewardServer, ch
 def test_what_is_posted(server: RewardServer) -> None:
     turns = (Utterance("policy", r"\boxed{4}"), Utterance("environment", "84", 1.0))
     judged = Sample(r"\boxed{4}", IDS, LOGPROBS, "stop", episode=Episode(turns, "done"))
-    extra = {"level": "5", "verify": VerifyOptions((0.5,))}
+    extra = {"level": "5", "verify": VerifyOptions(0.5)}
     score((judge(server.url),), group(r"so \boxed{5}", "no number", judged, extra=extra))
     posted = sorted(server.requests, key=lambda body: body["response"], reverse=True)
     common = {"problem": "What?", "gold": "5", "extra": {"level": "5"}}

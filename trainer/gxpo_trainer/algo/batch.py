@@ -208,18 +208,6 @@ class ScoredSequence:
     group: int = 0
     response_sampled: int | None = None
 
-    def __post_init__(self) -> None:
-        if len(self.response_ids) != len(self.sampler_logprobs):
-            raise ValueError(
-                f"{len(self.response_ids)} response_ids but {len(self.sampler_logprobs)} sampler_logprobs; "
-                "give one log-probability per response token"
-            )
-        if self.in_loss and (self.num_sampled == 0 or not np.isfinite(self.advantage)):
-            raise ValueError(
-                f"a sequence in the loss has {self.num_sampled} sampled tokens and advantage {self.advantage}; "
-                "set in_loss = False for an empty response or a missing advantage"
-            )
-
     @property
     def num_tokens(self) -> int:
         """Prompt and response tokens together."""
@@ -296,11 +284,7 @@ def make_batch(
     Left out of the loss: samples without evidence (reward None) or without a sampled token, groups of equal rewards
     unless `zero_variance = "keep"` (the caller resamples them), truncated responses with `mask_truncated` (their
     rewards still count in their group's mean and spread). They stay in the batch with in_loss = False.
-
-    Raises ValueError when there is no group at all, or when a group's verdicts do not match its samples.
     """
-    if not scored:
-        raise ValueError("no scored group in the step; sample at least one prompt")
     sequences: list[ScoredSequence] = []
     rewards = [[verdict.reward for verdict in item.verdicts] for item in scored]
     if distilled:
@@ -401,7 +385,6 @@ def learning_rate(settings: OptimizerConfig, step: int, total_steps: int | None)
         return base * step / settings.warmup_steps
     if settings.schedule == "constant":
         return base
-    if total_steps is None:
-        raise ValueError(f'learner.optimizer.schedule = "{settings.schedule}" needs budget.steps')
+    assert total_steps is not None, "RunConfig needs budget.steps for a schedule"
     done = min(1.0, (step - 1 - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps))
     return base * (1 - done) if settings.schedule == "linear" else base * (1 + math.cos(math.pi * done)) / 2

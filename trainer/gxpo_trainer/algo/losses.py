@@ -76,12 +76,9 @@ def policy_loss(
     current ones; not used with `proximal = "sampler"`. reference_logprobs: float32[T] of the frozen reference; None
     only when `kl_beta` is 0. settings: resolved (`LossConfig.resolved`); automatic values count as those of strict
     on-policy training.
-
-    Raises ValueError when `kl_beta` is positive and there is no reference.
     """
+    assert settings.kl_beta == 0 or reference_logprobs is not None
     logprobs = outputs.logprobs
-    if settings.kl_beta > 0 and reference_logprobs is None:
-        raise ValueError(f"loss.kl_beta = {settings.kl_beta} needs reference log-probs; set kl_beta = 0 or pass them")
     old = logprobs.detach() if old_logprobs is None else old_logprobs
     target = old
     if settings.proximal == "sampler":

@@ -183,8 +183,7 @@ class VerifierPool:
 
     deadline_s: wall clock of one answer. memory_mb: address space of a process, MiB; an answer that reaches it is
     `error`. rewards: settings of the components (RewardConfig) that are scored for pairs with a `context`.
-
-    Raises ValueError for a setting out of range; futures raise VerifierFailed where workers cannot be started.
+    Futures raise VerifierFailed where workers cannot be started.
     """
 
     def __init__(
@@ -194,11 +193,6 @@ class VerifierPool:
         memory_mb: int = 2048,
         rewards: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        for name, value, least in (("workers", workers, 1), ("memory_mb", memory_mb, 256)):
-            if value < least:
-                raise ValueError(f"verifier.{name} is {value}; set it to at least {least}")
-        if not deadline_s > 0:
-            raise ValueError(f"verifier.deadline_s is {deadline_s}; set a positive number of seconds")
         self.deadline_s = deadline_s
         self._memory_mb = memory_mb
         self._rewards = tuple(rewards)
