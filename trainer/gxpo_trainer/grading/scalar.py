@@ -183,11 +183,12 @@ def _based(s: str) -> tuple[str, str, Fraction] | None:
 def _clock_times(gold: str, answer: str) -> bool | None:
     """12:00, 7:05 p.m., 9 a.m.; where only one side names the half of the day, the other may mean either."""
     a, b = (_CLOCK.fullmatch(side.strip()) for side in (gold, answer))
-    if a is None or b is None or not (a["half"] or b["half"]):
+    if a is None or b is None:
         return None
     halves = {clock["half"][0].lower() for clock in (a, b) if clock["half"]}
-    times = [clock["time"] + ":00" * (2 - clock["time"].count(":")) for clock in (a, b)]
-    return len(halves) == 1 and times[0] == times[1]
+    times = [[int(part) for part in clock["time"].split(":")] for clock in (a, b)]
+    of_day = [[*time, 0, 0][:3] for time in times]
+    return len(halves) <= 1 and of_day[0] == of_day[1]
 
 
 def _words_equal(a: str, b: str) -> bool | None:
