@@ -5,16 +5,13 @@ Needs the shared data folder; the figures are in docs/evaluation.md.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
-from gxpo_trainer.data.benchmarks import BENCHMARKS, Benchmark, find_overlap, load_benchmark
+from gxpo_trainer.data.benchmarks import BENCHMARKS, Benchmark, find_duplicates, load_benchmark
 from gxpo_trainer.data.prompts import load_prompts
-from gxpo_trainer.grading.structure import split_top
-from gxpo_trainer.grading.verify import verify
 from gxpo_trainer.training.prepare import gold_problem
 
 DATA = (Path(__file__).resolve().parents[2] / "../shared/data").resolve()
@@ -33,53 +30,21 @@ def test_every_problem_has_a_gold_that_the_grader_can_use(name: str) -> None:
     assert len(load(name).prompts) == NUM_PROBLEMS[name]
 
 
-def test_minerva_golds_in_python_convert_to_that_latex(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in (DATA / "minerva_math.jsonl").read_text().splitlines()]
-    given = {row["id"]: row.pop("answer_latex") for row in rows if "answer_latex" in row}
-    assert len(given) == 61
-    (tmp_path / "minerva.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    evaluation = EvaluationConfig(data_root=str(tmp_path), num_problems=None)
-    golds = {prompt.id: prompt.gold for prompt in load_benchmark("minerva", DataConfig(), evaluation).prompts}
-    assert {name: golds[name] for name in given} == given
-
-
 def test_olympiad_rules_are_those_of_its_rows() -> None:
     options = [prompt.extra["verify"] for prompt in load("olympiadbench").prompts if "verify" in prompt.extra]
     assert sum(option.several for option in options) == 94
     assert sum(option.unit is not None for option in options) == 8
-    assert [option.tolerance for option in options if option.tolerance] == [(0.1,)]
-
-
-def test_several_answers_count_in_reverse_and_in_boxes_of_their_own_and_not_one_short() -> None:
-    asked = 0
-    for prompt in load("olympiadbench").prompts:
-        options = prompt.extra.get("verify")
-        parts = split_top(prompt.gold, ",")[0]
-        if options is None or not options.several or len(parts) < 2 or "where" in prompt.gold:
-            continue
-        asked += 1
-        backwards = ", ".join(reversed(parts))
-        assert verify(prompt.gold, f"\\boxed{{{backwards}}}", options).status == "correct", prompt.id
-        if len(set(parts)) == len(parts):
-            apart = ". So the next.\n\n".join(f"\\boxed{{{part}}}" for part in parts)
-            assert verify(prompt.gold, apart, options).status == "correct", prompt.id
-        short = ", ".join(parts[:-1])
-        assert verify(prompt.gold, f"\\boxed{{{short}}}", options).status != "correct", prompt.id
-    assert asked >= 85
+    assert [option.tolerance for option in options if option.tolerance] == [0.1]
 
 
 def test_three_training_problems_of_math_are_in_olympiadbench_and_none_elsewhere() -> None:
     train = load_prompts(DataConfig(source=str(DATA / "math_train.jsonl"), levels=(3, 4, 5)), 0).prompts
-    overlap = find_overlap(train, {name: load(name).prompts for name in BENCHMARKS})
-    assert {(item.train_id, item.problem_id) for item in overlap.exact} == {
+    duplicates = find_duplicates(train, {name: load(name).prompts for name in BENCHMARKS})
+    assert {(item.train_id, item.problem_id) for item in duplicates} == {
         ("train/intermediate_algebra/815.json", "olympiadbench-2895"),
         ("train/intermediate_algebra/1087.json", "olympiadbench-2890"),
         ("train/precalculus/1184.json", "olympiadbench-2644"),
     }
-    # The same problem but for the letter in one place.
-    assert ("train/intermediate_algebra/1984.json", "olympiadbench-2607") in {
-        (item.train_id, item.problem_id) for item in overlap.near
-    }
     # Equal golds: they are the same problems indeed.
     golds = {prompt.id: prompt.gold for prompt in (*train, *load("olympiadbench").prompts)}
-    assert all(golds[item.train_id] == golds[item.problem_id] for item in overlap.exact)
+    assert all(golds[item.train_id] == golds[item.problem_id] for item in duplicates)

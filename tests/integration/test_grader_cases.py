@@ -6,16 +6,13 @@ Needs the shared data folder; figures and the reasons of all exceptions are in d
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gxpo_trainer.grading.equality import values_equal
 from gxpo_trainer.grading.pool import VerifierPool
-from gxpo_trainer.grading.scalar import constant
 from gxpo_trainer.grading.verify import parse_gold
 from gxpo_trainer.types import Verdict
 
@@ -41,19 +38,6 @@ NO_OTHER_FORM = {
 
 NO_GOOD_GOLD = {"olympiadbench-2045"}
 """Golds that are no answer as written (a stray letter before an interval)."""
-
-EQUAL_PAIRS = {
-    ("train/counting_and_probability/360.json", "train/counting_and_probability/382.json"),
-    ("train/prealgebra/1427.json", "train/prealgebra/1434.json"),
-    ("train/geometry/6214.json", "train/geometry/6228.json"),
-    ("train/prealgebra/59.json", "train/prealgebra/79.json"),
-    ("train/prealgebra/79.json", "train/prealgebra/86.json"),
-    ("train/algebra/330.json", "train/algebra/335.json"),
-}
-"""Pairs of golds that differ in spelling and are equal: 2/3 ≈ 0.67, 45° = π/4, 3 = 3:1, four = 4 (twice), 50% = 1/2."""
-
-STRIDE = {"math_train": 5}
-"""The long set is sampled, to keep the suite short; docs/grader.md has the figures of all its pairs."""
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -112,39 +96,3 @@ def test_no_wrong_form_of_a_gold_is_correct(name: str) -> None:
     accepted = [pair for pair, verdict in zip(asked, verdicts, strict=True) if verdict.status == "correct"]
     assert accepted == []
     assert {verdict.status for verdict in verdicts} <= {"wrong", "unparsed"}
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_no_gold_is_accepted_for_one_of_the_next_20_different_golds(name: str) -> None:
-    all_golds = golds(name)
-    asked = [
-        (first, second)
-        for i, first in list(enumerate(all_golds))[:: STRIDE.get(name, 1)]
-        for second in all_golds[i + 1 : i + 21]
-        if not _plainly_equal(first[1], second[1])
-    ]
-    verdicts = verify_all([(first[1], boxed(second[1])) for first, second in asked])
-    accepted = [
-        (first, second)
-        for (first, second), verdict in zip(asked, verdicts, strict=True)
-        if verdict.status == "correct" and (first[0], second[0]) not in EQUAL_PAIRS
-    ]
-    print(f"{name}: {len(asked)} pairs of different golds, accepted {accepted}")
-    assert accepted == []
-
-
-def _plainly_equal(a: str, b: str) -> bool:
-    """The same answer by spelling alone: but for blanks, a name in front, a degree sign or a unit; or equal numbers."""
-    plain = [_plain(s) for s in (a, b)]
-    numbers = [constant(s) for s in plain]
-    if numbers[0] is not None and numbers[1] is not None:
-        return values_equal(numbers[0], numbers[1], decimal=True)
-    return plain[0] == plain[1]
-
-
-def _plain(gold: str) -> str:
-    for noise in ("\\$", " ", "^\\circ", "^{\\circ}", "\\text{degrees}", "\\text{ degrees}"):
-        gold = gold.replace(noise, "")
-    gold = re.sub(r"(?<=[0-9])\\(?:text|mbox)\{[A-Za-z]+\}$", "", gold)
-    name, equals, value = gold.partition("=")
-    return value if equals and (len(name) == 1 or name == "f(x)") else gold

@@ -178,26 +178,6 @@ def test_packed_rows_are_as_few_as_their_lengths_allow() -> None:
     assert [tuple(micro.input_ids.shape) for micro in micros] == [(1, 100)] * 2
 
 
-def test_model_without_full_attention_refuses_shared_prompts(policy: PolicyModule) -> None:
-    (micro,) = pack(same_prompt([3, 3], 4), token_budget=99, layout="shared", aggregation="token_mean", pad_id=0)
-    sliding = PolicyModule(tiny_policy())
-    sliding.model.config.layer_types = ["full_attention", "sliding_attention"]
-    assert policy.can_share_prompts
-    assert not sliding.can_share_prompts
-    with pytest.raises(ValueError, match=r"learner\.packing = .shared. needs full attention"):
-        sliding(micro, 1.0, False)
-
-
-def test_padding_token_is_irrelevant(policy: PolicyModule) -> None:
-    batch = random_batch(seed=3)
-    runs = [
-        run_micro_batches(policy, pack(batch, token_budget=200, layout="padded", aggregation="token_mean", pad_id=pad))
-        for pad in (0, 36)
-    ]
-    assert runs[0][0] == runs[1][0]
-    assert torch.equal(runs[0][1], runs[1][1])
-
-
 def visible_context(micro: MicroBatch, place: int) -> list[int]:
     """The token ids that the token at a flat place sees, itself included, by the rules of causal attention.
 
@@ -253,14 +233,6 @@ def test_token_weights_by_hand() -> None:
     assert scale.token_weight(5, "sequence_sum") == pytest.approx(1 / 32)
 
 
-def test_padded_rows_are_of_similar_length() -> None:
-    batch = random_batch(num_prompts=40, seed=6)
-    micros = pack(batch, token_budget=120, layout="padded", aggregation="token_mean", pad_id=0)
-    real = sum(s.num_tokens for s in batch.sequences)
-    padded = sum(m.input_ids.numel() for m in micros)
-    assert padded < 1.1 * real
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 5), st.sampled_from([0.0, 0.5, 1.0]), st.data())
 def test_shards_are_a_balanced_partition_without_an_empty_rank(
@@ -297,33 +269,6 @@ def test_a_batch_without_a_sequence_in_the_loss_is_one_idle_pass_from_a_first_to
     assert (dummy.target_index.tolist(), dummy.target_ids.tolist(), dummy.sequence_index.tolist()) == ([0], [3], [0])
     for values in (dummy.advantages, dummy.token_weights, dummy.sampler_logprobs):
         assert values.tolist() == [0.0]
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda batch: shard(batch, 13), r"placement\.learner_ranks = 13"),
-        (lambda batch: mini_batches(batch, 5), r"learner\.mini_batches = 5"),
-        (lambda batch: mini_batches(batch, 0), r"learner\.mini_batches = 0"),
-        (lambda batch: make_batch([], LossConfig(), token_limit=9), "no scored group"),
-    ],
-)
-def test_a_batch_cannot_be_cut_in_this_way(call: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        call(random_batch())
-
-
-def test_malformed_sequences_are_refused() -> None:
-    ids, none = np.array([1, 2], dtype=np.int32), np.array([], dtype=np.int32)
-    logprobs = np.array([-1.0, -1.0], dtype=np.float32)
-    with pytest.raises(ValueError, match="prompt_ids is empty"):
-        ScoredSequence(none, ids, 0.0, logprobs)
-    with pytest.raises(ValueError, match="2 response_ids but 1"):
-        ScoredSequence(ids, ids, 0.0, logprobs[:1])
-    with pytest.raises(ValueError, match="in_loss = False"):
-        ScoredSequence(ids, none, 0.0, logprobs[:0])
-    with pytest.raises(ValueError, match="advantage nan"):
-        ScoredSequence(ids, ids, float("nan"), logprobs)
 
 
 def scored_group(name: str, statuses: list[VerdictStatus], truncated: tuple[int, ...] = ()) -> ScoredGroup:
@@ -448,19 +393,6 @@ def test_targets_of_a_conversation_by_hand() -> None:
     assert micro.sequence_index.tolist() == [0] * 4
 
 
-def test_make_batch_takes_over_who_wrote_each_token() -> None:
-    ids, logprobs = np.array([4, 5, 6], dtype=np.int32), np.array([-1, 0, -1], dtype=np.float32)
-    masks = [np.array([True, False, True]), np.array([False, False, False]), None]
-    samples = tuple(Sample("", ids, logprobs, "stop", sampled=mask) for mask in masks)
-    group = Group(Prompt("a", "a", "1"), np.array([1, 2], dtype=np.int32), samples, weights_version=1)
-    verdicts = tuple(Verdict(status, None, 0.0) for status in ("correct", "wrong", "wrong"))
-    batch, _ = make_batch([ScoredGroup(group, verdicts)], LossConfig(), token_limit=9)  # type: ignore[arg-type]
-    assert [s.in_loss for s in batch.sequences] == [True, False, True]
-    assert batch.scale == LossScale(num_tokens=2 + 3, num_sequences=2, token_limit=9)
-    for sequence, mask in zip(batch.sequences, masks, strict=True):
-        assert sequence.sampled is mask
-
-
 def test_rows_of_a_response_share_its_advantage_and_count_as_one_by_hand() -> None:
     """Responses of 3 + 1 and of 2 sampled tokens, rewards 1 and 0: advantages ±0.5, of each response half the loss."""
 
@@ -497,21 +429,6 @@ def test_rows_of_a_response_share_its_advantage_and_count_as_one_by_hand() -> No
     assert [part.scale.num_sequences for part in parts] == pytest.approx([3 / 4, 1 / 4, 1])
 
 
-def test_a_mask_that_does_not_fit_its_response_is_refused() -> None:
-    ids, logprobs = np.array([1, 2], dtype=np.int32), np.array([-1.0, -1.0], dtype=np.float32)
-    with pytest.raises(ValueError, match=r"2 response_ids but sampled is bool\[3\]"):
-        ScoredSequence(ids, ids, 0.0, logprobs, sampled=np.array([True, False, True]))
-    # An array of 0 and 1 would select tokens by their index.
-    with pytest.raises(ValueError, match=r"2 response_ids but sampled is int64\[2\]"):
-        ScoredSequence(ids, ids, 0.0, logprobs, sampled=np.array([0, 1]))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="has 0 sampled tokens"):
-        ScoredSequence(ids, ids, 0.0, logprobs, sampled=np.array([False, False]))
-    assert not ScoredSequence(ids, ids, 0.0, logprobs, in_loss=False, sampled=np.array([False, False])).num_sampled
-
-
-REWARDS = st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.1, 0.5, 1.0])), min_size=1, max_size=12)
-
-
 def of_group(rewards: Rewards, **settings: Any) -> FloatArray:
     return group_advantages(rewards_array(rewards), **settings)
 
@@ -527,16 +444,6 @@ def test_samples_without_evidence_enter_neither_mean_nor_std() -> None:
     with_gap = of_group([1, None, 0, 0, None, 0])
     assert np.isnan(with_gap[[1, 4]]).all()
     assert with_gap[[0, 2, 3, 5]] == pytest.approx(of_group([1, 0, 0, 0]), abs=0)
-
-
-@given(REWARDS)
-def test_advantages_of_a_group_sum_to_zero_and_have_unit_std(rewards: list[float | None]) -> None:
-    advantages = of_group(rewards, epsilon=1e-12)
-    known = advantages[~np.isnan(advantages)]
-    assert np.isnan(advantages).tolist() == [reward is None for reward in rewards]
-    assert known.sum() == pytest.approx(0, abs=1e-9)
-    if not zero_variance(rewards):
-        assert known.std(ddof=1) == pytest.approx(1, abs=1e-9)
 
 
 def test_rounding_of_the_mean_is_no_signal() -> None:
@@ -623,14 +530,3 @@ def test_cosine_decay_by_hand() -> None:
     # (1 + cos(π/4))/2 = 0.853553 after a quarter, 1/2 after half, (1 − cos(π/4))/2 = 0.146447 after three quarters.
     decayed = rates([1, 2, 3, 4, 5, 6], total=4, schedule="cosine")
     assert decayed == pytest.approx([0.8, 0.6828427, 0.4, 0.1171573, 0.0, 0.0], abs=1e-7)
-
-
-def test_a_warm_up_as_long_as_the_run_never_decays_within_it() -> None:
-    assert rates([4, 5, 6], total=4, schedule="linear", warmup_steps=4) == pytest.approx([0.8, 0.8, 0.0])
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_a_decay_needs_the_number_of_steps_once_the_warm_up_is_over(schedule: str) -> None:
-    assert rates([2], schedule=schedule, warmup_steps=2) == [0.8]
-    with pytest.raises(ValueError, match=rf'schedule = "{schedule}" needs budget.steps'):
-        rates([3], schedule=schedule, warmup_steps=2)

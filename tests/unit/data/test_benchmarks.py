@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -54,30 +53,6 @@ def test_a_local_copy_in_hub_layout_is_read_with_its_quirks(name: str, tmp_path:
     assert "\\boxed{}" in benchmark.template
 
 
-@pytest.mark.parametrize("name", list(benchmarks.BENCHMARKS))
-def test_without_a_data_root_the_hub_is_asked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / FILES[name], HUB_ROWS[name])
-    asked: list[Any] = []
-
-    def snapshot(repository: str, **settings: Any) -> str:
-        asked.append((repository, settings))
-        return str(tmp_path)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    assert load(name).prompts[0].gold == GOLDS[name]
-    ((repository, settings),) = asked
-    assert repository == benchmarks.BENCHMARKS[name].hub
-    assert settings["repo_type"] == "dataset"
-    assert any(fnmatch.fnmatch(FILES[name], pattern) for pattern in settings["allow_patterns"])
-
-
-@pytest.mark.parametrize("file", ["gsm8k_test.jsonl", "gsm8k.jsonl", "gsm8k.parquet"])
-def test_a_local_file_may_have_any_of_the_benchmarks_names(file: str, tmp_path: Path) -> None:
-    write(tmp_path / file, {"id": "a", "problem": "p", "answer": "18", "solution": "#### 18"})
-    (prompt,) = load("gsm8k", tmp_path).prompts
-    assert (prompt.id, prompt.gold) == ("a", "18")
-
-
 def test_a_data_root_without_the_benchmark_is_rejected_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"evaluation\.data_root = .* no copy of aime24; put aime24\.jsonl or a folder"):
         load("aime24", tmp_path)
@@ -119,19 +94,13 @@ def test_numbers_are_read_as_the_benchmark_means_them(name: str, answer: Any, go
     [
         ({"is_multiple_answer": False, "unit": None, "error": None}, None),
         ({"is_multiple_answer": True}, VerifyOptions(several=True)),
-        ({"unit": "%", "error": "1e-1"}, VerifyOptions((0.1,), "%")),
-        ({"is_multiple_answer": "True", "error": "1e-2,0.5"}, VerifyOptions((0.01, 0.5), None, True)),
+        ({"unit": "%", "error": "1e-1"}, VerifyOptions(0.1, "%")),
+        ({"is_multiple_answer": "True", "error": 0.01}, VerifyOptions(0.01, None, True)),
     ],
 )
 def test_olympiad_rows_bring_their_rules(fields: dict[str, Any], options: VerifyOptions | None, tmp_path: Path) -> None:
     write(tmp_path / "olympiadbench.jsonl", {"problem": "p", "final_answer": ["$1$"], **fields})
     assert load("olympiadbench", tmp_path).prompts[0].extra.get("verify") == options
-
-
-def test_an_olympiad_error_that_is_no_number_is_rejected(tmp_path: Path) -> None:
-    write(tmp_path / "olympiadbench.jsonl", {"problem": "p", "final_answer": ["1"], "error": "small"})
-    with pytest.raises(DataError, match=r"olympiadbench\.jsonl:1: error = 'small' is not a tolerance"):
-        load("olympiadbench", tmp_path)
 
 
 def test_the_first_problems_are_evaluated_and_the_rest_is_known(tmp_path: Path) -> None:
@@ -172,17 +141,6 @@ def test_fields_and_system_prompt_of_an_own_file(tmp_path: Path) -> None:
     assert plain.sha256 != loaded.sha256
 
 
-def test_the_error_of_a_missing_field_is_what_to_type(tmp_path: Path) -> None:
-    file = write(tmp_path / "own.csv", {"question": "1?", "result": "1"})
-    chosen: dict[str, str] = {}
-    for setting, column in (("prompt_field", "question"), ("answer_field", "result")):
-        words = rf"\(its fields: question, result\); name it, as with `--set evaluation.{setting}={column}`$"
-        with pytest.raises(DataError, match=words):
-            load(str(file), **chosen)
-        chosen[setting] = column
-    assert load(str(file), **chosen).prompts == (Prompt("own/1", "1?", "1"),)
-
-
 def test_an_unknown_name_is_rejected_with_those_that_exist() -> None:
     known = r"'math50' is unknown; use word_problems, arithmetic_skill, math500, .* a \.jsonl, \.csv, \.parquet file"
     with pytest.raises(ConfigError, match=known):
@@ -191,7 +149,7 @@ def test_an_unknown_name_is_rejected_with_those_that_exist() -> None:
 
 def test_the_rules_of_a_row_of_ones_own_file_are_read_and_checked(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", {"problem": "p", "answer": "1", "verify": {"tolerance": 0.5}})
-    assert load(str(file)).prompts[0].extra["verify"] == VerifyOptions((0.5,))
+    assert load(str(file)).prompts[0].extra["verify"] == VerifyOptions(0.5)
     write(file, {"problem": "p", "answer": "1", "verify": {"tolerance": "a"}})
     with pytest.raises(DataError, match=r"mine\.jsonl:1: 'verify': tolerance = 'a'"):
         load(str(file))
@@ -216,7 +174,6 @@ def test_the_run_files_of_the_evaluation_page_are_valid() -> None:
 
 
 HELD_OUT = {"mine": [Prompt("e0", r"Compute $\dfrac{1}{2} + x^{2}$, for $x \leq 3$.", "?")]}
-LONG = [f"w{first}{second}" for first in "abcde" for second in "abcdefgh"]
 
 
 def prompts(*texts: str) -> list[Prompt]:
@@ -233,7 +190,7 @@ def prompts(*texts: str) -> list[Prompt]:
     ],
 )
 def test_layout_case_and_punctuation_do_not_hide_a_copy(text: str) -> None:
-    (duplicate,) = benchmarks.find_overlap(prompts(text), HELD_OUT).exact
+    (duplicate,) = benchmarks.find_duplicates(prompts(text), HELD_OUT)
     assert (duplicate.train_id, duplicate.benchmark, duplicate.problem_id) == ("t0", "mine", "e0")
 
 
@@ -248,24 +205,7 @@ def test_layout_case_and_punctuation_do_not_hide_a_copy(text: str) -> None:
     ],
 )
 def test_another_sign_or_number_is_another_problem(text: str) -> None:
-    assert benchmarks.find_overlap(prompts(text), HELD_OUT).exact == ()
-
-
-@pytest.mark.parametrize(
-    ("changed", "common", "in_all"),
-    [
-        # 40 words have 33 runs of 8: one changed word touches one to eight of them, two far apart 16.
-        ([0], 32, 34), ([5], 27, 39), ([20], 25, 41), ([12, 27], 17, 49),
-    ],
-)  # fmt: skip
-def test_similarity_is_the_share_of_common_shingles(changed: list[int], common: int, in_all: int) -> None:
-    text = " ".join("other" if at in changed else word for at, word in enumerate(LONG))
-    held_out = {"other": prompts("x y z"), "mine": prompts(" ".join(LONG))}
-    overlap = benchmarks.find_overlap(prompts("nothing in common at all with any of those", text), held_out)
-    assert overlap.exact == ()
-    assert [(item.train_id, item.benchmark, item.similarity) for item in overlap.near] == (
-        [("t1", "mine", pytest.approx(common / in_all))] if len(changed) == 1 else []
-    )
+    assert benchmarks.find_duplicates(prompts(text), HELD_OUT) == []
 
 
 def data() -> PromptSet:
@@ -286,11 +226,3 @@ def test_copies_are_rejected_or_kept_as_configured() -> None:
     assert benchmarks.without_contamination(data(), HELD_OUT, "ignore") == data()
     with pytest.raises(DataError, match="train and evaluate on different problems"):
         benchmarks.without_contamination(PromptSet(tuple(HELD_OUT["mine"]), {}), HELD_OUT, "drop")
-
-
-def test_near_duplicates_are_kept_and_reported() -> None:
-    near = PromptSet(tuple(prompts(" ".join([*LONG[:39], "other"]))), {})
-    kept = benchmarks.without_contamination(near, {"mine": [Prompt("e7", " ".join(LONG), "?")]}, "refuse")
-    assert len(kept.prompts) == 1
-    # 33 runs each, the last one differs: 32 of 34.
-    assert kept.near_duplicates == ("t0 is 94% the text of e7 in mine",)

@@ -96,22 +96,10 @@ def test_a_long_observation_is_cut_inside_its_message(template: str | None) -> N
         assert len(kept) > limit // 2
 
 
-def test_an_observation_of_any_length_costs_little_to_cut() -> None:
-    ids = ObservationEncoder(tokenizer(), max_tokens=16).encode("7" * 10_000_000)
-    assert ids == ids_of("<|user|>" + "7" * 13 + "<|end|><|assistant|>")
-
-
 def test_a_limit_below_the_role_tokens_is_refused() -> None:
     ObservationEncoder(tokenizer(), max_tokens=4)
     with pytest.raises(ConfigError, match=r"max_observation_tokens = 3 leaves no room .* role tokens are 3"):
         ObservationEncoder(tokenizer(), max_tokens=3)
-
-
-def test_first_messages_of_several_roles() -> None:
-    messages = [{"role": "system", "content": "Calculate."}, {"role": "user", "content": "12 * 7?"}]
-    ids = render_messages(messages, tokenizer())
-    assert ids.tolist() == ids_of("<|bos|><|system|>Calculate.<|end|><|user|>12 * 7?<|end|><|assistant|>")
-    assert render_messages(messages, tokenizer(None)).tolist() == ids_of("Calculate.\n12 * 7?")
 
 
 def test_a_system_message_of_an_environment_replaces_the_runs() -> None:

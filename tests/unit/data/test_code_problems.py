@@ -6,14 +6,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gxpo_trainer.config import DataConfig
-from gxpo_trainer.data.code_problems import NUM_TESTS, generate, main
-from gxpo_trainer.data.prompts import load_prompts
+from gxpo_trainer.data.code_problems import NUM_TESTS, generate
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading.sandbox import Sandbox
 
@@ -84,14 +81,3 @@ def test_solutions_pass_in_the_sandbox_and_the_argument_itself_does_not() -> Non
     for row in kinds.values():
         assert sandbox.grade({"response": row["completion"], "extra": row})["reward"] == 1.0
         assert sandbox.grade({"response": "def f(x):\n    return x", "extra": row})["reward"] < 1.0
-
-
-def test_the_file_is_a_source_of_rewards_and_of_completions(tmp_path: Path) -> None:
-    file = tmp_path / "code.jsonl"
-    main([str(file), "--num", "3"])
-    data = DataConfig(source=str(file), answer_field=None)
-    rows = generate("train", 3, 0)
-    prompts = load_prompts(data, 0).prompts
-    assert [(prompt.text, prompt.extra["tests"]) for prompt in prompts] == [(r["problem"], r["tests"]) for r in rows]
-    learned = load_prompts(data, 0, completions=True).prompts
-    assert [prompt.completion for prompt in learned] == [row["completion"] for row in rows]

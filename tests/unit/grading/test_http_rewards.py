@@ -13,9 +13,7 @@ import pytest
 from support.reward_server import PATIENCE_S, RewardServer, reply, wait_for_close
 
 from gxpo_trainer.config import HttpRewardConfig
-from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.grading import http_rewards
-from gxpo_trainer.grading.http_rewards import MAX_ANSWER_BYTES, HttpAnswer, HttpReward
+from gxpo_trainer.grading.http_rewards import HttpAnswer, HttpReward
 from gxpo_trainer.types import HttpUsage
 
 Behaviour = Callable[[int, Any, socket.socket], None]
@@ -84,28 +82,15 @@ def test_the_servers_number_is_the_reward() -> None:
     ("behaviour", "reason"),
     [
         (says("", "500 Internal Server Error"), "was answered with HTTP 500"),
-        (says('{"reward": 1}', "201 Created"), "was answered with HTTP 201"),
-        (says("", "404 Not Found"), "was answered with HTTP 404"),
-        (says("yes"), "was answered with 'yes', which is not JSON"),
-        (says(b"\xff\xfe\x00"), "which is not JSON"),
-        (says(""), "was answered with '', which is not JSON"),
-        (says("[" * 50_000), "which is not JSON"),
+        (says("yes"), "was answered with 'yes', which is not JSON"), (says("[" * 50_000), "which is not JSON"),
         (says('{"reward": NaN}'), "was answered with the reward nan, which is not a finite number"),
-        (says('{"reward": -Infinity}'), "was answered with the reward -inf, which is not a finite number"),
-        (says(f'{{"reward": 1{"0" * 400}}}'), "000, which is not a finite number"),
         (says('{"reward": "0.5"}'), "was answered with the reward '0.5', which is not a finite number"),
-        (says('{"reward": null}'), "was answered with the reward None, which is not a finite number"),
-        (says('{"score": 1}'), 'which has no "reward"'),
         (says("[1]"), 'which has no "reward"'),
         # A length that is too small ends the answer early.
         (says('{"reward": 0.75}', length=13), "was answered with '{\"reward\": 0.', which is not JSON"),
         # Compressed answers are not decoded, whatever was asked for.
         (says(zlib.compress(b'{"reward": 1}'), more="Content-Encoding: deflate\r\n"), "which is not JSON"),
-        (says(b" " * (MAX_ANSWER_BYTES + 1)), "was answered with more than 64 KiB"),
         (endless, "was answered with more than 64 KiB"),
-        # A redirect to what is no address.
-        (says("", "302 Found", more="Location: http:p/\r\n"),
-         "was redirected to http:p/ (HTTP 302); redirects are not followed"),
     ],
 )  # fmt: skip
 def test_an_unusable_answer_is_an_error_and_not_asked_for_again(behaviour: Behaviour, reason: str) -> None:
@@ -125,12 +110,6 @@ def test_a_redirect_is_an_error_that_names_its_target_and_is_not_followed() -> N
     assert f"was redirected to {other.url} (HTTP 307); redirects are not followed" in answer.detail
 
 
-def test_cookies_are_not_kept() -> None:
-    with RewardServer(says('{"reward": 1}', more="Set-Cookie: run=1\r\n")) as server:
-        ask(server.url, {"n": 1}, {"n": 2}, together=False)
-    assert "cookie" not in server.headers.lower()
-
-
 # ---- failures that may pass --------------------------------------------------------------------------------------
 
 
@@ -138,16 +117,13 @@ def test_cookies_are_not_kept() -> None:
     ("behaviour", "reason"),
     [
         (lambda number, body, connection: None, "failed with RemoteProtocolError: Server disconnected"),
-        (sends(b"\x00\x01garbage\r\n\r\n"), "failed with RemoteProtocolError"),
         (sends(b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 300_000), "failed with RemoteProtocolError"),
         # A length that is too large, and no more bytes.
         (says('{"reward": 1}', length=1000), "received 13 bytes, expected 1000"),
         (says("", "503 Service Unavailable"), "was answered with HTTP 503"),
-        (says("", "502 Bad Gateway"), "was answered with HTTP 502"),
-        (says("", "504 Gateway Timeout"), "was answered with HTTP 504"),
         (says("", "429 Too Many Requests"), "was answered with HTTP 429"),
     ],
-)
+)  # fmt: skip
 def test_a_failure_that_may_pass_is_retried_and_then_an_error_with_its_reason(
     behaviour: Behaviour, reason: str
 ) -> None:
@@ -155,14 +131,6 @@ def test_a_failure_that_may_pass_is_retried_and_then_an_error_with_its_reason(
         (answer,) = ask(server.url, {}, retries=1)
     assert (answer.value, answer.failure, answer.usage.calls, len(server.requests)) == (None, "error", 2, 2)
     assert reason in answer.detail
-    assert answer.detail.endswith("(attempt 2)")
-
-
-@pytest.mark.parametrize("first", [says("", "503 Service Unavailable"), lambda number, body, connection: None])
-def test_a_retry_that_succeeds_is_a_reward(first: Behaviour) -> None:
-    with RewardServer(in_turn(first, fine)) as server:
-        (answer,) = ask(server.url, {"worth": 0.25})
-    assert (answer.value, answer.usage.calls, answer.detail) == (0.25, 2, "")
 
 
 def test_a_server_that_is_not_there_is_an_error_and_one_that_never_accepts_a_timeout() -> None:
@@ -183,19 +151,7 @@ def test_the_next_attempt_comes_no_earlier_than_retry_after() -> None:
     assert server.times[1] - server.times[0] >= 0.99
 
 
-def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
-    with RewardServer(says("", "429 Too Many Requests", more="Retry-After: 86400\r\n")) as server:
-        (answer,) = ask(server.url, {}, retries=5)
-    assert (answer.failure, answer.usage.calls) == ("error", 1)
-    assert answer.detail == "reward judge: was answered with HTTP 429"
-
-
 # ---- the deadline ------------------------------------------------------------------------------------------------
-
-
-def late(_: int, body: Any, connection: socket.socket) -> None:
-    wait_for_close(connection)
-    reply(connection, '{"reward": 1}')
 
 
 def trickle(_: int, body: Any, connection: socket.socket) -> None:
@@ -211,19 +167,12 @@ def declares_too_much_and_stays(_: int, body: Any, connection: socket.socket) ->
     wait_for_close(connection)
 
 
-@pytest.mark.parametrize("behaviour", [late, trickle, declares_too_much_and_stays])
+@pytest.mark.parametrize("behaviour", [silent, trickle, declares_too_much_and_stays])
 def test_what_takes_longer_than_the_deadline_is_a_timeout(behaviour: Behaviour) -> None:
     with RewardServer(behaviour) as server:
         (answer,) = ask(server.url, {}, deadline_s=SHORT_S)
     assert (answer.value, answer.failure) == (None, "timeout")
     assert "no answer within deadline_s = 0.5" in answer.detail
-
-
-def test_the_deadline_counts_all_attempts_and_says_why_the_one_before_failed() -> None:
-    with RewardServer(in_turn(says("", "503 Service Unavailable"), silent)) as server:
-        (answer,) = ask(server.url, {}, deadline_s=3.0, retries=9)
-    assert (answer.failure, answer.usage.calls) == ("timeout", 2)
-    assert answer.detail.endswith("; the attempt before was answered with HTTP 503")
 
 
 # ---- many at once ------------------------------------------------------------------------------------------------
@@ -240,13 +189,6 @@ def test_no_more_requests_are_made_at_once_than_allowed() -> None:
         answers = ask(server.url, *({"worth": n} for n in range(20)), concurrency=4)
     assert [answer.value for answer in answers] == [float(n) for n in range(20)]
     assert server.most_at_once == 4
-
-
-def test_waiting_for_a_place_does_not_count_against_the_deadline() -> None:
-    with RewardServer(in_turn(silent, fine)) as server:
-        answers = ask(server.url, {"worth": 1}, {"worth": 2}, concurrency=1, deadline_s=2.0, retries=0)
-    # The second waited for the first one's whole deadline.
-    assert [answer.value for answer in answers] == [None, 2.0]
 
 
 def test_bytes_after_an_answer_are_never_taken_for_the_next_one() -> None:
@@ -290,14 +232,6 @@ def test_failures_are_shared_but_not_cached() -> None:
     assert len(server.requests) == 1
 
 
-def test_the_cache_forgets_what_was_not_used_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_rewards, "CACHED_VALUES", 2)
-    with RewardServer(fine) as server:
-        ask(server.url, *({"worth": n} for n in (1, 2, 1, 3, 1, 2)), together=False)
-    # 2 made room for 3, because 1 had been used since.
-    assert [body["worth"] for body in server.requests] == [1, 2, 3, 2]
-
-
 # ---- groups ------------------------------------------------------------------------------------------------------
 
 GROUP = [{"problem": "2 + 2?", "gold": "4", "extra": {}, "answer": a, "response": a, "turns": []} for a in "453"]
@@ -313,48 +247,20 @@ def test_a_group_is_one_request_and_each_response_has_its_number() -> None:
     assert [answer.usage.calls for answer in answers] == [1, 0, 0]
 
 
-def test_an_equal_group_costs_no_request_and_another_order_is_another_group() -> None:
-    async def scenario(url: str) -> list[list[HttpAnswer]]:
-        component = HttpReward(HttpRewardConfig(url=url, per="group", deadline_s=PATIENCE_S))
-        try:
-            return [await component.answers(bodies) for bodies in (GROUP, GROUP, GROUP[::-1], [])]
-        finally:
-            await component.close()
-
-    with RewardServer(says('{"rewards": [3, 2, 1]}')) as server:
-        first, again, reverse, none = asyncio.run(scenario(server.url))
-    assert [[answer.value for answer in answers] for answers in (first, again, reverse)] == [[3.0, 2.0, 1.0]] * 3
-    assert [sum(a.usage.calls for a in answers) for answers in (first, again, reverse, none)] == [1, 0, 1, 0]
-    assert [sum(a.usage.cache_hits for a in answers) for answers in (first, again, reverse, none)] == [0, 1, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         ('{"rewards": [1, 2]}', "the rewards 2 numbers; must be a list of 3, one for each response"),
-        ('{"rewards": [1, 2, 3, 4]}', "the rewards 4 numbers; must be a list of 3"),
-        ('{"rewards": []}', "the rewards 0 numbers; must be a list of 3"),
         ('{"rewards": {"0": 1}}', "the rewards {'0': 1}; must be a list of 3"),
-        ('{"rewards": "123"}', "the rewards '123'; must be a list of 3"),
-        ('{"rewards": [1, true, 0]}', "the reward True, which is not a number"),
-        ('{"rewards": [1, null, 0]}', "the reward None, which is not a finite number"),
-        ('{"rewards": [1, NaN, 0]}', "the reward nan, which is not a finite number"),
         ('{"rewards": [1, "2", 0]}', "the reward '2', which is not a finite number"),
         ('{"reward": 1}', 'which has no "rewards"'),
     ],
-)
+)  # fmt: skip
 def test_one_unusable_number_fails_the_whole_group(answer: str, reason: str) -> None:
     with RewardServer(says(answer)) as server:
         answers = ask(server.url, *GROUP, per="group")
     assert [(answer.value, answer.failure) for answer in answers] == [(None, "error")] * 3
     assert all(reason in answer.detail for answer in answers)
-
-
-def test_a_group_without_an_answer_in_time_is_a_timeout_of_each() -> None:
-    with RewardServer(silent) as server:
-        answers = ask(server.url, *GROUP, per="group", deadline_s=SHORT_S)
-    assert [(answer.value, answer.failure) for answer in answers] == [(None, "timeout")] * 3
-    assert [answer.usage.calls for answer in answers] == [1, 0, 0]
 
 
 def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,8 +270,3 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
         (answer,) = ask(server.url, {"worth": 1})
         assert proxy.requests == []
     assert answer.value == 1.0
-
-
-def test_an_address_that_cannot_be_parsed_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is not a URL"):
-        HttpReward(HttpRewardConfig.model_construct(url="http://[::1", label="judge", concurrency=1))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gxpo_trainer.grading import relations, structure
+from gxpo_trainer.grading.compare import answers_equal
 from gxpo_trainer.grading.latex import clean
 from gxpo_trainer.grading.structure import Relation, parse_answer
 
@@ -19,8 +20,8 @@ def relation(text: str) -> Relation:
 
 def sets_equal(gold: str, answer: str) -> bool | None:
     a, b = parse_answer(clean(gold)), parse_answer(clean(answer))
-    verdict = relations.real_sets_equal(a, b)
-    assert relations.real_sets_equal(b, a) is verdict
+    verdict = answers_equal(a, b)
+    assert answers_equal(b, a) is verdict
     return verdict
 
 
@@ -76,75 +77,30 @@ def test_relations_equal_as_conditions(gold: str, same: list[str], different: li
 
 
 @pytest.mark.parametrize(
-    ("gold", "same", "different", "undecided"),
+    ("gold", "same", "different"),
     [
-        ("x > 2", [r"(2, \infty)", "2 < x", "-x < -2"], [r"[2, \infty)"], []),
-        (r"x \ge 2", [r"[2, \infty)"], [], []),
-        (r"x \le 2", [r"(-\infty, 2]"], [], []),
-        ("0 < x < 1", ["(0, 1)", "1 > x > 0"], [], []),
-        ("x < 1, x > 3", [r"(-\infty, 1) \cup (3, \infty)"], ["(1, 3)"], []),
-        ("x < 1, y > 3", [], [], [r"(-\infty, 1) \cup (3, \infty)"]),
-        (r"x \in [1, 2)", ["[1, 2)"], ["(1, 2)"], []),
-        (r"x \in \{1, 2\}", [r"[1, 1] \cup [2, 2]"], [], []),
-        ("[1, 2)", [], ["1, 2"], ["(2, 1)", "(1, 2, 3)"]),
-        ("[1, 1]", [], [], ["(1, 1)"]),
-        (r"[1, 2) \cup \{2\}", [r"[1, 2) \cup [2, 2]"], [r"[1, 2) \cup (2, 3)"], []),
-        (r"\mathbb{R} \setminus \{0\}", [r"x \ne 0", r"(-\infty, 0) \cup (0, \infty)"], [r"x = 0, x > 5"], []),
-        (r"\mathbb{R} \setminus \{0, 1\}", [], [r"x \ne 0"], []),
-        (r"\mathbb{R} - \{0\}", [r"x \ne 0"], [], []),
-        (r"\{0\} \cup (5, \infty)", [r"x = 0, x > 5"], [], []),
-        (r"(-\infty, \infty)", [r"\mathbb{R}", r"\text{all real numbers}"], [], []),
-        (r"(1, 2) \cup (3, 4)", [r"(3, 4) \cup (1, 2)"], [r"(1, 4)"], []),
-        ("|x| < 0", [r"\emptyset"], [], []),
-        (r"|x| \ge 0", [r"\mathbb{R}"], [], []),
-        ("|x| > 100000", [r"x > 100000, x < -100000"], [], []),
-        ("|2x - 1| < 5", ["(-2, 3)"], [], []),
-        ("||x| - 1| < 1", [r"(-2, 0) \cup (0, 2)"], ["(-2, 2)"], []),
-        (r"|x - 1| < |x - 3|", ["x < 2"], [], []),
-        (r"|x - 1| + |x - 3| \le 2", ["[1, 3]"], [], []),
-        # x < 2 and x < 2.05.
-        ("3x < x + 4", [], ["3x < x + 4.1"], []),
-        (r"x \ne 2, x \ne 3", [r"\mathbb{R}"], [], []),
-        (r"\frac{x}{3} < \frac{1}{9}", [r"(-\infty, 1/3)"], [], []),
-        (r"\sqrt{2} < x < \pi", [r"(\sqrt{2}, \pi)"], ["(1.5, 3)"], []),
-        ("x < 1e-3", [r"(-\infty, 0.001)"], [], []),
-        ("x < 1000000", [], [r"(-\infty, 1000001)"], []),
-        (r"f(x) > 2", [r"(2, \infty)"], [], []),
-        (r"(3,5) \cup [1,3]", ["[1,5)"], ["(1,5)", "[1,5]", "[1,4)", r"[1,3) \cup (3,5)"], []),
-        (r"x \ne 2", [r"(-\infty,2) \cup (2,\infty)"], [r"\mathbb{R}", "x > 2", r"\mathbb{R} \setminus \{3\}"], []),
-        (r"-1 \le x < 4", ["[-1,4)"], ["(-1,4)", "[-1,4]", "[-1,5)"], []),
-        ("|x-3|<2", ["1 < x < 5"], ["[1,5]", "1 < x", "(1,6)"], []),
-        (r"|2x+1| \ge 3", [r"x \le -2 \text{ or } x \ge 1"], ["|2x+1| > 3", r"[-2,1]", r"x \ge 1"], []),
-        ("|x| + |x-1| < 3", ["(-1,2)"], ["(-1,2]", "(-2,2)", "[0,1]"], []),
-        ("6-2x < 4", ["x > 1"], ["x < 1", r"x \ge 1", "x > 2"], []),
-        ("2x < x + 3", ["x < 3"], ["x > 3", "x < 1", r"x \le 3"], []),
-        ("]0,1]", ["0 < x \\le 1"], ["[0,1]", "]0,1[", "[0,1[", "]0,2]"], []),
-        (r"\mathbb{R}", [r"(-\infty,\infty)"], [r"\{\}", r"[0,\infty)", r"x \ne 0"], []),
-        (r"\{\}", [r"\emptyset"], [r"\{0\}", r"\mathbb{R}"], []),
+        ("x > 2", [r"(2, \infty)", "2 < x", "-x < -2"], [r"[2, \infty)", "x > 3", r"(-\infty, 2)", "2"]),
+        (r"x \ge 2", [r"[2, \infty)", r"2 \le x"], [r"x > 2"]),
+        (r"x \le 2", [r"(-\infty, 2]", r"2 \ge x"], [r"(-\infty, 2)", r"[-\infty, 2]"]),
+        ("0 < x < 1", ["(0, 1)", "1 > x > 0"], ["[0, 1)", "0, 1", r"\{0, 1\}", "0 < x < 2"]),
+        (r"-1 \le x < 4", ["[-1,4)", r"4 > x \ge -1"], ["(-1,4)", "[-1,4]", "[-1,5)"]),
+        ("x < 1, x > 3", [r"(-\infty, 1) \cup (3, \infty)", r"x > 3 \text{ or } x < 1"], ["(1, 3)", "x < 1"]),
+        ("x < 1, y > 3", [], [r"(-\infty, 1) \cup (3, \infty)"]),
+        (r"x \in [1, 2)", ["[1, 2)"], ["(1, 2)"]),
+        (r"x \in \{1, 2\}", [r"\{2, 1\}"], ["(1, 2)"]),
+        (r"x \ne 2", [r"(-\infty,2) \cup (2,\infty)", r"2 \ne x"], [r"\mathbb{R}", "x > 2", r"x \ne 3"]),
+        (r"(-\infty, \infty)", [r"\mathbb{R}", r"\text{all real numbers}"], [r"[0,\infty)", r"x \ne 0"]),
+        (r"(1, 2) \cup (3, 4)", [r"(3, 4) \cup (1, 2)"], [r"(1, 4)", "(1, 2), (3, 4)"]),
+        (r"\{\}", [r"\emptyset", r"\text{no solution}"], [r"\{0\}", r"\mathbb{R}"]),
+        (r"\frac{x}{3} < \frac{1}{9}", [r"3x < 1"], ["3x > 1"]),
+        (r"\sqrt{2} < x < \pi", [r"(\sqrt{2}, \pi)"], ["(1.5, 3)"]),
+        (r"f(x) > 2", [r"(2, \infty)"], []),
+        ("a < x < b", ["b > x > a"], ["(1, 2)"]),
     ],
 )  # fmt: skip
-def test_sets_of_reals_are_equal_where_they_hold_the_same_numbers(
-    gold: str, same: list[str], different: list[str], undecided: list[str]
-) -> None:
-    expected = dict.fromkeys(same, True) | dict.fromkeys(different, False) | dict.fromkeys(undecided)
+def test_inequalities_are_intervals(gold: str, same: list[str], different: list[str]) -> None:
+    expected = dict.fromkeys(same, True) | dict.fromkeys(different, False)
     assert {answer: sets_equal(gold, answer) for answer in expected} == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1/x < 2", "f(2) > 2", r"x \equiv 2", "(a, b)", "a < b < c", "(1, 2, 3)", "x^2 < 4", "x + y < 1",
-        r"\begin{matrix}0&1\end{matrix}", r"\sin x < x", r"\lfloor x \rfloor < 2",
-    ],
-)  # fmt: skip
-def test_other_answers_are_no_sets_of_reals(text: str) -> None:
-    assert sets_equal(text, "[0, 1)") is None
-
-
-def test_the_pieces_of_an_inequality_are_bounded() -> None:
-    few, many = ("+".join(f"|x-{n}|" for n in range(count)) for count in (relations.MAX_ENDS, relations.MAX_ENDS + 1))
-    assert relations.real_sets_equal(parse_answer(f"{few} < 0"), parse_answer("(1, 2]")) is False
-    assert relations.real_sets_equal(parse_answer(f"{many} < 0"), parse_answer("(1, 2]")) is None
 
 
 # The shape that `parse_answer` gives a cleaned answer.
@@ -182,10 +138,6 @@ def shape(answer: structure.Answer) -> Shape:
         ("{5}", "5"), ("{{5}}", "5"), ("(5)", "(5)"), ("[5]", "[5]"), ("(x) + (y)", "(x) + (y)"), ("(1)(2)", "(1)(2)"),
         ("(x = 5)", ("relation", "x", "=", "5")), ("((1, 2))", ("()", "1", "2")), ("[(1, 2)]", "[(1, 2)]"),
         ("((1, 2), 3)", ("()", ("()", "1", "2"), "3")), ("(1, 2", "(1, 2"),
-        # Intervals as the French write them.
-        ("]1, 2[", ("()", "1", "2")), ("[1, 2[", ("[)", "1", "2")), ("]1; 2]", ("(]", "1", "2")),
-        ("[1, 2]", ("[]", "1", "2")), (r"]1, 2[ \cup ]3, 4]", ("union", ("()", "1", "2"), ("(]", "3", "4"))),
-        (r"x \in ]1, 2[", ("relation", "x", r"\in", "(1, 2)")),
         # Unions and relations.
         (r"(1, 2) \cup [3, 4)", ("union", ("()", "1", "2"), ("[)", "3", "4"))),
         ("(1, 2) U [3, 4)", ("union", ("()", "1", "2"), ("[)", "3", "4"))), ("x = 5", ("relation", "x", "=", "5")),
@@ -204,25 +156,7 @@ def shape(answer: structure.Answer) -> Shape:
         (r"\begin{bmatrix}1 \cr 2\end{bmatrix}", ("matrix", ("1",), ("2",))),
         (r"\begin{vmatrix}1&2\end{vmatrix}", ("matrixv", ("1", "2"))),
         (r"\begin{Vmatrix}1&2\end{Vmatrix}", ("matrixV", ("1", "2"))),
-        (r"\left(\begin{array}{cc}1&2\\3&4\end{array}\right)".replace(r"\left", "").replace(r"\right", ""),
-         ("matrix", ("1", "2"), ("3", "4"))),
-        ("(1, 2)^T", ("()", "1", "2")), (r"(1, 2, 3)^{\top}", ("()", "1", "2", "3")), ("(1 + x)^T", "(1 + x)^T"),
-        # Rows that all hold; a row of a case distinction is the pair of value and condition.
-        (r"\begin{cases}x = 1\\y = 2\end{cases}", ("", ("relation", "x", "=", "1"), ("relation", "y", "=", "2"))),
-        (r"\begin{cases}1 & x > 0\\0 & \text{otherwise}\end{cases}",
-         ("", ("()", "1", ("relation", "x", ">", "0")), ("()", "0", ""))),
-        (r"\begin{cases}1, & \text{if } x > 0\\0 & x = 0\end{cases}",
-         ("", ("()", "1", ("relation", "x", ">", "0")), ("()", "0", ("relation", "x", "=", "0")))),
-        (r"\begin{cases}x &= 1\\y &= 2\end{cases}", ("", ("relation", "x", "=", "1"), ("relation", "y", "=", "2"))),
-        (r"\begin{cases}x = & 1\\y = & 2\end{cases}", ("", ("relation", "x", "=", "1"), ("relation", "y", "=", "2"))),
-        (r"\begin{aligned}x &= 1\\y &= 2,\end{aligned}",
-         ("", ("relation", "x", "=", "1"), ("relation", "y", "=", "2"))),
-        (r"\begin{aligned}1 & 2\\3 & 4\end{aligned}", ("", "1 2", "3 4")),
-        (r"\begin{aligned}x &= 1\end{aligned}", ("relation", "x", "=", "1")),
-        (r"\begin{cases}x = 1\end{cases}", ("relation", "x", "=", "1")),
-        (r"\begin{array}{l}x = 1\\y = 2\end{array}", ("", ("relation", "x", "=", "1"), ("relation", "y", "=", "2"))),
-        (r"\begin{array}{l}1\end{array}", ("matrix", ("1",))),
-        (r"\{\begin{array}{l}x = 1\\y = 2\end{array}", ("", ("relation", "x", "=", "1"), ("relation", "y", "=", "2"))),
+        (r"(\begin{array}{cc}1&2\\3&4\end{array})", ("matrix", ("1", "2"), ("3", "4"))),
         # Sets by their condition.
         (r"\{x : 1 < x < 2\}", ("relation", "1", "<", "x", "<", "2")),
         (r"\{x \in \mathbb{R} | x > 2\}", ("relation", "x", ">", "2")),
@@ -256,16 +190,10 @@ def innermost(answer: structure.Answer) -> str:
 @pytest.mark.parametrize(
     ("outside", "levels"),
     [
-        ("{}", 0),
-        ("1, {}", 1),
-        (r"(1, 2) \cup {}", 1),
-        (r"\begin{{cases}}1\\{}\end{{cases}}", 1),
-        (r"\begin{{cases}}1 & 2\\3 & {}\end{{cases}}", 1),
-        (r"\begin{{aligned}}{}\end{{aligned}}", 1),
-        (r"\begin{{pmatrix}}1\\{}\end{{pmatrix}}", 1),
+        ("{}", 0), ("1, {}", 1), (r"(1, 2) \cup {}", 1), (r"\begin{{pmatrix}}1\\{}\end{{pmatrix}}", 1),
         (r"{{(\pm 1, {})}}", 3),
     ],
-)
+)  # fmt: skip
 def test_structure_is_followed_to_a_fixed_depth(wrap: Callable[[str], str], outside: str, levels: int) -> None:
     followed = structure.MAX_NESTING + 1 - levels
     assert innermost(structure.parse_answer(outside.format(nested(wrap, followed)))) == "7"

@@ -8,7 +8,7 @@ import pytest
 
 from gxpo_trainer.grading.equality import rational_value
 from gxpo_trainer.grading.latex import clean
-from gxpo_trainer.grading.scalar import choice_letters, constant, has_letters, is_choice, read, scalars_equal
+from gxpo_trainer.grading.scalar import choice_letters, has_letters, read, scalars_equal
 from gxpo_trainer.grading.units import Unit, number_from_words, parse_unit, split_unit
 
 
@@ -21,8 +21,6 @@ from gxpo_trainer.grading.units import Unit, number_from_words, parse_unit, spli
         (r"90^\circ", ["90", r"\frac{\pi}{2}", r"\frac{\pi}{2}\text{ rad}"], [r"\pi", r"\pi \text{ rad}"]),
         (r"\frac{\pi}{2}", [r"90^\circ"], []),
         (r"100^\circ C", ["100"], []),
-        (r"30^\circ 30'", [r"30.5^\circ"], [r"30.3^\circ"]),
-        (r"30^\circ 30' 36''", [r"30.51^\circ"], []),
         (r"\sin 30^\circ", [r"\frac{1}{2}"], []),
         # Units: both stated, quantities; one stated, the number; bare letters, either.
         (r"5 \text{ km}", [r"5000 \text{ m}", "5"], [r"5 \text{ m}", r"5 \text{ kg}"]),
@@ -43,7 +41,6 @@ from gxpo_trainer.grading.units import Unit, number_from_words, parse_unit, spli
         ("a", [], ["b", "A"]),
         ("abcd", [], ["dcba"]),
         (r"\text{twenty-one}", ["21"], []),
-        (r"\text{two thirds}", [r"\frac{2}{3}"], []),
         (r"\text{tiger}", [], ["5", r"\text{none}"]),
         ("5", [], [r"\text{tiger}"]),
         (r"\text{none}", [r"\emptyset"], [r"\text{tiger}"]),
@@ -57,22 +54,12 @@ from gxpo_trainer.grading.units import Unit, number_from_words, parse_unit, spli
         ("-101_2", [], ["101_2"]),
         ("5", [], ["101_2"]),
         ("AB_{12}", ["AB_{12}"], ["BA_{12}"]),
+        ("2 to 3", ["2:3"], ["3 to 2", "3:2"]),
         # Times of day.
-        ("7:05", ["07:05", "7:05:00", "7:05 a.m."], ["7:06"]),
-        ("7:05:01", [], ["7:05"]),
-        ("7:05 p.m.", ["19:05", "7:05 PM", "7:05"], ["7:05 a.m.", "8:05"]),
-        ("12:00 a.m.", ["0:00"], ["12:00 p.m."]),
+        ("7:05", ["07:05", "7:05:00", "7:05 a.m."], ["7:06", "7:05:01"]),
+        ("7:05 p.m.", ["7:05 PM", "7:05", "7:05:00"], ["7:05 a.m.", "8:05", "7:05:01"]),
         ("12:30 p.m.", ["12:30"], []),
         ("7 p.m.", ["7:00 p.m."], []),
-        # Ratios.
-        ("2:3", ["4:6", r"\frac{2}{3}"], ["3:2"]),
-        (r"\frac{2}{3}", ["2:3"], []),
-        ("1:2:3", ["2:4:6"], ["2:4:5", "1:2"]),
-        ("2 to 3", ["2:3"], []),
-        ("9:24", ["3:8", "9:24"], [r"\frac{3}{8}"]),
-        # Labels of choices before a value.
-        ("12", ["(B) 12", "B. 12"], ["(B) 13"]),
-        ("(A) 12", [], ["(B) 12"]),
     ],
 )  # fmt: skip
 def test_single_values_are_compared_for_what_they_say(gold: str, same: list[str], different: list[str]) -> None:
@@ -81,24 +68,18 @@ def test_single_values_are_compared_for_what_they_say(gold: str, same: list[str]
 
 
 @pytest.mark.parametrize(
-    ("text", "value", "mark", "unit", "whole", "words"),
+    ("text", "value", "mark", "unit", "words"),
     [
-        ("5", 5, "", False, False, None), ("5%", 5, "%", False, False, None), (r"5^\circ", 5, "°", False, False, None),
-        (r"5^\circ C", 5, "°", False, False, None), (r"30^\circ 30'", Fraction(61, 2), "°", False, False, None),
-        (r"36''", Fraction(1, 100), "°", False, False, None), (r"5 \text{ km}", 5, "", True, False, None),
-        ("5 km", 5, "", True, True, None), (r"5 \text{ dogs}", 5, "", False, False, None),
-        (r"\text{five}", 5, "", False, False, "five"), (r"\text{about } 5", 5, "", False, False, None),
-        ("21st", 21, "", False, False, None), (r"\text{Tiger}", None, "", False, False, "tiger"),
-        (r"\int x", None, "", False, False, None), ("", None, "", False, False, None),
+        ("5", 5, "", False, None), ("5%", 5, "%", False, None), (r"5^\circ C", 5, "°", False, None),
+        (r"5 \text{ km}", 5, "", True, None), ("5 km", 5, "", True, None), (r"5 \text{ dogs}", 5, "", False, None),
+        (r"\text{five}", 5, "", False, "five"), (r"\text{about } 5", 5, "", False, None), ("21st", 21, "", False, None),
+        (r"\text{Tiger}", None, "", False, "tiger"), (r"\int x", None, "", False, None), ("", None, "", False, None),
     ],
 )  # fmt: skip
-def test_a_scalar_is_read_once(
-    text: str, value: int | Fraction | None, mark: str, unit: bool, whole: bool, words: str | None
-) -> None:
+def test_a_scalar_is_read_once(text: str, value: int | None, mark: str, unit: bool, words: str | None) -> None:
     reading = read(text)
     assert (None if reading.node is None else rational_value(reading.node)) == value
-    assert (reading.mark, reading.unit is not None, reading.whole is not None) == (mark, unit, whole)
-    assert reading.words == words
+    assert (reading.mark, reading.unit is not None, reading.words) == (mark, unit, words)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +91,6 @@ def test_a_scalar_is_read_once(
          ["12"]),
         ("(B)", ["b"], [], []),
         ("12", [], [], ["B"]),
-        ("(B) 12", ["B", "(B) 12"], ["C"], ["b", "12"]),
         (r"\text{(B)}", ["B"], [], []),
     ],
 )  # fmt: skip
@@ -119,13 +99,8 @@ def test_a_choice_is_compared_as_one(gold: str, same: list[str], different: list
     assert {answer: choice_letters(gold, answer) for answer in expected} == expected
 
 
-def test_choices_and_constants_are_told_from_other_answers() -> None:
-    assert [text for text in ("B", "(B)", "B.", "b", "K", "BC", "12") if is_choice(text)] == ["B", "(B)", "B."]
-    assert constant(r"\frac{2}{4}") == Fraction(1, 2)
-    assert [constant(text) for text in ("x", r"\pi", "1/0", r"\int", "9^{9^9}")] == [None] * 5
-    assert has_letters("2x")
-    assert not has_letters("2")
-    assert not has_letters(r"\text{tiger}")
+def test_variables_are_told_from_constants() -> None:
+    assert [text for text in ("2x", "2", r"\text{tiger}") if has_letters(text)] == ["2x"]
 
 
 # Units behind values: where the value ends, and what a unit is worth.
@@ -182,13 +157,8 @@ def test_other_words_are_no_units(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("four", 4), ("twenty-one", 21), ("three hundred and five", 305), ("two thousand", 2000),
-        ("one half", Fraction(1, 2)), ("three quarters", Fraction(3, 4)), ("zero", 0), ("nineteen", 19),
-        ("ninety-nine", 99), ("hundred", 100), ("two hundred", 200), ("thousand", 1000), ("one thousand and one", 1001),
-        ("two thousand three hundred", 2300), ("two hundred thousand and twelve", 200_012),
-        ("one million two thousand", 1_002_000), ("Two Million", 2_000_000), ("two thirds", Fraction(2, 3)),
-        ("one third", Fraction(1, 3)), ("seven tenths", Fraction(7, 10)), ("two 3", None), ("two dogs", None),
-        ("half", None), ("east", None), ("and", None), ("x", None),
+        ("four", 4), ("twenty-one", 21), ("zero", 0), ("nineteen", 19), ("ninety-nine", 99), ("hundred", 100),
+        ("thousand", 1000), ("two 3", None), ("two dogs", None), ("east", None), ("and", None), ("x", None),
     ],
 )  # fmt: skip
 def test_number_words_are_numbers(text: str, value: Fraction | None) -> None:

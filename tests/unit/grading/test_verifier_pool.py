@@ -61,24 +61,14 @@ SHORT_S = 5.0
 HOSTILE = {
     "power tower in Python": r"\boxed{9**9**9}",
     "power tower in LaTeX": r"\boxed{10^{10^{10^{10}}}}",
-    "long power tower": r"\boxed{" + "2^" * 300 + "2}",
     "nested braces": "{" * 10_000,
-    "nested balanced braces in a box": r"\boxed" + "{" * 10_000 + "}" * 10_000,
     "nested boxes": r"\boxed{" * 10_000 + "6" + "}" * 10_000,
-    "open parentheses": r"\boxed{" + "(" * 3_000 + "}",
-    "one megabyte of letters": "a" * 1_000_000,
     "one megabyte of digits": "1" * 1_000_000,
-    "five thousand digits": r"\boxed{" + "1" * 5_000 + "}",
-    "null bytes": "\x00" * 100,
     "lone surrogate": "\\boxed{\ud800}",
     "dunder names": r"\boxed{().__class__.__mro__[1].__subclasses__()}",
-    "import": r"\boxed{__import__('os').system('true')}",
     "repeated factorials": r"\boxed{100000!!!}",
-    "large binomial": r"\boxed{\binom{100000000}{50000000}}",
     "deep fraction": r"\boxed{" + r"\frac{1}{" * 500 + "2" + "}" * 501,
     "dollar signs": "$" * 100_000,
-    "open display formulas": r"\[" * 50_000,
-    "answer sentences": "the final answer is " * 50_000,
     "many parts": r"\boxed{" + "1," * 1_500 + "1}",
     "huge sum": r"\boxed{\sum_{k=1}^{10^9} k^{-k}}",
     "deep polynomial": r"\boxed{(((((x+1)^{99})^{99})^{99})^{99})^{99}}",
@@ -164,13 +154,6 @@ def test_a_worker_killed_from_outside_in_mid_answer_is_replaced_and_its_answers_
         assert pid not in pool.worker_pids()
 
 
-def test_a_worker_that_is_stopped_in_mid_answer_runs_into_the_deadline() -> None:
-    with VerifierPool(workers=1, deadline_s=SHORT_S) as stopped:
-        assert stopped.submit([("1", "1")]).result()[0].status == "correct"
-        os.kill(stopped.worker_pids()[0], signal.SIGSTOP)
-        assert statuses(stopped.submit([("1", "1"), ("2", "2")]).result()) == ["timeout", "correct"]
-
-
 def test_workers_that_cannot_start_raise_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with VerifierPool(workers=1) as broken, pytest.raises(VerifierFailed, match="memory_mb"):
@@ -205,12 +188,6 @@ def test_workers_die_with_their_parent() -> None:
     gone, alive = psutil.wait_procs(workers, timeout=60)
     assert len(gone) == 2
     assert alive == []
-
-
-@pytest.mark.parametrize(("name", "value"), [("workers", 0), ("deadline_s", 0.0), ("memory_mb", 10)])
-def test_impossible_settings_are_named(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"verifier\.{name} is {value}"):
-        VerifierPool(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ IDS = np.array([1, 2], dtype=np.int32)
 
 def planner(**parts: Any) -> RolloutPlanner:
     data = {"template": "Q: {problem}", "max_prompt_tokens": 77}
-    prompts = [Prompt(str(n), f"{n}+1?", str(n + 1), {"level": n, EXTRA_KEY: VerifyOptions((0.5,))}) for n in range(4)]
+    prompts = [Prompt(str(n), f"{n}+1?", str(n + 1), {"level": n, EXTRA_KEY: VerifyOptions(0.5)}) for n in range(4)]
     return RolloutPlanner(RunConfig.model_validate({"data": data, **parts}), prompts, [IDS] * 4)
 
 

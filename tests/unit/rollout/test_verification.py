@@ -196,7 +196,7 @@ def test_a_source_is_judged_by_its_own_components_alone(server: RewardServer, ch
 def test_what_is_posted(server: RewardServer) -> None:
     turns = (Utterance("policy", r"\boxed{4}"), Utterance("environment", "84", 1.0))
     judged = Sample(r"\boxed{4}", IDS, LOGPROBS, "stop", episode=Episode(turns, "done"))
-    extra = {"level": "5", "verify": VerifyOptions((0.5,))}
+    extra = {"level": "5", "verify": VerifyOptions(0.5)}
     score((judge(server.url),), group(r"so \boxed{5}", "no number", judged, extra=extra))
     posted = sorted(server.requests, key=lambda body: body["response"], reverse=True)
     common = {"problem": "What?", "gold": "5", "extra": {"level": "5"}}

@@ -9,9 +9,8 @@ implementations. A reward of None (the verifier timed out or failed) is no evide
 excluded from the mean and the spread of its group and gets no advantage. `learner.advantage` may name another
 `Advantage`: MaxRL, the shrinkage baseline, or one of yours.
 
-Only tokens that the policy sampled are targets. What an environment wrote in between (`ScoredSequence.sampled`) is
-input that later tokens attend to, and appears in no loss, ratio, statistic or denominator. An episode of an agent may
-have several rows of tokens; all have its advantage, and together they count as one response in the denominators.
+An episode of an agent may have several rows of tokens; all have its advantage, and together they count as one response
+in the denominators.
 
 The denominators of the loss (`LossScale`) are those of the whole step batch over all ranks, and every token carries
 its final weight. A plain sum over micro-batches and ranks is therefore the loss of the batch, and accumulated gradients
@@ -193,11 +192,11 @@ Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
 class ScoredSequence:
     """One response with the inputs of its loss.
 
-    prompt_ids: int32[n], n ≥ 1. response_ids: int32[m]. sampler_logprobs: float32[m], the sampler's log π of the
-    response tokens at the sampling temperature. in_loss False: left out of the loss and its denominators. sampled:
-    bool[m], False for tokens that an environment wrote: later tokens attend to them, the loss does not contain them;
-    None: the policy sampled all. group: number of the prompt's group in the step, because two groups may have equal
-    prompts. response_sampled: sampled tokens in all rows of the response; None: this is its only row.
+    prompt_ids: int32[n], n ≥ 1. response_ids: int32[m]. sampler_logprobs: float32[m], the sampler's log π at the
+    sampling temperature. in_loss False: left out of the loss and its denominators. sampled: bool[m], False for tokens
+    that an environment wrote: later tokens attend to them, and they are in no loss, statistic or denominator; None: the
+    policy sampled all. group: number in the step, because two groups may have equal prompts. response_sampled: sampled
+    tokens in all rows of the response; None: this is its only row.
     """
 
     prompt_ids: npt.NDArray[np.int32]
@@ -208,27 +207,6 @@ class ScoredSequence:
     sampled: npt.NDArray[np.bool_] | None = None
     group: int = 0
     response_sampled: int | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.prompt_ids) == 0:
-            raise ValueError("prompt_ids is empty; the first response token is predicted from the last prompt token")
-        if len(self.response_ids) != len(self.sampler_logprobs):
-            raise ValueError(
-                f"{len(self.response_ids)} response_ids but {len(self.sampler_logprobs)} sampler_logprobs; "
-                "give one log-probability per response token"
-            )
-        if self.sampled is not None and (
-            self.sampled.dtype != np.bool_ or self.sampled.shape != self.response_ids.shape
-        ):
-            raise ValueError(
-                f"{len(self.response_ids)} response_ids but sampled is {self.sampled.dtype}"
-                f"{list(self.sampled.shape)}; give one bool per response token"
-            )
-        if self.in_loss and (self.num_sampled == 0 or not np.isfinite(self.advantage)):
-            raise ValueError(
-                f"a sequence in the loss has {self.num_sampled} sampled tokens and advantage {self.advantage}; "
-                "set in_loss = False for an empty response or a missing advantage"
-            )
 
     @property
     def num_tokens(self) -> int:
@@ -306,11 +284,7 @@ def make_batch(
     Left out of the loss: samples without evidence (reward None) or without a sampled token, groups of equal rewards
     unless `zero_variance = "keep"` (the caller resamples them), truncated responses with `mask_truncated` (their
     rewards still count in their group's mean and spread). They stay in the batch with in_loss = False.
-
-    Raises ValueError when there is no group at all, or when a group's verdicts do not match its samples.
     """
-    if not scored:
-        raise ValueError("no scored group in the step; sample at least one prompt")
     sequences: list[ScoredSequence] = []
     rewards = [[verdict.reward for verdict in item.verdicts] for item in scored]
     if distilled:
@@ -366,16 +340,9 @@ def prompt_groups(batch: StepBatch) -> list[list[int]]:
 
 
 def mini_batches(batch: StepBatch, num_mini_batches: int) -> list[StepBatch]:
-    """Split into consecutive parts of whole prompt groups, each a step batch with denominators of its own.
-
-    Raises ValueError when there are fewer groups than parts.
-    """
+    """Split into consecutive parts of whole prompt groups, each a step batch with denominators of its own."""
     groups = prompt_groups(batch)
-    if not 1 <= num_mini_batches <= len(groups):
-        raise ValueError(
-            f"learner.mini_batches = {num_mini_batches} but the step has {len(groups)} prompt groups; "
-            "use at least 1 and at most as many as prompts"
-        )
+    assert num_mini_batches <= len(groups), "RunConfig allows no more parts than prompts"
     parts = np.array_split(np.arange(len(groups)), num_mini_batches)
     split = [
         with_scale([batch.sequences[i] for g in part for i in groups[g]], batch.scale.token_limit) for part in parts
@@ -388,14 +355,8 @@ def shard(batch: StepBatch, num_ranks: int) -> list[StepBatch]:
 
     Prompt groups stay whole; with fewer groups than ranks they are split. Greedy: the largest group goes to the rank
     with the fewest tokens. The result depends only on the batch and the number of ranks.
-
-    Raises ValueError when there are fewer sequences than ranks.
     """
-    if not 1 <= num_ranks <= len(batch.sequences):
-        raise ValueError(
-            f"placement.learner_ranks = {num_ranks} but the batch has {len(batch.sequences)} sequences; "
-            "use at least 1 rank and at most as many as sequences"
-        )
+    assert num_ranks <= len(batch.sequences), "RunConfig allows no more ranks than prompts of a mini-batch"
     units = prompt_groups(batch)
     if len(units) < num_ranks:
         units = [[index] for index in range(len(batch.sequences))]
@@ -424,7 +385,6 @@ def learning_rate(settings: OptimizerConfig, step: int, total_steps: int | None)
         return base * step / settings.warmup_steps
     if settings.schedule == "constant":
         return base
-    if total_steps is None:
-        raise ValueError(f'learner.optimizer.schedule = "{settings.schedule}" needs budget.steps')
+    assert total_steps is not None, "RunConfig needs budget.steps for a schedule"
     done = min(1.0, (step - 1 - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps))
     return base * (1 - done) if settings.schedule == "linear" else base * (1 + math.cos(math.pi * done)) / 2

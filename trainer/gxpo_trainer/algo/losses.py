@@ -76,12 +76,9 @@ def policy_loss(
     current ones; not used with `proximal = "sampler"`. reference_logprobs: float32[T] of the frozen reference; None
     only when `kl_beta` is 0. settings: resolved (`LossConfig.resolved`); automatic values count as those of strict
     on-policy training.
-
-    Raises ValueError when `kl_beta` is positive and there is no reference.
     """
+    assert settings.kl_beta == 0 or reference_logprobs is not None
     logprobs = outputs.logprobs
-    if settings.kl_beta > 0 and reference_logprobs is None:
-        raise ValueError(f"loss.kl_beta = {settings.kl_beta} needs reference log-probs; set kl_beta = 0 or pass them")
     old = logprobs.detach() if old_logprobs is None else old_logprobs
     target = old
     if settings.proximal == "sampler":
@@ -281,12 +278,10 @@ def combine_statistics(total: Mapping[str, Tensor] | None, part: Mapping[str, Te
 
 
 def finish_statistics(sums: Mapping[str, Tensor]) -> Metrics:
-    """Metrics of a whole pass, without the prefix `policy/`.
+    """Metrics of a whole pass, without the prefix `policy/` (docs/metrics.md): means over sampled tokens in the loss.
 
-    loss; and means over sampled tokens in the loss: clip_fraction (with clip_low_fraction, clip_high_fraction),
-    ratio_mean, kl, entropy, and logprob_gap_mean and logprob_gap_max against the sampler. Importance weights:
-    importance_mean and importance_max before the correction, importance_effective_sample_fraction = (Σv)²/(NΣv²) after
-    it. What was not measured is left out; all but loss when no token is in the loss.
+    importance_effective_sample_fraction = (Σv)²/(NΣv²) after the correction. What was not measured is left out; all but
+    loss when no token is in the loss.
     """
     metrics: Metrics = {"loss": float(sums["loss"])}
     tokens = float(sums["tokens"])

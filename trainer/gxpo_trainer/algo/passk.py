@@ -15,16 +15,10 @@ import numpy.typing as npt
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Unbiased pass@k of one problem, in [0, 1].
+    """Unbiased pass@k of one problem, in [0, 1], for 1 ≤ k ≤ num_samples.
 
     The quotient of binomials is the product Π_{i=n−c+1..n} (1 − k/i), which neither overflows nor cancels.
-
-    Raises ValueError unless 1 ≤ k ≤ num_samples and 0 ≤ num_correct ≤ num_samples.
     """
-    if not 1 <= k <= num_samples:
-        raise ValueError(f"k = {k} with {num_samples} samples; use 1 ≤ k ≤ evaluation.samples_per_prompt")
-    if not 0 <= num_correct <= num_samples:
-        raise ValueError(f"num_correct = {num_correct} of {num_samples} samples; it must lie in [0, {num_samples}]")
     if num_samples - num_correct < k:
         return 1.0
     if k == 1:
@@ -39,11 +33,7 @@ def majority_at_n(answers: Sequence[str | None], correct: Sequence[bool]) -> flo
     answers: extracted from each sample, None where there is none; None never wins a vote. All correct samples vote for
     the same answer, whatever its notation. A tie counts as the share of correct answers among the tied ones, which is
     the expectation under a random choice. 0 when no sample has an answer.
-
-    Raises ValueError when the two differ in length or are empty.
     """
-    if len(answers) != len(correct) or not answers:
-        raise ValueError(f"{len(answers)} answers and {len(correct)} verdicts; give one of each per sample")
     votes: dict[tuple[bool, str], int] = defaultdict(int)
     for answer, right in zip(answers, correct, strict=True):
         if right:
@@ -68,12 +58,8 @@ def proportion_interval(values: npt.ArrayLike) -> tuple[float, float]:
     once where each score is 0 or 1, and as often as the spread between problems says where scores lie between (the
     effective size of Korn and Graubard, 1998): m·(1 − m)/(s²/n) of mean m and variance s². Scores that are all equal
     tell nothing of that and count once each. So 0 of 16 problems is not 0 with certainty, but [0, 0.19].
-
-    Raises ValueError for no values or values outside [0, 1].
     """
     scores = np.asarray(values, dtype=np.float64)
-    if scores.ndim != 1 or not scores.size or not ((scores >= 0) & (scores <= 1)).all():
-        raise ValueError("values must be one-dimensional, in [0, 1] and not empty; give one score per problem")
     mean, spread = float(scores.mean()), float(scores.var())
     size = scores.size * (mean * (1 - mean) / spread if spread > 0 else 1.0)
     center = (mean + _Z**2 / (2 * size)) / (1 + _Z**2 / size)

@@ -2,10 +2,8 @@
 
 A named benchmark is a BenchmarkSpec: where its copy is, and one small function per peculiarity of its rows.
 
-Exact duplicates of an evaluation problem have the same words, numbers and signs, ignoring case, spacing and
-punctuation. Near duplicates have a Jaccard similarity of their `SHINGLE`-word shingles of at least `NEAR`, such as one
-changed word in a text of 40. Most near duplicates ask for something else about the same setting, so they are kept and
-reported.
+A training problem repeats an evaluation problem when both have the same words, numbers and signs, ignoring case,
+spacing and punctuation.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
@@ -106,13 +104,12 @@ def olympiad_answer(record: Record) -> str:
 
 
 def olympiad_options(record: Record) -> VerifyOptions | None:
-    """`is_multiple_answer`, `unit`, and `error`: one absolute tolerance, or one per answer, separated by commas."""
+    """`is_multiple_answer`, `unit`, and `error`, an absolute tolerance."""
     given = {name: record.fields.get(name) for name in ("error", "unit", "is_multiple_answer")}
     several = str(given["is_multiple_answer"]).strip().lower() in ("true", "1")
     unit = str(given["unit"] or "").strip() or None
     try:
-        parts = [part for part in str(given["error"] or "").split(",") if part.strip()]
-        options = VerifyOptions(tuple(float(part) for part in parts), unit, several)
+        options = VerifyOptions(float(given["error"] or 0), unit, several)
     except ValueError:
         raise DataError(f"{record.location}: error = {given['error']!r} is not a tolerance; correct the row") from None
     return None if options == VerifyOptions() else options
@@ -206,7 +203,8 @@ def load_benchmark(
         try:
             loaded = load_prompts(data.model_copy(update=source | fields), 0, gold_check, most=most)
         except DataError as error:
-            raise DataError(_with_override(str(error), set(fields.values()))) from None
+            text = re.sub(r"set data\.(prompt|answer)_field", r"set evaluation.\1_field", str(error))
+            raise DataError(text) from None
         prompts, files = loaded.prompts, loaded.sha256
         label, template = Path(name).stem, _template(data, evaluation, "boxed")
     elif spec is not None:
@@ -228,15 +226,6 @@ def load_benchmark(
         rows.append((prompt.id, prompt.text, prompt.gold, *further))
     digest = hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()
     return Benchmark(label, evaluated, template, digest, files, left_out=prompts[len(evaluated) :])
-
-
-def _with_override(message: str, named: Collection[str | None]) -> str:
-    """The error of a file without the field of its problems or answers, with the override that names another one."""
-    missing = re.search(r"\(its fields: (.*)\); set data\.(prompt_field|answer_field) to one of them", message)
-    if missing is None:
-        return message
-    other = next((name for name in missing[1].split(", ") if name not in named), "FIELD")
-    return f"{message[: missing.end(1)]}); name it, as with `--set evaluation.{missing[2]}={other}`"
 
 
 def locate(spec: BenchmarkSpec, data_root: str | None) -> list[Path]:
@@ -300,8 +289,6 @@ def _template(data: DataConfig, evaluation: EvaluationConfig, default: str) -> s
     return resolve_template(default if chosen == "auto" else chosen, "")
 
 
-SHINGLE = 8
-NEAR = 0.5
 _LAYOUT = re.compile(
     r"\\(?:left|right|displaystyle|textstyle|limits|q?quad|[bB]ig{1,2}[lrm]?)(?![a-z])|\\[,;:!() \[\]]"
     r"|\\(?:text|mathrm|mbox|textbf|textit)(?=\s*\{)"
@@ -312,22 +299,12 @@ _TOKEN = re.compile(r"\\[a-z]+|\d+(?:\.\d+)?|[^\W\d_]+|[^\w\s.,;:?'\"`${}~]|_")
 _TYPOGRAPHY = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "−": "-", "–": "-", "—": "-"})
 
 
-@dataclass(frozen=True, slots=True)
-class Duplicate:
-    """A training problem and the evaluation problem that it duplicates. similarity: Jaccard index in [0, 1]."""
+class Duplicate(NamedTuple):
+    """A training problem and the evaluation problem that it repeats."""
 
     train_id: str
     benchmark: str
     problem_id: str
-    similarity: float
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """Duplicates, one per training problem; near ones with the most similar evaluation problem."""
-
-    exact: tuple[Duplicate, ...]
-    near: tuple[Duplicate, ...]
 
 
 def words(text: str) -> list[str]:
@@ -337,44 +314,14 @@ def words(text: str) -> list[str]:
     return [_SYNONYMS.get(token, token) for token in tokens] if "\\" in text else tokens
 
 
-def find_overlap(train: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]]) -> Overlap:
-    """Find training problems that are exact or near duplicates of problems of the benchmarks (by name)."""
-    evaluated = [(name, prompt) for name, prompts in benchmarks.items() for prompt in prompts]
-    texts: dict[str, int] = {}
-    shingles: list[frozenset[str]] = []
-    containing: dict[str, list[int]] = {}
-    for index, (_, prompt) in enumerate(evaluated):
-        tokens = words(prompt.text)
-        texts.setdefault(" ".join(tokens), index)
-        shingles.append(_shingles(tokens))
-        for shingle in shingles[-1]:
-            containing.setdefault(shingle, []).append(index)
-    exact: list[Duplicate] = []
-    near: list[Duplicate] = []
-    for prompt in train:
-        tokens = words(prompt.text)
-        same = texts.get(" ".join(tokens))
-        best = (same, 1.0) if same is not None else _nearest(tokens, shingles, containing)
-        if best is not None:
-            name, other = evaluated[best[0]]
-            (near if same is None else exact).append(Duplicate(prompt.id, name, other.id, best[1]))
-    return Overlap(tuple(exact), tuple(near))
-
-
-def _shingles(tokens: list[str]) -> frozenset[str]:
-    """All runs of SHINGLE words; none for a shorter text, which has exact duplicates only."""
-    return frozenset(" ".join(tokens[i : i + SHINGLE]) for i in range(len(tokens) - SHINGLE + 1))
-
-
-def _nearest(
-    tokens: list[str], shingles: list[frozenset[str]], containing: Mapping[str, list[int]]
-) -> tuple[int, float] | None:
-    """Index and similarity of the most similar text with a similarity of at least NEAR."""
-    own = _shingles(tokens)
-    candidates = {index for shingle in own for index in containing.get(shingle, ())}
-    similarity = {index: len(own & shingles[index]) / len(own | shingles[index]) for index in sorted(candidates)}
-    best = max(similarity, key=similarity.__getitem__, default=-1)
-    return (best, similarity[best]) if candidates and similarity[best] >= NEAR else None
+def find_duplicates(train: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]]) -> list[Duplicate]:
+    """Find training problems that are also problems of the benchmarks (by name)."""
+    evaluated: dict[str, tuple[str, str]] = {}
+    for name, prompts in benchmarks.items():
+        for prompt in prompts:
+            evaluated.setdefault(" ".join(words(prompt.text)), (name, prompt.id))
+    matches = ((prompt, evaluated.get(" ".join(words(prompt.text)))) for prompt in train)
+    return [Duplicate(prompt.id, *match) for prompt, match in matches if match is not None]
 
 
 def without_contamination(
@@ -386,26 +333,16 @@ def without_contamination(
     """
     if policy == "ignore":
         return data
-    overlap = find_overlap(data.prompts, benchmarks)
-    near = tuple(
-        f"{item.train_id} is {item.similarity:.0%} the text of {item.problem_id} in {item.benchmark}"
-        for item in overlap.near
-    )
-    if not overlap.exact:
-        return replace(data, near_duplicates=near)
-    repeated = {item.train_id for item in overlap.exact}
+    duplicates = find_duplicates(data.prompts, benchmarks)
+    if not duplicates:
+        return data
+    repeated = {item.train_id for item in duplicates}
     kept = tuple(prompt for prompt in data.prompts if prompt.id not in repeated)
-    first = overlap.exact[0]
-    example = f"{first.train_id} is {first.problem_id} of {first.benchmark}"
     if policy == "refuse" or not kept:
         raise DataError(
             f"data.contamination = {policy!r}: {len(repeated)} of {len(data.prompts)} training problems are problems "
-            f"of evaluation.benchmarks, such as {example}; "
+            f"of evaluation.benchmarks, such as {duplicates[0].train_id} is {duplicates[0].problem_id} of "
+            f"{duplicates[0].benchmark}; "
             + ('remove them, or set it to "drop"' if kept else "train and evaluate on different problems")
         )
-    return replace(
-        data,
-        prompts=kept,
-        num_left_out={**data.num_left_out, "data.contamination": len(repeated)},
-        near_duplicates=near,
-    )
+    return replace(data, prompts=kept, num_left_out={**data.num_left_out, "data.contamination": len(repeated)})

@@ -41,13 +41,12 @@ class PromptSet:
     """Training problems and their provenance.
 
     sha256: hash of each data file by name, of generated problems under the task's name. num_left_out: number of
-    filtered rows by setting. near_duplicates: descriptions of kept problems that are similar to evaluation problems.
+    filtered rows by setting.
     """
 
     prompts: tuple[Prompt, ...]
     sha256: dict[str, str]
     num_left_out: dict[str, int] = field(default_factory=dict)
-    near_duplicates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,16 +237,13 @@ def _prompt(record: Record, data: DataConfig, completions: bool) -> Prompt:
 def _messages(record: Record, name: str, value: list[dict[str, Any]]) -> tuple[str, tuple[dict[str, str], ...]]:
     """Text of the last message, which is the user's, and the messages before it."""
     for number, message in enumerate(value, start=1):
-        place = f"{record.location}: message {number} of {name!r}"
         given = {key: part for key, part in message.items() if part is not None}
-        if given.keys() != {"role", "content"} or not all(isinstance(part, str) for part in given.values()):
+        is_text = all(isinstance(part, str) and part.strip() for part in given.values())
+        if given.keys() != {"role", "content"} or not is_text or given["role"] not in _ROLES:
             raise DataError(
-                f"{place} has {', '.join(given) or 'nothing'}; it must have a role and a content, both text"
+                f"{record.location}: message {number} of {name!r} must have a role, one of {', '.join(_ROLES)}, and a "
+                f"content, a text that is not empty; it is {json.dumps(message, default=str)[:80]}"
             )
-        if given["role"] not in _ROLES:
-            raise DataError(f"{place} has the role {given['role']!r:.40}; use one of {', '.join(_ROLES)}")
-        if not given["content"].strip():
-            raise DataError(f"{place} is empty; correct or remove the row")
     if value[-1]["role"] != "user":
         raise DataError(f"{record.location}: the last message of {name!r} is not the user's; end with what is asked")
     messages = tuple({"role": message["role"], "content": message["content"]} for message in value)
@@ -424,8 +420,6 @@ class PromptCursor:
     """
 
     def __init__(self, num_prompts: int, seed: int, shuffle: bool = True) -> None:
-        if num_prompts < 1:
-            raise ValueError(f"num_prompts = {num_prompts}: must be at least 1")
         self._identity = {"num_prompts": num_prompts, "seed": seed, "shuffle": shuffle}
         self.num_prompts = num_prompts
         self.epoch = 0
@@ -439,8 +433,6 @@ class PromptCursor:
 
     def next(self, count: int) -> npt.NDArray[np.int64]:
         """The next `count` prompt indices, shape [count]."""
-        if count < 1:
-            raise ValueError(f"count = {count}: must be at least 1")
         parts: list[npt.NDArray[np.int64]] = []
         while count > 0:
             part = self._order[self.position : self.position + count]

@@ -78,12 +78,10 @@ def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
             if files:
                 return files
     present = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.suffix in SUFFIXES)
-    if not present:
-        raise DataError(f"{folder} contains no .jsonl, .csv or .parquet file; set data.source to a folder that does")
-    listed = ", ".join(present[:8]) + (", …" if len(present) > 8 else "")
+    listed = ", ".join(present[:8]) or "none"
     raise DataError(
         f"{folder} has no files of data.split = {split!r}, data.subset = {subset!r}; "
-        f"set the two to match one of its files: {listed}"
+        f"set the two to match one of its .jsonl, .csv and .parquet files: {listed}"
     )
 
 
@@ -128,7 +126,7 @@ def _csv(file: Path) -> Iterator[Record]:
             for number, row in enumerate(reader, start=1):
                 location = f"{file}:{reader.line_num}"
                 if None in row or None in row.values():
-                    fix = "quote cells that contain commas" if None in row else "add the missing cells"
+                    fix = "quote cells that contain commas, and leave none out"
                     raise DataError(f"{location}: has not the {len(names)} cells of the first line; {fix}")
                 yield Record(location, f"{file.stem}/{number}", {name: cell for name, cell in row.items() if cell})
         except (UnicodeDecodeError, csv.Error) as error:

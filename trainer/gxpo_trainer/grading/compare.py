@@ -11,9 +11,9 @@ import re
 
 from gxpo_trainer.grading.engine import engine_equal
 from gxpo_trainer.grading.relations import (
+    as_intervals,
     assigned_name,
     is_assignment,
-    real_sets_equal,
     relations_equal,
     same_name,
     value_of,
@@ -22,22 +22,21 @@ from gxpo_trainer.grading.scalar import scalars_equal
 from gxpo_trainer.grading.structure import Answer, Matrix, Relation, Scalar, Sequence, Union, parse_answer
 
 MAX_MATCHED = 60
-_BARE_UNIT_VECTOR = re.compile(r"(?<![A-Za-z\\])([ijk])(?![A-Za-z])")
 
 
 def answers_equal(gold: Answer, answer: Answer) -> bool | None:
     """Whether the answer is the gold; None when that could not be decided. Raises TooLarge."""
     if gold.text and gold.text == answer.text:
         return True
-    if "\\vec" in gold.text or "\\vec" in answer.text:
-        gold, answer = _as_vector(gold), _as_vector(answer)
-    if isinstance(gold, Sequence) and isinstance(answer, Sequence):
-        return _sequences(gold, answer)
     if same_name(gold, answer):
         return answers_equal(_value(gold), _value(answer))
-    as_sets = None if is_assignment(gold) and is_assignment(answer) else real_sets_equal(gold, answer)
-    if as_sets is not None:
-        return as_sets
+    if isinstance(gold, Scalar) and isinstance(answer, Scalar):
+        return scalars_equal(gold.text, answer.text)
+    a, b = as_intervals(gold), as_intervals(answer)
+    if a is not None and b is not None and (a, b) != (gold, answer):
+        return answers_equal(a, b)
+    if isinstance(gold, Sequence) and isinstance(answer, Sequence):
+        return _sequences(gold, answer)
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return relations_equal(gold, answer)
     if isinstance(gold, Relation):
@@ -48,27 +47,11 @@ def answers_equal(gold: Answer, answer: Answer) -> bool | None:
         return value is not None and answers_equal(gold, parse_answer(value))
     if isinstance(gold, Union) and isinstance(answer, Union):
         return _unordered(gold.items, answer.items)
-    if isinstance(gold, Scalar) and isinstance(answer, Scalar):
-        return scalars_equal(gold.text, answer.text)
     if isinstance(gold, Matrix) or isinstance(answer, Matrix):
         return _matrices(gold, answer)
     # One answer against several is equal only where the several are one.
     sides = [_flattened(side) if isinstance(side, Sequence) else (side,) for side in (gold, answer)]
     return len(sides[0]) == len(sides[1]) == 1 and sides != [(gold,), (answer,)] and answers_equal(*sides[0], *sides[1])
-
-
-def _as_vector(answer: Answer) -> Answer:
-    """Components, or the letters i, j, k, as a sum of unit vectors."""
-    if isinstance(answer, Scalar) and "\\vec" not in answer.text:
-        return Scalar(_BARE_UNIT_VECTOR.sub(r"\\vec{\1}", answer.text))
-    items: tuple[Answer, ...] = ()
-    if isinstance(answer, Sequence) and answer.opening in ("(", "["):
-        items = answer.items
-    elif isinstance(answer, Matrix) and 1 in (len(answer.rows), len(answer.rows[0])):
-        items = tuple(entry for row in answer.rows for entry in row)
-    if len(items) not in (2, 3):
-        return answer
-    return Scalar(" + ".join(f"({item.text})\\vec{{{unit}}}" for item, unit in zip(items, "ijk", strict=False)))
 
 
 def _value(relation: Answer) -> Answer:
@@ -80,10 +63,7 @@ def _sequences(gold: Sequence, answer: Sequence) -> bool | None:
     a, b = _flattened(gold), _flattened(answer)
     if len(a) != len(b) and _is_set(gold, a) and _is_set(answer, b):
         return max(len(a), len(b)) <= MAX_MATCHED and _covers(a, b) and _covers(b, a)
-    if len(a) != len(b):
-        as_sets = real_sets_equal(gold, answer)
-        return False if as_sets is None else as_sets
-    if not _brackets_agree(gold, answer):
+    if len(a) != len(b) or not _brackets_agree(gold, answer):
         return False
     if gold.opening in ("(", "[") or (answer.opening in ("(", "[")):
         return _ordered(_values(a), _values(b))
@@ -109,29 +89,14 @@ def _flattened(sequence: Sequence) -> tuple[Answer, ...]:
     r"""Items with bare inner lists (of \pm) opened up; groups of named values (p=5,q=2; ...) become tuples."""
     items: list[Answer] = []
     for item in sequence.items:
-        if isinstance(item, Sequence) and not item.opening:
-            if ";" in sequence.text and len(item.items) > 1 and "\\pm" not in item.text:
-                items.append(Sequence(item.text, _values(item.items), "(", ")"))
-            else:
-                items.extend(_flattened(item))
-        elif is_assignment(item) and "\\pm" in item.text:
-            value = _value(item)
-            items.extend(value.items if isinstance(value, Sequence) and not value.opening else (item,))
-        else:
+        inner = _value(item) if is_assignment(item) and "\\pm" in item.text else item
+        if not isinstance(inner, Sequence) or inner.opening:
             items.append(item)
-    return _solutions(tuple(items))
-
-
-def _solutions(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    """`p = 5, q = 2, p = 7, q = 2` are two solutions (5, 2) and (7, 2): a name that comes again begins the next."""
-    names = [assigned_name(item) for item in items]
-    if None in names or names.count(names[0]) < 2 or len(set(names)) == 1:
-        return items
-    period = names.index(names[0], 1)
-    if len(names) % period or any(name != names[at % period] for at, name in enumerate(names)):
-        return items
-    groups = (items[at : at + period] for at in range(0, len(items), period))
-    return tuple(Sequence("", _values(group), "(", ")") for group in groups)
+        elif ";" in sequence.text and "\\pm" not in item.text:
+            items.append(Sequence(item.text, _values(inner.items), "(", ")"))
+        else:
+            items.extend(_flattened(inner))
+    return tuple(items)
 
 
 def _values(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
@@ -144,17 +109,17 @@ def _covers(items: tuple[Answer, ...], others: tuple[Answer, ...]) -> bool:
 
 def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
     """Bare lists and sets: by names when both sides name all values, in the gold's order when only one side names
-    different things, else in any order."""
+    different things or names come again (p = 1, q = 2, p = 3, q = 4), else in any order."""
     names = [tuple(assigned_name(item) for item in items) for items in (gold, answer)]
-    named = [None not in side and len(set(side)) == len(side) for side in names]
+    named = [None not in side for side in names]
     # x_1 and x_2 are both x.
     different = [len({re.sub(r"_?[0-9]+$", "", name or "") for name in side}) > 1 for side in names]
     values = _values(gold), _values(answer)
-    if all(named) and set(names[0]) == set(names[1]):
+    if all(named) and len(set(names[0])) == len(names[0]) and set(names[0]) == set(names[1]):
         by_name = dict(zip(names[1], values[1], strict=True))
         return _ordered(values[0], tuple(by_name[name] for name in names[0]))
     if all(named) and any(different):
-        return False
+        return names[0] == names[1] and _ordered(*values)
     if named[0] != named[1] and different[named.index(True)]:
         return _ordered(*values)
     return _unordered(*values)

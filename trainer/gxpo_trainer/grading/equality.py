@@ -140,9 +140,6 @@ def _value(node: Node, context: Any, point: Point, real: bool) -> Any:
     if kind == "call":
         return _call(node.name, values, context, real)
     base, exponent = values
-    if real and base < 0 and (odd_root := _odd_root(node.args[1])) is not None:
-        size = _power(-base, exponent, context, real)
-        return -size if odd_root.numerator % 2 else size
     return _power(base, exponent, context, real)
 
 
@@ -175,15 +172,6 @@ def _unknown_function(name: str, values: list[Any], context: Any) -> Any:
     """An arbitrary smooth function of the arguments, the same for the same name."""
     seed = context.mpf(zlib.crc32(name.encode()) % 1009 + 1) / 512
     return seed + sum(context.sin(value * (i + 1) + seed) for i, value in enumerate(values))
-
-
-def _odd_root(exponent: Node) -> Fraction | None:
-    """The exponent when it is a fraction p/q with an odd q > 1: a real power of a negative number."""
-    try:
-        value = rational_value(exponent)
-    except (Undefined, TooLarge):
-        return None
-    return value if value is not None and value.denominator > 1 and value.denominator % 2 else None
 
 
 def _power(base: Any, exponent: Any, context: Any, real: bool) -> Any:

@@ -144,7 +144,7 @@ class _Parser:
     def argument(self) -> Node:
         """The argument of ^, \\frac or \\sqrt: a braced group, or a single token (one digit of a number)."""
         token = self.peek()
-        if token[:1].isdigit() and len(token) > 1:
+        if token[:1].isdecimal() and len(token) > 1:
             self._tokens[self._at] = token[1:]
             return number(int(token[0]))
         return Node("neg", (self.argument(),)) if self.accept("-") else self._primary()
@@ -162,7 +162,7 @@ class _Parser:
             node = self.sum()
             self.take(_OPENING[token])
             return node
-        if token[0].isdigit() or (token[0] == "." and len(token) > 1):
+        if token[0].isdecimal() or (token[0] == "." and len(token) > 1):
             return _number_token(token)
         if token == "|":
             return self.enclosed("|", "abs")
@@ -177,7 +177,7 @@ class _Parser:
         if name in ("e", "i"):
             return Node("const", name=name)
         # `I(0)`, `x(t)`: a letter before a lone number or the letter t is a function's value, not a product.
-        value = self.peek(2) == ")" and (self.peek(1)[0].isdigit() or self.peek(1) == "t")
+        value = self.peek(2) == ")" and (self.peek(1)[0].isdecimal() or self.peek(1) == "t")
         if self.peek() == "(" and (letter in OPAQUE or value):
             return Node("apply", self.call_arguments(), name)
         return Node("sym", name=name)
@@ -245,13 +245,6 @@ class _Parser:
                 base = (self.argument(),)
             elif self.accept("^"):
                 power = self.argument()
-        start = self._at
-        if name == "log" and not base and self.peek() == "(":
-            # log(x, 10) has its base behind.
-            arguments = self.call_arguments()
-            if len(arguments) == 2:
-                return Node("call", arguments, "log")
-            self._at = start
         argument = self._function_argument()
         if power is not None and power.kind == "neg" and name in ("sin", "cos", "tan", "cot", "sinh", "cosh", "tanh"):
             return Node("call", (argument,), "arc" + name)

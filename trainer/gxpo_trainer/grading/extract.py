@@ -20,13 +20,8 @@ TAIL_CHARS = 100_000
 """Only the end of a response is read, so that the cost is bounded."""
 _BRACE = re.compile(r"\\[\\{}]|[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?P<bare>[^\s{$.,\\][^\s$.,\\]*)")
-_CORRECTION = re.compile(
-    r"\b(?:wait|no|not|actually|instead|rather|correct\w*|sorry|so|hence|thus|but|oops|mistake|should|then)\b",
-    re.IGNORECASE,
-)
 _JOINED = re.compile(
-    r"\W*(?:(?:[\w()]+\s+){0,4}(?=and|or))?(?:and|or|et|ou|und|oder|y|o|e|和|或)?\W*(?:[A-Za-z]\w*\s*=\W*)?",
-    re.IGNORECASE,
+    r"[^\w.!?]*(?:(?:[\w()]+\s+){0,4}(?:and|or))?[^\w.!?]*(?:[A-Za-z]\w*\s*=[^\w.!?]*)?", re.IGNORECASE
 )
 _PARTS = re.compile(r"\\text\s*\{([^{}]*)\}")
 _THINK_END = "</think>"
@@ -39,14 +34,6 @@ _ANSWER = re.compile(
     r"|<answer>",
     re.IGNORECASE,
 )
-_LETTER = r"(?<![A-Za-z0-9\\$'{])\(?[A-J](?![A-Za-z0-9'’])\)?"
-_CHOICE = re.compile(rf"{_LETTER}(?:\s*(?:,|/|\bor\b|\band\b)\s*(?:and\s+|or\s+)?{_LETTER})*")
-"""A choice letter, with the others that "A or B", "(A), (C)" join to it."""
-_CHOICE_ANCHOR = re.compile(
-    rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('answer')}|option|choice|opción|选项)(?![A-Za-zÀ-ÿ])"
-    r"|\b(?:therefore|so|it's|it is)\b",
-    re.IGNORECASE,
-)
 _TRAILING_ANCHORS = 4
 _VERB = re.compile(r"\b(?:is|are|equals)\s")
 _REMARK = re.compile(
@@ -55,7 +42,6 @@ _REMARK = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"(?<!i\.e)(?<!e\.g)[.!?]\s|。|\n")
-_STATED = re.compile(r"(?=(?:\b(?:is|are|has|have)\s+|\*\*)([^.*\n]+)\**\.?\s*$)")
 _NEGATED = re.compile(r"\bnot\s+(?:\w+\s+)?$", re.IGNORECASE)
 _OTHER_SCRIPT = re.compile(r"[\u0400-\u1fff\u3040-\uffef]")
 _HASHES = re.compile(r"(?:^[ \t]*|\s)#{4,}[ \t]*(?P<rest>[^\n#]+)$", re.MULTILINE)
@@ -120,14 +106,8 @@ def find_boxes(text: str) -> list[_Box]:
 
 def _joined(between: str) -> bool:
     """Whether two boxes belong to one answer: nothing but a conjunction, a comma or the next name stands between."""
-    if "\n\n" in between or len(between) > 60:
-        return False
-    words = _PARTS.sub(lambda match: match[1] or "", between)
-    return (
-        not re.search(r"[.!?](?:\s|\\|$)", words)
-        and not _CORRECTION.search(words)
-        and _JOINED.fullmatch(words.replace("\\quad", " ")) is not None
-    )
+    words = _PARTS.sub(lambda match: match[1] or "", between).replace("\\quad", " ")
+    return "\n\n" not in between and len(between) <= 60 and _JOINED.fullmatch(words) is not None
 
 
 def boxed_answer(text: str) -> tuple[str, int] | None:
@@ -140,22 +120,14 @@ def boxed_answer(text: str) -> tuple[str, int] | None:
         if not _joined(text[box.end : parts[0].start]):
             break
         parts.insert(0, box)
-    contents = [_innermost(box.content) for box in parts]
-    return ", ".join(content.strip() for content in contents), boxes[-1].end
+    return ", ".join(box.content.strip() for box in parts), boxes[-1].end
 
 
 def every_box(response: str) -> str | None:
     """All different boxed answers as one comma list; None with fewer than two."""
     boxes = find_boxes(response_tail(response))
-    contents = list(dict.fromkeys(_innermost(box.content).strip() for box in boxes))
+    contents = list(dict.fromkeys(box.content.strip() for box in boxes))
     return ", ".join(contents) if len(contents) > 1 else None
-
-
-def _innermost(content: str) -> str:
-    """The content of a box inside a box."""
-    for _ in range(4):
-        content = inner[-1].content if (inner := find_boxes(content)) else content
-    return content
 
 
 def extract_answer(response: str) -> str:
@@ -236,33 +208,6 @@ def _after_verb(rest: str) -> str:
     return rest
 
 
-def extract_choice(response: str) -> str:
-    """The choice letters that a response without a box names in prose; empty when it has a box or names none."""
-    text = response_tail(response)
-    if find_boxes(text):
-        return ""
-    for anchor in reversed(list(_CHOICE_ANCHOR.finditer(text))[-_TRAILING_ANCHORS:]):
-        sentence = re.split(r"\.(?=\s+[A-Z])|\n\n", text[anchor.end() : anchor.end() + 200], maxsplit=1)[0]
-        for choice in _CHOICE.finditer(sentence):
-            if not _NEGATED.search(sentence, 0, choice.start()) and not _is_article(choice):
-                return _letters(choice.group())
-    head = re.match(r"\W*([A-J])(?=\W|$|[^\x00-\x7f])(?!\s*['’])(?!\s+[a-z])", text)
-    first = None if head is None else _CHOICE.search(text, max(0, head.start(1) - 1))
-    if first is not None:
-        return _letters(first.group())
-    letters = {_letters(c.group()) for c in _CHOICE.finditer(text, text.rfind("\n") + 1) if not _is_article(c)}
-    return letters.pop() if len(letters) == 1 and len(text) < 400 else ""
-
-
-def _is_article(choice: re.Match[str]) -> bool:
-    """`A cat`, `I think`: a word of the sentence, not a choice."""
-    return choice.group() in ("A", "I") and re.match(r"\s+[a-z]", choice.string[choice.end() :]) is not None
-
-
-def _letters(choice: str) -> str:
-    return ", ".join(re.findall("[A-J]", choice))
-
-
 def _formula_groups(text: str) -> list[list[re.Match[str]]]:
     """The formulas of `text`, those joined by "and", "or" or a comma together; prose between dollar signs is none."""
     groups: list[list[re.Match[str]]] = []
@@ -311,12 +256,8 @@ def _last_line(text: str) -> str:
     if groups and not (numbers and numbers[-1].start() >= groups[-1][-1].end()):
         return _listed(text, groups[-1])
     if numbers:
-        listed = re.search(r"(?:[-\d.]+、)*$", text[: numbers[-1].start()])
-        return (listed.group() if listed else "") + _with_unit(text, numbers[-1])
+        return _with_unit(text, numbers[-1])
     line = text.rsplit("\n", 1)[-1].strip()
-    stated_words = list(_STATED.finditer(line))
-    if stated_words and len(stated_words[-1][1].split()) <= 4 < len(line.split()):
-        return stated_words[-1][1].strip("* ")
     return line if len(line) <= 200 else ""
 
 

@@ -1,17 +1,6 @@
-"""The reward component `http`: a server answers with the reward of a response.
+"""The reward component `http`: a server answers with the reward of a response, or of all responses of a group.
 
-One call is `POST url` with the body
-
-    {"problem": str, "gold": str, "answer": str, "response": str, "turns": [{"speaker", "text", "reward"}], "extra": {}}
-
-and the answer `{"reward": number}` with status 200. `answer` is the extracted final answer, or the response where there
-is none; `turns` is empty without an environment. With `per = "group"` one call has all responses of a group,
-
-    {"problem": str, "gold": str, "extra": {}, "responses": [{"answer", "response", "turns"}, ...]}
-
-and the answer `{"rewards": [number, ...]}`, one for each of them in their order; a failed call fails the whole group.
-
-Order of events for one body:
+docs/http-rewards.md has the bodies and answers. A failed call fails the whole group. Order of events for one body:
 
     known -> its value
     under way -> the value of that call
@@ -86,11 +75,10 @@ class HttpAnswer:
 
 @dataclass(slots=True)
 class _Attempts:
-    """Attempts of one call: how many, the seconds that they took, why the last one failed."""
+    """Attempts of one call, and the seconds that they took."""
 
     number: int = 0
     seconds: float = 0.0
-    reason: str = ""
 
 
 class HttpReward:
@@ -162,18 +150,15 @@ class HttpReward:
         )
         values: tuple[float, ...] = ()
         failure: Literal["timeout", "error"] = "error"
+        reason = ""
         try:
             async with self._places, asyncio.timeout(config.deadline_s):
                 values = await retrying(self._attempt, content, size, attempts)
         except TimeoutError:
-            failure = "timeout"
-            before = f"; the attempt before {attempts.reason}" if attempts.reason else ""
-            attempts.reason = f"no answer within deadline_s = {config.deadline_s:g}{before}"
-        except (_Refused, _Unavailable):
-            if attempts.number > 1:
-                attempts.reason += f" (attempt {attempts.number})"
-        detail = f"reward {config.label}: {attempts.reason}"
-        failed = HttpAnswer(None, failure=failure, detail=detail)
+            failure, reason = "timeout", f"no answer within deadline_s = {config.deadline_s:g}"
+        except (_Refused, _Unavailable) as error:
+            reason = str(error)
+        failed = HttpAnswer(None, failure=failure, detail=f"reward {config.label}: {reason}")
         answers = [HttpAnswer(value) for value in values] or [failed] * (size or 1)
         return _charged(answers, HttpUsage(attempts.number, attempts.seconds))
 
@@ -186,15 +171,10 @@ class HttpReward:
             async with aclosing(await self._transport.handle_async_request(request)) as response:
                 _check_status(response)
                 return _rewards(await _read(response), size)
-        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
-            attempts.reason = f"failed with {type(error).__name__}: {error}".rstrip(": ")
-            raise _Unavailable(attempts.reason) from error
         except httpx.HTTPError as error:
-            attempts.reason = f"failed with {type(error).__name__}: {error}"
-            raise _Refused(attempts.reason) from error
-        except (_Refused, _Unavailable) as error:
-            attempts.reason = str(error)
-            raise
+            may_pass = isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError)
+            reason = f"failed with {type(error).__name__}: {error}".rstrip(": ")
+            raise (_Unavailable if may_pass else _Refused)(reason) from error
         finally:
             attempts.seconds += time.perf_counter() - begin
 
@@ -250,8 +230,6 @@ def _rewards(body: bytes, size: int | None) -> tuple[float, ...]:
         count = f"{len(values)} numbers" if isinstance(values, list) else repr(values)[:80]
         raise _Refused(f"was answered with the rewards {count}; must be a list of {size}, one for each response")
     try:
-        if size is not None and (flags := [value for value in values if isinstance(value, bool)]):
-            raise ValueError(f"{flags[0]}, which is not a number")
         return tuple(reward_number(value) for value in values)
     except ValueError as error:
         raise _Refused(f"was answered with the reward {error}") from None

@@ -1,7 +1,6 @@
 """Killable verifier processes with a wall clock.
 
-Each worker is a thread with its own process; the threads take answers from one queue. Callers submit work with
-`submit` from any thread and wait for a future. Order of events for one answer:
+Each worker is a thread with its own process; the threads take answers from one queue. Order of events for one answer:
 
     queued -> sent, clock running -> verdict
                         |-> deadline passed: process killed, verdict `wrong` or `timeout`
@@ -180,17 +179,11 @@ class _Job:
 
 
 class VerifierPool:
-    """Verifies (gold, response) pairs in killable processes.
+    """Verifies (gold, response) pairs in `workers` killable processes.
 
-    Args:
-        workers: processes, at least 1.
-        deadline_s: wall clock of one answer, seconds; past it the process is killed (see the module's text).
-        memory_mb: address-space limit of a process, MiB; an answer that reaches it gets the verdict `error`.
-        rewards: settings of the components (RewardConfig) that are scored for pairs with a `context`.
-
-    Raises:
-        ValueError: a setting out of range.
-        VerifierFailed: (from a future) workers cannot be started at all.
+    deadline_s: wall clock of one answer. memory_mb: address space of a process, MiB; an answer that reaches it is
+    `error`. rewards: settings of the components (RewardConfig) that are scored for pairs with a `context`.
+    Futures raise VerifierFailed where workers cannot be started.
     """
 
     def __init__(
@@ -200,11 +193,6 @@ class VerifierPool:
         memory_mb: int = 2048,
         rewards: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        for name, value, least in (("workers", workers, 1), ("memory_mb", memory_mb, 256)):
-            if value < least:
-                raise ValueError(f"verifier.{name} is {value}; set it to at least {least}")
-        if not deadline_s > 0:
-            raise ValueError(f"verifier.deadline_s is {deadline_s}; set a positive number of seconds")
         self.deadline_s = deadline_s
         self._memory_mb = memory_mb
         self._rewards = tuple(rewards)

@@ -1,17 +1,10 @@
 """Reward components. Pure, except for `http`, which asks a server.
 
-A reward component is a class without constructor arguments, made once per worker process and called for each response:
-
-    from gxpo_trainer.grading.rewards import RewardInput
-
-    class Brevity:
-        def __call__(self, sample: RewardInput) -> float:
-            return 1.0 if sample.num_tokens <= 200 else 0.0
-
-The run file refers to it as `package.module:Class`, or by the name that an installed package registers in the
-entry-point group `gxpo.rewards`. With settings of its own it has a settings class, a subclass of
-`gxpo_trainer.config.RewardConfig` that names it as its `implementation`; the component then takes these settings. See
-docs/evaluation.md, and gxpo_trainer/plugins.py for what may be imported.
+A component is a class without constructor arguments, made once per worker process and called for each response. The run
+file refers to it as `package.module:Class`, or by the name that an installed package registers in the entry-point group
+`gxpo.rewards`. With settings of its own it takes an instance of its settings class, a subclass of
+`gxpo_trainer.config.RewardConfig` that names it as its `implementation`. See docs/tutorials/write-a-reward.md, and
+gxpo_trainer/plugins.py for what may be imported.
 
 Also the addresses that reward components may call, and the tokens for them: both are the administrator's.
 """
@@ -34,12 +27,10 @@ from gxpo_trainer.types import Utterance, Verdict, VerdictStatus
 class RewardInput:
     """One response with its problem and verdict.
 
-    problem: text before any template. gold: the final answer alone, empty without one. num_tokens: those that the
-    policy wrote. truncated: cut at the length limit. status: correct, wrong, unparsed, or ungraded where the problem
-    has no answer (timeouts and errors have no reward).
-    extracted: the final answer in the response, None if there is none or the environment gave the verdict. extra:
-    further JSON-serializable fields of the problem's row. turns: the conversation after the prompt; empty without an
-    environment, where `response` is all of it. environment_reward: sum of its rewards, None where it gave none.
+    problem: text before any template. gold: empty without one. num_tokens: those that the policy wrote. truncated: cut
+    at the length limit. status: neither timeout nor error, which have no reward. extracted: the final answer, None if
+    there is none or the environment gave the verdict. extra: further JSON-serializable fields of the problem's row.
+    turns: the conversation after the prompt; empty without an environment. environment_reward: None where it gave none.
     """
 
     problem: str
@@ -112,11 +103,8 @@ OWN: dict[str, Callable[..., Reward]] = {
 }
 
 
-_LONGEST_PROBLEM = 200
-
-
 class RewardFailed(Exception):
-    """Components raised an exception or returned no finite number; the message names each of them."""
+    """A component raised an exception or returned no finite number; the message names it."""
 
 
 def reward_number(value: object) -> float:
@@ -164,15 +152,7 @@ class Scorer:
             **{name: value for name, value in context.items() if name not in ("turns", "rewards")},
             turns=turns,
         )
-        values: dict[str, float] = {}
-        problems: list[str] = []
-        for label, _, component in parts:
-            try:
-                values[label] = _value(label, component, sample)
-            except RewardFailed as error:
-                problems.append(str(error)[:_LONGEST_PROBLEM])
-        if problems:
-            raise RewardFailed("; ".join(problems))
+        values = {label: _value(label, component, sample) for label, _, component in parts}
         return {"components": values, "score": sum(weight * values[label] for label, weight, _ in parts)}
 
 

@@ -1,4 +1,4 @@
-"""Equality of two scalar answers: numbers, expressions, words, times, ratios, numbers in other bases.
+"""Equality of two scalar answers: numbers, expressions, words, times, numbers in other bases.
 
 A scalar is read once: its value as an expression tree, its mark (percent, degrees), its unit, or its words. Two
 readings are compared alike on both sides; where one side states a unit, a percent sign or a degree sign and the other
@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from gxpo_trainer.grading.engine import engine_equal
-from gxpo_trainer.grading.equality import Undefined, expressions_equal, rational_value, symbols
+from gxpo_trainer.grading.equality import expressions_equal, symbols
 from gxpo_trainer.grading.expression import Node, number, parse_expression
-from gxpo_trainer.grading.latex import TooLarge, Unsupported, same_tokens
+from gxpo_trainer.grading.latex import Unsupported, same_tokens
 from gxpo_trainer.grading.units import WORDS, Unit, number_from_words, parse_unit, split_unit
 
 _BASE = re.compile(
     r"(?P<sign>-?)\(?(?P<digits>[0-9A-Z]+(?:\.[0-9A-Z]+)?)\)?_\{?(?:\\text\{)?(?P<base>[0-9]{1,2}|[a-z]+)\}?\}?"
 )
 _CLOCK = re.compile(
-    r"(?P<h>[0-9]{1,2})(?:(?::(?P<m>[0-9]{2})(?::(?P<s>[0-9]{2}))?)|(?=\s*(?:\\text\{\s*)?[ap]\.?\s?m))\s*(?:\\text\{\s*)?(?P<half>[ap]\.?\s?m\.?)?(?:\s*\})?",
+    r"(?P<time>[0-9]{1,2}(?:(?::[0-9]{2}){1,2}|(?=\s*(?:\\text\{\s*)?[ap]\.?\s?m)))\s*"
+    r"(?:\\text\{\s*)?(?P<half>[ap]\.?\s?m\.?)?(?:\s*\})?",
     re.IGNORECASE,
 )
-_ANGLE = re.compile(r"(?:(?P<d>[0-9.]+)\^\\circ)?\s*(?:(?P<m>[0-9.]+)'(?!'))?\s*(?:(?P<s>[0-9.]+)(?:''|\"))?")
 _LABEL = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[.:)])\s*(?=[^\s,;])")
 _CHOICE = re.compile(r"(?:\\text\{)?\s*\(?\s*([A-Ja-j])\s*[).:]?\s*\}?\.?")
 _ORDINAL = re.compile(r"([0-9])\s*\^?\s*\{?\s*(?:\\text\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?(?![A-Za-z])")
@@ -39,13 +39,12 @@ _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|cis)")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The meaning of a scalar. `node` is its value without mark and unit; `whole` the value when a bare unit at its end
-    is read as a product of letters instead (`5 m`); `words` are its letters when it has nothing else."""
+    """The meaning of a scalar. `node` is its value without mark and unit; `words` are its letters when it has nothing
+    else."""
 
     node: Node | None
     mark: str = ""
     unit: Unit | None = None
-    whole: Node | None = None
     words: str | None = None
 
 
@@ -53,17 +52,18 @@ def scalars_equal(gold: str, answer: str) -> bool | None:
     """Whether two scalars are the same answer; None when neither we nor math-verify can read them. Raises TooLarge."""
     if same_tokens(gold, answer) or same_tokens(_unwrapped(gold), _unwrapped(answer)):
         return True
-    for test in (_based_numbers, _clock_times, _ratios):
+    gold, answer = (_TO.sub(":", side) for side in (gold, answer))
+    for test in (_based_numbers, _clock_times):
         verdict = test(gold, answer)
         if verdict is not None:
             return verdict
-    a, b = read(gold), read(_without_label(answer, gold))
+    a, b = read(gold), read(answer)
     if a.words is not None and b.words is not None:
         verdict = _words_equal(a.words, b.words)
         if verdict is not None:
             return verdict
     if a.node is not None and b.node is not None:
-        return _values_equal(a, b)
+        return _values_equal(a, b) or ((a.unit is None) != (b.unit is None) and _products_equal(gold, answer))
     if (a.node or a.words) and (b.node or b.words):
         return False
     return engine_equal(split_unit(gold)[0], split_unit(answer)[0])
@@ -89,8 +89,7 @@ def read(text: str) -> Reading:
         return read(text[remark.end() :])
     if node is None and "\\text" in value:
         node = _parsed(_TEXT.sub(" ", value))
-    bare = behind != "" and "\\text" not in behind
-    return Reading(node, mark, unit, _parsed(text) if bare else None, words)
+    return Reading(node, mark, unit, words)
 
 
 def _parsed(text: str) -> Node | None:
@@ -104,13 +103,8 @@ def _marked(value: str) -> tuple[str, str]:
     r"""The value without its percent or degree sign, and the sign; in `\sin 30^\circ` the degrees stay."""
     if value.endswith("%"):
         return value[:-1], "%"
-    angle = _ANGLE.fullmatch(value.strip())
-    if ("\\circ" not in value and (angle is None or not value)) or _TRIGONOMETRIC.search(value):
+    if "\\circ" not in value or _TRIGONOMETRIC.search(value):
         return value, ""
-    if angle is not None and (angle["m"] or angle["s"]):
-        parts = [Fraction(angle[name] or 0) for name in ("d", "m", "s")]
-        degrees = parts[0] + parts[1] / 60 + parts[2] / 3600
-        return f"\\frac{{{degrees.numerator}}}{{{degrees.denominator}}}", "°"
     return re.sub(r"\^\\circ(?:\s*[CFK](?![A-Za-z]))?", "", value), "°"
 
 
@@ -121,26 +115,21 @@ def _values_equal(gold: Reading, answer: Reading) -> bool:
         replace(side, mark="", unit=degrees) if side.mark == "°" and other.unit is not None else side
         for side, other in ((gold, answer), (answer, gold))
     )
+    a, b = gold.node, answer.node
+    assert a is not None
+    assert b is not None
     if gold.unit is not None and answer.unit is not None:
-        a, b = (Node("mul", (_bare(side), number(side.unit.size))) for side in (gold, answer) if side.unit is not None)
-        return gold.unit.dimension == answer.unit.dimension and expressions_equal(a, b)
-    a, b = _with_letters(gold, answer), _with_letters(answer, gold)
+        sizes = [Node("mul", (a, number(gold.unit.size))), Node("mul", (b, number(answer.unit.size)))]
+        return gold.unit.dimension == answer.unit.dimension and expressions_equal(*sizes)
     return expressions_equal(a, b) or (
         gold.mark != answer.mark and expressions_equal(_marked_value(a, gold.mark), _marked_value(b, answer.mark))
     )
 
 
-def _bare(reading: Reading) -> Node:
-    assert reading.node is not None
-    return reading.node
-
-
-def _with_letters(reading: Reading, other: Reading) -> Node:
-    """The value; where the other side has the letters of a bare unit as variables, the product with them."""
-    node = _bare(reading)
-    if reading.whole is None or not (symbols(reading.whole) - symbols(node)) & symbols(other.whole or _bare(other)):
-        return node
-    return reading.whole
+def _products_equal(gold: str, answer: str) -> bool:
+    """Equality where a letter that looks like a unit is a factor: 5 m and 2m + 3m."""
+    a, b = _parsed(gold), _parsed(answer)
+    return a is not None and b is not None and expressions_equal(a, b)
 
 
 def _marked_value(node: Node, mark: str) -> Node:
@@ -150,42 +139,28 @@ def _marked_value(node: Node, mark: str) -> Node:
     return Node("div", (node, number({"%": 100, "°": 180}[mark]))) if mark else node
 
 
-def is_choice(gold: str) -> bool:
-    """Whether a gold is one choice letter."""
-    return _CHOICE.fullmatch(gold.strip()) is not None and gold.strip(" ().:").isupper()
-
-
 def choice_letters(gold: str, answer: str) -> bool | None:
-    """A gold that is one choice letter, perhaps with the choice's text: `B`, `(B)`, `B.`, `(B) 12` are that choice.
+    """A gold that is one choice letter: `(B)`, `B.` and `(B) 12` are the choice B.
 
     None when the gold is no choice, or the answer names none.
     """
     alone = _CHOICE.fullmatch(gold.strip())
-    labelled = alone or _LABEL.match(gold.strip())
-    if labelled is None:
+    if alone is None:
         return None
-    letter = (labelled[1] or labelled[2]).upper()
-    if alone is not None and len(gold.strip()) == 1 and len(answer.strip()) == 1:
+    if len(gold.strip()) == 1 and len(answer.strip()) == 1:
         return gold.strip() == answer.strip()
+    letter = alone[1].upper()
     choice = _CHOICE.fullmatch(answer.strip())
-    if choice is not None and not (alone is None and choice[1].islower()):
+    if choice is not None:
         return choice[1].upper() == letter
     label = _LABEL.match(answer.strip())
     if label is None:
         return None
     behind = re.sub(r"[A-J]\)", "(", answer[label.end() :])
-    if alone is not None and re.search(r"\(\s*[A-J]?\s*[()]|(?:^|[\s,])[A-J]\s*(?:$|,)", behind):
+    if re.search(r"\(\s*[A-J]?\s*[()]|(?:^|[\s,])[A-J]\s*(?:$|,)", behind):
         # Several choices where one was asked for.
         return False
     return (label[1] or label[2]) == letter
-
-
-def _without_label(answer: str, gold: str) -> str:
-    r"""`(B) 12` means 12 where the gold is a value."""
-    label = _LABEL.match(answer)
-    if label is None or _LABEL.match(gold) is not None or (label[2] and answer[label.end() - 1 : label.end()] == ")"):
-        return answer
-    return answer[label.end() :]
 
 
 def _based_numbers(gold: str, answer: str) -> bool | None:
@@ -206,40 +181,14 @@ def _based(s: str) -> tuple[str, str, Fraction] | None:
 
 
 def _clock_times(gold: str, answer: str) -> bool | None:
-    """12:00, 7:05 p.m., 19:05; where only one side names the half of the day, the other may be on either clock."""
-    a, b = (_CLOCK.fullmatch(s.strip()) for s in (gold, answer))
+    """12:00, 7:05 p.m., 9 a.m.; where only one side names the half of the day, the other may mean either."""
+    a, b = (_CLOCK.fullmatch(side.strip()) for side in (gold, answer))
     if a is None or b is None:
         return None
-    halves = [(clock["half"] or "")[:1].lower() for clock in (a, b)]
-    hours = [int(clock["h"]) for clock in (a, b)]
-    # 12 a.m. is hour 0 and 12 p.m. is 12.
-    of_day = [hour % 12 + 12 * (half == "p") if half else hour for hour, half in zip(hours, halves, strict=True)]
-    same_hour = of_day[0] == of_day[1] or ("" in halves and halves[0] != halves[1] and hours[0] == hours[1])
-    return same_hour and all((a[part] or "00") == (b[part] or "00") for part in "ms")
-
-
-def _ratios(gold: str, answer: str) -> bool | None:
-    """a:b:c against a:b:c, up to a common factor; a:b against the fraction a/b."""
-    gold, answer = (_TO.sub(":", side) for side in (gold, answer))
-    if ":" not in gold and ":" not in answer:
-        return None
-    if all(_CLOCK.fullmatch(side.strip()) for side in (gold, answer) if ":" in side):
-        # 9:24 may be a time of day, which is no fraction in lower terms; two times have been compared.
-        return re.findall("[0-9]+", gold) == re.findall("[0-9]+", answer) and "m" not in (gold + answer).lower()
-    sides = [[constant(part) or 0 for part in (s if ":" in s else f"{s}:1").split(":")] for s in (gold, answer)]
-    if not all(map(all, sides)):
-        return None
-    a, b = sides
-    return len(a) == len(b) and all(x * b[0] == y * a[0] for x, y in zip(a, b, strict=True))
-
-
-def constant(text: str) -> Fraction | None:
-    """The exact value of a rational constant; None for anything else."""
-    node = _parsed(text)
-    try:
-        return None if node is None else rational_value(node)
-    except (Undefined, TooLarge):
-        return None
+    halves = {clock["half"][0].lower() for clock in (a, b) if clock["half"]}
+    times = [[int(part) for part in clock["time"].split(":")] for clock in (a, b)]
+    of_day = [[*time, 0, 0][:3] for time in times]
+    return len(halves) <= 1 and of_day[0] == of_day[1]
 
 
 def _words_equal(a: str, b: str) -> bool | None:

@@ -63,19 +63,7 @@ _MATRIX = re.compile(
     r"[\[(]?\s*\\begin\{([bpvVBs]?(?:small)?matrix|array)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}\s*[\])]?", re.DOTALL
 )
 _SET_BUILDER = re.compile(r"([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?[|:](?=.*\1)")
-_ROWS = re.compile(
-    r"(?:\\\{\s*)?\\begin\{(cases|aligned|align\*?|alignedat|gathered|split|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}",
-    re.DOTALL,
-)
-_FRENCH_INTERVAL = re.compile(
-    r"(^|[=,;U{]|\\cup|\\in)\s*([\[\]])([^\[\],;]+)[,;]([^\[\],;]+)([\[\]])(?=\s*(?:$|\\cup|U|,|;))"
-)
-_IF = re.compile(
-    r"^\s*,?\s*(?:\\text\{\s*(?:if|for|when|where)\s*\}|(?:if|for|when)\s)\s*|^\\text\{\s*(?:otherwise|else)\s*\}"
-)
 _RELATION = r"\\(?:le|ge|ne|in|notin|approx|equiv|subset|subseteq)(?![A-Za-z])|[=<>]"
-_TRANSPOSED = re.compile(r"(\(.*,.*\))\s*\^\s*\{?\s*(?:T|\\top|\\intercal|\\prime)\s*\}?")
-"""A column written as the transpose of a row of numbers."""
 _BOUNDS = {"<", ">", "\\le", "\\ge", "\\ne", "\\in"}
 _CONDITION_WORDS = "for|where|with|if|when|whenever|such that|since|provided|assuming|as"
 _CONDITION = re.compile(
@@ -126,10 +114,6 @@ def parse_answer(s: str, nesting: int = 0) -> Answer:
     s = s.strip()
     if nesting > MAX_NESTING:
         return Scalar(s)
-    if nesting == 0 and ("[" in s or "]" in s):
-        s = _FRENCH_INTERVAL.sub(_usual_interval, s)
-    if (rows := _rows(s, nesting)) is not None:
-        return rows
     for separator in (";", ","):
         parts, _ = split_top(s, separator)
         parts = [part for part in parts if part]
@@ -146,14 +130,6 @@ def parse_answer(s: str, nesting: int = 0) -> Answer:
     if not several and ("\\pm" in s or "\\mp" in s):
         return _plus_minus(s, nesting)
     return _bracketed(s, nesting)
-
-
-def _usual_interval(match: re.Match[str]) -> str:
-    """]0,1[ is (0,1)."""
-    before, opening, low, high, closing = match.groups()
-    if (opening, closing) == ("[", "]"):
-        return match.group()
-    return f"{before}{'[' if opening == '[' else '('}{low},{high}{']' if closing == ']' else ')'}"
 
 
 def split_condition(s: str) -> tuple[str, str]:
@@ -184,8 +160,7 @@ def _bracketed(s: str, nesting: int) -> Answer:
         rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?|\\cr(?![A-Za-z])", matrix[2]) if row.strip()]
         cells = tuple(tuple(parse_answer(cell, nesting + 1) for cell in row.split("&")) for row in rows)
         return Matrix(s, cells, matrix[1][0] if matrix[1][0] in "vV" else "")
-    transposed = _TRANSPOSED.fullmatch(s)
-    wrapped = _wrapped(transposed[1] if transposed is not None else s)
+    wrapped = _wrapped(s)
     if wrapped is None:
         return Scalar(s)
     opening, inside, closing = wrapped
@@ -199,30 +174,3 @@ def _bracketed(s: str, nesting: int) -> Answer:
         return Scalar(s) if isinstance(inner, Scalar) else inner
     parsed = tuple(parse_answer(item, nesting + 1) for item in items)
     return Sequence(s, parsed, opening.removeprefix("\\"), closing.removeprefix("\\"))
-
-
-def _rows(s: str, nesting: int) -> Answer | None:
-    r"""The rows of cases or aligned equations, all of which hold; `a & x > 0` in a row is value and condition."""
-    match = _ROWS.fullmatch(s)
-    if match is None:
-        return None
-    kind, body = match[1], match[2]
-    rows = [row.strip().rstrip(",.") for row in re.split(r"\\\\(?:\[[^\]]*\])?", body) if row.strip()]
-    if len(rows) == 1 and kind != "array":
-        return parse_answer(" ".join(rows[0].replace("&", " ").split()), nesting + 1)
-    if "\\begin" in body or len(rows) < 2 or (kind == "array" and "&" in body and not re.search(_RELATION, body)):
-        return None
-    items: list[Answer] = []
-    for row in rows:
-        cells = [_IF.sub("", cell.strip().rstrip(",")).strip() for cell in row.split("&")]
-        pair = (
-            len(cells) == 2
-            and kind in ("cases", "array")
-            and not re.match(_RELATION, cells[1])
-            and cells[0][-1:] not in "=<>"
-        )
-        if pair:
-            items.append(Sequence(row, tuple(parse_answer(cell, nesting + 1) for cell in cells), "(", ")"))
-        else:
-            items.append(parse_answer(" ".join(row.replace("&", " ").split()), nesting + 1))
-    return Sequence(s, tuple(items))

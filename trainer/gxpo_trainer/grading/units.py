@@ -33,23 +33,14 @@ _NUMBERS: dict[str, int] = {
 
 
 def number_from_words(text: str) -> Fraction | None:
-    """`twenty-one` is 21, `three hundred and five` is 305, `two thirds` 2/3; None for anything else."""
-    denominators = WORDS["numbers"]["denominators"]
+    """`twenty-one` is 21, `hundred` 100; None for anything else."""
     words = re.findall(r"[a-z]+", text.lower())
-    if not words or words[0] not in _NUMBERS or re.search(r"[^A-Za-z\s-]", text):
+    if not 1 <= len(words) <= 2 or re.search(r"[^A-Za-z\s-]", text) or not all(word in _NUMBERS for word in words):
         return None
-    if len(words) == 2 and (denominator := denominators.get(words[1]) or denominators.get(words[1].rstrip("s"))):
-        return Fraction(_NUMBERS[words[0]], denominator)
-    total = group = 0
-    for word in words:
-        value = _NUMBERS.get(word)
-        if value is None and word != "and":
-            return None
-        if value is not None and value >= 1000:
-            total, group = total + max(group, 1) * value, 0
-        elif value is not None:
-            group = max(group, 1) * value if value == 100 else group + value
-    return Fraction(total + group)
+    values = [_NUMBERS[word] for word in words]
+    if len(values) == 2 and not (values[0] in range(20, 100) and values[1] in range(1, 10)):
+        return None
+    return Fraction(sum(values))
 
 
 _WORD = r"\\text\{[^{}]*\}|(?<![A-Za-z\\])[A-Za-zµμÅΩ]+|\\Omega|%\s*of"

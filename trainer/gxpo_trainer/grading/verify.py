@@ -9,43 +9,34 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Sequence as Items
 from fractions import Fraction
 
-from gxpo_trainer.grading.compare import MAX_MATCHED, answers_equal
+from gxpo_trainer.grading.compare import answers_equal
 from gxpo_trainer.grading.engine import nesting, parse_latex
 from gxpo_trainer.grading.equality import DIGITS, Undefined, no_symbols, precise, rational_value, value_at
 from gxpo_trainer.grading.expression import Node
-from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS, every_box, extract_answer, extract_box, extract_choice
+from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS, every_box, extract_answer, extract_box
 from gxpo_trainer.grading.latex import MAX_NESTING, TooLarge, clean, same_tokens
 from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.grading.relations import is_assignment, value_of
-from gxpo_trainer.grading.scalar import choice_letters, is_choice, read
+from gxpo_trainer.grading.scalar import choice_letters, read
 from gxpo_trainer.grading.structure import Answer, Relation, Scalar, Sequence, parse_answer, split_condition
 from gxpo_trainer.grading.units import Unit, parse_unit, split_unit
 from gxpo_trainer.types import EVASION, Verdict
 
 
-def within(gold: Answer, answer: Answer, tolerance: Items[float], unit: Unit | None) -> bool:
+def within(gold: Answer, answer: Answer, tolerance: float, unit: Unit | None) -> bool:
     """Whether all values of the answer lie within the absolute tolerance of the gold's (OlympiadBench's `error`).
 
     In any order. `unit`: of both. False when a side is not made of real constants, or the numbers of values differ.
     Raises TooLarge.
     """
     golds, answers = _values(gold, unit), _values(answer, unit)
-    if golds is None or answers is None or len(golds) != len(answers) or len(golds) > MAX_MATCHED:
+    if golds is None or answers is None or len(golds) != len(answers):
         return False
     # Of the decimal as it is written: 0.1 is one tenth.
-    limits = [Fraction(str(value)) for value in tolerance]
-    limits = limits if len(limits) == len(golds) else limits[:1] * len(golds)
-    left = list(answers)
-    # The tightest first, and each takes its nearest: right where golds are farther apart than their tolerances.
-    for limit, wanted in sorted(zip(limits, golds, strict=True)):
-        nearest = min(left, key=lambda value: abs(value - wanted))
-        if abs(nearest - wanted) > limit:
-            return False
-        left.remove(nearest)
-    return True
+    limit = Fraction(str(tolerance))
+    return all(abs(a - b) <= limit for a, b in zip(sorted(golds), sorted(answers), strict=True))
 
 
 def _values(answer: Answer, unit: Unit | None) -> list[Fraction] | None:
@@ -125,10 +116,7 @@ def verify(gold: str, response: str, options: VerifyOptions | None = None) -> Ve
     gold: empty where the problem has none. options: rules of the problem in addition to it; None for the common case.
     """
     rules = options or VerifyOptions()
-    if rules.boxed:
-        answer = extract_box(response)
-    else:
-        answer = (is_choice(_cleaned_gold(gold)) and extract_choice(response)) or extract_answer(response)
+    answer = extract_box(response) if rules.boxed else extract_answer(response)
     if not gold:
         return Verdict("ungraded", answer or None, 0.0, "the problem has no answer to compare with")
     if response.strip() == gold and not rules.boxed:

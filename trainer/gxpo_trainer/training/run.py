@@ -187,8 +187,8 @@ def _reserve(
 
 
 def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], None] = lambda line: None) -> None:
-    """Record the first prompt, excluded training problems, near duplicates of evaluated ones for the user to check, and
-    too few problems for a step. `say` prints the latter too, and what is done without a chat template."""
+    """Record the first prompt, excluded training problems, and too few problems for a step. `say` prints the latter
+    too, and what is done without a chat template."""
     problems = prepared.problems
     data, num_problems = problems.data, len(problems.prompts.prompts)
     if prepared.checkpoint is None:
@@ -201,10 +201,6 @@ def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], 
         say(warning)
     for setting, number in data.num_left_out.items():
         reporter.log_event("problems_left_out", f"{setting} excluded {number} training problems", setting=setting)
-    if data.near_duplicates:
-        examples = "; ".join(data.near_duplicates[:5])
-        message = f"{len(data.near_duplicates)} training problems are near duplicates of evaluated ones: {examples}"
-        reporter.log_event("near_duplicates", message, problems=list(data.near_duplicates))
 
 
 def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
