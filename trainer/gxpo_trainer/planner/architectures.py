@@ -17,7 +17,6 @@ from typing import Any
 from gxpo_trainer.config import ModelConfig, RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.planner.devices import uneven_split
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -112,24 +111,54 @@ def language_model(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else body
 
 
+def experts_setting(text: Mapping[str, Any]) -> str | None:
+    """The setting by which a layer has several experts; None for a dense model."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    return next((name for name in names if text.get(name) not in (None, 0, 1)), None)
+
+
 def check_architecture(body: Mapping[str, Any], config: RunConfig) -> None:
     """Raises ConfigError for a config.json whose model cannot be trained; what nobody tried is not refused."""
     text = language_model(body)
     kind = body.get("model_type")
     problem = FAMILIES.get(kind, TRAINS) if isinstance(kind, str) else TRAINS
     factor = next((name for name in HEAD_FACTORS if text.get(name) not in (None, 1)), None)
-    experts = next((name for name in ("num_local_experts", "num_experts", "n_routed_experts") if text.get(name)), None)
+    experts = experts_setting(text)
     if problem == TRAINS:
         if body.get("is_encoder_decoder"):
             problem = FAMILIES["t5"]
         elif "quantization_config" in body:
             problem = "is quantized"
-        elif experts is not None and text[experts] != 1:
+        elif experts is not None:
             problem = f"has experts ({experts} = {text[experts]}){_UNEQUAL}"
         elif factor is not None:
             problem = f"scales its logits ({factor} = {text[factor]})"
     if problem != TRAINS and not (problem.endswith(_UNEQUAL) and config.learner.lora):
         raise ConfigError(f"model.path = {config.model.path!r}: the architecture {kind} {problem}; {_SUPPORTED}")
+
+
+_MOST_DEVICES = 1024
+"""Largest number that a message suggests; a config.json may state any number of heads."""
+
+
+def uneven_split(heads: int, key_value_heads: int, tensor_parallel: int, model: str) -> str | None:
+    """Why vLLM cannot give each device the same number of attention heads, and what to set; None where it can.
+
+    Key and value heads are split as well, or replicated where there are fewer. model: the model in words.
+    """
+    if _divides(tensor_parallel, heads, key_value_heads):
+        return None
+    possible = [t for t in range(1, min(heads, _MOST_DEVICES) + 1) if _divides(t, heads, key_value_heads)]
+    what = f"{heads} attention heads"
+    what += f" and {key_value_heads} key/value heads" if key_value_heads != heads else ""
+    return (
+        f"placement.tensor_parallel = {tensor_parallel} does not divide the {what} of {model}; set it to one of "
+        f"{', '.join(map(str, possible))}"
+    )
+
+
+def _divides(devices: int, heads: int, key_value_heads: int) -> bool:
+    return heads % devices == 0 and (key_value_heads % devices == 0 or devices % key_value_heads == 0)
 
 
 def check_heads(body: Mapping[str, Any], config: RunConfig) -> None:
