@@ -85,16 +85,6 @@ class LossSettings(Settings):
     importance_low: float = Field(0.5, ge=0, description="Lower bound of the masks.")
     importance_high: float = Field(2.0, gt=0, description="Upper bound of importance weights.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _earlier_names(cls, values: Any) -> Any:
-        """`importance_cap`, which configs of earlier versions hold: a cap was a truncation of token weights."""
-        if not isinstance(values, dict) or "importance_cap" not in values:
-            return values
-        kept = {name: value for name, value in values.items() if name != "importance_cap"}
-        cap = values["importance_cap"]
-        return kept if cap in (None, "none") else {"correction": "token_truncate", "importance_high": cap} | kept
-
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
         if self.importance_low > self.importance_high:
