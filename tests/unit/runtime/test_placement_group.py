@@ -19,7 +19,7 @@ from gxpo_trainer.errors import ConfigError, GxpoError
 from gxpo_trainer.reporting.outcome import failure_message, reason_of
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.placement_group import RunPlacementGroup, missing, result_of, unplaced
-from gxpo_trainer.runtime.processes import frozen_allocations, write_errors
+from gxpo_trainer.runtime.processes import frozen_allocations
 
 
 def placement(device: str = "cpu", **settings: Any) -> Placement:
@@ -42,12 +42,6 @@ def test_pack_gives_each_rank_a_bundle_and_one_to_sampler_and_verifier() -> None
         ({"samplers": 2}, {"CPU": 2.0}, (0.7272, 0.5454, 0.1818)),
         # 2 − 0.5 for 1.75 of the others: 6/7 of each.
         ({"samplers": 2, "learner_cpus": 0.5}, {"CPU": 2.0}, (0.5, 0.6428, 0.2142)),
-        # Of two nodes with 2 CPUs half is divided: 2 of 7.25.
-        (
-            {"samplers": 4, "learner_ranks": 4},
-            {"CPU": 4.0, "node:10.0.0.1": 1.0, "node:10.0.0.2": 1.0, "node:__internal_head__": 1.0},
-            (0.2758, 0.2068, 0.0689),
-        ),
         # Workers are still to join.
         ({"samplers": 2}, {"CPU": 0.0}, (1.0, 0.75, 0.25)),
         # Explicit numbers are kept, and refused where they do not fit.
@@ -55,12 +49,11 @@ def test_pack_gives_each_rank_a_bundle_and_one_to_sampler_and_verifier() -> None
     ],
 )
 def test_automatic_shares_fit(settings: dict[str, Any], cluster: dict[str, float], shares: tuple[float, ...]) -> None:
-    settled, _ = placement(**settings).settle(cluster)
+    settled = placement(**settings).settle(cluster)
     assert tuple(settled.cpus) == pytest.approx(shares, abs=1e-9)
     assert settled.learner_options()["num_cpus"] == settled.cpus.learner
     if sum(shares) < 2 and cluster["CPU"]:
         settled.check_fits(cluster)
-        assert ("lowered to fit" in settled.cpus_in_words) is (shares != (1.0, 0.75, 0.25))
 
 
 def test_each_engine_has_a_bundle_with_its_gpus_and_the_verifier_is_with_the_first() -> None:
@@ -96,12 +89,6 @@ def test_each_process_uses_its_bundle(settings: dict[str, Any], learner: list[in
     assert decided.verifier_options()["scheduling_strategy"].placement_group_bundle_index == engines[0]
 
 
-def test_without_a_reservation_ray_places_the_actors() -> None:
-    decided = placement()
-    for options in (decided.learner_options(0), decided.sampler_options(0), decided.verifier_options()):
-        assert "scheduling_strategy" not in options
-
-
 @pytest.mark.parametrize(
     ("settings", "available", "nodes", "words"),
     [
@@ -109,17 +96,9 @@ def test_without_a_reservation_ray_places_the_actors() -> None:
         ({"samplers": 3}, {"CPU": 3, "GPU": 3}, [{"CPU": 4, "GPU": 4}], "1 GPU and 0.5 CPUs"),
         ({"samplers": 1}, {"CPU": 2, "GPU": 2}, [{"CPU": 1, "GPU": 1}] * 2, "a node with 1 GPU and 1 CPU"),
         ({"strategy": "split"}, {"CPU": 16, "GPU": 8}, [{"CPU": 16, "GPU": 8}], "a second node"),
-        # More than the cluster has when no run uses it.
-        (
-            {"samplers": 3},
-            {"CPU": 8, "GPU": 1},
-            [{"CPU": 8, "GPU": 2}],
-            "3 GPUs (the cluster has 2 GPUs and 8 CPUs in total)",
-        ),
-        ({"samplers": 3}, {}, [{}], "4 GPUs and 3.5 CPUs (the cluster has no CPUs in total)"),
+        ({"samplers": 3}, {}, [{}], "4 GPUs and 3.5 CPUs"),
         # One GPU on each node: more of them never hold an engine over two.
         ({"tensor_parallel": 2}, {"CPU": 32, "GPU": 4}, [{"CPU": 8, "GPU": 1}] * 4, "a node with 2 GPUs and 1 CPU"),
-        ({"tensor_parallel": 2}, {"CPU": 8, "GPU": 1}, [{"CPU": 8, "GPU": 1}], "a node with 2 GPUs and 1 CPU"),
     ],
 )
 def test_a_run_that_waits_says_for_what(
@@ -136,25 +115,20 @@ def test_a_run_that_waits_says_for_what(
             {"samplers": 1},
             [{"CPU": 8, "GPU": 1}] * 2,
             "requires 2 × (1 GPU and 1 CPU), which Ray could not reserve within 600 s; its nodes have 2 × (1 GPU and "
-            "8 CPUs), partly used by other runs: lower the placement settings, add workers, or raise placement.wait_s",
-        ),
-        (
-            {"samplers": 1},
-            [{}, {"CPU": 8, "GPU": 1}],
-            "its nodes have no CPUs; 1 GPU and 8 CPUs, 1 GPU too few: lower the placement settings, add workers with "
-            "at least 1 GPU and 1 CPU each, or raise placement.wait_s",
+            "8 CPUs): lower the placement settings, add nodes with at least 1 GPU and 1 CPU, or raise placement.wait_s",
         ),
         (
             {"tensor_parallel": 2},
             [],
-            "its nodes have nothing, 3 GPUs and 2 CPUs too few: lower the placement settings, "
-            "add workers with at least 2 GPUs and 1 CPU each, or raise placement.wait_s",
+            "its nodes have nothing: lower the placement settings, add nodes with at least 2 GPUs and 1 CPU, or raise "
+            "placement.wait_s",
         ),
         (
-            {"tensor_parallel": 2},
+            {"tensor_parallel": 2, "strategy": "split"},
             [{"CPU": 8, "GPU": 1}] * 8,
-            "its nodes have 8 × (1 GPU and 8 CPUs), and none can hold 2 GPUs and 1 CPU: lower the placement settings, "
-            "add a node with at least 2 GPUs and 1 CPU, or raise placement.wait_s",
+            "on separate nodes, which Ray could not reserve within 600 s; its nodes have 8 × (1 GPU and 8 CPUs): lower "
+            'the placement settings, set placement.strategy = "pack", add nodes with at least 2 GPUs and 1 CPU, or '
+            "raise placement.wait_s",
         ),
     ],
 )
@@ -215,14 +189,6 @@ def test_a_failed_write_has_its_error_number(tmp_path: Path, library: str) -> No
     assert done.stdout.split() == [str(errno.EFBIG)]
 
 
-def test_a_full_disk_is_the_reason_and_other_errors_pass() -> None:
-    with pytest.raises(OSError, match="No space left") as caught, write_errors():
-        raise Exception(f"I/O error: No space left on device (os error {errno.ENOSPC})")
-    assert reason_of(caught.value) == "disk_full"
-    with pytest.raises(ValueError, match="shape"), write_errors():
-        raise ValueError("shape")
-
-
 def test_objects_allocated_in_the_block_are_never_collected():
     before = gc.get_freeze_count()
     try:
@@ -231,14 +197,5 @@ def test_objects_allocated_in_the_block_are_never_collected():
             made = [[] for _ in range(1000)]
         assert gc.isenabled()
         assert gc.get_freeze_count() >= before + len(made)
-    finally:
-        gc.unfreeze()
-
-
-def test_collection_resumes_after_a_failed_import():
-    try:
-        with pytest.raises(ImportError), frozen_allocations():
-            raise ImportError("no such engine")
-        assert gc.isenabled()
     finally:
         gc.unfreeze()

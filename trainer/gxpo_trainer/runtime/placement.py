@@ -23,12 +23,6 @@ from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, Bundle, Bundles, Ru
 from gxpo_trainer.runtime.progress import ProgressWatch
 
 
-class TooFewGpus(ConfigError):
-    """The settings cannot be used with the cluster's GPUs, but could be with more."""
-
-    reason = "no_resources"
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The settings of `placement` with every automatic value resolved.
@@ -75,79 +69,43 @@ class Placement:
         group = RunPlacementGroup(watch=watch or ProgressWatch(), wait_s=max(MIN_WAIT_S, requested.wait_s))
         available = math.inf if joins else float(cores)
         placement = cls(config, device, learner_threads, sampler_threads, group, reason, available_cpus=available)
-        if joins:
-            return placement
-        placement, shortage = placement._share(visible)
-        if shortage is not None:
-            raise shortage
-        return placement
+        return placement if joins else placement._share(visible)
 
-    def settle(self, cluster: Mapping[str, float]) -> tuple[Placement, TooFewGpus | None]:
-        """The placement on a Ray cluster of these resources, and why it needs more GPUs than the cluster has.
-
-        It does when the cluster has no GPU and this machine has, and where sharing for want of GPUs rules out sampling
-        ahead or the transport; its bundles are those that would do. Raises ConfigError when no further GPU would help.
-        """
-        gpus, settled = int(cluster.get("GPU", 0)), replace(self, available_cpus=self._cpus_of(cluster))
+    def settle(self, cluster: Mapping[str, float]) -> Placement:
+        """The placement on a Ray cluster of these resources. Raises ConfigError for settings that cannot work there."""
+        gpus, settled = int(cluster.get("GPU", 0)), replace(self, available_cpus=cluster.get("CPU", 0.0))
         visible, problem = _usable_gpus(self.config)
         if problem:  # Ray counts the GPUs of the node that it starts here
             gpus = 0
         if self.config.placement.device == "auto":
             if not gpus and visible:
-                settled, shortage = replace(settled, device="gpu")._share(gpus)
-                return settled, shortage or TooFewGpus(
+                raise ConfigError(
                     f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster '
-                    'has none; set placement.device to "gpu" or "cpu"'
+                    'has none; set placement.device to "gpu" or "cpu"',
+                    reason="no_resources",
                 )
             number = f"{gpus or 'no'} GPU{'' if gpus == 1 else 's'}"
             reason = f'placement.device = "auto" and {number} in the Ray cluster' + (f": {problem}" if problem else "")
             settled = replace(settled, device="gpu" if gpus else "cpu", device_reason=reason)
         return settled._share(gpus)
 
-    def _cpus_of(self, cluster: Mapping[str, float]) -> float:
-        """CPUs of a cluster for `auto` shares: all, but of several nodes half where not all processes fit in full.
-
-        A process fits on one node or not at all, and with at most half in use some node has room for another.
-        """
-        nodes = sum(name.startswith("node:") and name != "node:__internal_head__" for name in cluster)
-        cpus, requested = cluster.get("CPU", 0.0), self.config.placement
-        fits = requested.total_cpus(requested.cpu_shares()) <= cpus
-        return cpus if fits or nodes < 2 else cpus / 2
-
     @property
     def cpus(self) -> CpuShares:
         """Logical CPUs of each process."""
         return self.config.placement.cpu_shares(self.available_cpus)
 
-    @property
-    def cpus_in_words(self) -> str:
-        """The logical CPUs of each process and of all, for the log."""
-        p, cpus = self.config.placement, self.cpus
-        less = "" if cpus == p.cpu_shares() else ", lowered to fit"
-        return (
-            f"{p.total_cpus(cpus):g} logical CPUs{less}: {cpus.learner:g} for each of {p.learner_ranks} learner ranks, "
-            f"{cpus.sampler:g} for each of {p.samplers} engines, {cpus.verifier:g} for the verifier"
-        )
+    def _share(self, gpus: int) -> Placement:
+        """Resolve `colocated` on so many GPUs: shared on request, or where there are too few and sharing is possible.
 
-    def _share(self, gpus: int) -> tuple[Placement, TooFewGpus | None]:
-        """Resolve `colocated` on so many GPUs."""
-        requested, depth = self.config.placement, self.config.rollout.async_depth
-        separate = requested.num_gpus(colocated=False)
-        scarce = self.device == "gpu" and gpus < separate
-        shared = replace(self, colocated=requested.can_colocate and (requested.colocate is True or scarce))
-        try:
-            if shared.colocated and depth:
-                raise ConfigError(
-                    f"rollout.async_depth = {depth} samples while the learner updates, so they cannot share GPUs: "
-                    f"{separate} are needed and {gpus} are here; add GPUs, lower learner_ranks or samplers, or set "
-                    "rollout.async_depth = 0"
-                )
-            shared.transport(one_node=requested.strategy != "split")
-        except ConfigError as error:
-            if not shared.colocated or requested.colocate is True:
-                raise
-            return replace(self, colocated=False), TooFewGpus(str(error))
-        return shared, None
+        Sampling ahead needs engines that run while the learner updates, and nccl a GPU for each process.
+        """
+        requested = self.config.placement
+        scarce = self.device == "gpu" and gpus < requested.num_gpus(colocated=False)
+        apart = self.config.rollout.async_depth > 0 or requested.weight_transport == "nccl"
+        colocated = requested.can_colocate and (requested.colocate is True or (scarce and not apart))
+        placement = replace(self, colocated=colocated)
+        placement.transport(one_node=requested.strategy != "split")
+        return placement
 
     def transport(self, *, one_node: bool) -> Transport:
         """How weights reach the engines; one_node: learner and all engines are on one node.

@@ -229,35 +229,23 @@ def missing(bundles: Bundles, available: Mapping[str, float], nodes: Sequence[Ma
     """What the bundles wait for, such as `3 GPUs and 2 CPUs`. nodes: resources of the cluster's nodes, used or not."""
     if (too_large := bundles.too_large(nodes)) is not None:
         return f"a node with {describe(too_large)}"
-    needed, in_total = total_of(bundles.resources), total_of(nodes)
-    if short := _shortage(needed, available):
-        # Where the whole cluster is too small, runs that end cannot help.
-        hopeless = f" (the cluster has {describe(in_total)} in total)" if _shortage(needed, in_total) else ""
-        return describe(short) + hopeless
-    if bundles.strategy == "STRICT_SPREAD":
-        return "a second node"
+    if short := _shortage(total_of(bundles.resources), available):
+        return describe(short)
     # The sum fits, but no node has room for one of the bundles.
-    return f"a node with {describe(max(bundles.resources, key=_size))}"
+    separate = bundles.strategy == "STRICT_SPREAD"
+    return "a second node" if separate else f"a node with {describe(max(bundles.resources, key=_size))}"
 
 
 def unplaced(bundles: Bundles, nodes: Sequence[Mapping[str, float]], waited_s: float) -> ConfigError:
     """The error (`no_resources`) of bundles that Ray could not reserve. nodes: resources of the cluster's nodes."""
-    requested, present = _counted(bundles.resources), _counted(nodes) or "nothing"
-    separate = bundles.strategy == "STRICT_SPREAD"
-    workers = "add workers"
-    if (too_large := bundles.too_large(nodes)) is not None:
-        present += f", and none can hold {describe(too_large)}"
-        workers = f"add a node with at least {describe(too_large)}"
-    elif short := _shortage(total_of(bundles.resources), total_of(nodes)):
-        present += f", {describe(short)} too few"
-        workers = f"add workers with at least {describe(max(bundles.resources, key=_size))} each"
-    else:
-        present += ", partly used by other runs"
-    fixes = ["lower the placement settings", workers, "raise placement.wait_s"]
-    fixes += ['set placement.strategy = "pack"'] if separate else []
+    largest = describe(bundles.too_large(nodes) or max(bundles.resources, key=_size))
+    where, pack = "", ""
+    if bundles.strategy == "STRICT_SPREAD":
+        where, pack = " on separate nodes", ', set placement.strategy = "pack"'
     return ConfigError(
-        f"placement requires {requested}{' on separate nodes' if separate else ''}, which Ray could not reserve within "
-        f"{waited_s:.0f} s; its nodes have {present}: {', '.join(fixes[:-1])}, or {fixes[-1]}",
+        f"placement requires {_counted(bundles.resources)}{where}, which Ray could not reserve within {waited_s:.0f} "
+        f"s; its nodes have {_counted(nodes) or 'nothing'}: lower the placement settings{pack}, add nodes with at "
+        f"least {largest}, or raise placement.wait_s",
         reason="no_resources",
     )
 
