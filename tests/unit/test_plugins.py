@@ -5,7 +5,6 @@ The package is tests/support/workbench; tests/unit/rules/test_installed_rule.py 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pickle
@@ -20,9 +19,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from gxpo_dashboard.view_models import forms
 from gxpo_services.api.errors import Invalid
-from gxpo_services.runs.configs import checked, config_schema, refusals
+from gxpo_services.runs.configs import checked, config_schema
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer import cli, plugins
 from gxpo_trainer.algo.batch import step_advantages
@@ -271,15 +269,6 @@ def test_a_service_refuses_the_unlisted_and_imports_nothing(setting: str, monkey
     assert "workbench" not in sys.modules
 
 
-@pytest.mark.parametrize("setting", SECTIONS)
-def test_a_service_accepts_what_is_listed(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ServiceSettings(allowed_plugins=("*", CLASS + "LinearLoss"))
-    for name, value in server.allowlists.items():
-        monkeypatch.setenv(name, value)
-    assert refusals(SECTIONS[setting], server) == []
-    checked(SECTIONS[setting], server)
-
-
 def test_starting_a_service_imports_no_component(workbench: Path, tmp_path: Path) -> None:
     program = (
         "import sys; from gxpo_services.app import create_app; from gxpo_services.runs.configs import config_schema\n"
@@ -288,14 +277,3 @@ def test_starting_a_service_imports_no_component(workbench: Path, tmp_path: Path
     environment = {**os.environ, "GXPO_HOME": str(tmp_path)}
     printed = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert printed.stdout == "False\n", printed.stderr
-
-
-def test_the_form_has_a_choice_for_each_kind_with_the_settings_of_the_chosen_class() -> None:
-    schema = json.loads(json.dumps(config_schema()))
-    config = {"learner": {"loss": {"surrogate": "linear"}, "advantage": {"name": "from_best"}}}
-    settings = {setting.path: setting for setting in forms.settings_of(schema, config)}
-    assert settings["learner.loss.surrogate"].options == ("cispo", "dppo", "gspo", "linear", "ppo")
-    assert settings["learner.loss.scale"].kind == "number"
-    assert settings["learner.advantage.name"].options == ("from_best", "group", "maxrl", "shrinkage")
-    assert settings["learner.advantage.offset"].help == "Added to each advantage."
-    assert "learner.loss.scale" not in {setting.path for setting in forms.settings_of(schema, {})}

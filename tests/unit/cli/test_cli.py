@@ -77,7 +77,7 @@ def test_a_bad_run_file_ends_with_code_2_and_each_setting(tmp_path: Path, gxpo: 
     assert err.splitlines() == [
         f"gxpo: {file} cannot be used:",
         "  seed = -1: must be at least 0",
-        "  learner.rule.k = 1: must be at least 2: the rule needs two steps to look ahead; set it to 2 or more",
+        "  learner.rule.k = 1: must be at least 2",
     ]
 
 

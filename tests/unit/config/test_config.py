@@ -29,7 +29,7 @@ def refusal(*overrides: str) -> str:
     [
         # One of each kind of bound; all bounds are in docs/configuration.md, which is generated.
         ("learner.rule.k=1", "learner.rule.k = 1: must be at least 2"),
-        ("learner.rule.alpha=1.5", "learner.rule.alpha = 1.5: must lie in [0, 1]"),
+        ("learner.rule.alpha=1.5", "learner.rule.alpha = 1.5: must be at most 1"),
         ("budget.steps=0", "budget: steps = 0 leaves nothing to train; set it above 0"),
         ("budget.hours=-1.0", "budget: hours = -1.0 leaves nothing to train"),
         ("budget.steps=none", "budget: no bound is set; set one of steps, backward_passes, hours, tokens"),
@@ -103,7 +103,7 @@ def test_every_bad_setting_is_listed_at_once() -> None:
         "  seed = -1: must be at least 0",
         '  model.max_length = "two": must be a whole number',
         "  data.levels = 3: must be a list in brackets",
-        "  learner.rule.k = 0: must be at least 2: the rule needs two steps to look ahead; set it to 2 or more",
+        "  learner.rule.k = 0: must be at least 2",
     ]
 
 

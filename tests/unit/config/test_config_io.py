@@ -193,13 +193,6 @@ def test_an_override_cannot_smuggle_in_a_second_setting() -> None:
 # ---- presets --------------------------------------------------------------------------------------------------
 
 
-def test_the_skill_presets_are_evaluated_at_the_same_passes() -> None:
-    grpo, gxpo = load_preset("skill-grpo"), load_preset("skill-gxpo")
-    assert (grpo.rollout, grpo.data, grpo.model, grpo.budget) == (gxpo.rollout, gxpo.data, gxpo.model, gxpo.budget)
-    per_step = gxpo.learner.rule.passes_per_step(gate_open=True)
-    assert gxpo.evaluation.every_steps * per_step == grpo.evaluation.every_steps
-
-
 def test_an_unknown_preset_is_refused_with_the_list() -> None:
     with pytest.raises(ConfigError, match=r"there is no preset 'dem'; choose one of demo, demo-grpo"):
         load_preset("dem")

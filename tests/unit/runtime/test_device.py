@@ -35,14 +35,6 @@ def test_the_gpus_of_the_cluster_count_and_not_those_of_the_head() -> None:
     assert placement.learner_options()["num_gpus"] == 1
 
 
-def test_a_cluster_without_gpus_means_cpu_and_says_so() -> None:
-    placement = settle(decide())
-    assert (placement.device, placement.device_reason) == (
-        "cpu",
-        'placement.device = "auto" and no GPUs in the Ray cluster',
-    )
-
-
 def test_gpus_that_join_later_change_device_and_bundles() -> None:
     placement = settle(decide(learner_ranks=2, samplers=2))
     assert (placement.device, placement.num_gpus) == ("cpu", 0)

@@ -138,14 +138,6 @@ def test_a_run_that_waited_says_what_helps(settings: dict[str, Any], nodes: list
     assert error.reason == "no_resources"
 
 
-def test_the_bundle_that_no_node_can_hold_is_found_by_all_of_its_resources() -> None:
-    bundles = placement("gpu", tensor_parallel=2, sampler_cpus=9).bundles()
-    two_gpus, cpus_only = {"CPU": 8.0, "GPU": 2.0}, {"CPU": 64.0}
-    assert bundles.too_large([two_gpus, cpus_only]) == {"CPU": 9.25, "GPU": 2}
-    assert bundles.too_large([two_gpus, {"CPU": 10.0, "GPU": 2.0}]) is None
-    assert bundles.too_large([cpus_only]) is None, "nodes with GPUs may join"
-
-
 @pytest.mark.parametrize("cause", [ConfigError("model.path: no place for a", reason="setup_failed"), ValueError("b")])
 def test_an_error_of_an_actor_has_its_message_alone(cause: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(call: object) -> None:

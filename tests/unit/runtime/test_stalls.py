@@ -64,21 +64,6 @@ def test_every_answer_is_progress_and_a_wait_for_a_lost_node_is_not_counted() ->
     watched.check()
 
 
-def test_stalled_time_is_not_working_time() -> None:
-    clock = Clock()
-    watched = watch(clock, sampling_s=60.0)
-    begin = watched.working_s
-    watched.begin("sampling")
-    clock.now += 7.0
-    watched.progressed()
-    clock.now += 64.0
-    with pytest.raises(Stalled):
-        watched.check()
-    assert watched.idle_s == 0.0, "what was restarted has its whole limit"
-    clock.now += 3.0
-    assert watched.working_s - begin == 10.0  # 7 before the stall and 3 after it
-
-
 def test_the_watchdog_reports_a_main_thread_that_hangs_once_and_shows_it_before() -> None:
     clock = Clock()
     watched = watch(clock, setup_s=100.0)

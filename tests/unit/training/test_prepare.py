@@ -198,7 +198,7 @@ def test_two_benchmarks_of_one_name_are_refused(config: Any, tmp_path: Path) -> 
     [
         (
             {"placement": {"samplers": 999, "sampler_cpus": 0.75}},
-            r"requires 750\.5 logical CPUs .*but Ray has \d+; lower these settings",
+            r"requires 750\.5 CPUs but Ray has \d+ CPUs; lower learner_ranks, samplers or",
         ),
         (
             # The starter policy has 4 attention heads.
@@ -247,28 +247,6 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_conversations(con
         prepare(conversing, tmp_path / "run", resume=False)
     # A single turn is rendered once.
     prepare(config(model=model), tmp_path / "run", resume=False)
-
-
-def test_an_environment_that_does_not_begin_an_episode_is_refused(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own_environments.py").write_text(
-        "class Broken:\n"
-        "    def reset(self, problem, seed):\n"
-        "        raise RuntimeError(f'{problem.text} {seed}')\n\n"
-        "    def step(self, action):\n"
-        "        return None\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    settings = config(environment={"name": "own_environments:Broken"}, seed=11)
-    monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", "")
-    with pytest.raises(ConfigError, match="own_environments:Broken' is not allowed on this machine"):
-        prepare(settings, tmp_path / "run", resume=False)
-    monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", "own_environments:Broken")
-    raised = r"own_environments:Broken\.reset raised RuntimeError: Anna has 3 apples\. She gets 4 .* 11 \("
-    with pytest.raises(ConfigError, match=rf"does not begin an episode of problem 3\+4: {raised}"):
-        prepare(settings, tmp_path / "run", resume=False)
 
 
 def test_conversations_leave_room_for_their_observations(config: Any, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class RolloutConfig(Settings):
         "policy, each token of which `teacher` scores (on-policy distillation).",
     )
     prompts_per_step: int = Field(64, ge=1, le=1_000_000, description="Prompts of a step; of a data set its rows.")
-    samples_per_prompt: int = Field(8, le=100_000, description="Responses per prompt: the group.")
+    samples_per_prompt: int = Field(8, ge=2, le=100_000, description="Responses per prompt: the group.")
     max_new_tokens: Tokens = Field(48, description="Longest response.")
     ignore_eos: bool = Field(False, description="Continue to max_new_tokens after an end token, for measurements.")
     temperature: Temperature = Field(1.0, description="Sampling temperature; the learner's policy uses the same.")
@@ -141,13 +141,6 @@ class RolloutConfig(Settings):
     def eager(self, device: Literal["cpu", "gpu"]) -> bool:
         """Whether the sampler runs without captured graphs."""
         return device == "cpu" if self.enforce_eager == "auto" else self.enforce_eager
-
-    @field_validator("samples_per_prompt")
-    @classmethod
-    def _a_group_has_two(cls, value: int) -> int:
-        if value < 2:
-            raise ValueError("must be at least 2: an advantage compares the samples of one group; set it to 2 or more")
-        return value
 
     @model_validator(mode="after")
     def _in_flight_needs_depth(self) -> RolloutConfig:

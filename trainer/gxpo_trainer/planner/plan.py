@@ -126,64 +126,32 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f}"
 
 
-Change = tuple[str, Inputs]
-"""What to set, and the inputs with it."""
-
-
 def advise(inputs: Inputs, assumed: Assumptions) -> str:
     """One sentence: the problem, the first settings and values that solve it, or that none do."""
     problem = fit_of(inputs, assumed).problem
-    for text, changed in (*_placements(inputs), *_learner(inputs), *_sampler(inputs), *_trained(inputs)):
+    for text, changed in _changes(inputs):
         if fit_of(changed, assumed).fits:
             return f"{problem}; set {text}"
     return f"{problem}; no setting makes it fit: use a device with more memory, more devices or a smaller model"
 
 
-def _placements(inputs: Inputs) -> Iterator[Change]:
-    """Other numbers of ranks: one for each spare device, or one for each of a sampler's, to share those."""
-    most = inputs.prompts // inputs.mini_batches
-    if not inputs.on_gpu or inputs.shared:
-        return
-    spare, engines = inputs.num_devices - inputs.sampler_devices, inputs.sampler_devices
-    if 1 <= spare <= most:
+def _changes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
+    """What to set, and the inputs with it: first what leaves the result as it is, then what changes what is trained."""
+    spare = inputs.num_devices - inputs.sampler_devices
+    if inputs.on_gpu and not inputs.shared and 1 <= spare <= inputs.prompts // inputs.mini_batches:
         yield f"placement.learner_ranks = {spare}", replace(inputs, learner_ranks=spare)
-    if inputs.one_node and engines <= most:
-        shared = replace(inputs, learner_ranks=engines, colocate="auto")
-        yield f'placement.learner_ranks = {engines} and placement.colocate = "auto"', shared
-
-
-def _learner(inputs: Inputs) -> Iterator[Change]:
-    """Settings that leave the result as it is: ZeRO stage 3, recomputation, smaller micro-batches; then all of them."""
-    text: list[str] = []
-    together = inputs
-    if inputs.learner_ranks > 1 and inputs.zero_stage < 3:
-        text, together = ["learner.zero_stage = 3"], replace(inputs, zero_stage=3)
-        yield text[0], together
-    if not inputs.checkpointing:
-        text.append("model.gradient_checkpointing = true")
-        together = replace(together, checkpointing=True)
-        yield text[-1], replace(inputs, checkpointing=True)
-    budget = inputs.token_budget // 2
-    while budget >= 512:
-        setting = f"learner.token_budget = {budget}"
-        yield setting, replace(inputs, token_budget=budget)
-        yield " and ".join([*text, setting]), replace(together, token_budget=budget)
-        budget //= 2
-
-
-def _sampler(inputs: Inputs) -> Iterator[Change]:
-    if inputs.on_gpu:
-        for share in (0.6, 0.75, 0.9, 0.3, 0.2):
-            yield f"rollout.gpu_memory_utilization = {share}", replace(inputs, memory_utilization=share)
-    elif inputs.kv_bytes is not None:
+    if inputs.kv_bytes is not None:
         size = -(-inputs.max_length * inputs.shape.kv_bytes(inputs.sampler_item) // 2**30)
         yield f"rollout.cpu_kv_cache_gib = {size}", replace(inputs, kv_bytes=size * 2**30)
-
-
-def _trained(inputs: Inputs) -> Iterator[Change]:
-    """Settings that change what is trained."""
-    if inputs.precision == "fp32" and inputs.zero_stage:
-        yield 'learner.precision = "bf16"', replace(inputs, precision="bf16", sampler_item=2)
+    else:
+        for share in (0.6, 0.9, 0.3):
+            yield f"rollout.gpu_memory_utilization = {share}", replace(inputs, memory_utilization=share)
+    yield "model.gradient_checkpointing = true", replace(inputs, checkpointing=True)
+    yield "learner.zero_stage = 3", replace(inputs, zero_stage=3)
+    for budget in (4096, 2048, 1024, 512):
+        if budget < inputs.token_budget:
+            text = f"learner.zero_stage = 3, model.gradient_checkpointing = true and learner.token_budget = {budget}"
+            yield text, replace(inputs, zero_stage=3, checkpointing=True, token_budget=budget)
     if inputs.adapter_rank is None:
         count = inputs.shape.adapter_parameters(16, ("q_proj", "k_proj", "v_proj", "o_proj"))
         reference: Reference = "none" if inputs.reference == "none" else "adapter"

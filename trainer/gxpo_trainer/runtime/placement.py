@@ -19,7 +19,7 @@ from typing import Any, Literal
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import CpuShares, Transport, choose_transport
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, Bundle, Bundles, RunPlacementGroup
+from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, Bundle, Bundles, RunPlacementGroup, describe, total_of
 from gxpo_trainer.runtime.progress import ProgressWatch
 
 
@@ -177,24 +177,12 @@ class Placement:
 
     def check_fits(self, cluster: Mapping[str, float]) -> None:
         """Check this run's total request. Raises ConfigError (`no_resources`) when it exceeds Ray's resources."""
-        p, gpus = self.config.placement, self.num_gpus
-        cpus = p.total_cpus(self.cpus)
-        if cpus > cluster.get("CPU", 0) + 1e-9:
+        needed = total_of(self.bundles().resources)
+        if any(count > cluster.get(name, 0.0) + 1e-9 for name, count in needed.items()):
             raise ConfigError(
-                f"placement requires {cpus:g} logical CPUs (learner_ranks × learner_cpus + samplers × sampler_cpus + "
-                f"verifier_cpus) but Ray has {cluster.get('CPU', 0):g}; lower these settings (fractions are allowed)",
-                reason="no_resources",
-            )
-        if gpus > cluster.get("GPU", 0) + 1e-9:
-            total = (
-                "learner_ranks, shared with the engines"
-                if self.colocated
-                else "learner_ranks + samplers × tensor_parallel"
-            )
-            share = "" if p.can_colocate else ", or share GPUs: set learner_ranks = samplers × tensor_parallel"
-            raise ConfigError(
-                f"placement requires {gpus} GPUs ({total}) but Ray has {cluster.get('GPU', 0):g}; lower these "
-                f"settings or add workers{share}",
+                f"placement requires {describe(needed)} but Ray has {describe(cluster)}; lower learner_ranks, samplers "
+                "or tensor_parallel, or the CPU shares (fractions are allowed), set learner_ranks = samplers × "
+                "tensor_parallel to share GPUs, or add workers",
                 reason="no_resources",
             )
 
