@@ -145,10 +145,7 @@ class RolloutConfig(Settings):
     @model_validator(mode="after")
     def _in_flight_needs_depth(self) -> RolloutConfig:
         if self.update_in_flight and not self.async_depth:
-            raise ValueError(
-                "update_in_flight = true with async_depth = 0: no request is under way when the weights change; "
-                "set async_depth ≥ 1 or update_in_flight = false"
-            )
+            raise ValueError("update_in_flight = true with async_depth = 0 changes nothing; set async_depth ≥ 1")
         if self.update_in_flight and self.deterministic:
             raise ValueError(
                 "update_in_flight = true with deterministic = true: the token at which weights change depends on the "
@@ -283,16 +280,11 @@ class PlacementConfig(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> PlacementConfig:
-        if self.colocate is True and self.learner_ranks != self.sampler_devices:
+        if self.colocate is True and not self.can_colocate:
             raise ValueError(
-                f"colocate = true needs one learner rank for each device of the engines, but learner_ranks = "
-                f"{self.learner_ranks} and samplers × tensor_parallel = {self.samplers} × {self.tensor_parallel} = "
-                f"{self.sampler_devices}; make them equal, or set colocate = false"
-            )
-        if self.colocate is True and self.strategy == "split":
-            raise ValueError(
-                'colocate = true puts learner and engines on the same devices, strategy = "split" on different nodes; '
-                'set colocate = false or strategy = "pack"'
+                f'colocate = true needs strategy = "pack" and one learner rank for each device of the engines, but '
+                f"learner_ranks = {self.learner_ranks} and samplers × tensor_parallel = {self.sampler_devices}; make "
+                "them equal, or set colocate = false"
             )
         # A transport must work on CPUs or on GPUs, shared or not, as far as the settings leave these open.
         devices: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu") if self.device == "auto" else (self.device,)

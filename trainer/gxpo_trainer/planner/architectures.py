@@ -146,19 +146,18 @@ def uneven_split(heads: int, key_value_heads: int, tensor_parallel: int, model: 
 
     Key and value heads are split as well, or replicated where there are fewer. model: the model in words.
     """
-    if _divides(tensor_parallel, heads, key_value_heads):
+
+    def divides(devices: int) -> bool:
+        return heads % devices == 0 and (key_value_heads % devices == 0 or devices % key_value_heads == 0)
+
+    if divides(tensor_parallel):
         return None
-    possible = [t for t in range(1, min(heads, _MOST_DEVICES) + 1) if _divides(t, heads, key_value_heads)]
-    what = f"{heads} attention heads"
-    what += f" and {key_value_heads} key/value heads" if key_value_heads != heads else ""
+    possible = [str(devices) for devices in range(1, min(heads, _MOST_DEVICES) + 1) if divides(devices)]
+    what = f"{heads} attention heads and {key_value_heads} key/value heads"
     return (
         f"placement.tensor_parallel = {tensor_parallel} does not divide the {what} of {model}; set it to one of "
-        f"{', '.join(map(str, possible))}"
+        f"{', '.join(possible)}"
     )
-
-
-def _divides(devices: int, heads: int, key_value_heads: int) -> bool:
-    return heads % devices == 0 and (key_value_heads % devices == 0 or devices % key_value_heads == 0)
 
 
 def check_heads(body: Mapping[str, Any], config: RunConfig) -> None:
@@ -169,13 +168,9 @@ def check_heads(body: Mapping[str, Any], config: RunConfig) -> None:
     text = language_model(body)
     heads = text.get("num_attention_heads") or text.get("n_head")
     if not isinstance(heads, int) or heads < 1:
-        raise ConfigError(
-            f"model.path: config.json of {model} has no num_attention_heads, so placement.tensor_parallel "
-            "cannot be checked; set it to 1"
-        )
+        raise ConfigError(f"config.json of {model} has no num_attention_heads; set placement.tensor_parallel = 1")
     shared = text.get("num_key_value_heads")
-    key_values = shared if isinstance(shared, int) and shared > 0 else heads
-    sentence = uneven_split(heads, key_values, tensor_parallel, model)
+    sentence = uneven_split(heads, shared if isinstance(shared, int) and shared > 0 else heads, tensor_parallel, model)
     if sentence is not None:
         raise ConfigError(sentence)
 

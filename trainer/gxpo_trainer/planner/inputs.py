@@ -154,13 +154,11 @@ Automatic = Literal["checkpointing", "token_budget"]
 class Inputs:
     """One run on one kind of device.
 
-    num_devices: that there are; on a host without GPUs 1. colocate: as in the settings. one_node: learner and samplers
-    on one node, which sharing devices needs. reference: what the teacher or the KL term's start policy is: nothing, a
-    model of its own with `reference_parameters`, or the policy without its adapter. num_moments: state tensors of the
-    optimizer. trainable: parameters that require a gradient. kv_bytes: size of the KV cache where it is set, None where
-    it is what `memory_utilization` leaves. eager: no CUDA graphs. automatic: fields that the planner decides on a GPU
-    (plan.settled). response_limit: sampled tokens of a response;
-    observation_limit: those that an environment adds to it.
+    num_devices: that there are; on a host without GPUs 1. one_node: learner and samplers on one node, which sharing
+    devices needs. reference: what the teacher or the KL term's start policy is: nothing, a model of its own, or the
+    policy without its adapter. num_moments: state tensors of the optimizer. kv_bytes: size of the KV cache where it is
+    set, None where it is what `memory_utilization` leaves. automatic: fields that the planner decides on a GPU
+    (plan.settled). response_limit: sampled tokens of a response; observation_limit: those that an environment adds.
     """
 
     shape: ModelShape

@@ -241,8 +241,7 @@ OLDEST_DRIVERS = {12: 525, 13: 580}
 def _usable_gpus(config: RunConfig) -> tuple[int, str | None]:
     """Number of GPUs of this machine that processes started here can use, and why they cannot use those that are there.
 
-    Raises ConfigError where the driver is too old for torch, because training on CPUs instead would surprise. On a Ray
-    that the run joins other environments may decide: the ranks check theirs.
+    Raises ConfigError where the driver is too old for torch, because training on CPUs instead would surprise.
     """
     visible = visible_gpus()
     if not visible or config.placement.device == "cpu" or ray_address(config) is not None:
@@ -285,11 +284,7 @@ def driver_problem() -> str | None:
 
 
 def visible_gpus() -> int:
-    """Number of CUDA devices visible to this process, without importing torch.
-
-    Counted by Ray, as it does for a node that starts here: NVML, which also answers where /proc/driver/nvidia does not
-    exist (WSL 2).
-    """
+    """Number of CUDA devices visible to this process, as Ray counts them by NVML; without importing torch."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
         return len([entry for entry in hidden.split(",") if entry.strip() not in ("", "-1")])

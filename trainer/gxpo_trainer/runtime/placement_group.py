@@ -36,10 +36,9 @@ class Bundles:
     engines: tuple[int, ...]
 
     def too_large(self, nodes: Sequence[Mapping[str, float]]) -> Bundle | None:
-        """The largest bundle that exceeds every node, if one does: a bundle is never divided among nodes.
+        """The largest bundle that exceeds every node that has GPUs (of a run on CPUs: CPUs); None without such a node.
 
-        nodes: their resources, used or not. Those without a GPU (of a run on CPUs: without CPUs) do not count, and
-        without any other there is no answer: workers of any size may join.
+        nodes: their resources, used or not. A bundle is never divided among nodes.
         """
         kind = "GPU" if any("GPU" in bundle for bundle in self.resources) else "CPU"
         workers = [node for node in nodes if node.get(kind, 0.0) > 0]
@@ -183,8 +182,7 @@ class RunPlacementGroup:
     def devices(self, bundle: int) -> list[str]:
         """GPU ids of a bundle on its node, sorted; call it before an engine that occupies them starts in a new place.
 
-        The ids are asked for again when Ray has rescheduled the bundle, that is when its node has changed. Ray gives
-        the engine the same ids in any order: match devices by id or UUID, not by position.
+        They are asked for again when the bundle's node has changed. Ray gives the engine the same ids in any order.
         """
         import ray
 

@@ -85,16 +85,13 @@ def reserve(
 ) -> Placement:
     """Create the run's placement group and wait until it is ready; the placement on this Ray.
 
-    Raises ConfigError (`no_resources`) when the group does not get ready.
-
     owned: what `connect_ray` returned. A Ray that this process has started is complete: what exceeds it is refused at
     once. In a running cluster nodes may join and other runs release theirs, up to `placement.wait_s`; what joins may
-    change device and sharing, and with them the bundles. Whether nodes can join is not known: Ray has no public way to
-    tell whether it has an autoscaler, and workers of other hosts join without one.
+    change device and sharing, and with them the bundles. Raises ConfigError (`no_resources`) when the group does not
+    get ready.
 
-    on_wait: called while the run waits, about twice a second, with what is missing; an exception of it ends the wait.
-    before_request: called with the placement and the cluster's resources before bundles are requested, which an
-    autoscaler may answer with new nodes; an exception of it refuses the run.
+    on_wait: called about twice a second with what is missing. before_request: called with the placement and the
+    cluster's resources before bundles are requested. An exception of either ends the wait.
     """
     import ray
 

@@ -108,11 +108,10 @@ class CheckpointStore:
         *,
         score: float | None = None,
     ) -> Path:
-        """Write one checkpoint atomically and delete those that need not be kept.
+        """Write one checkpoint atomically and delete those that need not be kept, and what a killed process has left.
 
         write_parts(folder) fills `learner/` and `policy/` and returns the state of the rule. score: what `keep_best`
-        ranks by. Raises OSError when the disk is full; the partial checkpoint is deleted, and earlier ones are
-        unchanged. Only the process that owns the run may call it: what a killed one was writing or deleting is removed.
+        ranks by. Raises OSError when the disk is full; earlier checkpoints are unchanged.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         for suffix in _HIDDEN:
@@ -203,8 +202,7 @@ class CheckpointStore:
 def export_policy(checkpoint: Checkpoint, target: Path, *, adapter: bool = False) -> Path:
     """Copy a checkpoint's policy (or its adapter) to a new folder that transformers (or PEFT) loads as it is.
 
-    Raises CheckpointError when the target exists or the checkpoint has no adapter, and OSError when it cannot be
-    written; nothing is left behind.
+    Raises CheckpointError when the target exists or the checkpoint has no adapter, and OSError.
     """
     source = checkpoint.path / (ADAPTER if adapter else POLICY)
     if not source.is_dir():

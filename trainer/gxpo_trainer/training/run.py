@@ -194,10 +194,9 @@ def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], 
 def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
     if ended == "pause" and launch.terminated:
         reporter.log_event("interrupted", "stopped by SIGTERM; --resume continues from the last checkpoint")
-    elif ended == "pause":
-        reporter.log_event("paused", "paused on request; --continue resumes from the last checkpoint")
-    elif ended == "cancel":
-        reporter.log_event("cancelled", "cancelled on request")
+    elif ended in ("pause", "cancel"):
+        done = {"pause": "paused", "cancel": "cancelled"}[ended]
+        reporter.log_event(done, f"{done} on request")
     else:
         reporter.log_event("finished", f"budget.{ended} is reached", bound=ended)
 
