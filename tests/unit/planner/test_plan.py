@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import pytest
-from support.registered_rule import registered
 from support.small_plan import CPU, EXACT, GPU, SHAPE, small
 
-from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule, RuleSettings, RunConfig
+from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule, RunConfig
 from gxpo_trainer.config.io import load_preset
-from gxpo_trainer.config.rules import Family, PassCount
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner import inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import device_named, devices_of_cluster
@@ -235,30 +233,6 @@ def test_the_papers_presets_fit_on_its_four_h100() -> None:
     for name in ("paper-1.5b", "paper-3b", "paper-7b-lora", "paper-llama-3b"):
         config: RunConfig = load_preset(name)
         assert make_plan(inputs_of(config, read_shape(config.model.path), device_named("h100-80"), 4)).fits, name
-
-
-class Thrice(RuleSettings):
-    """Three passes and five buffers."""
-
-    label: ClassVar[str] = "Thrice"
-    family: ClassVar[Family] = "look-ahead"
-    implementation: ClassVar[str] = "nowhere:Thrice"
-    passes: ClassVar[PassCount] = PassCount(3)
-
-    name: Literal["thrice"] = "thrice"
-
-    def shard_buffers(self, num_moments: int) -> int:
-        return 5
-
-
-def test_a_registered_rule_is_planned_with_its_own_passes_and_buffers() -> None:
-    with registered(Thrice):
-        extended = make_plan(small(), EXACT)
-        own = make_plan(small(rule=Thrice()), EXACT)
-    assert [rule.label for rule in extended.rules] == ["GRPO", "SFPO K=3", "GXPO K=5", "Thrice"]
-    (planned,) = (rule for rule in own.rules if rule.own)
-    assert (planned.label, planned.backward_passes) == ("Thrice", 30)
-    assert own.fit.phases[0].parts["rule buffers"] == 5 * 4 * 724
 
 
 # Shapes from config.json: parameter counts against published ones, and refusals.

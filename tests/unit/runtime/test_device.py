@@ -9,7 +9,7 @@ import pytest
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.runtime import placement as placement_module
-from gxpo_trainer.runtime.placement import Placement, visible_gpus
+from gxpo_trainer.runtime.placement import Placement
 
 
 @pytest.fixture(autouse=True)
@@ -125,20 +125,3 @@ def test_an_evaluation_reserves_engines_and_no_learner() -> None:
     assert bundles.resources == ({"CPU": 0.75, "GPU": 1},)
     assert (bundles.learner, bundles.engines) == ((), (0,))
     placement.check_fits({"CPU": 0.75, "GPU": 1.0})
-
-
-def test_gpus_of_this_machine_are_those_that_nvml_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray._private.thirdparty import pynvml
-
-    def without_driver() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
-    assert visible_gpus() == 2
-    monkeypatch.setattr(pynvml, "nvmlInit", without_driver)
-    assert visible_gpus() == 0
-    with pytest.raises(ConfigError, match=r'placement\.device = "gpu" but no GPU is visible'):
-        Placement.decide(RunConfig.model_validate({"placement": {"device": "gpu"}}))

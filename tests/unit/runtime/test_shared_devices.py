@@ -98,16 +98,6 @@ def test_one_training_step_moves_each_side_once() -> None:
     assert gpu.log == ["sleep 2", "unpark", "trim", "wake weights", "park", "wake kv_cache"]
 
 
-def test_a_checkpoint_between_two_samplings_keeps_the_engines_weights() -> None:
-    gpu, devices = shared()
-    devices.need("syncing")
-    devices.need("sampling")
-    devices.need("updating")
-    assert gpu.engine_weights == "host"
-    devices.need("sampling")
-    check(gpu, "sampling")
-
-
 def test_adapters_never_give_up_the_base_weights() -> None:
     gpu, devices = shared(adapters=True)
     for phase in ("syncing", "sampling", "updating", "syncing", "sampling", "syncing"):

@@ -128,20 +128,6 @@ def test_rates_are_of_the_time_between_two_readings_that_have_the_counter() -> N
     assert rates({RATES[1]: 7000}, end, 5.0) == {RATES[1]: 400.0}
 
 
-@pytest.mark.parametrize("failure", [None, FileNotFoundError("/proc/diskstats"), NotImplementedError()])
-def test_a_host_without_counters_reports_the_rest(
-    failure: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read(*args: object, **named: object) -> None:
-        if failure is not None:
-            raise failure
-
-    for name in ("disk_io_counters", "net_io_counters"):
-        monkeypatch.setattr(psutil, name, read)
-    assert set(HostLoad(tmp_path).metrics()) == {"system/cpu_percent", "system/memory_bytes", "system/disk_free_bytes"}
-    assert "system/disk_free_bytes" not in HostLoad(tmp_path / "removed").metrics()
-
-
 class NVMLError(Exception):
     pass
 

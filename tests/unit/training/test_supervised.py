@@ -57,18 +57,6 @@ def test_rows_need_no_answer_and_end_with_the_end_token(tmp_path: Path) -> None:
     assert prepared.config.placement.samplers == 1, "the run file stays valid"
 
 
-def test_a_row_of_messages_is_rendered_before_its_completion(tmp_path: Path) -> None:
-    turns = ({"role": "user", "content": "3+4"}, {"role": "assistant", "content": "7"})
-    row = {"problem": [*turns, {"role": "user", "content": "5+6"}], "completion": "11"}
-    data = {"source": str(tmp_path / "rows.jsonl"), "template": "plain", "system_prompt": "Add.", "answer_field": None}
-    rows = prepare(settings(tmp_path, [row], data=data), tmp_path / "run").problems.rows
-    assert rows is not None
-    tokenizer = AutoTokenizer.from_pretrained(STARTER_FOLDER)
-    asked = "<|bos|><|system|>Add.<|end|><|user|>3+4<|end|><|assistant|>7<|end|><|user|>5+6<|end|><|assistant|>"
-    assert [tokenizer.decode(ids) for ids in (*rows.token_ids, *rows.completion_ids)] == [asked, "11<|end|>"]
-    assert rows.prompts[0].history == ({"role": "system", "content": "Add."}, *turns)
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

@@ -12,7 +12,6 @@ starts.
 from gxpo_trainer.config.base import Settings as Settings
 from gxpo_trainer.config.base import TimeoutsConfig as TimeoutsConfig
 from gxpo_trainer.config.engines import ModelConfig as ModelConfig
-from gxpo_trainer.config.engines import PlacementConfig as PlacementConfig
 from gxpo_trainer.config.engines import TeacherConfig as TeacherConfig
 from gxpo_trainer.config.rules import EpochsRule as EpochsRule
 from gxpo_trainer.config.rules import ExtragradientRule as ExtragradientRule
@@ -29,7 +28,6 @@ from gxpo_trainer.config.run import DppoLossConfig as DppoLossConfig
 from gxpo_trainer.config.run import GroupAdvantageConfig as GroupAdvantageConfig
 from gxpo_trainer.config.run import LearnerConfig as LearnerConfig
 from gxpo_trainer.config.run import LoggerSettings as LoggerSettings
-from gxpo_trainer.config.run import LoggingConfig as LoggingConfig
 from gxpo_trainer.config.run import LoraConfig as LoraConfig
 from gxpo_trainer.config.run import LossConfig as LossConfig
 from gxpo_trainer.config.run import LossSettings as LossSettings

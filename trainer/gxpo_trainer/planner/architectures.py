@@ -168,7 +168,7 @@ def check_heads(body: Mapping[str, Any], config: RunConfig) -> None:
     text = language_model(body)
     heads = text.get("num_attention_heads") or text.get("n_head")
     if not isinstance(heads, int) or heads < 1:
-        raise ConfigError(f"config.json of {model} has no num_attention_heads; set placement.tensor_parallel = 1")
+        raise ConfigError(f"placement.tensor_parallel: config.json of {model} has no num_attention_heads; set it to 1")
     shared = text.get("num_key_value_heads")
     sentence = uneven_split(heads, shared if isinstance(shared, int) and shared > 0 else heads, tensor_parallel, model)
     if sentence is not None:
