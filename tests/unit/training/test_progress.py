@@ -223,13 +223,6 @@ def test_each_source_has_its_reward_and_components_count_where_they_judge() -> N
     assert source_metrics([scored("", {"format": 1.0})]) == {}
 
 
-@pytest.mark.parametrize(
-    ("metrics", "words"),
-    [
-        ({}, "97% of the groups, which have no gradient. 0% of the responses are correct: choose easier"),
-        ({"reward/correctness": 1.0}, "100% of the responses are correct: choose harder problems"),
-        ({"rollout/truncated_fraction": 0.8}, "80% of the responses are truncated: raise rollout.max_new_tokens. 0%"),
-    ],
-)
-def test_the_warning_says_what_to_do(metrics: dict[str, float], words: str) -> None:
-    assert words in no_signal(NOTHING | metrics)
+def test_the_warning_says_what_to_do() -> None:
+    words = "97% of the groups, which have no gradient; 0% of the responses are correct and 80% truncated: choose"
+    assert words in no_signal(NOTHING | {"rollout/truncated_fraction": 0.8})

@@ -181,8 +181,8 @@ class Placement:
         if any(count > cluster.get(name, 0.0) + 1e-9 for name, count in needed.items()):
             raise ConfigError(
                 f"placement requires {describe(needed)} but Ray has {describe(cluster)}; lower learner_ranks, samplers "
-                "or tensor_parallel, or the CPU shares (fractions are allowed), set learner_ranks = samplers × "
-                "tensor_parallel to share GPUs, or add workers",
+                "or tensor_parallel, or the CPU shares (fractions are allowed), share GPUs (learner_ranks = samplers × "
+                "tensor_parallel, rollout.async_depth = 0), or add workers",
                 reason="no_resources",
             )
 
