@@ -35,16 +35,6 @@ class Bundles:
     learner: tuple[int, ...]
     engines: tuple[int, ...]
 
-    def too_large(self, nodes: Sequence[Mapping[str, float]]) -> Bundle | None:
-        """The largest bundle that exceeds every node that has GPUs (of a run on CPUs: CPUs); None without such a node.
-
-        nodes: their resources, used or not. A bundle is never divided among nodes.
-        """
-        kind = "GPU" if any("GPU" in bundle for bundle in self.resources) else "CPU"
-        workers = [node for node in nodes if node.get(kind, 0.0) > 0]
-        oversized = [bundle for bundle in self.resources if all(_shortage(bundle, worker) for worker in workers)]
-        return max(oversized, key=_size) if workers and oversized else None
-
 
 def total_of(resources: Iterable[Mapping[str, float]]) -> Bundle:
     """Sum by name."""
@@ -223,20 +213,18 @@ def result_of(call: Any) -> Any:
         raise cause from error
 
 
-def missing(bundles: Bundles, available: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
-    """What the bundles wait for, such as `3 GPUs and 2 CPUs`. nodes: resources of the cluster's nodes, used or not."""
-    if (too_large := bundles.too_large(nodes)) is not None:
-        return f"a node with {describe(too_large)}"
+def missing(bundles: Bundles, available: Mapping[str, float]) -> str:
+    """What the bundles wait for, such as `3 GPUs and 2 CPUs`, of what is not in use."""
     if short := _shortage(total_of(bundles.resources), available):
         return describe(short)
-    # The sum fits, but no node has room for one of the bundles.
+    # The sum fits, but no node has room for one of the bundles, which are never divided among nodes.
     separate = bundles.strategy == "STRICT_SPREAD"
     return "a second node" if separate else f"a node with {describe(max(bundles.resources, key=_size))}"
 
 
 def unplaced(bundles: Bundles, nodes: Sequence[Mapping[str, float]], waited_s: float) -> ConfigError:
     """The error (`no_resources`) of bundles that Ray could not reserve. nodes: resources of the cluster's nodes."""
-    largest = describe(bundles.too_large(nodes) or max(bundles.resources, key=_size))
+    largest = describe(max(bundles.resources, key=_size))
     where, pack = "", ""
     if bundles.strategy == "STRICT_SPREAD":
         where, pack = " on separate nodes", ', set placement.strategy = "pack"'

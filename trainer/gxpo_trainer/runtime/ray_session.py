@@ -114,7 +114,7 @@ def reserve(
                 return placement
             else:
                 available = ray.available_resources()  # type: ignore[no-untyped-call]
-                on_wait(missing(bundles, available, alive_nodes()))
+                on_wait(missing(bundles, available))
                 timeout_s = _POLL_S
                 if time.monotonic() >= deadline:
                     raise unplaced(bundles, alive_nodes(), wait_s)
