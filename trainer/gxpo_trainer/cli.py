@@ -160,7 +160,6 @@ def register_config(subparsers: Subparsers) -> None:
     what.add_argument("--schema", action="store_true", help="print the JSON schema of all settings")
     what.add_argument("--list-presets", action="store_true", help="print the names of the presets")
     add_set(parser)
-    parser.add_argument("--format", choices=("toml", "json"), default="toml", help="default toml")
     parser.set_defaults(run=run_config)
 
 
@@ -190,10 +189,7 @@ def run_config(args: argparse.Namespace) -> int:
     else:
         load, what = (config_io.load_preset, args.preset) if args.preset else (config_io.load_run, args.file)
         config = load(what, args.set)
-        if args.format == "json":
-            print(config_io.to_json(config))
-        else:
-            print(config_io.to_toml(config, _comments(config)), end="")
+        print(config_io.to_toml(config, _comments(config)), end="")
     return 0
 
 
@@ -496,7 +492,6 @@ def register_checkpoints(subparsers: Subparsers) -> None:
 
 def run_checkpoints(args: argparse.Namespace) -> int:
     from gxpo_trainer.config import CheckpointConfig
-    from gxpo_trainer.runtime.processes import write_errors
     from gxpo_trainer.training.checkpoints import CHECKPOINTS, CheckpointStore, export_policy
 
     store = CheckpointStore(args.folder / CHECKPOINTS, CheckpointConfig())
@@ -512,8 +507,7 @@ def run_checkpoints(args: argparse.Namespace) -> int:
     if step not in steps:
         raise CheckpointError(f"--step {step}: no such checkpoint; choose from {', '.join(map(str, steps))}")
     try:
-        with write_errors():
-            export_policy(store.load(step), args.export, adapter=args.adapter)
+        export_policy(store.load(step), args.export, adapter=args.adapter)
     except OSError as error:
         # copytree collects (source, target, reason) of all files.
         reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error

@@ -27,7 +27,6 @@ from gxpo_trainer.config.messages import config_error, nearest_setting, setting_
 from gxpo_trainer.config.rules import RULES, in_words, known_rules, rule_name
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.jsonl import plain
 
 
 def load_run(path: Path | str, overrides: Sequence[str] = (), *, runs_here: bool = False) -> RunConfig:
@@ -231,11 +230,6 @@ def _without_none(part: BaseModel) -> dict[str, Any]:
         elif field.default is not None:
             result[name] = "none"
     return result
-
-
-def to_json(config: RunConfig) -> str:
-    """Indented standard JSON; infinities and NaN are the strings "Infinity", "-Infinity", "NaN"."""
-    return json.dumps(plain(config.model_dump()), indent=2, ensure_ascii=False)
 
 
 def learning_rate_control(config: RunConfig) -> RunConfig:
