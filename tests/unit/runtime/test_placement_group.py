@@ -18,19 +18,13 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError, GxpoError
 from gxpo_trainer.reporting.outcome import failure_message, reason_of
 from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.runtime.placement_group import RunPlacementGroup, missing, result_of, unplaced
+from gxpo_trainer.runtime.placement_group import Bundles, RunPlacementGroup, missing, result_of, unplaced
 from gxpo_trainer.runtime.processes import frozen_allocations
 
 
 def placement(device: str = "cpu", **settings: Any) -> Placement:
     config = RunConfig.model_validate({"placement": {"device": "cpu", **settings}})
     return Placement(config, "gpu" if device == "gpu" else "cpu", 1, 1, colocated=settings.get("colocate") is True)
-
-
-def test_pack_gives_each_rank_a_bundle_and_one_to_sampler_and_verifier() -> None:
-    decided = placement(learner_ranks=2, learner_cpus=0.5, sampler_cpus=0.75, verifier_cpus=0.25).bundles()
-    assert decided.resources == ({"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 1.0})
-    assert decided.strategy == "PACK"
 
 
 @pytest.mark.parametrize(
@@ -56,23 +50,31 @@ def test_automatic_shares_fit(settings: dict[str, Any], cluster: dict[str, float
         settled.check_fits(cluster)
 
 
-def test_each_engine_has_a_bundle_with_its_gpus_and_the_verifier_is_with_the_first() -> None:
-    decided = placement("gpu", samplers=2, tensor_parallel=2, sampler_cpus=0.5, verifier_cpus=0.25).bundles()
-    assert decided.resources == ({"CPU": 1.0, "GPU": 1}, {"CPU": 0.75, "GPU": 2}, {"CPU": 0.5, "GPU": 2})
-    assert (decided.learner, decided.engines) == ((0,), (1, 2))
+ENGINES = {"sampler_cpus": 0.5, "verifier_cpus": 0.25}
 
 
-def test_a_shared_bundle_holds_an_engine_and_its_learner_ranks() -> None:
-    sizes = {"learner_ranks": 4, "samplers": 2, "tensor_parallel": 2, "sampler_cpus": 0.5, "verifier_cpus": 0.25}
-    decided = placement("gpu", colocate=True, **sizes).bundles()
-    assert decided.resources == ({"CPU": 2.75, "GPU": 2}, {"CPU": 2.5, "GPU": 2})
-    assert (decided.learner, decided.engines, decided.strategy) == ((0, 0, 1, 1), (0, 1), "PACK")
-
-
-def test_split_gives_all_ranks_one_bundle_on_another_node_than_the_samplers() -> None:
-    decided = placement("gpu", learner_ranks=4, learner_cpus=2, samplers=3, strategy="split").bundles()
-    assert decided.resources == ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 2.5, "GPU": 3.0})
-    assert (decided.learner, decided.engines, decided.strategy) == ((0, 0, 0, 0), (1, 1, 1), "STRICT_SPREAD")
+@pytest.mark.parametrize(
+    ("settings", "bundles"),
+    [
+        # A bundle for each rank and each engine; the verifier is with the first engine.
+        (
+            {"samplers": 2, "tensor_parallel": 2, **ENGINES},
+            Bundles(({"CPU": 1, "GPU": 1}, {"CPU": 0.75, "GPU": 2}, {"CPU": 0.5, "GPU": 2}), "PACK", (0,), (1, 2)),
+        ),
+        # An engine and its ranks in one.
+        (
+            {"colocate": True, "learner_ranks": 4, "samplers": 2, "tensor_parallel": 2, **ENGINES},
+            Bundles(({"CPU": 2.75, "GPU": 2}, {"CPU": 2.5, "GPU": 2}), "PACK", (0, 0, 1, 1), (0, 1)),
+        ),
+        # All ranks on another node than the engines.
+        (
+            {"strategy": "split", "learner_ranks": 4, "learner_cpus": 2, "samplers": 3},
+            Bundles(({"CPU": 8, "GPU": 4}, {"CPU": 2.5, "GPU": 3}), "STRICT_SPREAD", (0, 0, 0, 0), (1, 1, 1)),
+        ),
+    ],
+)
+def test_bundles_of_each_kind_of_placement(settings: dict[str, Any], bundles: Bundles) -> None:
+    assert placement("gpu", **settings).bundles() == bundles
 
 
 @pytest.mark.parametrize(
