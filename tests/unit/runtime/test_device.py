@@ -16,6 +16,7 @@ from gxpo_trainer.runtime.placement import Placement
 @pytest.fixture(autouse=True)
 def head_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    placement_module.driver_problem.cache_clear()
 
 
 def decide(rollout: dict[str, Any] | None = None, **settings: Any) -> Placement:

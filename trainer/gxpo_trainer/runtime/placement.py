@@ -5,6 +5,7 @@ Logical CPUs are fractional. A request above Ray's total is rejected at once: it
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import os
@@ -258,6 +259,7 @@ def torch_cuda() -> str | None:
     return cuda
 
 
+@functools.cache  # a waiting run asks again and again
 def driver_problem() -> str | None:
     """Why torch cannot use the GPUs of this machine, with the fix; None where it can.
 
