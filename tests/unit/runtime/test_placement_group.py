@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,7 +18,6 @@ from gxpo_trainer.errors import ConfigError, GxpoError
 from gxpo_trainer.reporting.outcome import failure_message, reason_of
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.placement_group import Bundles, RunPlacementGroup, missing, result_of, unplaced
-from gxpo_trainer.runtime.processes import frozen_allocations
 
 
 def placement(device: str = "cpu", **settings: Any) -> Placement:
@@ -179,15 +177,3 @@ def test_a_failed_write_has_its_error_number(tmp_path: Path, library: str) -> No
         [sys.executable, "-c", code, str(tmp_path / "file")], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == [str(errno.EFBIG)]
-
-
-def test_objects_allocated_in_the_block_are_never_collected():
-    before = gc.get_freeze_count()
-    try:
-        with frozen_allocations():
-            assert not gc.isenabled()
-            made = [[] for _ in range(1000)]
-        assert gc.isenabled()
-        assert gc.get_freeze_count() >= before + len(made)
-    finally:
-        gc.unfreeze()

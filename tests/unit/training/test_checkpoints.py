@@ -158,11 +158,7 @@ def test_what_a_step_uses_is_kept(tmp_path: Path, earlier: Checkpoint, change: d
     [
         # What no step computes with.
         {"budget": {"steps": 4}},
-        {"budget": {"steps": None, "backward_passes": 9}},
-        {"name": "second"},
-        {"evaluation": {"every_steps": 7}},
-        {"checkpoint": {"every_steps": 1}},
-        {"placement": {"learner_threads": 1}},
+        {"name": "second", "evaluation": {"every_steps": 7}, "checkpoint": {"every_steps": 1}},
         {"timeouts": {"sampling_s": 7200.0}},
         {"verifier": {"workers": 7}},
         # A checkpoint is resharded.
@@ -171,11 +167,8 @@ def test_what_a_step_uses_is_kept(tmp_path: Path, earlier: Checkpoint, change: d
         # What messages say to change, memory and limits: the sums of a step are the same up to rounding.
         {"model": {"gradient_checkpointing": True}},
         {"learner": {**FIRST["learner"], "token_budget": 64}},
-        {"rollout": {"max_num_seqs": 8}},
-        {"rollout": {"gpu_memory_utilization": 0.3}},
-        {"rollout": {"cpu_kv_cache_gib": 2}},
-        {"rollout": {"logprob_gap_mean_limit": 0.1}},
-        {"rollout": {"logprob_gap_max_limit": 9.0}},
+        {"rollout": {"max_num_seqs": 8, "gpu_memory_utilization": 0.3, "cpu_kv_cache_gib": 2}},
+        {"rollout": {"logprob_gap_mean_limit": 0.1, "logprob_gap_max_limit": 9.0}},
     ],
 )
 def test_what_changes_steps_by_rounding_may_change(tmp_path: Path, earlier: Checkpoint, change: dict[str, Any]) -> None:
