@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, Field, ValidationError
 
 from gxpo_trainer.config import RuleSettings
 from gxpo_trainer.config.engines import TOKEN_BUDGET
-from gxpo_trainer.config.rules import compared_rules, rule_name
+from gxpo_trainer.config.rules import compared_rules
 from gxpo_trainer.planner.devices import Assumptions, assumptions_for
 from gxpo_trainer.planner.inputs import Inputs, Reference, Workload, workload_of
 from gxpo_trainer.planner.memory import Parts, Phase, SamplerMemory, learner_parts, released_parts, sampler_memory
@@ -194,10 +195,13 @@ def make_plan(inputs: Inputs, assumed: Assumptions | None = None) -> Plan:
     load = workload_of(inputs, assumed)
     fit = fit_of(inputs, assumed)
     own = inputs.rule
-    rules = [own if rule_name(kind) == own.name else _adapted(kind, own) for kind in compared_rules()]
+    rules: list[RuleSettings] = []
+    for kind in compared_rules():
+        with suppress(ValidationError):
+            rules.append(kind.adapted_from(own))
     if all(rule is not own for rule in rules):
         rules.append(own)
-    costs = tuple(_rule_plan(inputs, assumed, load, rule) for rule in rules if rule is not None)
+    costs = tuple(_rule_plan(inputs, assumed, load, rule) for rule in rules)
     return Plan(inputs, assumed, load, fit, None if fit.fits else advise(inputs, assumed), costs)
 
 
@@ -206,15 +210,8 @@ def refusal(plan: Plan) -> str | None:
     return plan.advice if plan.fit.certain else None
 
 
-def _adapted(kind: type[RuleSettings], own: RuleSettings) -> RuleSettings | None:
-    try:
-        return kind.adapted_from(own)
-    except ValidationError:
-        return None
-
-
 def _rule_plan(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings) -> PlannedRule:
-    seconds = step_time(replace(inputs, rule=rule), assumed, load, rule)
+    seconds = step_time(inputs, assumed, load, rule)
     per_step = rule.passes_per_step(gate_open=True)
     used = {
         "steps": 1,
