@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from support import sockets
 from support.tiny_families import save_family
 from transformers import AutoModelForCausalLM
 
@@ -15,6 +17,7 @@ from docs_build.metrics import undescribed
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.planner.architectures import FAMILIES, TRAINS
 from gxpo_trainer.reporting.reading import read_events, read_metrics
+from gxpo_trainer.training.controller import Controller
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
@@ -61,7 +64,16 @@ def test_sampler_and_learner_agree_on_each_family_that_trains(family, tmp_path, 
     assert "pass@1" not in "".join(capsys.readouterr()), "a run without benchmarks has no accuracies to tell"
 
 
-def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(tmp_path, small_run):
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory, small_run):
+    """The folder of a run of GXPO with LoRA and a KL term on two ranks of ZeRO 2, and what listened meanwhile."""
+    seen = []
+    report = Controller._report
+
+    def look(self, *arguments):
+        seen.extend(sockets.listening(os.getpid(), {os.getpid(): "driver"}))
+        report(self, *arguments)
+
     config = small_run(
         learner={
             "rule": {"name": "gxpo", "k": 3},
@@ -73,16 +85,32 @@ def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(tmp_pa
         placement={"learner_ranks": 2, "learner_cpus": 0.5, "sampler_cpus": 0.5, "verifier_cpus": 0.25},
         budget={"steps": 2},
     )
-    train_run(config, tmp_path / "run")
-    rows = [row["metrics"] for row in read_metrics(tmp_path / "run")]
+    out = tmp_path_factory.mktemp("ranks") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Controller, "_report", look)
+        train_run(config, out)
+    return out, seen
+
+
+def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(two_ranks):
+    out, _ = two_ranks
+    rows = [row["metrics"] for row in read_metrics(out)]
     assert len(rows) == 2
     assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows)
     assert rows[1]["policy/kl"] > 0
-    adapter = tmp_path / "run" / "checkpoints" / "step-00000002" / "adapter"
+    adapter = out / "checkpoints" / "step-00000002" / "adapter"
     merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(STARTER_FOLDER), adapter).merge_and_unload()
     policy = AutoModelForCausalLM.from_pretrained(adapter.parent / "policy")
     for (name, left), (_, right) in zip(merged.named_parameters(), policy.named_parameters(), strict=True):
         assert left.allclose(right, atol=1e-6), name
+
+
+def test_every_socket_of_a_run_is_known_and_on_loopback(two_ranks):
+    _, seen = two_ranks
+    assert {"driver", "gcs_server", "raylet", "ray::SamplerActor", "ray::VerifierActor", "ray::LearnerRank"} <= {
+        one.process for one in seen
+    }
+    sockets.check(seen, sockets.RUN)
 
 
 @pytest.mark.long("an adapter in another dtype")
