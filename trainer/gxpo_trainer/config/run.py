@@ -235,7 +235,7 @@ class LoggingConfig(Settings):
 
     trackers: tuple[AnyLogger, ...] = Field((), max_length=20, description="Where metrics, config and samples go.")
     project: str = Field(
-        "gxpo", min_length=1, max_length=128, description="W&B's and Trackio's, or MLflow's experiment."
+        "gxpo", min_length=1, max_length=128, description="Project of W&B and Trackio, experiment of MLflow."
     )
     samples_per_step: int = Field(4, ge=0, le=1000, description="Responses sent of each step; 0: none.")
 
