@@ -282,9 +282,9 @@ class PlacementConfig(Settings):
     def _consistent(self) -> PlacementConfig:
         if self.colocate is True and not self.can_colocate:
             raise ValueError(
-                f'colocate = true needs strategy = "pack" and one learner rank for each device of the engines, but '
-                f"learner_ranks = {self.learner_ranks} and samplers × tensor_parallel = {self.sampler_devices}; make "
-                "them equal, or set colocate = false"
+                'colocate = true needs strategy = "pack" and one learner rank for each device of the engines, but '
+                f'strategy = "{self.strategy}", learner_ranks = {self.learner_ranks} and samplers × tensor_parallel = '
+                f"{self.sampler_devices}; make them equal, or set colocate = false"
             )
         # A transport must work on CPUs or on GPUs, shared or not, as far as the settings leave these open.
         devices: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu") if self.device == "auto" else (self.device,)
