@@ -117,7 +117,13 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
     assert [row["step"] for row in read_evaluations(out)] == [8], "at the end, also where none is due"
 
 
-@pytest.mark.parametrize("warm_start", [None, {"steps": 3, "rows_per_step": 8, "learning_rate": 1e-3}])
+@pytest.mark.parametrize(
+    "warm_start",
+    [
+        pytest.param(None, marks=pytest.mark.long("once more without samples")),
+        {"steps": 3, "rows_per_step": 8, "learning_rate": 1e-3},
+    ],
+)
 def test_weights_learned_from_completions_survive_a_kill_to_the_bit(warm_start, tmp_path, small_run, monkeypatch):
     """Of a supervised run and of a warm start. Without benchmarks the former has no engine. A checkpoint at step 2; the
     learner dies in step 3."""

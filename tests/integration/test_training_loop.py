@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+import os
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from support import sockets
 from support.tiny_families import save_family
 from transformers import AutoModelForCausalLM
 
 from docs_build.metrics import undescribed
-from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.planner.architectures import FAMILIES, TRAINS
 from gxpo_trainer.reporting.reading import read_events, read_metrics
-from gxpo_trainer.rollout.engines import Engines
+from gxpo_trainer.training.controller import Controller
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
@@ -64,51 +64,16 @@ def test_sampler_and_learner_agree_on_each_family_that_trains(family, tmp_path, 
     assert "pass@1" not in "".join(capsys.readouterr()), "a run without benchmarks has no accuracies to tell"
 
 
-@pytest.mark.long("shared devices, once more with two engines and two ranks")
-def test_gxpo_at_another_temperature_takes_turns_with_its_engines(tmp_path, small_run, monkeypatch):
-    """Two engines and two whole copies of the learner with shared devices; on CPUs vLLM ignores sleep and wake."""
-    moves = []
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory, small_run):
+    """The folder of a run of GXPO with LoRA and a KL term on two ranks of ZeRO 2, and what listened meanwhile."""
+    seen = []
+    report = Controller._report
 
-    def record(owner, method):
-        inner = getattr(owner, method)
+    def look(self, *arguments):
+        seen.extend(sockets.listening(os.getpid(), {os.getpid(): "driver"}))
+        report(self, *arguments)
 
-        def call(self, *arguments, **options):
-            moves.append(" ".join([method, *map(str, (*arguments, *options.values()) if owner is Engines else ())]))
-            return inner(self, *arguments, **options)
-
-        monkeypatch.setattr(owner, method, call)
-
-    for owner, methods in ((Engines, ("sleep", "wake")), (LearnerGroup, ("park", "unpark", "train_step"))):
-        for method in methods:
-            record(owner, method)
-    config = small_run(
-        rollout={"temperature": 0.7},
-        learner={"rule": {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}, "optimizer": {"learning_rate": 1e-4}},
-        budget={"steps": 3},
-        checkpoint={"every_steps": 0},
-        placement={
-            "colocate": True,
-            "learner_ranks": 2,
-            "samplers": 2,
-            "learner_cpus": 0.5,
-            "sampler_cpus": 0.25,
-            "verifier_cpus": 0.25,
-        },
-    )
-    assert train_run(config, tmp_path / "run") == "steps"
-    rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if "rollout/logprob_gap_mean" in row["metrics"]]
-    assert len(rows) == 3
-    assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows)
-    assert all(row["rollout/logprob_gap_max"] <= 1e-4 for row in rows)
-    assert all(row["rollout/engines_alive"] == 2 for row in rows)
-    steps = [place for place, move in enumerate(moves) if move == "train_step"]
-    # Each side leaves and returns once a step; weights that the sync brings again are given up.
-    expected = ["sleep True", "unpark", "wake weights", "park", "wake kv_cache"]
-    assert [moves[here + 1 : there] for here, there in pairwise(steps)] == [expected, expected]
-    assert "learner and engines take turns on the CPUs" in (tmp_path / "run" / "events.jsonl").read_text()
-
-
-def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(tmp_path, small_run):
     config = small_run(
         learner={
             "rule": {"name": "gxpo", "k": 3},
@@ -120,16 +85,32 @@ def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(tmp_pa
         placement={"learner_ranks": 2, "learner_cpus": 0.5, "sampler_cpus": 0.5, "verifier_cpus": 0.25},
         budget={"steps": 2},
     )
-    train_run(config, tmp_path / "run")
-    rows = [row["metrics"] for row in read_metrics(tmp_path / "run")]
+    out = tmp_path_factory.mktemp("ranks") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Controller, "_report", look)
+        train_run(config, out)
+    return out, seen
+
+
+def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(two_ranks):
+    out, _ = two_ranks
+    rows = [row["metrics"] for row in read_metrics(out)]
     assert len(rows) == 2
     assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows)
     assert rows[1]["policy/kl"] > 0
-    adapter = tmp_path / "run" / "checkpoints" / "step-00000002" / "adapter"
+    adapter = out / "checkpoints" / "step-00000002" / "adapter"
     merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(STARTER_FOLDER), adapter).merge_and_unload()
     policy = AutoModelForCausalLM.from_pretrained(adapter.parent / "policy")
     for (name, left), (_, right) in zip(merged.named_parameters(), policy.named_parameters(), strict=True):
         assert left.allclose(right, atol=1e-6), name
+
+
+def test_every_socket_of_a_run_is_known_and_on_loopback(two_ranks):
+    _, seen = two_ranks
+    assert {"driver", "gcs_server", "raylet", "ray::SamplerActor", "ray::VerifierActor", "ray::LearnerRank"} <= {
+        one.process for one in seen
+    }
+    sockets.check(seen, sockets.RUN)
 
 
 @pytest.mark.long("an adapter in another dtype")

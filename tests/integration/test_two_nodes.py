@@ -69,12 +69,6 @@ def test_weights_are_gone_for_other_nodes_with_the_learner_that_published_them(o
     assert printed.splitlines()[-1].startswith("weights version 1 was lost with its learner")
 
 
-@pytest.mark.long("two nodes")
-def test_the_stacks_of_a_process_on_another_node_are_read_there(on_two_nodes: tuple[Path, str]) -> None:
-    _, printed = on_two_nodes
-    assert "in wait_for_a_peer" in printed
-
-
 def test_a_split_that_one_node_cannot_give_is_refused(ray_on_loopback: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gxpo_trainer.runtime.ray_session.MIN_WAIT_S", 1.0)
     config = RunConfig.model_validate({"placement": {"strategy": "split", "device": "cpu", "wait_s": 0}})

@@ -20,8 +20,6 @@ GPU = Device(
     bf16_flops=2e9,
     fp32_flops=1e9,
     memory_bandwidth=1e9,
-    link_bandwidth=1e8,
-    host_bandwidth=1e7,
 )
 """On a device of unknown memory everything fits."""
 CPU = replace(GPU, name="cpu")
@@ -52,7 +50,6 @@ def small(**changes: Any) -> Inputs:
         tensor_parallel=1,
         colocate=False,
         one_node=True,
-        weight_transport="auto",
         zero_stage=2,
         precision="bf16",
         adapter_rank=None,

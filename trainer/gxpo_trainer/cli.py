@@ -26,7 +26,7 @@ from gxpo_trainer import __version__
 from gxpo_trainer.errors import CheckpointError, ConfigError, GxpoError
 
 if TYPE_CHECKING:
-    from gxpo_trainer.config import PlacementConfig, RunConfig
+    from gxpo_trainer.config import RunConfig
     from gxpo_trainer.planner.inputs import ModelShape
     from gxpo_trainer.studies.definition import Study
 
@@ -110,19 +110,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", type=Path, help="output folder; default runs/<name>")
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--resume", action="store_true", help="resume from the last checkpoint in the output folder")
-    start.add_argument(
-        "--continue",
-        dest="continue_run",
-        action="store_true",
-        help="resume if the output folder contains a run, else start",
-    )
+    resume = "resume if the output folder contains a run, else start"
+    start.add_argument("--continue", dest="continue_run", action="store_true", help=resume)
     parser.add_argument("--service", metavar="FILE", type=Path, help="service.json of the launch: report to it")
-    parser.add_argument(
-        "--log",
-        metavar="NAMES",
-        type=names,
-        help="sets logging.trackers: tensorboard, wandb, mlflow, trackio, an installed logger or module:Class",
-    )
+    trackers = "sets logging.trackers: tensorboard, wandb, mlflow, trackio, an installed logger or module:Class"
+    parser.add_argument("--log", metavar="NAMES", type=names, help=trackers)
     parser.set_defaults(run=run_train, supervised=False)
 
 
@@ -146,12 +138,7 @@ def run_train(args: argparse.Namespace) -> int:
     config = load_run(args.config, args.set, runs_here=True) if service is None else None
     with Launch(args.out or Path("runs") / safe_name(config.name if config else ""), service) as launch:
         config = config or load_run(args.config, args.set, runs_here=True)
-        ended = train_in_launch(
-            config,
-            launch,
-            resume=args.resume,
-            continue_run=args.continue_run,
-        )
+        ended = train_in_launch(config, launch, resume=args.resume, continue_run=args.continue_run)
     print(f"{config.name}: {describe_end(ended, launch)}; results in {launch.out_dir}", file=sys.stderr)
     return launch.exit_code
 
@@ -168,16 +155,11 @@ def register_config(subparsers: Subparsers) -> None:
     what.add_argument("--preset", metavar="NAME", help="print this preset; --list-presets names them")
     what.add_argument("--file", metavar="FILE", type=Path, help="print this run file with all defaults filled in")
     what.add_argument("--check", metavar="FILE", type=Path, help="check this run file; exit code 0 or 2")
-    what.add_argument(
-        "--show-prompt",
-        metavar="FILE",
-        type=Path,
-        help="print the first prompts of this run file as the policy sees them",
-    )
+    shown = "print the first prompts of this run file as the policy sees them"
+    what.add_argument("--show-prompt", metavar="FILE", type=Path, help=shown)
     what.add_argument("--schema", action="store_true", help="print the JSON schema of all settings")
     what.add_argument("--list-presets", action="store_true", help="print the names of the presets")
     add_set(parser)
-    parser.add_argument("--format", choices=("toml", "json"), default="toml", help="default toml")
     parser.set_defaults(run=run_config)
 
 
@@ -205,13 +187,9 @@ def run_config(args: argparse.Namespace) -> int:
         print("\n\n".join(load_problems(config).shown()))
         print(f"\nreward: {'only a box counts as answer' if config.trains_on_boxes else 'any stated answer counts'}")
     else:
-        config = (
-            config_io.load_preset(args.preset, args.set) if args.preset else config_io.load_run(args.file, args.set)
-        )
-        if args.format == "json":
-            print(config_io.to_json(config))
-        else:
-            print(config_io.to_toml(config, _comments(config)), end="")
+        load, what = (config_io.load_preset, args.preset) if args.preset else (config_io.load_run, args.file)
+        config = load(what, args.set)
+        print(config_io.to_toml(config, _comments(config)), end="")
     return 0
 
 
@@ -224,29 +202,17 @@ def _gpus_here(config: RunConfig) -> int | None:
     return visible_gpus() if ray_address(config) is None else None
 
 
-def _gpus(p: PlacementConfig) -> str:
-    """GPUs that a run needs, and where sharing them is possible."""
-    separate = f"{p.learner_ranks} for the learner and {p.sampler_devices} for the samplers"
-    shared, apart = p.num_gpus(colocated=True), p.num_gpus(colocated=False)
-    if p.can_colocate and p.colocate is True:
-        return f"Needs {shared} GPUs, which learner and samplers share."
-    if p.can_colocate:
-        return f"Needs {shared} GPUs, which learner and samplers share, or {apart}: {separate}."
-    return f"Needs {apart} GPUs: {separate}."
-
-
 def _comments(config: RunConfig) -> list[str]:
     """Backward passes per step, and the expected step at which noise alone fires the gate."""
     from gxpo_trainer.rules.gate import describe
 
     rule = config.learner.rule
-    needs = [_gpus(config.placement)] if config.placement.device == "gpu" else []
     passes, gate = rule.passes_per_step(gate_open=True), rule.gate_config
     cost = f"{rule.label}: {passes} backward pass{'es' if passes > 1 else ''} per step"
     if gate is None:
-        return [f"{cost}.", *needs]
+        return [f"{cost}."]
     closed = rule.passes_per_step(gate_open=False)
-    return [f"{cost} while the look-ahead is on, {closed} after it.", describe(gate), *needs]
+    return [f"{cost} while the look-ahead is on, {closed} after it.", describe(gate)]
 
 
 def register_sandbox(subparsers: Subparsers) -> None:
@@ -323,13 +289,8 @@ def _shape(config: RunConfig) -> ModelShape:
 def register_eval(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("eval", help="score a model on benchmarks")
     parser.add_argument("--model", metavar="DIR", required=True, help="model folder, hub name, `starter`")
-    parser.add_argument(
-        "--benchmark",
-        metavar="NAMES",
-        required=True,
-        type=names,
-        help="comma-separated names, or .jsonl, .csv or .parquet files",
-    )
+    benchmarks = "comma-separated names, or .jsonl, .csv or .parquet files"
+    parser.add_argument("--benchmark", metavar="NAMES", required=True, type=names, help=benchmarks)
     parser.add_argument("--samples", metavar="N", type=positive, default=16, help="responses per problem; default 16")
     parser.add_argument("--problems", metavar="N", type=positive, help="use the first N problems of each benchmark")
     parser.add_argument("--max-new-tokens", metavar="N", type=positive, help="longest response; default 3072")
@@ -353,37 +314,16 @@ def register_grade(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("grade", help="verify answers in a file")
     parser.add_argument("file", metavar="FILE.jsonl", type=Path, help='lines of {"gold", "prediction"}')
     parser.add_argument("--workers", metavar="N", type=positive, help="verifier processes; default: one per core")
-    parser.add_argument(
-        "--deadline",
-        metavar="S",
-        type=positive_seconds,
-        default=5.0,
-        help="time limit per answer in seconds; default 5",
-    )
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write verdicts to this file instead of stdout")
+    limit = "time limit per answer in seconds; default 5"
+    parser.add_argument("--deadline", metavar="S", type=positive_seconds, default=5.0, help=limit)
     parser.set_defaults(run=run_grade)
 
 
-def run_grade(args: argparse.Namespace) -> int:
+def run_grade(args: argparse.Namespace) -> None:
     from gxpo_trainer.grading.files import grade_file
-    from gxpo_trainer.jsonl import check_output
 
-    if args.out is None:
-        counts = grade_file(args.file, sys.stdout, workers=args.workers, deadline_s=args.deadline)
-    elif args.out.resolve() == args.file.resolve():
-        raise ConfigError(f"--out {args.out} is the input file; choose another")
-    else:
-        check_output(args.out)
-        # Renamed at the end, so that bad input or an interruption does not overwrite the target.
-        part = args.out.with_name(f"{args.out.name}.part")
-        try:
-            with part.open("w", encoding="utf-8") as stream:
-                counts = grade_file(args.file, stream, workers=args.workers, deadline_s=args.deadline)
-            part.replace(args.out)
-        finally:
-            part.unlink(missing_ok=True)
+    counts = grade_file(args.file, sys.stdout, workers=args.workers, deadline_s=args.deadline)
     print(", ".join(f"{number} {verdict}" for verdict, number in counts.items()), file=sys.stderr)
-    return 0
 
 
 def register_report(subparsers: Subparsers) -> None:
@@ -392,12 +332,8 @@ def register_report(subparsers: Subparsers) -> None:
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("report"), help="default report")
     parser.add_argument("--baseline", metavar="NAME", help="what to compare with; default: the most accurate GRPO")
     parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
-    parser.add_argument(
-        "--sampling-share",
-        metavar="S",
-        type=share,
-        help="share of a step that sampling takes, to say when a look-ahead pays; default: as measured",
-    )
+    sampling = "share of a step that sampling takes, to say when a look-ahead pays; default: as measured"
+    parser.add_argument("--sampling-share", metavar="S", type=share, help=sampling)
     parser.add_argument("--title", metavar="TEXT", default="Comparison of runs")
     parser.set_defaults(run=run_report)
 
@@ -416,13 +352,8 @@ def run_report(args: argparse.Namespace) -> int:
     if args.baseline is not None and args.baseline not in names:
         raise ConfigError(f"--baseline {args.baseline}: choose one of {', '.join(names)}")
     make_folder(args.out)
-    comparison = write_report(
-        args.out,
-        groups,
-        baseline=args.baseline,
-        sampling_share=args.sampling_share,
-        title=args.title,
-    )
+    shown = {"baseline": args.baseline, "sampling_share": args.sampling_share, "title": args.title}
+    comparison = write_report(args.out, groups, **shown)
     # Without a terminal rich assumes 80 columns, which would wrap the tables.
     console = Console(width=None if sys.stdout.isatty() else 120)
     print_tables(groups, comparison, console, args.sampling_share)
@@ -439,12 +370,8 @@ def register_study(subparsers: Subparsers) -> None:
     status = actions.add_parser("status", help="runs done and missing, and the best learning rate of each arm")
     status.set_defaults(run=show_status)
     report = actions.add_parser("report", help="write the report, and the data that it is made from")
-    report.add_argument(
-        "--page",
-        metavar="FILE",
-        type=Path,
-        help="a .md file; default report.md in the folder of the data",
-    )
+    page = "a .md or .html file; default both, report.*, in the folder of the data"
+    report.add_argument("--page", metavar="FILE", type=Path, help=page)
     report.set_defaults(run=write_report)
     answer = actions.add_parser("answer", help="print what a study found, from its data")
     answer.set_defaults(run=print_answer)
@@ -566,7 +493,6 @@ def register_checkpoints(subparsers: Subparsers) -> None:
 
 def run_checkpoints(args: argparse.Namespace) -> int:
     from gxpo_trainer.config import CheckpointConfig
-    from gxpo_trainer.runtime.processes import write_errors
     from gxpo_trainer.training.checkpoints import CHECKPOINTS, CheckpointStore, export_policy
 
     store = CheckpointStore(args.folder / CHECKPOINTS, CheckpointConfig())
@@ -582,8 +508,7 @@ def run_checkpoints(args: argparse.Namespace) -> int:
     if step not in steps:
         raise CheckpointError(f"--step {step}: no such checkpoint; choose from {', '.join(map(str, steps))}")
     try:
-        with write_errors():
-            export_policy(store.load(step), args.export, adapter=args.adapter)
+        export_policy(store.load(step), args.export, adapter=args.adapter)
     except OSError as error:
         # copytree collects (source, target, reason) of all files.
         reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error

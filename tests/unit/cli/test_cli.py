@@ -37,6 +37,7 @@ def gxpo(capsys: pytest.CaptureFixture[str]) -> Gxpo:
         ("eval", "--model", "m", "--benchmark", "b", "--samples", "0"),
         ("grade", "f.jsonl", "--deadline", "nan"),
         ("report",),
+        ("report", "runs/a", "--sampling-share", "1"),
         ("plan", "x.toml", "--gpus", "0"),
         ("train", "x.toml", "--resume", "--continue"),
     ],
@@ -48,10 +49,9 @@ def test_bad_usage_ends_with_code_2(argv: tuple[str, ...], gxpo: Gxpo) -> None:
     assert "usage: gxpo" in gxpo.printed().err
 
 
-@pytest.mark.parametrize("output", ["toml", "json"])
-def test_a_printed_preset_passes_the_check(output: str, tmp_path: Path, gxpo: Gxpo) -> None:
-    assert gxpo("config", "--preset", "demo", "--format", output, "--set", "learner.rule.k=7") == 0
-    file = tmp_path / f"run.{output}"
+def test_a_printed_preset_passes_the_check(tmp_path: Path, gxpo: Gxpo) -> None:
+    assert gxpo("config", "--preset", "demo", "--set", "learner.rule.k=7") == 0
+    file = tmp_path / "run.toml"
     file.write_text(gxpo.printed().out, encoding="utf-8")
     assert gxpo.out("config", "--check", file) == f"{file}: valid, rule gxpo, budget steps 40\n"
 
@@ -67,32 +67,6 @@ def test_a_printed_preset_states_passes_and_the_expected_false_alarm(gxpo: Gxpo)
     assert gxpo.out("config", "--preset", "demo-grpo").startswith("# GRPO: 1 backward pass per step.\n\n")
 
 
-@pytest.mark.parametrize(
-    ("placement", "stated"),
-    [
-        (
-            'device = "gpu"\nlearner_ranks = 3\ntensor_parallel = 2',
-            ["# Needs 5 GPUs: 3 for the learner and 2 for the samplers."],
-        ),
-        (
-            'device = "gpu"\nlearner_ranks = 2\ntensor_parallel = 2',
-            ["# Needs 2 GPUs, which learner and samplers share, or 4: 2 for the learner and 2 for the samplers."],
-        ),
-        (
-            'device = "gpu"\nlearner_ranks = 2\ntensor_parallel = 2\ncolocate = true',
-            ["# Needs 2 GPUs, which learner and samplers share."],
-        ),
-        ('device = "cpu"', []),
-    ],
-)
-def test_a_printed_config_states_the_gpus_that_it_needs(
-    placement: str, stated: list[str], tmp_path: Path, gxpo: Gxpo
-) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text(f"[placement]\n{placement}\n")
-    assert [line for line in gxpo.out("config", "--file", file).splitlines() if "GPUs" in line] == stated
-
-
 def test_a_bad_run_file_ends_with_code_2_and_each_setting(tmp_path: Path, gxpo: Gxpo) -> None:
     file = tmp_path / "run.toml"
     file.write_text('seed = -1\n[learner.rule]\nname = "gxpo"\nk = 1\n')
@@ -102,7 +76,7 @@ def test_a_bad_run_file_ends_with_code_2_and_each_setting(tmp_path: Path, gxpo: 
     assert err.splitlines() == [
         f"gxpo: {file} cannot be used:",
         "  seed = -1: must be at least 0",
-        "  learner.rule.k = 1: must be at least 2: the rule needs two steps to look ahead; set it to 2 or more",
+        "  learner.rule.k = 1: must be at least 2",
     ]
 
 
@@ -149,24 +123,6 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     assert f"--out {tmp_path / 'file'}" in gxpo.error(2, *argv, "--out", tmp_path / "file" / "out")
 
 
-@pytest.mark.parametrize("temperature", ["0", "0.009", "2.1", "nan"])
-def test_eval_refuses_temperatures_that_vllm_would_change(temperature: str, gxpo: Gxpo) -> None:
-    assert gxpo("eval", "--model", "starter", "--benchmark", "b", "--temperature", temperature) == 2
-    assert f"evaluation.temperature = {float(temperature)}: must be at" in gxpo.printed().err
-
-
-def test_eval_refuses_an_engine_that_cannot_split_the_heads_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, gxpo: Gxpo
-) -> None:
-    started: list[str] = []
-    monkeypatch.setattr(evaluation, "_sample_and_grade", lambda *args: started.append("engine") or [])
-    monkeypatch.setattr(evaluation, "load_tokenizer", lambda model: started.append("tokenizer"))
-    three = ("--set", "placement.device=cpu", "--set", "placement.tensor_parallel=3")
-    assert gxpo("eval", "--model", "starter", "--benchmark", "word-problems", *three) == 2
-    assert "placement.tensor_parallel = 3 does not divide the 4 attention heads" in gxpo.printed().err
-    assert started == []
-
-
 def test_eval_plays_in_the_environment_that_it_names(gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[argparse.Namespace] = []
     monkeypatch.setattr(cli, "run_eval", lambda args: seen.append(args) or 0)
@@ -185,30 +141,16 @@ def test_eval_plays_in_the_environment_that_it_names(gxpo: Gxpo, monkeypatch: py
         evaluation._config(seen[2], "starter")
 
 
-def graded(path: Path) -> list[str]:
-    return [json.loads(line)["verdict"] for line in path.read_text().splitlines()]
-
-
-def test_grade_writes_one_verdict_a_line_in_order(tmp_path: Path, gxpo: Gxpo) -> None:
-    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+def test_grade_prints_one_verdict_a_line_in_order(tmp_path: Path, gxpo: Gxpo) -> None:
+    file = tmp_path / "in.jsonl"
     answers = ["so \\boxed{0.5}", "so \\boxed{2}", ""]
     file.write_text("".join(json.dumps({"gold": "1/2", "prediction": answer}) + "\n" for answer in answers))
-    assert gxpo("grade", file, "--workers", "1", "--deadline", "60", "--out", out) == 0
-    assert graded(out) == ["correct", "wrong", "unparsed"]
-    assert gxpo.printed().err.strip() == "1 correct, 1 wrong, 1 unparsed, 0 timeout, 0 error"
-    assert sorted(tmp_path.iterdir()) == [file, out]
-
-
-def test_grade_of_bad_input_overwrites_nothing(tmp_path: Path, gxpo: Gxpo) -> None:
-    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    assert gxpo("grade", file, "--workers", "1", "--deadline", "60") == 0
+    out, err = gxpo.printed()
+    assert [json.loads(line)["verdict"] for line in out.splitlines()] == ["correct", "wrong", "unparsed"]
+    assert err.strip() == "1 correct, 1 wrong, 1 unparsed, 0 timeout, 0 error"
     file.write_text('{"gold": "1", "prediction": "1"}\n{"gold": "1"}\n')
-    out.write_text("precious")
-    assert "in.jsonl, line 2" in gxpo.error(2, "grade", file, "--out", out)
-    assert out.read_text() == "precious"
-    assert "is the input file" in gxpo.error(2, "grade", file, "--out", file)
-    assert gxpo("grade", file, "--out", file / "out.jsonl") == 2
-    assert "in.jsonl: cannot create the folder (a file has this name)" in gxpo.printed().err
-    assert sorted(tmp_path.iterdir()) == [file, out]
+    assert "in.jsonl, line 2" in gxpo.error(2, "grade", file)
 
 
 @pytest.mark.parametrize(
@@ -224,15 +166,6 @@ def test_an_error_becomes_one_message_and_its_exit_code(
     monkeypatch.setattr(cli, "run_report", fail)
     assert gxpo("report", "runs/a") == code
     assert gxpo.printed().err == message
-
-
-def test_an_unforeseen_error_keeps_its_traceback(gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(args: argparse.Namespace) -> int:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(cli, "run_report", fail)
-    with pytest.raises(ZeroDivisionError):
-        gxpo("report", "runs/a")
 
 
 @pytest.fixture
@@ -264,14 +197,6 @@ def test_a_run_that_cannot_fit_ends_with_code_1_and_a_setting(paper: Path, gxpo:
     assert "set model.gradient_checkpointing = true." in out
 
 
-def test_as_many_gpus_as_asked_for_are_planned(paper: Path, gxpo: Gxpo) -> None:
-    code, plan = planned(gxpo, paper, "--gpu", "h100-80", "--set", "placement.learner_ranks=7")
-    assert (code, plan["num_devices"], plan["devices_needed"]) == (0, 8, 8)
-    own = next(rule for rule in plan["rules"] if rule["own"])
-    assert own["gpu_hours"] == pytest.approx(8 * own["hours"])
-    assert own["seconds"]["step"] == pytest.approx(sum(own["seconds"].values()) - own["seconds"]["step"])
-
-
 def test_a_host_is_planned_with_its_own_memory(tmp_path: Path, gxpo: Gxpo) -> None:
     file = tmp_path / "demo.toml"
     file.write_text(to_toml(load_preset("demo", ["placement.device=cpu"])), encoding="utf-8")
@@ -285,25 +210,3 @@ def test_an_unknown_gpu_names_the_known_ones(paper: Path, gxpo: Gxpo) -> None:
     message = gxpo.error(2, "plan", paper, "--gpu", "h1000")
     assert "there is no device 'h1000'" in message
     assert "h100-80, h100-94, h200-141, b200-180, a100-40" in message
-    assert gxpo("plan", paper, "--gpu", "h100") == 2
-    assert "'h100' is one of several in the planner's table; choose from h100-80, h100-94\n" in gxpo.printed().err
-
-
-@pytest.mark.parametrize(("short", "name"), [("h200", "h200-141"), ("L4", "l4-24"), ("a100-8", "a100-80")])
-def test_a_gpus_first_letters_is_enough(short: str, name: str, paper: Path, gxpo: Gxpo) -> None:
-    assert planned(gxpo, paper, "--gpu", short)[1]["device"] == name
-
-
-@pytest.mark.parametrize(
-    ("colocate", "fix"),
-    [
-        ("auto", "placement.learner_ranks = 8 and placement.samplers = 8"),  # a rank and a sampler on each
-        ("false", "placement.learner_ranks = 7 and placement.samplers = 1"),
-    ],
-)
-def test_gpus_that_stay_idle_are_named_with_the_settings_that_use_them(
-    colocate: str, fix: str, paper: Path, gxpo: Gxpo
-) -> None:
-    assert gxpo("plan", paper, "--gpus", "8", "--set", f"placement.colocate={colocate}") == 0
-    assert f"\n4 of 8 GPUs stay idle; set {fix} to use them.\n" in gxpo.printed().out
-    assert "idle" not in gxpo.out("plan", paper, "--gpus", "4", "--set", f"placement.colocate={colocate}")

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, LoraConfig, RunConfig, SfpoRule
-from gxpo_trainer.config.io import build, learning_rate_control, load_preset, load_run, preset_names, to_json, to_toml
-from gxpo_trainer.config.messages import OTHER_NAMES, setting_paths
+from gxpo_trainer.config.io import build, learning_rate_control, load_preset, load_run, preset_names, to_toml
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.jsonl import plain
 from gxpo_trainer.runtime.placement import Placement
 
 PAPER = {
@@ -29,12 +29,17 @@ PAPER = {
 # ---- in and out -----------------------------------------------------------------------------------------------
 
 
+def as_json(config: RunConfig) -> str:
+    """As the API answers: infinities are texts."""
+    return json.dumps(plain(config.model_dump()))
+
+
 @pytest.mark.parametrize("suffix", ["toml", "json"])
 def test_data_sources_survive_a_file_exactly(suffix: str, tmp_path: Path) -> None:
     sources = [{"path": "a.jsonl", "weight": 3}, {"path": "b.csv", "answer_field": None, "rewards": ["format"]}]
     config = build({"data": {"sources": sources}, "verifier": {"rewards": [{}, {"name": "format"}]}})
     file = tmp_path / f"run.{suffix}"
-    file.write_text(to_toml(config) if suffix == "toml" else to_json(config), encoding="utf-8")
+    file.write_text(to_toml(config) if suffix == "toml" else as_json(config), encoding="utf-8")
     assert load_run(file) == config
     assert load_run(file).data.sources[1].answer_field is None
     assert config.sha256() != config.model_copy(update={"data": RunConfig().data}).sha256()
@@ -45,7 +50,7 @@ def test_data_sources_survive_a_file_exactly(suffix: str, tmp_path: Path) -> Non
 def test_every_preset_survives_a_file_exactly(name: str, suffix: str, tmp_path: Path) -> None:
     config = load_preset(name)
     file = tmp_path / f"run.{suffix}"
-    file.write_text(to_toml(config, ["head"]) if suffix == "toml" else to_json(config), encoding="utf-8")
+    file.write_text(to_toml(config, ["head"]) if suffix == "toml" else as_json(config), encoding="utf-8")
     assert load_run(file) == config
     assert load_run(file).sha256() == config.sha256()
 
@@ -75,16 +80,7 @@ def test_any_valid_config_survives_toml_exactly(threshold, rate, num_problems, l
         }
     )
     assert build(tomllib.loads(to_toml(config))) == config
-    assert build(json.loads(to_json(config))) == config
-
-
-def test_json_output_is_standard_json_even_with_infinities() -> None:
-    config = build({"learner": {"rule": {"name": "gxpo", "gate": {"threshold": math.inf}}}})
-
-    def refuse(word: str) -> None:
-        raise AssertionError(word)
-
-    assert json.loads(to_json(config), parse_constant=refuse)["learner"]["rule"]["gate"]["threshold"] == "Infinity"
+    assert build(json.loads(as_json(config))) == config
 
 
 @pytest.mark.parametrize(
@@ -113,13 +109,6 @@ def test_a_missing_file_is_refused_with_a_way_to_begin(tmp_path: Path) -> None:
 # ---- unknown settings -----------------------------------------------------------------------------------------
 
 
-def test_every_name_of_another_library_stands_for_a_setting() -> None:
-    every = [name for names, _, _ in OTHER_NAMES for name in names.split(", ")]
-    assert len(set(every)) == len(every)
-    assert {setting for _, setting, _ in OTHER_NAMES} <= set(setting_paths())
-    assert not set(every) & set(setting_paths())
-
-
 @pytest.mark.parametrize(
     ("wrong", "near"),
     [
@@ -128,16 +117,6 @@ def test_every_name_of_another_library_stands_for_a_setting() -> None:
         ("learning_rate", "learner.optimizer.learning_rate"),
         ("rollout.sample_per_prompt", "rollout.samples_per_prompt"),
         ("learner.optimizer.beta", "learner.optimizer.betas"),
-        ("learner.optimizer.lr", "learner.optimizer.learning_rate"),
-        ("actor_rollout_ref.actor.optim.lr", "learner.optimizer.learning_rate"),
-        ("actor_rollout_ref.rollout.n", "rollout.samples_per_prompt"),
-        ("num_generations", "rollout.samples_per_prompt"),
-        ("per_device_train_batch_size", "rollout.prompts_per_step (prompts of all ranks, not samples)"),
-        ("learner.loss.beta", "learner.loss.kl_beta (0 is without)"),
-        ("actor.kl_loss_coef", "learner.loss.kl_beta (0 is without)"),
-        ("learner.loss.epsilon", "learner.loss.clip_low (and learner.loss.clip_high)"),
-        ("max_completion_length", "rollout.max_new_tokens"),
-        ("actor.ppo_mini_batch_size", "learner.mini_batches (how many in a step, not their size)"),
     ],
 )
 def test_a_mistyped_setting_is_refused_and_the_nearest_named(wrong: str, near: str) -> None:
@@ -179,8 +158,6 @@ def test_overrides_are_toml_values_and_bare_words_are_text() -> None:
             "data.source=my/data.jsonl",
             "rollout.deterministic=true",
             'name="7"',
-            "learner.optimizer.learning_rate=.5",
-            "rollout.ignore_eos=True",
             "budget.steps=1e5",
         ],
     )
@@ -191,8 +168,6 @@ def test_overrides_are_toml_values_and_bare_words_are_text() -> None:
     assert config.data.source == "my/data.jsonl"
     assert config.rollout.deterministic is True
     assert config.name == "7"
-    assert config.learner.optimizer.learning_rate == 0.5
-    assert config.rollout.ignore_eos is True
     assert config.budget.steps == 100_000
 
 
@@ -208,13 +183,12 @@ def test_naming_another_rule_starts_from_its_defaults_in_any_order(order: int) -
     assert load_preset("demo", overrides).learner.rule == SfpoRule(k=9)
 
 
-def test_naming_the_same_rule_changes_nothing() -> None:
-    assert load_preset("demo", ["learner.rule.name=gxpo"]) == load_preset("demo")
-
-
-@pytest.mark.parametrize("text", ["learner.rule.k", "=5", ""])
-def test_an_override_that_is_no_assignment_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="must look like"):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("learner.rule.k", "must look like"), ("=5", "must look like"), ("data.levels=[3, x]", "not valid")],
+)
+def test_an_override_that_is_no_assignment_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
         build({}, [text])
 
 
@@ -223,22 +197,6 @@ def test_an_override_cannot_smuggle_in_a_second_setting() -> None:
 
 
 # ---- presets --------------------------------------------------------------------------------------------------
-
-
-def test_the_tools_preset_is_the_demo_in_several_turns() -> None:
-    tools, demo = load_preset("tools-demo"), load_preset("demo")
-    assert (tools.model.path, tools.environment.name, tools.environment.max_turns) == ("starter-tools", "calculator", 4)
-    assert (tools.learner, tools.budget, tools.data) == (demo.learner, demo.budget, demo.data)
-    assert tools.evaluation == demo.evaluation
-    # The embedded task's longest prompt has 40 tokens.
-    assert 40 + tools.rollout.max_new_tokens + tools.environment.observation_tokens <= tools.model.max_length
-
-
-def test_the_skill_presets_are_evaluated_at_the_same_passes() -> None:
-    grpo, gxpo = load_preset("skill-grpo"), load_preset("skill-gxpo")
-    assert (grpo.rollout, grpo.data, grpo.model, grpo.budget) == (gxpo.rollout, gxpo.data, gxpo.model, gxpo.budget)
-    per_step = gxpo.learner.rule.passes_per_step(gate_open=True)
-    assert gxpo.evaluation.every_steps * per_step == grpo.evaluation.every_steps
 
 
 def test_an_unknown_preset_is_refused_with_the_list() -> None:
@@ -278,12 +236,12 @@ def test_paper_presets_hold_the_settings_of_the_paper(name: str, model: str) -> 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("paper-")])
 def test_paper_presets_fit_on_four_gpus(name: str) -> None:
-    placement, _ = Placement(load_preset(name), "gpu", 1, 1).settle({"CPU": 16, "GPU": 4})
+    placement = Placement(load_preset(name), "gpu", 1, 1).settle({"CPU": 16, "GPU": 4})
     assert placement.colocated
     placement.check_fits({"CPU": 16, "GPU": 4})
     with pytest.raises(ConfigError, match="requires 4 GPUs"):
         placement.check_fits({"CPU": 16, "GPU": 3})
-    placement, _ = placement.settle({"CPU": 16, "GPU": 8})
+    placement = placement.settle({"CPU": 16, "GPU": 8})
     assert (placement.colocated, placement.num_gpus) == (False, 8)
 
 
@@ -308,11 +266,3 @@ def test_baselines_and_controls_differ_from_their_base_in_the_rule_alone(base: s
         assert loaded.pop("name") == name
         wanted.pop("name")
         assert loaded == wanted
-
-
-def test_the_control_multiplies_the_learning_rate_by_alpha_k_plus_one() -> None:
-    # 0.5 × 5 + 1 = 3.5; by hand.
-    assert load_preset("demo-grpo-lr-control").learner.optimizer.learning_rate == pytest.approx(8.4e-4, rel=1e-12)
-    assert load_preset("paper-3b-grpo-lr-control").learner.optimizer.learning_rate == pytest.approx(3.5e-7, rel=1e-12)
-    with pytest.raises(ConfigError, match="no look-ahead to control for"):
-        learning_rate_control(load_preset("demo-grpo"))

@@ -20,8 +20,7 @@ from support.tiny_policy import qwen2
 from gxpo_trainer.config import LoraConfig, ModelConfig, RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.models import STARTER_FOLDER, load_policy, load_tokenizer, pin_revision, resolve_model
-from gxpo_trainer.planner.architectures import check_heads
-from gxpo_trainer.planner.devices import uneven_split
+from gxpo_trainer.planner.architectures import check_heads, uneven_split
 from gxpo_trainer.training.prepare import prepare
 
 NAME = "org/tiny"

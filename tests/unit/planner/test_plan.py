@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import pytest
-from support.registered_rule import registered
 from support.small_plan import CPU, EXACT, GPU, SHAPE, small
 
-from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule, RuleSettings, RunConfig
+from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule, RunConfig
 from gxpo_trainer.config.io import load_preset
-from gxpo_trainer.config.rules import Family, PassCount
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner import inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import device_named, devices_of_cluster
-from gxpo_trainer.planner.inputs import read_shape, shape_of
+from gxpo_trainer.planner.inputs import read_shape
 from gxpo_trainer.planner.plan import fit_of
 
 BIG = replace(SHAPE, hidden=4096, intermediate=16384, layers=32, heads=32, kv_heads=8, head_dim=128, vocabulary=128_000)
@@ -43,31 +40,18 @@ def big(**changes: Any) -> Any:
     return replace(base, **changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "advised"),
-    [
-        ({"zero_stage": 0, "precision": "fp32", "sampler_item": 4}, ["learner.zero_stage"]),
-        # What changes the policy comes last: one rank cannot divide the parameters.
-        ({"zero_stage": 1, "learner_ranks": 1, "num_devices": 2}, ["learner.lora.rank = 16"]),
-    ],
-)
-def test_settings_that_suffice_are_named_the_mildest_first(changes: dict[str, Any], advised: list[str]) -> None:
-    plan = make_plan(big(**{"learner_ranks": 7, **changes}))
-    problem, _, settings = (plan.advice or "").partition("; set ")
+def test_one_setting_that_suffices_is_named_with_its_value() -> None:
+    inputs = big(learner_ranks=7, zero_stage=2, checkpointing=False, token_budget=16384)
+    plan = make_plan(inputs)
+    problem, _, setting = (plan.advice or "").partition("; set ")
     assert problem.startswith("learner: needs ")
     assert problem.endswith(" GiB per device and a100-80 has 79.3 GiB")
-    assert all(change in settings for change in advised)
-    assert ("lora" in settings) is ("learner.lora.rank = 16" in advised)
+    assert setting == "model.gradient_checkpointing = true"
+    assert make_plan(replace(inputs, checkpointing=True)).fits
     assert refusal(plan) == plan.advice
 
 
-def test_one_setting_that_suffices_is_named_with_its_value() -> None:
-    inputs = big(learner_ranks=7, zero_stage=2, checkpointing=False, token_budget=16384)
-    assert make_plan(inputs).advice.endswith("; set model.gradient_checkpointing = true")
-    assert make_plan(replace(inputs, checkpointing=True)).fits
-
-
-@pytest.mark.parametrize("name", ["a100-40", "a100-80", "h200"])
+@pytest.mark.parametrize("name", ["a100-40", "a100-80", "h200-141"])
 @pytest.mark.parametrize("colocate", [False, True])
 def test_what_is_automatic_keeps_activations_of_the_largest_micro_batch_that_fits(name: str, colocate: bool) -> None:
     device = device_named(name)
@@ -92,11 +76,21 @@ def test_settings_that_are_stated_are_not_automatic() -> None:
     assert only_one.token_budget == 8192
 
 
-def test_several_settings_are_named_where_one_does_not_suffice() -> None:
-    plan = make_plan(big(learner_ranks=7, zero_stage=1, checkpointing=False, token_budget=16384))
-    named = plan.advice.partition("; set ")[2].split(" and ")
-    assert len(named) > 1
-    assert all(" = " in change for change in named)
+@pytest.mark.parametrize(
+    ("changes", "settings"),
+    [
+        (
+            {"learner_ranks": 7, "zero_stage": 1, "checkpointing": False, "token_budget": 16384},
+            "learner.zero_stage = 3, model.gradient_checkpointing = true and learner.token_budget = 4096",
+        ),
+        # What changes the policy comes last: one rank cannot divide the parameters.
+        ({"zero_stage": 1, "learner_ranks": 1, "num_devices": 2}, "learner.lora.rank = 16"),
+    ],
+)
+def test_several_settings_or_an_adapter_are_named_where_one_does_not_suffice(
+    changes: dict[str, Any], settings: str
+) -> None:
+    assert make_plan(big(**changes)).advice.endswith(f"; set {settings}")
 
 
 def test_a_run_that_nothing_makes_fit_says_so() -> None:
@@ -113,8 +107,6 @@ def test_a_run_that_nothing_makes_fit_says_so() -> None:
             "placement needs 5 GPUs (learner_ranks + samplers × tensor_parallel) and there are 3; "
             "set placement.learner_ranks = 2",
         ),
-        ({"colocate": "auto", "num_devices": 1}, "and there are 1; set placement.learner_ranks = 1"),
-        ({"colocate": False, "num_devices": 1, "learner_ranks": 1}, '; set placement.colocate = "auto"'),
         (
             {"device": CPU, "kv_bytes": 32 * 59},
             "too little for one sequence of model.max_length = 60 tokens; set rollout.cpu_kv_cache_gib = 1",
@@ -229,7 +221,7 @@ def test_inputs_come_from_a_config() -> None:
     )
     shape = read_shape(config.model.path)
     inputs = inputs_of(config, shape, device_named("h100-80"), 5)
-    assert (inputs.samplers, inputs.colocate, inputs.devices_needed, inputs.transport) == (2, False, 5, "nccl")
+    assert (inputs.samplers, inputs.colocate, inputs.devices_needed) == (2, False, 5)
     # q and o: 3584 + 3584; k and v: 3584 + 512; 28 layers of rank 128.
     assert inputs.trainable == 28 * 128 * (2 * 7168 + 2 * 4096)
     assert (inputs.prompts, inputs.group, inputs.learner_ranks, inputs.zero_stage) == (128, 5, 3, 2)
@@ -241,30 +233,6 @@ def test_the_papers_presets_fit_on_its_four_h100() -> None:
     for name in ("paper-1.5b", "paper-3b", "paper-7b-lora", "paper-llama-3b"):
         config: RunConfig = load_preset(name)
         assert make_plan(inputs_of(config, read_shape(config.model.path), device_named("h100-80"), 4)).fits, name
-
-
-class Thrice(RuleSettings):
-    """Three passes and five buffers."""
-
-    label: ClassVar[str] = "Thrice"
-    family: ClassVar[Family] = "look-ahead"
-    implementation: ClassVar[str] = "nowhere:Thrice"
-    passes: ClassVar[PassCount] = PassCount(3)
-
-    name: Literal["thrice"] = "thrice"
-
-    def shard_buffers(self, num_moments: int) -> int:
-        return 5
-
-
-def test_a_registered_rule_is_planned_with_its_own_passes_and_buffers() -> None:
-    with registered(Thrice):
-        extended = make_plan(small(), EXACT)
-        own = make_plan(small(rule=Thrice()), EXACT)
-    assert [rule.label for rule in extended.rules] == ["GRPO", "SFPO K=3", "GXPO K=5", "Thrice"]
-    (planned,) = (rule for rule in own.rules if rule.own)
-    assert (planned.label, planned.backward_passes) == ("Thrice", 30)
-    assert own.fit.phases[0].parts["rule buffers"] == 5 * 4 * 724
 
 
 # Shapes from config.json: parameter counts against published ones, and refusals.
@@ -293,32 +261,6 @@ def test_parameters_of_the_starter_are_those_of_its_weights() -> None:
     assert read_shape("starter").parameters == sum(sizes)
 
 
-def test_experts_count_whole_and_a_token_passes_some() -> None:
-    config = {
-        "model_type": "qwen3_moe",
-        "hidden_size": 8,
-        "intermediate_size": 99,
-        "moe_intermediate_size": 4,
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 10,
-    }
-    shape = shape_of(config, "m")
-    # Attention 4·64 and two norms of 4, router 8·6, experts 3·8·4 each, norms 2·8.
-    assert shape.layer_parameters() == 256 + 8 + 48 + 6 * 96 + 16
-    assert shape.layer_parameters(active=True) == 256 + 8 + 48 + 2 * 96 + 16
-    assert shape.parameters == shape.layer_parameters() + 2 * 80 + 8
-
-
-def test_a_model_inside_a_larger_one_is_read_from_its_text_config() -> None:
-    text = json.loads(
-        (Path(__file__).parents[3] / "trainer/gxpo_trainer/learner/starter_policy/config.json").read_text()
-    )
-    assert shape_of({"text_config": text}, "m") == shape_of(text, "m")
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -326,6 +268,11 @@ def test_a_model_inside_a_larger_one_is_read_from_its_text_config() -> None:
         ("{", "config.json cannot be read"),
         ("[]", "is not a JSON object"),
         ('{"n_embd": 12}', "has no hidden_size; a plan needs the config of a decoder-only model"),
+        (
+            '{"hidden_size": 8, "intermediate_size": 9, "num_hidden_layers": 1, "num_attention_heads": 2, '
+            '"vocab_size": 10, "num_experts": 6}',
+            "has experts; a plan needs the config of a dense model",
+        ),
     ],
 )
 def test_a_folder_without_a_usable_config_is_named(content: str | None, message: str, tmp_path: Path) -> None:
@@ -354,23 +301,3 @@ def test_devices_are_found_by_the_names_of_ray() -> None:
     assert names_of() == []
     assert names_of("TPU-V4") == []
     assert names_of("H100", "L4") == names_of("H100", "TPU-V4") == [], "a cluster of two kinds has no one device"
-
-
-@pytest.mark.parametrize(
-    ("product", "names"),
-    [
-        ("NVIDIA A100-SXM4-80GB", ["a100-40", "a100-80"]),
-        ("NVIDIA A100-PCIE-40GB", ["a100-40", "a100-80"]),
-        ("NVIDIA H100 NVL", ["h100-80", "h100-94"]),
-        ("NVIDIA H100 80GB HBM3", ["h100-80", "h100-94"]),
-        ("NVIDIA L40S", ["l40s-48"]),
-        ("NVIDIA GeForce RTX 4090", ["rtx4090-24"]),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", []),
-        ("NVIDIA GeForce RTX 5090", ["rtx5090-32"]),
-    ],
-)
-def test_the_driver_s_names_reach_the_table_through_ray(product: str, names: list[str]) -> None:
-    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
-
-    kind = NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type(product)
-    assert [device.name for device in devices_of_cluster([f"accelerator_type:{kind}"])] == names

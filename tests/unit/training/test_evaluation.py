@@ -47,14 +47,6 @@ def evaluator() -> Evaluator:
     return Evaluator(config, [TokenizedBenchmark(benchmark, [IDS] * 2, [IDS] * 4)])
 
 
-def test_the_subset_alone_is_sampled_along_the_run() -> None:
-    collector = Collector()
-    _, metrics = evaluator().run(collector, step=1, version=1)  # type: ignore[arg-type]
-    assert collector.asked == ["0", "2"]
-    assert metrics["eval/sums/pass@1"] == 1.0
-    assert not [name for name in metrics if "full" in name]
-
-
 def test_a_full_evaluation_keeps_the_subset_comparable() -> None:
     collector = Collector()
     (record,), metrics = evaluator().run(collector, step=1, version=1, full=True)  # type: ignore[arg-type]
@@ -155,12 +147,6 @@ def test_staleness_counts_sampled_tokens() -> None:
     metrics = staleness_metrics(CONVERSATIONS, version=5)
     assert metrics["rollout/staleness_mean"] == (2 * 2 + 6 * 1) / 8
     assert metrics["rollout/staleness_max"] == 2
-
-
-def test_a_step_whose_episodes_all_failed_has_metrics() -> None:
-    failed = rollouts(sample([], "error", 0, ()))
-    metrics = staleness_metrics(failed, version=5)
-    assert (metrics["rollout/staleness_mean"], metrics["rollout/staleness_max"]) == (0, 0)
 
 
 def test_sampled_tokens_of_each_version() -> None:

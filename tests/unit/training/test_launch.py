@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,8 +17,8 @@ import pytest
 from support.ingest_server import IngestServer
 
 from gxpo_trainer import cli
-from gxpo_trainer.errors import ConfigError, Diverged, TrainingError
-from gxpo_trainer.reporting.reading import read_events, read_metrics
+from gxpo_trainer.errors import Diverged, TrainingError
+from gxpo_trainer.reporting.reading import read_metrics
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import ServiceAddress
 from gxpo_trainer.runtime.locks import RunLock, process_start
@@ -81,26 +80,6 @@ def test_a_folder_has_one_trainer_and_is_free_when_that_is_killed(tmp_path: Path
         finally:
             holder.kill()
             os.kill(child, signal.SIGKILL)
-
-
-def test_the_start_of_a_process_is_read_from_the_system() -> None:
-    ticks = os.sysconf("SC_CLK_TCK")
-    boot = time.clock_gettime(time.CLOCK_REALTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)
-    import psutil
-
-    assert process_start(os.getpid()) / ticks + boot == pytest.approx(psutil.Process().create_time(), abs=5)
-    assert process_start(2**22 + 1) == 0
-
-
-def test_a_folder_that_cannot_be_made_is_a_bad_setting(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for folder, reason in (
-        (tmp_path / "file" / "run", "cannot create the folder (Not a directory); choose another one"),
-        (tmp_path / "file", "cannot create the folder (a file has this name); choose another one"),
-        (Path("/proc/x"), "cannot create the folder (No such file or directory); choose another one"),
-    ):
-        with pytest.raises(ConfigError, match=re.escape(f"--out {folder}: {reason}")):
-            RunLock(folder, wait_s=600).acquire()
 
 
 # ---- the outcome ---------------------------------------------------------------------------------------------
@@ -214,20 +193,6 @@ def test_a_launch_that_was_taken_over_stops_and_reports_nothing_more(tmp_path: P
         proceed()
     assert outcome(tmp_path) is None
     assert server.outcome is None
-
-
-def test_refused_rows_are_events(tmp_path: Path, server: IngestServer) -> None:
-    server.bad = lambda kind, row: kind == "metrics"
-    with Launch(tmp_path, service(server)) as launch, RunReporter(tmp_path) as reporter:
-        launch.begin(reporter)
-        reporter.log_metrics(1, {"a": 1.0})
-        while not read_events(tmp_path):
-            launch.control_request()
-            time.sleep(0.01)
-        launch.end("steps")
-    (event,) = read_events(tmp_path)
-    assert event["kind"] == "upload_refused"
-    assert event["message"].startswith("metrics.jsonl, line 1 was rejected")
 
 
 # ---- the command ---------------------------------------------------------------------------------------------

@@ -14,9 +14,8 @@ from transformers import AutoTokenizer
 
 from gxpo_trainer import cli
 from gxpo_trainer.algo.batch import StepBatch, make_batch, supervised_batch
-from gxpo_trainer.config import DataConfig, LossConfig, RunConfig
+from gxpo_trainer.config import LossConfig, RunConfig
 from gxpo_trainer.config.io import build, load_preset
-from gxpo_trainer.data.prompts import load_prompts
 from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.learner.rank import StepResult
@@ -58,18 +57,6 @@ def test_rows_need_no_answer_and_end_with_the_end_token(tmp_path: Path) -> None:
     assert prepared.config.placement.samplers == 1, "the run file stays valid"
 
 
-def test_a_row_of_messages_is_rendered_before_its_completion(tmp_path: Path) -> None:
-    turns = ({"role": "user", "content": "3+4"}, {"role": "assistant", "content": "7"})
-    row = {"problem": [*turns, {"role": "user", "content": "5+6"}], "completion": "11"}
-    data = {"source": str(tmp_path / "rows.jsonl"), "template": "plain", "system_prompt": "Add.", "answer_field": None}
-    rows = prepare(settings(tmp_path, [row], data=data), tmp_path / "run").problems.rows
-    assert rows is not None
-    tokenizer = AutoTokenizer.from_pretrained(STARTER_FOLDER)
-    asked = "<|bos|><|system|>Add.<|end|><|user|>3+4<|end|><|assistant|>7<|end|><|user|>5+6<|end|><|assistant|>"
-    assert [tokenizer.decode(ids) for ids in (*rows.token_ids, *rows.completion_ids)] == [asked, "11<|end|>"]
-    assert rows.prompts[0].history == ({"role": "system", "content": "Add."}, *turns)
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -92,17 +79,6 @@ def test_the_embedded_task_has_its_worked_answers_for_a_warm_start_and_its_golds
     assert all(prompt.completion is None for prompt in prepared.problems.prompts.prompts)
 
 
-def test_a_share_of_the_embedded_completions_guesses() -> None:
-    data = DataConfig(num_problems=2000, guess_share=0.3)
-    rows = load_prompts(data, 0, completions=True).prompts
-    guesses = [prompt for prompt in rows if (prompt.completion or "").startswith("\\boxed{")]
-    right = [prompt for prompt in guesses if prompt.completion == f"\\boxed{{{prompt.gold}}}"]
-    # Four standard deviations of a binomial share of 2,000 rows, and of 600 guesses, one in ten of them right.
-    assert len(guesses) / 2000 == pytest.approx(0.3, abs=0.041)
-    assert len(right) / len(guesses) == pytest.approx(0.1, abs=0.05)
-    assert rows == load_prompts(data, 0, completions=True).prompts
-
-
 @pytest.mark.parametrize(
     ("changes", "setting"),
     [
@@ -121,8 +97,8 @@ def test_what_completions_rule_out_is_refused(tmp_path: Path, changes: dict[str,
     [
         ({"learner": {"loss": {"kl_beta": 0.1}}}, r"learner\.loss\.kl_beta has no meaning .*; set it to 0"),
         ({"learner": {"loss": {"zero_variance": "drop"}}}, r'zero_variance has no meaning .*; set it to "keep"'),
-        ({"teacher": None}, r"belong together; set teacher\.path, or remove the section"),
-        ({"rollout": {}}, r"belong together"),
+        ({"teacher": None}, "belong together; set both or neither"),
+        ({"rollout": {}}, "belong together"),
         ({"teacher": {"path": "starter-tools"}}, r"'starter-tools' has another vocabulary .* of the same family"),
         ({"teacher": {"path": "/no/such/model"}}, r"teacher\.path = '/no/such/model': the folder does not exist"),
     ],

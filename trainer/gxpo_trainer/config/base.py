@@ -35,12 +35,6 @@ NOT_FINITE = ("Infinity", "-Infinity", "NaN")
 """How JSON that we write spells numbers that it lacks (gxpo_trainer.jsonl.plain)."""
 
 
-class Word(str):
-    """A value of the command line that is no TOML: a text, or a number or truth value in another spelling."""
-
-    __slots__ = ()
-
-
 class Settings(BaseModel):
     """Base of all settings classes: unknown settings are rejected, instances are immutable.
 

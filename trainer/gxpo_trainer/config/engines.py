@@ -96,7 +96,7 @@ class RolloutConfig(Settings):
         "policy, each token of which `teacher` scores (on-policy distillation).",
     )
     prompts_per_step: int = Field(64, ge=1, le=1_000_000, description="Prompts of a step; of a data set its rows.")
-    samples_per_prompt: int = Field(8, le=100_000, description="Responses per prompt: the group.")
+    samples_per_prompt: int = Field(8, ge=2, le=100_000, description="Responses per prompt: the group.")
     max_new_tokens: Tokens = Field(48, description="Longest response.")
     ignore_eos: bool = Field(False, description="Continue to max_new_tokens after an end token, for measurements.")
     temperature: Temperature = Field(1.0, description="Sampling temperature; the learner's policy uses the same.")
@@ -142,20 +142,10 @@ class RolloutConfig(Settings):
         """Whether the sampler runs without captured graphs."""
         return device == "cpu" if self.enforce_eager == "auto" else self.enforce_eager
 
-    @field_validator("samples_per_prompt")
-    @classmethod
-    def _a_group_has_two(cls, value: int) -> int:
-        if value < 2:
-            raise ValueError("must be at least 2: an advantage compares the samples of one group; set it to 2 or more")
-        return value
-
     @model_validator(mode="after")
     def _in_flight_needs_depth(self) -> RolloutConfig:
         if self.update_in_flight and not self.async_depth:
-            raise ValueError(
-                "update_in_flight = true with async_depth = 0: no request is under way when the weights change; "
-                "set async_depth ≥ 1 or update_in_flight = false"
-            )
+            raise ValueError("update_in_flight = true with async_depth = 0 changes nothing; set async_depth ≥ 1")
         if self.update_in_flight and self.deterministic:
             raise ValueError(
                 "update_in_flight = true with deterministic = true: the token at which weights change depends on the "
@@ -181,32 +171,21 @@ def choose_transport(
 
     one_node: learner and all engines are on one node. Raises ValueError for a transport that cannot work.
     """
-    shared_gpus, separate_gpus = device == "gpu" and colocated, device == "gpu" and not colocated
     if requested == "auto":
         if device == "gpu":
             return "cuda_ipc" if colocated else "nccl"
         return "shared_memory" if one_node else "object_store"
-    setting = f'weight_transport = "{requested}"'
+    why = None
     if requested in ("nccl", "cuda_ipc") and device == "cpu":
-        raise ValueError(
-            f'{setting} needs GPUs, but this run uses CPUs; set weight_transport = "auto", or device = "gpu" where '
-            "GPUs join later"
-        )
-    if requested == "nccl" and shared_gpus:
-        raise ValueError(
-            f"{setting} needs a GPU for each process, because NCCL rejects duplicate devices, but learner and engines "
-            'share theirs; set weight_transport = "auto", or colocate = false'
-        )
-    if requested == "cuda_ipc" and separate_gpus:
-        raise ValueError(
-            f"{setting} needs learner and engines on the same GPUs, but each has its own; set weight_transport = "
-            '"auto", or colocate = true'
-        )
-    if requested == "shared_memory" and not one_node:
-        raise ValueError(
-            f"{setting} works within one node, but learner and engines are on different nodes; set weight_transport = "
-            '"auto"'
-        )
+        why = 'needs GPUs, but this run uses CPUs; set device = "gpu" where GPUs join later'
+    elif requested == "nccl" and colocated:
+        why = "needs a GPU for each process, because NCCL rejects duplicate devices; set colocate = false"
+    elif requested == "cuda_ipc" and not colocated:
+        why = "needs learner and engines on the same GPUs, but each has its own; set colocate = true"
+    elif requested == "shared_memory" and not one_node:
+        why = 'works within one node, but learner and engines are on different nodes; set strategy = "pack"'
+    if why is not None:
+        raise ValueError(f'weight_transport = "{requested}" {why}, or weight_transport = "auto"')
     return requested
 
 
@@ -301,16 +280,11 @@ class PlacementConfig(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> PlacementConfig:
-        if self.colocate is True and self.learner_ranks != self.sampler_devices:
+        if self.colocate is True and not self.can_colocate:
             raise ValueError(
-                f"colocate = true needs one learner rank for each device of the engines, but learner_ranks = "
-                f"{self.learner_ranks} and samplers × tensor_parallel = {self.samplers} × {self.tensor_parallel} = "
+                'colocate = true needs strategy = "pack" and one learner rank for each device of the engines, but '
+                f'strategy = "{self.strategy}", learner_ranks = {self.learner_ranks} and samplers × tensor_parallel = '
                 f"{self.sampler_devices}; make them equal, or set colocate = false"
-            )
-        if self.colocate is True and self.strategy == "split":
-            raise ValueError(
-                'colocate = true puts learner and engines on the same devices, strategy = "split" on different nodes; '
-                'set colocate = false or strategy = "pack"'
             )
         # A transport must work on CPUs or on GPUs, shared or not, as far as the settings leave these open.
         devices: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu") if self.device == "auto" else (self.device,)

@@ -22,13 +22,11 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from gxpo_trainer import plugins
-from gxpo_trainer.config.base import Word
 from gxpo_trainer.config.components import CHOICES
 from gxpo_trainer.config.messages import config_error, nearest_setting, setting_paths, submodels
 from gxpo_trainer.config.rules import RULES, in_words, known_rules, rule_name
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.jsonl import plain
 
 
 def load_run(path: Path | str, overrides: Sequence[str] = (), *, runs_here: bool = False) -> RunConfig:
@@ -179,18 +177,20 @@ def _load_named(settings: dict[str, Any]) -> dict[str, ConfigError]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Dotted path and value of `a.b=c`; one that is no TOML is a Word. Raises ConfigError."""
+    """Dotted path and value of `a.b=c`; one that is no TOML is a text. Raises ConfigError."""
     path, equals, word = text.partition("=")
     path, word = path.strip(), word.strip()
     if not equals or not path:
         raise ConfigError(f"--set {text}: must look like learner.rule.k=5")
     try:
         parsed = tomllib.loads(f"value = {word}")
-    except tomllib.TOMLDecodeError:
-        return path, Word(word)
+    except tomllib.TOMLDecodeError as error:
+        if word.startswith(("[", "{")):
+            raise ConfigError(f"--set {text}: the value is not valid TOML ({error}); put texts in quotes") from None
+        return path, word
     value = parsed.get("value")
     if len(parsed) != 1 or not isinstance(value, bool | int | float | str | list | dict):
-        return path, Word(word)
+        return path, word
     return path, value
 
 
@@ -230,11 +230,6 @@ def _without_none(part: BaseModel) -> dict[str, Any]:
         elif field.default is not None:
             result[name] = "none"
     return result
-
-
-def to_json(config: RunConfig) -> str:
-    """Indented standard JSON; infinities and NaN are the strings "Infinity", "-Infinity", "NaN"."""
-    return json.dumps(plain(config.model_dump()), indent=2, ensure_ascii=False)
 
 
 def learning_rate_control(config: RunConfig) -> RunConfig:

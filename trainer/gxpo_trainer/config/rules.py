@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
 from gxpo_trainer.config.base import MOST_STEPS, Settings
 from gxpo_trainer.config.components import Choice
@@ -164,20 +164,8 @@ class RuleSettings(Settings):
         }
 
 
-def _at_least_two(value: int) -> int:
-    if value < 2:
-        raise ValueError("must be at least 2: the rule needs two steps to look ahead; set it to 2 or more")
-    return value
-
-
-def _unit_interval(value: float) -> float:
-    if not 0.0 <= value <= 1.0:
-        raise ValueError("must lie in [0, 1]: it is the share of the way to the look-ahead point")
-    return value
-
-
-Depth = Annotated[int, Field(le=1_000_000), AfterValidator(_at_least_two)]
-Share = Annotated[float, AfterValidator(_unit_interval)]
+Depth = Annotated[int, Field(ge=2, le=1_000_000)]
+Share = Annotated[float, Field(ge=0, le=1)]
 _SYMBOLS = {"k": "K", "alpha": "α", "gate.threshold": "τ"}
 _PAPER_THRESHOLD, _PAPER_SFPO_THRESHOLD = 0.5, 2.0
 """Thresholds of the GXPO paper for GXPO and for SFPO."""

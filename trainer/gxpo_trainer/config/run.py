@@ -85,16 +85,6 @@ class LossSettings(Settings):
     importance_low: float = Field(0.5, ge=0, description="Lower bound of the masks.")
     importance_high: float = Field(2.0, gt=0, description="Upper bound of importance weights.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _earlier_names(cls, values: Any) -> Any:
-        """`importance_cap`, which configs of earlier versions hold: a cap was a truncation of token weights."""
-        if not isinstance(values, dict) or "importance_cap" not in values:
-            return values
-        kept = {name: value for name, value in values.items() if name != "importance_cap"}
-        cap = values["importance_cap"]
-        return kept if cap in (None, "none") else {"correction": "token_truncate", "importance_high": cap} | kept
-
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
         if self.importance_low > self.importance_high:
@@ -418,17 +408,12 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        if self.rollout.max_new_tokens >= self.model.max_length:
-            raise ValueError(
-                f"rollout.max_new_tokens = {self.rollout.max_new_tokens} leaves no room for a prompt in "
-                f"model.max_length = {self.model.max_length}; lower the first or raise the second"
-            )
         if self.rollout.max_new_tokens + self.environment.observation_tokens >= self.model.max_length:
+            observed = " and environment.max_observation_tokens in every turn but the last"
             raise ValueError(
-                f"rollout.max_new_tokens = {self.rollout.max_new_tokens} and {self.environment.observation_tokens} "
-                "tokens of environment.max_observation_tokens in every turn but the last leave no room for a prompt in "
-                f"model.max_length = {self.model.max_length}; lower environment.max_turns or "
-                "environment.max_observation_tokens, or raise model.max_length"
+                f"rollout.max_new_tokens = {self.rollout.max_new_tokens}"
+                f"{observed if self.environment.observation_tokens else ''} leaves no room for a prompt in "
+                f"model.max_length = {self.model.max_length}; lower the first or raise the last"
             )
         if not self.environment.multi_turn and any(reward.name == "environment" for reward in self.verifier.rewards):
             raise ValueError(
@@ -459,26 +444,17 @@ class RunConfig(Settings):
                 "placement.colocate = true rules out on shared devices; set placement.colocate = false, or "
                 "rollout.async_depth = 0"
             )
-        if self.rollout.source == "dataset":
-            for clashes, setting, fix in (
-                (self.warm_start is not None, "warm_start", "remove the section: the whole run is supervised"),
-                (self.rollout.async_depth > 0, "rollout.async_depth", "set it to 0: nothing is sampled ahead"),
-                (self.learner.loss.kl_beta > 0, "learner.loss.kl_beta", "set it to 0: cross-entropy has no KL term"),
-            ):
-                if clashes:
-                    raise ValueError(f'{setting} has no meaning with rollout.source = "dataset"; {fix}')
         if (self.rollout.source == "teacher") != (self.teacher is not None):
-            raise ValueError(
-                'rollout.source = "teacher" and the section teacher belong together; set teacher.path, or remove the '
-                "section"
-            )
-        if self.teacher is not None:
-            for clashes, setting, fix in (
-                (self.learner.loss.kl_beta > 0, "learner.loss.kl_beta", "set it to 0: the teacher's scores are one"),
-                (self.learner.loss.zero_variance != "keep", "learner.loss.zero_variance", 'set it to "keep"'),
-            ):
-                if clashes:
-                    raise ValueError(f'{setting} has no meaning with rollout.source = "teacher"; {fix}')
+            raise ValueError('rollout.source = "teacher" and the section teacher belong together; set both or neither')
+        source, loss = self.rollout.source, self.learner.loss
+        for clashes, setting, fix in (
+            (source == "dataset" and self.warm_start is not None, "warm_start", "remove the section"),
+            (source == "dataset" and self.rollout.async_depth > 0, "rollout.async_depth", "set it to 0"),
+            (source != "sampled" and loss.kl_beta > 0, "learner.loss.kl_beta", "set it to 0"),
+            (source == "teacher" and loss.zero_variance != "keep", "learner.loss.zero_variance", 'set it to "keep"'),
+        ):
+            if clashes:
+                raise ValueError(f'{setting} has no meaning with rollout.source = "{source}"; {fix}')
         if self.warm_start is not None and self.learner.loss.kl_beta > 0:
             raise ValueError(
                 "learner.loss.kl_beta keeps the policy near the one before warm_start; set it to 0, or train from a "

@@ -80,9 +80,7 @@ class DataConfig(Settings):
     )
     split: str = Field("train", description="Split of a hub data set.")
     subset: str | None = Field(None, description="Configuration name of a hub data set.")
-    prompt_field: str = Field(
-        "problem", description="Field that holds the problem: a text, or messages with `role` and `content`."
-    )
+    prompt_field: str = Field("problem", description="The problem: a text, or messages with `role` and `content`.")
     answer_field: str | None = Field(
         "answer", description="Field that holds the final answer; none: rows have none, for rewards that need none."
     )
@@ -106,9 +104,7 @@ class DataConfig(Settings):
     levels: tuple[Annotated[int, Field(ge=-MOST_STEPS, le=MOST_STEPS)], ...] | None = Field(
         None, max_length=100, description="Keep only these MATH levels, e.g. [3, 4, 5]."
     )
-    num_problems: int = Field(
-        4096, ge=1, le=10_000_000, description="Embedded tasks only: number of generated problems."
-    )
+    num_problems: int = Field(4096, ge=1, le=10_000_000, description="Embedded tasks only: generated problems.")
     difficulty: tuple[Literal["easy", "medium", "hard"], ...] = Field(
         ("easy", "medium", "hard"),
         min_length=1,
@@ -344,9 +340,7 @@ class HttpRewardConfig(Settings):
     """A component that a server computes (docs/http-rewards.md)."""
 
     name: Literal["http"] = HTTP
-    label: str = Field(
-        HTTP, pattern=r"^[A-Za-z][\w-]*$", description="Name of its metric, `reward/<label>`, and in samples."
-    )
+    label: str = Field(HTTP, pattern=r"^[A-Za-z][\w-]*$", description="Of its metric `reward/<label>` and in samples.")
     weight: float = Field(1.0, description="Factor of the component in the sum.")
     url: str = Field(description="Address that responses are posted to; the administrator must have listed it.")
     per: Literal["response", "group"] = Field(
@@ -354,7 +348,7 @@ class HttpRewardConfig(Settings):
     )
     deadline_s: float = Field(30.0, gt=0, description="Time limit of one answer, with all attempts and the waits.")
     retries: int = Field(
-        2, ge=0, le=1000, description="More attempts after a failed connection or one of HTTP 429, 502, 503, 504."
+        2, ge=0, le=1000, description="Further attempts after a failed connection or HTTP 429, 502, 503, 504."
     )
     concurrency: int = Field(64, ge=1, le=100_000, description="Requests that are made at the same time.")
 
@@ -411,9 +405,7 @@ class VerifierConfig(Settings):
     rewards: tuple[AnyReward, ...] = Field(
         (RewardConfig(),), max_length=100, description="Components of the reward; their weighted sum is the reward."
     )
-    max_failed_fraction: Fraction = Field(
-        0.2, description="Stop the run when more verdicts of a step are timeout or error."
-    )
+    max_failed_fraction: Fraction = Field(0.2, description="Stop when more verdicts of a step are timeout or error.")
 
     @field_validator("rewards")
     @classmethod
@@ -480,9 +472,7 @@ class EvaluationConfig(Settings):
         le=MOST_STEPS,
         description="Evaluate the first so many problems of each, in every evaluation; none: all.",
     )
-    full_at_end: bool = Field(
-        False, description="At the end of the budget all problems of each too, as `eval/<benchmark>/full/…`."
-    )
+    full_at_end: bool = Field(False, description="At the end all problems of each, as `eval/<benchmark>/full/…`.")
     max_new_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS, description="none: rollout.max_new_tokens.")
     temperature: Temperature = Field(1.0, description="pass@k needs distinct samples.")
     top_p: float = Field(1.0, gt=0, le=1, description="Sample among the likeliest tokens of this total probability.")

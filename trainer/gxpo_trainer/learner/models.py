@@ -195,29 +195,6 @@ def load_policy(
     return cast("PreTrainedModel", model)
 
 
-def policy_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter by name; tied weights once. The model is built without memory. Raises ConfigError."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                load_config(config), trust_remote_code=config.trust_remote_code
-            )
-    except (ValueError, ImportError) as error:
-        raise _unloadable(config, error) from error
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-
-
-def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of a folder's model.safetensors, from its header."""
-    from safetensors import safe_open
-
-    with safe_open(folder / WEIGHTS[0], framework="pt") as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a dict)
-
-
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The model's tokenizer, padding with the end-of-sequence token if it has no padding token. Raises ConfigError."""
     from transformers import AutoTokenizer

@@ -17,7 +17,6 @@ from typing import Any
 from gxpo_trainer.config import ModelConfig, RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.planner.devices import uneven_split
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -112,24 +111,53 @@ def language_model(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else body
 
 
+def experts_setting(text: Mapping[str, Any]) -> str | None:
+    """The setting by which a layer has several experts; None for a dense model."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    return next((name for name in names if text.get(name) not in (None, 0, 1)), None)
+
+
 def check_architecture(body: Mapping[str, Any], config: RunConfig) -> None:
     """Raises ConfigError for a config.json whose model cannot be trained; what nobody tried is not refused."""
     text = language_model(body)
     kind = body.get("model_type")
     problem = FAMILIES.get(kind, TRAINS) if isinstance(kind, str) else TRAINS
     factor = next((name for name in HEAD_FACTORS if text.get(name) not in (None, 1)), None)
-    experts = next((name for name in ("num_local_experts", "num_experts", "n_routed_experts") if text.get(name)), None)
+    experts = experts_setting(text)
     if problem == TRAINS:
         if body.get("is_encoder_decoder"):
             problem = FAMILIES["t5"]
         elif "quantization_config" in body:
             problem = "is quantized"
-        elif experts is not None and text[experts] != 1:
+        elif experts is not None:
             problem = f"has experts ({experts} = {text[experts]}){_UNEQUAL}"
         elif factor is not None:
             problem = f"scales its logits ({factor} = {text[factor]})"
     if problem != TRAINS and not (problem.endswith(_UNEQUAL) and config.learner.lora):
         raise ConfigError(f"model.path = {config.model.path!r}: the architecture {kind} {problem}; {_SUPPORTED}")
+
+
+_MOST_DEVICES = 1024
+"""Largest number that a message suggests; a config.json may state any number of heads."""
+
+
+def uneven_split(heads: int, key_value_heads: int, tensor_parallel: int, model: str) -> str | None:
+    """Why vLLM cannot give each device the same number of attention heads, and what to set; None where it can.
+
+    Key and value heads are split as well, or replicated where there are fewer. model: the model in words.
+    """
+
+    def divides(devices: int) -> bool:
+        return heads % devices == 0 and (key_value_heads % devices == 0 or devices % key_value_heads == 0)
+
+    if divides(tensor_parallel):
+        return None
+    possible = [str(devices) for devices in range(1, min(heads, _MOST_DEVICES) + 1) if divides(devices)]
+    what = f"{heads} attention heads and {key_value_heads} key/value heads"
+    return (
+        f"placement.tensor_parallel = {tensor_parallel} does not divide the {what} of {model}; set it to one of "
+        f"{', '.join(possible)}"
+    )
 
 
 def check_heads(body: Mapping[str, Any], config: RunConfig) -> None:
@@ -140,13 +168,9 @@ def check_heads(body: Mapping[str, Any], config: RunConfig) -> None:
     text = language_model(body)
     heads = text.get("num_attention_heads") or text.get("n_head")
     if not isinstance(heads, int) or heads < 1:
-        raise ConfigError(
-            f"model.path: config.json of {model} has no num_attention_heads, so placement.tensor_parallel "
-            "cannot be checked; set it to 1"
-        )
+        raise ConfigError(f"placement.tensor_parallel: config.json of {model} has no num_attention_heads; set it to 1")
     shared = text.get("num_key_value_heads")
-    key_values = shared if isinstance(shared, int) and shared > 0 else heads
-    sentence = uneven_split(heads, key_values, tensor_parallel, model)
+    sentence = uneven_split(heads, shared if isinstance(shared, int) and shared > 0 else heads, tensor_parallel, model)
     if sentence is not None:
         raise ConfigError(sentence)
 

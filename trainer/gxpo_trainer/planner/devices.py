@@ -20,8 +20,8 @@ GIB = 2**30
 class Device:
     """One device, or a host without any.
 
-    memory_bytes: usable; 0 where it is not known. flops: dense products a second, in bf16 and in fp32. bandwidths:
-    bytes a second, of its memory, to other devices of its host, and to the host.
+    memory_bytes: usable; 0 where it is not known. flops: dense products a second, in bf16 and in fp32.
+    memory_bandwidth: bytes a second.
     """
 
     name: str
@@ -29,8 +29,6 @@ class Device:
     bf16_flops: float
     fp32_flops: float
     memory_bandwidth: float
-    link_bandwidth: float
-    host_bandwidth: float
     ray_names: tuple[str, ...] = ()
 
     @property
@@ -49,7 +47,7 @@ class Assumptions:
     utilization: share of the device's dense products that forward and backward passes reach. micro_batch_s: fixed
     time of one micro-batch, forward and backward. sampling_efficiency: share of the device's memory bandwidth and
     products that decoding reaches. decode_step_s: fixed time of a decoding step. token_s: time of a sampled token in
-    the engine's scheduler. fixed_s: of a step, of a weight sync, and of scoring that sampling does not hide, each.
+    the engine's scheduler. fixed_s: of a step, of a weight sync, and of scoring, each.
     runtime_bytes: of a process or its CUDA context before it holds a model. engine_bytes: what a
     learner's libraries allocate whatever the model. memory_factor: measured over counted bytes of the model's part.
     prompt_fraction, response_fraction: mean length over its limit.
@@ -110,8 +108,6 @@ def devices() -> dict[str, Device]:
             bf16_flops=row["bf16_tflops"] * 1e12,
             fp32_flops=row["fp32_tflops"] * 1e12,
             memory_bandwidth=row["memory_gbps"] * 1e9,
-            link_bandwidth=row["link_gbps"] * 1e9,
-            host_bandwidth=row["host_gbps"] * 1e9,
             ray_names=tuple(row["ray"]),
         )
         for name, row in table.items()
@@ -119,15 +115,11 @@ def devices() -> dict[str, Device]:
 
 
 def device_named(name: str) -> Device:
-    """A device by its name, or by a beginning that only one has. Raises ConfigError naming those to choose from."""
-    known, begin = devices(), name.lower()
-    models = [other for other in known if begin in (other, other.partition("-")[0])]
-    alike = [begin] if begin in known else models or [other for other in known if begin and other.startswith(begin)]
-    if len(alike) > 1:
-        raise ConfigError(f"device {name!r} is one of several in the planner's table; choose from {', '.join(alike)}")
-    if len(alike) != 1:
+    """A device by its name. Raises ConfigError naming those to choose from."""
+    known = devices()
+    if name.lower() not in known:
         raise ConfigError(f"there is no device {name!r} in the planner's table; choose from {', '.join(known)}")
-    return known[alike[0]]
+    return known[name.lower()]
 
 
 def devices_of_cluster(resource_names: Iterable[str]) -> tuple[Device, ...]:
@@ -138,27 +130,3 @@ def devices_of_cluster(resource_names: Iterable[str]) -> tuple[Device, ...]:
     kinds = {name.partition(":")[2] for name in resource_names if name.startswith("accelerator_type:")}
     candidates = [device for device in devices().values() if kinds and kinds <= set(device.ray_names)]
     return tuple(sorted(candidates, key=lambda device: device.memory_bytes))
-
-
-_MOST_DEVICES = 1024
-"""Largest number that a message suggests; a config.json may state any number of heads."""
-
-
-def uneven_split(heads: int, key_value_heads: int, tensor_parallel: int, model: str) -> str | None:
-    """Why vLLM cannot give each device the same number of attention heads, and what to set; None where it can.
-
-    Key and value heads are split as well, or replicated where there are fewer. model: the model in words.
-    """
-    if _divides(tensor_parallel, heads, key_value_heads):
-        return None
-    possible = [t for t in range(1, min(heads, _MOST_DEVICES) + 1) if _divides(t, heads, key_value_heads)]
-    what = f"{heads} attention heads"
-    what += f" and {key_value_heads} key/value heads" if key_value_heads != heads else ""
-    return (
-        f"placement.tensor_parallel = {tensor_parallel} does not divide the {what} of {model}; set it to one of "
-        f"{', '.join(map(str, possible))}"
-    )
-
-
-def _divides(devices: int, heads: int, key_value_heads: int) -> bool:
-    return heads % devices == 0 and (key_value_heads % devices == 0 or devices % key_value_heads == 0)

@@ -1,7 +1,7 @@
 """Everything a plan depends on: the model's shape, the run's settings as `Inputs`, and the tokens of a step.
 
-`inputs_of` is the only place that reads a RunConfig. Shapes are those of decoder-only models with gated MLPs, dense or
-with experts. Biases and the norms of queries and keys are counted; rotary embeddings have no parameters.
+`inputs_of` is the only place that reads a RunConfig. Shapes are those of dense decoder-only models with gated MLPs.
+Biases and the norms of queries and keys are counted; rotary embeddings have no parameters.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gxpo_trainer.config import BudgetConfig, RuleSettings, RunConfig
-from gxpo_trainer.config.engines import ATTENTION_BREAK_EVEN, Transport, choose_transport
+from gxpo_trainer.config.engines import ATTENTION_BREAK_EVEN
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.planner.architectures import folder_of, known_config, language_model, read_config
-from gxpo_trainer.planner.devices import Assumptions, Device, uneven_split
+from gxpo_trainer.planner.architectures import (
+    experts_setting,
+    folder_of,
+    known_config,
+    language_model,
+    read_config,
+    uneven_split,
+)
+from gxpo_trainer.planner.devices import Assumptions, Device
 
 _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-_BIASED = ("qwen2", "qwen2_moe")
-_NORMED_HEADS = ("qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder-only transformer.
-
-    experts: MLPs a layer, of which a token passes `active_experts`; 1 and 1 for a dense model. intermediate: width of
-    one of them. shared_intermediate: width of an MLP that every token passes in addition to the experts.
-    """
+    """Sizes of a dense decoder-only transformer. intermediate: width of the MLP."""
 
     hidden: int
     intermediate: int
@@ -38,9 +39,6 @@ class ModelShape:
     head_dim: int
     vocabulary: int
     tied: bool
-    experts: int = 1
-    active_experts: int = 1
-    shared_intermediate: int = 0
     attention_bias: bool = False
     head_norms: bool = False
 
@@ -52,15 +50,13 @@ class ModelShape:
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
-    def layer_parameters(self, *, active: bool = False) -> int:
-        """Of one layer; active: those that one token passes."""
-        experts = self.active_experts if active else self.experts
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer."""
         attention = self.hidden * (2 * self.query_width + 2 * self.kv_width)  # q, k, v, o
         attention += self.query_width + 2 * self.kv_width if self.attention_bias else 0
         attention += 2 * self.head_dim if self.head_norms else 0
-        mlp = 3 * self.hidden * (experts * self.intermediate + self.shared_intermediate)
-        router = self.hidden * self.experts if self.experts > 1 else 0
-        return attention + mlp + router + 2 * self.hidden
+        return attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
 
     @property
     def embedding_parameters(self) -> int:
@@ -70,12 +66,12 @@ class ModelShape:
     def parameters(self) -> int:
         """All of them; tied embeddings once."""
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
-        return embeddings + self.layers * self.layer_parameters() + self.hidden
+        return embeddings + self.layers * self.layer_parameters + self.hidden
 
     @property
     def backbone_flops(self) -> int:
         """Of a token's forward pass through the layers, without the products of attention scores."""
-        return 2 * self.layers * self.layer_parameters(active=True)
+        return 2 * self.layers * self.layer_parameters
 
     @property
     def head_flops(self) -> int:
@@ -92,17 +88,12 @@ class ModelShape:
 
     def adapter_parameters(self, rank: int, targets: tuple[str, ...]) -> int:
         """LoRA matrices: rank × (inputs + outputs) for each target of each layer. Unknown names count nothing."""
-        mlp = self.experts * self.intermediate
-        sides = {
-            "q_proj": self.hidden + self.query_width,
-            "k_proj": self.hidden + self.kv_width,
-            "v_proj": self.hidden + self.kv_width,
-            "o_proj": self.query_width + self.hidden,
-            "gate_proj": self.hidden * self.experts + mlp,
-            "up_proj": self.hidden * self.experts + mlp,
-            "down_proj": mlp + self.hidden * self.experts,
+        widths = {
+            **dict.fromkeys(("q_proj", "o_proj"), self.query_width),
+            **dict.fromkeys(("k_proj", "v_proj"), self.kv_width),
+            **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.intermediate),
         }
-        return self.layers * rank * sum(sides.get(name, 0) for name in set(targets))
+        return self.layers * rank * sum(self.hidden + widths[name] for name in set(targets) & widths.keys())
 
 
 def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
@@ -114,6 +105,8 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
             f"{where} has no {missing[0]}; a plan needs the config of a decoder-only model with a gated MLP, such as "
             "Llama, Qwen or Mistral"
         )
+    if experts_setting(body) is not None:
+        raise ConfigError(f"{where} has experts; a plan needs the config of a dense model")
 
     def number(name: str, default: int) -> int:
         value = body.get(name)
@@ -121,22 +114,17 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
 
     kind = str(body.get("model_type", ""))
     heads = body["num_attention_heads"]
-    experts = number("num_local_experts", number("num_experts", 1))
-    dense = body["intermediate_size"]
     return ModelShape(
         hidden=body["hidden_size"],
-        intermediate=number("moe_intermediate_size", dense) if experts > 1 else dense,
+        intermediate=body["intermediate_size"],
         layers=body["num_hidden_layers"],
         heads=heads,
         kv_heads=number("num_key_value_heads", heads),
         head_dim=number("head_dim", max(1, body["hidden_size"] // heads)),
         vocabulary=body["vocab_size"],
         tied=bool(body.get("tie_word_embeddings", False)),
-        experts=experts,
-        active_experts=number("num_experts_per_tok", 1),
-        shared_intermediate=number("shared_expert_intermediate_size", 0) if experts > 1 else 0,
-        attention_bias=bool(body.get("attention_bias", kind in _BIASED)),
-        head_norms=kind in _NORMED_HEADS,
+        attention_bias=bool(body.get("attention_bias", kind == "qwen2")),
+        head_norms=kind == "qwen3",
     )
 
 
@@ -166,13 +154,11 @@ Automatic = Literal["checkpointing", "token_budget"]
 class Inputs:
     """One run on one kind of device.
 
-    num_devices: that there are; on a host without GPUs 1. colocate: as in the settings. one_node: learner and samplers
-    on one node, which sharing devices needs. reference: what the teacher or the KL term's start policy is: nothing, a
-    model of its own with `reference_parameters`, or the policy without its adapter. num_moments: state tensors of the
-    optimizer. trainable: parameters that require a gradient. kv_bytes: size of the KV cache where it is set, None where
-    it is what `memory_utilization` leaves. eager: no CUDA graphs. automatic: fields that the planner decides on a GPU
-    (plan.settled). response_limit: sampled tokens of a response;
-    observation_limit: those that an environment adds to it.
+    num_devices: that there are; on a host without GPUs 1. one_node: learner and samplers on one node, which sharing
+    devices needs. reference: what the teacher or the KL term's start policy is: nothing, a model of its own, or the
+    policy without its adapter. num_moments: state tensors of the optimizer. kv_bytes: size of the KV cache where it is
+    set, None where it is what `memory_utilization` leaves. automatic: fields that the planner decides on a GPU
+    (plan.settled). response_limit: sampled tokens of a response; observation_limit: those that an environment adds.
     """
 
     shape: ModelShape
@@ -183,7 +169,6 @@ class Inputs:
     tensor_parallel: int
     colocate: bool | Literal["auto"]
     one_node: bool
-    weight_transport: Transport | Literal["auto"]
     zero_stage: int
     precision: str
     adapter_rank: int | None
@@ -260,12 +245,6 @@ class Inputs:
         return possible and (self.colocate is True or self.num_devices < self.separate_devices)
 
     @property
-    def transport(self) -> Transport:
-        """How weights reach the samplers. Raises ValueError for one that cannot work."""
-        shared = self.shared and self.on_gpu
-        return choose_transport(self.weight_transport, self.device.kind, shared, self.one_node)
-
-    @property
     def devices_needed(self) -> int:
         if not self.on_gpu:
             return 1
@@ -275,8 +254,7 @@ class Inputs:
 def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices: int | None = None) -> Inputs:
     """The inputs of a run. num_devices: None for the fewest that its placement can use.
 
-    Raises ConfigError for a `placement.weight_transport` that cannot work there, and for a `placement.tensor_parallel`
-    that does not divide the model's heads.
+    Raises ConfigError for a `placement.tensor_parallel` that does not divide the model's heads.
     """
     config = config.without_idle_engines()
     learner, rollout, placement = config.learner, config.rollout, config.placement
@@ -309,7 +287,6 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         tensor_parallel=placement.tensor_parallel,
         colocate=placement.colocate,
         one_node=placement.strategy == "pack",
-        weight_transport=placement.weight_transport,
         zero_stage=learner.zero_stage,
         precision=learner.precision,
         adapter_rank=lora.rank if lora else None,
@@ -339,12 +316,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         teacher_parameters=0 if config.teacher is None else read_shape(config.teacher.path).parameters,
         automatic=automatic,
     )
-    inputs = replace(inputs, memory_utilization=rollout.memory_share(shared=inputs.shared))
-    try:
-        inputs.transport  # noqa: B018
-    except ValueError as error:
-        raise ConfigError(f"placement: {error}") from None
-    return inputs
+    return replace(inputs, memory_utilization=rollout.memory_share(shared=inputs.shared))
 
 
 def _rows(config: RunConfig, on_gpu: bool) -> Rows:

@@ -1,15 +1,7 @@
 """Memory of a device, part by part, in each phase of a step.
 
-Learner, in bytes a trainable parameter (T of P parameters, W ranks, b bytes a parameter in the forward pass):
-
-| | weights | fp32 masters | gradients | moments (AdamW) |
-|---|---|---|---|---|
-| stage 0, fp32 | 4 | the weights | 4 | 8 |
-| stage 1 | b | 4/W | 4 + 4/W; bf16: 4 + 2 | 8/W |
-| stage 2 | b | 4/W | 4/W | 8/W |
-| stage 3 | b/W | 4/W | 4/W | 8/W |
-
-Each buffer of a rule is one more fp32 shard. tests/unit/planner checks the table by hand.
+The bytes of a learner's parts at each ZeRO stage are in the table of docs/planner.md.
+tests/unit/planner checks them by hand.
 """
 
 from __future__ import annotations
@@ -129,10 +121,9 @@ def activation_bytes(inputs: Inputs, tokens: float) -> int:
     attention; MLP 4·intermediate. With checkpointing one layer at a time is kept, and the input of each.
     """
     shape, item = inputs.shape, inputs.item
-    mlp = shape.intermediate * shape.active_experts + shape.shared_intermediate
     norms = 2 * shape.hidden * (12 if item == 4 else 8)
-    layer = norms + item * (2 * shape.query_width + 2 * shape.kv_width + 4 * mlp)
-    working = item * (2 * shape.hidden + 3 * mlp)
+    layer = norms + item * (2 * shape.query_width + 2 * shape.kv_width + 4 * shape.intermediate)
+    working = item * (2 * shape.hidden + 3 * shape.intermediate)
     if inputs.checkpointing:
         token_bytes = shape.layers * shape.hidden * item + layer + working
     else:
@@ -184,9 +175,8 @@ def sampler_memory(inputs: Inputs, load: Workload) -> SamplerMemory:
     """What a sampler's device holds while it samples. Samples of a prompt share the prompt's part of the cache."""
     shape, item, tp = inputs.shape, inputs.sampler_item, inputs.tensor_parallel
     weights = -(-shape.parameters * item // tp)
-    mlp = shape.intermediate * shape.active_experts // tp
     logits = 4 * LOGITS_COPIES * inputs.max_num_seqs * shape.vocabulary
-    working = batched_tokens(inputs.device) * (4 * shape.hidden + 3 * mlp) * item + logits
+    working = batched_tokens(inputs.device) * (4 * shape.hidden + 3 * (shape.intermediate // tp)) * item + logits
     # KV heads are split over devices, and repeated where there are more devices than heads.
     token = shape.kv_bytes(item) // min(tp, shape.kv_heads)
     graphs = GRAPHS if inputs.on_gpu and not inputs.eager else 0

@@ -1,20 +1,21 @@
 """From inputs to a plan: whether every phase fits its device, what to change if not, seconds and cost of the budget.
 
-Advice follows from the counted memory: settings are tried in order until the run fits, first those that leave the
-result as it is (placement, ZeRO, checkpointing, token budget, the sampler's memory), then precision and LoRA.
+Advice follows from the counted memory: settings are tried in order until one makes the run fit, first those that leave
+the result as it is (placement, ZeRO, checkpointing, token budget, the sampler's memory), then precision and LoRA.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, Field, ValidationError
 
 from gxpo_trainer.config import RuleSettings
 from gxpo_trainer.config.engines import TOKEN_BUDGET
-from gxpo_trainer.config.rules import compared_rules, rule_name
+from gxpo_trainer.config.rules import compared_rules
 from gxpo_trainer.planner.devices import Assumptions, assumptions_for
 from gxpo_trainer.planner.inputs import Inputs, Reference, Workload, workload_of
 from gxpo_trainer.planner.memory import Parts, Phase, SamplerMemory, learner_parts, released_parts, sampler_memory
@@ -126,100 +127,36 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f}"
 
 
-Change = tuple[str, Inputs]
-"""What to set, and the inputs with it."""
-MOST_CHANGES = 6
-
-
 def advise(inputs: Inputs, assumed: Assumptions) -> str:
-    """One sentence: the problem, the settings and values that solve it, or that none do.
-
-    Settings are changed one after the other, each to the first value that solves it, or else that lowers the need.
-    """
+    """One sentence: the problem, the first settings and values that solve it, or that none do."""
     problem = fit_of(inputs, assumed).problem
-    for find in (_neutral, _any):
-        chosen: dict[str, str] = {}
-        current = inputs
-        for _ in range(MOST_CHANGES):
-            need = _excess(current, assumed)
-            better = [change for change in find(current) if _excess(change[1], assumed) < need]
-            if not better:
-                break
-            text, current = next((change for change in better if fit_of(change[1], assumed).fits), better[0])
-            chosen[text.partition(" = ")[0]] = text
-            if fit_of(current, assumed).fits:
-                return f"{problem}; set {' and '.join(chosen.values())}"
-    return (
-        f"{problem}; no value of learner.zero_stage, learner.token_budget or placement.learner_ranks makes it fit: "
-        "use a device with more memory, more devices or a smaller model"
-    )
+    for text, changed in _changes(inputs):
+        if fit_of(changed, assumed).fits:
+            return f"{problem}; set {text}"
+    return f"{problem}; no setting makes it fit: use a device with more memory, more devices or a smaller model"
 
 
-def _excess(inputs: Inputs, assumed: Assumptions) -> tuple[int, int, int]:
-    """How far a run is from fitting; lower is nearer."""
-    fit = fit_of(inputs, assumed)
-    over = sum(max(0, phase.num_bytes - phase.limit) for phase in fit.phases if phase.limit)
-    return max(0, inputs.devices_needed - inputs.num_devices), over, 0 if fit.sampler.longest_fits else 1
-
-
-def _neutral(inputs: Inputs) -> Iterator[Change]:
-    """Single settings that may help and leave the result as it is, the mildest first."""
-    yield from (*_placements(inputs), *_learner(inputs), *_sampler(inputs))
-
-
-def _any(inputs: Inputs) -> Iterator[Change]:
-    """The same, and those that change what is trained."""
-    yield from _neutral(inputs)
-    if inputs.precision == "fp32" and inputs.zero_stage:
-        yield 'learner.precision = "bf16"', replace(inputs, precision="bf16", sampler_item=2)
+def _changes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
+    """What to set, and the inputs with it: first what leaves the result as it is, then what changes what is trained."""
+    spare = inputs.num_devices - inputs.sampler_devices
+    if inputs.on_gpu and not inputs.shared and 1 <= spare <= inputs.prompts // inputs.mini_batches:
+        yield f"placement.learner_ranks = {spare}", replace(inputs, learner_ranks=spare)
+    if inputs.kv_bytes is not None:
+        size = -(-inputs.max_length * inputs.shape.kv_bytes(inputs.sampler_item) // 2**30)
+        yield f"rollout.cpu_kv_cache_gib = {size}", replace(inputs, kv_bytes=size * 2**30)
+    else:
+        for share in (0.6, 0.9, 0.3):
+            yield f"rollout.gpu_memory_utilization = {share}", replace(inputs, memory_utilization=share)
+    yield "model.gradient_checkpointing = true", replace(inputs, checkpointing=True)
+    yield "learner.zero_stage = 3", replace(inputs, zero_stage=3)
+    for budget in (4096, 2048, 1024, 512):
+        if budget < inputs.token_budget:
+            text = f"learner.zero_stage = 3, model.gradient_checkpointing = true and learner.token_budget = {budget}"
+            yield text, replace(inputs, zero_stage=3, checkpointing=True, token_budget=budget)
     if inputs.adapter_rank is None:
-        targets = ("q_proj", "k_proj", "v_proj", "o_proj")
-        count = inputs.shape.adapter_parameters(16, targets)
+        count = inputs.shape.adapter_parameters(16, ("q_proj", "k_proj", "v_proj", "o_proj"))
         reference: Reference = "none" if inputs.reference == "none" else "adapter"
         yield "learner.lora.rank = 16", replace(inputs, adapter_rank=16, trainable=count, reference=reference)
-
-
-def _placements(inputs: Inputs) -> Iterator[Change]:
-    """Other numbers of ranks: one for each spare device, or one for each of a sampler's, to share those."""
-    most = inputs.prompts // inputs.mini_batches
-    if not inputs.on_gpu or inputs.shared:
-        return
-    spare, engines = inputs.num_devices - inputs.sampler_devices, inputs.sampler_devices
-    if 1 <= spare <= most and spare != inputs.learner_ranks:
-        yield f"placement.learner_ranks = {spare}", replace(inputs, learner_ranks=spare)
-    if not inputs.one_node or engines > most:
-        return
-    if inputs.colocate is False and inputs.learner_ranks == engines:
-        yield 'placement.colocate = "auto"', replace(inputs, colocate="auto")
-    if inputs.colocate == "auto" and inputs.learner_ranks != engines:
-        yield f"placement.learner_ranks = {engines}", replace(inputs, learner_ranks=engines)
-
-
-def _learner(inputs: Inputs) -> Iterator[Change]:
-    if inputs.learner_ranks > 1 or inputs.zero_stage == 1:
-        for stage in range(inputs.zero_stage + 1, 4):
-            if stage != 1:
-                yield f"learner.zero_stage = {stage}", replace(inputs, zero_stage=stage)
-    if not inputs.checkpointing:
-        yield "model.gradient_checkpointing = true", replace(inputs, checkpointing=True)
-    budget = inputs.token_budget // 2
-    while budget >= 512:
-        yield f"learner.token_budget = {budget}", replace(inputs, token_budget=budget)
-        budget //= 2
-
-
-def _sampler(inputs: Inputs) -> Iterator[Change]:
-    if inputs.on_gpu:
-        for share in (0.6, 0.75, 0.9, 0.3, 0.2):
-            yield f"rollout.gpu_memory_utilization = {share}", replace(inputs, memory_utilization=share)
-        for count in (2, 4, 8):
-            if count > inputs.tensor_parallel and inputs.shape.heads % count == 0:
-                yield f"placement.tensor_parallel = {count}", replace(inputs, tensor_parallel=count)
-    elif inputs.kv_bytes is not None:
-        token = inputs.shape.kv_bytes(inputs.sampler_item)
-        size = -(-inputs.max_length * token // 2**30)
-        if size * 2**30 > inputs.kv_bytes:
-            yield f"rollout.cpu_kv_cache_gib = {size}", replace(inputs, kv_bytes=size * 2**30)
 
 
 class PlannedRule(BaseModel):
@@ -258,27 +195,14 @@ def make_plan(inputs: Inputs, assumed: Assumptions | None = None) -> Plan:
     load = workload_of(inputs, assumed)
     fit = fit_of(inputs, assumed)
     own = inputs.rule
-    rules = [own if rule_name(kind) == own.name else _adapted(kind, own) for kind in compared_rules()]
+    rules: list[RuleSettings] = []
+    for kind in compared_rules():
+        with suppress(ValidationError):
+            rules.append(kind.adapted_from(own))
     if all(rule is not own for rule in rules):
         rules.append(own)
-    costs = tuple(_rule_plan(inputs, assumed, load, rule) for rule in rules if rule is not None)
+    costs = tuple(_rule_plan(inputs, assumed, load, rule) for rule in rules)
     return Plan(inputs, assumed, load, fit, None if fit.fits else advise(inputs, assumed), costs)
-
-
-def idle_devices(inputs: Inputs) -> str | None:
-    """How many GPUs the placement leaves idle, and the settings that use them; None where it uses all."""
-    count, t, most = inputs.num_devices, inputs.tensor_parallel, inputs.prompts // inputs.mini_batches
-    if count <= inputs.devices_needed:
-        return None
-    if inputs.one_node and inputs.colocate is not False and count % t == 0 and count <= most:
-        ranks, samplers = count, count // t  # which share them
-    else:
-        ranks = min(count - inputs.sampler_devices, most)
-        samplers = (count - ranks) // t
-    return (
-        f"{count - inputs.devices_needed} of {count} GPUs stay idle; set placement.learner_ranks = {ranks} and "
-        f"placement.samplers = {samplers} to use them"
-    )
 
 
 def refusal(plan: Plan) -> str | None:
@@ -286,15 +210,8 @@ def refusal(plan: Plan) -> str | None:
     return plan.advice if plan.fit.certain else None
 
 
-def _adapted(kind: type[RuleSettings], own: RuleSettings) -> RuleSettings | None:
-    try:
-        return kind.adapted_from(own)
-    except ValidationError:
-        return None
-
-
 def _rule_plan(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings) -> PlannedRule:
-    seconds = step_time(replace(inputs, rule=rule), assumed, load, rule)
+    seconds = step_time(inputs, assumed, load, rule)
     per_step = rule.passes_per_step(gate_open=True)
     used = {
         "steps": 1,

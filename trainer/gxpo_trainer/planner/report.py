@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from pydantic import BaseModel, Field
 
 from gxpo_trainer.planner.devices import GIB
-from gxpo_trainer.planner.plan import Plan, PlannedRule, gib, idle_devices
-
-_PHASES = ("sampling", "verify", "passes", "look_ahead", "sync", "other")
+from gxpo_trainer.planner.plan import Plan, PlannedRule, gib
 
 
 class PlannedPart(BaseModel):
@@ -76,57 +72,32 @@ def to_text(plan: Plan, name: str) -> str:
     """The plan for a terminal."""
     inputs = plan.inputs
     count = f"{inputs.num_devices} × {inputs.device.name}" if inputs.on_gpu else "this host (cpu)"
-    verdict = "fits" if plan.fits else "does not fit"
-    notes = [note[0].upper() + note[1:] + "." for note in (plan.advice, idle_devices(inputs)) if note]
-    sections = [
-        [f"{name} on {count}: {verdict}", *notes],
-        _memory_lines(plan),
-        _time_lines(plan),
-        ["Assumptions", *(f"  {line}" for line in assumption_lines(plan))],
-    ]
-    return "\n\n".join("\n".join(lines) for lines in sections)
-
-
-def _memory_lines(plan: Plan) -> list[str]:
-    lines = []
+    lines = [f"{name} on {count}: {'fits' if plan.fits else 'does not fit'}"]
+    lines += [f"{plan.advice[0].upper()}{plan.advice[1:]}."] if plan.advice else []
     for phase in plan.fit.phases:
-        limit = f" of {gib(phase.limit)}" if phase.limit else ""
-        where = "host" if not plan.inputs.on_gpu else "device"
-        lines.append(f"Memory per {where}, {phase.name}: {size(phase.num_bytes)}{limit and limit + ' GiB'}")
+        limit = f" of {gib(phase.limit)} GiB" if phase.limit else ""
+        where = "device" if inputs.on_gpu else "host"
+        lines += ["", f"Memory per {where}, {phase.name}: {size(phase.num_bytes)}{limit}"]
         lines += [f"  {name:<24}{size(num_bytes):>12}" for name, num_bytes in phase.parts.items()]
-    sampler = plan.fit.sampler
-    lines.append(f"The KV cache of a sampler holds {sampler.sequences:,} sequences of mean length.")
-    if plan.inputs.on_gpu and plan.inputs.shared:
-        lines.append(
-            "Learner and sampler stay on their shared devices."
-            if plan.fit.resident
-            else "Learner and sampler take turns on their shared devices: shards are parked while sampling."
-        )
-    return lines
-
-
-def _time_lines(plan: Plan) -> list[str]:
-    phases = (*_PHASES, "overlapped") if any(rule.seconds.overlapped for rule in plan.rules) else _PHASES
-    head = ("Seconds per step", *phases, "step")
-    lines = [_columns([word.replace("_", " ") for word in head])]
-    for rule in plan.rules:
-        parts = asdict(rule.seconds)
-        row = [_marked(rule), *(seconds(parts[phase]) for phase in phases), seconds(rule.seconds.step)]
-        lines.append(_columns(row))
-    lines += ["", _columns(["Whole budget", "steps", "passes", "hours", "GPU hours"])]
-    for rule in plan.rules:
-        row = ["-" if n is None else f"{n:,}" for n in (rule.steps, rule.backward_passes)]
-        row += ["-" if n is None else f"{n:,.2f}" for n in (rule.hours, rule.gpu_hours)]
-        lines.append(_columns([_marked(rule), *row]))
+    lines.append(f"The KV cache of a sampler holds {plan.fit.sampler.sequences:,} sequences of mean length.")
+    if inputs.on_gpu and inputs.shared:
+        how = "stay on" if plan.fit.resident else "take turns on"
+        lines.append(f"Learner and sampler {how} their shared devices.")
+    cells = ("Seconds", "sampling", "update", "step", "steps", "passes", "hours", "GPU hours")
+    lines += ["", _columns(cells), *map(_rule_line, plan.rules)]
     lines.append("With the look-ahead on to the end; without evaluation, checkpoints and start-up. * this run's rule.")
-    return lines
+    return "\n".join([*lines, "", "Assumptions", *(f"  {line}" for line in assumption_lines(plan))])
 
 
-def _marked(rule: PlannedRule) -> str:
-    return f"  {rule.label}{' *' if rule.own else ''}"
+def _rule_line(rule: PlannedRule) -> str:
+    parts = rule.seconds
+    times = [f"{part:,.3g}" for part in (parts.sampling, parts.passes + parts.look_ahead, parts.step)]
+    counts = ["-" if n is None else f"{n:,}" for n in (rule.steps, rule.backward_passes)]
+    hours = ["-" if n is None else f"{n:,.2f}" for n in (rule.hours, rule.gpu_hours)]
+    return _columns((f"  {rule.label}{' *' if rule.own else ''}", *times, *counts, *hours))
 
 
-def _columns(cells: list[str]) -> str:
+def _columns(cells: tuple[str, ...]) -> str:
     return f"{cells[0]:<22}" + "".join(f"{cell:>12}" for cell in cells[1:])
 
 
@@ -135,25 +106,18 @@ def assumption_lines(plan: Plan) -> list[str]:
     inputs, load, assumed = plan.inputs, plan.load, plan.assumed
     shape, device = inputs.shape, inputs.device
     memory = f"{device.memory_bytes / GIB:.1f} GiB" if device.memory_bytes else "memory not known"
-    observed = [f"environment: {load.observation:.0f} tokens more a response"] if inputs.observation_limit else []
     return [
-        f"model: {shape.parameters:,} parameters, {shape.layers} layers of width {shape.hidden}, "
-        f"{shape.vocabulary:,} tokens; {inputs.trainable:,} trainable",
+        f"model: {shape.parameters:,} parameters, {inputs.trainable:,} trainable",
         f"device: {device.name}, {memory}, {device.flops(inputs.precision) / 1e12:g} TFLOP/s in {inputs.precision}, "
-        f"{device.memory_bandwidth / 1e9:g} GB/s memory, {device.link_bandwidth / 1e9:g} GB/s to other devices, "
-        f"{device.host_bandwidth / 1e9:g} GB/s to the host",
+        f"{device.memory_bandwidth / 1e9:g} GB/s",
         f"placement: {inputs.learner_ranks} learner ranks at ZeRO stage {inputs.zero_stage}, "
-        f"{inputs.samplers} samplers, tensor_parallel {inputs.tensor_parallel}, weights by {inputs.transport}",
+        f"{inputs.samplers} samplers, tensor_parallel {inputs.tensor_parallel}",
         f"micro-batches of {inputs.token_budget:,} tokens, activations "
-        f"{'recomputed' if inputs.checkpointing else 'kept'}"
-        + (f", sampler {'without' if inputs.eager else 'with'} CUDA graphs" if inputs.on_gpu else ""),
-        f"lengths: mean prompt {load.prompt:.0f} and response {load.response:.0f} tokens "
-        f"({assumed.prompt_fraction:.0%} and {load.response / inputs.response_limit:.0%} of their limits)",
-        *observed,
-        f"learner: {assumed.utilization:.0%} of the FLOP/s, {1e3 * assumed.micro_batch_s:.3g} ms a micro-batch",
-        f"sampling: {assumed.sampling_efficiency:.0%} of bandwidth and FLOP/s, "
-        f"{1e3 * assumed.decode_step_s:.3g} ms a decoding step, {1e6 * assumed.token_s:.3g} µs a token",
-        f"fixed: {assumed.fixed_s:.2g} s each for scoring, sync and the rest of a step",
+        f"{'recomputed' if inputs.checkpointing else 'kept'}",
+        f"lengths: mean prompt {load.prompt:.0f}, response {load.response:.0f} and environment {load.observation:.0f} "
+        "tokens",
+        f"speed: {assumed.utilization:.0%} of the FLOP/s in the learner, {assumed.sampling_efficiency:.0%} of FLOP/s "
+        "and bandwidth in the sampler",
         f"memory: {size(assumed.runtime_bytes)} a process before the model, {size(assumed.engine_bytes)} of libraries, "
         f"{assumed.memory_factor:.2f} × the counted bytes",
         "lengths and factors are guesses for this kind of device; only sizes are counted",
@@ -163,8 +127,3 @@ def assumption_lines(plan: Plan) -> list[str]:
 def size(num_bytes: float) -> str:
     """`1.5 GiB`, `12 MiB`."""
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.0f} MiB"
-
-
-def seconds(value: float) -> str:
-    """Three significant digits."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

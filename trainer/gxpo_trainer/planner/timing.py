@@ -1,12 +1,13 @@
-"""Seconds of a step, by phase, from floating-point operations, bytes moved and fixed costs.
+"""Seconds of a step, from floating-point operations, bytes of memory and fixed costs.
 
-    learner pass   FLOPs / (ranks · device FLOP/s · utilization) + micro-batches · fixed + bytes sent / link
+    learner pass   FLOPs / (ranks · device FLOP/s · utilization) + micro-batches · fixed
     decoding step  fixed + max(bytes / bandwidth, FLOPs / FLOP/s) / efficiency + sequences · scheduler
     sampling       decoding steps + prompts; the decoding steps are those of the longest response, or of all tokens
                    over the sequences that run at a time
 
-On a host without GPUs all processes share one device, so that ranks and samplers do not multiply its speed, and
-asynchronous rollouts hide nothing. On devices of their own they hide the shorter of sampling and update.
+What devices send each other is not counted. On a host without GPUs all processes share one device, so that ranks and
+samplers do not multiply its speed, and asynchronous rollouts hide nothing. On devices of their own they hide the
+shorter of sampling and update.
 """
 
 from __future__ import annotations
@@ -21,17 +22,15 @@ from gxpo_trainer.planner.memory import sampler_memory
 
 @dataclass(frozen=True, slots=True)
 class PlannedSeconds:
-    """Seconds of one step by phase.
+    """Seconds of one step.
 
-    look_ahead: a rule's copies and extrapolation. overlapped: of sampling and verifying that pass during the update,
-    where rollouts are asynchronous. step: the whole step.
+    look_ahead: a rule's copies and extrapolation. other: scoring, weight sync and the rest. overlapped: of sampling
+    that passes during the update, where rollouts are asynchronous. step: the whole step.
     """
 
     sampling: float
-    verify: float
     passes: float
     look_ahead: float
-    sync: float
     other: float
     overlapped: float
     step: float
@@ -40,28 +39,22 @@ class PlannedSeconds:
 def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings) -> PlannedSeconds:
     """Expected seconds of a step under a rule, with its look-ahead on."""
     passes = rule.passes_per_step(gate_open=True)
+    # A forward pass alone: the reference, or log π_old of several mini-batches.
     forwards: float = inputs.mini_batches > 1
     if inputs.reference != "none":
         forwards += inputs.reference_parameters / inputs.shape.parameters
-    learner = passes * (pass_seconds(inputs, assumed, load) + optimizer_seconds(inputs))
-    # A forward pass alone: the reference, or log π_old of several mini-batches.
+    # An optimizer step reads parameters, gradient and moments, and writes parameters and moments; two passes over the
+    # gradient for its norm and clipping, one over all for the norm of the update.
+    optimizer = _memory_seconds(inputs, 4 * inputs.shard * (8 + 3 * inputs.num_moments))
+    learner = passes * (pass_seconds(inputs, assumed, load) + optimizer)
     learner += forwards * _compute_seconds(inputs, assumed, forward_flops(inputs, load))
+    # Copies into a rule's buffers (read and write), and one pass that reads them, gradient and parameters.
+    buffers = rule.shard_buffers(inputs.num_moments)
+    look_ahead = _memory_seconds(inputs, 4 * inputs.shard * (3 * buffers + 3)) if buffers else 0.0
     sampling = sampling_seconds(inputs, assumed, load) if inputs.sampled else 0.0
-    verify = assumed.fixed_s if inputs.sampled else 0.0
-    look_ahead = look_ahead_seconds(inputs, rule)
-    sync = assumed.fixed_s + sync_seconds(inputs) if inputs.sampled else 0.0
-    rollout, update = sampling + verify, learner + look_ahead
-    overlapped = min(rollout, update) if inputs.async_depth > 0 and not inputs.shared else 0.0
-    return PlannedSeconds(
-        sampling=sampling,
-        verify=verify,
-        passes=learner,
-        look_ahead=look_ahead,
-        sync=sync,
-        other=assumed.fixed_s,
-        overlapped=overlapped,
-        step=rollout + update + sync + assumed.fixed_s - overlapped,
-    )
+    update, other = learner + look_ahead, assumed.fixed_s * (3 if inputs.sampled else 1)
+    overlapped = min(sampling, update) if inputs.async_depth > 0 and not inputs.shared else 0.0
+    return PlannedSeconds(sampling, learner, look_ahead, other, overlapped, sampling + update + other - overlapped)
 
 
 def forward_flops(inputs: Inputs, load: Workload) -> float:
@@ -71,55 +64,21 @@ def forward_flops(inputs: Inputs, load: Workload) -> float:
     return rows + inputs.sequences * load.response * shape.head_flops
 
 
-def pass_flops(inputs: Inputs, load: Workload) -> float:
-    """Of one forward and backward pass over a step's batch, all ranks together.
+def pass_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> float:
+    """One forward and backward pass over a step's batch.
 
     A backward pass costs twice the forward pass, with an adapter once (no gradients of the frozen weights).
     Checkpointing runs the forward pass again.
     """
     backward = (1 if inputs.adapter_rank else 2) + inputs.checkpointing
-    return forward_flops(inputs, load) * (1 + backward)
+    flops = forward_flops(inputs, load) * (1 + backward)
+    return _compute_seconds(inputs, assumed, flops) + load.micro_batches * assumed.micro_batch_s
 
 
 def _compute_seconds(inputs: Inputs, assumed: Assumptions, flops: float) -> float:
     """Time of `flops` on all ranks together."""
     speed = inputs.device.flops(inputs.precision) * (inputs.learner_ranks if inputs.on_gpu else 1)
     return flops / speed / assumed.utilization
-
-
-def pass_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> float:
-    """One forward and backward pass over a step's batch, with what the ranks send each other.
-
-    The gradient is reduced in fp32, at stages 2 and 3 after every micro-batch; stage 3 gathers the forward weights
-    twice in each.
-    """
-    stage, times = inputs.zero_stage, load.micro_batches
-    reduced = 4 * inputs.trainable * (2 if stage == 0 else 1 if stage == 1 else times)
-    gathered = 2 * times * inputs.parameters * inputs.item if stage == 3 else 0
-    sent = (reduced + gathered) * (inputs.learner_ranks - 1) / inputs.learner_ranks
-    compute = _compute_seconds(inputs, assumed, pass_flops(inputs, load)) + times * assumed.micro_batch_s
-    return compute + sent / inputs.device.link_bandwidth
-
-
-def optimizer_seconds(inputs: Inputs) -> float:
-    """One optimizer step: reads parameters, gradient and moments, writes parameters and moments; two passes over the
-    gradient for its norm and clipping, one over all for the norm of the update."""
-    return _memory_seconds(inputs, 4 * inputs.shard * (8 + 3 * inputs.num_moments))
-
-
-def look_ahead_seconds(inputs: Inputs, rule: RuleSettings) -> float:
-    """Copies into a rule's buffers (read and write), and one pass that reads them, gradient and parameters."""
-    buffers = rule.shard_buffers(inputs.num_moments)
-    return _memory_seconds(inputs, 4 * inputs.shard * (3 * buffers + 3)) if buffers else 0.0
-
-
-def sync_seconds(inputs: Inputs) -> float:
-    """Weights from the learner to the samplers, which read in parallel: copied within a device by cuda_ipc, sent over
-    the link by nccl, else written to the host's memory and read from it."""
-    size, device = inputs.shape.parameters * inputs.sampler_item, inputs.device
-    if inputs.transport == "nccl":
-        return size / device.link_bandwidth
-    return 2 * size / (device.memory_bandwidth if inputs.transport == "cuda_ipc" else device.host_bandwidth)
 
 
 def sampling_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> float:

@@ -5,6 +5,7 @@ Logical CPUs are fractional. A request above Ray's total is rejected at once: it
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import os
@@ -19,14 +20,8 @@ from typing import Any, Literal
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import CpuShares, Transport, choose_transport
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, Bundle, Bundles, RunPlacementGroup
+from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, Bundle, Bundles, RunPlacementGroup, describe, total_of
 from gxpo_trainer.runtime.progress import ProgressWatch
-
-
-class TooFewGpus(ConfigError):
-    """The settings cannot be used with the cluster's GPUs, but could be with more."""
-
-    reason = "no_resources"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,79 +70,43 @@ class Placement:
         group = RunPlacementGroup(watch=watch or ProgressWatch(), wait_s=max(MIN_WAIT_S, requested.wait_s))
         available = math.inf if joins else float(cores)
         placement = cls(config, device, learner_threads, sampler_threads, group, reason, available_cpus=available)
-        if joins:
-            return placement
-        placement, shortage = placement._share(visible)
-        if shortage is not None:
-            raise shortage
-        return placement
+        return placement if joins else placement._share(visible)
 
-    def settle(self, cluster: Mapping[str, float]) -> tuple[Placement, TooFewGpus | None]:
-        """The placement on a Ray cluster of these resources, and why it needs more GPUs than the cluster has.
-
-        It does when the cluster has no GPU and this machine has, and where sharing for want of GPUs rules out sampling
-        ahead or the transport; its bundles are those that would do. Raises ConfigError when no further GPU would help.
-        """
-        gpus, settled = int(cluster.get("GPU", 0)), replace(self, available_cpus=self._cpus_of(cluster))
+    def settle(self, cluster: Mapping[str, float]) -> Placement:
+        """The placement on a Ray cluster of these resources. Raises ConfigError for settings that cannot work there."""
+        gpus, settled = int(cluster.get("GPU", 0)), replace(self, available_cpus=cluster.get("CPU", 0.0))
         visible, problem = _usable_gpus(self.config)
         if problem:  # Ray counts the GPUs of the node that it starts here
             gpus = 0
         if self.config.placement.device == "auto":
             if not gpus and visible:
-                settled, shortage = replace(settled, device="gpu")._share(gpus)
-                return settled, shortage or TooFewGpus(
+                raise ConfigError(
                     f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster '
-                    'has none; set placement.device to "gpu" or "cpu"'
+                    'has none; set placement.device to "gpu" or "cpu"',
+                    reason="no_resources",
                 )
             number = f"{gpus or 'no'} GPU{'' if gpus == 1 else 's'}"
             reason = f'placement.device = "auto" and {number} in the Ray cluster' + (f": {problem}" if problem else "")
             settled = replace(settled, device="gpu" if gpus else "cpu", device_reason=reason)
         return settled._share(gpus)
 
-    def _cpus_of(self, cluster: Mapping[str, float]) -> float:
-        """CPUs of a cluster for `auto` shares: all, but of several nodes half where not all processes fit in full.
-
-        A process fits on one node or not at all, and with at most half in use some node has room for another.
-        """
-        nodes = sum(name.startswith("node:") and name != "node:__internal_head__" for name in cluster)
-        cpus, requested = cluster.get("CPU", 0.0), self.config.placement
-        fits = requested.total_cpus(requested.cpu_shares()) <= cpus
-        return cpus if fits or nodes < 2 else cpus / 2
-
     @property
     def cpus(self) -> CpuShares:
         """Logical CPUs of each process."""
         return self.config.placement.cpu_shares(self.available_cpus)
 
-    @property
-    def cpus_in_words(self) -> str:
-        """The logical CPUs of each process and of all, for the log."""
-        p, cpus = self.config.placement, self.cpus
-        less = "" if cpus == p.cpu_shares() else ", lowered to fit"
-        return (
-            f"{p.total_cpus(cpus):g} logical CPUs{less}: {cpus.learner:g} for each of {p.learner_ranks} learner ranks, "
-            f"{cpus.sampler:g} for each of {p.samplers} engines, {cpus.verifier:g} for the verifier"
-        )
+    def _share(self, gpus: int) -> Placement:
+        """Resolve `colocated` on so many GPUs: shared on request, or where there are too few and sharing is possible.
 
-    def _share(self, gpus: int) -> tuple[Placement, TooFewGpus | None]:
-        """Resolve `colocated` on so many GPUs."""
-        requested, depth = self.config.placement, self.config.rollout.async_depth
-        separate = requested.num_gpus(colocated=False)
-        scarce = self.device == "gpu" and gpus < separate
-        shared = replace(self, colocated=requested.can_colocate and (requested.colocate is True or scarce))
-        try:
-            if shared.colocated and depth:
-                raise ConfigError(
-                    f"rollout.async_depth = {depth} samples while the learner updates, so they cannot share GPUs: "
-                    f"{separate} are needed and {gpus} are here; add GPUs, lower learner_ranks or samplers, or set "
-                    "rollout.async_depth = 0"
-                )
-            shared.transport(one_node=requested.strategy != "split")
-        except ConfigError as error:
-            if not shared.colocated or requested.colocate is True:
-                raise
-            return replace(self, colocated=False), TooFewGpus(str(error))
-        return shared, None
+        Sampling ahead needs engines that run while the learner updates, and nccl a GPU for each process.
+        """
+        requested = self.config.placement
+        scarce = self.device == "gpu" and gpus < requested.num_gpus(colocated=False)
+        apart = self.config.rollout.async_depth > 0 or requested.weight_transport == "nccl"
+        colocated = requested.can_colocate and (requested.colocate is True or (scarce and not apart))
+        placement = replace(self, colocated=colocated)
+        placement.transport(one_node=requested.strategy != "split")
+        return placement
 
     def transport(self, *, one_node: bool) -> Transport:
         """How weights reach the engines; one_node: learner and all engines are on one node.
@@ -219,24 +178,12 @@ class Placement:
 
     def check_fits(self, cluster: Mapping[str, float]) -> None:
         """Check this run's total request. Raises ConfigError (`no_resources`) when it exceeds Ray's resources."""
-        p, gpus = self.config.placement, self.num_gpus
-        cpus = p.total_cpus(self.cpus)
-        if cpus > cluster.get("CPU", 0) + 1e-9:
+        needed = total_of(self.bundles().resources)
+        if any(count > cluster.get(name, 0.0) + 1e-9 for name, count in needed.items()):
             raise ConfigError(
-                f"placement requires {cpus:g} logical CPUs (learner_ranks × learner_cpus + samplers × sampler_cpus + "
-                f"verifier_cpus) but Ray has {cluster.get('CPU', 0):g}; lower these settings (fractions are allowed)",
-                reason="no_resources",
-            )
-        if gpus > cluster.get("GPU", 0) + 1e-9:
-            total = (
-                "learner_ranks, shared with the engines"
-                if self.colocated
-                else "learner_ranks + samplers × tensor_parallel"
-            )
-            share = "" if p.can_colocate else ", or share GPUs: set learner_ranks = samplers × tensor_parallel"
-            raise ConfigError(
-                f"placement requires {gpus} GPUs ({total}) but Ray has {cluster.get('GPU', 0):g}; lower these "
-                f"settings or add workers{share}",
+                f"placement requires {describe(needed)} but Ray has {describe(cluster)}; lower learner_ranks, samplers "
+                "or tensor_parallel, or the CPU shares (fractions are allowed), share GPUs (learner_ranks = samplers × "
+                "tensor_parallel, rollout.async_depth = 0), or add workers",
                 reason="no_resources",
             )
 
@@ -288,15 +235,10 @@ def _thread_variables(count: int) -> dict[str, str]:
     }
 
 
-OLDEST_DRIVERS = {12: 525, 13: 580}
-"""Oldest NVIDIA driver of each major version of CUDA."""
-
-
 def _usable_gpus(config: RunConfig) -> tuple[int, str | None]:
     """Number of GPUs of this machine that processes started here can use, and why they cannot use those that are there.
 
-    Raises ConfigError where the driver is too old for torch, because training on CPUs instead would surprise. On a Ray
-    that the run joins other environments may decide: the ranks check theirs.
+    Raises ConfigError where torch cannot use them, because training on CPUs instead would surprise.
     """
     visible = visible_gpus()
     if not visible or config.placement.device == "cpu" or ray_address(config) is not None:
@@ -317,33 +259,22 @@ def torch_cuda() -> str | None:
     return cuda
 
 
+@functools.cache  # a waiting run asks again and again
 def driver_problem() -> str | None:
-    """Why torch cannot use the GPUs of this machine, with the fix; None where the driver is new enough for it."""
-    from ray._private.thirdparty import pynvml
+    """Why torch cannot use the GPUs of this machine, with the fix; None where it can.
 
-    built = torch_cuda() or "0"
-    try:
-        pynvml.nvmlInit()  # type: ignore[no-untyped-call]
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError as error:
-        return f"the NVIDIA driver does not answer ({error}): install it"
-    needed = OLDEST_DRIVERS.get(int(built.partition(".")[0]), 0)
-    # NVIDIA's forward compatibility packages run a newer CUDA on an older driver.
-    asks = [sys.executable, "-c", "import torch, sys; sys.exit(not torch.cuda.is_available())"]
-    if int(driver.partition(".")[0]) >= needed or subprocess.run(asks, capture_output=True).returncode == 0:
+    torch itself is asked, in a process of its own: NVIDIA's forward compatibility packages run a newer CUDA on an older
+    driver.
+    """
+    tried = subprocess.run([sys.executable, "-c", "import torch; torch.cuda.init()"], capture_output=True, text=True)
+    if tried.returncode == 0:
         return None
-    return (
-        f"the NVIDIA driver {driver} is too old for torch, which is built with CUDA {built}: update the driver to "
-        f"{needed} or newer, or install NVIDIA's forward compatibility package"
-    )
+    reason = (tried.stderr.strip().splitlines() or ["no message"])[-1]
+    return f"torch, built with CUDA {torch_cuda()}, cannot use the GPUs here ({reason}): update the NVIDIA driver"
 
 
 def visible_gpus() -> int:
-    """Number of CUDA devices visible to this process, without importing torch.
-
-    Counted by Ray, as it does for a node that starts here: NVML, which also answers where /proc/driver/nvidia does not
-    exist (WSL 2).
-    """
+    """Number of CUDA devices visible to this process, as Ray counts them by NVML; without importing torch."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
         return len([entry for entry in hidden.split(",") if entry.strip() not in ("", "-1")])

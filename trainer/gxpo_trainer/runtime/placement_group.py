@@ -35,17 +35,6 @@ class Bundles:
     learner: tuple[int, ...]
     engines: tuple[int, ...]
 
-    def too_large(self, nodes: Sequence[Mapping[str, float]]) -> Bundle | None:
-        """The largest bundle that exceeds every node, if one does: a bundle is never divided among nodes.
-
-        nodes: their resources, used or not. Those without a GPU (of a run on CPUs: without CPUs) do not count, and
-        without any other there is no answer: workers of any size may join.
-        """
-        kind = "GPU" if any("GPU" in bundle for bundle in self.resources) else "CPU"
-        workers = [node for node in nodes if node.get(kind, 0.0) > 0]
-        oversized = [bundle for bundle in self.resources if all(_shortage(bundle, worker) for worker in workers)]
-        return max(oversized, key=_size) if workers and oversized else None
-
 
 def total_of(resources: Iterable[Mapping[str, float]]) -> Bundle:
     """Sum by name."""
@@ -183,8 +172,7 @@ class RunPlacementGroup:
     def devices(self, bundle: int) -> list[str]:
         """GPU ids of a bundle on its node, sorted; call it before an engine that occupies them starts in a new place.
 
-        The ids are asked for again when Ray has rescheduled the bundle, that is when its node has changed. Ray gives
-        the engine the same ids in any order: match devices by id or UUID, not by position.
+        They are asked for again when the bundle's node has changed. Ray gives the engine the same ids in any order.
         """
         import ray
 
@@ -225,39 +213,25 @@ def result_of(call: Any) -> Any:
         raise cause from error
 
 
-def missing(bundles: Bundles, available: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
-    """What the bundles wait for, such as `3 GPUs and 2 CPUs`. nodes: resources of the cluster's nodes, used or not."""
-    if (too_large := bundles.too_large(nodes)) is not None:
-        return f"a node with {describe(too_large)}"
-    needed, in_total = total_of(bundles.resources), total_of(nodes)
-    if short := _shortage(needed, available):
-        # Where the whole cluster is too small, runs that end cannot help.
-        hopeless = f" (the cluster has {describe(in_total)} in total)" if _shortage(needed, in_total) else ""
-        return describe(short) + hopeless
-    if bundles.strategy == "STRICT_SPREAD":
-        return "a second node"
-    # The sum fits, but no node has room for one of the bundles.
-    return f"a node with {describe(max(bundles.resources, key=_size))}"
+def missing(bundles: Bundles, available: Mapping[str, float]) -> str:
+    """What the bundles wait for, such as `3 GPUs and 2 CPUs`, of what is not in use."""
+    if short := _shortage(total_of(bundles.resources), available):
+        return describe(short)
+    # The sum fits, but no node has room for one of the bundles, which are never divided among nodes.
+    separate = bundles.strategy == "STRICT_SPREAD"
+    return "a second node" if separate else f"a node with {describe(max(bundles.resources, key=_size))}"
 
 
 def unplaced(bundles: Bundles, nodes: Sequence[Mapping[str, float]], waited_s: float) -> ConfigError:
     """The error (`no_resources`) of bundles that Ray could not reserve. nodes: resources of the cluster's nodes."""
-    requested, present = _counted(bundles.resources), _counted(nodes) or "nothing"
-    separate = bundles.strategy == "STRICT_SPREAD"
-    workers = "add workers"
-    if (too_large := bundles.too_large(nodes)) is not None:
-        present += f", and none can hold {describe(too_large)}"
-        workers = f"add a node with at least {describe(too_large)}"
-    elif short := _shortage(total_of(bundles.resources), total_of(nodes)):
-        present += f", {describe(short)} too few"
-        workers = f"add workers with at least {describe(max(bundles.resources, key=_size))} each"
-    else:
-        present += ", partly used by other runs"
-    fixes = ["lower the placement settings", workers, "raise placement.wait_s"]
-    fixes += ['set placement.strategy = "pack"'] if separate else []
+    largest = describe(max(bundles.resources, key=_size))
+    where, pack = "", ""
+    if bundles.strategy == "STRICT_SPREAD":
+        where, pack = " on separate nodes", ', set placement.strategy = "pack"'
     return ConfigError(
-        f"placement requires {requested}{' on separate nodes' if separate else ''}, which Ray could not reserve within "
-        f"{waited_s:.0f} s; its nodes have {present}: {', '.join(fixes[:-1])}, or {fixes[-1]}",
+        f"placement requires {_counted(bundles.resources)}{where}, which Ray could not reserve within {waited_s:.0f} "
+        f"s; its nodes have {_counted(nodes) or 'nothing'}: lower the placement settings{pack}, add nodes with at "
+        f"least {largest}, or raise placement.wait_s",
         reason="no_resources",
     )
 

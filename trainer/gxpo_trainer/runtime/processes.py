@@ -11,9 +11,8 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -112,76 +111,49 @@ def _find_gpus() -> tuple[Any, list[Any]]:
         return pynvml, []
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Counters of the host at a time.
-
-    at: seconds. totals: name of the rate → bytes so far; a counter that cannot be read is missing.
-    """
-
-    at: float
-    totals: dict[str, int]
-
-
 class HostLoad:
     """`system/…` of a step. folder: on the disk whose free space is reported."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._begin = read_counters()
+        self._begin, self._counters = time.monotonic(), read_counters()
         self._gpus = GpuLoad()
 
     def begin_step(self) -> None:
         """Rates and processor load are means from here on."""
         psutil.cpu_percent()
-        self._begin = read_counters()
+        self._begin, self._counters = time.monotonic(), read_counters()
         self._gpus.begin_step()
 
     def metrics(self) -> Metrics:
         """Load since `begin_step` in percent of all cores, memory in use and free disk in bytes, bytes per second."""
-        free = _or_none(lambda: psutil.disk_usage(str(self._folder)).free)
-        return {
-            "system/cpu_percent": psutil.cpu_percent(),
-            "system/memory_bytes": float(psutil.virtual_memory().used),
-            **rates(self._begin, read_counters()),
-            **self._gpus.metrics(),
-            **({} if free is None else {"system/disk_free_bytes": float(free)}),
-        }
+        used = float(psutil.virtual_memory().used)
+        metrics = {"system/cpu_percent": psutil.cpu_percent(), "system/memory_bytes": used}
+        metrics |= rates(self._counters, read_counters(), time.monotonic() - self._begin)
+        with suppress(OSError):
+            metrics["system/disk_free_bytes"] = float(psutil.disk_usage(str(self._folder)).free)
+        return metrics | self._gpus.metrics()
 
 
-def read_counters() -> Reading:
-    """Bytes written to the host's block devices, and sent and received on its networks without the loopback."""
-    counters = {
-        "system/disk_written_bytes_per_s": _or_none(_written),
-        "system/network_sent_bytes_per_s": _or_none(lambda: _network("bytes_sent")),
-        "system/network_received_bytes_per_s": _or_none(lambda: _network("bytes_recv")),
-    }
-    return Reading(time.monotonic(), {name: value for name, value in counters.items() if value is not None})
+def read_counters() -> dict[str, int]:
+    """Bytes so far, by the name of their rate: written to the host's block devices, and sent and received on its
+    networks without the loopback. A counter that the host does not offer, as in some containers, is missing."""
+    counters = {}
+    with suppress(OSError, RuntimeError, NotImplementedError, psutil.Error):
+        if (disks := psutil.disk_io_counters()) is not None:
+            counters["system/disk_written_bytes_per_s"] = int(disks.write_bytes)
+    with suppress(OSError, RuntimeError, NotImplementedError, psutil.Error):
+        if interfaces := psutil.net_io_counters(pernic=True):
+            networks = [nic for name, nic in interfaces.items() if name != LOOPBACK]
+            counters["system/network_sent_bytes_per_s"] = sum(int(nic.bytes_sent) for nic in networks)
+            counters["system/network_received_bytes_per_s"] = sum(int(nic.bytes_recv) for nic in networks)
+    return counters
 
 
-def rates(begin: Reading, end: Reading) -> Metrics:
+def rates(begin: dict[str, int], end: dict[str, int], elapsed_s: float) -> Metrics:
     """Bytes per second of the counters that both have. One that fell because a device was removed counts as 0."""
-    elapsed = end.at - begin.at
-    common = begin.totals.keys() & end.totals.keys() if elapsed > 0 else ()
-    return {name: max(0, end.totals[name] - begin.totals[name]) / elapsed for name in sorted(common)}
-
-
-def _written() -> int | None:
-    disks = psutil.disk_io_counters()
-    return None if disks is None else int(disks.write_bytes)
-
-
-def _network(field: str) -> int | None:
-    interfaces = psutil.net_io_counters(pernic=True)
-    return sum(int(getattr(nic, field)) for name, nic in interfaces.items() if name != "lo") if interfaces else None
-
-
-def _or_none(read: Callable[[], int | None]) -> int | None:
-    """None where the host does not offer the counter, as in some containers."""
-    try:
-        return read()
-    except (OSError, RuntimeError, NotImplementedError, psutil.Error):
-        return None
+    common = begin.keys() & end.keys() if elapsed_s > 0 else ()
+    return {name: max(0, end[name] - begin[name]) / elapsed_s for name in sorted(common)}
 
 
 LOOPBACK = "lo"

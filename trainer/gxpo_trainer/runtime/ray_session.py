@@ -1,5 +1,5 @@
 """The Ray instance of a run: a local one on loopback, or a running cluster; and the Python stacks of an actor's process
-that hangs, read without its help.
+of this node that hangs, read without its help.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.runtime.placement import Placement, TooFewGpus, ray_address, usable_cores
+from gxpo_trainer.runtime.placement import Placement, ray_address, usable_cores
 from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, alive_nodes, missing, unplaced
 
 Event = Callable[..., None]
@@ -32,7 +32,7 @@ _POLL_S = 0.5
 _FIRST_POLL_S = 2.0
 """A group that fits is ready in milliseconds, and is not reported as waiting."""
 _STACKS_SIGNAL, _STACKS_FILE = signal.SIGUSR2, "gxpo-stacks"
-_STACKS_WRITE_S, _STACKS_POLL_S, _STACKS_NODE_S = 3.0, 0.1, 20.0
+_STACKS_WRITE_S, _STACKS_POLL_S = 3.0, 0.1
 
 
 @contextmanager
@@ -85,17 +85,13 @@ def reserve(
 ) -> Placement:
     """Create the run's placement group and wait until it is ready; the placement on this Ray.
 
-    Raises ConfigError (`no_resources`) when the group does not get ready.
-
     owned: what `connect_ray` returned. A Ray that this process has started is complete: what exceeds it is refused at
     once. In a running cluster nodes may join and other runs release theirs, up to `placement.wait_s`; what joins may
-    change device and sharing, and with them the bundles. Whether nodes can join is not known: Ray has no public way to
-    tell whether it has an autoscaler, and workers of other hosts join without one. Settings that no further GPU makes
-    possible are refused at once.
+    change device and sharing, and with them the bundles. Raises ConfigError (`no_resources`) when the group does not
+    get ready.
 
-    on_wait: called while the run waits, about twice a second, with what is missing; an exception of it ends the wait.
-    before_request: called with the placement and the cluster's resources before bundles are requested, which an
-    autoscaler may answer with new nodes; an exception of it refuses the run.
+    on_wait: called about twice a second with what is missing. before_request: called with the placement and the
+    cluster's resources before bundles are requested. An exception of either ends the wait.
     """
     import ray
 
@@ -104,25 +100,24 @@ def reserve(
         placement.check_fits(cluster_resources())
     wait_s = max(MIN_WAIT_S, placement.config.placement.wait_s) if joined else MIN_WAIT_S
     group = placement.group
-    refused: TooFewGpus | None = None
     deadline = time.monotonic() + wait_s
     timeout_s = _FIRST_POLL_S
     try:
         while True:
             if joined:  # nodes with GPUs may have joined, or be joining
-                placement, refused = placement.settle(cluster_resources())
+                placement = placement.settle(cluster_resources())
             bundles = placement.bundles()
             if bundles != group.bundles:
                 before_request(placement, cluster_resources())
                 group.create(bundles)
-            elif not group.is_ready(timeout_s):
+            elif group.is_ready(timeout_s):
+                return placement
+            else:
                 available = ray.available_resources()  # type: ignore[no-untyped-call]
-                on_wait(missing(bundles, available, alive_nodes()))
+                on_wait(missing(bundles, available))
                 timeout_s = _POLL_S
                 if time.monotonic() >= deadline:
-                    raise refused or unplaced(bundles, alive_nodes(), wait_s)
-            elif refused is None:
-                return placement
+                    raise unplaced(bundles, alive_nodes(), wait_s)
     except BaseException:
         group.remove()
         raise
@@ -210,23 +205,14 @@ def trace_this_process() -> TracedProcess:
 
 
 def print_stacks(name: str, process: TracedProcess | None) -> None:
-    """Print the stacks of a hung process, on any node, into the log of the run. process: None while it has not told."""
-    text = stacks_of(process) if process is not None else "it hangs before it could be traced"
+    """Print the stacks of a hung process into the log of the run. process: None while it has not told."""
+    if process is None:
+        text = "it hangs before it could be traced"
+    elif process.node != this_node():
+        text = f"it is process {process.pid} of another node ({process.node[:8]}), where `py-spy dump` reads them"
+    else:
+        text = stacks(process.pid, process.descriptor)
     print(f"the stacks of the {name} follow\n{text}", file=sys.stderr, flush=True)
-
-
-def stacks_of(process: TracedProcess) -> str:
-    """The stacks of a process of any node, or why there are none."""
-    if process.node == this_node():
-        return stacks(process.pid, process.descriptor)
-    import ray
-
-    on_its_node: Any = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(process.node, soft=False)
-    read = ray.remote(stacks).options(num_cpus=0, scheduling_strategy=on_its_node)
-    try:
-        return str(ray.get(read.remote(process.pid, process.descriptor), timeout=_STACKS_NODE_S))
-    except ray.exceptions.RayError as error:
-        return f"they cannot be read from its node ({str(error).splitlines()[0]})"
 
 
 def stacks(pid: int, descriptor: int) -> str:

@@ -26,7 +26,6 @@ from gxpo_trainer.config import CheckpointConfig, RunConfig
 from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import CheckpointError
 from gxpo_trainer.jsonl import sync_folder, write_json
-from gxpo_trainer.learner.models import policy_shapes, saved_shapes
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.reading import IDENTITY, read_events, read_identity, read_metrics
 
@@ -109,11 +108,10 @@ class CheckpointStore:
         *,
         score: float | None = None,
     ) -> Path:
-        """Write one checkpoint atomically and delete those that need not be kept.
+        """Write one checkpoint atomically and delete those that need not be kept, and what a killed process has left.
 
         write_parts(folder) fills `learner/` and `policy/` and returns the state of the rule. score: what `keep_best`
-        ranks by. Raises OSError when the disk is full; the partial checkpoint is deleted, and earlier ones are
-        unchanged. Only the process that owns the run may call it: what a killed one was writing or deleting is removed.
+        ranks by. Raises OSError when the disk is full; earlier checkpoints are unchanged.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         for suffix in _HIDDEN:
@@ -204,8 +202,7 @@ class CheckpointStore:
 def export_policy(checkpoint: Checkpoint, target: Path, *, adapter: bool = False) -> Path:
     """Copy a checkpoint's policy (or its adapter) to a new folder that transformers (or PEFT) loads as it is.
 
-    Raises CheckpointError when the target exists or the checkpoint has no adapter, and OSError when it cannot be
-    written; nothing is left behind.
+    Raises CheckpointError when the target exists or the checkpoint has no adapter, and OSError.
     """
     source = checkpoint.path / (ADAPTER if adapter else POLICY)
     if not source.is_dir():
@@ -264,25 +261,18 @@ def _difference(name: str, then: Any, now: Any) -> tuple[str, Any, Any] | None:
     return None if then == now else (name, then, now)
 
 
-def check_same_model(checkpoint: Checkpoint, config: RunConfig, out_dir: Path, policy_sha256: str) -> None:
-    """Raises CheckpointError when `model.path` is not the model that the run began with, or that was checkpointed.
+def check_same_model(config: RunConfig, out_dir: Path, policy_sha256: str) -> None:
+    """Raises CheckpointError when `model.path` is not the model that the run began with.
 
     policy_sha256: of the files at `model.path` now.
     """
-    fix = f"set model.path (now {config.model.path!r}) to the model of the run, or start a new run in another folder"
-    begun = read_identity(out_dir).get("policy_sha256")
-    if begun is not None and begun != policy_sha256:
+    begun = read_identity(out_dir)["policy_sha256"]
+    if begun != policy_sha256:
         raise CheckpointError(
             f"{out_dir} began with another model: its files have the hash {begun[:12]}, those at model.path "
-            f"{policy_sha256[:12]}; {fix}"
+            f"{policy_sha256[:12]}; set model.path (now {config.model.path!r}) to the model of the run, or start a new "
+            "run in another folder"
         )
-    saved, here = saved_shapes(checkpoint.policy), policy_shapes(config.model)
-    for name in sorted({*saved, *here}):
-        if saved.get(name) != here.get(name):
-            then, now = (shapes.get(name, "nothing") for shapes in (saved, here))
-            raise CheckpointError(
-                f"{checkpoint.path} is of another model: it has {then} for {name}, that of model.path {now}; {fix}"
-            )
 
 
 def next_attempt(out_dir: Path, checkpoint: Checkpoint | None) -> int:

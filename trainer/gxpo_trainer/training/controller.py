@@ -508,19 +508,12 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
 
 def no_signal(metrics: Metrics) -> str:
     """What it means that almost all groups of the last steps have equal rewards, and what to do."""
-    text = (
-        f"no signal for {FLAT_STEPS} steps: the responses of a problem have equal rewards in "
-        f"{metrics['reward/zero_variance_fraction']:.0%} of the groups, which have no gradient. "
-    )
-    truncated, correct = metrics["rollout/truncated_fraction"], metrics["reward/correctness"]
-    if truncated > 0.5:
-        text += f"{truncated:.0%} of the responses are truncated: raise rollout.max_new_tokens. "
-    if correct > 0.5:
-        return f"{text}{correct:.0%} of the responses are correct: choose harder problems"
     return (
-        f"{text}{correct:.0%} of the responses are correct: choose easier problems, or fine-tune the model on worked "
-        "answers (`gxpo sft`) until it solves 5 to 95% of them (`gxpo eval`); read samples.jsonl for the form of its "
-        "answers"
+        f"no signal for {FLAT_STEPS} steps: the responses of a problem have equal rewards in "
+        f"{metrics['reward/zero_variance_fraction']:.0%} of the groups, which have no gradient; "
+        f"{metrics['reward/correctness']:.0%} of the responses are correct and "
+        f"{metrics['rollout/truncated_fraction']:.0%} truncated: choose problems that the model solves sometimes, "
+        "raise rollout.max_new_tokens, or fine-tune the model on worked answers first (`gxpo sft`)"
     )
 
 

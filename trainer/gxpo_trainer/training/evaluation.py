@@ -241,26 +241,25 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
 def _config(args: argparse.Namespace) -> RunConfig:
     """A run config with the settings of the evaluation. Raises ConfigError."""
     max_new_tokens = args.max_new_tokens or STARTER_TOKENS.get(args.model, 3072)
-
-    def with_length(max_length: int) -> RunConfig:
-        body = {
-            "name": "eval",
-            "seed": args.seed,
-            "model": {"path": args.model, "max_length": max_length},
-            "rollout": {"max_new_tokens": max_new_tokens, "samples_per_prompt": max(2, args.samples)},
-            "evaluation": {
-                "benchmarks": list(args.benchmark),
-                "data_root": None if args.data_root is None else str(args.data_root),
-                "template": args.template,
-                "samples_per_prompt": args.samples,
-                "num_problems": args.problems,
-                "max_new_tokens": max_new_tokens,
-                "temperature": args.temperature,
-            },
-        }
-        return build(body, args.set, source="gxpo eval")
-
-    # What the environment may write is known once its settings are.
-    observed = with_length(MOST_TOKENS).environment.observation_tokens
-    config = with_length(max_new_tokens + observed + 1024)
-    return config.model_copy(update={"placement": config.placement.model_copy(update={"learner_ranks": 0})})
+    body = {
+        "name": "eval",
+        "seed": args.seed,
+        "model": {"path": args.model, "max_length": MOST_TOKENS},
+        "rollout": {"max_new_tokens": max_new_tokens, "samples_per_prompt": max(2, args.samples)},
+        "evaluation": {
+            "benchmarks": list(args.benchmark),
+            "data_root": None if args.data_root is None else str(args.data_root),
+            "template": args.template,
+            "samples_per_prompt": args.samples,
+            "num_problems": args.problems,
+            "max_new_tokens": max_new_tokens,
+            "temperature": args.temperature,
+        },
+    }
+    config = build(body, args.set, source="gxpo eval")
+    model_settings = config.model
+    if model_settings.max_length == MOST_TOKENS:  # what the environment may write is known once its settings are
+        length = max_new_tokens + config.environment.observation_tokens + 1024
+        model_settings = model_settings.model_copy(update={"max_length": length})
+    placement = config.placement.model_copy(update={"learner_ranks": 0})
+    return config.model_copy(update={"model": model_settings, "placement": placement})

@@ -132,7 +132,7 @@ def prepare(
     model_folder = resolve_model(config.model)
     policy_sha256 = hash_path(Path(model_folder))
     if checkpoint is not None:
-        check_same_model(checkpoint, config, out_dir, policy_sha256)
+        check_same_model(config, out_dir, policy_sha256)
     if config.placement.device != "auto" or ray_address(config) is None:
         check_attention(config, placement.device)
     check_rewards(config.verifier)

@@ -1,20 +1,14 @@
-"""Progress display of a run: a live bar on a terminal, one plain line per step elsewhere.
+"""Progress of a run in the terminal: one line per step.
 
-A closed or full stream disables the display and never ends the run. It writes to stderr, so that stdout is free for
-results; on a terminal, other output of the process appears above the bar.
+A closed or full stream ends the display and never the run. It writes to stderr, so that stdout is free for results.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Self, TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Column
-from rich.text import Text
+from collections.abc import Mapping
+from typing import TextIO
 
 from gxpo_trainer.compare.evidence import hours
 from gxpo_trainer.config import BudgetConfig
@@ -28,43 +22,15 @@ class TrainingProgress:
 
     budget: the bounds of the run; the share done is that of the bound nearest to its end, and the time left follows
     from the pace of the last steps in the rows (`time/elapsed_s`), so no clock is read here. stream: stderr by default.
-    live: forces (True) or forbids (False) the bar.
     """
 
     def __init__(
-        self,
-        budget: BudgetConfig,
-        *,
-        name: str = "train",
-        warm_steps: int = 0,
-        stream: TextIO | None = None,
-        live: bool | None = None,
+        self, budget: BudgetConfig, *, name: str = "train", warm_steps: int = 0, stream: TextIO | None = None
     ) -> None:
         self._budget, self._warm_steps = budget, warm_steps
         self._name = name
         self._stream: TextIO | None = stream if stream is not None else sys.stderr
         self._pace: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
-        self._progress: Progress | None = None
-        console = Console(file=self._stream, force_terminal=live, highlight=False)
-        if console.is_terminal and not console.is_dumb_terminal and live is not False:
-            width = 24 if console.width >= 110 else 10
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=width, table_column=Column(min_width=width)),
-                TextColumn("{task.fields[line]}", markup=False),
-            )
-            # Refreshed by updates only: a refresh thread would take CPU time from the sampler.
-            self._progress = Progress(*columns, console=console, auto_refresh=False)
-            self._task = self._progress.add_task(name, total=1.0, line="starting")
-
-    def __enter__(self) -> Self:
-        if self._progress is not None:
-            self._guarded(self._progress.start)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._guarded(self._progress.stop)
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a finished step; missing metrics are omitted."""
@@ -75,18 +41,17 @@ class TrainingProgress:
             self._pace.clear()
         step -= 0 if warm else self._warm_steps
         done = share_done(budget, step, metrics)
-        line = ("warm start " if warm else "") + describe(budget, step, metrics, self._time_left(done, metrics))
-        if self._progress is None:
-            self._write_line(f"{self._name}: {line}")
-            return
-        self._guarded(self._progress.update, self._task, completed=done, line=line, refresh=True)
+        self.message(("warm start " if warm else "") + describe(budget, step, metrics, self._time_left(done, metrics)))
 
     def message(self, text: str) -> None:
-        """Print a line, above the bar if there is one."""
-        if self._progress is None:
-            self._write_line(f"{self._name}: {text}")
-            return
-        self._guarded(self._progress.console.print, Text(text))
+        """Print a line; a closed or full stream ends the display, not the run."""
+        line = f"{self._name}: " + " ".join(text.splitlines())
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        if self._stream is not None:
+            try:
+                print(line.encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
+            except (OSError, ValueError):
+                self._stream = None
 
     def _time_left(self, done: float, metrics: Mapping[str, float]) -> float | None:
         elapsed = metrics.get("time/elapsed_s")
@@ -97,20 +62,6 @@ class TrainingProgress:
         if done <= first_done:
             return None
         return max(0.0, (elapsed - first_elapsed) * (1 - done) / (done - first_done))
-
-    def _write_line(self, text: str) -> None:
-        line = " ".join(text.split("\n")) + "\n"
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        self._guarded(print, line.encode(encoding, "replace").decode(encoding), end="", file=self._stream, flush=True)
-
-    def _guarded(self, action: Callable[..., object], *args: object, **options: object) -> None:
-        """Run a display action; a closed or full stream ends the display, not the run."""
-        if self._stream is None:
-            return
-        try:
-            action(*args, **options)
-        except (OSError, ValueError):
-            self._stream = None
 
 
 def share_done(budget: BudgetConfig, step: int, metrics: Mapping[str, float]) -> float:

@@ -63,15 +63,15 @@ def check_verdicts(config: RunConfig, groups: Sequence[ScoredGroup]) -> None:
         )
 
 
-def canary(config: RunConfig, learners: LearnerGroup, pool: RolloutPool, planner: RolloutPlanner) -> dict[str, float]:
+def canary(config: RunConfig, learners: LearnerGroup, pool: RolloutPool, planner: RolloutPlanner) -> None:
     """Perturb the learner's weights, sync, check that the sampler's log-probabilities moved as well, restore.
 
     The perturbation grows until the learner's own log-probabilities change by CANARY_EFFECT times the limit on the mean
     gap; how much noise that takes depends on precision and adapters.
 
-    Returns the gaps at three syncs and how far learner and sampler moved. Raises WeightSyncMismatch when a gap does
-    not close, or when no perturbation shows. The weights are restored; the sampler is left with the perturbed
-    version's successor, so sync before sampling. Every engine of the pool must follow.
+    Raises WeightSyncMismatch when a gap does not close, or when no perturbation shows. The weights are restored; the
+    sampler is left with the perturbed version's successor, so sync before sampling. Every engine of the pool must
+    follow.
     """
     limit = config.gap_limits()[0]
     # A small data set's prompts are repeated: every learner rank takes part and needs one.
@@ -87,7 +87,7 @@ def canary(config: RunConfig, learners: LearnerGroup, pool: RolloutPool, planner
     before, start = gap(-1)
     try:
         moved = _perturb(config, learners, lambda: _gap(learners, prompts, start), CANARY_EFFECT * limit)
-        perturbed, scores = gap(-2)
+        perturbed, _ = gap(-2)
     finally:
         learners.restore()
     restored, _ = gap(-3)
@@ -103,14 +103,6 @@ def canary(config: RunConfig, learners: LearnerGroup, pool: RolloutPool, planner
                 f"canary: sampler and learner differ by {measured:.3g} on average {when}, the limit is {allowed:.3g} "
                 f"(the perturbation moved the learner by {moved:.3g})"
             )
-    sampler_moved = float(np.mean(np.abs(np.concatenate(scores) - np.concatenate(start))))
-    return {
-        "before": before,
-        "perturbed": perturbed,
-        "restored": restored,
-        "moved": moved,
-        "sampler_moved": sampler_moved,
-    }
 
 
 def _perturb(config: RunConfig, learners: LearnerGroup, measure: Callable[[], float], wanted: float) -> float:

@@ -33,46 +33,31 @@ LONGEST_SHOWN = 10_000
 """Characters of the first prompt in its event."""
 
 
-def train_run(
-    config: RunConfig,
-    out_dir: Path,
-    *,
-    resume: bool = False,
-    progress: TrainingProgress | None = None,
-) -> str:
+def train_run(config: RunConfig, out_dir: Path, *, resume: bool = False) -> str:
     """Train one run into `out_dir`; returns the name of the bound that ended it.
 
     Raises ConfigError, DataError or CheckpointError before anything is started or written; TrainingError later;
     SystemExit when SIGTERM ended the run, after its checkpoint if there was one to save.
     """
     with Launch(out_dir) as launch:
-        ended = train_in_launch(config, launch, resume=resume, progress=progress)
+        ended = train_in_launch(config, launch, resume=resume)
     if launch.exit_code:
         print(f"{config.name}: {describe_end(ended, launch)}", file=sys.stderr)
         raise SystemExit(launch.exit_code)
     return ended
 
 
-def train_in_launch(
-    config: RunConfig,
-    launch: Launch,
-    *,
-    resume: bool = False,
-    continue_run: bool = False,
-    progress: TrainingProgress | None = None,
-) -> str:
+def train_in_launch(config: RunConfig, launch: Launch, *, resume: bool = False, continue_run: bool = False) -> str:
     """Check everything, then run; returns the bound or the request that ended the run."""
     out_dir = launch.out_dir
     watch = ProgressWatch(config.timeouts, interrupted=lambda: launch.terminated)
     with Watchdog(watch, launch.end_stalled, launch.show_idle):
         prepared = prepare(config, out_dir, resume=resume, continue_run=continue_run, watch=watch)
-        with (
-            RunReporter(out_dir, show=partial(prompt_text, prepared.problems.tokenizer)) as reporter,
-            progress or TrainingProgress(config.budget, name=config.name, warm_steps=config.warm_steps) as display,
-        ):
+        progress = TrainingProgress(config.budget, name=config.name, warm_steps=config.warm_steps)
+        with RunReporter(out_dir, show=partial(prompt_text, prepared.problems.tokenizer)) as reporter:
             launch.begin(reporter)
-            record_data(prepared, reporter, display.message)
-            ended = _run(prepared, launch, reporter, display)
+            record_data(prepared, reporter, progress.message)
+            ended = _run(prepared, launch, reporter, progress)
     launch.end(ended)
     return ended
 
@@ -179,7 +164,6 @@ def _reserve(
         before_request=lambda placement, cluster: check_memory(placement, prepared.model_folder, cluster),
     )
     reporter.log_event("device", f"device {placement.device}: {placement.device_reason}", device=placement.device)
-    reporter.log_event("cpus", placement.cpus_in_words, **placement.cpus._asdict())
     if placement.colocated:
         shared = f"share {placement.num_gpus} GPUs" if placement.device == "gpu" else "take turns on the CPUs"
         reporter.log_event("colocated", f"learner and engines {shared}")
@@ -206,10 +190,9 @@ def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], 
 def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
     if ended == "pause" and launch.terminated:
         reporter.log_event("interrupted", "stopped by SIGTERM; --resume continues from the last checkpoint")
-    elif ended == "pause":
-        reporter.log_event("paused", "paused on request; --continue resumes from the last checkpoint")
-    elif ended == "cancel":
-        reporter.log_event("cancelled", "cancelled on request")
+    elif ended in ("pause", "cancel"):
+        done = {"pause": "paused", "cancel": "cancelled"}[ended]
+        reporter.log_event(done, f"{done} on request")
     else:
         reporter.log_event("finished", f"budget.{ended} is reached", bound=ended)
 
