@@ -68,7 +68,8 @@ class Engine(SamplerActor):
         self, requests: list[SampleRequest], config: EnvironmentConfig, environments: EnvironmentHandle
     ) -> tuple[float, list[list[int]]]:
         """Seconds that the requests take in this environment, and the tokens of all samples."""
-        self._settings, self.environments = replace(self._settings, environment=config), environments
+        run = self._settings.config.model_copy(update={"environment": config})
+        self._settings, self.environments = replace(self._settings, config=run), environments
         groups: dict[int, Any] = {}
         begin = time.perf_counter()
         intake = Intake(list(enumerate(requests)), closed=True)
@@ -135,7 +136,10 @@ def overhead(folder: Path) -> None:
 def _seconds(policy: Path, environments: dict[str, Any], budget_s: float) -> dict[str, list[float]]:
     """By environment, the seconds of each round; a round has all environments, in an order that changes."""
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    settings = SamplerSettings(str(policy), 256, dtype="float32", threads=2, initial_version=0, deterministic=True)
+    run = RunConfig.model_validate(
+        {"model": {"max_length": 256}, "rollout": {"dtype": "float32", "deterministic": True}}
+    )
+    settings = SamplerSettings(run, str(policy), threads=2, initial_version=0)
     options = {"num_cpus": 0, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "2"}}}
     engine = remote_sampler(Engine).options(**options).remote(settings)
     seconds: dict[str, list[float]] = collections.defaultdict(list)
