@@ -30,6 +30,7 @@ LOG = "train.log"
 _CONFIG, _SERVICE = "config.toml", "service.json"
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped", "unknown"]
 _RESPONSE_S = 10.0
+_LONGEST_MESSAGE = 1000
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|low on memory|oom[ -]?kill", re.IGNORECASE)
 
 
@@ -81,6 +82,12 @@ class JobStatus:
     @property
     def out_of_memory(self) -> bool:
         return self.state == "failed" and _OUT_OF_MEMORY.search(self.message) is not None
+
+    @property
+    def summary(self) -> str:
+        """The message, shortened: an out-of-memory report lists a whole node, and one line of it names the cause."""
+        lines = [line.strip() for line in self.message.splitlines() if _OUT_OF_MEMORY.search(line)]
+        return (lines[0] if self.out_of_memory else self.message)[:_LONGEST_MESSAGE]
 
 
 class Launcher(Protocol):

@@ -27,7 +27,6 @@ _LOG = logging.get_logger(__name__)
 _LOST, _FORGOTTEN, _DELAYED = "job_lost", "job_forgotten", "launch_delayed"
 API_PROBE_FRACTION = 0.25
 """Fraction of heartbeat_s without a heartbeat after which the API itself is probed."""
-_LONGEST_MESSAGE = 1000
 
 
 @dataclass(slots=True)
@@ -256,7 +255,7 @@ class RunSupervisor:
             if forgotten:
                 detail += "; check whether the run itself crashes Ray, e.g. by its memory use"
             elif job.message:
-                detail += f"; the launcher reported: {job.message[:_LONGEST_MESSAGE]}"
+                detail += f"; the launcher reported: {job.summary}"
             reason = reason or decisions.failure_reason(state, job)
             leases.fail(session, run, reason, detail, actor=actor, lease_token=token)
             return None
