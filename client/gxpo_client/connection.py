@@ -71,9 +71,10 @@ def keep(store: dict[K, V], key: K, value: V, most: int) -> V:
 
 @dataclass
 class ResponseCache:
-    """The last `most` responses of a session. offline: whether the service has failed since."""
+    """The last `most` responses of a session, each with its entity tag. offline: whether the service has failed
+    since."""
 
-    answers: dict[Any, Any] = field(default_factory=dict)
+    answers: dict[Any, tuple[Any, str | None]] = field(default_factory=dict)
     offline: bool = False
     most: int = 100
 
@@ -169,7 +170,7 @@ class Connection:
                 response = self._http.request(method, path, headers=self._headers() | dict(headers or {}), **request)
                 if self._shared is not None and method != "GET":
                     self._shared.clear()
-                if response.is_success:
+                if response.is_success or response.status_code == httpx.codes.NOT_MODIFIED:
                     return response
                 problem = error_of(response)
             except httpx.TransportError as error:
@@ -206,21 +207,26 @@ class Connection:
         params = parameters(query)
         key = (path, tuple(params))
 
-        def send() -> Any:
-            return self.request("GET", path, params=params, retry=self._cache is None).json()
-
         if self._cache is None:
-            return send()
+            return self.request("GET", path, params=params, retry=True).json()
+        known, tag = self._cache.answers.get(key, (None, None))
+
+        def send() -> tuple[Any, str | None]:
+            response = self.request("GET", path, params=params, headers={"If-None-Match": tag} if tag else {})
+            if response.status_code == httpx.codes.NOT_MODIFIED:
+                return known, tag
+            return response.json(), response.headers.get("ETag")
+
         if self._cache.offline and key in self._cache.answers:
-            return self._cache.answers[key]
+            return known
         try:
             answer = send() if self._shared is None else self._shared.get(key, send)
         except ServiceUnavailable:
             self._cache.offline = True
             if key in self._cache.answers:
-                return self._cache.answers[key]
+                return known
             raise
-        return keep(self._cache.answers, key, answer, self._cache.most)
+        return keep(self._cache.answers, key, answer, self._cache.most)[0]
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}

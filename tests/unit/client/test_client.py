@@ -217,6 +217,18 @@ def test_while_the_service_is_away_a_page_reads_what_it_last_knew(service: Servi
         client.run("r2")
 
 
+def test_a_response_that_has_not_changed_is_not_sent_again() -> None:
+    tags: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        tags.append(request.headers.get("If-None-Match"))
+        return httpx.Response(304) if tags[-1] else httpx.Response(200, json={"runs": 2}, headers={"ETag": '"1"'})
+
+    client = Client(connect("http://127.0.0.1:8000", transport=httpx.MockTransport(answer)), None, ResponseCache())
+    assert [client.compare(runs=["a", "b"]) for _ in range(3)] == [{"runs": 2}] * 3
+    assert tags == [None, '"1"', '"1"']
+
+
 def test_changes_and_the_token_s_name_never_come_from_the_cache(service: Service) -> None:
     client = client_of(service, cache=ResponseCache())
     paths = ("/tokens/me", "/runs/r1/cancel")
