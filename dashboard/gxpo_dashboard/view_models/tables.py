@@ -106,7 +106,8 @@ def cells(run: Json, *, baseline: Json | None = None, trend: str | None = None) 
     colour, times in seconds since 1970, and a dash for what is missing. trend: address of a picture."""
     progress = run.get("progress") or {}
     difference = 100 * (number(run.get("score")) - number((baseline or {}).get("score")))
-    states: list[str] = [STATES.get(run["state"], run["state"]), *([NO_HEARTBEAT] if run.get("silent_s") else [])]
+    state = str(run["state"])
+    states = [STATES.get(state, state), *([NO_HEARTBEAT] if run.get("silent_s") else [])]
     return {
         **{name: run.get(name) or NONE for name in ("model", "group", "reason", "id")},
         "name": run["name"],
