@@ -60,7 +60,7 @@ def focus(selector: str) -> None:
     st.html(script, unsafe_allow_javascript=True)
 
 
-_NO_CHART = {"mark": "point", "data": {"values": []}}
+_NO_CHART = {"mark": {"type": "point", "aria": False}, "data": {"values": []}}
 """For which the browser loads Vega."""
 
 

@@ -42,13 +42,14 @@ def test_actions_are_above_the_table_whose_rows_stay_and_curves_of_the_selected_
     page.select_row(1)
     page.shows("2 selected")
     series = "[...new Set(view.data('points').map(row => row.series))].sort()"
-    page.wait(lambda: page.chart("reward-mean", series) == ["demo", "demo-grpo"], "the curves of both")
+    page.wait(lambda: page.chart_of("reward/mean", series) == ["demo", "demo-grpo"], "the curves of both")
     table = page.one(".rows-table")
     assert table.location == top
     compare = page.button("Compare")
     assert compare is not None
     assert compare.location["y"] < top["y"]
     page.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": top["x"] + 300, "y": top["y"]})
+    page.settle()
     buttons = page.all(".st-key-bar button:enabled")
     assert len(buttons) > 3
     for button in buttons:

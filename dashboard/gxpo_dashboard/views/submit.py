@@ -282,6 +282,6 @@ def show_plan(checked: Mapping[str, Any], runs: int = 1) -> None:
         st.warning(words, icon=":material/memory:")
     text_table(time_table(plan), "Time and cost by rule")
     st.caption(
-        "With the look-ahead on to the end, without evaluation, checkpoints and start-up. `gxpo plan` shows the memory "
-        "of each phase and what is assumed."
+        "With the look-ahead on to the end, without evaluation, checkpoints and start-up. The command gxpo plan shows "
+        "the memory of each phase and what is assumed."
     )
