@@ -6,8 +6,7 @@ every refresh has something new to draw.
 
 - first picture: from the moment that the browser asks for the view to the frame after the chart of accuracy is drawn.
   A new session each time: nothing is kept but the browser's cache. What comes before is Streamlit's own page
-- both charts: the same to the frame after the chart of a training metric with its 20 lines is drawn, too; the gates of
-  the fifteen runs that look ahead come between them
+- both charts: the same to the frame after the chart of a training metric with its 20 lines is drawn, too
 - whole: that from the start of the navigation; `empty page` is a page of Streamlit with nothing but a title
 - refresh: from the browser's request for a part of the page to the last change of the page or frame that it leads to
 - refresh, in the server: from a request to the end of its answer, by a client that draws nothing

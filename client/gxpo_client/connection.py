@@ -72,12 +72,14 @@ def keep(store: dict[K, V], key: K, value: V, most: int) -> V:
 
 @dataclass
 class ResponseCache:
-    """The last `most` responses of a session with their times. offline: whether the service has failed since.
+    """The last `most` responses of a session, each with its time and entity tag.
+
+    offline: whether the service has failed since.
 
     A response is used again within FRESH_S seconds, unless the session has changed something since.
     """
 
-    answers: dict[Any, tuple[float, Any]] = field(default_factory=dict)
+    answers: dict[Any, tuple[float, Any, str | None]] = field(default_factory=dict)
     offline: bool = False
     most: int = 100
     changed_at: float = -math.inf
@@ -170,7 +172,7 @@ class Connection:
                 response = self._http.request(method, path, headers=self._headers() | dict(headers or {}), **request)
                 if self._cache is not None and method != "GET":
                     self._cache.changed_at = time.monotonic()
-                if response.is_success:
+                if response.is_success or response.status_code == httpx.codes.NOT_MODIFIED:
                     return response
                 problem = error_of(response)
             except httpx.TransportError as error:
@@ -209,18 +211,20 @@ class Connection:
         if cache is None:
             return self.request("GET", path, params=params, retry=True).json()
         key, now = (path, tuple(params)), time.monotonic()
-        at, known = cache.answers.get(key, (-math.inf, None))
+        at, known, tag = cache.answers.get(key, (-math.inf, None, None))
         if key in cache.answers and (cache.offline or at > max(cache.changed_at, now - FRESH_S)):
             return known
         try:
-            answer = self.request("GET", path, params=params).json()
+            response = self.request("GET", path, params=params, headers={"If-None-Match": tag} if tag else {})
         except ServiceUnavailable:
             cache.offline = True
             if key in cache.answers:
                 return known
             raise
-        keep(cache.answers, key, (now, answer), cache.most)
-        return answer
+        if response.status_code != httpx.codes.NOT_MODIFIED:
+            known, tag = response.json(), response.headers.get("ETag")
+        keep(cache.answers, key, (now, known, tag), cache.most)
+        return known
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}

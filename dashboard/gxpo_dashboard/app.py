@@ -11,6 +11,7 @@ import streamlit as st
 from gxpo_dashboard.labels import plain
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.views import benchmarks, compare, palette, run, runs, submit
+from gxpo_dashboard.widgets import load_charts
 
 # Name in the URL → title, icon and function.
 VIEWS: dict[str, tuple[str, str, Callable[[], None]]] = {
@@ -55,5 +56,6 @@ if visitor.enter():
             st.text(f"Service: {visitor.service_url()}")
             st.button("Sign out", on_click=visitor.sign_out, icon=":material/logout:")
     show()
+    load_charts()
     st.components.v2.component("gxpo_crosshair", js=CROSSHAIR, isolate_styles=False)(key="crosshair")
     _set_up()

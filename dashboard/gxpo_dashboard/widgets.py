@@ -60,18 +60,27 @@ def focus(selector: str) -> None:
     st.html(script, unsafe_allow_javascript=True)
 
 
+_NO_CHART = {"mark": {"type": "point", "aria": False}, "data": {"values": []}}
+"""For which the browser loads Vega."""
+
+
 @contextmanager
 def charts_ahead() -> Iterator[None]:
-    """Preload Vega in the browser while the page's data is being computed, with a temporary empty chart before the
-    first page of a session."""
-    if "charts_ahead" in st.session_state:
-        yield
-        return
-    place = st.empty()
-    place.vega_lite_chart(None, {"mark": "point", "data": {"values": []}}, height=1)
+    """On the first page of a session, load Vega while the page's data is being computed."""
+    place, first = st.empty(), "charts" not in st.session_state
+    if first:
+        place.vega_lite_chart(None, _NO_CHART, height=1)
     yield
-    place.empty()
-    st.session_state["charts_ahead"] = True
+    if first:
+        place.empty()
+        st.session_state["charts"] = True
+
+
+def load_charts() -> None:
+    """Load Vega after a first page without charts, so that a click on a run waits for no scripts."""
+    if "charts" not in st.session_state:
+        st.vega_lite_chart(None, _NO_CHART, height=1)
+        st.session_state["charts"] = True
 
 
 _DRAWING_S = 0.8
@@ -81,7 +90,7 @@ _DRAWING_S = 0.8
 def draw_first() -> None:
     """On the first page of a session, let the browser draw its first chart before sending more. It draws in one thread,
     where the chart would wait for later elements; the page as a whole is not slower."""
-    if "charts_ahead" not in st.session_state:
+    if "charts" not in st.session_state:
         time.sleep(_DRAWING_S)
 
 
@@ -222,10 +231,10 @@ def download(what: str, name: str, make: Callable[[], bytes], key: str) -> None:
     )  # fmt: skip
 
 
-def grid(items: Sequence[T], draw: Callable[[T], None]) -> None:
-    """Draw items in two columns; a single last one keeps its width."""
-    for start in range(0, len(items), 2):
-        for place, item in zip(st.columns(2), items[start : start + 2], strict=False):
+def grid(items: Sequence[T], draw: Callable[[T], None], columns: int = 2) -> None:
+    """Draw items in columns; a single last one keeps its width."""
+    for start in range(0, len(items), columns):
+        for place, item in zip(st.columns(columns), items[start : start + columns], strict=False):
             with place:
                 draw(item)
 

@@ -52,11 +52,11 @@ return Math.max(...ends.filter(end => end <= arguments[0]), Math.min(...ends));
 """
 
 
-# From the top of the card with this title, which has a chart with a title of its own, to the bottom of the next one.
+# The card with this title, which has a chart with a title of its own.
 _CARDS = """
 const titles = [...document.querySelectorAll('[data-testid=stMain] h5')];
 const first = titles.findIndex(title => title.innerText.includes(arguments[0]));
-const boxes = titles.slice(first, first + 3)
+const boxes = titles.slice(first, first + 2)
   .map(title => title.closest('[data-testid=stVerticalBlock]').getBoundingClientRect());
 return [boxes[0].left - 6, boxes[0].top - 6, boxes[0].right + 6, boxes[boxes.length - 1].bottom + 6];
 """
@@ -65,7 +65,7 @@ _WHOLE_PAGE = 8000
 
 def shoot(page: Page, file: Path, query: dict[str, Any], most: int) -> None:
     """A view from its top, as high as its content; above `most` pixels it ends below the last whole card. With a `card`
-    in the query, that card and the next one alone."""
+    in the query, that card alone."""
     card = query.get("card")
     page.open(**{name: value for name, value in query.items() if name != "card"})
     size = {

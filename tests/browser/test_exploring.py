@@ -2,61 +2,46 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import zipfile
 from pathlib import Path
 
 import pytest
 from support.browsing import TEXTS, Page, open_browser
-from support.site import FORMULA, RECORDINGS, Site
+from support.site import FORMULA, Site
 
 from gxpo_dashboard.view_models.tables import worst_first
-from gxpo_services.local.demo import comparison_link
 
 ROWS = "view.data('points').map(row => [row.series, row.x, row.y])"
-METRICS = "[...new Set(view.data('points').map(row => row.metric))]"
 SERIES = "[...new Set(view.data('points').map(row => row.series))].sort()"
 NORM = "update/norm"
 
 
 def test_any_metric_is_searched_for_smoothed_and_drawn_on_a_logarithmic_axis(site: Site, page: Page) -> None:
     page.open("run", run=site.recorded["demo"], part="Metrics", prefix="gate")
-    page.wait(lambda: page.chart("explorer", METRICS), "the metrics of the gate")
+    page.wait(lambda: page.chart("gate-z", ROWS), "the metrics of the gate")
     page.fill("Search metrics", NORM)
-    page.wait(lambda: page.chart("explorer", METRICS) == [NORM], "the metric that was searched for")
+    page.wait(lambda: page.chart("update-norm", ROWS), "the metric that was searched for")
     assert page.query["find"] == [NORM]
-    raw = page.chart("explorer", ROWS)
+    raw = page.chart("update-norm", ROWS)
     page.press("Curves")
     page.choose("Smoothing", "average, weight 0.9")
-    smooth = page.wait(lambda: (rows := page.chart("explorer", ROWS)) != raw and rows, "the average")
+    smooth = page.wait(lambda: (rows := page.chart("update-norm", ROWS)) != raw and rows, "the average")
     assert smooth[0] == raw[0]
     # Each value is 0.9 of the average so far and 0.1 of its own.
     assert smooth[1][2] == pytest.approx(0.9 * raw[0][2] + 0.1 * raw[1][2])
-    assert page.chart("explorer", "view.scale('concat_0_y').type") == "linear"
+    assert page.chart("update-norm", "view.scale('y').type") == "linear"
     page.click(page.one(".st-key-in_log label"))
-    page.wait(lambda: page.chart("explorer", "view.scale('concat_0_y').type") == "log", "the logarithmic axis")
+    page.wait(lambda: page.chart("update-norm", "view.scale('y').type") == "log", "the logarithmic axis")
     assert page.query["log"] == ["1"]
     assert page.query["smooth"] == ["0.9"]
 
 
-def test_the_pointer_marks_one_step_in_all_rows_and_the_legend_shows_one_run(site: Site, page: Page) -> None:
-    page.open("compare", runs=list(site.recorded.values()), find="update/")
-    names = page.wait(lambda: page.chart("explorer", SERIES), "the metrics of both runs")
-    assert len(names) == 2
-    assert page.chart("explorer", "view.data('hover_store').length") == 0
-    page.point_at("explorer", 300, 140)
-    marked = page.wait(lambda: page.chart("explorer", "view.data('hover_store').map(row => row.values)"), "the pointer")
-    assert len({values[0] for values in marked}) == 1
-    boxes = dict(page.chart("explorer", TEXTS))
-    left, top, right, bottom = boxes[names[0]]
-    page.point_at("explorer", (left + right) / 2, (top + bottom) / 2, press=True)
-    selected = "view.data('selected_store').map(row => row.values)"
-    chosen = page.wait(lambda: page.chart("explorer", selected), "the choice")
-    assert {name for (name,) in chosen} == {names[0]}, "in each row"
-    page.choose("Hidden runs", names[0])
-    page.wait(lambda: page.chart("explorer", SERIES) == names[1:], "the other run alone")
-    assert len(page.query["hide"]) == 1
+def test_a_press_in_the_legend_shows_one_run(site: Site, page: Page) -> None:
+    page.open("compare", runs=list(site.recorded.values()), find=NORM)
+    names = page.wait(lambda: page.chart("update-norm", SERIES), "the metric of both runs")
+    left, top, right, bottom = dict(page.chart("update-norm", TEXTS))[names[0]]
+    page.point_at("update-norm", (left + right) / 2, (top + bottom) / 2, press=True)
+    chosen = "view.data('chosen_store').map(row => row.values[0])"
+    page.wait(lambda: page.chart("update-norm", chosen) == names[:1], "the choice")
 
 
 X, Y = "view.scale('x').domain()", "view.scale('y').domain()"
@@ -111,25 +96,6 @@ def test_a_legend_is_not_cut_on_a_narrow_page(site: Site, page: Page) -> None:
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_a_saved_view_is_an_address(site: Site, page: Page) -> None:
-    page.open("runs", text="recorded")
-    page.press("Views")
-    page.press("Most accurate configurations")
-    page.wait(lambda: page.query.get("sort") == ["score_best"], "the order in the address")
-    assert page.query["rows"] == ["seeds"]
-    assert "text" not in page.query
-    page.settle()
-    page.driver.refresh()
-    page.settle()
-    assert "Means over seeds" in page.text
-    assert page.query["sort"] == ["score_best"]
-
-
-def test_a_comparison_says_from_which_share_of_sampling_a_look_ahead_pays(site: Site, page: Page) -> None:
-    page.open("compare", runs=list(site.recorded.values()), share="0.9")
-    page.shows("When it pays: sampling takes 90% of a step")
-
-
 def test_notes_and_formulas_are_text_and_formulas_are_typeset_next_to_it(site: Site, page: Page) -> None:
     site.http.patch(f"/runs/{site.fired}", json={"notes": "<b>look</b> **here**"}).raise_for_status()
     page.open("run", run=site.fired, part="Samples")
@@ -163,8 +129,8 @@ AT = "view.data('points').map(row => [row.series, row.x, row.y])"
 
 def test_two_groups_are_compared_and_the_link_opens_the_same_in_another_browser(site: Site, page: Page) -> None:
     page.open("compare")
+    page.press("Select runs")
     for group in ("recorded demo-grpo (1 run)", "recorded demo (1 run)"):
-        page.press("Select runs")
         page.choose("Groups", group)
     page.shows("Inconclusive: only one shared seed.")
     page.shows("Evidence")
@@ -189,26 +155,6 @@ def test_two_groups_are_compared_and_the_link_opens_the_same_in_another_browser(
 
 def _grpo(points: list[list[object]]) -> str:
     return next(str(name) for name, *_ in points if "GRPO" in str(name).upper())
-
-
-def test_the_link_that_the_demo_prints_opens_the_comparison_of_its_runs(site: Site, page: Page) -> None:
-    page.driver.get(comparison_link(site.dashboard.url, list(site.recorded.values())))
-    page.settle()
-    assert page.one("h1").text == "Compare"
-    assert len(page.wait(lambda: page.chart("compare-accuracy", SERIES), "the curves")) == 2
-
-
-def test_metrics_and_evaluations_are_exported_as_csv(site: Site, page: Page, tmp_path: Path) -> None:
-    page.open("compare", runs=list(site.recorded.values()))
-    page.download_to(tmp_path)
-    page.press("Download metrics and evaluations (CSV)")
-    file = tmp_path / "gxpo-csv.zip"
-    page.wait(lambda: file.exists() and zipfile.is_zipfile(file), "the whole file")
-    with zipfile.ZipFile(file) as parts:
-        rows = list(csv.DictReader(io.StringIO(parts.read("metrics.csv").decode())))
-    for name, run in site.recorded.items():
-        rewards = {row["step"]: row["value"] for row in rows if row["run"] == run and row["metric"] == "reward/mean"}
-        assert len(rewards) == 30, f"one reward a step of {RECORDINGS / name}"
 
 
 CROSSHAIR = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -11,12 +10,11 @@ from selenium.webdriver.common.keys import Keys
 from support.browsing import TEXTS, Mode, Page, set_mode
 from support.contrast import contrast
 from support.pictures import CHART, color, keyed, picture, text_contrast
-from support.site import RECORDINGS, Site
+from support.site import Site
 
 FIRST_CHART = f"return document.querySelector('{CHART}').getBoundingClientRect().top"
 SERIES_END = "view.data('points').reduce((most, row) => Math.max(most, row.x), 0)"
 COLORS = "Object.fromEntries(view.scale('color').domain().map(name => [name, view.scale('color')(name)]))"
-CELLS = "return [...document.querySelectorAll('[data-testid=stDataFrame] table[role=grid] {}')].map(c => c.textContent)"
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
@@ -90,47 +88,15 @@ def test_navigation_is_at_the_top_then_the_answer_then_a_chart(site: Site, page:
     page.shows("Finished at step 30 of 30: steps done.")
 
 
-def test_accuracy_is_drawn_over_the_cost_of_choice(site: Site, page: Page) -> None:
-    page.open("run", run=site.recorded["demo"])
-    page.wait(lambda: page.chart("accuracy-pass-1", SERIES_END) == 30, "thirty steps")
-    page.press("Backward passes")
-    page.wait(lambda: page.chart("accuracy-pass-1", SERIES_END) == 90, "three passes a step")
-    assert page.query["x"] == ["backward_passes"]
-
-
-def test_every_step_has_its_times_and_the_gates_band_is_drawn(site: Site, page: Page) -> None:
-    rows = [json.loads(line)["metrics"] for line in (RECORDINGS / "demo" / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if "time/step_s" in row]
-    page.open("run", run=site.fired, part="System")
-    for title in ("GPU memory", "GPUs", "CPU", "Network and disk", "Disk space"):
-        page.shows(title)
-    drawn = SERIES_END.replace("points", "areas")
-    page.wait(lambda: page.chart("step-time", drawn) == len(steps), "the parts of all steps")
-    page.open("run", run=site.recorded["demo"], part="Gate")
-    # The window's spread is known from its second step on.
-    known = sum(isinstance(row.get("gate/std"), float) for row in steps)
-    page.wait(lambda: page.chart("gate-value", "view.data('band').length") == known, "the band")
-
-
-def test_a_run_has_five_parts_and_links_to_the_former_twelve_open_their_sections(site: Site, page: Page) -> None:
-    former = {"Gate": ("Training", "Gate: z-score"), "Checkpoints": ("Details", "No checkpoints")}
-    for part, (present, words) in (former | {"Evaluations": ("Overview", "Benchmark accuracy")}).items():
+def test_a_run_has_five_parts_and_a_link_may_name_a_section(site: Site, page: Page) -> None:
+    sections = {"Gate": ("Training", "Gate: z-score"), "Checkpoints": ("Details", "No checkpoints")}
+    for part, (present, words) in sections.items():
         page.open("run", run=site.recorded["demo"], part=part)
         page.shows(words)
-        assert page.query.get("part", ["Overview"]) == [present]
+        assert page.query["part"] == [present]
     page.press("Details")
     page.press("Events")
     page.wait(lambda: (page.query.get("part"), page.query.get("section")) == (["Details"], ["Events"]), "the address")
-
-
-def test_a_key_opens_the_search_of_runs_views_and_actions(site: Site, page: Page) -> None:
-    page.open("run", run=site.fired)
-    page.mark()
-    for typed, expected in {"details config": site.fired, "demo-grpo": site.recorded["demo-grpo"]}.items():
-        page.go_to(typed)
-        page.wait(lambda run=expected: page.query.get("run") == [run], "the run")  # type: ignore[misc]
-    page.shows("demo-grpo")
-    page.assert_marked()
 
 
 def test_the_name_of_a_run_is_a_link_that_a_key_opens_in_a_new_tab(site: Site, page: Page) -> None:
@@ -168,14 +134,6 @@ def test_runs_are_selected_compared_and_opened_by_keyboard(site: Site, page: Pag
     page.one(".rows-table tbody a")
     page.keys().send_keys("j", Keys.ENTER).perform()
     page.wait(lambda: page.query.get("view") == ["run"], "the run")
-
-
-def test_events_are_shown_from_the_newest(site: Site, page: Page) -> None:
-    events = site.http.get(f"/runs/{site.fired}/events").raise_for_status().json()["items"]
-    page.open("run", run=site.fired, part="Events")
-    cells = page.wait(lambda: page.script(CELLS.format("td")), "the events")
-    kinds = cells[2::4]
-    assert kinds == [event["kind"] for event in reversed(events)][: len(kinds)]
 
 
 def test_eight_short_answers_are_read_without_scrolling_far_the_worst_first(site: Site, page: Page) -> None:

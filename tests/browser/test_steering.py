@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from support.browsing import Page
 from support.service_processes import until
 from support.site import LONG, Site
@@ -45,44 +43,6 @@ def test_a_run_is_submitted_watched_paused_resumed_and_cancelled_from_the_page(s
     page.shows("■ cancelled")
     assert site.state(run) == "cancelled"
     page.assert_marked()
-
-
-def test_a_clone_is_the_filled_in_form_of_submit_and_names_its_original(site: Site, page: Page) -> None:
-    page.open("run", run=site.fired)
-    page.press("Clone")
-    page.shows("Settings of the run fired")
-    page.fill("Rule K", "7")
-    page.press("Submit run")
-    page.wait(lambda: page.query.get("view") == ["run"] and page.query["run"] != [site.fired], "the clone's own view")
-    made = site.http.get(f"/runs/{page.query['run'][0]}").raise_for_status().json()
-    assert (made["name"], made["parent_id"], made["parent_kind"]) == ("fired clone", site.fired, "clone")
-    original = site.http.get(f"/runs/{site.fired}").json()["config"]
-    original["learner"]["rule"]["k"] = 7
-    assert made["config"] == original | {"name": "fired clone"}
-    page.press("Details")
-    page.press("Config")
-    page.choose("Compare with", f"run fired ({site.fired[-6:]})")
-    page.shows("2 settings of")
-
-
-def test_what_cannot_be_used_is_named_and_not_submitted(page: Page) -> None:
-    page.open("submit", preset="demo")
-    page.fill("Rule K", "many")
-    page.shows("learner.rule.k = 'many' is not an integer")
-    page.fill("Rule K", "1")
-    page.shows("Fix 1 setting")
-    assert page.button("Submit run") is None
-
-
-def test_a_runs_plan_is_shown_before_it_is_submitted(page: Page) -> None:
-    page.open("submit", preset="demo")
-    page.shows("Planned for a host without GPUs.")
-    page.shows("Time and cost by rule")
-    assert re.search(r"^Rollout \(\d+ settings\)$", page.text, re.MULTILINE), "sections in sentence case"
-    page.point_at_help("Rule K")
-    page.wait(lambda: "learner.rule.k" in page.one("[data-testid=stTooltipContent]").text, "the setting's path")
-    page.fill("Model path", "org/unknown")
-    page.shows("No plan: model.path = 'org/unknown' is not a folder here")
 
 
 def test_a_form_filled_in_without_waiting_is_complete_after_a_reload(page: Page) -> None:

@@ -112,7 +112,11 @@ def submitted(site: Site, page: Page) -> None:
         site.http.post(f"/groups/{group[0]}/cancel").raise_for_status()
     else:
         run = page.wait(lambda: page.query.get("run"), "the run")[0]
-        assert site.http.get(f"/runs/{run}").json()["config"]["learner"]["rule"]["k"] == 7
+        made = site.http.get(f"/runs/{run}").json()
+        assert (made["name"], made["parent_id"], made["parent_kind"]) == ("fired clone", site.fired, "clone")
+        original = site.http.get(f"/runs/{site.fired}").json()["config"]
+        original["learner"]["rule"]["k"] = 7
+        assert made["config"] == original | {"name": "fired clone"}
         site.http.post(f"/runs/{run}/cancel").raise_for_status()
 
 
@@ -138,7 +142,7 @@ def test_the_tasks_by_keys_alone(site: Site, page: Page) -> None:
     page.open("runs")
     page.one(".rows-table tbody a")
     page.script("window.clicks = 0; addEventListener('pointerdown', () => { clicks += 1; }, true)")
-    page.go_to("most accurate", "Runs › Most accurate")
+    page.go_to("most accurate")
     page.wait(lambda: page.query.get("sort") == ["score_best"], "the best run")
     page.go_to("fired", "fired · ✔ succeeded")
     page.shows("The gate fired at step 20 (largest z")

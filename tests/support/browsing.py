@@ -301,13 +301,6 @@ class Page:
         if press:
             self.keys().click().perform()
 
-    def point_at_help(self, label: str) -> None:
-        """Move the pointer to the help of the box with this label."""
-        icon = f"//label[normalize-space(.)={label!r}]/..//*[@data-testid='stTooltipHoverTarget']"
-        target = self.driver.find_element(By.XPATH, icon)
-        self._to_the_middle(target)
-        self.keys().move_to_element(target).perform()
-
     def _drawing(self, key: str) -> WebElement:
         chart = self.one(f'[class*="{key}"] [data-testid=stVegaLiteChart] canvas, [class*="{key}"] .marks')
         self._to_the_middle(chart)

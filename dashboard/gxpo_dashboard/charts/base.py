@@ -30,8 +30,6 @@ MUTED = "#7b8794"
 TEXT = "currentColor"
 """Of words in charts: the page's own, whose contrast is above 4.5:1 in both modes."""
 BRUSH = "brush"
-PLOT_WIDTH = "(width || containerSize()[0])"
-"""Pixels, as a Vega expression; charts of several rows have no width of their own."""
 NUMBER = ",.4~g"
 """Four significant digits, with an exponent only where needed."""
 EDGE = 6
@@ -100,27 +98,14 @@ class Chart:
         return list(dict.fromkeys(self.points["series"])) if "series" in self.points else []
 
     def table(self) -> pd.DataFrame:
-        """The points as a table: one row per x and one column per series if possible, otherwise the rows as they are.
-
-        A series with intervals has two more columns. `labels` are headers by column. The step is a column where it is
-        not the x-axis.
-        """
-        frame = self.points.drop(columns=[n for n in BOUNDS if n in self.points and self.points[n].isna().all()])
-        labels = {"x": AXES.get(self.x, "x"), **self.labels}
-        titles = {name: heading(labels.get(name, name)) for name in frame.columns}
-        index = ["x", "step"] if "step" in frame and not frame["step"].eq(frame["x"]).all() else ["x"]
-        if not {"series", "x", "y"} <= set(frame.columns) or frame.duplicated(["series", *index]).any():
-            table = frame.rename(columns=titles)
-        else:
-            bounds = [name for name in BOUNDS if name in frame]
-            wide = frame.pivot(index=index, columns="series", values=["y", *bounds])
-            columns = {}
-            for series in self.series:
-                columns[series] = wide["y", series]
-                columns |= {f"{series}, {labels.get(name, name)}": wide[name, series] for name in bounds}
-            table = pd.DataFrame(columns, index=wide.index).reset_index()
-            table = table.rename(columns={name: titles[name] for name in index})
-        return table.assign(**{"Thinned to": self.thinned}) if self.thinned else table
+        """The points, one row each, under headings from `labels`; with the step where it is not the x-axis."""
+        empty = [name for name in BOUNDS if name in self.points and self.points[name].isna().all()]
+        if "step" in self.points and self.points["step"].eq(self.points["x"]).all():
+            empty.append("step")
+        labels = {"x": AXES.get(self.x, "x"), "y": "value", **self.labels}
+        frame = self.points.drop(columns=empty)
+        frame = frame.rename(columns={name: heading(labels.get(name, name)) for name in frame.columns})
+        return frame.assign(**{"Thinned to": self.thinned}) if self.thinned else frame
 
 
 def heading(label: str) -> str:
@@ -163,17 +148,16 @@ def between(chart: Chart, low: float, high: float) -> Chart:
 def without_outliers(chart: Chart) -> tuple[Chart, int]:
     """The chart without values further from the quartiles of their line than three interquartile ranges (Tukey's
     "far out"), and their number. The axis then fits to the rest; bands end where values would be hidden."""
-    by = [name for name in ("metric", "series") if name in chart.points]
-    if not by or "y" not in chart.points:
+    if not {"series", "y"} <= set(chart.points):
         return chart, 0
-    lines = chart.points.groupby(by)["y"]
+    lines = chart.points.groupby("series")["y"]
     reach = 3 * (lines.quantile(0.75) - lines.quantile(0.25)).replace(0, math.inf)
     least, most = lines.quantile(0.25) - reach, lines.quantile(0.75) + reach
 
     def cut(frame: pd.DataFrame) -> pd.DataFrame:
-        if not {*by, "y"} <= set(frame):
+        if not {"series", "y"} <= set(frame):
             return frame
-        low, high = (frame[by].join(limit.rename("limit"), on=by)["limit"] for limit in (least, most))
+        low, high = (frame["series"].map(limit) for limit in (least, most))
         bounds = {name: frame[name].clip(low, high) for name in BOUNDS if name in frame}
         return frame.assign(**bounds)[~((frame["y"] < low) | (frame["y"] > high))]
 
@@ -184,21 +168,17 @@ def without_outliers(chart: Chart) -> tuple[Chart, int]:
 def with_brush(chart: Chart) -> Spec:
     """The specification with a selection of a range of x by dragging; the wheel scrolls the page."""
     select = {"type": "interval", "encodings": ["x"], "zoom": False, "translate": False}
-    if "layer" not in chart.spec:
-        views = [row["layer"][1]["name"] for row in chart.spec["vconcat"]]
-        return {**chart.spec, "params": [*chart.spec["params"], {"name": BRUSH, "select": select, "views": views}]}
     first, *others = chart.spec["layer"]
     params = [*first.get("params", []), {"name": BRUSH, "select": select}]
     return {**chart.spec, "layer": [{**first, "params": params}, *others]}
 
 
-def line_data(rows: Iterable[Sequence[Any]], **more: str) -> dict[str, pd.DataFrame]:
-    """Datasets of line_layers: `points` with the columns of POINTS after those of `more`, and the hover points `near`
-    with `lone`, whether a point has no neighbour to which a line could lead."""
-    frame = typed_frame(rows, **more, **POINTS)
-    by = [*more, "series"]
+def line_data(rows: Iterable[Sequence[Any]]) -> dict[str, pd.DataFrame]:
+    """Datasets of line_layers: `points`, and the hover points `near` with `lone`, whether a point has no neighbour to
+    which a line could lead."""
+    frame = typed_frame(rows, **POINTS)
     known = frame["y"].notna()
-    joined = [known & known.groupby([frame[name] for name in by]).shift(way, fill_value=False) for way in (1, -1)]
+    joined = [known & known.groupby(frame["series"]).shift(way, fill_value=False) for way in (1, -1)]
     frame["lone"] = known & ~joined[0] & ~joined[1]
     evenly = near(frame)
     dots = frame[frame.index.isin(evenly.index) | frame["lone"]]
@@ -292,9 +272,9 @@ def legend(names: Sequence[str], **symbol: Any) -> Spec | None:
     return {
         "orient": "top",
         "direction": "horizontal",
-        "columns": {"expr": f"max(1, floor({PLOT_WIDTH} / {column}))"},
+        "columns": {"expr": f"max(1, floor(width / {column}))"},
         "title": None,
-        "labelLimit": {"expr": f"{PLOT_WIDTH} - 30"},
+        "labelLimit": {"expr": "width - 30"},
         **(symbol or {"symbolType": "stroke", "symbolStrokeWidth": 2}),
         "symbolOpacity": 1,
         "symbolSize": 110,
@@ -351,7 +331,7 @@ def line_layers(
     names: Sequence[str], x: str, y: Spec, *, marks: bool = False, form: str = NUMBER, more: Iterable[Spec] = ()
 ) -> list[Spec]:
     """Bands from `low` to `high` of the dataset `points`, its lines, and hover points: those of `near`, or with `marks`
-    all points, always drawn, one shape per series."""
+    all points, always drawn, one shape per series. A press on a series in the legend shows its line alone."""
     styles = line_styles(names, marks)
     place = {"x": x_encoding(x), "y": y, "color": styles["color"]}
     # The title of the lines: Vega would join two different ones, and drop that of all layers for a missing one.
@@ -361,12 +341,16 @@ def line_layers(
     if marks:
         dots["shape"] = styles["shape"]
     lines = {**place, "strokeDash": styles["strokeDash"]}
+    press: list[Spec] = []
+    if len(names) > 1:
+        lines["opacity"] = {"condition": {"param": "chosen", "value": 1}, "value": 0.08}
+        press = [{"name": "chosen", "select": {"type": "point", "fields": ["series"]}, "bind": "legend"}]
     alone = {"joinaggregate": [{"op": "count", "as": "num"}], "groupby": ["series"]}
     bars = layer("points", "rule", bounds, opacity=0.5)
     return [
         layer("points", "area", bounds, opacity=0.2),
         *([{**bars, "transform": [*known, alone, {"filter": "datum.num == 1"}]}] if marks else []),
-        layer("points", "line", lines, strokeWidth=2, interpolate="linear"),
+        layer("points", "line", lines, params=press, strokeWidth=2, interpolate="linear"),
         layer("points" if marks else "near", "point", dots, params=hover_params(), filled=True, size=55),
     ]
 

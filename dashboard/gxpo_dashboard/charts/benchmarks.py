@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -21,7 +22,6 @@ TITLES = {
     "word_problems": "Word problems (embedded)",
     "arithmetic_skill": "Arithmetic skill (embedded)",
 }
-_INTERVAL = "Shaded: 95% interval over problems."
 _MOST_DRAWN = 300
 """Evaluations of a line, each of which the browser draws as a mark."""
 
@@ -77,23 +77,18 @@ def benchmark_chart(
 ) -> Chart:
     """A benchmark over training: line and interval per run; published values as labelled rules."""
     own = frame[frame["benchmark"] == benchmark]
-    present = [name for name in names if name in set(own["series"])]
-    drawn, thinned = _drawn(own)
     rules = _rules(benchmark, published)
     place = {"y": quantity(), "tooltip": [{"field": "label", "title": "published"}]}
-    lines = layer("rules", "rule", place, strokeDash=[5, 4], color=MUTED)
-    title = TITLES.get(benchmark, benchmark)
-    return Chart(
-        f"benchmark-{benchmark}",
-        f"{title}: {metric}",
-        {"layer": [*interval_layers(present, metric, x), lines]},
-        {"points": drawn, "rules": rules},
-        f"{metric} on {title} over {AXES[x]} with 95% intervals",
-        _words(own, metric) + (f" Published: {', '.join(rules['label'])}." if len(rules) and len(own) else ""),
-        _INTERVAL + (" Dashed: published." if len(rules) else ""),
-        x=x,
-        labels={"y": metric, "low": "95% low", "high": "95% high"},
-        thinned=thinned,
+    title, present = TITLES.get(benchmark, benchmark), [name for name in names if name in set(own["series"])]
+    chart = _chart(f"benchmark-{benchmark}", f"{title}: {metric}", own, present, metric, x)
+    if rules.empty:
+        return chart
+    return replace(
+        chart,
+        spec={"layer": [*chart.spec["layer"], layer("rules", "rule", place, strokeDash=[5, 4], color=MUTED)]},
+        datasets={**chart.datasets, "rules": rules},
+        summary=chart.summary + (f" Published: {', '.join(rules['label'])}." if len(own) else ""),
+        note=f"{chart.note} Dashed: published.",
     )
 
 
@@ -108,15 +103,20 @@ def accuracy_chart(
     frame["series"] = frame["benchmark"].map(lambda name: TITLES.get(name, name)).astype("str")
     # Line by line, in the order of the benchmarks.
     frame = pd.concat([rows for _, rows in frame.groupby("series", sort=False)] or [frame], ignore_index=True)
+    names = list(dict.fromkeys(frame["series"]))
+    return _chart(f"accuracy-{metric}", f"Benchmark accuracy ({metric})", frame, names, metric, x)
+
+
+def _chart(key: str, title: str, frame: pd.DataFrame, names: Sequence[str], metric: str, x: str) -> Chart:
     drawn, thinned = _drawn(frame)
     return Chart(
-        f"accuracy-{metric}",
-        f"Benchmark accuracy ({metric})",
-        {"layer": interval_layers(list(dict.fromkeys(frame["series"])), metric, x)},
+        key,
+        title,
+        {"layer": interval_layers(names, metric, x)},
         {"points": drawn},
-        f"{metric} over {AXES[x]} with 95% intervals",
+        f"{title} over {AXES[x]} with 95% intervals",
         _words(frame, metric),
-        _INTERVAL,
+        "Shaded: 95% interval over problems.",
         x=x,
         labels={"y": metric, "low": "95% low", "high": "95% high"},
         thinned=thinned,

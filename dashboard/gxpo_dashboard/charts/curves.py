@@ -1,15 +1,13 @@
-"""Line charts of a run's metrics, and any metrics of several runs below each other with one x-axis and pointer."""
+"""Line charts of a run's metrics, by the part of its view; the search of metrics; reward lines of the table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from gxpo_client.formats import percent, significant, size
-from gxpo_dashboard.charts import base
-from gxpo_dashboard.charts.base import Chart, Plot, Spec
-from gxpo_dashboard.view_models.series import Points
+from gxpo_dashboard.charts.base import Plot
 
 REWARD = Plot(
     "reward", "Reward", {"reward/mean": "mean reward", "reward/zero_variance_fraction": "groups without signal"},
@@ -108,13 +106,6 @@ def sparkline(points: Sequence[tuple[float, float]], color: str) -> str:
     return f"data:image/svg+xml,{quote(drawing)}"
 
 
-_HEIGHT = 110
-_LEGEND = "selected"
-
-Metrics = Mapping[str, Mapping[str, Points]]
-"""Metric → run → points."""
-
-
 def matching(names: Sequence[str], prefix: str, text: str) -> list[str]:
     """Names of a group (`gate` of `gate/z`), all groups for an empty one, that contain every word of `text`."""
     words = text.lower().split()
@@ -123,81 +114,3 @@ def matching(names: Sequence[str], prefix: str, text: str) -> list[str]:
         for name in sorted(names)
         if prefix in ("", name.partition("/")[0]) and all(word in name.lower() for word in words)
     ]
-
-
-def explorer_chart(metrics: Metrics, runs: Sequence[str], x: str, smoothing: float = 0.0, log: bool = False) -> Chart:
-    """One row per metric. A press on a run in the legend hides the others; the pointer marks one x in all rows.
-
-    runs: labels, in the order of the legend. smoothing: weight of the average that `metrics` holds. log: logarithmic
-    axes, without non-positive values.
-    """
-    rows = (
-        (name, label, base.axis_value(at, x), *bounds, step)
-        for name, series in metrics.items()
-        for label, points in series.items()
-        for step, at, *bounds in points.drawn
-    )
-    data = base.line_data(rows, metric="str")
-    if log:
-        data = {name: base.positive(frame) for name, frame in data.items()}
-    lines, dots = [f"lines{i}" for i in range(len(metrics))], [f"points{i}" for i in range(len(metrics))]
-    nearest = {**base.hover_params()[0]["select"], "encodings": ["x"]}
-    spec: Spec = {
-        "vconcat": [_row(name, number, runs, x, log, len(metrics)) for number, name in enumerate(metrics)],
-        # One layer of each row: a parameter of two layers of a row is defined twice.
-        "params": [
-            {"name": "hover", "select": nearest, "views": dots},
-            {"name": _LEGEND, "select": {"type": "point", "fields": ["series"]}, "bind": "legend", "views": lines},
-        ],
-        "resolve": {"scale": {"x": "shared"}},
-        "spacing": 14,
-        "padding": {"left": 0, "right": 0, "top": 4, "bottom": 4},
-    }
-    average = f" Exponential average over all steps, weight {smoothing:g}; gates are never smoothed."
-    labels = {label for series in metrics.values() for label in series}
-    words = f"{len(metrics)} metrics of {len(labels)} run{'s' if len(labels) != 1 else ''}: {', '.join(metrics)}."
-    return Chart(
-        "explorer",
-        "Metrics",
-        spec,
-        data,
-        f"{', '.join(metrics)} over {base.AXES[x]}",
-        words if labels else "No data yet.",
-        "Select a run in the legend to show it alone." + (average if smoothing else ""),
-        height=112 + (_HEIGHT + 34) * len(metrics),
-        x=x,
-        labels={"y": "value", "series": "run"},
-        thinned=base.thinned(*(points for series in metrics.values() for points in series.values())),
-    )
-
-
-def _row(name: str, number: int, runs: Sequence[str], x: str, log: bool, num_rows: int) -> Spec:
-    """A metric's lines, the points under the pointer, and a rule at its x. Only the last row has labels of x."""
-    place_x, y, styles = base.x_encoding(x), base.y_encoding(name, log=log), base.line_styles(runs)
-    place_x["axis"]["labelFlush"] = True
-    if number < num_rows - 1:
-        place_x["title"] = None
-        place_x["axis"]["labels"] = False
-    y["axis"] |= {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleY": -14, "titleX": 0}
-    # Streamlit gives each row the width of the page without its axis: labels are above their grid lines.
-    y["axis"] |= {"labelAlign": "left", "labelBaseline": "line-bottom", "labelPadding": -4, "ticks": False}
-    y["axis"]["tickCount"] = 3
-    chosen: Spec = {"condition": {"param": _LEGEND, "value": 1}, "value": 0.08}
-    place = {"x": place_x, "y": y, "color": styles["color"]}
-    of_metric = {"filter": {"field": "metric", "equal": name}}
-    line = {**place, "strokeDash": styles["strokeDash"], "opacity": chosen}
-    dots = {**place, "opacity": base.on_hover(), "tooltip": base.tooltip(x, base.NUMBER)}
-    bounds = {**place, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
-    lines = base.layer("points", "line", line, strokeWidth=2)
-    bands = base.layer("points", "area", bounds, opacity=0.2)
-    points = base.layer("near", "point", dots, filled=True, size=50)
-    rule = base.layer("near", "rule", {"x": base.quantity("x")}, strokeWidth=1, color=base.MUTED)
-    return {
-        "height": _HEIGHT,
-        "layer": [
-            {**bands, "transform": [of_metric]},
-            {**lines, "name": f"lines{number}", "transform": [of_metric]},
-            {**points, "name": f"points{number}", "transform": [of_metric]},
-            {**rule, "transform": [of_metric, {"filter": {"param": "hover", "empty": False}}]},
-        ],
-    }

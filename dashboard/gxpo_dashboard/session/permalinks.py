@@ -130,22 +130,6 @@ def selected(name: str, options: Options, default: str | None = None) -> str | N
     return value
 
 
-def number(label: str, name: str, default: int, least: int, most: int, **widget: Any) -> int:
-    """A whole number; what is no number from `least` to `most` in the URL falls back to the default."""
-
-    def decode(values: list[str]) -> int:
-        try:
-            value = int(values[0])
-        except (IndexError, ValueError):
-            return default
-        return value if least <= value <= most else default
-
-    key = _start(name, [str(default)], decode)
-    value = int(st.number_input(label, min_value=least, max_value=most, step=1, key=key, **widget))
-    _publish(name, value, [str(default)])
-    return value
-
-
 def span(x: str) -> Span | None:
     """The visible part of the x-axis in its units, if the address has one and the view's charts have the axis `x`."""
     try:

@@ -98,7 +98,7 @@ def may_change() -> bool:
 def sign_out() -> None:
     """End the session of this tab, and that of the link in all tabs of this browser."""
     sessions.close(_link_session())
-    for key in ("token", "me", "series", "cache", "trends", "measured", "dialog"):
+    for key in ("token", "me", "series", "cache", "trends", "dialog"):
         st.session_state.pop(key, None)
     st.session_state["signed_out"] = True
 

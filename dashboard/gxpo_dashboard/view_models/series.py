@@ -106,7 +106,6 @@ class LiveSeries:
         self.max_points = max_points
         self.joined = joined
         self.revision: int | None = None
-        self.attempt = 0
         self.last_step = -1
         self.points: dict[str, Points] = {}
         self.totals: dict[str, Total] = {}
@@ -136,7 +135,6 @@ class LiveSeries:
             if self.joined:
                 self.totals[name] = Total(number(entry["sum"]), int(entry["count"]))
         self.revision = response["revision"]
-        self.attempt = int(response.get("attempt") or 0)
         self.last_step = int(response["last_step"] if response.get("last_step") is not None else -1)
         return after is None or all(len(points) <= 2 * self.max_points for points in self.points.values())
 

@@ -38,14 +38,13 @@ def show() -> None:
             return
         evaluations = {run: visitor.client().evaluations(run) for run in runs}
         metrics = charts.metrics_of(record for records in evaluations.values() for record in records)
+        going = any(view["state"] not in TERMINAL for view in runs.values())
         if not metrics:
-            going = any(view["state"] not in TERMINAL for view in runs.values())
             first = "The first one runs before step 1, unless `evaluation.at_start` is false."
             empty("No evaluations", first if going else "The runs ended without one.")
             return
         with header:
             x, metric, published = _controls(metrics)
-        going = any(view["state"] not in TERMINAL for view in runs.values())
         live(lambda: _body(runs, x, metric, published), visitor.SLOW_S if going else None)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import streamlit as st
 
-from gxpo_client.connection import keep
+from gxpo_client.client import Client
 from gxpo_client.errors import InvalidRequest
 from gxpo_client.formats import number_of
 from gxpo_dashboard.charts import compare as charts
@@ -23,7 +21,6 @@ from gxpo_dashboard.widgets import axis, chart, charts_ahead, download, draw_fir
 
 Json = dict[str, Any]
 
-SHARES = {"": "measured", "0.25": "25%", "0.5": "50%", "0.7": "70%", "0.8": "80%", "0.9": "90%", "0.95": "95%"}
 CELL_VALUES = {
     "final": "last accuracy",
     "best": "best accuracy",
@@ -34,11 +31,8 @@ CELL_VALUES = {
 }
 _MOST = 60
 _MOST_LINES = 20
-_MOST_MEASURED = 200
-"""Runs whose metric names a session keeps."""
-_MOST_SWEPT = 1000
-"""Runs of a sweep in parallel coordinates, as in the service's heat map."""
-_GATE_Z = "gate/z"
+_NAMES_S = 10.0
+"""Time until the names of a run's metrics are requested again."""
 _OPEN_TABLES = 3
 """Cost to the baseline's best, accuracy at equal backward passes and at equal time; others are collapsed."""
 
@@ -62,12 +56,12 @@ def show() -> None:
             run["id"]: run for group in groups for run in visitor.client().get("/groups", group)["runs"]
         }
         with header:
-            query, seeds = _controls(everything, list(runs), groups)
+            query = _controls(everything, list(runs), groups)
         going = any(run["state"] not in TERMINAL for run in everything.values())
         every = visitor.SLOW_S if going else None
-        live(lambda: _comparison(query, seeds, everything), every)
+        live(lambda: _comparison(query, everything), every)
         for group in groups:
-            live(partial(_sweep, group, query), every)
+            live(partial(_sweep, group, {name: query[name] for name in ("metric", "benchmark")}), every)
         _metrics(everything, query["x"])
         _export(list(everything))
 
@@ -82,9 +76,11 @@ def _groups() -> list[str]:
     return permalinks.multi("Groups", "groups", names, placeholder="sweeps")
 
 
-def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> tuple[Json, bool]:
-    """The query, and whether to draw individual seeds."""
-    scores, benchmarks = _measured(with_own_evaluations(everything))
+def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> Json:
+    """The query of the comparison."""
+    # Runs of a sweep are evaluated alike: one of them is asked.
+    first = {run["group"] or run["id"]: run["id"] for run in reversed(everything.values())}
+    scores, benchmarks = _measured(list(first.values())[:_MOST_LINES])
     baselines = {"": f"first {visitor.rules().baseline.label}"} | unique_labels(everything)
     averaged = {"": "average of all"} | {name: name for name in benchmarks}
     x = axis("over", "backward_passes", COMPARED_AXES)
@@ -92,15 +88,7 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
         baseline = permalinks.select("Baseline", "baseline", baselines, "")
         metric = permalinks.select("Score", "score", scores, scores[0])
         benchmark = permalinks.select("Benchmark", "benchmark", averaged, "")
-        share = permalinks.select(
-            "Sampling share",
-            "share",
-            SHARES,
-            "",
-            help="Share of a baseline step that sampling takes: decides where a look-ahead pays (table below).",
-        )
-        seeds = permalinks.check("Individual seeds", "seeds")
-    query = {
+    return {
         "runs": runs,
         "groups": groups,
         "baseline": baseline,
@@ -108,37 +96,26 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
         "benchmark": benchmark,
         "x": x,
         "smoothing": permalinks.smoothing(),
-        "sampling_share": float(share) if share else None,
         "gates": False,
     }
-    return query, seeds
 
 
-def with_own_evaluations(runs: dict[str, Json]) -> list[str]:
-    """Runs with possibly different evaluations: for a sweep, one per combination of evaluation settings."""
-    first: dict[Any, str] = {}
-    for run, view in runs.items():
-        own = {path: value for path, value in (view["group_values"] or {}).items() if path.startswith("evaluation")}
-        first.setdefault((view["group"], json.dumps(own, sort_keys=True)) if view["group"] else run, run)
-    return list(first.values())[:_MOST_LINES]
+@st.cache_data(ttl=_NAMES_S, max_entries=200, show_spinner=False)
+def _names(url: str, run: str, _service: Client) -> list[str]:
+    """Names of a run's metrics."""
+    return _service.metric_names(run)
 
 
 def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
     """Scores and benchmarks of the runs, pass@1 first."""
-    store: dict[str, list[str]] = st.session_state.setdefault("measured", {})
-    names: dict[str, None] = {}
-    for run in runs:
-        if not any(name.startswith("eval/") for name in store.get(run, [])):
-            keep(store, run, visitor.client().metric_names(run), _MOST_MEASURED)
-        names.update(dict.fromkeys(store[run]))
-    parts = [name.split("/") for name in names if name.startswith("eval/")]
+    names = [name.split("/") for run in runs for name in _names(visitor.service_url(), run, visitor.client())]
+    parts = [part for part in names if part[0] == "eval"]
     scores = sorted_scores({part[2] for part in parts if len(part) == 3})
-    benchmarks = sorted({p[1] for p in parts if p[1] != "average"})
-    return scores or ["pass@1"], benchmarks
+    return scores or ["pass@1"], sorted({part[1] for part in parts} - {"average"})
 
 
-def _comparison(query: Json, seeds: bool, everything: dict[str, Json]) -> None:
-    """Headline, ranking, curves, evidence, tables and gates."""
+def _comparison(query: Json, everything: dict[str, Json]) -> None:
+    """Headline, ranking, curves, evidence and tables."""
     with visitor.guarded():
         try:
             comparison = visitor.client().compare(**query)
@@ -159,7 +136,7 @@ def _comparison(query: Json, seeds: bool, everything: dict[str, Json]) -> None:
         colors = _colors(first, everything)
         dots = [colors.get(name, MUTED) for name in comparison["ranking"]]
         text_table(charts.text_table(ranking), ranking["title"], colors=dots)
-        chart(with_colors(charts.accuracy_chart(comparison, query["x"], seeds), colors), "compare")
+        chart(with_colors(charts.accuracy_chart(comparison, query["x"]), colors), "compare")
         draw_first()
         with st.container(border=True):
             st.markdown("##### Evidence")
@@ -174,7 +151,6 @@ def _comparison(query: Json, seeds: bool, everything: dict[str, Json]) -> None:
         settings = charts.settings_table(comparison)
         if not settings.empty:
             text_table(settings, "Differing settings")
-        _gates(comparison, everything)
 
 
 def _excluded(left_out: list[Json], reason: str = "Excluded") -> None:
@@ -188,57 +164,26 @@ def _colors(runs: Mapping[str, charts.Response], everything: dict[str, Json]) ->
     return visitor.rules().colors(rules)
 
 
-def _gates(comparison: Json, everything: dict[str, Json]) -> None:
-    """Gate z-scores; limited to the number of series that a session caches."""
-    gated = [run for run in gated_runs(comparison) if run in everything]
-    series = visitor.live_series_of({run: everything[run] for run in gated[:_MOST_LINES]}, "step", (_GATE_Z,))
-    z = {run: points for run, live_run in series.items() if (points := live_run.points.get(_GATE_Z))}
-    if len(gated) > _MOST_LINES:
-        st.caption(f"Showing the gates of {_MOST_LINES} of {len(gated)} runs.")
-    if z:
-        colors = _colors(dict(charts.gates(comparison)), everything)
-        chart(with_colors(charts.gate_chart(comparison, z), colors), "compare")
-
-
-def gated_runs(comparison: Json) -> list[str]:
-    """Runs with a gate: the first seed of each configuration, then the second, and so on."""
-    by_seed = zip_longest(*(group["runs"] for group in comparison["groups"]))
-    members = (run for runs in by_seed for run in runs if run is not None)
-    return [run["id"] for run in members if run["gate"]["threshold"] is not None]
-
-
-def _sweep(group: str, query: Json) -> None:
-    """Charts of a sweep over two settings or more, which change with evaluations."""
+def _sweep(group: str, score: Json) -> None:
+    """The heat map of two settings that the visitor selects, which changes with evaluations."""
     with visitor.guarded():
-        _heat_map(group, {"metric": query["metric"], "benchmark": query["benchmark"]})
-        name = f"eval/{query['benchmark'] or 'average'}/{query['metric']}"
-        runs = visitor.client().all_runs(limit=_MOST_SWEPT, group=group, archived="any", with_metric=[name])
-        settings = list(dict.fromkeys(path for run in runs for path in run["group_values"] or {} if path != "seed"))
-        if len(settings) >= 2:
-            scored = [run | {"score": run["metrics"].get(name)} for run in runs]
-            measure = ", ".join(word for word in (query["metric"], query["benchmark"]) if word)
-            chart(charts.parallel_chart(scored, settings, measure), f"parallel-{group}")
-
-
-def _heat_map(group: str, score: Json) -> None:
-    """Of two settings that the visitor selects."""
-    heat_map = visitor.client().heat_map(group, **score)
-    if heat_map is None:
-        return
-    with st.container(border=True):
-        st.markdown("##### Sweep")
-        settings = heat_map["settings"]
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            x = permalinks.select("Columns", f"hx-{group}", settings, heat_map["x"])
-            y = permalinks.select("Rows", f"hy-{group}", settings, heat_map["y"])
-            show = permalinks.select("Show", f"hs-{group}", CELL_VALUES, "final")
-        if x == y:
-            st.caption("Select two different settings.")
+        heat_map = visitor.client().heat_map(group, **score)
+        if heat_map is None:
             return
-        heat_map = visitor.client().heat_map(group, x=x, y=y, show=show, **score)
-        if heat_map is not None:
-            chart(charts.heat_map_chart(heat_map), "heat")
-            _excluded(heat_map["left_out"], "Not in the grid")
+        with st.container(border=True):
+            st.markdown("##### Sweep")
+            settings = heat_map["settings"]
+            with st.container(horizontal=True, vertical_alignment="bottom"):
+                x = permalinks.select("Columns", f"hx-{group}", settings, heat_map["x"])
+                y = permalinks.select("Rows", f"hy-{group}", settings, heat_map["y"])
+                show = permalinks.select("Show", f"hs-{group}", CELL_VALUES, "final")
+            if x == y:
+                st.caption("Select two different settings.")
+                return
+            heat_map = visitor.client().heat_map(group, x=x, y=y, show=show, **score)
+            if heat_map is not None:
+                chart(charts.heat_map_chart(heat_map), "heat")
+                _excluded(heat_map["left_out"], "Not in the grid")
 
 
 def _metrics(everything: dict[str, Json], x: str) -> None:

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
-from zlib import crc32
 
 import streamlit as st
 
 from gxpo_client.errors import Refused
 from gxpo_client.formats import count
-from gxpo_dashboard.charts.base import with_colors
-from gxpo_dashboard.charts.curves import explorer_chart, matching
+from gxpo_dashboard.charts.base import Plot, metric_chart, with_colors
+from gxpo_dashboard.charts.curves import matching
 from gxpo_dashboard.labels import unique_labels
 from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.view_models.series import Points
 from gxpo_dashboard.views import records
-from gxpo_dashboard.widgets import chart, empty
+from gxpo_dashboard.widgets import chart, empty, grid
 
 Json = dict[str, Any]
 
-_MOST_ROWS, _MOST_LINES = 8, 24
-"""Of a chart: the browser redraws every line at every refresh."""
+_MOST_CHARTS, _MOST_LINES = 8, 24
+"""The browser redraws every line at every refresh."""
+_HEIGHT = 220
 
 
 def show(runs: Mapping[str, Json], x: str) -> None:
     """Controls and chart; runs by id."""
-    labels = unique_labels(runs)
     names = sorted({name for run in runs for name in visitor.client().metric_names(run)})
     if not names:
         if len(runs) == 1:
@@ -44,38 +45,26 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     if not matches:
         st.caption("No matching metrics. Change the search.")
         return
-    hidden: list[str] = []
-    if len(labels) > 1:
-        hidden = permalinks.multi("Hidden runs", "hide", labels, placeholder="none")
-    visible = [run for run in labels if run not in hidden] or list(labels)
-    most = max(1, min(_MOST_ROWS, _MOST_LINES // len(visible)))
-    drawn = tuple(matches[:most])
+    most = max(1, min(_MOST_CHARTS, _MOST_LINES // len(runs)))
     if len(matches) > most:
-        st.caption(f"Showing {most} of {len(matches)} metrics. Search for others, or hide runs to show more.")
-    draw({run: runs[run] for run in visible}, drawn, x, log=log, every=runs)
+        st.caption(f"Showing {most} of {len(matches)} metrics. Search for others, or select fewer runs to show more.")
+    draw(runs, tuple(matches[:most]), x, log=log)
 
 
-def draw(
-    runs: Mapping[str, Json],
-    names: tuple[str, ...],
-    x: str,
-    *,
-    log: bool = False,
-    every: Mapping[str, Json] | None = None,
-) -> None:
-    """Curves of these metrics, over each other for all runs. every: all runs of the view, which labels and colours
-    tell apart."""
-    every = every or runs
-    labels = unique_labels(every)
+def draw(runs: Mapping[str, Json], names: tuple[str, ...], x: str, *, log: bool = False, columns: int = 2) -> None:
+    """A chart of each metric with a line per run."""
+    labels = unique_labels(runs)
     live = visitor.live_series_of(runs, x, names)
-    series = {
-        name: {labels[run]: points for run, of_run in live.items() if (points := of_run.points.get(name))}
-        for name in names
-    }
-    colors = visitor.rules().colors({labels[run]: every[run]["rule"] for run in every})
-    spec = explorer_chart(series, [labels[run] for run in runs], x, permalinks.smoothing(), log)
-    # A chart of other metrics is another chart; the key keeps zoom and pointer apart.
-    chart(with_colors(spec, colors), f"explorer-{crc32(' '.join(names).encode()):x}")
+    colors = visitor.rules().colors({labels[run]: view["rule"] for run, view in runs.items()})
+    weight = permalinks.smoothing()
+    note = f"Exponential average, weight {weight:g}; gates are never smoothed." if weight else ""
+
+    def draw_metric(name: str) -> None:
+        plot = Plot(f"explorer-{name}", name, {run: labels[run] for run in runs}, "value", log=log, note=note)
+        series = {run: of_run.points.get(name, Points()) for run, of_run in live.items()}
+        chart(replace(with_colors(metric_chart(plot, series, x), colors), height=_HEIGHT), "metric")
+
+    grid(names, draw_metric, columns)
 
 
 _RECENT = 100

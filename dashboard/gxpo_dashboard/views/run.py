@@ -35,7 +35,7 @@ def show() -> None:
     ended = run["state"] in TERMINAL
     live(lambda: _header(run["id"], ended), None if ended else visitor.LIVE_S)
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute", gap="small"):
-        _follow_old_link()
+        _open_section()
         part = permalinks.choice("Part", "part", list(PARTS), "Overview")
         sections = PARTS[part]
         section = next(iter(sections))
@@ -51,14 +51,12 @@ def show() -> None:
     live(body, None if ended else every)
 
 
-def _follow_old_link() -> None:
-    """Rewrite the address of a link that names a section, or one of the former parts, as its part."""
-    old = st.query_params.get("part", "")
-    if old == "Evaluations":
-        st.query_params["part"] = "Overview"
+def _open_section() -> None:
+    """Rewrite the address of a link whose part is a section."""
+    section = st.query_params.get("part", "")
     for part, sections in PARTS.items():
-        if old in sections and old not in PARTS:
-            st.query_params["part"], st.query_params["section"] = part, old
+        if section in sections and section not in PARTS:
+            st.query_params["part"], st.query_params["section"] = part, section
 
 
 def _chosen() -> Json | None:
@@ -100,7 +98,7 @@ def _header(run_id: str, was_ended: bool) -> None:
         st.progress(fraction, text=" · ".join(_figures(run, fraction)))
 
 
-_EVIDENCE = {"gate": "Gate", "evaluation": "Evaluations"}
+_EVIDENCE = {"gate": "Gate", "evaluation": "Overview"}
 """The part of the view with a sentence's evidence, by its topic; Events for the others."""
 
 
@@ -146,10 +144,6 @@ def _figures(run: Json, fraction: float) -> list[str]:
     return words
 
 
-def _gate_settings(settings: Json) -> Json:
-    return settings.get("gate") or {}
-
-
 def rule_settings(run: Json) -> Json:
     """The settings of the update rule in a run's config."""
     return (run["config"].get("learner") or {}).get("rule") or {}
@@ -168,7 +162,7 @@ def _overview(run_id: str, x: str) -> None:
     charts = [base.metric_chart(curves.COMPLETIONS if supervised else curves.REWARD, series, x), scores]
     charts += base.metric_charts([curves.WARM_START], series, x)
     if (rule := visitor.rules().of(settings)).watched is not None:
-        charts.append(gate.z_chart(series, x, _gate_settings(settings), rule.color))
+        charts.append(gate.z_chart(series, x, settings.get("gate") or {}, rule.color))
     charts.append(_budget(run, series, x))
     others = [metric for metric in metrics_of(evaluations) if metric != "pass@1"]
     charts += [accuracy_chart(evaluations, metric, x, evaluated_at(run_id, x)) for metric in others]
@@ -198,7 +192,7 @@ def _gate(run_id: str, x: str) -> None:
     if rule.watched is None:
         empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")
     else:
-        chart(gate.z_chart(series, x, _gate_settings(settings), rule.color), run_id)
+        chart(gate.z_chart(series, x, settings.get("gate") or {}, rule.color), run_id)
         window = visitor.live_series(run_id, x, gate.WINDOW, joined=True).points
         chart(gate.value_chart({**series, **window}, x, rule.watched, rule.color), run_id)
     chart(_budget(run, series, x), run_id)

@@ -1,4 +1,4 @@
-"""Runs view: a filtered table of runs, or of configurations with means over their seeds, and actions on them."""
+"""Runs view: a filtered table of runs, and actions on them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from gxpo_client.client import Client
 from gxpo_client.connection import keep
-from gxpo_client.errors import Refused, ServiceError, ServiceUnavailable
+from gxpo_client.errors import Refused, ServiceError
 from gxpo_client.formats import NONE, comma_separated, count, number_of
 from gxpo_dashboard.charts.compare import settings_table
 from gxpo_dashboard.charts.curves import EVALUATED, sparkline
@@ -25,14 +24,11 @@ from gxpo_dashboard.widgets import cursors, empty, live, pager, table, text_tabl
 
 Json = dict[str, Any]
 
-MOST_GROUPED = 500
-"""Runs that are grouped into configurations: their configs are requested at each refresh."""
 _TREND_RUNS = 100
 """Runs per request of reward trends."""
 SORTS = {name: tables.column_label(tables.ordered_column(name)) for name in tables.ORDERS.values()}
 SORTS |= {name: tables.column_label(name) for name in ("metric:policy/entropy", "metric:rollout/logprob_gap_mean")}
 _HELP = {
-    tables.RUNS: "Those that succeeded: means are over these.",
     "score": "Latest macro average of pass@1.",
     "reward": "Latest mean reward.",
     "difference": "Percentage points relative to the pinned run.",
@@ -40,20 +36,19 @@ _HELP = {
     "passes": "Backward passes, of the budget.",
     "left": "Estimated from the pace so far.",
 }
-PAGE_SIZES = ("25", "50", "100", "200")
+PAGE = 50
+"""Runs of a page."""
 _METRIC_RUNS = 50
 _METRIC_COLUMNS_S = 30.0
 """Time until the metrics that are offered as columns are requested again."""
 PREVIEWED = ("reward/mean", EVALUATED)
 _MOST_PREVIEWED = 8
 _ORDER = {"desc": "descending", "asc": "ascending"}
-_ROWS = {"runs": "Runs", "seeds": "Means over seeds"}
 SAVED: dict[str, Json] = {
     "All runs": {},
     "Active": {"state": ["queued", "starting", "running", "recovering", "pausing"]},
     "Failed": {"state": ["failed"], "cols": ["name", "state", "rule", "reason", "step", "created", "tags"]},
     "Most accurate": {"sort": "score_best"},
-    "Most accurate configurations": {"sort": "score_best", "rows": "seeds"},
 }
 
 
@@ -62,17 +57,15 @@ def show() -> None:
     header.title("Runs", width="content")
     actions.dialogs()
     st.session_state["axis"] = ""  # the curves next to the table have no zoom
-    with header:
-        with st.popover("Views", icon=":material/bookmark:"):
-            for label, view in SAVED.items():
-                if st.button(label, type="tertiary", key=f"saved-{label}"):
-                    go("runs", **view)
-            st.caption("Filters, columns and order are in the address: bookmark it to save a view of your own.")
-        seeds = permalinks.choice("Rows", "rows", _ROWS, "runs") == "seeds"
+    with header.popover("Views", icon=":material/bookmark:"):
+        for label, view in SAVED.items():
+            if st.button(label, type="tertiary", key=f"saved-{label}"):
+                go("runs", **view)
+        st.caption("Filters, columns and order are in the address: bookmark it to save a view of your own.")
     query, columns, baseline = _filters()
     query["with_metric"] = tables.further(columns, tables.METRIC)
     query["with_setting"] = tables.further(columns, tables.SETTING)
-    live(lambda: (_configurations if seeds else _list)(query, columns, baseline), visitor.LIVE_S + 1)
+    live(lambda: _list(query, columns, baseline), visitor.LIVE_S + 1)
 
 
 def _filters() -> tuple[Json, list[str], str]:
@@ -91,11 +84,9 @@ def _filters() -> tuple[Json, list[str], str]:
             orders = SORTS | {name: tables.column_label(name) for name in further if name.startswith(tables.METRIC)}
             sort = permalinks.select("Sort by", "sort", orders, "created_at") or "created_at"
             order = permalinks.select("Order", "order", _ORDER, "desc")
-            model = permalinks.text("Model", "model", placeholder="exact model.path")
             tags = permalinks.text("Tags", "tag", placeholder="all of these, comma-separated")
             group = permalinks.text("Group", "group", placeholder="group id")
             baseline = permalinks.text("Baseline run", "base", placeholder="run id, or pin one below")
-            size = permalinks.select("Page size", "size", PAGE_SIZES, "50") or "50"
         columns = permalinks.multi("Columns", "cols", _offered(), tables.DEFAULTS)
         archived = permalinks.check("Include archived", "archived")
     query = {
@@ -104,10 +95,9 @@ def _filters() -> tuple[Json, list[str], str]:
         "rule": rule,
         "sort": sort,
         "order": order,
-        "model": model,
         "tag": comma_separated(tags),
         "group": group,
-        "limit": int(size),
+        "limit": PAGE,
         "archived": "any" if archived else "false",
     }
     first, *others = columns or tables.DEFAULTS
@@ -134,36 +124,13 @@ def _metric_columns(url: str, _service: Client) -> list[str]:
     return list(dict.fromkeys(tables.METRIC + name for run in newest.values() for name in _service.metric_names(run)))
 
 
-def _configurations(query: Json, columns: Sequence[str], baseline_id: str) -> None:
-    """A row per configuration, over all pages of runs, ordered by its mean."""
-    with visitor.guarded():
-        sections = dict.fromkeys(path.partition(".")[0] for path in visitor.rules().settings)
-        if not sections:
-            raise ServiceUnavailable("the config's schema is not known")
-        shared = [name for name in sections if name not in ("name", "seed")]
-        filters = {name: value for name, value in query.items() if name != "limit"}
-        filters["with_setting"] = [*query["with_setting"], *shared]
-        runs = visitor.client().all_runs(limit=MOST_GROUPED + 1, **filters)
-        if not runs:
-            _nothing(query, later_page=False)
-            return
-        if len(runs) > MOST_GROUPED:
-            runs = runs[:MOST_GROUPED]
-            st.warning(f"Means over the first {len(runs)} runs only. Narrow the filters to include all runs.")
-        baseline = _baseline(baseline_id, runs)
-        groups = tables.ordered(tables.configurations(runs, shared), query["sort"], descending=query["order"] == "desc")
-        position = {run["id"]: number for number, run in enumerate(runs)}
-        rows = [[position[run["id"]] for run in members] for members in groups]
-        frame = tables.means(tables.runs_table(runs, baseline=baseline), runs, rows)
-        first, *others = columns
-        shown = [first, tables.RUNS, *others]
-        _table(frame, groups, shown, "configurations", query, _summary(runs, None), baseline, means=True)
-
-
 def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
     """A row per run, page by page."""
     with visitor.guarded():
         visited = cursors("runs", query)
+        key = f"runs-{len(visited)}"
+        if opened := (st.session_state.get(key) or {}).get("opened"):
+            go("run", run=opened)  # before the list is requested and drawn for nothing
         page = visitor.client().get("/runs", **query, cursor=visited[-1] if visited else None)
         runs = page["items"]
         if page["total"] is not None:
@@ -173,9 +140,7 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
             _nothing(query, bool(visited))
         else:
             baseline = _baseline(baseline_id, runs)
-            frame = tables.runs_table(runs, baseline=baseline, trends=_trends(runs) if "trend" in columns else {})
-            rows = [[run] for run in runs]
-            _table(frame, rows, columns, f"runs-{len(visited)}", query, _summary(runs, total), baseline)
+            _table(runs, columns, key, query, _summary(runs, total), baseline)
         if visited or page["next_cursor"]:
             of = f" of {count(total)}" if total is not None else ""
             pager("runs", visited, page["next_cursor"], len(visited) * query["limit"], len(runs), of)
@@ -190,68 +155,63 @@ def _summary(runs: list[Json], total: int | None) -> tuple[str, str]:
 
 
 def _table(
-    frame: pd.DataFrame,
-    rows: list[list[Json]],
+    runs: list[Json],
     columns: Sequence[str],
     key: str,
     query: Json,
     summary: tuple[str, str],
     baseline: Json | None,
-    *,
-    means: bool = False,
 ) -> None:
-    """Show a row for each group of runs, below the actions on the selected ones, next to their curves. A click on a
-    header orders by its column, in the service: the table has one page alone."""
-    groups = {min(run["id"] for run in members): members for members in rows}
+    """Show the runs below the actions on the selected ones, next to their curves. A click on a header orders by its
+    column, in the service: the table has one page alone."""
+    by_id = {run["id"]: run for run in runs}
     state = st.session_state.get(key) or {}
     kept = state.get("selected")
     # Streamlit forgets what is selected in a table that is not shown.
-    selected = [group for group in st.session_state.get(f"selection-{key}", []) if group in groups]
-    selected = selected if kept is None else [group for group in groups if group in kept]
+    selected = [run for run in st.session_state.get(f"selection-{key}", []) if run in by_id]
+    selected = selected if kept is None else [run for run in by_id if run in kept]
     st.session_state[f"selection-{key}"] = selected
-    chosen = [run for group in selected for run in groups[group]]
+    chosen = [by_id[run] for run in selected]
     _bar(chosen, baseline, *summary)
-    pointed = groups.get(str(state.get("pointed")), []) if chosen else []
+    pointed = [by_id[run] for run in [state.get("pointed")] if chosen and run in by_id]
     previewed = {run["id"]: run for run in (*chosen[: _MOST_PREVIEWED - len(pointed)], *pointed)}
     rules = visitor.rules()
     colors = rules.colors({id: run["rule"] for id, run in previewed.items()})
     ordered = tables.ordered_column(query["sort"])
-    shown = tables.filled(frame, columns, ("name", "state", ordered))
+    trends = _trends(runs) if "trend" in columns else {}
+    rows = [tables.cells(run, baseline=baseline, trend=trends.get(run["id"])) for run in runs]
+    shown = tables.filled(rows, columns, ("name", "state", ordered))
     # Always two columns: a table that moves to another place of the page loses its scroll position.
     listed, preview = st.columns([3, 2] if chosen else [1, 0.001], gap="small" if chosen else None)
     with listed:
         report = table(
             key,
             "Runs with state, progress, accuracy and cost",
-            [_column(name, frame) for name in shown],
+            [_column(name) for name in shown],
             [
                 {
-                    "id": group,
-                    "name": name,
-                    "color": colors.get(members[0]["id"]) or rules.of({"name": members[0]["rule"]}).color,
-                    "cells": cells,
+                    "id": run["id"],
+                    "name": run["name"],
+                    "color": colors.get(run["id"]) or rules.of({"name": run["rule"]}).color,
+                    "cells": [row.get(name, NONE) for name in shown],
                 }
-                for (group, members), name, cells in zip(
-                    groups.items(), frame["name"], tables.cells(frame, shown), strict=True
-                )
+                for run, row in zip(runs, rows, strict=True)
             ],
             selected,
             sorted=ordered,
             descending=query["order"] == "desc",
-            links=not means,
+            links=True,
         )
     if report.order:
         st.query_params["sort"] = tables.ORDERS.get(report.order, report.order)
         st.query_params["order"] = "asc" if report.order == ordered and query["order"] == "desc" else "desc"
         st.rerun()
-    if report.opened:
-        go("run", run=report.opened)
     if report.compared:
         go("compare", runs=[run["id"] for run in chosen])
     if chosen:
         with preview:
             headline = st.container()
-            explorer.draw(previewed, PREVIEWED, "backward_passes")
+            explorer.draw(previewed, PREVIEWED, "backward_passes", columns=1)
             if len(chosen) > 1 and all(run["score"] is not None for run in chosen):
                 with suppress(ServiceError):  # the list and its actions do without
                     comparison = visitor.client().compare(runs=[run["id"] for run in chosen], gates=False)
@@ -262,13 +222,13 @@ def _table(
                         text_table(in_all, "Settings that differ")
 
 
-def _column(name: str, frame: pd.DataFrame) -> Json:
+def _column(name: str) -> Json:
     order = tables.ORDERS.get(name, name)
     return {
         "name": name,
         "label": tables.column_label(name),
         "help": _HELP.get(name, ""),
-        "kind": tables.KINDS.get(name) or ("number" if pd.api.types.is_numeric_dtype(frame[name]) else "text"),
+        "kind": tables.KINDS.get(name) or ("number" if name.startswith(tables.METRIC) else "text"),
         "order": order in SORTS or order.startswith(tables.METRIC),
     }
 
@@ -349,7 +309,7 @@ def _baseline(run: str, listed: list[Json]) -> Json | None:
 
 
 def _nothing(query: Json, later_page: bool) -> None:
-    filtered = any(query[name] for name in ("text", "state", "rule", "model", "tag", "group"))
+    filtered = any(query[name] for name in ("text", "state", "rule", "tag", "group"))
     if later_page:
         empty("No more runs", "Go back a page.")
     elif filtered:

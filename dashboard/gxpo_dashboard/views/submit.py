@@ -16,7 +16,7 @@ from gxpo_dashboard.labels import NO_RIGHT, STATES, plain
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import forms
-from gxpo_dashboard.view_models.tables import memory_table, sweep_words, time_table, verdict
+from gxpo_dashboard.view_models.tables import sweep_words, time_table, verdict
 from gxpo_dashboard.views import actions
 from gxpo_dashboard.widgets import focus, grid, text_table
 
@@ -183,17 +183,13 @@ def _sweep_form(config: Json) -> Json:
 
 def _outcome(config: Json, problems: Problems, sweep: Json | None, clone_of: str | None) -> Problems:
     """Cost, plan and button of what is configured; returns what the service refuses."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        tags = permalinks.text("Tags", "tags", placeholder="comma-separated")
-        priority = permalinks.number("Priority", "priority", 0, least=-1000, most=1000)
-    words = comma_separated(tags)
+    tags = comma_separated(permalinks.text("Tags", "tags", placeholder="comma-separated"))
     if problems:
         return _complaints(list(problems.items()))
     if sweep is None:
         origin = {"clone_of": clone_of} if clone_of else {}
-        return _one_run({"config": config, "tags": words, "priority": priority, **origin})
-    body = {"name": str(config.get("name", "sweep")), "base": {"config": config}, "tags": words}
-    return _sweep({**body, **sweep, "priority": priority})
+        return _one_run({"config": config, "tags": tags, **origin})
+    return _sweep({"name": str(config.get("name", "sweep")), "base": {"config": config}, "tags": tags, **sweep})
 
 
 def _one_run(body: Json) -> Problems:
@@ -217,7 +213,7 @@ def _one_run(body: Json) -> Problems:
         go("run", run=made["id"])
     if checked["valid"]:
         show_plan(checked)
-    _equivalents(checked, "/runs", body)
+    _run_file(checked)
     return refused
 
 
@@ -237,17 +233,15 @@ def _sweep(body: Json) -> Problems:
     rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
     frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Backward passes"])
     text_table(frame.astype("str"), "Planned runs")
-    _equivalents(base, "/sweeps", body)
+    _run_file(base)
     return {}
 
 
-def _equivalents(checked: Json, path: str, body: Json) -> None:
-    """The run file of the config that was checked, and the command that submits `body`."""
-    # Without highlighting, whose colours have too little contrast in light mode.
+def _run_file(checked: Json) -> None:
+    """The run file of the config that was checked."""
     with st.expander("TOML", expanded=checked["valid"]):
+        # Without highlighting, whose colours have too little contrast in light mode.
         st.code(checked.get("toml") or "# invalid config", language=None, height=420)
-    with st.expander("curl"):
-        st.code(forms.curl(visitor.external_url(), path, body), language=None, height=300)
 
 
 def _submitted(label: str, path: str, body: Json, *, possible: bool = True) -> Json | None:
@@ -287,9 +281,7 @@ def show_plan(checked: Mapping[str, Any], runs: int = 1) -> None:
     else:
         st.warning(words, icon=":material/memory:")
     text_table(time_table(plan), "Time and cost by rule")
-    st.caption("With the look-ahead on to the end, without evaluation, checkpoints and start-up.")
-    text_table(memory_table(plan), "Memory by phase", closed=True)
-    st.caption(f"The KV cache of a sampler holds {count(plan['kv_cache_sequences'])} sequences of mean length.")
-    with st.expander("Assumptions"):
-        for line in plan["assumptions"]:
-            st.text(line)
+    st.caption(
+        "With the look-ahead on to the end, without evaluation, checkpoints and start-up. The command gxpo plan shows "
+        "the memory of each phase and what is assumed."
+    )

@@ -7,12 +7,13 @@ next ones, and ends with the service."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from anyio import BrokenWorkerProcess, to_process
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
 from gxpo_services.api.dependencies import DatabaseDep, Heavy, ServiceRoute, Settings, Viewer, held_slot
@@ -65,8 +66,22 @@ def _heat_map(database_url: str, group_id: str, query: HeatMapQuery) -> HeatMapV
         return service.group_heat_map(session, group_id, query)
 
 
-@router.get("/compare", summary="Compare runs", response_model=ComparisonView, **_HEAVY)
-async def compare_runs(query: Annotated[CompareQuery, Query()], _: Viewer, settings: Settings) -> Response:
+_UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The comparison of If-None-Match still holds."}}
+
+
+@router.get(
+    "/compare",
+    summary="Compare runs",
+    response_model=ComparisonView,
+    responses=responses(429) | _UNCHANGED,
+    dependencies=[Heavy],
+)
+async def compare_runs(
+    query: Annotated[CompareQuery, Query()],
+    _: Viewer,
+    settings: Settings,
+    if_none_match: Annotated[str | None, Header(max_length=100, description="ETag of the comparison you have.")] = None,
+) -> Response:
     """Runs are grouped by config, ignoring name and seed, and each configuration is compared with the baseline.
 
     Curves over steps, backward passes, hours and tokens; the cost to match the baseline's peak; accuracy at equal
@@ -74,7 +89,10 @@ async def compare_runs(query: Annotated[CompareQuery, Query()], _: Viewer, setti
     A run without evaluations is listed in `left_out` with the reason.
     """
     body = await in_worker(_compare, settings.url, query)
-    return Response(body, media_type="application/json")
+    headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"'}
+    if if_none_match == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type="application/json")
 
 
 @router.get("/groups/{group_id}/heatmap", summary="A sweep over two settings", **_HEAVY)

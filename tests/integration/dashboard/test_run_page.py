@@ -62,7 +62,7 @@ def test_a_config_is_compared_with_the_nearest_preset_and_with_another_run(pages
     assert ["learner.rule.gate.threshold", "3.0", "3.0"] in shown(against=other, setting="gate", unchanged="1")
 
 
-@pytest.mark.parametrize("part", ["Overview", "Policy", "Metrics", "Evaluations", "Samples", "Log", "Checkpoints"])
+@pytest.mark.parametrize("part", ["Overview", "Metrics", "Checkpoints"])
 def test_a_run_without_data_says_what_it_waits_for_and_an_ended_one_that_there_is_none(pages: Pages, part: str) -> None:
     holder, run = (pages.submit(f"{name} {part}") for name in ("holds", "waits"))
     pages.service.report(holder)
@@ -89,15 +89,6 @@ def test_a_sentence_of_the_headline_opens_its_evidence(pages: Pages) -> None:
     assert page.query_params["part"] in ("Training", ["Training"]), "whose first section is Gate"
     for each in (run, holder):
         pages.cancel(each)
-
-
-def test_the_overview_of_a_run_without_data_says_so_once_and_the_gate_claims_nothing(pages: Pages) -> None:
-    run = pages.submit("waits")
-    page = pages.open("run", run=run)
-    assert [words for words in page.markdown if "No data yet" in words.value]
-    assert not [words for words in page.markdown if "Gate: z-score" in words.value]
-    page = pages.open("run", run=run, part="Gate")
-    assert not [words for words in page.caption if "never fires" in words.value], "its τ is 3"
 
 
 # The Submit view: each rule has settings of its own, and the address keeps the rule and the sweep.
@@ -137,30 +128,13 @@ def test_rule_and_sweep_are_kept_in_another_view_and_by_a_reload(pages: Pages) -
         assert any(plain("4 settings × 5 seeds = 20 runs") in words.value for words in same.markdown)
 
 
-def test_what_was_typed_stays_after_a_reload(pages: Pages) -> None:
-    page = pages.open("submit", preset="demo")
-    labelled(page.text_input, "Rule K").set_value("7").run()
-    labelled(page.text_input, "Name").set_value("a = b").run()
-    labelled(page.text_input, "Tags").set_value("one, two").run()
-    labelled(page.number_input, "Priority").set_value(5).run()
-    page = pages.reload(page)
-    typed = [labelled(page.text_input, label).value for label in ("Rule K", "Name", "Tags")]
-    assert typed == ["7", "a = b", "one, two"]
-    assert labelled(page.number_input, "Priority").value == 5
-    [toml] = [code.value for code in page.code if "[learner.rule]" in code.value]
-    assert "k = 7" in toml
-    labelled(page.text_input, "Rule K").set_value("5").run()
-    assert page.query_params["set"] == 'name="a = b"'
-
-
 def test_a_link_changes_settings_of_collapsed_sections_and_names_what_it_cannot(pages: Pages) -> None:
-    page = pages.open("submit", preset="demo", set=["rollout.temperature=0.7", "rollout.heat=1"], priority="high")
+    page = pages.open("submit", preset="demo", set=["rollout.temperature=0.7", "rollout.heat=1"])
     [toml] = [code.value for code in page.code if "[rollout]" in code.value]
     assert "temperature = 0.7" in toml
     [warning] = page.warning
     assert plain("rollout.heat=1") in warning.value
     assert "temperature" not in warning.value
-    assert labelled(page.number_input, "Priority").value == 0
 
 
 def test_what_is_wrong_is_said_below_its_field(pages: Pages) -> None:

@@ -218,6 +218,25 @@ def test_a_session_reads_what_it_has_just_read_once_until_it_changes_something(
     assert counts == [1, 1, 2, 3]
 
 
+def test_a_response_that_has_not_changed_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tags: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        tags.append(request.headers.get("If-None-Match"))
+        return httpx.Response(304) if tags[-1] else httpx.Response(200, json={"runs": 2}, headers={"ETag": '"1"'})
+
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+
+    def later() -> dict[str, Any]:
+        now[0] += 2 * module.FRESH_S
+        return client.compare(runs=["a", "b"])
+
+    client = Client(connect("http://127.0.0.1:8000", transport=httpx.MockTransport(answer)), None, ResponseCache())
+    assert [later() for _ in range(3)] == [{"runs": 2}] * 3
+    assert tags == [None, '"1"', '"1"']
+
+
 def test_changes_and_the_token_s_name_never_come_from_the_cache(service: Service) -> None:
     client = client_of(service, cache=ResponseCache())
     paths = ("/tokens/me", "/runs/r1/cancel")

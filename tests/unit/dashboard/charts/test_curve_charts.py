@@ -12,7 +12,7 @@ import pytest
 
 from gxpo_dashboard.charts import base, curves
 from gxpo_dashboard.charts.base import Chart, Plot
-from gxpo_dashboard.charts.curves import explorer_chart, matching
+from gxpo_dashboard.charts.curves import matching
 from gxpo_dashboard.view_models.series import BANDS, Points, Series
 
 DOTS = {"layer": [base.layer("points", "point", {})]}
@@ -33,18 +33,6 @@ def test_metrics_without_a_point_are_left_out() -> None:
     assert chart.summary == "At step 1: A 1."
 
 
-def test_the_table_has_a_column_for_each_series() -> None:
-    series = {"a": points([1.0, 2.0]), "b": points([3.0, 4.0])}
-    table = drawn(series, {"b": "B", "a": "A"}).table()
-    assert table.to_dict("list") == {"Training step": [1.0, 2.0], "B": [3.0, 4.0], "A": [1.0, 2.0]}
-
-
-def test_where_a_step_lies_on_another_axis() -> None:
-    series = points([0.0] * 3, [3.0, 6.0, 7.0])
-    assert [base.value_at(series, step, "backward_passes") for step in (2, 9)] == [6.0, 7.0]
-    assert math.isnan(base.value_at(series, 0, "backward_passes"))
-
-
 @pytest.mark.parametrize("x", list(base.AXES))
 def test_new_data_does_not_change_a_specification(x: str) -> None:
     plots = (curves.REWARD, *curves.LOOK_AHEAD, *curves.POLICY, *curves.SYSTEM)
@@ -52,46 +40,6 @@ def test_new_data_does_not_change_a_specification(x: str) -> None:
     for plot in plots:
         old, new = base.metric_chart(plot, before, x), base.metric_chart(plot, after, x)
         assert (json.dumps(old.spec), old.alt) == (json.dumps(new.spec), new.alt)
-
-
-@pytest.mark.parametrize(
-    ("plots", "reported", "keys"),
-    [
-        (curves.LOOK_AHEAD, ["grad/norm_g0"], ["norms"]),
-        (curves.POLICY, ["policy/entropy"], ["entropy"]),
-        (curves.POLICY, ["policy/entropy", "env/turns_mean", "env/done_fraction"], ["entropy", "turns", "episodes"]),
-        (curves.SYSTEM, ["system/cpu_percent", "system/memory_bytes"], ["memory", "cpu"]),
-        (curves.SYSTEM, ["time/learner_idle_fraction"], ["overlap"]),
-        (curves.SYSTEM, ["system/gpu1/utilization_percent", "system/disk_written_bytes_per_s"], ["gpu", "traffic"]),
-    ],
-)
-def test_only_charts_of_reported_metrics_appear(plots: tuple[Plot, ...], reported: list[str], keys: list[str]) -> None:
-    series = {name: points([1.0]) for name in reported}
-    assert [chart.key for chart in base.metric_charts(plots, series, "step")] == keys
-
-
-def test_lines_differ_in_more_than_colour() -> None:
-    names = [f"series {i}" for i in range(8)]
-    styles = base.line_styles(names, marks=True)
-    assert len({tuple(style) for style in styles["strokeDash"]["scale"]["range"]}) == 8
-    assert len(set(styles["shape"]["scale"]["range"])) == 8
-
-
-def test_of_many_points_only_some_answer_to_the_pointer() -> None:
-    chart = drawn({"a": points([0.5] * 2500)}, {"a": "A"})
-    *_, line, dots = chart.spec["layer"]
-    assert (line["data"]["name"], dots["data"]["name"]) == ("points", "near")
-    assert len(chart.points) == 2500
-    # Every fifth of 2500.
-    assert chart.datasets["near"]["step"].tolist() == list(range(1, 2501, 5))
-    few = base.near(chart.points.head(500))
-    assert len(few) == 500
-
-
-def test_the_first_and_the_last_point_are_not_cut_in_half() -> None:
-    dots = base.line_layers(["a"], "step", base.y_encoding("y"), marks=True)[-1]
-    radius = math.sqrt(dots["mark"]["size"] / math.pi)
-    assert dots["encoding"]["x"]["scale"]["padding"] > radius
 
 
 def picture(*y: float) -> list[tuple[str, float, float]]:
@@ -144,12 +92,11 @@ def test_the_part_of_a_chart_has_its_data_alone() -> None:
 
 
 def test_a_range_is_selected_by_dragging_and_nothing_takes_the_wheel() -> None:
-    explored = explorer_chart({"gate/z": {}, "reward/mean": {}}, ["a", "b"], "step")
-    for chart in (drawn({"a": points([1.0])}, {"a": "A"}), explored):
-        assert not re.search("wheel|scales", json.dumps(chart.spec))
-        text = json.dumps(base.with_brush(chart))
-        assert text.count('"brush"') == 1
-        assert '"zoom": false, "translate": false' in text
+    chart = drawn({"a": points([1.0])}, {"a": "A"})
+    assert not re.search("wheel|scales", json.dumps(chart.spec))
+    text = json.dumps(base.with_brush(chart))
+    assert text.count('"brush"') == 1
+    assert '"zoom": false, "translate": false' in text
 
 
 NAMES = ["time/step_s", "gate/z", "gate/value", "reward/mean"]
@@ -163,32 +110,12 @@ def test_metrics_match_their_group_and_every_word_of_a_search_in_any_order() -> 
 
 def test_a_thinned_series_is_named_below_the_chart_and_in_its_table() -> None:
     series = {"a": Points([1, 9], [1.0, 9.0], [0.0, 4.0], BANDS), "b": Points([1], [1.0], [2.0])}
-    chart = explorer_chart({"reward/mean": series}, ["a", "b"], "step")
+    chart = drawn(series, {"a": "A", "b": "B"})
     assert chart.thinned == BANDS
     assert chart.text.endswith("Thinned to means in a band of minima and maxima; the export in Compare has every step.")
     assert set(chart.table()["Thinned to"]) == {BANDS}
-    whole = explorer_chart({"reward/mean": {"b": series["b"]}}, ["b"], "step")
+    whole = drawn({"b": series["b"]}, {"b": "B"})
     assert (whole.thinning, "Thinned to" in whole.table()) == ("", False)
-
-
-def test_explored_time_is_in_hours_and_a_logarithmic_axis_leaves_out_what_is_not_positive() -> None:
-    series = Points([1, 2, 3], [5400.0, 10800.0, 16200.0], [0.5, 0.0, -1.0])
-    frame = explorer_chart({"reward/mean": {"a": series}}, ["a"], "time", log=True).points
-    assert frame["x"].tolist() == [1.5, 3.0, 4.5]
-    assert frame["y"][0] == 0.5
-    assert frame["y"][1:].isna().all()
-
-
-def test_rows_share_pointer_zoom_and_legend_and_new_data_keeps_the_specification() -> None:
-    def chart(num: int) -> object:
-        series = {"a": Points([1] * num, [1.0] * num, [1.0] * num), "b": Points([1], [1.0], [2.0])}
-        return explorer_chart({"gate/z": series, "reward/mean": series}, ["a", "b"], "step").spec
-
-    spec = base.with_brush(explorer_chart({"gate/z": {}, "reward/mean": {}}, ["a", "b"], "step"))
-    names = {layer["name"] for row in spec["vconcat"] for layer in row["layer"] if "name" in layer}
-    assert {view for param in spec["params"] for view in param.get("views", [])} <= names
-    assert [param["name"] for param in spec["params"]] == ["hover", "selected", "brush"]
-    assert json.dumps(chart(1)) == json.dumps(chart(3))
 
 
 def test_hidden_outliers_are_counted_and_bands_end_at_their_limits() -> None:

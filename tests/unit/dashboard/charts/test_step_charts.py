@@ -6,15 +6,12 @@ import json
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gxpo_dashboard.charts import gate, steps
 from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
-from gxpo_dashboard.view_models.rules import Rules, rules_of
-from gxpo_dashboard.view_models.series import LiveSeries, Points, Total
-from gxpo_services.outputs.metric_series import SeriesQuery, series_of
-from gxpo_services.outputs.metrics import RECORD
+from gxpo_dashboard.view_models.rules import rules_of
+from gxpo_dashboard.view_models.series import Points, Total
 from gxpo_trainer.config import RunConfig
 
 RULES = rules_of(RunConfig.model_json_schema())
@@ -38,11 +35,6 @@ def test_the_step_that_fires_the_gate_still_looked_ahead() -> None:
     assert list(passes[FALLBACK]) == [0, 0, 0, 1, 2]
 
 
-def test_grpo_has_one_kind_of_step() -> None:
-    series = {"update/backward_passes_total": points([1, 2], [1, 2])}
-    assert set(steps.passes_by_phase(series, RULES.of({"name": "grpo"}))["series"]) == {"GRPO steps"}
-
-
 @pytest.mark.parametrize(
     ("settings", "passes"),
     [
@@ -64,21 +56,6 @@ def test_the_budget_is_a_line_and_a_word() -> None:
     assert steps.budget_chart(SHUT_OFF, GXPO, None, RULES).datasets["limit"].empty
 
 
-def test_new_data_does_not_change_the_specification() -> None:
-    short = {name: points(p.steps[:2], p.y[:2]) for name, p in SHUT_OFF.items()}
-    before, after = steps.budget_chart(short, GXPO, 200.0, RULES), steps.budget_chart(SHUT_OFF, GXPO, 200.0, RULES)
-    assert json.dumps(before.spec) == json.dumps(after.spec)
-
-
-@pytest.mark.parametrize("rule", RULES.names)
-def test_no_two_entries_of_the_legend_have_one_colour(rule: str) -> None:
-    settings = RULES.of({"name": rule}).defaults
-    color = steps.budget_chart(SHUT_OFF, dict(settings) | {"name": rule}, None, RULES).spec["layer"][1]["encoding"][
-        "color"
-    ]
-    assert len(set(color["scale"]["range"])) == len(color["scale"]["domain"])
-
-
 def test_a_single_step_has_an_area() -> None:
     one = {name: points(p.steps[:1], p.y[:1]) for name, p in SHUT_OFF.items()}
     own = steps.budget_chart(one, GXPO, None, RULES).datasets["own"]
@@ -87,22 +64,6 @@ def test_a_single_step_has_an_area() -> None:
     chart = steps.step_time_chart(first, {})
     assert chart.datasets["areas"].query("series == 'update'")[["x", "y"]].to_numpy().tolist() == [[0, 2], [1, 2]]
     assert set(chart.points["x"]) == {1.0}
-
-
-def test_a_rule_has_one_colour_and_dash_whichever_run_it_is_compared_with() -> None:
-    def styles(settings: dict[str, object]) -> dict[str, tuple[str, list[int]]]:
-        encoding = steps.budget_chart(SHUT_OFF, settings, None, RULES).spec["layer"][1]["encoding"]
-        color, dash = encoding["color"]["scale"], encoding["strokeDash"]["scale"]
-        return dict(zip(color["domain"], zip(color["range"], dash["range"], strict=True), strict=True))
-
-    of_gxpo, of_grpo = styles(GXPO), styles({"name": "grpo"})
-    assert of_gxpo["SFPO K=5 (6 per step)"] == of_grpo["SFPO K=3 (4 per step)"]
-    assert of_grpo["SFPO K=3 (4 per step)"] != of_grpo["GXPO (3 per step)"]
-
-
-def test_a_run_of_an_unknown_rule_has_its_own_passes_alone() -> None:
-    chart = steps.budget_chart(SHUT_OFF, {"name": "other", "gate": {}}, None, Rules())
-    assert chart.summary == f"11 backward passes after 5 steps (9 in {LOOK_AHEAD}, 2 in {FALLBACK})."
 
 
 SERIES = {
@@ -140,33 +101,6 @@ def test_without_a_step_or_timeline_charts_say_so() -> None:
     assert steps.step_time_chart({}, {"time/step_s": Total(0.0, 0)}).summary == "No steps yet."
     assert steps.budget_chart({}, GXPO, None, RULES).summary == "No steps yet."
     assert steps.timeline_chart([]).summary == "No timeline yet."
-
-
-def test_five_thousand_steps_have_the_shares_and_means_of_all_of_them() -> None:
-    """Peaks of the parts at different steps: thinned apart, hardly two parts of a step are left."""
-    numbers = np.arange(1, 5001)
-    update = np.where(numbers % 7 == 3, 9.0, 3.0)
-    rollout = np.where(numbers % 11 == 5, 9.0, 1.0)
-    parts = {"time/update_s": update, "time/rollout_s": rollout, "time/step_s": update + rollout + 0.1}
-    histories = {name: np.array(list(zip(numbers, y, strict=True)), dtype=RECORD) for name, y in parts.items()}
-    evaluated = numbers[numbers % 100 == 0]
-    histories["time/evaluate_s"] = np.array([(step, 50.0) for step in evaluated], dtype=RECORD)
-    live = LiveSeries(joined=True)
-    query = SeriesQuery(names=[*histories], max_points=live.max_points, joined=True)
-    series = series_of(histories, query, None)
-    live.take({"revision": 1, "attempt": 1, "last_step": 5000, "series": series}, None)
-
-    # Of all steps, 714 have an update of 9 s and 455 a rollout of 9 s; 50 evaluations take 50 s each.
-    # 3 + 6·714/5000 = 3.8568, 1 + 8·455/5000 = 1.728, and 0.1: 5.6848 in all. 50·50/5000 = 0.5.
-    means = steps.mean_seconds(live.totals, steps.STEP_PARTS)
-    assert means == {"sampling": pytest.approx(1.728), "update": pytest.approx(3.8568)}
-    assert steps.step_time_chart(live.points, live.totals).summary == (
-        "Mean: sampling 1.7 s (30%), update 3.9 s (68%), other 0.1 s (2%); outside of steps evaluation 0.5 s a step."
-    )
-    wide = steps.step_parts(live.points).pivot(index="x", columns="series", values="y")
-    assert len(wide) == 600
-    assert not wide.isna().to_numpy().any()
-    assert wide[steps.REST].to_numpy() == pytest.approx(0.1)
 
 
 STEPS = [
@@ -238,14 +172,6 @@ def test_a_two_sided_gate_has_both_limits() -> None:
     assert list(chart.datasets["rules"]["label"]) == ["τ = 2", "−τ = −2"]
 
 
-def test_a_gate_that_never_fires_has_no_limit() -> None:
-    series = {name: points for name, points in GATE_SERIES.items() if name != "gate/shutoff_step"}
-    chart = gate.z_chart(series, settings={"mode": "never"})
-    assert chart.datasets["rules"].empty
-    assert "it never fires. The gate is open." in chart.summary
-    assert gate.z_chart({}, settings={"mode": "never"}).summary == "No steps yet."
-
-
 def test_the_summary_names_an_infinite_threshold_the_warm_up_and_a_run_without_steps() -> None:
     chart = gate.z_chart({**GATE_SERIES, "gate/threshold": gate_points([1], [math.inf]), "gate/shutoff_step": Points()})
     assert chart.datasets["rules"].empty
@@ -264,13 +190,6 @@ def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> No
     assert list(band["high"]) == pytest.approx([0.6, 0.6, 0.7, 0.64])
 
 
-def test_the_monitored_value_has_the_name_that_its_rule_declares() -> None:
-    for rule, watched in (("sfpo", "policy entropy"), ("gxpo", "corrective norm ‖g_slow‖"), ("new", "monitored value")):
-        declared = RULES.of({"name": rule, "gate": {"threshold": 1.0}}).watched
-        assert declared == watched
-        assert gate.value_chart(GATE_SERIES, watched=declared).alt.startswith(watched)
-
-
 def test_over_another_axis_the_shutoff_lies_where_that_step_lies() -> None:
     # Three passes a step until the gate fires at step 3, one afterwards.
     passes = [3.0, 6.0, 9.0, 10.0, 11.0]
@@ -287,18 +206,3 @@ def test_new_data_of_the_gate_does_not_change_its_specification() -> None:
     for make in (gate.z_chart, gate.value_chart):
         assert json.dumps(make(short).spec) == json.dumps(make(GATE_SERIES).spec)
         assert make(short).alt == make(GATE_SERIES).alt
-
-
-def test_no_two_entries_of_a_legend_have_one_colour() -> None:
-    """The phase has the hue of the rule, so that its lines have none."""
-    rule = RULES.of({"name": "gxpo"})
-    for chart in (gate.z_chart(GATE_SERIES, color=rule.color), gate.value_chart(GATE_SERIES, color=rule.color)):
-        scales = [
-            layer["encoding"][channel]["scale"]
-            for layer in chart.spec["layer"]
-            for channel in ("fill", "color")
-            if channel in layer["encoding"]
-        ]
-        colors = {name: color for s in scales for name, color in zip(s["domain"], s["range"], strict=True)}
-        assert len(set(colors.values())) == len(colors)
-        assert colors[gate.LOOK_AHEAD] == rule.color

@@ -13,7 +13,7 @@ from support.contrast import contrast
 
 import gxpo_dashboard
 from gxpo_dashboard.view_models import forms
-from gxpo_dashboard.view_models.rules import HUES, luminance, rules_of, shade
+from gxpo_dashboard.view_models.rules import HUES, rules_of, shade
 from gxpo_trainer.config import RunConfig
 
 SCHEMA = RunConfig.model_json_schema()
@@ -38,44 +38,9 @@ def test_every_setting_of_a_config_can_be_asked_for(rule: str) -> None:
     assert set(settings(rule)) == leaves(config(rule))
 
 
-def test_an_agent_is_asked_for_its_own_settings() -> None:
-    body = {"environment": {"name": "agent", "function": "my_agent:play"}}
-    values = RunConfig.model_validate(body).model_dump(mode="json")
-    asked = {setting.path for setting in forms.settings_of(SCHEMA, values)}
-    assert {path for path in asked if path.startswith("environment.")} == leaves(values["environment"], "environment")
-
-
 def test_the_form_gives_the_config_back_unchanged() -> None:
     for setting in settings().values():
         assert forms.parse(setting, forms.widget_value(setting, setting.value)) == setting.value, setting.path
-
-
-def test_settings_know_their_kind() -> None:
-    kinds = {
-        "learner.rule.k": "integer",
-        "learner.optimizer.learning_rate": "number",
-        "model.trust_remote_code": "boolean",
-        "learner.precision": "choice",
-        "data.difficulty": "choices",
-        "evaluation.benchmarks": "list",
-        "learner.rule.ratio_clip": "json",
-        "model.path": "text",
-        "learner.lora": "json",
-    }
-    assert {path: settings()[path].kind for path in kinds} == kinds
-
-
-def test_another_rule_starts_from_its_own_defaults() -> None:
-    other = forms.changed(config("gxpo"), {"learner.rule.name": "grpo"})
-    assert other["learner"]["rule"] == {"name": "grpo"}
-    RunConfig.model_validate(other)
-
-
-def test_changes_leave_the_original_alone() -> None:
-    before = config()
-    after = forms.changed(before, {"learner.rule.k": 10, "budget.backward_passes": 90})
-    assert (after["learner"]["rule"]["k"], after["budget"]["backward_passes"]) == (10, 90)
-    assert forms.get(before, "learner.rule.k") == 5
 
 
 def test_empty_means_none_only_where_it_may_and_what_is_no_value_is_named() -> None:
@@ -139,13 +104,6 @@ def test_values_of_a_grid() -> None:
     assert forms.values("  ") == []
 
 
-def test_curl_quotes_what_a_shell_would_read() -> None:
-    command = forms.curl("http://127.0.0.1:8000/", "/runs", {"config": {"name": "it's $HOME"}})
-    assert "it'\\''s $HOME" in command
-    assert "/api/v1/runs" in command
-    assert "$GXPO_TOKEN" in command
-
-
 # One hue a rule, readable on both pages.
 
 
@@ -154,13 +112,6 @@ PAGES = {"light": "#ffffff", "dark": "#11161d"}
 
 def hue(color: str) -> float:
     return colorsys.rgb_to_hls(*(int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)))[0]
-
-
-def test_the_contrast_of_wcag() -> None:
-    assert contrast("#000000", "#ffffff") == 21.0
-    # The published example of a grey that just passes.
-    assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.005)
-    assert luminance("#ff0000") == pytest.approx(0.2126)
 
 
 @pytest.mark.parametrize("color", HUES)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_dashboard.view_models.series import BANDS, EVEN, LiveSeries, Points, Total, number, refresh
+from gxpo_dashboard.view_models.series import BANDS, EVEN, LiveSeries, Points, number, refresh
 
 Json = dict[str, Any]
 
@@ -93,13 +93,6 @@ def test_a_band_stands_for_the_points_of_its_answer_and_later_points_follow_it()
     assert (steps, means[0], means[2]) == ((2, 6, 9), 1.5, 1.0)
     assert math.isnan(means[1])
     assert not live.take(answer, 7), "a thinned increment would lose the points before it"
-
-
-def test_totals_are_those_of_the_last_answer() -> None:
-    live = LiveSeries(joined=True)
-    live.take(thinned([1, 1000], 5.0), None)
-    live.take(thinned([1000], 6.5), 999)
-    assert live.totals == {"m": Total(6.5, 1000)}
 
 
 def test_numbers_that_json_lacks() -> None:

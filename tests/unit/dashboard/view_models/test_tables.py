@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from gxpo_client.formats import literal
 from gxpo_dashboard import labels
 from gxpo_dashboard.charts.base import Chart
 from gxpo_dashboard.charts.benchmarks import score_table
@@ -32,89 +30,25 @@ def run(**fields: Any) -> Json:
 
 
 def test_a_row_of_the_list() -> None:
-    row = tables.runs_table([run()], baseline=run(score=0.35), trends={"r1": "data:"}).iloc[0]
-    assert (row["progress"], row["score"], row["trend"]) == (50.0, 40.0, "data:")
-    assert row["difference"] == pytest.approx(5.0)
-    assert (row["passes"], row["left"], row["state"]) == ("45 of 90", "1 min 15 s", ["▶ running"])
-    assert math.isnan(row["reward"])
-    assert math.isnan(tables.runs_table([run()]).iloc[0]["difference"]), "without a baseline"
-    (states,) = tables.runs_table([run(silent_s=34.0)])["state"]
-    assert states == ["▶ running", "! no heartbeat"]
+    row = tables.cells(run(reward=-0.034567, silent_s=34.0), baseline=run(score=0.45), trend="data:")
+    assert (row["progress"], row["score"], row["trend"]) == (50.0, "40.0%", "data:")
+    assert (row["difference"], row["reward"]) == ("−5.0", "−0.0346")
+    assert (row["passes"], row["left"], row["tags"]) == ("45 of 90", "1 min 15 s", [["t", "gray"]])
+    assert row["state"] == [["▶ running", "blue"], ["! no heartbeat", "orange"]]
+    assert tables.cells(run())["difference"] == "–", "without a baseline"
 
 
 def test_settings_and_metrics_are_columns() -> None:
-    row = tables.runs_table([run(metrics={"gate/z": "NaN"}, settings={"a.b": [1], "c": 2})]).iloc[0]
-    assert (row["config:a.b"], row["config:c"]) == ("[1]", 2)
-    assert math.isnan(row["metric:gate/z"])
+    settings = {"a.b": [1], "c": 2, "d": True, "e": None, "f": "x"}
+    row = tables.cells(run(metrics={"gate/z": "NaN", "m": 0.25}, settings=settings))
+    assert [row[f"config:{name}"] for name in settings] == ["[1]", "2", "true", "–", "x"]
+    assert (row["metric:gate/z"], row["metric:m"]) == ("–", "0.25")
     assert tables.further(["name", "metric:gate/z", "config:c"], tables.METRIC) == ["gate/z"]
 
 
 def test_columns_without_a_value_are_hidden() -> None:
-    frame = tables.runs_table([run(tags=[], reason=None), run(tags=[], reason="")])
-    assert tables.filled(frame, ["name", "tags", "reason", "reward", "score"]) == ["name", "score"]
-
-
-def test_seeds_of_a_configuration_are_one_row_with_means() -> None:
-    def seed(number: int, score: float, rate: float) -> Json:
-        settings = {"learner": {"lr": rate}, "seed": number}
-        return run(id=f"r{number}", seed=number, score=score, state="succeeded", settings=settings)
-
-    failed = seed(3, 0.1, 1e-5) | {"state": "failed"}
-    runs = [seed(0, 0.4, 1e-5), seed(1, 0.6, 1e-5), seed(2, 0.9, 3e-5) | {"state": "running"}, failed]
-    groups = tables.configurations(runs, ["learner"])
-    assert [[item["id"] for item in group] for group in groups] == [["r0", "r1", "r3"], ["r2"]]
-    runs[0]["progress"] = {"backward_passes": 40.0, "backward_passes_budget": 90, "training_s": 60.0, "tokens": 1000}
-    runs[1]["progress"] = {"backward_passes": 50.0, "backward_passes_budget": 90, "training_s": 120.0, "tokens": None}
-    frame = tables.means(tables.runs_table(runs), runs, [[0, 1, 3], [2]])
-    assert frame.loc[0, ["passes", "training", "tokens", "left"]].tolist() == ["45 of 90", "1 min 30 s", "1,000", "–"]
-    assert frame["score"].tolist() == [pytest.approx(50.0), 90.0]
-    assert frame["state"].tolist() == [["✔ succeeded", "✘ failed"], ["▶ running"]]
-    assert frame["id"].tolist() == ["various", "r2"]
-    assert frame[["runs", "seed", "name"]].values.tolist() == [["2 of 3", "0, 1, 3", "GXPO K=5"], ["1", "2", "a"]]
-    none_succeeded = tables.means(tables.runs_table([failed, failed]), [failed, failed], [[0, 1]])
-    assert none_succeeded["runs"].tolist() == ["0 of 2"]
-    assert math.isnan(none_succeeded.loc[0, "score"])
-
-
-def test_configurations_are_ordered_by_their_mean_and_not_by_their_best_seed() -> None:
-    def runs(rule: str, *scores: float | None) -> list[Json]:
-        return [run(rule=rule, state="succeeded", score_best=score) for score in scores]
-
-    groups = [runs("lucky", 0.9, 0.1, 0.2), runs("none", None, None), runs("steady", 0.5, 0.5)]
-    # Means: 0.4, none and 0.5.
-    for descending, names in ((True, ["steady", "lucky", "none"]), (False, ["lucky", "steady", "none"])):
-        order = tables.ordered(groups, "score_best", descending=descending)
-        assert [group[0]["rule"] for group in order] == names
-    assert tables.ordered(groups, "created_at", descending=True) == groups
-
-
-def test_cells_are_words_with_a_true_minus_and_states_have_their_colour() -> None:
-    rows = [
-        run(score=0.3, reward=1.1, settings={"a": True, "b": 2}, created_at=1.5),
-        run(score=0.5, reward=-0.034567, settings={}, silent_s=34.0, tags=[]),
-    ]
-    frame = tables.runs_table(rows, baseline=run(score=0.4))
-    names = ["name", "state", "progress", "score", "difference", "reward", "config:a", "config:b", "created", "tags"]
-    assert tables.cells(frame, names) == [
-        ["a", [["▶ running", "blue"]], 50.0, "30.0%", "−10.0", "1.10", "true", "2", 1.5, [["t", "gray"]]],
-        [
-            "a",
-            [["▶ running", "blue"], ["! no heartbeat", "orange"]],
-            50.0,
-            "50.0%",
-            "+10.0",
-            "−0.0346",
-            "–",
-            "–",
-            None,
-            [],
-        ],
-    ]
-
-
-def test_a_waiting_run_shows_its_place() -> None:
-    assert tables.time_left(run(progress={"queue_position": 2, "seconds_left": None})) == "queue: 2"
-    assert tables.passes_used(run(progress={"backward_passes_budget": None})["progress"]) == "45"
+    rows = [tables.cells(run(tags=[], reason=reason)) for reason in (None, "")]
+    assert tables.filled(rows, ["name", "tags", "reason", "reward", "score", "metric:m"], ["name"]) == ["name", "score"]
 
 
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "-a\r=1"]
@@ -128,19 +62,10 @@ def rows(frame: pd.DataFrame) -> list[list[str]]:
 def test_neither_a_cell_nor_a_header_of_a_table_is_a_formula(name: str) -> None:
     points = pd.DataFrame({"series": [name] * 2, "x": [0, 1], "y": [-0.5, float("nan")]})
     chart = Chart("key", "Title", {}, {"points": points}, "y over x", "summary", "note")
-    assert rows(chart.table()) == [["X", f"'{name}"], ["0", "-0.5"], ["1", ""]]
+    assert rows(chart.table()) == [["Series", "X", "Value"], [f"'{name}", "0", "-0.5"], [f"'{name}", "1", ""]]
     scores = {"benchmark": "math500", "series": name, "step": 3, "y": 0.5, "low": 0.25, "high": 0.75}
     table = rows(score_table(pd.DataFrame([scores])))
     assert table[1][table[0].index("Run")] == f"'{name}"
-
-
-def test_everything_else_is_written_as_it_is() -> None:
-    frame = pd.DataFrame({"run": ["a=b", "ü,", None], "step": [-1, 2, 3], "score": [-0.25, float("nan"), 1e-9]})
-    assert tables.csv_file(frame) == frame.to_csv(index=False, lineterminator="\r\n").encode()
-    assert [literal(value) for value in (-1, -0.5, None, True, "a")] == [-1, -0.5, None, True, "a"]
-
-
-GIB = 2**30
 
 
 def a_plan(**changes: Any) -> dict[str, Any]:
@@ -159,14 +84,6 @@ def a_plan(**changes: Any) -> dict[str, Any]:
         "shared_devices": False,
         "fits": True,
         "advice": None,
-        "memory": [
-            {
-                "phase": "learner",
-                "needed_bytes": 3 * GIB,
-                "limit_bytes": 80 * GIB,
-                "parts": [{"name": "weights", "bytes": GIB}, {"name": "optimizer", "bytes": 2 * GIB}],
-            }
-        ],
         "rules": [rule, rule | {"label": "GRPO", "own": False, "hours": None, "gpu_hours": None}],
     }
     return plan | changes
@@ -187,42 +104,12 @@ def test_rows_of_time_mark_the_runs_own_rule() -> None:
     assert other[-2:] == ["–", "–"]
 
 
-def test_rows_of_memory_are_by_phase_the_largest_part_first() -> None:
-    assert tables.memory_table(a_plan()).values.tolist() == [
-        ["learner", "total", "3.0 GiB of 80.0 GiB"],
-        ["", "optimizer", "2.0 GiB"],
-        ["", "weights", "1.0 GiB"],
-    ]
-
-
 def item(turns: list[dict[str, Any]] | None, **fields: Any) -> dict[str, Any]:
     return {"turns": turns, "end": "done", "length": 20, "sampled_length": 15, "reward": 1.0, **fields}
 
 
 def turn(speaker: str, text: str, reward: float | None = None) -> dict[str, Any]:
     return {"speaker": speaker, "text": text, "reward": reward}
-
-
-def test_a_row_says_who_spoke_and_which_reward_it_gave() -> None:
-    turns = [
-        turn("policy", "<calc>2+2</calc>"),
-        turn("environment", "4", -0.25),
-        turn("policy", "\\boxed{4}"),
-        turn("environment", "", 1.0),
-    ]
-    assert tables.turn_rows(item(turns)) == [
-        ("Policy, turn 1", "<calc>2+2</calc>"),
-        ("Environment, turn 1, reward −0.25", "4"),
-        ("Policy, turn 2", "\\boxed{4}"),
-        ("Environment, turn 2, reward +1.00", ""),
-    ]
-
-
-def test_a_response_of_a_single_turn_has_neither_rows_nor_facts() -> None:
-    old = {"response": "5", "length": 1, "reward": 1.0}
-    assert (tables.turn_rows(old), tables.episode_facts(old)) == ([], "")
-    new = item(None, end=None, sampled_length=None)
-    assert (tables.turn_rows(new), tables.episode_facts(new)) == ([], "")
 
 
 def test_facts_say_how_it_ended_and_where_the_reward_came_from() -> None:
@@ -240,10 +127,6 @@ def test_facts_say_how_it_ended_and_where_the_reward_came_from() -> None:
     assert tables.episode_facts(item(policy, end="timeout", reward=None)) == (
         "environment timed out, 15 of 20 tokens by the policy"
     )
-
-
-def test_an_unknown_speaker_or_end_is_shown_without_its_text_as_a_label() -> None:
-    assert tables.turn_rows(item([turn("**tool**", "x")])) == [("Unknown, turn 0", "x")]
 
 
 def test_equal_answers_are_merged_and_the_worst_is_first() -> None:
