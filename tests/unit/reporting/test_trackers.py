@@ -327,6 +327,7 @@ def test_a_failure_at_the_end_is_no_success_and_messages_have_no_key(
         done, (message,), _ = feed(tmp_path, own, waits=1)
     assert not done
     assert message.endswith("OSError: no answer to …")
+    assert b"s3cret-of-mine" not in b"".join(file.read_bytes() for file in tmp_path.rglob("*.json*"))
 
 
 def test_a_client_that_hangs_is_killed_and_named(own: str, tmp_path: Path) -> None:
