@@ -118,6 +118,8 @@ def _headline(run: Json) -> None:
                 wrap=True,
                 key=f"headline-{topic}",
             ):
+                if topic == "comparison":
+                    permalinks.go("compare", runs=runs)
                 own = None if runs else _EVIDENCE.get(topic, "Events")
                 permalinks.go("run", run=next(iter(runs), run["id"]), part=own)
 

@@ -1,7 +1,7 @@
 """`/runs/{run_id}/headline`: what became of a run, in a few sentences.
 
-Each sentence is a pure function of the run and of the last and extreme values of its metrics. How it compares with
-other runs, `/compare` says, with intervals.
+Each sentence is a pure function of the run, of the last and extreme values of its metrics, and of its evaluations. They
+are compared with the baseline that its group has for the same seed and otherwise equal settings.
 """
 
 from __future__ import annotations
@@ -10,29 +10,38 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.db.tables import Run
 from gxpo_services.outputs import metrics
-from gxpo_services.outputs.metrics import Summary
+from gxpo_services.outputs.metric_series import costs_at
+from gxpo_services.outputs.metrics import BACKWARD_PASSES, SCORE, Summary
 from gxpo_services.run_states import EXECUTING, TERMINAL, RunState
 from gxpo_services.runs import service
 from gxpo_services.runs.listing import REWARD
 from gxpo_services.runs.schemas import RunView
-from gxpo_trainer.compare.evidence import percent
+from gxpo_trainer.compare.curves import EvaluationCurve, Point, RunCurves, at_budget, peak
+from gxpo_trainer.compare.evidence import against, percent
+from gxpo_trainer.compare.groups import common_budgets
 from gxpo_trainer.compare.rows import GATE_ENDS, GATE_Z
-from gxpo_trainer.config.rules import in_words
+from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.config.rules import in_words, known_rules, rule_name
 
-Topic = Literal["state", "gate", "evaluation", "signal"]
+Topic = Literal["state", "gate", "evaluation", "comparison", "signal"]
 Last = Mapping[str, Summary]
 """Last and extreme values by metric."""
 _TAU, _SHUTOFF = GATE_ENDS
 _ACTIVE, _FLAT, _LOSS = "gate/active", "reward/no_signal", "policy/loss"
+_RATE = "learner.optimizer.learning_rate"
+_MOST_BASELINES = 20
+_NO_RECORDS = np.empty(0, dtype=metrics.RECORD)
 
 
 class HeadlinePart(BaseModel):
@@ -40,7 +49,7 @@ class HeadlinePart(BaseModel):
 
     topic: Topic
     text: str = Field(description="May quote the trainer's message: never render it as markup.")
-    runs: list[str] = Field([], description="Ids of the runs that hold resources.")
+    runs: list[str] = Field([], description="Ids of the runs that it compares, or of those that hold resources.")
 
 
 class HeadlineView(BaseModel):
@@ -87,15 +96,39 @@ def gate_sentence(rule: Mapping[str, Any], last: Last, ended: bool) -> str:
     return f"The gate {'did not fire' if ended else 'has not fired'}{measured}."
 
 
-def evaluation_sentence(run: RunView, last: Last, ended: bool) -> str:
+def evaluation_sentence(curve: EvaluationCurve | None, last: Last, ended: bool) -> str:
     """The last accuracy, and the best one if that is higher; a run without rewards has its loss instead."""
-    if run.score_best is not None:
-        now, best = float("nan" if run.score is None else run.score), float(run.score_best)
-        place = f"at step {run.score_step:,}" if run.score_step else "before the first step"
-        return f"{percent(now)} {place}{'' if best == now else f'; best {percent(best)}'}."
+    if curve is not None:
+        now, best = curve.point(-1), peak(curve)
+        higher = f"; best {percent(best.accuracy)} {_place(best)}" if best.accuracy > now.accuracy else ""
+        return f"{percent(now.accuracy)} {_place(now)}{higher}."
     if REWARD not in last and _LOSS in last and (loss := last[_LOSS].last) is not None:
         return f"Loss {_figure(loss)} at step {last[_LOSS].last_step:,}."
     return ("It was not evaluated." if ended else "No evaluation yet.") if last else ""
+
+
+def comparison_sentence(
+    own: EvaluationCurve | None, baselines: Mapping[str, tuple[str, EvaluationCurve]]
+) -> tuple[str, str]:
+    """The difference to the most accurate baseline at equal backward passes, and its id; empty if there is none.
+
+    baselines: id → label and curve. Accuracies of initial policies are not compared.
+    """
+    compared = []
+    if own is None:
+        return "", ""
+    for run_id, (label, curve) in baselines.items():
+        pair = [SeedGroup(name, (RunCurves(name, name, 0, one),)) for name, one in (("own", own), ("other", curve))]
+        (budget,) = common_budgets(pair).get("backward_passes", (0.0,))
+        here, there = (at_budget(one, "backward_passes", budget) for one in (own, curve))
+        if here and there and min(here.spent, there.spent) > 0:
+            compared.append((there.accuracy, here.accuracy, budget, label, run_id))
+    if not compared:
+        return "", ""
+    reference, accuracy, budget, label, run_id = max(compared)
+    name = label if len(compared) == 1 else f"{label}, the best of {len(compared)} baselines,"
+    begin = "This is" if budget >= own.backward_passes[-1] else f"After {budget:,.0f} backward passes it was"
+    return f"{begin} {against(accuracy - reference, name)} with the same seed.", run_id
 
 
 def signal_sentence(last: Last) -> str:
@@ -103,6 +136,12 @@ def signal_sentence(last: Last) -> str:
     if _FLAT not in last or REWARD not in last or last[_FLAT].last_step < last[REWARD].last_step:
         return ""
     return "No signal: almost all responses of a problem have equal rewards, so nothing is learned."
+
+
+def _place(point: Point) -> str:
+    if math.isnan(point.backward_passes):
+        return f"at step {point.steps:,.0f}"
+    return f"after {point.backward_passes:,.0f} backward passes" if point.backward_passes else "before the first step"
 
 
 def _figure(value: float) -> str:
@@ -114,7 +153,8 @@ router = APIRouter(route_class=ServiceRoute, tags=["runs"], responses=responses(
 
 @router.get("/runs/{run_id}/headline", summary="What became of a run")
 def run_headline(run_id: RunId, _: Viewer, session: ReadSession) -> HeadlineView:
-    """State, gate, last and best evaluation, and whether its rewards still teach it something."""
+    """State, gate, last and best evaluation, and the difference at equal backward passes to the baseline that its group
+    has for its seed, if any."""
     run = service.find(session, run_id)
     (view,) = service.views(session, [run.number])
     holders: dict[str, str] = {}
@@ -124,12 +164,56 @@ def run_headline(run_id: RunId, _: Viewer, session: ReadSession) -> HeadlineView
     names = metrics.find_numbers(session, (GATE_Z, *GATE_ENDS, _ACTIVE, _FLAT, _LOSS, REWARD))
     stored = metrics.summaries(session, run.number)
     last = {name: stored[number] for name, number in names.items() if number in stored}
-    ended = run.state in TERMINAL
+    baselines = _baselines(session, run)
+    curves = _curves(session, [run.number, *(number for number, *_ in baselines)])
+    own, ended = curves.get(run.number), run.state in TERMINAL
+    evaluated = {other: (label, curves[number]) for number, other, label in baselines if number in curves}
+    difference, other = comparison_sentence(own, evaluated)
     told: list[tuple[Topic, str, list[str]]] = [
         ("state", state_sentence(view, list(holders.values())), list(holders)),
         ("gate", gate_sentence(run.config["learner"]["rule"], last, ended), []),
-        ("evaluation", evaluation_sentence(view, last, ended), []),
+        ("evaluation", evaluation_sentence(own, last, ended), []),
+        ("comparison", difference, [run.id, other]),
         ("signal", signal_sentence(last), []),
     ]
     parts = [HeadlinePart(topic=topic, text=text, runs=runs) for topic, text, runs in told if text]
     return HeadlineView(text=" ".join(part.text for part in parts), parts=parts)
+
+
+def _baselines(session: Session, run: Run) -> list[tuple[int, str, str]]:
+    """Number, id and label of the runs of baseline rules in a run's group that differ from it in nothing but the rule
+    and the learning rate; none for a baseline."""
+    rules = [rule_name(rule) for rule in known_rules() if rule.family == "baseline"]
+    if run.group_number is None or run.rule in rules:
+        return []
+    query = select(Run.number, Run.id, Run.rule_label, Run.group_values).where(
+        Run.group_number == run.group_number, Run.seed == run.seed, Run.rule.in_(rules), Run.score_step.is_not(None)
+    )
+    found = []
+    for number, run_id, label, values in session.execute(query.order_by(Run.number)):
+        if _others(values) == _others(run.group_values):
+            rate = (values or {}).get(_RATE)
+            found.append((number, run_id, label if rate is None else f"{label} lr {float(rate):g}"))
+    return found[:_MOST_BASELINES]
+
+
+def _others(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings of a sweep that make accuracies incomparable."""
+    free = ("learner.rule", _RATE, "seed")
+    return {path: value for path, value in (values or {}).items() if not path.startswith(free)}
+
+
+def _curves(session: Session, run_numbers: Sequence[int]) -> dict[int, EvaluationCurve]:
+    """The finite scores of runs over their backward passes, without runs that have none."""
+    names = metrics.find_numbers(session, (SCORE, BACKWARD_PASSES))
+    histories = metrics.histories(session, list(names.values()), metrics.first_steps(session, run_numbers))
+    curves = {}
+    for number in run_numbers:
+        scores = histories.get((number, names.get(SCORE, -1)), _NO_RECORDS)
+        scores = scores[np.isfinite(scores["value"])]
+        if len(scores):
+            passes = costs_at(scores["step"], histories.get((number, names.get(BACKWARD_PASSES, -1))))
+            unknown, values = np.full(len(scores), np.nan), scores["value"].astype(np.float64)
+            steps = scores["step"].astype(np.float64)
+            curves[number] = EvaluationCurve(steps, passes, unknown, unknown, values, unknown, unknown)
+    return curves

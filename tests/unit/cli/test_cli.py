@@ -132,13 +132,13 @@ def test_eval_plays_in_the_environment_that_it_names(gxpo: Gxpo, monkeypatch: py
     gxpo(*mine, *(word for change in changes for word in ("--set", f"environment.{change}")))
     gxpo(*mine, "--set", "environment.name=openenv")
     assert seen[0].benchmark == ("math500", "gsm8k")
-    single, played = (evaluation._config(args, "starter") for args in seen[:2])
+    single, played = (evaluation._config(args) for args in seen[:2])
     assert single.environment == EnvironmentConfig()
     assert played.environment == EnvironmentConfig(name="calculator", max_turns=3, max_observation_tokens=20)
     # Two observations have room in addition to the tokens of the policy.
     assert played.model.max_length == single.model.max_length + 40
     with pytest.raises(ConfigError, match=r"environment.name = .openenv. needs an address"):
-        evaluation._config(seen[2], "starter")
+        evaluation._config(seen[2])
 
 
 def test_grade_prints_one_verdict_a_line_in_order(tmp_path: Path, gxpo: Gxpo) -> None:

@@ -368,12 +368,30 @@ def test_seed_dependent_conditions_are_not_differences() -> None:
     assert len(find_differences([group("a", {0: "x"}), group("b", {5: "z"})])) == 1
 
 
-def test_the_schedule_of_evaluations_is_no_condition() -> None:
-    groups = [
-        SeedGroup(name, (run(curve(*BASELINE), conditions={"evaluation.every_steps": every}),))
-        for name, every in (("GRPO", "6"), ("SFPO", "1"))
-    ]
-    assert compare_groups(groups, "GRPO").differences == ()
+def test_schedules_of_evaluation_are_told_in_one_line_and_are_no_condition() -> None:
+    def group(name: str, passes: Sequence[float], every: int) -> SeedGroup:
+        made = curve(passes, (0.0, 1.0, 2.0, 3.0), (0.1, 0.2, 0.3, 0.4), [every * number for number in range(4)])
+        return SeedGroup(name, (run(made, conditions={"evaluation.every_steps": str(every)}),))
+
+    grpo, sfpo = group("GRPO", (0, 6, 12, 18), 6), group("SFPO", (0, 6, 12, 18), 1)
+    compared = compare_groups([grpo, sfpo], "GRPO")
+    assert compared.differences == ()
+    assert compared.schedule == (
+        "evaluation.every_steps differs as the rules' steps do: all were evaluated at the same backward passes."
+    )
+    assert compared.schedule in weigh(compared).sentence.splitlines()
+    assert not any("conditions" in part for part in weigh(compared).missing)
+    # As far as both went: the baseline's evaluations after its rival's end are none of the rival's.
+    assert "other" in compare_groups([grpo, group("SFPO", (0, 6, 12, 12.5), 1)], "GRPO").schedule
+    assert compare_groups([group("GRPO", (0, 6, 12, 24), 6), group("SFPO", (0, 6, 12, 12), 1)], "GRPO").schedule
+
+    apart = compare_groups([grpo, group("SFPO", (0, 5, 10, 15), 1)], "GRPO")
+    assert not apart.differences
+    assert apart.schedule == (
+        "SFPO was evaluated at other backward passes than GRPO: at an equal budget the last evaluation within it "
+        "counts, and a target is reached at an evaluation of the common grid; nothing is interpolated."
+    )
+    assert compare_groups([grpo, group("GXPO", (0, 18, 36, 54), 6)], "GRPO").schedule == "", "the steps are the same"
 
 
 def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:

@@ -137,10 +137,10 @@ def serve(other_python: str) -> Iterator[Callable[..., str]]:
     """Starts a server on a free port of loopback: `serve(module, *arguments)`; returns its address."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def begin(module: str, *arguments: str) -> str:
+    def begin(module: str, *arguments: str, port: int = 0) -> str:
         if subprocess.run([other_python, "-c", f"import {module}"], capture_output=True, check=False).returncode:
             pytest.skip(f"{module} is not installed; pip install -r requirements/trackers.txt into GXPO_TEST_TRACKERS")
-        port = free_port()
+        port = port or free_port()
         command = [other_python, *(part.replace("PORT", str(port)) for part in arguments)]
         running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0))
         deadline = time.monotonic() + 120
@@ -165,9 +165,9 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def mlflow_server(serve: Callable[..., str], folder: Path) -> str:
+def mlflow_server(serve: Callable[..., str], folder: Path, port: int = 0) -> str:
     store = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", f"{folder}/artifacts"]
-    return serve("mlflow", "-m", "mlflow", "server", "--port", "PORT", "--workers", "1", *store)
+    return serve("mlflow", "-m", "mlflow", "server", "--port", "PORT", "--workers", "1", *store, port=port)
 
 
 def mlflow_runs(url: str) -> list[dict[str, Any]]:
@@ -198,6 +198,26 @@ def test_mlflow_gets_config_curves_evaluations_and_samples(
     assert params["learner.optimizer.learning_rate"] == "1e-05"
     files = {file.relative_to(tmp_path / "artifacts").parts[3:] for file in tmp_path.rglob("*.txt")}
     assert ("samples", "step-000005.txt") in files
+
+
+@pytest.mark.long("two starts of an MLflow server; the same without a server runs in every suite")
+def test_a_late_mlflow_server_gets_everything_and_the_key_stays_out_of_the_files(
+    serve: Callable[..., str], other_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:hidden-word@127.0.0.1:{port}")
+    said = send(tmp_path / "run", "mlflow", python=other_python)
+    assert len(said) == 2, said
+    assert said[0].startswith("mlflow cannot be reached or refuses the run; training goes on")
+    assert said[1] == f"mlflow has not been sent everything; `gxpo track {tmp_path / 'run'}` sends the rest"
+    url = mlflow_server(serve, tmp_path, port)
+    logging = build({"logging": {"trackers": ["mlflow"]}}).logging
+    with Trackers(tmp_path / "run", logging, said.append, python=other_python, finish_s=60.0) as running:
+        running.status = "finished"
+    assert running.complete
+    assert [len(run["history"]) for run in mlflow_runs(url)] == [4, 3]
+    written = b"".join(file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file())
+    assert b"hidden-word" not in written + " ".join(said).encode()
 
 
 @pytest.mark.long("a server of Trackio and its client; the other clients and outages run in every suite")
@@ -307,6 +327,7 @@ def test_a_failure_at_the_end_is_no_success_and_messages_have_no_key(
         done, (message,), _ = feed(tmp_path, own, waits=1)
     assert not done
     assert message.endswith("OSError: no answer to …")
+    assert b"s3cret-of-mine" not in b"".join(file.read_bytes() for file in tmp_path.rglob("*.json*"))
 
 
 def test_a_client_that_hangs_is_killed_and_named(own: str, tmp_path: Path) -> None:

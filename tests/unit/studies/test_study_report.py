@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from gxpo_trainer.studies import data as study_data
 from gxpo_trainer.studies.data import MEDIANS, StudyData
 from gxpo_trainer.studies.definition import Analysis, Point, RunKey, Search, Study, load_study
 from gxpo_trainer.studies.findings import find
-from gxpo_trainer.studies.report import compose, write_report
+from gxpo_trainer.studies.report import compose, render_pictures, write_report
 
 STUDY = Study.model_validate(
     {
@@ -113,6 +114,9 @@ def test_a_search_is_reported_with_its_space_and_the_points_that_went_furthest()
         "| GRPO | 3 | 1e-05, mini_batches=1 | 1 | 35.0 |"
     )
     assert "upwards until" not in text
+    # Two panels side by side, of 4.2 × 3.6 inches each.
+    picture = Image.open(io.BytesIO(render_pictures(data)["small-ladder.png"]))
+    assert picture.size == (2 * 525, 450)
 
 
 def test_only_the_named_comparisons_are_tested() -> None:

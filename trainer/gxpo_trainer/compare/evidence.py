@@ -131,6 +131,7 @@ def weigh(comparison: Comparison) -> Evidence:
         best = percent(comparison.target.accuracy)
         parts.append(f"{comparison.baseline} never exceeds its initial policy ({best}).")
     parts += [text for group in candidates if (text := _over_seeds(comparison, group, supported[group.name]))]
+    parts.append(comparison.schedule)
     if missing:
         parts.append("Missing: " + "; ".join(missing) + ".")
     return Evidence("\n".join(part for part in parts if part), conclusive, supported, tuple(missing))

@@ -56,7 +56,7 @@ from gxpo_trainer.compare.intervals import (
     p_of_mean,
     ratio_interval,
 )
-from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences
+from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences, schedule_note
 from gxpo_trainer.config.rules import rule_labels
 
 TARGETS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
@@ -131,13 +131,14 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of `compare_groups`."""
+    """Result of `compare_groups`. schedule: why and how groups were evaluated after different numbers of steps."""
 
     baseline: str
     target: Point
     level: float
     groups: tuple[GroupResult, ...]
     differences: tuple[Difference, ...]
+    schedule: str
 
     def group(self, name: str) -> GroupResult:
         return next(group for group in self.groups if group.name == name)
@@ -183,7 +184,7 @@ def compare_groups(
             )
         )
     differences = tuple(find_differences(groups, baseline))
-    return Comparison(baseline, target, LEVEL, tuple(results), differences)
+    return Comparison(baseline, target, LEVEL, tuple(results), differences, schedule_note(groups, baseline))
 
 
 def plateau_contrasts(

@@ -122,10 +122,39 @@ class Difference:
     hardware: bool
 
 
+def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
+    """Why groups were evaluated after different numbers of steps, and what that means; empty where they were not."""
+    every = {run.conditions.get(_SCHEDULE) for group in groups for run in group.runs}
+    if len(every) < 2:
+        return ""
+    other = _evaluated_elsewhere(groups, baseline)
+    if not other:
+        return "evaluation.every_steps differs as the rules' steps do: all were evaluated at the same backward passes."
+    return (
+        f"{' and '.join(other)} {'was' if len(other) == 1 else 'were'} evaluated at other backward passes than "
+        f"{baseline}: at an equal budget the last evaluation within it counts, and a target is reached at an "
+        "evaluation of the common grid; nothing is interpolated."
+    )
+
+
+def _evaluated_elsewhere(groups: Sequence[SeedGroup], baseline: str) -> list[str]:
+    """The groups that were evaluated at other backward passes than the baseline, as far as both went."""
+    reference = next(group for group in groups if group.name == baseline)
+    other = []
+    for group in groups:
+        for run in group.runs:
+            against = reference.by_seed.get(run.seed, reference.runs[0])
+            own, its = run.curve.backward_passes, against.curve.backward_passes
+            end = min(own[-1], its[-1])
+            if not np.array_equal(own[own <= end], its[its <= end]) and group.name not in other:
+                other.append(group.name)
+    return other
+
+
 def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -> list[Difference]:
     """Conditions and hardware in which a group differs from the baseline (by default the first group).
 
-    How many steps lie between evaluations is no condition: costs are compared where all were evaluated.
+    How many steps lie between evaluations is no condition: costs are compared where all were evaluated (schedule_note).
 
     Runs are compared with the baseline's run of the same seed, because some conditions depend on the seed (generated
     problems); without a shared seed the sets of values are compared. A missing setting counts as `unknown`.

@@ -1,14 +1,16 @@
 """The report of a study as Markdown with tables and pictures. Every number comes from the study's data.
 
 It reads as a short paper: summary, question, task, method, figures, what follows and what does not. The pictures are
-PNG: accuracy against costs, and of a ladder the learning rates.
+PNG: accuracy against costs, and the tuning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -193,10 +195,10 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     rules = [run_config(data.study, key_of(data.reported(arm)[0])).learner.rule.label for arm in arms]
     styles = dict(zip(arms, line_styles(rules), strict=True))
     name = data.study.name
-    pictures = {f"{name}-curves.png": draw_curves(list(groups.values()), [styles[arm] for arm in groups])}
-    if data.study.ladder is not None:
-        pictures[f"{name}-ladder.png"] = draw_tuning(findings, styles)
-    return pictures
+    return {
+        f"{name}-curves.png": draw_curves(list(groups.values()), [styles[arm] for arm in groups]),
+        f"{name}-ladder.png": draw_tuning(data, findings, styles),
+    }
 
 
 def compose(data: StudyData) -> str:
@@ -246,7 +248,7 @@ def compose(data: StudyData) -> str:
         "## Tuning",
         _tuning(study),
         markdown(tuning_table(data, findings)),
-        *([] if study.ladder is None else [f"![{rates}]({IMAGES}/{name}-ladder.png)"]),
+        f"![{rates}]({IMAGES}/{name}-ladder.png)",
         "## Predictions and diagnostics",
         f"Medians over steps and seeds, and those of the GXPO paper for K = {PAPER_K} (Qwen2.5-1.5B). The error is "
         "that of the predicted θᴷ against a true K-step trajectory.",
@@ -377,19 +379,43 @@ def _open_questions(data: StudyData, findings: Findings) -> list[str]:
     return lines
 
 
-def draw_tuning(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
-    """Accuracy at the tuning budget against the learning rate, a line an arm; a cross where a run diverged."""
-    figure = Figure(figsize=(8, 5.5), dpi=125, layout="constrained")
-    axes = figure.subplots()
-    for arm in findings.arms:
-        if arm.tuning:
-            rates = [point.learning_rate for point, *_ in arm.tuning]
-            axes.plot(rates, [100 * mean for _, mean, *_ in arm.tuning], label=arm.label, **styles[arm.arm].options)
-        lost = [(point.learning_rate, 100 * mean) for point, mean, _, diverged in arm.tuning if diverged]
-        if lost:
-            axes.plot(*zip(*lost, strict=True), marker="x", markersize=12, color="#000000", linestyle="none")
-    axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
-    axes.grid(alpha=0.25)
-    # A label of the reference study takes up to 4 inches.
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=10)
+def draw_tuning(data: StudyData, findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
+    """Accuracy at the tuning budget against the learning rate; a cross where a run diverged.
+
+    Of a ladder one panel with a line an arm; of a search a panel an arm, with a line for each value of the first other
+    setting through its best points, as far as there were several.
+    """
+    tuned = [arm for arm in findings.arms if arm.tuning]
+    panels = 1 if data.study.search is None else max(1, len(tuned))
+    columns = min(panels, 3)
+    size = (8, 5.5) if panels == 1 else (4.2 * columns, 3.6 * -(-panels // columns))
+    figure = Figure(figsize=size, dpi=125, layout="constrained")
+    grid = list(figure.subplots(-(-panels // columns), columns, squeeze=False, sharey=True).flat)
+    for axes in grid[panels:]:
+        axes.set_visible(False)
+    for number, arm in enumerate(tuned):
+        axes = grid[min(number, panels - 1)]
+        lines = [(arm.label, arm.tuning, styles[arm.arm].options)]
+        if data.study.search is not None:
+            axes.set_title(arm.label, fontsize=10)
+            by_value: dict[str, list[Any]] = {}
+            for tried in arm.tuning:
+                by_value.setdefault(tried[0].settings.partition(" ")[0].rpartition(".")[2], []).append(tried)
+            shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(by_value)))
+            lines = [
+                (value, tuple(by_value[value]), {"color": shade, "marker": "o", "linestyle": "none"})
+                for value, shade in zip(sorted(by_value), shades, strict=True)
+            ]
+        for label, tuning, options in lines:
+            rates = [point.learning_rate for point, *_ in tuning]
+            axes.plot(rates, [100 * mean for _, mean, *_ in tuning], label=label, **options)
+            lost = [(point.learning_rate, 100 * mean) for point, mean, _, diverged in tuning if diverged]
+            if lost:
+                axes.plot(*zip(*lost, strict=True), marker="x", markersize=12, color="#000000", linestyle="none")
+        axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
+        axes.grid(alpha=0.25)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        columns = int(figure.get_figwidth() // 4)  # a label of the reference study takes up to 4 inches
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
     return png(figure)

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -385,7 +384,8 @@ def test_a_group_that_varies_too_little_has_no_heat_map(client: TestClient, data
 # The process that compares ends with the service, however that ends.
 
 
-def test_it_ends_with_the_service(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_it_ends_with_the_service(tmp_path: Path, ending: signal.Signals) -> None:
     home = tmp_path / "home"
     settings = ServiceSettings(home=home)
     prepare_local(settings)
@@ -402,7 +402,7 @@ def test_it_ends_with_the_service(tmp_path: Path) -> None:
         (api,) = [one for one in psutil.Process().children() if "uvicorn" in one.cmdline()]
         (worker,) = api.children()
         assert "anyio.to_process" in worker.cmdline()
-        api.send_signal(signal.SIGKILL)
+        api.send_signal(ending)
         api.wait(30)
         until(lambda: not worker.is_running(), "the process that compares to end")
     finally:
@@ -412,11 +412,13 @@ def test_it_ends_with_the_service(tmp_path: Path) -> None:
 # `/runs/{id}/headline` of reported runs, on both databases.
 
 
-def trained(database: Database, rule: dict[str, Any], *scores: float | str, extra: Any = MappingProxyType({})) -> str:
+def trained(database: Database, rule: dict[str, Any], *scores: float | str, seed: int = 0, **more: Any) -> str:
     """A run that takes a step of three passes with GXPO, and one with GRPO; a score before the first step and after
     each."""
     passes = 3 if rule["name"] == "gxpo" else 1
-    run = add_run(database, config(rule, 0, str(rule["name"])))
+    made = config(rule, seed, str(rule["name"]), rate=more.pop("rate", 1e-5))
+    extra = more.pop("extra", {})
+    run = add_run(database, made, **more)
     rows = [reporting.metric_row(0, **{"eval/average/pass@1": scores[0]})]
     for step, score in enumerate(scores[1:], start=1):
         names = {"reward/mean": 0.5, "update/backward_passes_total": step * passes, "eval/average/pass@1": score}
@@ -433,15 +435,45 @@ def headline(client: TestClient, run: str) -> dict[str, Any]:
     return content
 
 
-def test_a_run_is_told_with_its_gate_and_its_scores(client: TestClient, database: Database) -> None:
-    gate = {"gate/z": 0.25, "gate/threshold": 0.5, "reward/no_signal": 1.0}
-    told = headline(client, trained(database, GXPO, 0.1, 0.4, "NaN", extra=gate))
-    assert [part["topic"] for part in told["parts"]] == ["state", "gate", "evaluation", "signal"]
-    assert [part["text"] for part in told["parts"]][:3] == [
-        "Running: step 2 of 40.",
+def test_a_run_is_told_with_its_gate_its_scores_and_the_baseline_of_its_group(
+    client: TestClient, database: Database
+) -> None:
+    group, gate = add_group(database), {"gate/z": 0.25, "gate/threshold": 0.5, "reward/no_signal": 1.0}
+    values = {"seed": 0, "learner.rule.name": "grpo"}
+    baseline = trained(database, GRPO, 0.1, 0.2, 0.3, 0.414, group=group, values=values)
+    for strange in (
+        {"rule": GRPO, "seed": 1, "values": {"seed": 1}},
+        {"rule": GRPO, "values": {"seed": 0, "data.source": "other"}},
+        {"rule": {"name": "sfpo"}, "values": {"seed": 0}},
+    ):
+        trained(database, strange.pop("rule"), 0.1, 0.9, 0.9, 0.9, group=group, **strange)
+    trained(database, GRPO, 0.1, 0.9, 0.9, 0.9)
+    run = trained(database, GXPO, 0.1, 0.4, "NaN", group=group, values={"seed": 0, "learner.rule.k": 5}, extra=gate)
+    told = headline(client, run)
+    assert [part["topic"] for part in told["parts"]] == ["state", "gate", "evaluation", "comparison", "signal"]
+    state, *others = (part["text"] for part in told["parts"])
+    assert state == "Running: step 2 of 40."
+    assert others[:3] == [
         "The gate has not fired (largest z 0.25, τ 0.5).",
-        "– at step 2; best 40.0%.",
+        "40.0% after 3 backward passes.",
+        "This is 1.4 points below GRPO with the same seed.",
     ]
+    assert told["parts"][3]["runs"] == [run, baseline]
+    assert "comparison" not in [part["topic"] for part in headline(client, baseline)["parts"]]
+
+
+def test_a_control_with_another_learning_rate_is_a_baseline_too(client: TestClient, database: Database) -> None:
+    group, rate = add_group(database), "learner.optimizer.learning_rate"
+    trained(database, GRPO, 0.1, 0.2, group=group, values={"seed": 0})
+    control = trained(database, GRPO, 0.1, 0.3, group=group, values={"seed": 0, rate: 2e-5}, rate=2e-5)
+    run = trained(database, GXPO, 0.1, 0.4, group=group, values={"seed": 0})
+    compared = headline(client, run)["parts"][-1]
+    # GRPO went to one pass, GXPO was evaluated after three.
+    assert (compared["topic"], control not in compared["runs"]) == ("evaluation", True)
+    longer = trained(database, GRPO, 0.1, 0.2, 0.25, 0.3, group=group, values={"seed": 0, rate: 3e-5}, rate=3e-5)
+    compared = headline(client, run)["parts"][-1]
+    assert compared["text"] == "This is 10.0 points above GRPO lr 3e-05 with the same seed."
+    assert compared["runs"] == [run, longer]
 
 
 def test_a_queued_run_names_the_runs_that_hold_resources(client: TestClient, database: Database) -> None:

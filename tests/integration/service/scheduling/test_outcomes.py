@@ -90,15 +90,6 @@ def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster) 
     assert message in run.detail
 
 
-def test_a_pause_of_a_trainer_that_stalls_is_fulfilled(cluster: Cluster) -> None:
-    scheduler, run_id = cluster.supervising()
-    cluster.request(run_id, "pause")
-    cluster.write_outcome(run_id, 1, "failed", reason="stalled", message="x", recoverable=True)
-    cluster.launcher.ends(f"{run_id}-1", "failed")
-    scheduler.tick()
-    assert cluster.get(run_id).state == S.PAUSED
-
-
 def test_launches_that_never_report_are_ended_and_repeated_until_the_limit(cluster: Cluster) -> None:
     scheduler = cluster.scheduler(max_recoveries=1)
     cluster.launcher.stops_at_once = True
@@ -219,21 +210,6 @@ def test_a_resumed_run_waits_for_the_end_of_its_last_job(cluster: Cluster) -> No
     assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-1", f"{run_id}-2"]
 
 
-def test_a_job_that_outlives_its_run_is_ended(cluster: Cluster) -> None:
-    scheduler, run_id = cluster.supervising()
-    cluster.move(run_id, S.SUCCEEDED)
-    scheduler.tick()
-    assert cluster.launcher.stopped() == []
-    cluster.clock.passes(cluster.settings.cancel_grace_s + 1)
-    scheduler.tick()
-    assert cluster.launcher.stopped() == [f"{run_id}-1"]
-    cluster.launcher.ends(f"{run_id}-1", "stopped")
-    scheduler.tick()
-    calls = len(cluster.launcher.calls)
-    scheduler.tick()
-    assert len(cluster.launcher.calls) == calls, "it is not polled any more"
-
-
 # Trainers that the launcher lost or that outlived it.
 
 
@@ -305,17 +281,6 @@ def test_the_jobs_of_all_runs_are_one_request_of_a_round(cluster: Cluster) -> No
     scheduler.tick()
     assert cluster.launcher.calls == [("statuses", ""), ("status", f"{run_ids[0]}-1")]
     assert cluster.get(run_ids[0]).state == S.RUNNING, "its job was submitted after the statuses were read"
-
-
-def test_a_lease_is_renewed_when_a_third_of_it_has_passed(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler(lease_s=30.0)
-    run_id = cluster.running(scheduler)
-    expires_at = []
-    for _ in range(4):
-        cluster.clock.passes(4.0)
-        scheduler.tick()
-        expires_at.append(cluster.get(run_id).lease_expires_at - cluster.clock.now)
-    assert expires_at == [26.0, 22.0, 30.0, 26.0]
 
 
 def test_a_job_without_a_run_is_found_after_a_restart_of_the_scheduler_and_ended(cluster: Cluster) -> None:
@@ -392,3 +357,23 @@ def holder_of(folder: Path) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
+
+
+def test_a_pause_of_a_trainer_that_stalls_is_fulfilled(cluster: Cluster) -> None:
+    scheduler, run_id = cluster.supervising()
+    cluster.request(run_id, "pause")
+    cluster.write_outcome(run_id, 1, "failed", reason="stalled", message="x", recoverable=True)
+    cluster.launcher.ends(f"{run_id}-1", "failed")
+    scheduler.tick()
+    assert cluster.get(run_id).state == S.PAUSED
+
+
+def test_a_lease_is_renewed_when_a_third_of_it_has_passed(cluster: Cluster) -> None:
+    scheduler = cluster.scheduler(lease_s=30.0)
+    run_id = cluster.running(scheduler)
+    expires_at = []
+    for _ in range(4):
+        cluster.clock.passes(4.0)
+        scheduler.tick()
+        expires_at.append(cluster.get(run_id).lease_expires_at - cluster.clock.now)
+    assert expires_at == [26.0, 22.0, 30.0, 26.0]

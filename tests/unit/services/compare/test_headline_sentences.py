@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from gxpo_services.compare.export import write_rows
 from gxpo_services.compare.headline import (
+    comparison_sentence,
     evaluation_sentence,
     gate_sentence,
     signal_sentence,
@@ -89,31 +91,50 @@ def test_a_gate_is_told_with_its_largest_z(
     assert gate_sentence({"name": "gxpo", "gate": gate}, metrics, ended) == sentence
 
 
-@pytest.mark.parametrize(
-    ("score", "step", "best", "sentence"),
-    [
-        (0.125, 0, 0.125, "12.5% before the first step."),
-        (0.8671, 30, 0.8671, "86.7% at step 30."),
-        (0.4, 1200, 0.5, "40.0% at step 1,200; best 50.0%."),
-        (None, 30, 0.5, "– at step 30; best 50.0%."),
-    ],
-)
-def test_an_evaluation_is_told_with_its_step_and_a_higher_one(
-    score: float | None, step: int, best: float, sentence: str
-) -> None:
-    run = view("running", score=score, score_step=step, score_best=best)
-    assert evaluation_sentence(run, {"reward/mean": last(0.5)}, ended=True) == sentence
+def curve(passes: Sequence[float], accuracy: Sequence[float]) -> EvaluationCurve:
+    unknown = np.full(len(passes), np.nan)
+    steps = 10.0 * np.arange(len(passes))
+    return EvaluationCurve(steps, np.array(passes), unknown, unknown, np.array(accuracy), unknown, unknown)
 
 
-def test_a_run_without_evaluations_says_so_or_has_its_loss() -> None:
-    none = view("running", score=None, score_step=None, score_best=None)
+def test_an_evaluation_is_told_with_its_cost_and_a_higher_one_before_it() -> None:
     some = {"reward/mean": last(0.5)}
-    assert evaluation_sentence(none, {}, ended=False) == ""
-    assert evaluation_sentence(none, some, ended=False) == "No evaluation yet."
-    assert evaluation_sentence(none, some, ended=True) == "It was not evaluated."
-    assert evaluation_sentence(none, {"policy/loss": last(1.23456, 30)}, ended=True) == "Loss 1.23 at step 30."
+    for made, sentence in (
+        (curve([0.0], [0.125]), "12.5% before the first step."),
+        (curve([0.0, 30.0], [0.125, 0.8671]), "86.7% after 30 backward passes."),
+        (curve([0.0, 30.0, 1200.0], [0.1, 0.5, 0.4]), "40.0% after 1,200 backward passes; best 50.0% after 30 backward "
+         "passes."),
+        (curve([0.0, 30.0], [0.5, 0.4]), "40.0% after 30 backward passes; best 50.0% before the first step."),
+        (curve([math.nan, math.nan], [0.5, 0.6]), "60.0% at step 10."),
+    ):  # fmt: skip
+        assert evaluation_sentence(made, some, ended=True) == sentence
+    assert evaluation_sentence(None, {}, ended=False) == ""
+    assert evaluation_sentence(None, some, ended=False) == "No evaluation yet."
+    assert evaluation_sentence(None, some, ended=True) == "It was not evaluated."
+
+
+def test_a_supervised_run_without_evaluations_has_its_loss() -> None:
+    assert evaluation_sentence(None, {"policy/loss": last(1.23456, 30)}, ended=True) == "Loss 1.23 at step 30."
+    assert evaluation_sentence(None, {"policy/loss": last(None)}, ended=True) == "It was not evaluated."
     both = {"policy/loss": last(0.1), "reward/mean": last(0.5)}
-    assert evaluation_sentence(none, both, ended=True) == "It was not evaluated.", "a surrogate's loss tells nothing"
+    assert evaluation_sentence(None, both, ended=True) == "It was not evaluated.", "a surrogate's loss tells nothing"
+
+
+def test_a_run_is_compared_with_its_best_baseline_at_equal_passes() -> None:
+    own = curve([0, 30, 60], [0.1, 0.4, 0.7])
+    short, whole = curve([0, 15, 30], [0.1, 0.2, 0.414]), curve([0, 30, 60], [0.1, 0.2, 0.69])
+    # At 30 passes 40% against 41.4%; at 60 passes 70% against 69%.
+    assert comparison_sentence(own, {"a": ("GRPO", short)}) == (
+        "After 30 backward passes it was 1.4 points below GRPO with the same seed.", "a"
+    )  # fmt: skip
+    assert comparison_sentence(own, {"b": ("GRPO", whole)}) == ("This is 1.0 point above GRPO with the same seed.", "b")
+    found = comparison_sentence(own, {"a": ("GRPO", short), "b": ("GRPO lr 2e-05", whole)})
+    assert found == ("This is 1.0 point above GRPO lr 2e-05, the best of 2 baselines, with the same seed.", "b")
+    # One that is only at its start, and one of unknown cost.
+    for other in (curve([0], [0.1]), curve([math.nan] * 3, [0.1, 0.2, 0.3])):
+        assert comparison_sentence(own, {"a": ("GRPO", other)}) == ("", "")
+    assert comparison_sentence(curve([0, 90], [0.1, 0.9]), {"a": ("GRPO", short)}) == ("", ""), "its start alone"
+    assert comparison_sentence(own, {}) == comparison_sentence(None, {"a": ("GRPO", short)}) == ("", "")
 
 
 def test_no_signal_is_told_while_the_latest_step_has_none() -> None:
