@@ -106,4 +106,6 @@ def add_metrics(database: Database, run_id: str, rows: Sequence[MetricRow]) -> N
     with database.writing() as session:
         run = service.lock(session, run_id)
         assert run is not None
-        ingest.apply_batch(session, run, Batch(run.launch, None, offsets={"metrics": 0}, metrics=rows), "bench")
+        ingest.apply_batch(
+            session, run, Batch(run.launch, None, offsets={"metrics": 0}, rows={"metrics": rows}), "bench"
+        )
