@@ -68,9 +68,10 @@ def faulty(problem: dict[str, Any]) -> None:
     elif kind == "use another key":
         _post(first, key="that of a neighbour")
     elif kind == "leave a stream":
-        connection = HTTPConnection(urlsplit(os.environ["OPENAI_BASE_URL"]).netloc)
+        address = urlsplit(os.environ["OPENAI_BASE_URL"])
+        connection = HTTPConnection(address.netloc)
         headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
-        connection.request("POST", "/v1/chat/completions", json.dumps({**first, "stream": True}), headers)
+        connection.request("POST", address.path + "/chat/completions", json.dumps({**first, "stream": True}), headers)
         os._exit(3)
     elif kind == "exhaust memory":
         _post(first)

@@ -45,7 +45,14 @@ from gxpo_trainer.environments.loading import URLS
 from gxpo_trainer.learner.models import STARTER_TOOLS_FOLDER
 from gxpo_trainer.reporting.reading import read_metrics, read_samples
 from gxpo_trainer.rollout.environments import EnvironmentHandle
-from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplerSettings, SamplingSettings
+from gxpo_trainer.rollout.requests import (
+    EpisodeStart,
+    Intake,
+    SampleRequest,
+    SamplerSettings,
+    SamplingSettings,
+    StreamEnd,
+)
 from gxpo_trainer.rollout.sampler import SamplerActor, remote_sampler
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import ray_session
@@ -68,13 +75,14 @@ class Engine(SamplerActor):
         self, requests: list[SampleRequest], config: EnvironmentConfig, environments: EnvironmentHandle
     ) -> tuple[float, list[list[int]]]:
         """Seconds that the requests take in this environment, and the tokens of all samples."""
-        run = self._settings.config.model_copy(update={"environment": config})
-        self._settings, self.environments = replace(self._settings, config=run), environments
+        chosen = self._settings.config.model_copy(update={"environment": config})
+        self._settings, self.environments = replace(self._settings, config=chosen), environments
         groups: dict[int, Any] = {}
         begin = time.perf_counter()
         intake = Intake(list(enumerate(requests)), closed=True)
         for item in self.sample(intake, SamplingSettings(max_new_tokens=96), 0):
-            groups |= zip(getattr(item, "indices", ()), getattr(item, "groups", ()), strict=True)
+            if not isinstance(item, StreamEnd):
+                groups |= item
         seconds = time.perf_counter() - begin
         order = sorted(groups)
         return seconds, [row.token_ids.tolist() for i in order for s in groups[i].samples for row in s.rows]
@@ -136,10 +144,9 @@ def overhead(folder: Path) -> None:
 def _seconds(policy: Path, environments: dict[str, Any], budget_s: float) -> dict[str, list[float]]:
     """By environment, the seconds of each round; a round has all environments, in an order that changes."""
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    run = RunConfig.model_validate(
-        {"model": {"max_length": 256}, "rollout": {"dtype": "float32", "deterministic": True}}
-    )
-    settings = SamplerSettings(run, str(policy), threads=2, initial_version=0)
+    rollout = {"dtype": "float32", "deterministic": True}
+    config = RunConfig.model_validate({"model": {"max_length": 256}, "rollout": rollout})
+    settings = SamplerSettings(config, str(policy), threads=2, initial_version=0)
     options = {"num_cpus": 0, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "2"}}}
     engine = remote_sampler(Engine).options(**options).remote(settings)
     seconds: dict[str, list[float]] = collections.defaultdict(list)
@@ -148,8 +155,8 @@ def _seconds(policy: Path, environments: dict[str, Any], budget_s: float) -> dic
     while time.perf_counter() < end or round_ < 5:
         tokens = {}
         for name in [*names[round_ % len(names) :], *names[: round_ % len(names)]]:
-            config, handle = environments[name]
-            taken, tokens[name] = ray.get(engine.episodes.remote(requests_of(round_, tokenizer), config, handle))
+            environment, handle = environments[name]
+            taken, tokens[name] = ray.get(engine.episodes.remote(requests_of(round_, tokenizer), environment, handle))
             seconds[name].append(taken)
         assert all(own == tokens["built-in"] for own in tokens.values()), "the same tokens are sampled"
         if round_ == 0:  # what is loaded and compiled at the first use

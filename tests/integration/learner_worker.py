@@ -144,14 +144,33 @@ def two_steps(run: Rank, **settings: Any) -> dict[str, Any]:
     return out
 
 
+def overlapped(run: Rank, **settings: Any) -> dict[str, Any]:
+    """`two_steps` while DeepSpeed reduces gradients during the backward pass, as it does on GPUs."""
+    import deepspeed
+
+    plain = deepspeed.initialize
+
+    def initialize(*, config: dict[str, Any], **others: Any) -> Any:
+        config["zero_optimization"]["overlap_comm"] = True
+        engine, *rest = plain(config=config, **others)
+        assert engine.zero_overlap_comm()
+        return engine, *rest
+
+    deepspeed.initialize = initialize
+    run.at_close.callback(setattr, deepspeed, "initialize", plain)
+    return two_steps(run, **settings)
+
+
 def written_parameters(run: Rank, **settings: Any) -> dict[str, Any]:
-    """The forward pass's weights before and after all masters are scaled by 1.5 in place and published."""
+    """Scale all masters by 1.5 in place, publish, and look at the forward pass and at the gathered weights."""
     learner = run.learner(**settings)
     before = weights(learner)
     for parameter in learner.parameters():
         parameter.mul_(1.5)
     learner.publish()
-    return {"before": before, "after": weights(learner)}
+    learner.load_batches([run.share])
+    result = learner.backward()
+    return {"before": before, "after": weights(learner), "gap": learner.logprob_gap(), "norm": result.grad_norm}
 
 
 def parked(run: Rank, **settings: Any) -> dict[str, Any]:
@@ -459,6 +478,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
     for function in (
         two_steps,
+        overlapped,
         written_parameters,
         checkpoint,
         parked,

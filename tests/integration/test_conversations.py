@@ -236,6 +236,36 @@ def test_seeded_conversations_do_not_depend_on_when_environments_answer(bench: B
             assert one.token_ids.tolist() == two.token_ids.tolist()
 
 
+@pytest.mark.parametrize("update_at", [(0, 3), (1, 0), (1, 4)])
+def test_an_update_in_flight_keeps_the_versions_of_a_conversation(bench: Bench, update_at: tuple[int, int]) -> None:
+    """In the middle of the first turn, of the second, and while the second waits for its first token."""
+    old = {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}
+    first = bench.version
+    requests = [bench.request(TWICE, 3, seed=seed) for seed in range(3)]
+    update = bench.changed(0.02)
+    bench.version, second = first, bench.version
+    played = bench.play(requests, update=update, update_at=update_at)
+    bench.version = second
+    assert played.events.count("update") == 1
+    new = {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}
+    both = 0
+    for group, sample in played.samples:
+        assert sample.sampled is not None
+        assert sum(count for _, count in sample.versions) == len(sample.token_ids)
+        assert [version for version, _ in sample.versions] in ([first], [first, second], [second])
+        both += len(sample.versions) == 2
+        begin = 0
+        for version, count in sample.versions:
+            bench.model.load_state_dict(old if version == first else new)
+            part = slice(begin, begin + count)
+            gaps = np.abs(bench.logprobs(group, sample) - sample.logprobs)[part][sample.sampled[part]]
+            assert len(gaps) == 0 or gaps.max() <= 1e-4
+            begin += count
+    bench.model.load_state_dict(new)
+    assert both > 0
+    assert {group.weights_version for group in played.groups.values()} <= {first, second}
+
+
 AGENT = AgentConfig(command=("scripted",), max_request_tokens=30)
 ASKS = [
     {"say": PROBLEMS[0].prompt.text},

@@ -40,12 +40,15 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
         zero = {"zero_stage": stage}
         cases[f"steps-{stage}"] = ("two_steps", zero)
         cases[f"steps-lora-{stage}"] = ("two_steps", {**zero, "lora": LORA})
+        cases[f"written-{stage}"] = ("written_parameters", zero)
         cases[f"checkpoint-{stage}"] = ("checkpoint", zero)
         cases[f"parked-{stage}"] = ("parked", {**zero, "rule": REPLAY})
         cases[f"gxpo-{stage}"] = ("rule_step", {**zero, "rule": GXPO})
         cases[f"finite-{stage}"] = ("not_finite", zero)
         cases[f"no-grad-{stage}"] = ("no_grad", zero)
         cases[f"loaded-{stage}"] = ("loaded", zero)
+        if stage > 1:
+            cases[f"overlap-{stage}"] = ("overlapped", zero)
         if stage > 0:
             cases[f"bf16-{stage}"] = ("two_steps", {**zero, "precision": "bf16"})
             cases[f"bf16-written-{stage}"] = ("written_parameters", {**zero, "precision": "bf16"})
@@ -179,7 +182,7 @@ def lora_reference(model_folder: str) -> dict[str, Any]:
 
 
 @on_ranks("case", [*(f"steps-{s}" for s in STAGES), "one-pass-0", "one-pass-3", "packed-0", "packed-3",
-                                  "recomputed-0", "recomputed-3"])  # fmt: skip
+                                  "recomputed-0", "recomputed-3", "overlap-2", "overlap-3"])  # fmt: skip
 def test_two_adamw_steps_equal_plain_torch(results: Results, reference: dict[str, Any], world: int, case: str) -> None:
     result = results.load(world, case)
     for number in (1, 2):
@@ -254,6 +257,19 @@ def test_statistics_and_gap_do_not_depend_on_stage_or_world_size(
         assert mine == pytest.approx(other, rel=1e-3, abs=1e-5)
     assert result["statistics"][0]["clip_fraction"] == 0.0
     assert result["statistics"][0]["ratio_mean"] == pytest.approx(1.0, abs=1e-7)
+
+
+@on_ranks("stage", STAGES)
+def test_written_parameters_reach_the_forward_pass_when_published(
+    results: Results, model_folder: str, world: int, stage: int
+) -> None:
+    result = results.load(world, f"written-{stage}")
+    for name, before in result["before"].items():
+        torch.testing.assert_close(result["after"][name], before * 1.5)
+    plain = PlainTorch(model_folder)
+    plain.write({n: w * 1.5 for n, w in plain.weights().items()})
+    assert result["gap"] == pytest.approx(plain.gap(), rel=1e-4)
+    assert result["norm"] == pytest.approx(plain.gradient()[1], rel=1e-3)
 
 
 @on_ranks("stage", STAGES[1:])

@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+from pathlib import Path
 
 STRAY = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -96,18 +98,40 @@ def leaves(problem):
     """Opens connections without a request, and closes one within a body and one before the stream that it asked for."""
     import http.client
 
-    host = os.environ["OPENAI_BASE_URL"].split("/")[2]
-    connections = [http.client.HTTPConnection(host) for _ in range(100)]
+    address = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+    connections = [http.client.HTTPConnection(address.netloc) for _ in range(100)]
     for connection in connections:
         connection.connect()
     key = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
     body = json.dumps({"messages": [user("x")], "stream": True})
-    connections[0].request("POST", "/v1/chat/completions", body, key | {"Content-Length": "400000"})
+    path = address.path + "/chat/completions"
+    connections[0].request("POST", path, body, key | {"Content-Length": "400000"})
     connections[0].close()
-    connections[1].request("POST", "/v1/chat/completions", body, key)
+    connections[1].request("POST", path, body, key)
     time.sleep(0.2)
     connections[1].close()
     ask([user("back")])
+
+
+def named(problem):
+    """The agent that the problem names."""
+    globals()[problem["extra"]["agent"]](problem)
+
+
+def lends(problem):
+    """Writes down its address and its key before its only request."""
+    given = [os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]]
+    Path(os.environ["GIVEN"]).write_text(json.dumps(given))
+    ask([user("mine")])
+
+
+def borrows(problem):
+    """Reports the statuses of what it asks with the other's key at its own address, and the other way round."""
+    base, key = json.loads(Path(os.environ["GIVEN"]).read_text())
+    own = os.environ["OPENAI_API_KEY"]
+    places = {"key": key}, {"base": base, "key": own}
+    calls = ("/chat/completions", {"messages": [user("x")]}), ("/episodes/reward", {"reward": 1.0}), ("/models", None)
+    ask([user(json.dumps([post(*call, **place)[0] for place in places for call in calls]))])
 
 
 def probes(problem):

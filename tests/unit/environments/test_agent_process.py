@@ -12,7 +12,9 @@ import sys
 import textwrap
 import threading
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,19 +51,33 @@ def message(text: str) -> tuple[dict[str, str]]:
     return ({"role": "user", "content": text},)
 
 
-async def play(config: AgentConfig, answers: int = 10, said: Sequence[str] = ()) -> list[Reply]:
-    """Replies of an episode until its end. said: texts of the answers; without them all are alike."""
+@asynccontextmanager
+async def hosting(config: AgentConfig) -> AsyncIterator[EnvironmentHost]:
     host = EnvironmentHost(config)
-    replies, actions = [], ()
     try:
+        yield host
+    finally:
+        await host.close()
+
+
+async def play(
+    config: AgentConfig,
+    answers: int = 10,
+    said: Sequence[str] = (),
+    host: EnvironmentHost | None = None,
+    agent: str = "twice",
+) -> list[Reply]:
+    """Replies of an episode until its end. said: texts of the answers; without them all are alike. host: that of other
+    episodes too. agent: which one `agents_of_tests.named` is."""
+    replies, actions = [], ()
+    async with hosting(config) if host is None else nullcontext(host) as chosen:
         for _ in range(answers):
-            replies.append(await host.advance(Call("a", PROBLEM, 5, actions)))
+            problem = replace(PROBLEM, extra={**PROBLEM.extra, "agent": agent}) if host else PROBLEM
+            replies.append(await chosen.advance(Call(agent, problem, 5, actions)))
             if not isinstance(replies[-1].answer, ChatRequest):
                 break
             actions = (*actions, SAID.replace("12", said[len(actions)]) if said else SAID)
         return replies
-    finally:
-        await host.close()
 
 
 @pytest.mark.parametrize("function", [False, True])
@@ -159,6 +175,23 @@ async def test_what_is_refused_has_its_status_and_ends_nothing(started: Configur
     assert last == Reply(Turn(done=True))
 
 
+async def test_the_key_of_another_episode_is_refused_and_disturbs_nothing(
+    started: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One agent has what the other was given, and tries its key at its own address, and its own key at the other's."""
+    given = tmp_path / "given.json"
+    monkeypatch.setenv("GIVEN", str(given))
+    config = started("named")
+    async with hosting(config) as host:
+        lender = await host.advance(Call("lends", replace(PROBLEM, extra={"agent": "lends"}), 5))
+        tried, end = await play(config, host=host, agent="borrows")
+        assert json.loads(tried.answer.messages[0]["content"]) == [401] * 6
+        assert end == Reply(Turn(done=True))
+        lent = Call("lends", replace(PROBLEM, extra={"agent": "lends"}), 5, (SAID,))
+        assert await host.advance(lent) == Reply(Turn(done=True)), "no reward and no request of the other"
+    assert lender == Reply(ChatRequest(message("mine")))
+
+
 async def test_tool_calls_reach_the_client_and_come_back(started: Configured) -> None:
     function = {"name": "calc", "arguments": '{"e": "6*7"}'}
     calls = [{"id": "call_1", "type": "function", "function": function}]
@@ -200,9 +233,9 @@ async def test_a_fault_is_a_verdict_and_leaves_no_process(
 
 @pytest.mark.parametrize("name", ["floods", "leaves"])
 async def test_a_flood_and_a_lost_connection_disturb_no_other_episode(started: Configured, name: str) -> None:
-    faulty, other = await asyncio.gather(
-        play(started(name, deadline_s=600), 10_000), play(started("twice", deadline_s=600))
-    )
+    config = started("named", deadline_s=600)
+    async with hosting(config) as host:
+        faulty, other = await asyncio.gather(play(config, 10_000, host=host, agent=name), play(config, host=host))
     assert other[-1] == Reply(Turn(reward=0.5, done=True))
     assert faulty[-1] == Reply(Turn(done=True))
 

@@ -175,6 +175,12 @@ def test_vllm_knows_the_variable_for_batch_invariant_kernels() -> None:
     assert "VLLM_BATCH_INVARIANT" in envs.environment_variables
 
 
+def test_variables_set_by_the_user_are_kept(empty: None) -> None:
+    os.environ["TORCH_COMPILE_DISABLE"] = "0"
+    set_environment(sampler("cpu"))
+    assert os.environ["TORCH_COMPILE_DISABLE"] == "0"
+
+
 # Which engine gets which request, whatever dies in between.
 
 

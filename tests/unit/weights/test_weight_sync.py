@@ -16,7 +16,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -27,6 +27,7 @@ from torch.multiprocessing import reductions
 
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.runtime.locks import remove_abandoned
+from gxpo_trainer.runtime.processes import interface_to, listen_on
 from gxpo_trainer.weights.buckets import BucketPacker, ChangeMeter, WeightBucket, checksum, tensors_of
 from gxpo_trainer.weights.transports import (
     BLOCKING_WAIT,
@@ -38,6 +39,7 @@ from gxpo_trainer.weights.transports import (
     open_handle,
     open_store,
 )
+from gxpo_trainer.weights.worker import WeightReceiver
 
 
 @pytest.fixture
@@ -84,6 +86,13 @@ def test_next_publisher_removes_the_buffers_of_a_killed_one() -> None:
     assert not left.exists()
 
 
+def test_a_bucket_stays_readable_while_the_next_is_written(publisher: SharedMemoryPublisher) -> None:
+    first = publisher.publish(packer(("weight", torch.full((7,), 1.0))), 1, 0)
+    content = Path(first.location).read_bytes()
+    publisher.publish(packer(("weight", torch.full((7,), 2.0))), 2, 0)
+    assert Path(first.location).read_bytes() == content
+
+
 def test_buckets_hold_at_most_their_capacity_and_every_row_once(publisher: SharedMemoryPublisher) -> None:
     """Capacity of 256 bytes: 64 floats. 40 rows of 8 floats must be split, small tensors share a bucket."""
     torch.manual_seed(0)
@@ -105,6 +114,15 @@ def test_buckets_hold_at_most_their_capacity_and_every_row_once(publisher: Share
         assert torch.equal(
             torch.cat([part.reshape(-1) for _, part in sorted(rows[name], key=lambda r: r[0])]), tensor.reshape(-1)
         )
+
+
+def test_a_row_larger_than_a_bucket_gets_one_of_its_own() -> None:
+    stream = packer(("wide", torch.zeros(3, 100)), ("small", torch.zeros(2)), capacity=256)
+    sizes = []
+    while not stream.empty:
+        entries, _ = stream.pack(lambda size: torch.empty(size, dtype=torch.uint8))
+        sizes.append([(entry.name, entry.first_row) for entry in entries])
+    assert sizes == [[("wide", 0)], [("wide", 1)], [("wide", 2)], [("small", 0)]]
 
 
 def test_ranks_that_do_not_publish_advance_in_step() -> None:
@@ -185,6 +203,20 @@ def test_the_wait_of_an_nccl_group_blocks_and_raises(monkeypatch: pytest.MonkeyP
     BroadcastGroup("127.0.0.1", port, 0, 1, torch.device("cuda:0"))
     assert seen == {"member": 0, "size": 1, "timeout": timedelta(seconds=TIMEOUT_S), "blocking": "1"}
     assert os.environ[BLOCKING_WAIT] == "0"
+
+
+def test_an_engine_that_pins_nccl_settings_joins_the_learner_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's batch-invariant mode pins them; NCCL, which needs GPUs, hangs where the members of a group differ."""
+    from vllm.utils import nccl
+
+    monkeypatch.setattr(nccl, "_unpinned_env", {"NCCL_PROTO": None})
+    monkeypatch.setenv("NCCL_PROTO", "Simple")
+    receiver = WeightReceiver(cast(Any, None), torch.device("cpu"))
+    seen: list[str | None] = []
+    receiver._group = cast(Any, SimpleNamespace(broadcast=lambda _: seen.append(os.environ.get("NCCL_PROTO"))))
+    receiver._read(WeightBucket(1, 0, True, (), 8, "nccl"))
+    assert seen == [None]
+    assert os.environ["NCCL_PROTO"] == "Simple"
 
 
 def test_a_broadcast_reaches_every_member() -> None:
@@ -307,3 +339,20 @@ def test_members_meet_and_listen_on_loopback_alone(size: int) -> None:
     assert [total for total, _, _ in results] == [size * (size + 1) / 2] * size
     assert all(listening <= {"127.0.0.1"} for _, listening, _ in results)
     assert all(interfaces == {"lo"} for _, _, interfaces in results), "whatever the host's name resolves to"
+
+
+def test_members_on_several_hosts_listen_between_them_or_where_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [(n, a.address) for n, of in psutil.net_if_addrs().items() for a in of if a.family == socket.AF_INET]
+    for name, address in addresses:
+        assert interface_to(address) == ("lo" if address.startswith("127.") else name)
+    for library in ("GLOO", "NCCL"):
+        monkeypatch.delenv(f"{library}_SOCKET_IFNAME", raising=False)
+        monkeypatch.delenv(f"GXPO_{library}_SOCKET_IFNAME", raising=False)
+    listen_on("GLOO_SOCKET_IFNAME", "lo")
+    listen_on("GLOO_SOCKET_IFNAME", None)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    listen_on("GLOO_SOCKET_IFNAME", "eth7")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7", "a later group of this process, with members elsewhere"
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    listen_on("NCCL_SOCKET_IFNAME", "eth7")
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"

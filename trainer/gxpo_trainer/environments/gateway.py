@@ -1,4 +1,4 @@
-"""The gateway: agents ask the policy here by OpenAI's chat API, each with the key of its episode.
+"""The gateway: agents ask the policy here by OpenAI's chat API, each at the address and with the key of its episode.
 
 An agent exists already, with a loop and tools of its own (agents.py). One server, in the event loop of the host,
 answers all of its agents. The order of an episode, seen from the engine (rollout/agents.py):
@@ -96,9 +96,9 @@ class _Refused(Exception):
 
 
 class Gateway:
-    """`/v1/chat/completions`, `/v1/models` and `/v1/episodes/reward` at a free port of an address, until `close`.
+    """`/<episode>/v1/chat/completions`, `…/models` and `…/episodes/reward` at a free port of an address, until `close`.
 
-    agents: by the keys of their episodes. Raises EnvironmentFailed.
+    agents: by the first part of these paths. Raises EnvironmentFailed.
     """
 
     def __init__(self, host: str) -> None:
@@ -106,7 +106,7 @@ class Gateway:
             listener = socket.create_server((host, 0), backlog=1024)
         except OSError as error:
             raise EnvironmentFailed(f"environment.host = {host!r} is no address of this machine ({error})") from None
-        self.base_url = f"http://{host}:{listener.getsockname()[1]}/v1"
+        self.address = f"http://{host}:{listener.getsockname()[1]}"
         self.agents: dict[str, AgentProcess] = {}
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -135,22 +135,26 @@ class Gateway:
 
 async def _serve(request: Request, agents: Mapping[str, AgentProcess]) -> Response:
     try:
-        agent = agents.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
-        if agent is None:
-            raise _Refused(401, "the key is not that of an episode; send OPENAI_API_KEY as bearer token")
-        match request.method, request.scope["path"]:
-            case "GET", "/v1/models":
+        episode, _, path = request.scope["path"].removeprefix("/").partition("/")
+        agent = agents.get(episode)
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if agent is None or not secrets.compare_digest(key.encode(), agent.key.encode()):
+            raise _Refused(
+                401, "the key is not that of the episode at this address; send OPENAI_API_KEY to OPENAI_BASE_URL"
+            )
+        match request.method, path:
+            case "GET", "v1/models":
                 model = {"id": _MODEL, "object": "model", "owned_by": "gxpo"}
                 return JSONResponse({"object": "list", "data": [model]})
-            case "POST", "/v1/episodes/reward":
+            case "POST", "v1/episodes/reward":
                 reward = (await _body(request)).get("reward")
                 if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
                     raise _Refused(400, f"reward = {reward!r:.100}: must be a finite number")
                 agent.reward = (agent.reward or 0.0) + float(reward)
                 return JSONResponse({})
-            case "POST", "/v1/chat/completions":
+            case "POST", "v1/chat/completions":
                 return await _complete(request, agent)
-        raise _Refused(404, f"{request.method} {request.scope['path'][:100]} does not exist; use /v1/chat/completions")
+        raise _Refused(404, f"{request.method} /{path[:100]} does not exist; use /v1/chat/completions")
     except _Refused as refused:
         status, reason, *code = refused.args
         if status in (401, 404, 429):
@@ -217,7 +221,8 @@ class AgentProcess(EpisodeProcess):
 
     def __init__(self, gateway: Gateway, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._gateway, self._key = gateway, secrets.token_urlsafe(32)
+        self._gateway = gateway
+        self._path, self.key = secrets.token_urlsafe(16), secrets.token_urlsafe(32)
         self.turn = asyncio.Lock()
         """Of the request that is answered."""
         self.num_waiting = 0
@@ -240,9 +245,10 @@ class AgentProcess(EpisodeProcess):
         and answer), or of `error` and `code`. What the agent does next: it asks, or has ended."""
         async with asyncio.timeout(deadline_s):
             if "problem" in request:
-                self._gateway.agents[self._key] = self
+                self._gateway.agents[self._path] = self
                 problem = {**request["problem"], "seed": request["seed"]}
-                given = {"problem": problem, "base_url": self._gateway.base_url, "api_key": self._key}
+                base_url = f"{self._gateway.address}/{self._path}/v1"
+                given = {"problem": problem, "base_url": base_url, "api_key": self.key}
                 self._writer.write(json.dumps(given).encode() + b"\n")
             elif self._answer is not None and not self._answer.done():
                 self._answer.set_result(json.loads(request["action"]))
@@ -266,7 +272,7 @@ class AgentProcess(EpisodeProcess):
 
     async def sampled(self, request: ChatRequest) -> dict[str, Any]:
         """The answer to a request, for the gateway."""
-        if self._key not in self._gateway.agents:
+        if self._path not in self._gateway.agents:
             return _ENDED
         self._answer = asyncio.get_running_loop().create_future()
         self._requests.put_nowait(request)
@@ -274,7 +280,7 @@ class AgentProcess(EpisodeProcess):
 
     def kill(self) -> None:
         super().kill()
-        self._gateway.agents.pop(self._key, None)
+        self._gateway.agents.pop(self._path, None)
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(_ENDED)
 

@@ -30,10 +30,9 @@ from gxpo_trainer.rollout.requests import (
     Intake,
     SampleRequest,
     SamplingSettings,
-    finish_reason,
     sample_seed,
 )
-from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
+from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, finish_reason
 from gxpo_trainer.types import Episode, EpisodeEnd, Group, Sample, Utterance
 
 
@@ -173,7 +172,7 @@ class OpenGroup:
 
 
 class Conversations:
-    """Groups whose samples are episodes in an environment, with the methods of `requests.SingleTurns`."""
+    """Groups whose samples are episodes in an environment, with the methods of `SingleTurns`."""
 
     _course: type[Conversation] = Conversation
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,7 @@ import numpy.typing as npt
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import fill_template, json_extra
 from gxpo_trainer.environments.contract import Problem
-from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
-from gxpo_trainer.types import Group, Prompt, Sample
+from gxpo_trainer.types import Group, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,77 +102,12 @@ CompleteGroups = list[tuple[int, Group]]
 """Groups with the indices of their requests."""
 
 
-class SingleTurns:
-    """Groups whose samples are one response of the engine each.
-
-    Order: `begin` for each request; `finish` what the engine finished; `proceed` before each of its steps; `close`.
-    """
-
-    waiting = False
-
-    def __init__(self, engine: EngineDriver, tokenizer: Any, sampling: SamplingSettings, max_length: int) -> None:
-        self._engine, self._tokenizer = engine, tokenizer
-        self._sampling, self._max_length = sampling, max_length
-        self._running: dict[int, tuple[SampleRequest, list[Response]]] = {}
-        self._owner: dict[int, int] = {}
-        self._unfinished: dict[int, int] = {}
-
-    def begin(self, index: int, request: SampleRequest) -> None:
-        """Raises ValueError when the prompt leaves no room for `max_new_tokens`."""
-        sampling, length = request.sampling or self._sampling, len(request.prompt_token_ids)
-        if not 0 < length <= self._max_length - sampling.max_new_tokens:
-            raise ValueError(
-                f"prompt {request.prompt.id} has {length} tokens; with max_new_tokens = {sampling.max_new_tokens} that "
-                f"must be between {sampling.max_new_tokens + 1} and model.max_length = {self._max_length}; lower "
-                "data.max_prompt_tokens or raise model.max_length"
-            )
-        seeds = [sample_seed(request.seed, number) for number in range(request.num_samples)]
-        responses = self._engine.start(request.prompt_token_ids.tolist(), sampling, seeds)
-        self._running[index] = request, responses
-        self._unfinished[index] = request.num_samples
-        self._owner.update((id(response), index) for response in responses)
-
-    def finish(self, responses: Sequence[Response]) -> CompleteGroups:
-        complete = []
-        for response in responses:
-            index = self._owner.pop(id(response))
-            self._unfinished[index] -= 1
-            if not self._unfinished[index]:
-                del self._unfinished[index]
-                complete.append((index, self._group(*self._running.pop(index))))
-        return complete
-
-    def proceed(self) -> CompleteGroups:
-        return []
-
-    def close(self) -> None:
-        pass
-
-    def _group(self, request: SampleRequest, responses: list[Response]) -> Group:
-        texts = self._tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
-        for stop in (request.sampling or self._sampling).stop:
-            texts = [text.partition(stop)[0] for text in texts]
-        samples = tuple(
-            Sample(text, np.asarray(r.token_ids, dtype=np.int32), r.logprobs, finish_reason(r), r.versions)
-            for r, text in zip(responses, texts, strict=True)
-        )
-        oldest = min(version for response in responses for version, _ in response.versions)
-        return Group(request.prompt, request.prompt_token_ids, samples, oldest)
-
-
 def sample_seed(seed: int | None, index: int, turn: int = 0) -> int | None:
     """Seed of a turn of sample `index` of a request: 63 bits from NumPy's SeedSequence of the numbers; None stays."""
     if seed is None:
         return None
     low, high = np.random.SeedSequence([seed, index, *([turn] if turn else [])]).generate_state(2)
     return (int(high) << 32 | int(low)) >> 1
-
-
-def finish_reason(response: Response) -> Literal["stop", "length"]:
-    """Why vLLM finished a response. Raises TrainingError for any other reason."""
-    if response.finish_reason not in ("stop", "length"):
-        raise TrainingError(f"the sampler finished a response with reason {response.finish_reason!r}")
-    return cast(Literal["stop", "length"], response.finish_reason)
 
 
 Indexed = tuple[int, SampleRequest]

@@ -32,9 +32,9 @@ from gxpo_trainer.rollout.requests import (
     Intake,
     SamplerSettings,
     SamplingSettings,
-    SingleTurns,
     StreamEnd,
 )
+from gxpo_trainer.rollout.single_turns import SingleTurns
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, Weights
 from gxpo_trainer.runtime.locks import OwnedDirectory
 from gxpo_trainer.runtime.processes import LOOPBACK, frozen_allocations, interface_to, listen_on

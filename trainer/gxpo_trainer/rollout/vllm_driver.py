@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
+
+from gxpo_trainer.errors import TrainingError
 
 if TYPE_CHECKING:
     from gxpo_trainer.rollout.requests import SamplingSettings
@@ -215,3 +217,10 @@ class EngineDriver:
         self._core.abort_requests(list(self._running))
         self._running.clear()
         self._suspended.clear()
+
+
+def finish_reason(response: Response) -> Literal["stop", "length"]:
+    """Why vLLM finished a response. Raises TrainingError for any other reason."""
+    if response.finish_reason not in ("stop", "length"):
+        raise TrainingError(f"the sampler finished a response with reason {response.finish_reason!r}")
+    return cast(Literal["stop", "length"], response.finish_reason)
