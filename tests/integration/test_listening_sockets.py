@@ -1,4 +1,4 @@
-"""What listens while a run of one learner rank trains. With two: test_training_loop; `gxpo up`: service/local/test_up."""
+"""What listens while a run of one learner rank trains. Two ranks: test_training_loop; `gxpo up`: test_up."""
 
 from __future__ import annotations
 

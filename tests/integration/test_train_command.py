@@ -68,11 +68,11 @@ backward_passes = 7
 """
 
 
-def train(folder: Path, allowed: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def train(folder: Path, allowed: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     """What a user types in `folder`, with the lists of an administrator."""
     environment = {name: value for name, value in os.environ.items() if name not in (ALLOWLIST, URLS)}
     environment |= {"PYTHONPATH": str(folder), **allowed}
-    command = [sys.executable, "-m", "gxpo_trainer.cli", "train", "run.toml", "--out", "out"]
+    command = [sys.executable, "-m", "gxpo_trainer.cli", "train", "run.toml", "--out", "out", *options]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -123,6 +123,11 @@ def test_what_no_list_has_is_refused_before_anything_starts(tmp_path: Path, fold
         assert ended.returncode == 2
         assert named in ended.stderr
         assert not (tmp_path / "out").exists()
+    server = 'environment={name="openenv", url="http://127.0.0.1:9"}'
+    ended = train(tmp_path, {URLS: judge.url}, "--set", server, "--set", "model.max_length=2048")
+    assert ended.returncode == 2
+    assert "GXPO_ENVIRONMENT_URLS" in ended.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_sfpo_trains_until_its_passes_are_spent(out: Path) -> None:
