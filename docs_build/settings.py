@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gxpo_trainer.config import LossSettings
-from gxpo_trainer.config.messages import submodels
+from gxpo_trainer.config.messages import OTHER_NAMES, submodels
 from gxpo_trainer.config.run import RunConfig
 
 INTRODUCTION = """# Configuration
@@ -62,11 +62,24 @@ The others have defaults that you can leave until a chart says otherwise ([troub
 |---|---|
 """
 
+NAMES = """
+## Names in TRL and verl
+
+An unknown setting with one of these names is answered with the setting here.
+
+| TRL, verl | here | |
+|---|---|---|
+"""
+
 
 def render_page() -> str:
     """The whole page as Markdown."""
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in names.split(', '))} | `{setting}` | {remark} |"
+        for names, setting, remark in OTHER_NAMES
+    ]
     ten = "".join(f"| `{setting}` | {advice} |\n" for setting, advice in TEN)
-    return INTRODUCTION + FIRST + ten + "".join(_sections(RunConfig, ""))
+    return INTRODUCTION + FIRST + ten + "".join(_sections(RunConfig, "")) + NAMES + "\n".join(rows) + "\n"
 
 
 def undescribed(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""What listens while a run trains, with one learner rank and with two."""
+"""What listens while a run of one learner rank trains. Two ranks: test_training_loop; `gxpo up`: test_up."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gxpo_trainer.training.run import train_run
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long("two ranks listen on more")), 2])
+@pytest.mark.long("two ranks listen on more")
 def test_every_socket_of_a_run_is_known_and_on_loopback(
-    ranks: int, tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[sockets.Listening] = []
     report = Controller._report
@@ -30,7 +30,7 @@ def test_every_socket_of_a_run_is_known_and_on_loopback(
     config = small_run(
         budget={"steps": 1},
         checkpoint={"every_steps": 0},
-        placement={"learner_ranks": ranks, "learner_cpus": 0.4, "learner_threads": 1},
+        placement={"learner_cpus": 0.4, "learner_threads": 1},
     )
     assert train_run(config, tmp_path / "run") == "steps"
     assert {"driver", "gcs_server", "raylet", "ray::SamplerActor", "ray::VerifierActor", "ray::LearnerRank"} <= {

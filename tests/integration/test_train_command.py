@@ -21,6 +21,7 @@ from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_m
 
 pytestmark = pytest.mark.engine
 
+ALLOWLIST = "GXPO_REWARD_ALLOWLIST"
 OWN = '''
 class Brevity:
     """1 for an empty response, less by a fortieth for each token."""
@@ -67,6 +68,14 @@ backward_passes = 7
 """
 
 
+def train(folder: Path, allowed: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    """What a user types in `folder`, with the lists of an administrator."""
+    environment = {name: value for name, value in os.environ.items() if name not in (ALLOWLIST, URLS)}
+    environment |= {"PYTHONPATH": str(folder), **allowed}
+    command = [sys.executable, "-m", "gxpo_trainer.cli", "train", "run.toml", "--out", "out", *options]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture(scope="module")
 def refused() -> list[Any]:
     """Requests that the judge answered with 503, each once."""
@@ -100,13 +109,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory, judge: RewardServer) -> Pat
 @pytest.fixture(scope="module")
 def out(folder: Path, judge: RewardServer) -> Path:
     """The run, trained to its end."""
-    environment = {name: value for name, value in os.environ.items() if name != "GXPO_REWARD_ALLOWLIST"}
-    environment |= {"PYTHONPATH": str(folder), URLS: judge.url}
-    command = [sys.executable, "-m", "gxpo_trainer.cli", "train", "run.toml", "--out", "out"]
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    ended = train(folder, {URLS: judge.url})
     assert ended.returncode == 0, ended.stderr
     assert "ended by budget.backward_passes" in ended.stderr
     return folder / "out"
+
+
+def test_what_no_list_has_is_refused_before_anything_starts(tmp_path: Path, folder: Path, judge: RewardServer) -> None:
+    for file in folder.glob("*.*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for allowed, named in (({URLS: judge.url, ALLOWLIST: ""}, "own_rewards:Brevity"), ({}, judge.url)):
+        ended = train(tmp_path, allowed)
+        assert ended.returncode == 2
+        assert named in ended.stderr
+        assert not (tmp_path / "out").exists()
+    server = 'environment={name="openenv", url="http://127.0.0.1:9"}'
+    ended = train(tmp_path, {URLS: judge.url}, "--set", server, "--set", "model.max_length=2048")
+    assert ended.returncode == 2
+    assert "GXPO_ENVIRONMENT_URLS" in ended.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_sfpo_trains_until_its_passes_are_spent(out: Path) -> None:

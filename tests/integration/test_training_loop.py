@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from support.tiny_families import save_family
 from transformers import AutoModelForCausalLM
 
 from docs_build.metrics import undescribed
+from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.planner.architectures import FAMILIES, TRAINS
 from gxpo_trainer.reporting.reading import read_events, read_metrics
+from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.training.controller import Controller
 from gxpo_trainer.training.run import train_run
 
@@ -62,6 +65,50 @@ def test_sampler_and_learner_agree_on_each_family_that_trains(family, tmp_path, 
     rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if "rollout/logprob_gap_mean" in row["metrics"]]
     assert rows[0]["rollout/logprob_gap_mean"] <= 5e-6
     assert "pass@1" not in "".join(capsys.readouterr()), "a run without benchmarks has no accuracies to tell"
+
+
+@pytest.mark.long("shared devices with two engines and two ranks")
+def test_gxpo_at_another_temperature_takes_turns_with_its_engines(tmp_path, small_run, monkeypatch):
+    """Two engines and two whole copies of the learner with shared devices; on CPUs vLLM ignores sleep and wake."""
+    moves = []
+
+    def record(owner, method):
+        inner = getattr(owner, method)
+
+        def call(self, *arguments, **options):
+            moves.append(" ".join([method, *map(str, (*arguments, *options.values()) if owner is Engines else ())]))
+            return inner(self, *arguments, **options)
+
+        monkeypatch.setattr(owner, method, call)
+
+    for owner, methods in ((Engines, ("sleep", "wake")), (LearnerGroup, ("park", "unpark", "train_step"))):
+        for method in methods:
+            record(owner, method)
+    config = small_run(
+        rollout={"temperature": 0.7},
+        learner={"rule": {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}, "optimizer": {"learning_rate": 1e-4}},
+        budget={"steps": 3},
+        checkpoint={"every_steps": 0},
+        placement={
+            "colocate": True,
+            "learner_ranks": 2,
+            "samplers": 2,
+            "learner_cpus": 0.5,
+            "sampler_cpus": 0.25,
+            "verifier_cpus": 0.25,
+        },
+    )
+    assert train_run(config, tmp_path / "run") == "steps"
+    rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if "rollout/logprob_gap_mean" in row["metrics"]]
+    assert len(rows) == 3
+    assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows)
+    assert all(row["rollout/logprob_gap_max"] <= 1e-4 for row in rows)
+    assert all(row["rollout/engines_alive"] == 2 for row in rows)
+    steps = [place for place, move in enumerate(moves) if move == "train_step"]
+    # Each side leaves and returns once a step; weights that the sync brings again are given up.
+    expected = ["sleep True", "unpark", "wake weights", "park", "wake kv_cache"]
+    assert [moves[here + 1 : there] for here, there in pairwise(steps)] == [expected, expected]
+    assert "learner and engines take turns on the CPUs" in (tmp_path / "run" / "events.jsonl").read_text()
 
 
 @pytest.fixture(scope="module")

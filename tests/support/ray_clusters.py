@@ -42,6 +42,15 @@ def running_head(num_cpus: float, num_gpus: int = 0, autoscaling: dict[str, Any]
             end_tree(head)
 
 
+def await_nodes(address: str, number: int) -> None:
+    """Wait until Ray has this many nodes; the test's own time limit ends a wait in vain."""
+    ask = (
+        f"import ray, time; ray.init(address={address!r}, log_to_driver=False, logging_level='error')\n"
+        f"while len([node for node in ray.nodes() if node['Alive']]) != {number}: time.sleep(1)"
+    )
+    subprocess.run([sys.executable, "-c", ask], env=os.environ | LOOPBACK, check=True)
+
+
 def _start(
     folder: Path, num_cpus: float, num_gpus: int, autoscaling: dict[str, Any] | None
 ) -> tuple[subprocess.Popen[bytes], str]:

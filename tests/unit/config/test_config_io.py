@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, LoraConfig, RunConfig, SfpoRule
 from gxpo_trainer.config.io import build, learning_rate_control, load_preset, load_run, preset_names, to_toml
+from gxpo_trainer.config.messages import OTHER_NAMES, setting_paths
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.runtime.placement import Placement
@@ -109,6 +110,13 @@ def test_a_missing_file_is_refused_with_a_way_to_begin(tmp_path: Path) -> None:
 # ---- unknown settings -----------------------------------------------------------------------------------------
 
 
+def test_every_name_of_another_library_stands_for_a_setting() -> None:
+    every = [name for names, _, _ in OTHER_NAMES for name in names.split(", ")]
+    assert len(set(every)) == len(every)
+    assert {setting for _, setting, _ in OTHER_NAMES} <= set(setting_paths())
+    assert not set(every) & set(setting_paths())
+
+
 @pytest.mark.parametrize(
     ("wrong", "near"),
     [
@@ -117,6 +125,16 @@ def test_a_missing_file_is_refused_with_a_way_to_begin(tmp_path: Path) -> None:
         ("learning_rate", "learner.optimizer.learning_rate"),
         ("rollout.sample_per_prompt", "rollout.samples_per_prompt"),
         ("learner.optimizer.beta", "learner.optimizer.betas"),
+        ("learner.optimizer.lr", "learner.optimizer.learning_rate"),
+        ("actor_rollout_ref.actor.optim.lr", "learner.optimizer.learning_rate"),
+        ("actor_rollout_ref.rollout.n", "rollout.samples_per_prompt"),
+        ("num_generations", "rollout.samples_per_prompt"),
+        ("per_device_train_batch_size", "rollout.prompts_per_step (prompts of all ranks, not samples)"),
+        ("learner.loss.beta", "learner.loss.kl_beta (0 is without)"),
+        ("actor.kl_loss_coef", "learner.loss.kl_beta (0 is without)"),
+        ("learner.loss.epsilon", "learner.loss.clip_low (and learner.loss.clip_high)"),
+        ("max_completion_length", "rollout.max_new_tokens"),
+        ("actor.ppo_mini_batch_size", "learner.mini_batches (how many in a step, not their size)"),
     ],
 )
 def test_a_mistyped_setting_is_refused_and_the_nearest_named(wrong: str, near: str) -> None:

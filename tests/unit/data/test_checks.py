@@ -124,13 +124,17 @@ FAULTS: dict[str, tuple[Settings, str]] = {
         "warm_start: data.source = 'nope.jsonl' does not exist",
     ),
     "no benchmark": ({"evaluation": {"benchmarks": ["math5000"]}}, "evaluation.benchmarks: 'math5000' is unknown; use"),
+    "no answer fits": (
+        {"rollout": {"max_new_tokens": 3}},
+        "rollout.max_new_tokens = 3: none of the 2 answers fits, the shortest has 4 tokens; raise it",
+    ),
     "no benchmark file": ({"evaluation": {"benchmarks": ["held.jsonl"]}}, "'held.jsonl' does not exist"),
 }
 
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """A run that works, of two problems."""
+    """A run that works: two problems, whose answers the starter policy writes digit by digit."""
     monkeypatch.chdir(tmp_path)
     rows = [{"problem": "1 + 1233", "answer": "1234"}, {"problem": "1 + 12344", "answer": "12345"}]
     for name in ("mine.jsonl", "other.jsonl"):
@@ -156,7 +160,10 @@ def merged(base: Settings, changes: Settings) -> Settings:
 
 @pytest.mark.parametrize(
     ("fault", "entrance"),
-    [*((fault, "config --check") for fault in FAULTS), *(("heads", entrance) for entrance in entrances())],
+    [
+        *((fault, "config --check") for fault in FAULTS),
+        *((fault, entrance) for fault in ("heads", "no answer fits") for entrance in entrances()),
+    ],
 )
 def test_file_faults_are_refused_at_each_entrance(base: Settings, tmp_path: Path, fault: str, entrance: str) -> None:
     changes, words = FAULTS[fault]
@@ -175,9 +182,9 @@ def test_a_run_that_works_has_no_fault_and_all_faults_are_said_at_once(base: Set
         found.refuse()
 
 
-def test_few_rows_and_what_is_downloaded_are_noted(base: Settings, tmp_path: Path) -> None:
+def test_completions_need_no_answer_that_fits_and_what_is_downloaded_is_said(base: Settings, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"problem": "1 + 1233", "completion": "1234"}))
-    changes = {"data": {"source": "rows.jsonl"}, "rollout": {"source": "dataset"}}
+    changes = {"data": {"source": "rows.jsonl"}, "rollout": {"source": "dataset", "max_new_tokens": 3}}
     found = check_files(build(merged(base, changes)))
     assert (found.faults, len(found.notes)) == ((), 1)
     assert found.notes[0].startswith("1 problem for 2 prompts a step")

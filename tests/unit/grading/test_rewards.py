@@ -226,3 +226,15 @@ def test_what_is_no_finite_number_is_an_error_that_names_the_component(value: An
 def test_numbers_of_every_kind_are_rewards(value: Any, number: float) -> None:
     scorer = Scorer((("odd", 2.0, lambda sample: value),))
     assert scorer.score("5", "5", Verdict("correct", "5", 0.0), CONTEXT)["score"] == 2 * number
+
+
+def test_every_component_that_fails_is_named() -> None:
+    def broken(sample: RewardInput) -> float:
+        raise KeyError("x" * 1000)
+
+    parts = (("first", 1.0, broken), ("good", 1.0, lambda sample: 1.0), ("last", 1.0, lambda sample: "0.5"))
+    with pytest.raises(RewardFailed) as caught:
+        Scorer(parts).score("5", "5", Verdict("correct", "5", 0.0), CONTEXT)  # type: ignore[arg-type]
+    first, last = str(caught.value).split("; ")
+    assert first.startswith("reward first: KeyError: 'xxx")
+    assert last == "reward last returned '0.5', which is not a finite number"

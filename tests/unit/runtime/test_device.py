@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from gxpo_trainer.runtime.placement import Placement
 @pytest.fixture(autouse=True)
 def head_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    placement_module.driver_problem.cache_clear()
 
 
 def decide(rollout: dict[str, Any] | None = None, **settings: Any) -> Placement:
@@ -69,16 +67,19 @@ def test_a_device_that_is_named_stays(device: str) -> None:
     assert (placement.device, placement.device_reason) == (device, f'placement.device = "{device}"')
 
 
-def use_driver(monkeypatch: pytest.MonkeyPatch, problem: str | None) -> None:
-    """One GPU, torch's build for GPUs, and what torch says of the driver."""
+def use_driver(monkeypatch: pytest.MonkeyPatch, driver: str, cuda: str, library: int = 0) -> None:
+    """One GPU with this driver, torch's build for this CUDA, and the CUDA of the driver's library."""
+    from ray._private.thirdparty import pynvml
+
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(placement_module, "torch_cuda", lambda: "13.0")
-    ended = SimpleNamespace(returncode=int(problem is not None), stderr=f"Traceback\n{problem}\n")
-    monkeypatch.setattr(placement_module.subprocess, "run", lambda *_, **__: ended)
+    monkeypatch.setattr(placement_module, "torch_cuda", lambda: cuda)
+    monkeypatch.setattr(placement_module, "_library_cuda", lambda: library)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: driver)
 
 
 def test_without_a_cluster_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_driver(monkeypatch, None)
+    use_driver(monkeypatch, "580.65.06", "13.0")
     placement = Placement.decide(RunConfig())
     assert (placement.device, placement.device_reason) == (
         "gpu",
@@ -87,15 +88,17 @@ def test_without_a_cluster_the_machine_decides(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("device", ["auto", "gpu"])
-def test_a_driver_too_old_for_torch_is_refused_in_torchs_words(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_driver(monkeypatch, "RuntimeError: the NVIDIA driver is too old")
+def test_a_driver_too_old_for_torch_is_refused_with_the_right_one(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_driver(monkeypatch, "570.86.15", "13.0", library=12)
     config = RunConfig.model_validate({"placement": {"device": device}})
-    with pytest.raises(
-        ConfigError, match=r"CUDA 13\.0, .*driver is too old\): update .* or set placement\.device = \"cpu\""
-    ):
+    with pytest.raises(ConfigError, match=r"driver 570\.86\.15 .* 580 or newer.* or set placement\.device = \"cpu\""):
         Placement.decide(config)
     cpu = config.model_copy(update={"placement": config.placement.model_copy(update={"device": "cpu"})})
     assert Placement.decide(cpu).device == "cpu"
+    use_driver(monkeypatch, "570.86.15", "12.9")
+    assert Placement.decide(config).device == "gpu"
+    use_driver(monkeypatch, "570.86.15", "13.0", library=13)
+    assert Placement.decide(config).device == "gpu", "NVIDIA's forward compatibility package"
 
 
 def test_gpus_that_a_build_for_cpus_cannot_use_leave_the_run_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ def test_automatic_shares_fit(settings: dict[str, Any], cluster: dict[str, float
     assert settled.learner_options()["num_cpus"] == settled.cpus.learner
     if sum(shares) < 2 and cluster["CPU"]:
         settled.check_fits(cluster)
+        assert ("lowered to fit" in settled.cpus_in_words) is (shares != (1.0, 0.75, 0.25))
 
 
 ENGINES = {"sampler_cpus": 0.5, "verifier_cpus": 0.25}

@@ -19,7 +19,54 @@ from gxpo_trainer.errors import ConfigError
 
 MOST_ERRORS = 100
 """Invalid settings of one config that are reported: a request with more must not occupy the service for long."""
-_LONGEST_TYPO = 200
+_LEAST_SIMILARITY, _LONGEST_TYPO = 0.7, 200
+_ALMOST_EQUAL = 0.95
+"""Similarity of whole paths from which a name is a typing error, not the name of another library."""
+
+OTHER_NAMES: tuple[tuple[str, str, str], ...] = (
+    ("model_name_or_path, actor_rollout_ref.model.path", "model.path", ""),
+    ("dataset_name, train_files", "data.source", ""),
+    ("prompt_key", "data.prompt_field", ""),
+    ("max_prompt_length", "data.max_prompt_tokens", ""),
+    ("per_device_train_batch_size, train_batch_size", "rollout.prompts_per_step", "prompts of all ranks, not samples"),
+    ("num_generations, rollout.n", "rollout.samples_per_prompt", ""),
+    ("max_completion_length, max_response_length, response_length", "rollout.max_new_tokens", ""),
+    ("vllm_gpu_memory_utilization", "rollout.gpu_memory_utilization", ""),
+    ("tensor_model_parallel_size, vllm_tensor_parallel_size", "placement.tensor_parallel", ""),
+    ("n_gpus_per_node, num_processes", "placement.learner_ranks", "engines have GPUs of placement.samplers"),
+    ("reward_funcs, reward_weights, custom_reward_function", "verifier.rewards", ""),
+    ("lr, optim.lr", "learner.optimizer.learning_rate", ""),
+    ("lr_scheduler_type, lr_scheduler", "learner.optimizer.schedule", ""),
+    ("lr_warmup_steps", "learner.optimizer.warmup_steps", ""),
+    ("optim", "learner.optimizer.name", ""),
+    ("adam_beta1, adam_beta2", "learner.optimizer.betas", ""),
+    ("adam_epsilon, eps", "learner.optimizer.epsilon", ""),
+    ("grad_clip, clip_grad", "learner.optimizer.max_grad_norm", ""),
+    ("beta, kl_coef, kl_loss_coef, use_kl_loss", "learner.loss.kl_beta", "0 is without"),
+    ("epsilon, clip_ratio, cliprange", "learner.loss.clip_low", "and learner.loss.clip_high"),
+    ("clip_ratio_low", "learner.loss.clip_low", ""),
+    ("epsilon_high, clip_ratio_high", "learner.loss.clip_high", ""),
+    ("loss_type, loss_agg_mode", "learner.loss.aggregation", ""),
+    ("importance_sampling_level", "learner.loss.surrogate", ""),
+    ("scale_rewards, norm_adv_by_std_in_grpo", "learner.loss.advantage_std", ""),
+    ("mask_truncated_completions", "learner.loss.mask_truncated", ""),
+    ("filter_groups", "learner.loss.zero_variance", '"resample"'),
+    ("ppo_mini_batch_size", "learner.mini_batches", "how many in a step, not their size"),
+    ("ppo_epochs, num_iterations", "learner.rule.name", '"epochs"'),
+    (
+        "gradient_accumulation_steps, ppo_micro_batch_size, ppo_micro_batch_size_per_gpu, ppo_max_token_len_per_gpu",
+        "learner.token_budget",
+        "tokens of a micro-batch",
+    ),
+    ("bf16, fp16, torch_dtype", "learner.precision", ""),
+    ("deepspeed", "learner.zero_stage", ""),
+    ("lora_r, lora_rank", "learner.lora.rank", ""),
+    ("max_steps, total_training_steps, num_train_epochs, total_epochs", "budget.steps", ""),
+    ("eval_steps, test_freq", "evaluation.every_steps", ""),
+    ("save_steps, save_freq", "checkpoint.every_steps", ""),
+    ("save_total_limit, max_actor_ckpt_to_keep", "checkpoint.keep_last", ""),
+)
+"""(names in TRL and verl, setting, remark). A name stands for every path that ends with it."""
 
 
 def submodels(annotation: Any) -> list[type[BaseModel]]:
@@ -46,15 +93,41 @@ def _setting_paths(_known: tuple[type[BaseModel], ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_walk(RunConfig)))
 
 
+@functools.cache
+def _by_other_name() -> dict[str, str]:
+    return {
+        name: f"{setting} ({remark})" if remark else setting
+        for names, setting, remark in OTHER_NAMES
+        for name in names.split(", ")
+    }
+
+
 @functools.lru_cache(maxsize=256)  # each of a sweep's runs has the same mistyped paths
 def nearest_setting(path: str) -> str | None:
-    """The setting most similar to a mistyped path, or else to its last word."""
+    """The setting that TRL and verl call so, else the one most similar to a mistyped path or to its last word."""
+
+    def similarity(known: str) -> float:
+        ends = known.rsplit(".", 1)[-1], path.rsplit(".", 1)[-1]
+        return max(_similarity(*pair) for pair in ((known, path), ends))
+
     if len(path) > _LONGEST_TYPO:
         return None
-    by_word = {known.rpartition(".")[2]: known for known in reversed(setting_paths())}
-    paths = difflib.get_close_matches(path, setting_paths(), 1, 0.8)
-    words = difflib.get_close_matches(path.rpartition(".")[2], by_word, 1, 0.7)
-    return next(iter([*paths, *(by_word[word] for word in words)]), None)
+    parts = path.split(".")
+    endings = (".".join(parts[start:]) for start in range(len(parts)))
+    other = next((_by_other_name()[name] for name in endings if name in _by_other_name()), None)
+    best = max(setting_paths(), key=similarity)
+    if other is not None and _similarity(best, path) < _ALMOST_EQUAL:
+        return other
+    return best if similarity(best) > 0 else None
+
+
+def _similarity(first: str, second: str) -> float:
+    """Ratio of equal parts, 0 below _LEAST_SIMILARITY; its upper bounds are a tenth of the work."""
+    matcher = difflib.SequenceMatcher(None, first, second)
+    if min(matcher.real_quick_ratio(), matcher.quick_ratio()) < _LEAST_SIMILARITY:
+        return 0.0
+    ratio = matcher.ratio()
+    return ratio if ratio >= _LEAST_SIMILARITY else 0.0
 
 
 def unknown_setting(path: str, root: type[BaseModel] = RunConfig) -> str:
@@ -107,7 +180,9 @@ _PHRASES = {
     "int_from_float": "must be a whole number",
     "int_parsing_size": "must be a smaller whole number",
     "finite_number": "must be a finite number",
+    "float_parsing": "must be a number",
     "float_type": "must be a number",
+    "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
     "string_type": "must be text; put it in quotes",
     "string_too_short": "must not be empty",

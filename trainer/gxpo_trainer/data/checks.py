@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,37 @@ def _benchmark(name: str, files: _Files) -> Iterator[str]:
         load_benchmark(name, files.config.data, evaluation, most=files.most)
 
 
+def _answers(files: _Files) -> Iterable[str]:
+    """Whether any gold answer alone has room in a response, where the reward asks for it."""
+    limit, rewards = files.config.rollout.max_new_tokens, files.config.verifier.rewards
+    file = files.model and files.model / "tokenizer.json"
+    tokenizer = _tokenizer(file, file.stat().st_mtime_ns) if file and file.is_file() else None
+    graded = files.config.rollout.source == "sampled" and any(reward.name == "correctness" for reward in rewards)
+    if tokenizer is None or not files.problems or not graded:
+        return ()
+
+    def num_tokens(problem: Prompt) -> int:
+        return len(tokenizer.encode(problem.gold, add_special_tokens=False).ids)
+
+    if all(num_tokens(problem) > limit for problem in files.problems):
+        raise ConfigError(
+            f"rollout.max_new_tokens = {limit}: none of the {len(files.problems)} answers fits, the shortest has "
+            f"{min(map(num_tokens, files.problems))} tokens; raise it"
+        )
+    return ()
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(file: Path, _version: int) -> Any | None:
+    """A tokenizer, without loading transformers; None where that is not possible, as in the service's image."""
+    try:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(file))
+    except Exception:  # The library raises bare Exception; the trainer reports a damaged tokenizer.
+        return None
+
+
 def _checks(config: RunConfig) -> list[Check]:
     """All checks, in the order of the messages."""
     warm_start = config.warm_start
@@ -171,4 +202,5 @@ def _checks(config: RunConfig) -> list[Check]:
             (f"evaluation.benchmarks[{number}]", {"data"}, partial(_benchmark, name))
             for number, name in enumerate(config.evaluation.benchmarks)
         ),
+        ("rollout.max_new_tokens", {"model", "data"}, _answers),
     ]

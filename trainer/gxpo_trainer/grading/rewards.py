@@ -103,8 +103,11 @@ OWN: dict[str, Callable[..., Reward]] = {
 }
 
 
+_LONGEST_PROBLEM = 200
+
+
 class RewardFailed(Exception):
-    """A component raised an exception or returned no finite number; the message names it."""
+    """Components raised an exception or returned no finite number; the message names each of them."""
 
 
 def reward_number(value: object) -> float:
@@ -152,7 +155,15 @@ class Scorer:
             **{name: value for name, value in context.items() if name not in ("turns", "rewards")},
             turns=turns,
         )
-        values = {label: _value(label, component, sample) for label, _, component in parts}
+        values: dict[str, float] = {}
+        problems: list[str] = []
+        for label, _, component in parts:
+            try:
+                values[label] = _value(label, component, sample)
+            except RewardFailed as error:
+                problems.append(str(error)[:_LONGEST_PROBLEM])
+        if problems:
+            raise RewardFailed("; ".join(problems))
         return {"components": values, "score": sum(weight * values[label] for label, weight, _ in parts)}
 
 

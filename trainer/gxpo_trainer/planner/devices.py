@@ -115,11 +115,14 @@ def devices() -> dict[str, Device]:
 
 
 def device_named(name: str) -> Device:
-    """A device by its name. Raises ConfigError naming those to choose from."""
-    known = devices()
-    if name.lower() not in known:
+    """A device by its name, or by its model where only one has it. Raises ConfigError naming those to choose from."""
+    known, wanted = devices(), name.lower()
+    found = [other for other in known if wanted in (other, other.partition("-")[0])]
+    if len(found) > 1:
+        raise ConfigError(f"device {name!r} is one of several in the planner's table; choose from {', '.join(found)}")
+    if not found:
         raise ConfigError(f"there is no device {name!r} in the planner's table; choose from {', '.join(known)}")
-    return known[name.lower()]
+    return known[found[0]]
 
 
 def devices_of_cluster(resource_names: Iterable[str]) -> tuple[Device, ...]:

@@ -1,7 +1,7 @@
 """Everything a plan depends on: the model's shape, the run's settings as `Inputs`, and the tokens of a step.
 
-`inputs_of` is the only place that reads a RunConfig. Shapes are those of dense decoder-only models with gated MLPs.
-Biases and the norms of queries and keys are counted; rotary embeddings have no parameters.
+`inputs_of` is the only place that reads a RunConfig. Shapes are those of decoder-only models with gated MLPs, dense or
+with experts. Biases and the norms of queries and keys are counted; rotary embeddings have no parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_atten
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a dense decoder-only transformer. intermediate: width of the MLP."""
+    """Sizes of a decoder-only transformer.
+
+    experts: MLPs a layer, of which a token passes `active_experts`; 1 and 1 for a dense model. intermediate: width of
+    one of them. shared_intermediate: width of an MLP that every token passes in addition to the experts.
+    """
 
     hidden: int
     intermediate: int
@@ -39,6 +43,9 @@ class ModelShape:
     head_dim: int
     vocabulary: int
     tied: bool
+    experts: int = 1
+    active_experts: int = 1
+    shared_intermediate: int = 0
     attention_bias: bool = False
     head_norms: bool = False
 
@@ -50,13 +57,15 @@ class ModelShape:
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
-    @property
-    def layer_parameters(self) -> int:
-        """Of one layer."""
+    def layer_parameters(self, *, active: bool = False) -> int:
+        """Of one layer; active: those that one token passes."""
+        experts = self.active_experts if active else self.experts
         attention = self.hidden * (2 * self.query_width + 2 * self.kv_width)  # q, k, v, o
         attention += self.query_width + 2 * self.kv_width if self.attention_bias else 0
         attention += 2 * self.head_dim if self.head_norms else 0
-        return attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        mlp = 3 * self.hidden * (experts * self.intermediate + self.shared_intermediate)
+        router = self.hidden * self.experts if self.experts > 1 else 0
+        return attention + mlp + router + 2 * self.hidden
 
     @property
     def embedding_parameters(self) -> int:
@@ -66,12 +75,12 @@ class ModelShape:
     def parameters(self) -> int:
         """All of them; tied embeddings once."""
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
-        return embeddings + self.layers * self.layer_parameters + self.hidden
+        return embeddings + self.layers * self.layer_parameters() + self.hidden
 
     @property
     def backbone_flops(self) -> int:
         """Of a token's forward pass through the layers, without the products of attention scores."""
-        return 2 * self.layers * self.layer_parameters
+        return 2 * self.layers * self.layer_parameters(active=True)
 
     @property
     def head_flops(self) -> int:
@@ -88,12 +97,12 @@ class ModelShape:
 
     def adapter_parameters(self, rank: int, targets: tuple[str, ...]) -> int:
         """LoRA matrices: rank × (inputs + outputs) for each target of each layer. Unknown names count nothing."""
-        widths = {
-            **dict.fromkeys(("q_proj", "o_proj"), self.query_width),
-            **dict.fromkeys(("k_proj", "v_proj"), self.kv_width),
-            **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.intermediate),
+        sides = {
+            **dict.fromkeys(("q_proj", "o_proj"), self.hidden + self.query_width),
+            **dict.fromkeys(("k_proj", "v_proj"), self.hidden + self.kv_width),
+            **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.experts * (self.hidden + self.intermediate)),
         }
-        return self.layers * rank * sum(self.hidden + widths[name] for name in set(targets) & widths.keys())
+        return self.layers * rank * sum(sides.get(name, 0) for name in set(targets))
 
 
 def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
@@ -105,8 +114,6 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
             f"{where} has no {missing[0]}; a plan needs the config of a decoder-only model with a gated MLP, such as "
             "Llama, Qwen or Mistral"
         )
-    if experts_setting(body) is not None:
-        raise ConfigError(f"{where} has experts; a plan needs the config of a dense model")
 
     def number(name: str, default: int) -> int:
         value = body.get(name)
@@ -114,17 +121,23 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
 
     kind = str(body.get("model_type", ""))
     heads = body["num_attention_heads"]
+    setting = experts_setting(body)
+    experts = number(setting, 1) if setting else 1
+    dense = body["intermediate_size"]
     return ModelShape(
         hidden=body["hidden_size"],
-        intermediate=body["intermediate_size"],
+        intermediate=number("moe_intermediate_size", dense) if experts > 1 else dense,
         layers=body["num_hidden_layers"],
         heads=heads,
         kv_heads=number("num_key_value_heads", heads),
         head_dim=number("head_dim", max(1, body["hidden_size"] // heads)),
         vocabulary=body["vocab_size"],
         tied=bool(body.get("tie_word_embeddings", False)),
-        attention_bias=bool(body.get("attention_bias", kind == "qwen2")),
-        head_norms=kind == "qwen3",
+        experts=experts,
+        active_experts=number("num_experts_per_tok", 1) if experts > 1 else 1,
+        shared_intermediate=number("shared_expert_intermediate_size", 0) if experts > 1 else 0,
+        attention_bias=bool(body.get("attention_bias", kind in ("qwen2", "qwen2_moe"))),
+        head_norms=kind in ("qwen3", "qwen3_moe"),
     )
 
 

@@ -121,9 +121,10 @@ def activation_bytes(inputs: Inputs, tokens: float) -> int:
     attention; MLP 4·intermediate. With checkpointing one layer at a time is kept, and the input of each.
     """
     shape, item = inputs.shape, inputs.item
+    mlp = shape.intermediate * shape.active_experts + shape.shared_intermediate
     norms = 2 * shape.hidden * (12 if item == 4 else 8)
-    layer = norms + item * (2 * shape.query_width + 2 * shape.kv_width + 4 * shape.intermediate)
-    working = item * (2 * shape.hidden + 3 * shape.intermediate)
+    layer = norms + item * (2 * shape.query_width + 2 * shape.kv_width + 4 * mlp)
+    working = item * (2 * shape.hidden + 3 * mlp)
     if inputs.checkpointing:
         token_bytes = shape.layers * shape.hidden * item + layer + working
     else:
@@ -175,8 +176,9 @@ def sampler_memory(inputs: Inputs, load: Workload) -> SamplerMemory:
     """What a sampler's device holds while it samples. Samples of a prompt share the prompt's part of the cache."""
     shape, item, tp = inputs.shape, inputs.sampler_item, inputs.tensor_parallel
     weights = -(-shape.parameters * item // tp)
+    mlp = shape.intermediate * shape.active_experts // tp
     logits = 4 * LOGITS_COPIES * inputs.max_num_seqs * shape.vocabulary
-    working = batched_tokens(inputs.device) * (4 * shape.hidden + 3 * (shape.intermediate // tp)) * item + logits
+    working = batched_tokens(inputs.device) * (4 * shape.hidden + 3 * mlp) * item + logits
     # KV heads are split over devices, and repeated where there are more devices than heads.
     token = shape.kv_bytes(item) // min(tp, shape.kv_heads)
     graphs = GRAPHS if inputs.on_gpu and not inputs.eager else 0

@@ -5,13 +5,11 @@ Logical CPUs are fractional. A request above Ray's total is rejected at once: it
 
 from __future__ import annotations
 
-import functools
+import ctypes
 import importlib.util
 import math
 import os
 import runpy
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,6 +92,16 @@ class Placement:
     def cpus(self) -> CpuShares:
         """Logical CPUs of each process."""
         return self.config.placement.cpu_shares(self.available_cpus)
+
+    @property
+    def cpus_in_words(self) -> str:
+        """The logical CPUs of each process and of all, for the log."""
+        p, cpus = self.config.placement, self.cpus
+        less = "" if cpus == p.cpu_shares() else ", lowered to fit"
+        return (
+            f"{p.total_cpus(cpus):g} logical CPUs{less}: {cpus.learner:g} for each of {p.learner_ranks} learner ranks, "
+            f"{cpus.sampler:g} for each of {p.samplers} engines, {cpus.verifier:g} for the verifier"
+        )
 
     def _share(self, gpus: int) -> Placement:
         """Resolve `colocated` on so many GPUs: shared on request, or where there are too few and sharing is possible.
@@ -235,10 +243,15 @@ def _thread_variables(count: int) -> dict[str, str]:
     }
 
 
+OLDEST_DRIVERS = {12: 525, 13: 580}
+"""Oldest NVIDIA driver of each major version of CUDA."""
+
+
 def _usable_gpus(config: RunConfig) -> tuple[int, str | None]:
     """Number of GPUs of this machine that processes started here can use, and why they cannot use those that are there.
 
-    Raises ConfigError where torch cannot use them, because training on CPUs instead would surprise.
+    Raises ConfigError where the driver is too old for torch, because training on CPUs instead would surprise. On a Ray
+    that the run joins other environments may decide: the ranks check theirs.
     """
     visible = visible_gpus()
     if not visible or config.placement.device == "cpu" or ray_address(config) is not None:
@@ -259,18 +272,35 @@ def torch_cuda() -> str | None:
     return cuda
 
 
-@functools.cache  # a waiting run asks again and again
 def driver_problem() -> str | None:
-    """Why torch cannot use the GPUs of this machine, with the fix; None where it can.
+    """Why torch cannot use the GPUs of this machine, with the fix; None where the driver is new enough for it."""
+    from ray._private.thirdparty import pynvml
 
-    torch itself is asked, in a process of its own: NVIDIA's forward compatibility packages run a newer CUDA on an older
-    driver.
-    """
-    tried = subprocess.run([sys.executable, "-c", "import torch; torch.cuda.init()"], capture_output=True, text=True)
-    if tried.returncode == 0:
+    built = torch_cuda() or "0"
+    cuda = int(built.partition(".")[0])
+    try:
+        pynvml.nvmlInit()  # type: ignore[no-untyped-call]
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return f"the NVIDIA driver does not answer ({error}): install it"
+    needed = OLDEST_DRIVERS.get(cuda, 0)
+    if int(driver.partition(".")[0]) >= needed or _library_cuda() >= cuda:
         return None
-    reason = (tried.stderr.strip().splitlines() or ["no message"])[-1]
-    return f"torch, built with CUDA {torch_cuda()}, cannot use the GPUs here ({reason}): update the NVIDIA driver"
+    return (
+        f"the NVIDIA driver {driver} is too old for torch, which is built with CUDA {built}: update the driver to "
+        f"{needed} or newer, or install NVIDIA's forward compatibility package"
+    )
+
+
+def _library_cuda() -> int:
+    """Major version of CUDA that the driver's library offers: NVIDIA's forward compatibility packages replace it, and
+    then run a newer CUDA on an older driver. 0 without the library. It touches no GPU."""
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return 0
+    return version.value // 1000
 
 
 def visible_gpus() -> int:

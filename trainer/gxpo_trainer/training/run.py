@@ -164,6 +164,7 @@ def _reserve(
         before_request=lambda placement, cluster: check_memory(placement, prepared.model_folder, cluster),
     )
     reporter.log_event("device", f"device {placement.device}: {placement.device_reason}", device=placement.device)
+    reporter.log_event("cpus", placement.cpus_in_words, **placement.cpus._asdict())
     if placement.colocated:
         shared = f"share {placement.num_gpus} GPUs" if placement.device == "gpu" else "take turns on the CPUs"
         reporter.log_event("colocated", f"learner and engines {shared}")
