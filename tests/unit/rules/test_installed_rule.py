@@ -11,9 +11,12 @@ import pytest
 import torch
 from support.toy_learner import ToyLearner, quadratic
 
+from docs_build.settings import render_page, undescribed
 from gxpo_dashboard.charts import gate
+from gxpo_dashboard.charts import steps as budget
 from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.view_models.rules import Rules, rules_of
+from gxpo_dashboard.view_models.series import Points
 from gxpo_services.runs.configs import config_schema
 from gxpo_services.runs.plan import expected_cost
 from gxpo_services.settings import ServiceSettings
@@ -21,8 +24,9 @@ from gxpo_services.sweeps.grid import SweepRequest, plan
 from gxpo_services.sweeps.groups import validate_sweep
 from gxpo_trainer.cli import _comments
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.io import build
+from gxpo_trainer.config.io import build, learning_rate_control
 from gxpo_trainer.config.rules import RULES, known_rules, rule_name, run_label
+from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.rules.contract import make_rule
 
 pytestmark = pytest.mark.usefixtures("workbench")
@@ -32,9 +36,25 @@ def config(**rule: Any) -> RunConfig:
     return build({"learner": {"rule": {"name": "repeated", **rule}}, "budget": {"steps": 10}})
 
 
+def points(steps: list[int], y: list[float]) -> Points:
+    return Points(steps, [float(step) for step in steps], y)
+
+
 def dashboard_rules() -> Rules:
     """The rules as the dashboard reads them: from the JSON that `/schema` answers."""
     return rules_of(json.loads(json.dumps(config_schema())))
+
+
+def test_the_schema_and_the_page_of_settings_have_it() -> None:
+    assert config_schema()["$defs"]["RepeatedRule"]["x-rule"] == {
+        "label": "Repeated",
+        "family": "look-ahead",
+        "passes_per_step": {"gate_open": {"constant": 0, "settings": ["repeats"]}, "gate_closed": 1},
+        "gate_signal": {"metric": "grad/norm_g0", "label": "first gradient norm"},
+        "symbols": [{"setting": "repeats", "symbol": "R"}, {"setting": "alpha", "symbol": "α"}],
+    }
+    assert '## learner.rule with name = "repeated"' in render_page()
+    assert not undescribed()
 
 
 def test_the_cost_preview_and_the_command_line_know_its_passes() -> None:
@@ -49,6 +69,14 @@ def test_runs_of_it_have_its_label() -> None:
     # A run of a version that had no such setting, and one of a version that is newer than this one.
     assert run_label({"name": "repeated"}) == "Repeated"
     assert run_label({"name": "unknown", "k": 3}) == "UNKNOWN K=3"
+
+
+def test_its_learning_rate_control_is_the_baseline_at_its_factor() -> None:
+    control = learning_rate_control(config(repeats=3))
+    assert control.learner.rule.name == "grpo"
+    assert control.learner.optimizer.learning_rate == pytest.approx(3e-5, rel=1e-12)
+    with pytest.raises(ConfigError, match="start from sfpo, gxpo or repeated"):
+        learning_rate_control(control)
 
 
 def test_the_sweep_of_rules_includes_it_with_its_control() -> None:
@@ -66,6 +94,16 @@ def test_the_sweep_of_rules_includes_it_with_its_control() -> None:
     assert [run.rule_label for run in planned.runs[::2]][3] == "Repeated R=2"
 
 
+def test_a_base_that_does_not_fit_it_is_an_error_of_the_sweep() -> None:
+    base = {"preset": "demo", "overrides": ["learner.rule.alpha=1.0"]}
+    request = SweepRequest.model_validate({"name": "s", "base": base, "preset": "rules"})
+    planned = validate_sweep(request, None, ServiceSettings())
+    (error,) = planned.errors
+    assert error.field == "config.learner.rule"
+    assert "does not fit rule repeated" in error.message
+    assert "must be at most 0.9" in error.message
+
+
 def test_the_dashboard_knows_its_label_gate_and_settings() -> None:
     rules = dashboard_rules()
     assert rules.names == ["grpo", "sfpo", "gxpo", "epochs", "extragradient", "repeated"]
@@ -78,6 +116,15 @@ def test_the_dashboard_knows_its_label_gate_and_settings() -> None:
     assert first[first.index("learner.rule.name") + 1 :][:2] == ["learner.rule.repeats", "learner.rule.alpha"]
     (choice,) = [s for s in forms.settings_of(config_schema(), {}) if s.path == "learner.rule.name"]
     assert set(choice.options) == set(rules.names)
+
+
+def test_the_dashboard_compares_its_passes() -> None:
+    series = {"update/backward_passes_total": points([1, 2, 3], [3, 6, 7]), "gate/active": points([1, 2, 3], [1, 0, 0])}
+    own = budget.budget_chart(series, {"name": "repeated", "repeats": 3}, None, dashboard_rules())
+    others = "Others: GRPO (1 per step): 3, SFPO K=3 (4 per step): 12, GXPO (3 per step): 9."
+    assert own.summary == f"7 backward passes after 3 steps (6 in look-ahead on, 1 in fallback to GRPO). {others}"
+    of_gxpo = budget.others([10], {"name": "gxpo", "k": 5}, dashboard_rules())
+    assert dict(of_gxpo[["series", "y"]].to_numpy().tolist())["Repeated R=2 (2 per step)"] == 20.0
 
 
 def test_it_trains() -> None:
