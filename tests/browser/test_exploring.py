@@ -123,6 +123,15 @@ def test_the_whole_log_is_downloaded(site: Site, page: Page, tmp_path: Path) -> 
 # Two recorded trainings are compared, linked and exported.
 
 
+def test_a_comparison_says_what_a_look_ahead_gains_at_a_share_of_sampling_and_shows_gates(
+    site: Site, page: Page
+) -> None:
+    page.open("compare", runs=[*site.recorded.values(), site.fired], share="0.9")
+    page.shows("When it pays: sampling takes 90% of a step")
+    scores = page.wait(lambda: page.chart("compare-gate", AT), "the z-scores")
+    assert {step for _, step, _ in scores} >= {20, 30}
+
+
 FURTHEST = "Math.max(...view.data('points').map(row => row.x))"
 AT = "view.data('points').map(row => [row.series, row.x, row.y])"
 
