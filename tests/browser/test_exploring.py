@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,32 @@ def test_a_legend_is_not_cut_on_a_narrow_page(site: Site, page: Page) -> None:
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.parametrize("view", ["runs", "run"])
+def test_the_list_and_a_live_run_are_used_on_a_narrow_page(page: Page, live_run: str, view: str) -> None:
+    size = {"width": 390, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page.open(view, run=live_run)
+        if view == "run":
+            page.shows("Running: step")
+            page.wait(lambda: page.chart("-reward", ROWS), "the live curve")
+        wider = "[document.documentElement, document.querySelector('[data-testid=stMain]')].map(e => e.scrollWidth)"
+        assert max(page.script(f"return {wider}")) <= 390, "the page does not scroll sideways"
+        assert page.covered(390) == []
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_an_evaluation_is_seen_in_the_timeline(site: Site, page: Page) -> None:
+    run = site.submit_short("with a timeline")
+    spans = [["learner", "updating", 0.0, 2.0], ["evaluation", "evaluating", 2.0, 5.0]]
+    line = json.dumps({"attempt": 1, "step": 3, "begin": 5.0, "spans": spans})
+    (site.home / "artifacts" / run / "timeline.jsonl").write_text(line, encoding="utf-8")
+    page.open("run", run=run, part="System")
+    drawn = "view.data('points').map(row => [row.process, row.series, row.x, row.x2])"
+    assert page.wait(lambda: page.chart("timeline", drawn), "the timeline") == spans
+
+
 def test_notes_and_formulas_are_text_and_formulas_are_typeset_next_to_it(site: Site, page: Page) -> None:
     site.http.patch(f"/runs/{site.fired}", json={"notes": "<b>look</b> **here**"}).raise_for_status()
     page.open("run", run=site.fired, part="Samples")
@@ -121,6 +148,15 @@ def test_the_whole_log_is_downloaded(site: Site, page: Page, tmp_path: Path) -> 
 
 
 # Two recorded trainings are compared, linked and exported.
+
+
+def test_a_comparison_says_what_a_look_ahead_gains_at_a_share_of_sampling_and_shows_gates(
+    site: Site, page: Page
+) -> None:
+    page.open("compare", runs=list(site.recorded.values()), share="0.9")
+    page.shows("When it pays: sampling takes 90% of a step")
+    scores = page.wait(lambda: page.chart_of("Gates: z-scores", AT), "the z-scores")
+    assert {step for _, step, _ in scores} >= {20, 30}
 
 
 FURTHEST = "Math.max(...view.data('points').map(row => row.x))"

@@ -79,7 +79,7 @@ def test_navigation_is_at_the_top_then_the_answer_then_a_chart(site: Site, page:
     ends = [page.script("return arguments[0].getBoundingClientRect().bottom", part) for part in (headline, ranking)]
     assert ends == sorted(ends)
     assert ends[-1] <= first, "the answer comes first"
-    page.shows("more backward passes")
+    page.shows("60 (2.0× more)")
     assert not re.search(r"\b0\.\d+×", page.text), "a ratio below one is told as its inverse"
     page.open("benchmarks", runs=list(site.recorded.values()))
     page.shows("GXPO K=5 is 0.7 points below GRPO after 30 backward passes")

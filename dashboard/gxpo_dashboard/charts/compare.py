@@ -1,17 +1,18 @@
-"""Comparison charts: means with bands, and heat maps of sweeps."""
+"""Comparison charts: means with bands, gates, and heat maps of sweeps."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 import pandas as pd
 
-from gxpo_client.formats import figure, known, percent
+from gxpo_client.formats import count, figure, known, percent
 from gxpo_dashboard.charts import base
 from gxpo_dashboard.charts.base import Chart, Spec
-from gxpo_dashboard.view_models.series import number
+from gxpo_dashboard.view_models.series import Points, number
 
 Response = Mapping[str, Any]
 CELLS, NO_VALUE, CELL_TEXT = ("#eaf2fa", "#8fbbe3"), "#d5dbe1", "#0b131d"
@@ -41,6 +42,43 @@ def accuracy_chart(comparison: Response, x: str) -> Chart:
         height=380,
         x=x,
         labels={"y": metric, **{name: f"{level} {name}" for name in base.BOUNDS}},
+    )
+
+
+def gates(comparison: Response) -> dict[str, Response]:
+    """Runs with a gate by their series: the first seed of each configuration, then the second, and so on."""
+    by_seed = zip_longest(*([(group, run) for run in group["runs"]] for group in comparison["groups"]))
+    members = [member for seeds in by_seed for member in seeds if member and member[1]["gate"]["threshold"] is not None]
+    return {
+        group["name"] if len(group["runs"]) == 1 else f"{group['name']}, seed {run['seed']}": run
+        for group, run in members
+    }
+
+
+def gate_chart(runs: Mapping[str, Response], z: Mapping[str, Points]) -> Chart:
+    """z-scores with their thresholds, never smoothed. runs: of `gates`; z: by run."""
+    rows, limits, states = [], {}, []
+    for name, run in runs.items():
+        gate, points = run["gate"], z.get(run["id"], Points())
+        rows += [(name, step, *bounds, step) for step, _, *bounds in points.drawn]
+        tau, shutoff = number(gate["threshold"]), gate["shutoff_step"]
+        if points and known(tau):
+            limits[tau] = f"τ = {figure(tau)}"
+            if gate["two_sided"]:
+                limits[-tau] = f"−τ = {figure(-tau)}"
+        states.append(f"{name} " + ("not yet" if shutoff is None else f"at step {count(shutoff)}"))
+    data = base.line_data(rows)
+    names = list(dict.fromkeys(data["points"]["series"]))
+    return Chart(
+        "compare-gate",
+        "Gates: z-scores",
+        {"layer": [*base.line_layers(names, "step", base.z_encoding()), *base.threshold_layers()]},
+        {**data, "rules": base.typed_frame(limits.items(), **base.LABELS)},
+        f"z-scores of runs with a gate over {base.AXES['step']}",
+        f"Shut off: {', '.join(states)}.",
+        "Not smoothed.",
+        x="step",
+        thinned=base.thinned(*z.values()),
     )
 
 

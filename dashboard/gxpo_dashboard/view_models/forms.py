@@ -1,4 +1,4 @@
-"""The submit form from the config's JSON schema, parsing of its values, and links to it. Pure."""
+"""The submit form from the config's JSON schema, parsing of its values, links to it, and the curl command. Pure."""
 
 from __future__ import annotations
 
@@ -288,3 +288,14 @@ _PARSERS: Mapping[Kind, tuple[Callable[[str], Any], str]] = {
     "list": (values, "a comma-separated list"),
     "json": (_json, "a value such as [0.5, 2.0]"),
 }
+
+
+def curl(url: str, path: str, body: Mapping[str, Any]) -> str:
+    """A POST request to a path of the API as a curl command, with the token from the environment."""
+    quoted = json.dumps(body, indent=2).replace("'", "'\\''")
+    return (
+        f"curl -X POST {url.rstrip('/')}/api/v1{path} \\\n"
+        '  -H "Authorization: Bearer $GXPO_TOKEN" \\\n'
+        "  -H 'Content-Type: application/json' \\\n"
+        f"  -d '{quoted}'"
+    )

@@ -21,6 +21,7 @@ from gxpo_dashboard.widgets import axis, chart, charts_ahead, download, draw_fir
 
 Json = dict[str, Any]
 
+SHARES = {"": "measured", "0.25": "25%", "0.5": "50%", "0.7": "70%", "0.8": "80%", "0.9": "90%", "0.95": "95%"}
 CELL_VALUES = {
     "final": "last accuracy",
     "best": "best accuracy",
@@ -31,6 +32,7 @@ CELL_VALUES = {
 }
 _MOST = 60
 _MOST_LINES = 20
+_GATE_Z = "gate/z"
 _NAMES_S = 10.0
 """Time until the names of a run's metrics are requested again."""
 _OPEN_TABLES = 3
@@ -88,6 +90,13 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
         baseline = permalinks.select("Baseline", "baseline", baselines, "")
         metric = permalinks.select("Score", "score", scores, scores[0])
         benchmark = permalinks.select("Benchmark", "benchmark", averaged, "")
+        share = permalinks.select(
+            "Sampling share",
+            "share",
+            SHARES,
+            "",
+            help="Share of a baseline step that sampling takes: decides where a look-ahead pays (table below).",
+        )
     return {
         "runs": runs,
         "groups": groups,
@@ -96,6 +105,7 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
         "benchmark": benchmark,
         "x": x,
         "smoothing": permalinks.smoothing(),
+        "sampling_share": float(share) if share else None,
         "gates": False,
     }
 
@@ -115,7 +125,7 @@ def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _comparison(query: Json, everything: dict[str, Json]) -> None:
-    """Headline, ranking, curves, evidence and tables."""
+    """Headline, ranking, curves, evidence, tables and gates."""
     with visitor.guarded():
         try:
             comparison = visitor.client().compare(**query)
@@ -151,6 +161,20 @@ def _comparison(query: Json, everything: dict[str, Json]) -> None:
         settings = charts.settings_table(comparison)
         if not settings.empty:
             text_table(settings, "Differing settings")
+        _gates(comparison, everything)
+
+
+def _gates(comparison: Json, everything: dict[str, Json]) -> None:
+    """Gate z-scores of as many runs as a session caches."""
+    gated = {series: run for series, run in charts.gates(comparison).items() if run["id"] in everything}
+    drawn = dict(list(gated.items())[:_MOST_LINES])
+    views = {run["id"]: everything[run["id"]] for run in drawn.values()}
+    series = visitor.live_series_of(views, "step", (_GATE_Z,))
+    z = {run: points for run, of_run in series.items() if (points := of_run.points.get(_GATE_Z))}
+    if z:
+        if len(drawn) < len(gated):
+            st.caption(f"Showing the gates of {_MOST_LINES} of {len(gated)} runs.")
+        chart(with_colors(charts.gate_chart(drawn, z), _colors(drawn, everything)), "compare")
 
 
 def _excluded(left_out: list[Json], reason: str = "Excluded") -> None:

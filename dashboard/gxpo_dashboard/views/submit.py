@@ -213,7 +213,7 @@ def _one_run(body: Json) -> Problems:
         go("run", run=made["id"])
     if checked["valid"]:
         show_plan(checked)
-    _run_file(checked)
+    _equivalents(checked, "/runs", body)
     return refused
 
 
@@ -233,15 +233,17 @@ def _sweep(body: Json) -> Problems:
     rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
     frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Backward passes"])
     text_table(frame.astype("str"), "Planned runs")
-    _run_file(base)
+    _equivalents(base, "/sweeps", body)
     return {}
 
 
-def _run_file(checked: Json) -> None:
-    """The run file of the config that was checked."""
+def _equivalents(checked: Json, path: str, body: Json) -> None:
+    """The run file of the config that was checked, and the command that submits `body`."""
+    # Without highlighting, whose colours have too little contrast in light mode.
     with st.expander("TOML", expanded=checked["valid"]):
-        # Without highlighting, whose colours have too little contrast in light mode.
         st.code(checked.get("toml") or "# invalid config", language=None, height=420)
+    with st.expander("curl"):
+        st.code(forms.curl(visitor.external_url(), path, body), language=None, height=300)
 
 
 def _submitted(label: str, path: str, body: Json, *, possible: bool = True) -> Json | None:

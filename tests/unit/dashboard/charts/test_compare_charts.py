@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gxpo_dashboard.charts import benchmarks, compare
+from gxpo_dashboard.view_models.series import Points
 
 Json = dict[str, Any]
 
@@ -65,6 +66,33 @@ def test_the_table_over_a_cost_has_the_step_of_each_evaluation() -> None:
     table = compare.accuracy_chart(answer(), "backward_passes").table()
     # 10 steps of one backward pass, and 10 of three; both start at step 0.
     assert table[["Backward passes", "Step"]].to_numpy().tolist() == [[0, 0], [10, 10], [0, 0], [30, 10]]
+
+
+# Gates.
+
+
+def gated(name: str, *seeds: int, tau: float | str | None = 0.5, shutoff: int | None = None) -> Json:
+    gate = {"threshold": tau, "shutoff_step": shutoff, "two_sided": False}
+    return {"name": name, "runs": [{"id": f"{name} {seed}", "seed": seed, "gate": gate} for seed in seeds]}
+
+
+def test_each_configuration_has_its_first_gate_before_any_has_its_second() -> None:
+    groups = [gated("GRPO", 0, 1, tau=None), gated("A", 0, 1, 2), gated("B", 0, tau="Infinity")]
+    runs = compare.gates({"groups": groups})
+    assert {series: run["id"] for series, run in runs.items()} == {
+        "A, seed 0": "A 0", "B": "B 0", "A, seed 1": "A 1", "A, seed 2": "A 2",
+    }  # fmt: skip
+    assert list(runs) == ["A, seed 0", "B", "A, seed 1", "A, seed 2"]
+
+
+def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
+    runs = compare.gates({"groups": [gated("A", 0, 1), gated("B", 0, shutoff=3), gated("C", 0, tau="Infinity")]})
+    z = {name: Points([2, 3], [2.0, 3.0], [0.1, 0.7]) for name in ("A 0", "A 1", "B 0", "C 0")}
+    chart = compare.gate_chart(runs, z)
+    assert chart.points["series"].unique().tolist() == ["A, seed 0", "B", "C", "A, seed 1"]
+    assert chart.points["y"].tolist()[:2] == [0.1, 0.7]
+    assert chart.datasets["rules"].to_dict("records") == [{"y": 0.5, "label": "τ = 0.5"}]
+    assert chart.summary == "Shut off: A, seed 0 not yet, B at step 3, C not yet, A, seed 1 not yet."
 
 
 def heat() -> Json:

@@ -104,6 +104,13 @@ def test_values_of_a_grid() -> None:
     assert forms.values("  ") == []
 
 
+def test_curl_quotes_what_a_shell_would_read() -> None:
+    command = forms.curl("http://127.0.0.1:8000/", "/runs", {"config": {"name": "it's $HOME"}})
+    assert "it'\\''s $HOME" in command
+    assert "http://127.0.0.1:8000/api/v1/runs " in command
+    assert "$GXPO_TOKEN" in command
+
+
 # One hue a rule, readable on both pages.
 
 
