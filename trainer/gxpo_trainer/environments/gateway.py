@@ -38,7 +38,7 @@ from gxpo_trainer.grading.sandbox import received
 MAX_BODY = 500_000
 """Bytes of a request."""
 MAX_WAITING = 64
-"""Requests of an episode that may wait for an answer at the same time, beside the one that is answered."""
+"""Requests of an episode that may wait for an answer, in addition to the one that is answered."""
 _MODEL = "policy"
 _RUNS_OWN = ("temperature", "top_p", "top_k", "min_p")
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
