@@ -120,7 +120,7 @@ def test_an_evaluation_is_seen_in_the_timeline(site: Site, page: Page) -> None:
     (site.home / "artifacts" / run / "timeline.jsonl").write_text(line, encoding="utf-8")
     page.open("run", run=run, part="System")
     drawn = "view.data('points').map(row => [row.process, row.series, row.x, row.x2])"
-    assert page.wait(lambda: page.chart("timeline", drawn), "the timeline") == spans
+    assert page.wait(lambda: page.chart_of("Timeline", drawn), "the timeline") == spans
 
 
 def test_notes_and_formulas_are_text_and_formulas_are_typeset_next_to_it(site: Site, page: Page) -> None:
