@@ -143,94 +143,30 @@ def same_prompt(response_lengths: list[int], prompt_length: int) -> StepBatch:
     return with_scale([ScoredSequence(prompt, r, 1.0, np.zeros(len(r), np.float32)) for r in rows], TOKEN_LIMIT)
 
 
-@pytest.mark.parametrize("token_budget", [70, 89])
-def test_shared_rows_fill_the_budget_and_stay_within_it(token_budget: int) -> None:
-    batch = same_prompt([20] * 8, 30)
-    micros = pack(batch, token_budget=token_budget, layout="shared", aggregation="token_mean", pad_id=0)
-    assert [micro.input_ids.shape for micro in micros] == [(1, 70)] * 4
-
-
-@pytest.mark.parametrize(("prompt", "response", "width"), [(38, 142, 322), (38, 143, 181), (1024, 1024, 2048)])
-def test_a_response_joins_a_row_only_where_that_costs_less(prompt: int, response: int, width: int) -> None:
-    # With n prompt tokens and m a response: joined when m + ((n + 2m)² − (n + m)²)/1024 < n + m + (n + m)²/1024, which
-    # is 2m² < n² + 1024n. n = 38: 40,356, between 2·142² = 40,328 and 2·143². n = m = 1024: equal, so not joined.
-    batch = same_prompt([response] * 2, prompt)
-    (micro,) = pack(batch, token_budget=4096, layout="shared", aggregation="token_mean", pad_id=0)
-    alone = width == prompt + response
-    assert micro.input_ids.shape == (2 if alone else 1, width)
-    assert (micro.attention_mask is None) == alone
-
-
-@pytest.mark.parametrize(("layout", "shape"), [("padded", (2, 10)), ("packed", (1, 20))])
-@pytest.mark.parametrize("token_budget", [20, 29])
-def test_micro_batches_fill_the_budget_and_stay_within_it(
-    layout: Layout, shape: tuple[int, int], token_budget: int
-) -> None:
-    batch = same_prompt([6] * 4, 4)
-    micros = pack(batch, token_budget=token_budget, layout=layout, aggregation="token_mean", pad_id=0)
-    assert [tuple(micro.input_ids.shape) for micro in micros] == [shape] * 2
-
-
-def test_packed_rows_are_as_few_as_their_lengths_allow() -> None:
-    # Sequences of 60, 50, 50 and 40 tokens in rows of 100: in order they would take three rows.
-    batch = same_prompt([56, 46, 46, 36], 4)
-    micros = pack(batch, token_budget=100, layout="packed", aggregation="token_mean", pad_id=0)
-    assert [tuple(micro.input_ids.shape) for micro in micros] == [(1, 100)] * 2
-
-
-def visible_context(micro: MicroBatch, place: int) -> list[int]:
-    """The token ids that the token at a flat place sees, itself included, by the rules of causal attention.
-
-    With a mask: what it allows. Without: what stands before it in its row, back to the last position 0.
-    """
-    row, column = divmod(place, micro.input_ids.shape[1])
-    ids, positions = micro.input_ids[row], micro.position_ids[row]
-    if micro.attention_mask is None:
-        start = int((positions[: column + 1] == 0).nonzero()[-1])
-        seen = torch.arange(start, column + 1)
-    else:
-        seen = micro.attention_mask[row, 0, column].nonzero()[:, 0]
-    assert positions[seen].tolist() == list(range(len(seen)))
-    return ids[seen].tolist()
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 4), st.integers(1, 300), st.sampled_from(LAYOUTS),
-    st.sampled_from([0.0, 0.4, 1.0]),
+@pytest.mark.parametrize(
+    ("layout", "prompt", "responses", "token_budget", "shapes"),
+    [
+        # Rows fill the budget and stay within it.
+        ("shared", 30, [20] * 8, 70, [(1, 70)] * 4), ("shared", 30, [20] * 8, 89, [(1, 70)] * 4),
+        ("padded", 4, [6] * 4, 20, [(2, 10)] * 2), ("padded", 4, [6] * 4, 29, [(2, 10)] * 2),
+        ("packed", 4, [6] * 4, 20, [(1, 20)] * 2), ("packed", 4, [6] * 4, 29, [(1, 20)] * 2),
+        # Sequences of 60, 50, 50 and 40 tokens in rows of 100: in order they would take three rows.
+        ("packed", 4, [56, 46, 46, 36], 100, [(1, 100)] * 2),
+        # A response joins a row only where that costs less: with n prompt tokens and m a response when
+        # m + ((n + 2m)² − (n + m)²)/1024 < n + m + (n + m)²/1024, which is 2m² < n² + 1024n. n = 38: 40,356, between
+        # 2·142² = 40,328 and 2·143². n = m = 1024: equal, so not joined.
+        ("shared", 38, [142] * 2, 4096, [(1, 322)]), ("shared", 38, [143] * 2, 4096, [(2, 181)]),
+        ("shared", 1024, [1024] * 2, 4096, [(2, 2048)]),
+    ],
 )  # fmt: skip
-def test_each_token_in_the_loss_is_packed_exactly_once(
-    seed: int, num_prompts: int, num_samples: int, token_budget: int, layout: Layout, left_out: float
+def test_rows_of_each_layout(
+    layout: Layout, prompt: int, responses: list[int], token_budget: int, shapes: list[tuple[int, int]]
 ) -> None:
-    batch = random_batch(seed=seed, num_prompts=num_prompts, num_samples=num_samples, left_out=left_out)
+    batch = same_prompt(responses, prompt)
     micros = pack(batch, token_budget=token_budget, layout=layout, aggregation="token_mean", pad_id=0)
-    assert micros
-    seen: dict[int, list[int]] = {}
-    for micro in micros:
-        rows, width = micro.input_ids.shape
-        alone = len(micro.sequence_index.unique()) == 1
-        assert rows * width <= token_budget or alone
-        if micro.token_weights.sum() == 0:
-            continue
-        for owner in micro.sequence_index.unique().tolist():
-            mine = micro.sequence_index == owner
-            sequence = batch.sequences[owner]
-            assert owner not in seen
-            seen[owner] = micro.target_ids[mine].tolist()
-            whole = [*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()]
-            for t, place in enumerate(micro.target_index[mine].tolist()):
-                assert visible_context(micro, place) == whole[: len(sequence.prompt_ids) + t]
-            assert micro.advantages[mine].tolist() == pytest.approx([sequence.advantage] * int(mine.sum()), rel=1e-6)
-            assert micro.sampler_logprobs[mine].tolist() == sequence.sampler_logprobs.tolist()
-    expected = {i: batch.sequences[i].response_ids.tolist() for i in batch.in_loss()}
-    assert seen == expected
-
-
-def test_token_weights_by_hand() -> None:
-    scale = LossScale(num_tokens=10, num_sequences=4, token_limit=8)
-    assert scale.token_weight(5, "token_mean") == pytest.approx(0.1)
-    assert scale.token_weight(5, "sequence_mean") == pytest.approx(0.05)
-    assert scale.token_weight(5, "sequence_sum") == pytest.approx(1 / 32)
+    assert [tuple(micro.input_ids.shape) for micro in micros] == shapes
+    shared = layout == "shared" and shapes[0][0] == 1
+    assert all((micro.attention_mask is not None) == shared for micro in micros)
 
 
 @settings(max_examples=40, deadline=None)
@@ -309,23 +245,15 @@ def test_make_batch_by_hand() -> None:
     assert metrics["reward/mean"] == pytest.approx(3 / 5)
     assert metrics["reward/zero_variance_fraction"] == pytest.approx(1 / 2)
     assert metrics["policy/advantage_abs_mean"] == pytest.approx((2 * third + third + third) / 5)
-
-
-@pytest.mark.parametrize("option", ["drop", "resample"])
-def test_groups_of_equal_rewards_are_left_out_unless_kept(option: str) -> None:
-    scored = [scored_group("a", ["correct", "wrong"]), scored_group("bb", ["correct", "correct"])]
-    settings = LossConfig.model_validate({"zero_variance": option})
-    batch, _ = make_batch(scored, settings, token_limit=9)
+    # Groups of equal rewards are left out unless they are kept.
+    for option in ("drop", "resample"):
+        batch, _ = make_batch(scored, LossConfig.model_validate({"zero_variance": option}), token_limit=9)
+        assert [s.in_loss for s in batch.sequences] == [True, True, False, True, False, False, False]
+        assert batch.scale.num_sequences == 3
+    # A masked truncated response still counts in its group's mean.
+    batch, _ = make_batch(scored[:1], LossConfig(advantage_std=False, mask_truncated=True), token_limit=9)
     assert [s.in_loss for s in batch.sequences] == [True, True, False, False]
-    assert batch.scale.num_sequences == 2
-
-
-def test_masked_truncated_response_still_counts_in_its_groups_mean() -> None:
-    scored = [scored_group("a", ["correct", "wrong", "wrong", "wrong"], truncated=(1,))]
-    settings = LossConfig(advantage_std=False, mask_truncated=True)
-    batch, _ = make_batch(scored, settings, token_limit=9)
-    assert [s.in_loss for s in batch.sequences] == [True, False, True, True]
-    assert batch.sequences[0].advantage == pytest.approx(0.75)
+    assert batch.sequences[0].advantage == pytest.approx(2 * third)
 
 
 def conversations(seed: int, *, num_prompts: int = 4, num_samples: int = 3, left_out: float = 0.2) -> StepBatch:
@@ -438,17 +366,16 @@ def test_advantages_by_hand() -> None:
     assert of_group([1, 0, 0, 0], epsilon=1e-12) == pytest.approx([1.5, -0.5, -0.5, -0.5])
     assert of_group([1, 0, 0, 0], epsilon=0.5) == pytest.approx([0.75, -0.25, -0.25, -0.25])
     assert of_group([1, 0, 0, 0], use_std=False) == pytest.approx([0.75, -0.25, -0.25, -0.25])
-
-
-def test_samples_without_evidence_enter_neither_mean_nor_std() -> None:
+    # Samples without evidence enter neither mean nor std.
     with_gap = of_group([1, None, 0, 0, None, 0])
     assert np.isnan(with_gap[[1, 4]]).all()
     assert with_gap[[0, 2, 3, 5]] == pytest.approx(of_group([1, 0, 0, 0]), abs=0)
-
-
-def test_rounding_of_the_mean_is_no_signal() -> None:
-    # The float mean of seven times 0.1 is not 0.1.
+    # Rounding is no signal: the float mean of seven times 0.1 is not 0.1.
     assert (of_group([0.1] * 7, epsilon=1e-20) == 0).all()
+    with pytest.raises(ValueError, match="not finite"):
+        of_group([1.0, float("nan")])
+    with pytest.raises(ValueError, match="maxrl"):
+        step_advantages([[1.0, -1.0]], LossConfig(), MaxRLAdvantageConfig())
 
 
 @pytest.mark.parametrize(
@@ -477,11 +404,6 @@ def test_other_advantages_by_hand(
         assert [None if np.isnan(value) else value for value in made] == pytest.approx(wanted, abs=1e-12)
 
 
-def test_maxrl_refuses_a_negative_reward() -> None:
-    with pytest.raises(ValueError, match="maxrl"):
-        step_advantages([[1.0, -1.0]], LossConfig(), MaxRLAdvantageConfig())
-
-
 @pytest.mark.parametrize(
     ("rewards", "expected"),
     [([1, 1, 1], True), ([1, 0], False), ([1, None, 1], True), ([1, None], True), ([None, None], True), ([0], True)],
@@ -490,43 +412,31 @@ def test_zero_variance_means_nothing_to_compare(rewards: list[float | None], exp
     assert zero_variance(rewards) is expected
 
 
-def test_reward_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(ValueError, match="not finite"):
-        of_group([1.0, float("nan")])
-
-
 def test_reward_metrics_by_hand() -> None:
     metrics = reward_metrics([[1, 0, None], [1, 1, 1], [None, None, None], [0, 0, 1]])
     # Evidence: 1 0 | 1 1 1 | 0 0 1 = 5 of 8; one of three groups with evidence has no variance.
     assert metrics["reward/mean"] == pytest.approx(5 / 8)
     assert metrics["reward/std"] == pytest.approx(math.sqrt((5 * (3 / 8) ** 2 + 3 * (5 / 8) ** 2) / 7))
     assert metrics["reward/zero_variance_fraction"] == pytest.approx(1 / 3)
-
-
-def test_metrics_without_data_are_left_out() -> None:
-    # Two rewards are enough for a spread: deviations ±1/2, √(2 · 1/4 / 1).
+    # Two rewards are enough for a spread: deviations ±1/2, √(2 · 1/4 / 1). Without data a metric is left out.
     assert reward_metrics([[1, 0]])["reward/std"] == pytest.approx(math.sqrt(0.5))
     assert reward_metrics([[None, None]]) == {}
     assert "reward/std" not in reward_metrics([[1.0, None]])
 
 
-def rates(steps: list[int], total: int | None = None, **settings: Any) -> list[float]:
+@pytest.mark.parametrize(
+    ("total", "settings", "expected"),
+    [
+        # Warm-up rises evenly and reaches the rate at its last step.
+        (None, {"warmup_steps": 4}, [0.2, 0.4, 0.6, 0.8, 0.8, 0.8]),
+        (None, {"warmup_steps": 0}, [0.8]),
+        # Linear decay starts after it: 0, 1/4, 1/2, 3/4 of the four steps are done at steps 3 to 6.
+        (6, {"schedule": "linear", "warmup_steps": 2}, [0.4, 0.8, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0]),
+        # (1 + cos(π/4))/2 = 0.853553 after a quarter, 1/2 after half, (1 − cos(π/4))/2 after three quarters.
+        (4, {"schedule": "cosine"}, [0.8, 0.6828427, 0.4, 0.1171573, 0.0, 0.0]),
+    ],
+)
+def test_learning_rates_by_hand(total: int | None, settings: dict[str, Any], expected: list[float]) -> None:
     chosen = OptimizerConfig(learning_rate=0.8, **settings)
-    return [learning_rate(chosen, step, total) for step in steps]
-
-
-def test_warm_up_rises_evenly_and_reaches_the_rate_at_its_last_step() -> None:
-    assert rates([1, 2, 3, 4, 5, 900], warmup_steps=4) == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
-    assert rates([1], warmup_steps=0) == [0.8]
-
-
-def test_linear_decay_starts_after_the_warm_up_and_ends_after_the_last_step() -> None:
-    # Four steps of decay: 0, 1/4, 1/2, 3/4 of it are done at steps 3 to 6.
-    decayed = rates([1, 2, 3, 4, 5, 6, 7, 8], total=6, schedule="linear", warmup_steps=2)
-    assert decayed == pytest.approx([0.4, 0.8, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
-
-
-def test_cosine_decay_by_hand() -> None:
-    # (1 + cos(π/4))/2 = 0.853553 after a quarter, 1/2 after half, (1 − cos(π/4))/2 = 0.146447 after three quarters.
-    decayed = rates([1, 2, 3, 4, 5, 6], total=4, schedule="cosine")
-    assert decayed == pytest.approx([0.8, 0.6828427, 0.4, 0.1171573, 0.0, 0.0], abs=1e-7)
+    rates = [learning_rate(chosen, step, total) for step in range(1, len(expected) + 1)]
+    assert rates == pytest.approx(expected, abs=1e-7)

@@ -16,8 +16,8 @@ from gxpo_trainer.data.word_problems import (
     MAX_NUMBER,
     MAX_NUMBER_LONG,
     SHORT,
+    SPLITS,
     Difficulty,
-    Split,
     WordProblem,
     generate,
 )
@@ -64,11 +64,13 @@ def test_gold_is_what_the_english_text_asks_for(problems: list[WordProblem]) -> 
     for problem in problems:
         reading = READINGS[problem.prompt.extra["family"]]
         assert reading(*numbers_in(problem.prompt.text)) == int(problem.prompt.gold), problem
-
-
-@pytest.mark.parametrize("split", ["train", "heldout"])
-def test_every_family_occurs_on_both_sides_and_has_a_reading(split: Split) -> None:
-    assert {p.prompt.extra["family"] for p in generate(split, 800, 3, DIFFICULTIES)} == set(READINGS)
+        # English, and whole positive numbers within the bound.
+        values = numbers_in(problem.prompt.text) + numbers_in(problem.solution)
+        assert min(values) >= 2
+        assert max(values) <= (MAX_NUMBER_LONG if problem.prompt.extra["difficulty"] == "long" else MAX_NUMBER)
+        assert re.fullmatch(r"[A-Za-z0-9 ,.]+\?", problem.prompt.text)
+    for split in SPLITS:
+        assert {p.prompt.extra["family"] for p in generate(split, 800, 3, DIFFICULTIES)} == set(READINGS)
 
 
 def test_worked_steps_are_true_use_known_numbers_and_end_in_the_boxed_gold(problems: list[WordProblem]) -> None:
@@ -86,15 +88,6 @@ def test_worked_steps_are_true_use_known_numbers_and_end_in_the_boxed_gold(probl
         assert len(lines) in STEPS[problem.prompt.extra["difficulty"]]
 
 
-def test_text_is_english_and_numbers_are_whole_positive_and_bounded(problems: list[WordProblem]) -> None:
-    for problem in problems:
-        values = numbers_in(problem.prompt.text) + numbers_in(problem.solution)
-        assert min(values) >= 2
-        assert max(values) <= (MAX_NUMBER_LONG if problem.prompt.extra["difficulty"] == "long" else MAX_NUMBER)
-        assert re.fullmatch(r"[A-Za-z0-9 ,.]+\?", problem.prompt.text)
-        assert re.fullmatch(r"\d+", problem.prompt.gold)
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 def test_sides_share_no_text_and_no_calculation_for_any_seeds(train_seed: int, heldout_seed: int) -> None:
@@ -103,11 +96,8 @@ def test_sides_share_no_text_and_no_calculation_for_any_seeds(train_seed: int, h
         assert not {key(p) for p in train} & {key(p) for p in heldout}
 
 
-def test_a_shorter_list_is_the_prefix_of_a_longer_one() -> None:
+def test_lists_are_the_same_on_every_machine_and_shorter_ones_are_prefixes() -> None:
     assert generate("train", 120, 7) == generate("train", 300, 7)[:120]
-
-
-def test_list_is_the_same_on_every_machine() -> None:
     texts = "\n".join(p.prompt.text + "|" + p.solution for p in generate("heldout", 50, 0))
     assert (
         hashlib.sha256(texts.encode()).hexdigest() == "8f4c7e5373f1a44cba15b0f31da123d001747a9ba26c5653d437098b104e04ec"

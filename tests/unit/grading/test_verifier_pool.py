@@ -49,7 +49,7 @@ def verify(gold, response, options):
         raise KeyError("a fault of the grader")
     return plain(gold, response)
 
-worker.verify, worker.warm_up = verify, lambda: None
+worker.verify, worker.engine_equal = verify, lambda gold, answer: None
 sys.exit(worker.serve(int(sys.argv[3]), int(sys.argv[4])))
 """
 """The real worker with five answers that make its grader misbehave in a known way. "wait once" hangs when it is
@@ -195,7 +195,7 @@ def test_workers_die_with_their_parent() -> None:
 )
 def test_the_actor_and_its_workers_import_no_engine(module: str, absent: set[str]) -> None:
     code = (
-        f"import sys, gxpo_trainer.{module}; from gxpo_trainer.grading.engine import warm_up; warm_up(); "
+        f"import sys, gxpo_trainer.{module}; from gxpo_trainer.grading.engine import engine_equal; engine_equal('x', 'y'); "
         f"sys.exit(sorted({absent} & set(sys.modules)) or 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -93,22 +93,18 @@ class GroupAdvantage:
         self._loss = loss
 
     def __call__(self, groups: Sequence[FloatArray]) -> Sequence[FloatArray]:
-        """See Advantage."""
         loss = self._loss
         return [group_advantages(r, use_std=loss.advantage_std, epsilon=loss.advantage_epsilon) for r in groups]
 
 
-class MaxRLAdvantage:
+class MaxRLAdvantage(GroupAdvantage):
     """(R − mean) / mean of the group: MaxRL, arXiv 2602.02710, algorithm 1; 0 in a group without any reward.
 
-    With rewards of 0 and 1 its policy gradient is that of log P(correct) to the order of the group's size.
+    With rewards of 0 and 1 its policy gradient is that of log P(correct) to the order of the group's size. Raises
+    ValueError for a negative reward.
     """
 
-    def __init__(self, settings: AdvantageSettings, loss: LossSettings) -> None:
-        pass
-
     def __call__(self, groups: Sequence[FloatArray]) -> Sequence[FloatArray]:
-        """See Advantage. Raises ValueError for a negative reward."""
         if any((rewards < 0).any() for rewards in groups):
             raise ValueError(
                 'learner.advantage.name = "maxrl" divides by the mean reward of a group, and a reward is negative; '
@@ -120,23 +116,20 @@ class MaxRLAdvantage:
         ]
 
 
-class ShrinkageAdvantage:
+class ShrinkageAdvantage(GroupAdvantage):
     """R − b with a baseline b between two means: shrinkage baseline, arXiv 2511.03710, eq. 10 to 16.
 
         b = (1 − λ) · (mean of the group's other rewards) + λ · (mean of the other groups' means)
         λ = (n − 1)/n · v / (v + s)
 
     for n groups; v: mean over the other groups of the variance of their mean (sample variance / size); s: variance of
-    the other groups' means. b does not depend on the reward that it is subtracted from.
+    the other groups' means. b does not depend on the reward that it is subtracted from. A reward that nothing can be
+    compared with gets 0.
 
     Differs from the paper in groups of unequal size: one with a single reward has λ = 1, and no part in the others' v.
     """
 
-    def __init__(self, settings: AdvantageSettings, loss: LossSettings) -> None:
-        pass
-
     def __call__(self, groups: Sequence[FloatArray]) -> Sequence[FloatArray]:
-        """See Advantage. A reward that nothing can be compared with gets 0."""
         known = [rewards[~np.isnan(rewards)] for rewards in groups]
         means = np.array([own.mean() if own.size else np.nan for own in known])
         noise = np.array([own.var(ddof=1) / own.size if own.size > 1 else np.nan for own in known])
@@ -360,17 +353,15 @@ def shard(batch: StepBatch, num_ranks: int) -> list[StepBatch]:
     units = prompt_groups(batch)
     if len(units) < num_ranks:
         units = [[index] for index in range(len(batch.sequences))]
-
-    def tokens(unit: list[int]) -> int:
-        return sum(batch.sequences[i].num_tokens for i in unit if batch.sequences[i].in_loss)
-
+    tokens = [sequence.num_tokens * sequence.in_loss for sequence in batch.sequences]
+    sized = [(sum(tokens[i] for i in unit), unit) for unit in units]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
-    for unit in sorted(units, key=tokens, reverse=True):
+    for size, unit in sorted(sized, key=lambda pair: pair[0], reverse=True):
         # Empty shares first, whatever the loads: units without a token in the loss have no load.
         rank = min(range(num_ranks), key=lambda r: (bool(shares[r]), loads[r], len(shares[r])))
         shares[rank].extend(unit)
-        loads[rank] += tokens(unit)
+        loads[rank] += size
     return [replace(batch, sequences=tuple(batch.sequences[i] for i in sorted(share))) for share in shares]
 
 

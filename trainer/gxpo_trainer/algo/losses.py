@@ -142,13 +142,12 @@ class Surrogate(Protocol):
 
 
 class ClippedSurrogate:
-    """ppo, gspo and cispo."""
+    """ppo, gspo and cispo. With `gspo` ρ_t is the ratio of the response at each of its tokens."""
 
     def __init__(self, settings: LossConfig) -> None:
         self._settings = settings
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        """See Surrogate. With `gspo` ρ_t is the ratio of the response at each of its tokens."""
         if self._settings.surrogate == "gspo":
             log_ratio = sequence_sums(log_ratio, micro) / sequence_sums(torch.ones_like(log_ratio), micro)
         ratio = torch.exp(log_ratio)
@@ -165,7 +164,6 @@ class DivergenceMaskedSurrogate:
         self._settings = settings
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """See Surrogate."""
         ratio = torch.exp(log_ratio)
         with torch.no_grad():
             # Rounding may leave the difference above 0.
@@ -234,33 +232,23 @@ def _statistics(
     counted = micro.token_weights > 0
     low = ((ratio < 1 - settings.clip_low) if outside is None else outside) & (micro.advantages < 0)
     high = ((ratio > 1 + settings.clip_high) if outside is None else outside) & (micro.advantages > 0)
-    gap = torch.where(counted, (outputs.logprobs - micro.sampler_logprobs).abs(), 0.0)
-
-    def total(values: Tensor) -> Tensor:
-        return torch.where(counted, values, 0).sum(dtype=torch.float64)
-
-    statistics = {
+    gap = (outputs.logprobs - micro.sampler_logprobs).abs()
+    values = {"clipped": low | high, "clipped_low": low, "clipped_high": high, "ratio": ratio, "logprob_gap": gap}
+    maxima = {"logprob_gap_max": gap}
+    if importance is not None:
+        values |= {"importance": importance.raw, "importance_used": importance.used}
+        values["importance_squared"] = importance.used.square()
+        maxima["importance_max"] = importance.raw
+    if kl is not None:
+        values["kl"] = kl
+    if outputs.entropy is not None:
+        values["entropy"] = outputs.entropy
+    return {
         "loss": loss.detach().double(),
         "tokens": counted.sum(dtype=torch.float64),
-        "clipped": total(low | high),
-        "clipped_low": total(low),
-        "clipped_high": total(high),
-        "ratio": total(ratio),
-        "logprob_gap": total(gap),
-        "logprob_gap_max": gap.max().double(),
+        **{name: torch.where(counted, each, 0).sum(dtype=torch.float64) for name, each in values.items()},
+        **{name: torch.where(counted, each, 0.0).max().double() for name, each in maxima.items()},
     }
-    if importance is not None:
-        statistics |= {
-            "importance": total(importance.raw),
-            "importance_max": torch.where(counted, importance.raw, 0.0).max().double(),
-            "importance_used": total(importance.used),
-            "importance_squared": total(importance.used.square()),
-        }
-    if kl is not None:
-        statistics["kl"] = total(kl)
-    if outputs.entropy is not None:
-        statistics["entropy"] = total(outputs.entropy)
-    return statistics
 
 
 def combine_statistics(total: Mapping[str, Tensor] | None, part: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,7 +14,6 @@ Three layouts:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,9 +52,8 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same micro-batch with all tensors on `device`."""
-        moved: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        for name, tensor in moved.items():
-            moved[name] = None if tensor is None else tensor.to(device)
+        tensors = {name: getattr(self, name) for name in self.__slots__}
+        moved: dict[str, Any] = {name: each if each is None else each.to(device) for name, each in tensors.items()}
         return MicroBatch(**moved)
 
 
@@ -178,25 +176,24 @@ def _assemble(
             index.append(r * width + sequences[i].targets(predicting))
             owners.append(i)
             end += m
-    lengths = [sequences[i].num_sampled for i in owners]
-
-    def per_token(values: Sequence[float]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), lengths))
-
+    owned = [sequences[i] for i in owners]
+    lengths = [sequence.num_sampled for sequence in owned]
+    advantages = np.array([sequence.advantage for sequence in owned], np.float32)
+    weights = [batch.scale.token_weight(sequence.num_in_response, aggregation) for sequence in owned]
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids),
         position_ids=torch.from_numpy(position_ids),
         attention_mask=_branch_mask(branch) if shared and any(len(row) > 1 for row in rows) else None,
         target_index=torch.from_numpy(np.concatenate(index)),
         target_ids=torch.from_numpy(
-            np.concatenate([sequences[i].targets(sequences[i].response_ids) for i in owners]).astype(np.int64)
+            np.concatenate([sequence.targets(sequence.response_ids) for sequence in owned]).astype(np.int64)
         ),
-        advantages=per_token([sequences[i].advantage for i in owners]),
-        token_weights=per_token([batch.scale.token_weight(sequences[i].num_in_response, aggregation) for i in owners]),
+        advantages=torch.from_numpy(np.repeat(advantages, lengths)),
+        token_weights=torch.from_numpy(np.repeat(np.array(weights, np.float32), lengths)),
         sampler_logprobs=torch.from_numpy(
-            np.concatenate([sequences[i].targets(sequences[i].sampler_logprobs) for i in owners]).astype(np.float32)
+            np.concatenate([sequence.targets(sequence.sampler_logprobs) for sequence in owned]).astype(np.float32)
         ),
-        sequence_index=torch.from_numpy(np.repeat(np.array(owners, dtype=np.int64), lengths)),
+        sequence_index=torch.from_numpy(np.repeat(np.array(owners, np.int64), lengths)),
     )
 
 

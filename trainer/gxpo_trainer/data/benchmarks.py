@@ -37,8 +37,6 @@ from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.types import Prompt
 
-PROBLEM_FIELDS = ("problem", "question", "Problem")
-ID_FIELDS = ("id", "unique_id", "ID")
 FIX = "copies of this benchmark have it: correct the row, or set evaluation.data_root to another copy"
 
 
@@ -67,9 +65,11 @@ class BenchmarkSpec:
         return self.names[0]
 
 
-def plain_answer(record: Record) -> str:
-    """`answer`, or the last box of `solution` (MATH)."""
-    return final_answer(_answer_text(record, "answer", "Answer", "solution"))
+def plain_answer(record: Record, *names: str) -> str:
+    """The first of the named fields that the row has: `answer`, or the last box of `solution` (MATH)."""
+    names = names or ("answer", "Answer", "solution")
+    name = next((name for name in names if record.fields.get(name) not in (None, "", [])), names[0])
+    return final_answer(field_text(record, name, FIX))
 
 
 def number_after_hashes(record: Record) -> str:
@@ -99,26 +99,19 @@ def minerva_answer(record: Record) -> str:
 
 def olympiad_answer(record: Record) -> str:
     """All answers of `final_answer`, without dollar signs; corrects one gold with a stray letter."""
-    gold = _answer_text(record, "final_answer", "answer").replace("$", "").strip().rstrip(".")
+    gold = plain_answer(record, "final_answer", "answer").replace("$", "").strip().rstrip(".")
     return {"t(0,4]": "(0,4]"}.get(gold, gold)
 
 
 def olympiad_options(record: Record) -> VerifyOptions | None:
     """`is_multiple_answer`, `unit`, and `error`, an absolute tolerance."""
-    given = {name: record.fields.get(name) for name in ("error", "unit", "is_multiple_answer")}
-    several = str(given["is_multiple_answer"]).strip().lower() in ("true", "1")
-    unit = str(given["unit"] or "").strip() or None
+    error, unit, several = (record.fields.get(name) for name in ("error", "unit", "is_multiple_answer"))
+    is_list = str(several).strip().lower() in ("true", "1")
     try:
-        options = VerifyOptions(float(given["error"] or 0), unit, several)
+        options = VerifyOptions(float(error or 0), str(unit or "").strip() or None, is_list)
     except ValueError:
-        raise DataError(f"{record.location}: error = {given['error']!r} is not a tolerance; correct the row") from None
+        raise DataError(f"{record.location}: error = {error!r} is not a tolerance; correct the row") from None
     return None if options == VerifyOptions() else options
-
-
-def _answer_text(record: Record, *names: str) -> str:
-    """The first of the named fields that the row has."""
-    present = [name for name in names if record.fields.get(name) not in (None, "", [])]
-    return field_text(record, present[0] if present else names[0], FIX)
 
 
 BENCHMARKS = {
@@ -272,7 +265,7 @@ def _files_in(folder: Path, spec: BenchmarkSpec) -> list[Path]:
 def read_row(spec: BenchmarkSpec, record: Record) -> Prompt:
     """One problem of a named benchmark, with its verification options, if any, in `extra`."""
     fields = record.fields
-    problem = next((name for name in PROBLEM_FIELDS if name in fields), PROBLEM_FIELDS[0])
+    problem = next((name for name in ("problem", "question", "Problem") if name in fields), "problem")
     gold = spec.gold(record)
     if not gold:
         raise DataError(f"{record.location}: has no final answer; correct or remove the row")
@@ -280,7 +273,7 @@ def read_row(spec: BenchmarkSpec, record: Record) -> Prompt:
     options = spec.options(record)
     if options is not None:
         extra[EXTRA_KEY] = options
-    given = next((fields[name] for name in ID_FIELDS if fields.get(name) is not None), record.name)
+    given = next((fields[name] for name in ("id", "unique_id", "ID") if fields.get(name) is not None), record.name)
     return Prompt(str(given), field_text(record, problem, FIX), gold, extra)
 
 

@@ -6,6 +6,7 @@ template writes after that token, up to the policy's next turn, is tokenized alo
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,9 @@ from gxpo_trainer.errors import ConfigError
 Messages = Sequence[Mapping[str, Any]]
 """Messages of a chat template: `role` and `content`."""
 
-_QUESTION, _ANSWER, _OBSERVATION = "question", "answer", "observation"
-_EXCHANGE = ({"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER})
+_ANSWER = "answer"
+_EXCHANGE = ({"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER})
+_NEXT = {"role": "user", "content": "observation"}
 _ANSWERS = (_ANSWER, f"<think>\nthought\n</think>\n\n{_ANSWER}")
 """Turns that a template may rewrite: some leave the reasoning of earlier turns out."""
 _EXCHANGES = [number * [_EXCHANGE[0], {**_EXCHANGE[1], "content": answer}] for answer in _ANSWERS for number in (1, 2)]
@@ -77,7 +79,10 @@ def rewrites_turns(tokenizer: Any) -> bool:
     those do that leave its reasoning out."""
     if not getattr(tokenizer, "chat_template", None):
         return False
-    return not all(_continued(tokenizer, m).startswith(chat_text(tokenizer, m, opened=False)) for m in _EXCHANGES)
+    return not all(
+        chat_text(tokenizer, [*m, _NEXT], opened=True).startswith(chat_text(tokenizer, m, opened=False))
+        for m in _EXCHANGES
+    )
 
 
 class ObservationEncoder:
@@ -89,35 +94,26 @@ class ObservationEncoder:
     def __init__(self, tokenizer: Any, max_tokens: int) -> None:
         self._tokenizer, self._max_tokens = tokenizer, max_tokens
         self._begin = _end_of_answer(tokenizer) if getattr(tokenizer, "chat_template", None) else None
-        if (overhead := len(self._tokens(""))) >= max_tokens:
+        if (overhead := len(self.encode(""))) >= max_tokens:
             raise ConfigError(
                 f"environment.max_observation_tokens = {max_tokens} leaves no room for an observation: its role tokens "
                 f"are {overhead}; raise it"
             )
+
+    def cut(self, observation: str) -> str:
+        """The observation, or the part of it that is kept."""
+        # Far beyond the limit nothing is tokenized; a token of more characters than this is unheard of.
+        observation = observation[: 256 * self._max_tokens]
+        if len(self.encode(observation)) <= self._max_tokens:
+            return observation
+        most = bisect.bisect(range(len(observation)), self._max_tokens, key=lambda n: len(self.encode(observation[:n])))
+        return observation[: most - 1]
 
     def encode(self, observation: str) -> list[int]:
         """Token ids of the observation as the user's message and of the opening of the policy's next turn.
 
         Without a chat template: those of a newline, the observation and a newline.
         """
-        return self._tokens(self.cut(observation))
-
-    def cut(self, observation: str) -> str:
-        """The observation, or the part of it that is kept."""
-        # Far beyond the limit nothing is tokenized; a token of more characters than this is unheard of.
-        observation = observation[: 256 * self._max_tokens]
-        if len(self._tokens(observation)) <= self._max_tokens:
-            return observation
-        fits, exceeds = 0, len(observation)
-        while exceeds - fits > 1:
-            middle = (fits + exceeds) // 2
-            if len(self._tokens(observation[:middle])) <= self._max_tokens:
-                fits = middle
-            else:
-                exceeds = middle
-        return observation[:fits]
-
-    def _tokens(self, observation: str) -> list[int]:
         text = f"\n{observation}\n"
         if self._begin is not None:
             messages = [*_EXCHANGE, {"role": "user", "content": observation}]
@@ -137,18 +133,13 @@ def _end_of_answer(tokenizer: Any) -> int | None:
     # Of two tokens at the same place the longer one is meant.
     place, length = min(places, key=lambda pair: (pair[0], -pair[1]))
     end = rendered[after - len(_ANSWER) : place + length]
-    before, found, _ = _continued(tokenizer, _EXCHANGE).rpartition(end)
+    before, found, _ = chat_text(tokenizer, [*_EXCHANGE, _NEXT], opened=True).rpartition(end)
     return len(before + end) if found else None
-
-
-def _continued(tokenizer: Any, messages: Messages) -> str:
-    return chat_text(tokenizer, [*messages, {"role": "user", "content": _OBSERVATION}], opened=True)
 
 
 def chat_text(tokenizer: Any, messages: Messages, *, opened: bool, tools: Messages = ()) -> str:
     """The messages in the chat template. opened: with the beginning of the policy's next turn. tools: schemas."""
     turns = [dict(message) for message in messages]
-    text: str = tokenizer.apply_chat_template(
-        turns, tokenize=False, add_generation_prompt=opened, tools=list(tools) or None
+    return str(
+        tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=opened, tools=list(tools) or None)
     )
-    return text

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -164,14 +165,12 @@ def _answers(files: _Files) -> Iterable[str]:
     graded = files.config.rollout.source == "sampled" and any(reward.name == "correctness" for reward in rewards)
     if tokenizer is None or not files.problems or not graded:
         return ()
-
-    def num_tokens(problem: Prompt) -> int:
-        return len(tokenizer.encode(problem.gold, add_special_tokens=False).ids)
-
-    if all(num_tokens(problem) > limit for problem in files.problems):
+    lengths = (len(tokenizer.encode(problem.gold, add_special_tokens=False).ids) for problem in files.problems)
+    too_long = list(takewhile(lambda length: length > limit, lengths))
+    if len(too_long) == len(files.problems):
         raise ConfigError(
-            f"rollout.max_new_tokens = {limit}: none of the {len(files.problems)} answers fits, the shortest has "
-            f"{min(map(num_tokens, files.problems))} tokens; raise it"
+            f"rollout.max_new_tokens = {limit}: none of the {len(too_long)} answers fits, the shortest has "
+            f"{min(too_long)} tokens; raise it"
         )
     return ()
 

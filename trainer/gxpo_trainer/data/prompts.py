@@ -7,6 +7,7 @@ each step's prompts, and can be resumed.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -193,14 +194,11 @@ def _embedded(data: DataConfig, seed: int, completions: bool) -> PromptSet:
         problems = generate("train", data.num_problems, seed, embedded_levels(data.source, data))
     except ValueError as error:
         raise DataError(f"data.{error}") from None
+    prompts = tuple(problem.prompt for problem in problems)
     if completions:
         rng = random.Random(f"gxpo guesses {seed}")
-        prompts = tuple(
-            replace(row.prompt, completion=guess(row, rng) if rng.random() < data.guess_share else row.solution)
-            for row in problems
-        )
-    else:
-        prompts = tuple(problem.prompt for problem in problems)
+        answers = (guess(row, rng) if rng.random() < data.guess_share else row.solution for row in problems)
+        prompts = tuple(replace(prompt, completion=text) for prompt, text in zip(prompts, answers, strict=True))
     body = json.dumps([[prompt.id, prompt.text, prompt.gold] for prompt in prompts])
     return PromptSet(prompts, {data.source: hashlib.sha256(body.encode()).hexdigest()})
 
@@ -293,18 +291,11 @@ def resolve_template(template: str, source: str) -> str:
     return TEMPLATES.get(template, template)
 
 
-def fill_template(prompt: Prompt, template: str) -> str:
-    """The problem in `template`, a text with {problem} (`resolve_template`)."""
-    # str.format would fail on the LaTeX braces of problems and templates.
-    return template.replace("{problem}", prompt.text)
-
-
 def json_extra(prompt: Prompt) -> dict[str, Any]:
     """Further fields of the problem as JSON values, without its verification options."""
     extra = {name: value for name, value in prompt.extra.items() if name != EXTRA_KEY}
     # A parquet row may hold dates and other values without a JSON form.
-    plain: dict[str, Any] = json.loads(json.dumps(extra, default=str))
-    return plain
+    return dict(json.loads(json.dumps(extra, default=str)))
 
 
 def tokenize_prompts(
@@ -318,16 +309,15 @@ def tokenize_prompts(
 ) -> TokenizedPrompts:
     """Render all prompts; skip and count those longer than `max_prompt_tokens`.
 
-    The text of `fill_template` is the user's turn after the prompt's history (`render_messages`). Raises DataError when
+    The problem in the template is the user's turn after the prompt's history (`render_messages`). Raises DataError when
     the chat template refuses a prompt, or when none is left. It names the limit's `setting`, and the `fix`.
     """
-    kept: list[tuple[Prompt, npt.NDArray[np.int32]]] = []
-    num_too_long = 0
-    shortest = math.inf
+    rendered: list[tuple[Prompt, npt.NDArray[np.int32]]] = []
     for prompt in prompts:
-        messages = [*prompt.history, {"role": "user", "content": fill_template(prompt, template)}]
+        # str.format would fail on the LaTeX braces of problems and templates.
+        messages = [*prompt.history, {"role": "user", "content": template.replace("{problem}", prompt.text)}]
         try:
-            ids = render_messages(messages, tokenizer)
+            rendered.append((prompt, render_messages(messages, tokenizer)))
         except Exception as error:  # a template may raise anything
             roles = ", ".join(message["role"] for message in messages)
             advice = "remove data.system_prompt, or " if roles.startswith("system") else ""
@@ -335,16 +325,14 @@ def tokenize_prompts(
                 f"problem {prompt.id}: the model's chat template refuses messages of {roles} ({error}); {advice}change "
                 "the row or the template"
             ) from None
-        shortest = min(shortest, len(ids))
-        if len(ids) > max_prompt_tokens:
-            num_too_long += 1
-        else:
-            kept.append((prompt, ids))
+    kept = [(prompt, ids) for prompt, ids in rendered if len(ids) <= max_prompt_tokens]
     if not kept:
+        shortest = min((len(ids) for _, ids in rendered), default=0)
         raise DataError(
             f"{setting} = {max_prompt_tokens} excludes all prompts (the shortest has {shortest} tokens); {fix}"
         )
-    return TokenizedPrompts(tuple(prompt for prompt, _ in kept), tuple(ids for _, ids in kept), num_too_long)
+    rows, token_ids = zip(*kept, strict=True)
+    return TokenizedPrompts(rows, token_ids, len(rendered) - len(kept))
 
 
 def tokenize_completions(prompts: TokenizedPrompts, tokenizer: Any, max_length: int) -> TokenizedPrompts:
@@ -420,34 +408,25 @@ class PromptCursor:
     """
 
     def __init__(self, num_prompts: int, seed: int, shuffle: bool = True) -> None:
-        self._identity = {"num_prompts": num_prompts, "seed": seed, "shuffle": shuffle}
+        self._identity: dict[str, Any] = {"num_prompts": num_prompts, "seed": seed, "shuffle": shuffle}
         self.num_prompts = num_prompts
-        self.epoch = 0
-        self.position = 0
-        self._order = self._permutation(0)
-
-    @property
-    def drawn(self) -> int:
+        self.drawn = 0
         """Prompts drawn so far."""
-        return self.epoch * self.num_prompts + self.position
 
     def next(self, count: int) -> npt.NDArray[np.int64]:
         """The next `count` prompt indices, shape [count]."""
         parts: list[npt.NDArray[np.int64]] = []
         while count > 0:
-            part = self._order[self.position : self.position + count]
-            parts.append(part)
-            count -= len(part)
-            self.position += len(part)
-            if self.position == len(self._order):
-                self.epoch += 1
-                self.position = 0
-                self._order = self._permutation(self.epoch)
+            epoch, position = divmod(self.drawn, self.num_prompts)
+            parts.append(_order(epoch, **self._identity)[position : position + count])
+            count -= len(parts[-1])
+            self.drawn += len(parts[-1])
         return np.concatenate(parts)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-serializable position, with the arguments that it belongs to."""
-        return {**self._identity, "epoch": self.epoch, "position": self.position}
+        epoch, position = divmod(self.drawn, self.num_prompts)
+        return {**self._identity, "epoch": epoch, "position": position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a position. Raises CheckpointError when it belongs to other data, another seed or another order."""
@@ -457,10 +436,11 @@ class PromptCursor:
                     f"the checkpoint's data cursor has {name} = {state.get(name)} and this run has {here}; "
                     "resume with the checkpoint's data, seed and order"
                 )
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
-        self._order = self._permutation(self.epoch)
+        self.drawn = int(state["epoch"]) * self.num_prompts + int(state["position"])
 
-    def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
-        if not self._identity["shuffle"]:
-            return np.arange(self.num_prompts, dtype=np.int64)
-        return np.random.default_rng([int(self._identity["seed"]), epoch]).permutation(self.num_prompts)
+
+@functools.lru_cache(maxsize=16)
+def _order(epoch: int, num_prompts: int, seed: int, shuffle: bool) -> npt.NDArray[np.int64]:
+    """The prompts of one epoch; cached, because `MixedCursor` draws them one by one."""
+    order = np.arange(num_prompts, dtype=np.int64)
+    return np.random.default_rng([seed, epoch]).permutation(num_prompts) if shuffle else order

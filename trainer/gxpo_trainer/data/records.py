@@ -154,11 +154,9 @@ def _parquet(file: Path) -> Iterator[Record]:
 
     try:
         reader = pyarrow.parquet.ParquetFile(file)
-        number = 0
-        for batch in reader.iter_batches(batch_size=1024):
-            for fields in batch.to_pylist():
-                number += 1
-                yield Record(f"{file}, row {number}", f"{file.stem}/{number}", fields)
+        rows = (fields for batch in reader.iter_batches(batch_size=1024) for fields in batch.to_pylist())
+        for number, fields in enumerate(rows, start=1):
+            yield Record(f"{file}, row {number}", f"{file.stem}/{number}", fields)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{file}: cannot be read as parquet: {error}") from None
 

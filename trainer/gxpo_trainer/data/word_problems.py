@@ -172,26 +172,17 @@ def _draw_new(rng: random.Random, families: list[_Family], split: Split, seen: s
     for _ in range(20):
         family = rng.choice(families)
         for _ in range(5000):
-            worked = _work_out(family, {letter: rng.randint(*bounds) for letter, bounds in family.ranges.items()})
-            if worked is None or split_of(worked.calculation) != split:
-                continue
-            problem = _in_words(rng, family, worked)
-            if problem.prompt.text not in seen:
+            problem = _draw(rng, family, split)
+            if problem is not None and problem.prompt.text not in seen:
                 seen.add(problem.prompt.text)
                 return problem
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Worked:
-    numbers: dict[str, int]
-    lines: tuple[str, ...]
-    calculation: str
-    result: int
-
-
-def _work_out(family: _Family, numbers: dict[str, int]) -> _Worked | None:
-    """Compute the steps; None if a result is not a whole number from 2 to the level's largest."""
+def _draw(rng: random.Random, family: _Family, split: Split) -> WordProblem | None:
+    """A problem with drawn numbers, people and things; None if the numbers are of the other split, or a result is not a
+    whole number from 2 to the level's largest."""
+    numbers = {letter: rng.randint(*bounds) for letter, bounds in family.ranges.items()}
     values = dict(numbers)
     lines: list[str] = []
     canonical: list[str] = []
@@ -209,16 +200,11 @@ def _work_out(family: _Family, numbers: dict[str, int]) -> _Worked | None:
         # 3+5 and 5+3 are one calculation, so both are in the same split.
         first, second = sorted((left, right)) if operator in "+*" else (left, right)
         canonical.append(f"{first}{operator}{second}")
-    return _Worked(numbers, tuple(lines), ";".join(canonical), result)
-
-
-def _in_words(rng: random.Random, family: _Family, worked: _Worked) -> WordProblem:
+    calculation = ";".join(canonical)
+    if split_of(calculation) != split:
+        return None
     (name, who), (other, _) = rng.sample(_PEOPLE, 2)
-    text = family.text.format(name=name, who=who, other=other, things=rng.choice(_THINGS), **worked.numbers)
-    prompt = Prompt(
-        id=f"word-{hashlib.sha256(text.encode()).hexdigest()[:16]}",
-        text=text,
-        gold=str(worked.result),
-        extra={"difficulty": family.difficulty, "family": family.name, "calculation": worked.calculation},
-    )
-    return WordProblem(prompt, f"{', '.join(worked.lines)}, so \\boxed{{{worked.result}}}")
+    text = family.text.format(name=name, who=who, other=other, things=rng.choice(_THINGS), **numbers)
+    extra = {"difficulty": family.difficulty, "family": family.name, "calculation": calculation}
+    prompt = Prompt(f"word-{hashlib.sha256(text.encode()).hexdigest()[:16]}", text, str(result), extra)
+    return WordProblem(prompt, f"{', '.join(lines)}, so \\boxed{{{result}}}")

@@ -8,6 +8,7 @@ when both sides give them. Inequalities, `x \in S` and intervals are compared as
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from gxpo_trainer.grading.engine import engine_equal
 from gxpo_trainer.grading.relations import (
@@ -40,8 +41,8 @@ def answers_equal(gold: Answer, answer: Answer) -> bool | None:
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return relations_equal(gold, answer)
     if isinstance(gold, Relation):
-        remark = gold.operators[0] == "\\approx"
-        return (is_assignment(gold) or remark) and answers_equal(_value(gold), answer)
+        value = value_of(gold) if is_assignment(gold) or gold.operators[0] == "\\approx" else None
+        return value is not None and answers_equal(parse_answer(value), answer)
     if isinstance(answer, Relation):
         value = value_of(answer)
         return value is not None and answers_equal(gold, parse_answer(value))
@@ -54,19 +55,21 @@ def answers_equal(gold: Answer, answer: Answer) -> bool | None:
     return len(sides[0]) == len(sides[1]) == 1 and sides != [(gold,), (answer,)] and answers_equal(*sides[0], *sides[1])
 
 
-def _value(relation: Answer) -> Answer:
-    value = value_of(relation) if isinstance(relation, Relation) else None
-    return Scalar(relation.text) if value is None else parse_answer(value)
+def _value(answer: Answer) -> Answer:
+    """The value of an assignment; everything else as it is."""
+    return parse_answer(value_of(answer) or "") if is_assignment(answer) else answer
 
 
 def _sequences(gold: Sequence, answer: Sequence) -> bool | None:
     a, b = _flattened(gold), _flattened(answer)
     if len(a) != len(b) and _is_set(gold, a) and _is_set(answer, b):
-        return max(len(a), len(b)) <= MAX_MATCHED and _covers(a, b) and _covers(b, a)
+        return max(len(a), len(b)) <= MAX_MATCHED and all(
+            any(answers_equal(item, other) for other in others) for items, others in ((a, b), (b, a)) for item in items
+        )
     if len(a) != len(b) or not _brackets_agree(gold, answer):
         return False
     if gold.opening in ("(", "[") or (answer.opening in ("(", "[")):
-        return _ordered(_values(a), _values(b))
+        return _ordered(map(_value, a), map(_value, b))
     return _lists(a, b)
 
 
@@ -89,22 +92,14 @@ def _flattened(sequence: Sequence) -> tuple[Answer, ...]:
     r"""Items with bare inner lists (of \pm) opened up; groups of named values (p=5,q=2; ...) become tuples."""
     items: list[Answer] = []
     for item in sequence.items:
-        inner = _value(item) if is_assignment(item) and "\\pm" in item.text else item
+        inner = _value(item) if "\\pm" in item.text else item
         if not isinstance(inner, Sequence) or inner.opening:
             items.append(item)
         elif ";" in sequence.text and "\\pm" not in item.text:
-            items.append(Sequence(item.text, _values(inner.items), "(", ")"))
+            items.append(Sequence(item.text, tuple(map(_value, inner.items)), "(", ")"))
         else:
             items.extend(_flattened(inner))
     return tuple(items)
-
-
-def _values(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    return tuple(_value(item) if is_assignment(item) else item for item in items)
-
-
-def _covers(items: tuple[Answer, ...], others: tuple[Answer, ...]) -> bool:
-    return all(any(answers_equal(item, other) for other in others) for item in items)
 
 
 def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
@@ -114,10 +109,10 @@ def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
     named = [None not in side for side in names]
     # x_1 and x_2 are both x.
     different = [len({re.sub(r"_?[0-9]+$", "", name or "") for name in side}) > 1 for side in names]
-    values = _values(gold), _values(answer)
+    values = tuple(map(_value, gold)), tuple(map(_value, answer))
     if all(named) and len(set(names[0])) == len(names[0]) and set(names[0]) == set(names[1]):
         by_name = dict(zip(names[1], values[1], strict=True))
-        return _ordered(values[0], tuple(by_name[name] for name in names[0]))
+        return _ordered(values[0], (by_name[name] for name in names[0]))
     if all(named) and any(different):
         return names[0] == names[1] and _ordered(*values)
     if named[0] != named[1] and different[named.index(True)]:
@@ -125,15 +120,14 @@ def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
     return _unordered(*values)
 
 
-def _ordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
+def _ordered(gold: Iterable[Answer], answer: Iterable[Answer]) -> bool | None:
     """Item by item: False when two differ, else None when a pair is undecided."""
     result: bool | None = True
     for a, b in zip(gold, answer, strict=True):
         verdict = answers_equal(a, b)
         if verdict is False:
             return False
-        if verdict is None:
-            result = None
+        result = result and verdict
     return result
 
 

@@ -20,11 +20,6 @@ _HUGE = re.compile(r"\^\s*\{?\s*(?:[0-9]\s*\\(?:cdot|times)\s*)?(?:[0-9]{5,}|10\
 """A power, or the upper bound of a sum or product, with which sympy would not end."""
 
 
-def warm_up() -> None:
-    """Import the engine and build its parser's tables (about 1.5 s), which no answer should be charged for."""
-    engine_equal("x+1", "1+x")
-
-
 def nesting(text: str) -> int:
     """How deep brackets are nested."""
     depth = deepest = 0

@@ -60,8 +60,6 @@ def no_symbols(name: str) -> Fraction:
 @functools.cache
 def precise() -> Any:
     """The mpmath context of `DIGITS` digits."""
-    import mpmath
-
     context = mpmath.mp.clone()
     context.dps = DIGITS
     return context
@@ -134,13 +132,12 @@ def _value(node: Node, context: Any, point: Point, real: bool) -> Any:
             raise TooLarge
         return result
     if kind == "apply":
-        return _unknown_function(node.name, values, context)
+        # An arbitrary smooth function of the arguments, the same for the same name.
+        seed = context.mpf(zlib.crc32(node.name.encode()) % 1009 + 1) / 512
+        return seed + sum(context.sin(value * (i + 1) + seed) for i, value in enumerate(values))
     if context is None:
         return _exact_power(*values) if kind == "pow" else _exact_call(node.name, values)
-    if kind == "call":
-        return _call(node.name, values, context, real)
-    base, exponent = values
-    return _power(base, exponent, context, real)
+    return _call(node.name, values, context, real) if kind == "call" else _power(values[0], values[1], context, real)
 
 
 def _exact_power(base: Fraction, exponent: Fraction) -> Fraction:
@@ -166,12 +163,6 @@ def _exact_call(name: str, values: list[Fraction]) -> Fraction:
     if name == "factorial2":
         return Fraction(math.prod(range(integers[0], 0, -2)))
     return Fraction(math.factorial(integers[0]) if name == "factorial" else math.comb(*integers))
-
-
-def _unknown_function(name: str, values: list[Any], context: Any) -> Any:
-    """An arbitrary smooth function of the arguments, the same for the same name."""
-    seed = context.mpf(zlib.crc32(name.encode()) % 1009 + 1) / 512
-    return seed + sum(context.sin(value * (i + 1) + seed) for i, value in enumerate(values))
 
 
 def _power(base: Any, exponent: Any, context: Any, real: bool) -> Any:

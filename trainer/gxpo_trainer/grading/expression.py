@@ -34,6 +34,7 @@ class Node:
 
 
 _OPENING = {"(": ")", "[": "]", "{": "}"}
+_END_OF_ARGUMENT = frozenset(["(", "[", *(f"\\{name}" for name in FUNCTIONS - {"sqrt"})])
 _MARKS = ("dot", "ddot", "bar", "hat", "vec", "tilde", "overline", "overrightarrow", "overbrace", "underline")
 _DERIVATIVE = re.compile(
     r"\{(?:d|\\partial)(?:\^.*)?[A-Za-z\\].*\}\{(?:d|\\partial)[A-Za-z\\].*\}|\{(?:d|\\partial)\}\{(?:d|\\partial).*\}"
@@ -163,7 +164,12 @@ class _Parser:
             self.take(_OPENING[token])
             return node
         if token[0].isdecimal() or (token[0] == "." and len(token) > 1):
-            return _number_token(token)
+            # The name of a decimal, and of e-notation, is ".".
+            mantissa, _, exponent = token.lower().partition("e")
+            if exponent and abs(int(exponent)) > MAX_EXPONENT:
+                raise TooLarge(f"10^{exponent}")
+            value = Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
+            return Node("num", value=value, name="." if "." in mantissa or exponent else "")
         if token == "|":
             return self.enclosed("|", "abs")
         if token[0] == "\\":
@@ -258,24 +264,12 @@ class _Parser:
         if self.accept("-"):
             return Node("neg", (self._function_argument(),))
         node = self._power()
-        while self._starts_factor() and not self._at_function() and self.peek() not in ("(", "["):
+        while self._starts_factor() and self.peek() not in _END_OF_ARGUMENT:
             node = Node("mul", (node, self._power()))
         if self.peek() == "/":
             # `\sin \pi/4` reads both as sin(pi)/4 and as sin(pi/4).
             raise Unsupported("ambiguous division after a function")
         return node
-
-    def _at_function(self) -> bool:
-        return self.peek() != "\\sqrt" and self.peek()[:1] == "\\" and self.peek()[1:] in FUNCTIONS
-
-
-def _number_token(token: str) -> Node:
-    """A number as written; `name` is "." for a decimal or e-notation."""
-    mantissa, _, exponent = token.lower().partition("e")
-    if exponent and abs(int(exponent)) > MAX_EXPONENT:
-        raise TooLarge(f"10^{exponent}")
-    value = Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
-    return Node("num", value=value, name="." if "." in mantissa or exponent else "")
 
 
 _COMMANDS: dict[str, Callable[[_Parser], Node]] = {

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from gxpo_trainer.grading.latex import FULL_WIDTH, FUNCTIONS
-from gxpo_trainer.grading.units import parse_unit, phrases
+from gxpo_trainer.grading.units import PHRASES, parse_unit
 
 MAX_ANSWER_CHARS = 4_000
 TAIL_CHARS = 100_000
@@ -27,10 +27,10 @@ _PARTS = re.compile(r"\\text\s*\{([^{}]*)\}")
 _THINK_END = "</think>"
 _PLAIN = FULL_WIDTH | dict.fromkeys(map(ord, "\u00a0\u2009\u202f"), " ")
 """Full-width characters and special blanks as plain ones."""
-_IS = rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('is')})(?![A-Za-zÀ-ÿ])|[:：=]"
+_IS = rf"(?<![A-Za-zÀ-ÿ])(?:{PHRASES['is']})(?![A-Za-zÀ-ÿ])|[:：=]"
 _FINAL = re.compile(rf"final\s+answer\b[^.\n$\\]{{0,100}}?(?:{_IS})\s*:?", re.IGNORECASE)
 _ANSWER = re.compile(
-    rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('answer')})(?![A-Za-zÀ-ÿ])[^.。\n:：$=0-9\\]{{0,80}}?(?:\*\*|</?b>)?\s*(?:{_IS})\s*(?:\*\*)?\s*:?"
+    rf"(?<![A-Za-zÀ-ÿ])(?:{PHRASES['answer']})(?![A-Za-zÀ-ÿ])[^.。\n:：$=0-9\\]{{0,80}}?(?:\*\*|</?b>)?\s*(?:{_IS})\s*(?:\*\*)?\s*:?"
     r"|<answer>",
     re.IGNORECASE,
 )

@@ -45,29 +45,32 @@ def grade_file(
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:
-    """(gold, prediction) of each line, with its options if any. Raises DataError with file and line."""
+    """(gold, prediction) of each line, with its options. Raises DataError with file and line."""
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                yield _pair(path, number, line)
+                try:
+                    yield _pair(line)
+                except (ValueError, RecursionError) as error:
+                    raise DataError(f"{path}, line {number}: {error}") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); give a JSONL file") from error
 
 
-def _pair(path: Path, number: int, line: bytes) -> Pair:
+def _pair(line: bytes) -> Pair:
+    """Raises ValueError, RecursionError."""
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}, line {number}: not JSON ({error}); write one object per line") from error
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error}); write one object per line") from None
     if not isinstance(row, dict):
-        raise DataError(f"{path}, line {number}: {type(row).__name__} instead of an object with gold and prediction")
+        raise ValueError(f"{type(row).__name__} instead of an object with gold and prediction")
     for key in ("gold", "prediction"):
         if not isinstance(row.get(key), str):
-            raise DataError(f"{path}, line {number}: {key!r} is {row.get(key)!r}; it must be a string")
-    if row.get(EXTRA_KEY) is None:
-        return row["gold"], row["prediction"]
+            raise ValueError(f"{key!r} is {row.get(key)!r}; it must be a string")
+    given = row.get(EXTRA_KEY)
     try:
-        options = VerifyOptions.from_dict(row[EXTRA_KEY])
+        options = VerifyOptions.from_dict({} if given is None else given)
     except ValueError as error:
-        raise DataError(f"{path}, line {number}: {EXTRA_KEY!r}: {error}") from None
+        raise ValueError(f"{EXTRA_KEY!r}: {error}") from None
     return row["gold"], row["prediction"], {"options": options.to_dict()}

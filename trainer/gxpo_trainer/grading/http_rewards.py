@@ -73,14 +73,6 @@ class HttpAnswer:
     detail: str = ""
 
 
-@dataclass(slots=True)
-class _Attempts:
-    """Attempts of one call, and the seconds that they took."""
-
-    number: int = 0
-    seconds: float = 0.0
-
-
 class HttpReward:
     """One component `http` of a run. Its methods belong to one event loop.
 
@@ -141,7 +133,8 @@ class HttpReward:
 
     async def _call(self, content: bytes, size: int | None) -> list[HttpAnswer]:
         """All attempts of one call within one deadline."""
-        config, attempts = self.config, _Attempts()
+        config = self.config
+        durations: list[float] = []
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_Unavailable),
             wait=_wait,
@@ -153,30 +146,28 @@ class HttpReward:
         reason = ""
         try:
             async with self._places, asyncio.timeout(config.deadline_s):
-                values = await retrying(self._attempt, content, size, attempts)
+                values = await retrying(self._attempt, content, size, durations)
         except TimeoutError:
             failure, reason = "timeout", f"no answer within deadline_s = {config.deadline_s:g}"
         except (_Refused, _Unavailable) as error:
             reason = str(error)
         failed = HttpAnswer(None, failure=failure, detail=f"reward {config.label}: {reason}")
         answers = [HttpAnswer(value) for value in values] or [failed] * (size or 1)
-        return _charged(answers, HttpUsage(attempts.number, attempts.seconds))
+        return _charged(answers, HttpUsage(len(durations), sum(durations)))
 
-    async def _attempt(self, content: bytes, size: int | None, attempts: _Attempts) -> tuple[float, ...]:
-        """One request. Raises _Unavailable, _Refused."""
-        attempts.number += 1
+    async def _attempt(self, content: bytes, size: int | None, durations: list[float]) -> tuple[float, ...]:
+        """One request, whose seconds are appended to `durations`. Raises _Unavailable, _Refused."""
         begin = time.perf_counter()
         try:
             request = httpx.Request("POST", self._url, headers=self._headers, content=content)
             async with aclosing(await self._transport.handle_async_request(request)) as response:
-                _check_status(response)
-                return _rewards(await _read(response), size)
+                return _rewards(await _body(response), size)
         except httpx.HTTPError as error:
             may_pass = isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError)
             reason = f"failed with {type(error).__name__}: {error}".rstrip(": ")
             raise (_Unavailable if may_pass else _Refused)(reason) from error
         finally:
-            attempts.seconds += time.perf_counter() - begin
+            durations.append(time.perf_counter() - begin)
 
 
 def _charged(answers: Sequence[HttpAnswer], usage: HttpUsage) -> list[HttpAnswer]:
@@ -186,14 +177,12 @@ def _charged(answers: Sequence[HttpAnswer], usage: HttpUsage) -> list[HttpAnswer
 
 def _wait(state: RetryCallState) -> float:
     """Seconds to the next attempt: random, growing, and no fewer than the server asked for."""
-    assert state.outcome is not None
-    error = state.outcome.exception()
-    asked = error.retry_after_s if isinstance(error, _Unavailable) else 0.0
-    return max(asked, _BACK_OFF(state))
+    error = state.outcome and state.outcome.exception()
+    return max(error.retry_after_s if isinstance(error, _Unavailable) else 0.0, _BACK_OFF(state))
 
 
-def _check_status(response: httpx.Response) -> None:
-    """Raises _Unavailable, _Refused."""
+async def _body(response: httpx.Response) -> bytes:
+    """The body of an answer with status 200 as it arrives, not decoded. Raises _Unavailable, _Refused."""
     status = response.status_code
     if status in _RETRIED:
         asked = _SECONDS.fullmatch(response.headers.get("Retry-After", ""))
@@ -203,10 +192,6 @@ def _check_status(response: httpx.Response) -> None:
         raise _Refused(f"was redirected to {place[:200]} (HTTP {status}); redirects are not followed")
     if status != 200:
         raise _Refused(f"was answered with HTTP {status}")
-
-
-async def _read(response: httpx.Response) -> bytes:
-    """The body as it arrives, not decoded. Raises _Refused when it is too long."""
     body = bytearray()
     async for part in response.aiter_raw():
         body += part

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from types import NoneType
 from typing import Any
 
 EXTRA_KEY = "verify"
@@ -45,15 +46,15 @@ class VerifyOptions:
         """From parsed JSON. Raises ValueError naming what is wrong."""
         if not isinstance(body, Mapping):
             raise ValueError(f"is {type(body).__name__} instead of an object with tolerance, unit, several, boxed")
-        unknown = sorted(set(body) - {"tolerance", "unit", "several", "boxed"})
-        if unknown:
-            raise ValueError(f"has the unknown key {unknown[0]!r}; use tolerance, unit, several, boxed")
-        options = {field.name: body.get(field.name, field.default) for field in fields(cls)}
-        if isinstance(options["tolerance"], bool) or not isinstance(options["tolerance"], int | float):
-            raise ValueError(f"tolerance = {options['tolerance']!r}: must be a number")
-        if not isinstance(options["unit"], str | None):
-            raise ValueError(f"unit = {options['unit']!r}: must be text")
-        for name in ("several", "boxed"):
-            if not isinstance(options[name], bool):
-                raise ValueError(f"{name} = {options[name]!r}: must be true or false")
-        return cls(**options)
+        kinds: dict[str, tuple[tuple[type, ...], str]] = {
+            "tolerance": ((int, float), "a number"),
+            "unit": ((str, NoneType), "text"),
+            "several": ((bool,), "true or false"),
+            "boxed": ((bool,), "true or false"),
+        }
+        for name, value in body.items():
+            if name not in kinds:
+                raise ValueError(f"has the unknown key {name!r}; use {', '.join(kinds)}")
+            if type(value) not in kinds[name][0]:
+                raise ValueError(f"{name} = {value!r}: must be {kinds[name][1]}")
+        return cls(**body)

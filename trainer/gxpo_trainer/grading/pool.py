@@ -31,6 +31,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -178,7 +179,7 @@ class _Job:
     missing: int
 
 
-class VerifierPool:
+class VerifierPool(AbstractContextManager["VerifierPool"]):
     """Verifies (gold, response) pairs in `workers` killable processes.
 
     deadline_s: wall clock of one answer. memory_mb: address space of a process, MiB; an answer that reaches it is
@@ -230,9 +231,6 @@ class VerifierPool:
         self._fail(RuntimeError("the verifier pool was closed before this answer was verified"))
         for thread in self._threads:
             thread.join()
-
-    def __enter__(self) -> VerifierPool:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

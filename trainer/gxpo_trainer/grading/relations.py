@@ -4,8 +4,10 @@ as intervals.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
+from typing import TypeGuard
 
 from gxpo_trainer.grading.engine import engine_equal
 from gxpo_trainer.grading.equality import proportional
@@ -32,7 +34,7 @@ def _looks_like_name(side: str) -> bool:
     )
 
 
-def is_assignment(relation: Answer) -> bool:
+def is_assignment(relation: Answer) -> TypeGuard[Relation]:
     r"""`name = value`, also as a chain `name = a = b`, or `name \in set`, or `name \approx value`."""
     if not isinstance(relation, Relation):
         return False
@@ -61,9 +63,7 @@ def value_of(relation: Relation) -> str | None:
 
 def assigned_name(answer: Answer) -> str | None:
     """The name on the left of an assignment, without braces and blanks."""
-    if not isinstance(answer, Relation) or not is_assignment(answer):
-        return None
-    return re.sub(r"[\s{}]", "", answer.sides[0])
+    return re.sub(r"[\s{}]", "", answer.sides[0]) if is_assignment(answer) else None
 
 
 def same_name(a: Answer, b: Answer) -> bool:
@@ -85,21 +85,15 @@ def relations_equal(gold: Relation, answer: Relation) -> bool | None:
             return True
     if len(gold.operators) == len(answer.operators) > 1:
         return False
-    a, b = _difference(gold), _difference(answer)
     op, other = gold.operators[0], answer.operators[0]
-    if a is None or b is None or op not in _FLIPPED or other not in _FLIPPED:
+    pairs = []
+    # Not of chains, and of what the grammar does not know.
+    with contextlib.suppress(Unsupported):
+        pairs = [[parse_expression(side) for side in relation.sides] for relation in (gold, answer)]
+    if not all(len(pair) == 2 for pair in pairs) or not pairs or op not in _FLIPPED or other not in _FLIPPED:
         return engine_equal(gold.text, answer.text)
-    factor_sign = proportional(a, b)
+    factor_sign = proportional(*(Node("add", (left, Node("neg", (right,)))) for left, right in pairs))
     return factor_sign != 0 and other == (op if factor_sign > 0 else _FLIPPED[op])
-
-
-def _difference(relation: Relation) -> Node | None:
-    """Left side minus right side; None for chains and for what the grammar does not know."""
-    try:
-        left, right = (parse_expression(side) for side in relation.sides)
-    except (Unsupported, ValueError):
-        return None
-    return Node("add", (left, Node("neg", (right,))))
 
 
 _VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?")
@@ -112,7 +106,7 @@ def as_intervals(answer: Answer) -> Answer | None:
     if isinstance(answer, Scalar):
         words = read(answer.text).words
         if words in WORDS["phrases"]["everything"]:
-            return _interval("(", _LOW, _HIGH, ")")
+            return parse_answer(f"({_LOW}, {_HIGH})")
         return Sequence("", (), "{", "}") if words in WORDS["phrases"]["nothing"] else None
     if isinstance(answer, Relation):
         return _solved(answer)
@@ -137,9 +131,8 @@ def _solved(relation: Relation) -> Answer | None:
     if {*operators} <= {">", "\\ge"} or (operators == ("\\ne",) and _is_name(sides[1])):
         sides, operators = sides[::-1], tuple(_FLIPPED[operator] for operator in operators[::-1])
     if operators == ("\\ne",):
-        point = sides[1]
-        holes = (_interval("(", _LOW, point, ")"), _interval("(", point, _HIGH, ")"))
-        return Union("", holes) if _is_name(sides[0]) and _is_constant(point) else None
+        holes = parse_answer(f"({_LOW}, {sides[1]}) \\cup ({sides[1]}, {_HIGH})")
+        return holes if _is_name(sides[0]) and _is_constant(sides[1]) else None
     if len(sides) == 2 and _is_name(sides[0]):
         sides, operators = (_LOW, *sides), ("<", *operators)
     elif len(sides) == 2:
@@ -148,11 +141,8 @@ def _solved(relation: Relation) -> Answer | None:
         return None
     if not (_is_constant(sides[0]) and _is_constant(sides[2])):
         return None
-    return _interval("[" if operators[0] == "\\le" else "(", sides[0], sides[2], "]" if operators[1] == "\\le" else ")")
-
-
-def _interval(opening: str, low: str, high: str, closing: str) -> Sequence:
-    return Sequence("", (Scalar(low), Scalar(high)), opening, closing)
+    opening, closing = ("[" if operators[0] == "\\le" else "("), ("]" if operators[1] == "\\le" else ")")
+    return parse_answer(f"{opening}{sides[0]}, {sides[2]}{closing}")
 
 
 def _is_name(side: str) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,9 +102,11 @@ OWN: dict[str, Callable[..., Reward]] = {
     "environment": EnvironmentReward,
     "length_penalty": LengthPenalty,
 }
-
-
 _LONGEST_PROBLEM = 200
+
+
+class NoNumber(ValueError):
+    """A component returned no finite number; the message says what."""
 
 
 class RewardFailed(Exception):
@@ -111,18 +114,16 @@ class RewardFailed(Exception):
 
 
 def reward_number(value: object) -> float:
-    """The finite number that a component of any kind returned; True is 1 and False 0. Raises ValueError otherwise.
+    """The finite number that a component of any kind returned; True is 1 and False 0. Raises NoNumber otherwise.
 
     Text is no number, also where it could be read as one.
     """
-    try:
-        if isinstance(value, str | bytes | bytearray):
-            raise TypeError
-        number = float(value)  # type: ignore[arg-type]  # tensors of one element have __float__
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{value!r:.80}, which is not a finite number") from None
+    number = math.nan
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, str | bytes | bytearray):
+            number = float(value)  # type: ignore[arg-type]  # tensors of one element have __float__
     if not math.isfinite(number):
-        raise ValueError(f"{number}, which is not a finite number")
+        raise NoNumber(f"{value!r:.80}, which is not a finite number")
     return number
 
 
@@ -159,9 +160,12 @@ class Scorer:
         problems: list[str] = []
         for label, _, component in parts:
             try:
-                values[label] = _value(label, component, sample)
-            except RewardFailed as error:
-                problems.append(str(error)[:_LONGEST_PROBLEM])
+                values[label] = reward_number(component(sample))
+            except MemoryError:
+                raise
+            except Exception as error:  # third-party code may raise anything
+                reason = f" returned {error}" if isinstance(error, NoNumber) else f": {type(error).__name__}: {error}"
+                problems.append(f"reward {label}{reason}"[:_LONGEST_PROBLEM])
         if problems:
             raise RewardFailed("; ".join(problems))
         return {"components": values, "score": sum(weight * values[label] for label, weight, _ in parts)}
@@ -183,19 +187,6 @@ def _build(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Rewar
     if not callable(component):
         raise ConfigError(f"verifier.rewards: {name!r} is not callable; define __call__(sample) -> float")
     return component
-
-
-def _value(label: str, component: Reward, sample: RewardInput) -> float:
-    try:
-        value = component(sample)
-    except MemoryError:
-        raise
-    except Exception as error:  # third-party code may raise anything
-        raise RewardFailed(f"reward {label}: {type(error).__name__}: {error}") from error
-    try:
-        return reward_number(value)
-    except ValueError as error:
-        raise RewardFailed(f"reward {label} returned {error}") from None
 
 
 URLS = "GXPO_REWARD_URLS"

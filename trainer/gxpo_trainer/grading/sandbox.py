@@ -239,11 +239,10 @@ def seccomp_filter(machine: str) -> bytes:
     load, equal, at_least, any_bit, answer = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, deny, absent, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
     column, architecture, clone = _ARCHITECTURES[machine]
-    denied = [int(entry.split()[1 + column]) for entry in _DENIED.split(",")]
     lines = [(load, 0, 0, 4), (equal, 1, 0, architecture), (answer, 0, 0, kill), (load, 0, 0, 0)]
     lines += [(at_least, 0, 1, 0x40000000), (answer, 0, 0, kill)]  # x32
-    for number in denied:
-        lines += [(equal, 0, 1, number), (answer, 0, 0, deny)]
+    for entry in _DENIED.split(","):
+        lines += [(equal, 0, 1, int(entry.split()[1 + column])), (answer, 0, 0, deny)]
     # The flags of clone3 lie in memory; without it the C library calls clone.
     lines += [(equal, 0, 1, 435), (answer, 0, 0, absent)]
     lines += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 0, 1, _NEW_NAMESPACES), (answer, 0, 0, deny)]
@@ -313,8 +312,7 @@ async def received(request: Request, most: int) -> bytes | None:
         length += len(part)
         if length > _MAX_DISCARDED:
             break
-        if length <= most:
-            content += part
+        content += part if length <= most else b""
     return bytes(content) if length <= most else None
 
 
@@ -326,26 +324,22 @@ def serve(sandbox: Sandbox, host: str, port: int, concurrency: int) -> None:
     """
     threads = ThreadPoolExecutor(concurrency)
 
-    async def answer(request: Request) -> tuple[int, Mapping[str, Any]]:
-        if request.method != "POST":
-            return 200, {"ready": True}
-        try:
-            content = await received(request, MAX_BODY_BYTES)
-            # Another type could be sent by any page in a browser on this machine.
-            if not content or request.headers.get("Content-Type", "").partition(";")[0] != "application/json":
-                raise ValueError(f"must be JSON of 1 to {MAX_BODY_BYTES} bytes, with its type")
-            body = json.loads(content)
-            return 200, await asyncio.get_running_loop().run_in_executor(threads, sandbox.grade, body)
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            return 400, {"error": f"the request {error}"}
-        except SandboxUnavailable as error:
-            return 503, {"error": str(error)}
-
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        status, body = await answer(Request(scope, receive))
-        if status != 200:
-            print(status, body["error"], file=sys.stderr, flush=True)
-        await JSONResponse(body, status)(scope, receive, send)
+        request, status = Request(scope, receive), 200
+        answer: dict[str, Any] = {"ready": True}
+        try:
+            if request.method == "POST":
+                content = await received(request, MAX_BODY_BYTES)
+                # Another type could be sent by any page in a browser on this machine.
+                if not content or request.headers.get("Content-Type", "").partition(";")[0] != "application/json":
+                    raise ValueError(f"must be JSON of 1 to {MAX_BODY_BYTES} bytes, with its type")
+                loop = asyncio.get_running_loop()
+                answer = await loop.run_in_executor(threads, sandbox.grade, json.loads(content))
+        except (ValueError, TypeError, AttributeError, RecursionError, SandboxUnavailable) as error:
+            status = 503 if isinstance(error, SandboxUnavailable) else 400
+            answer = {"error": str(error) if status == 503 else f"the request {error}"}
+            print(status, answer["error"], file=sys.stderr, flush=True)
+        await JSONResponse(answer, status)(scope, receive, send)
 
     with socket.create_server((host, port), backlog=128) as listener:
         print(f"sandbox: ready on http://{host}:{listener.getsockname()[1]}/", flush=True)

@@ -54,16 +54,17 @@ def scalars_equal(gold: str, answer: str) -> bool | None:
         return True
     gold, answer = (_TO.sub(":", side) for side in (gold, answer))
     for test in (_based_numbers, _clock_times):
-        verdict = test(gold, answer)
-        if verdict is not None:
+        if (verdict := test(gold, answer)) is not None:
             return verdict
     a, b = read(gold), read(answer)
-    if a.words is not None and b.words is not None:
-        verdict = _words_equal(a.words, b.words)
-        if verdict is not None:
-            return verdict
+    if a.words is not None and b.words is not None and (verdict := _words_equal(a.words, b.words)) is not None:
+        return verdict
     if a.node is not None and b.node is not None:
-        return _values_equal(a, b) or ((a.unit is None) != (b.unit is None) and _products_equal(gold, answer))
+        if (verdict := _values_equal(a, b)) or (a.unit is None) == (b.unit is None):
+            return verdict
+        # A letter that looks like a unit may be a factor: 5 m and 2m + 3m.
+        whole, other = _parsed(gold), _parsed(answer)
+        return whole is not None and other is not None and expressions_equal(whole, other)
     if (a.node or a.words) and (b.node or b.words):
         return False
     return engine_equal(split_unit(gold)[0], split_unit(answer)[0])
@@ -81,7 +82,11 @@ def read(text: str) -> Reading:
     words = _as_words(text)
     value, behind = split_unit(_ORDINAL.sub(r"\1", text) if "^" in text or text[-1:].isalpha() else text)
     unit = parse_unit(behind) if behind else None
-    value, mark = _marked(value)
+    mark = "%" if value.endswith("%") else ""
+    value = value.removesuffix("%")
+    # In `\sin 30^\circ` the degrees stay.
+    if not mark and "\\circ" in value and not _TRIGONOMETRIC.search(value):
+        value, mark = re.sub(r"\^\\circ(?:\s*[CFK](?![A-Za-z]))?", "", value), "°"
     if words is not None and (spelled := number_from_words(_unwrapped(text))) is not None:
         return Reading(number(spelled), words=words)
     node = _parsed(value)
@@ -99,15 +104,6 @@ def _parsed(text: str) -> Node | None:
         return None
 
 
-def _marked(value: str) -> tuple[str, str]:
-    r"""The value without its percent or degree sign, and the sign; in `\sin 30^\circ` the degrees stay."""
-    if value.endswith("%"):
-        return value[:-1], "%"
-    if "\\circ" not in value or _TRIGONOMETRIC.search(value):
-        return value, ""
-    return re.sub(r"\^\\circ(?:\s*[CFK](?![A-Za-z]))?", "", value), "°"
-
-
 def _values_equal(gold: Reading, answer: Reading) -> bool:
     # 45° against a unit such as radians is a quantity too.
     degrees = parse_unit("deg")
@@ -116,20 +112,13 @@ def _values_equal(gold: Reading, answer: Reading) -> bool:
         for side, other in ((gold, answer), (answer, gold))
     )
     a, b = gold.node, answer.node
-    assert a is not None
-    assert b is not None
+    assert a is not None and b is not None  # noqa: PT018
     if gold.unit is not None and answer.unit is not None:
         sizes = [Node("mul", (a, number(gold.unit.size))), Node("mul", (b, number(answer.unit.size)))]
         return gold.unit.dimension == answer.unit.dimension and expressions_equal(*sizes)
     return expressions_equal(a, b) or (
         gold.mark != answer.mark and expressions_equal(_marked_value(a, gold.mark), _marked_value(b, answer.mark))
     )
-
-
-def _products_equal(gold: str, answer: str) -> bool:
-    """Equality where a letter that looks like a unit is a factor: 5 m and 2m + 3m."""
-    a, b = _parsed(gold), _parsed(answer)
-    return a is not None and b is not None and expressions_equal(a, b)
 
 
 def _marked_value(node: Node, mark: str) -> Node:

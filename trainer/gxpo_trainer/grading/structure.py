@@ -128,7 +128,10 @@ def parse_answer(s: str, nesting: int = 0) -> Answer:
     wrapped = _wrapped(s)
     several = wrapped is not None and len(split_top(wrapped[1], "[,;]")[0]) > 1
     if not several and ("\\pm" in s or "\\mp" in s):
-        return _plus_minus(s, nesting)
+        # The answers a + b and a - b: all signs of one answer go together.
+        commands = re.compile(r"\\(pm|mp)(?![A-Za-z])")
+        both = [commands.sub(lambda match: signs[match[1] == "mp"], s) for signs in ("+-", "-+")]  # noqa: B023
+        return Sequence(s, tuple(parse_answer(side, nesting + 1) for side in both))
     return _bracketed(s, nesting)
 
 
@@ -145,13 +148,6 @@ def split_condition(s: str) -> tuple[str, str]:
             start = s.index(part, sum(map(len, parts[:at])))
             return s[:start].rstrip(" ,;"), s[start:]
     return s, ""
-
-
-def _plus_minus(s: str, nesting: int) -> Answer:
-    r"""`a \pm b` is the two answers a + b and a - b (all signs of one answer go together)."""
-    signs = {"\\pm": "+-", "\\mp": "-+"}
-    both = [re.sub(r"\\(?:pm|mp)(?![A-Za-z])", lambda match: signs[match.group()][at], s) for at in (0, 1)]  # noqa: B023
-    return Sequence(s, tuple(parse_answer(side, nesting + 1) for side in both))
 
 
 def _bracketed(s: str, nesting: int) -> Answer:

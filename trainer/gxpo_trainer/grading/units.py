@@ -20,11 +20,10 @@ WORDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("words.toml").rea
 """The tables `units`, `prefixes`, `numbers` and `phrases`."""
 
 
-def phrases(name: str) -> str:
-    """A regex alternation of one list of phrases, longest first."""
-    return "|".join(re.escape(phrase) for phrase in sorted(WORDS["phrases"][name], key=len, reverse=True))
-
-
+PHRASES: dict[str, str] = {
+    name: "|".join(map(re.escape, sorted(phrases, key=len, reverse=True))) for name, phrases in WORDS["phrases"].items()
+}
+"""A regex alternation of each list of phrases, longest first."""
 _NUMBERS: dict[str, int] = {
     **{word: i for i, word in enumerate(WORDS["numbers"]["small"].split())},
     **{word: 20 + 10 * i for i, word in enumerate(WORDS["numbers"]["tens"].split())},

@@ -20,7 +20,7 @@ from gxpo_trainer.grading.latex import MAX_NESTING, TooLarge, clean, same_tokens
 from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.grading.relations import is_assignment, value_of
 from gxpo_trainer.grading.scalar import choice_letters, read
-from gxpo_trainer.grading.structure import Answer, Relation, Scalar, Sequence, parse_answer, split_condition
+from gxpo_trainer.grading.structure import Answer, Scalar, Sequence, parse_answer, split_condition
 from gxpo_trainer.grading.units import Unit, parse_unit, split_unit
 from gxpo_trainer.types import EVASION, Verdict
 
@@ -41,7 +41,7 @@ def within(gold: Answer, answer: Answer, tolerance: float, unit: Unit | None) ->
 
 def _values(answer: Answer, unit: Unit | None) -> list[Fraction] | None:
     """The numbers of a scalar or of a list, in multiples of `unit`; None when a part is no real constant."""
-    if isinstance(answer, Relation) and is_assignment(answer):
+    if is_assignment(answer):
         return _values(Scalar(value_of(answer) or ""), unit)
     if isinstance(answer, Sequence):
         parts = [_values(item, unit) for item in answer.items]
@@ -78,10 +78,8 @@ def gold_answer(gold: str) -> str:
     return (worked and extract_answer(gold)) or gold
 
 
-@functools.lru_cache(maxsize=4096)
-def _cleaned_gold(gold: str) -> str:
-    """Cached, because a gold is used for every sample of its group."""
-    return clean(gold_answer(gold))
+_cleaned_gold = functools.lru_cache(maxsize=4096)(lambda gold: clean(gold_answer(gold)))
+"""Cached, because a gold is used for every sample of its group."""
 
 
 def parse_gold(gold: str) -> str:
@@ -127,8 +125,8 @@ def verify(gold: str, response: str, options: VerifyOptions | None = None) -> Ve
     if rules.several and verdict.status != "correct":
         # Several answers may stand in boxes of their own, with sentences between them.
         together = every_box(response)
-        if together is not None and _judged(gold, together, rules).status == "correct":
-            return Verdict("correct", together, 0.0)
+        if together is not None and (verdict_on_all := _judged(gold, together, rules)).status == "correct":
+            return verdict_on_all
     return verdict
 
 
@@ -136,20 +134,20 @@ def _judged(gold: str, answer: str, rules: VerifyOptions) -> Verdict:
     """The verdict on one final answer."""
     if len(answer) > MAX_ANSWER_CHARS:
         return Verdict("unparsed", answer[:MAX_ANSWER_CHARS], 0.0, f"final answer of {len(answer)} characters")
-    if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
-        plainly_equal = answer == gold
-        if plainly_equal or not rules.tolerance:
-            return Verdict("correct" if plainly_equal else "wrong", answer, 0.0)
+    if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold) and (answer == gold or not rules.tolerance):
+        return Verdict("correct" if answer == gold else "wrong", answer, 0.0)
     if nesting(answer) > MAX_NESTING:
         return Verdict("unparsed", answer, 0.0, f"brackets nested more than {MAX_NESTING} deep")
     text = clean(answer)
     if not text:
         return Verdict("unparsed", answer, 0.0, "nothing is left of the final answer")
-    gold_text = _in_unit(_cleaned_gold(gold), rules)
+    gold_text = _cleaned_gold(gold)
+    unit = parse_unit(rules.unit) if rules.unit else None
+    if unit is not None and not rules.several and not split_unit(gold_text)[1]:
+        gold_text = f"{gold_text} \\text{{{rules.unit}}}"
     try:
         equal = texts_equal(gold_text, text, several=rules.several)
         if equal is not True and rules.tolerance:
-            unit = parse_unit(rules.unit) if rules.unit else None
             equal = within(_gold_structure(gold_text), parse_answer(text), rules.tolerance, unit) or equal
     except TooLarge:
         return Verdict("wrong", answer, 0.0, TOO_LARGE)
@@ -158,13 +156,6 @@ def _judged(gold: str, answer: str, rules: VerifyOptions) -> Verdict:
     if equal is None:
         return Verdict("unparsed", answer, 0.0, "not a mathematical expression")
     return Verdict("correct" if equal else "wrong", answer, 0.0)
-
-
-def _in_unit(gold: str, rules: VerifyOptions) -> str:
-    """The gold with the unit that the problem states, unless it states one itself or is a list."""
-    if rules.unit is None or rules.several or parse_unit(rules.unit) is None or split_unit(gold)[1]:
-        return gold
-    return f"{gold} \\text{{{rules.unit}}}"
 
 
 def texts_equal(gold: str, answer: str, several: bool = False) -> bool | None:

@@ -17,10 +17,9 @@ import os
 import socket
 import sys
 import time
-from typing import Any
 
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.grading.engine import warm_up
+from gxpo_trainer.grading.engine import engine_equal
 from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.grading.pool import die_with_parent, limit_process
 from gxpo_trainer.grading.rewards import Scorer
@@ -37,12 +36,10 @@ def serve(memory_mb: int, parent: int, scorer: Scorer | None = None) -> int:
     die_with_parent(parent)
     limit_process(memory_mb)
     channel = socket.socket(fileno=os.dup(0))
-
-    def send(**message: Any) -> None:
-        channel.sendall(json.dumps(message).encode() + b"\n")
-
-    warm_up()
-    send(cpu=time.process_time())
+    replies = channel.makefile("w")
+    # Imports math-verify and builds its parser's tables (about 1.5 s), which no answer should be charged for.
+    engine_equal("x+1", "1+x")
+    print(json.dumps({"cpu": time.process_time()}), file=replies, flush=True)
     for line in channel.makefile("rb"):
         gold, response, *rest = json.loads(line)
         extras = rest[0] if rest else {}
@@ -54,18 +51,15 @@ def serve(memory_mb: int, parent: int, scorer: Scorer | None = None) -> int:
                 verdict = verify(gold, response, VerifyOptions.from_dict(extras.get("options", {})))
             fields = {"status": verdict.status, "extracted": verdict.extracted, "detail": verdict.detail}
             if scorer is not None and "context" in extras:
-                send(scoring=True)
+                print(json.dumps({"scoring": True}), file=replies, flush=True)
                 fields |= scorer.score(gold, response, verdict, extras["context"])
-        except MemoryError:
-            fields = {"status": "error", "extracted": None, "detail": OUT_OF_MEMORY}
         except Exception as error:
             # The grader's own failure says nothing about the answer: it is reported, never scored.
-            fields = {
-                "status": "error",
-                "extracted": None,
-                "detail": f"{type(error).__name__}: {str(error)[:_LONGEST_DETAIL]}",
-            }
-        send(**fields, seconds=time.perf_counter() - start, cpu=time.process_time())
+            detail = f"{type(error).__name__}: {str(error)[:_LONGEST_DETAIL]}"
+            detail = OUT_OF_MEMORY if isinstance(error, MemoryError) else detail
+            fields = {"status": "error", "extracted": None, "detail": detail}
+        times = {"seconds": time.perf_counter() - start, "cpu": time.process_time()}
+        print(json.dumps(fields | times), file=replies, flush=True)
         if fields["detail"] == OUT_OF_MEMORY:
             return OUT_OF_MEMORY_EXIT
     return 0

@@ -316,8 +316,9 @@ class Conversations:
         observation = episode.conversation.add_reply(reply, room=left > 0)
         if observation is None:
             return
+        observation = self._encoder.cut(observation)
         if self._branches:
-            episode.messages.append({"role": "user", "content": self._encoder.cut(observation)})
+            episode.messages.append({"role": "user", "content": observation})
             text = chat_text(self._tokenizer, episode.messages, opened=True)
             row, tokens = place(text, episode.rows, self._tokenizer)
             left = min(left, self._max_length - row.length - len(tokens))

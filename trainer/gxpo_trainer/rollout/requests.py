@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.data.prompts import fill_template, json_extra
+from gxpo_trainer.data.prompts import json_extra
 from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.types import Group, Prompt
 
@@ -31,8 +31,8 @@ class EpisodeStart:
 
     @classmethod
     def of(cls, prompt: Prompt, template: str, seed: int, max_prompt_tokens: int | None = None) -> EpisodeStart:
-        """template: see `fill_template`."""
-        problem = Problem(prompt.id, fill_template(prompt, template), prompt.gold, json_extra(prompt))
+        """template: a text with {problem} (`resolve_template`)."""
+        problem = Problem(prompt.id, template.replace("{problem}", prompt.text), prompt.gold, json_extra(prompt))
         return cls(problem, seed, max_prompt_tokens)
 
 
