@@ -10,12 +10,12 @@ import argparse
 import hashlib
 import importlib
 import json
+import multiprocessing
 import os
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from mutation.mutants import ROOT, Mutant, all_mutants, sample
@@ -46,15 +46,24 @@ def main() -> int:
     for name in WARM:
         importlib.import_module(name)
     jobs = arguments.jobs
-    in_forks([lambda n=n: judge(Tree(RESULTS / f"tree{n}"), chosen[n::jobs]) for n in range(jobs)])
+    # In forks, which keep their imports out of the others.
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=judge, args=(RESULTS / f"tree{n}", chosen[n::jobs])) for n in range(jobs)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        return 1
     text = report(chosen, {key: outcome for key, _, outcome in recorded()}, heading)
     (RESULTS / "report.txt").write_text(text)
     print(text)
     return 0
 
 
-def judge(tree: Tree, share: Sample) -> None:
+def judge(folder: Path, share: Sample) -> None:
     """Test the mutants of one process and append the outcomes."""
+    tree = Tree(folder)
     killed = {source: outcome for _, source, outcome in recorded() if outcome != "survived"}
     for mutant, source in share:
         start = time.monotonic()
@@ -81,24 +90,6 @@ def report(chosen: Sample, outcomes: dict[str, str], heading: str) -> str:
     lines = [heading, f"{num} of {len(chosen)} killed ({100 * num / len(chosen):.1f}%)"]
     lines += [f"  {name}: {dict(sorted(counts.items()))}" for name, counts in packages.items()]
     return "\n".join([*lines, "", "survivors:", *survivors]) + "\n"
-
-
-def in_forks(functions: list[Callable[[], object]]) -> None:
-    """Run each in a process of its own, which keeps its imports out of the others."""
-    children = []
-    for function in functions:
-        if not (child := os.fork()):
-            code = 1
-            try:
-                function()
-                code = 0
-            except SystemExit as error:
-                print(error, flush=True)
-            finally:
-                os._exit(code)
-        children.append(child)
-    if any([os.waitpid(child, 0)[1] for child in children]):  # noqa: C419  wait for all of them
-        raise SystemExit(1)
 
 
 def recorded() -> list[tuple[str, str, str]]:

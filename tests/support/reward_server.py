@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -9,6 +10,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+from gxpo_trainer.config import HttpRewardConfig
+from gxpo_trainer.grading.http_rewards import HttpAnswer, HttpReward
 
 PATIENCE_S = 60.0
 
@@ -102,3 +106,19 @@ def _some(connection: socket.socket) -> bytes:
     if not data:
         raise ConnectionResetError
     return data
+
+
+def ask(url: str, *bodies: Any, token: str | None = None, together: bool = True, **settings: Any) -> list[HttpAnswer]:
+    """Answers to bodies that are posted at the same time, or one after another."""
+
+    async def scenario() -> list[HttpAnswer]:
+        config = HttpRewardConfig.model_validate({"label": "judge", "url": url, "deadline_s": PATIENCE_S, **settings})
+        component = HttpReward(config, token)
+        try:
+            if together:
+                return await component.answers(bodies)
+            return [answer for body in bodies for answer in await component.answers([body])]
+        finally:
+            await component.close()
+
+    return asyncio.run(scenario())

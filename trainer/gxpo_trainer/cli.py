@@ -320,7 +320,7 @@ def register_grade(subparsers: Subparsers) -> None:
 
 
 def run_grade(args: argparse.Namespace) -> None:
-    from gxpo_trainer.grading.files import grade_file
+    from gxpo_trainer.data.grade import grade_file
 
     counts = grade_file(args.file, sys.stdout, workers=args.workers, deadline_s=args.deadline)
     print(", ".join(f"{number} {verdict}" for verdict, number in counts.items()), file=sys.stderr)

@@ -59,10 +59,6 @@ OFFSET = 0.3
 """Of old and reference log-probabilities, by their token, so that both sides agree on them without sharing code."""
 
 
-def is_sampled(sequence: ScoredSequence, token: int) -> bool:
-    return sequence.sampled is None or bool(sequence.sampled[token])
-
-
 def run_micro_batches(
     policy: PolicyModule, micros: list[MicroBatch], options: LossConfig = TOKEN_LEVEL
 ) -> tuple[float, Tensor, dict[str, Tensor]]:
@@ -81,54 +77,35 @@ def run_micro_batches(
     return total, gradient_vector(policy), sums
 
 
-def loop_over_tokens(
+def loop_over_sequences(
     policy: PolicyModule, batch: StepBatch, aggregation: Aggregation, options: LossConfig
 ) -> tuple[float, Tensor, dict[str, float]]:
-    """The loss token by token: each sequence alone, without packing, masks or vectors."""
+    """The loss of each sequence alone, without packing or masks, and statistics."""
     policy.zero_grad()
-    sequence_sums: list[Any] = []
-    counts: list[int] = []
-    gaps: list[float] = []
-    for sequence in batch.sequences:
-        if not sequence.in_loss:
-            continue
-        logprobs, _ = plain_logprobs(policy.model, sequence)
-        tokens = [t for t in range(len(sequence.response_ids)) if is_sampled(sequence, t)]
-        old = {t: logprobs[t].item() + OFFSET * np.sin(float(sequence.response_ids[t])) for t in tokens}
-        log_ratios = {t: logprobs[t] - old[t] for t in tokens}
-        log_weights = {t: old[t] - float(sequence.sampler_logprobs[t]) for t in tokens}
-        a = sequence.advantage
-        terms = []
-        for t in tokens:
-            if options.surrogate == "gspo":
-                ratio = torch.exp(sum(log_ratios.values()) / torch.tensor(len(tokens), dtype=torch.float64))
-            else:
-                ratio = torch.exp(log_ratios[t])
-            clipped = min(max(ratio.item(), 0.8), 1.2)
-            # min(ρA, clip(ρ)A): the gradient vanishes where the clipped one is smaller.
-            surrogate = ratio * a if ratio.item() * a <= clipped * a else torch.tensor(clipped * a).double()
-            if options.correction == "sequence_mask":
-                whole = np.exp(sum(log_weights.values()))
-                weight = whole if 1e-6 <= whole <= 1e6 else 0.0
-            else:
-                weight = min(np.exp(log_weights[t]), 1.5)
-            term = -weight * surrogate
-            if options.kl_beta:
-                reference = logprobs[t].item() + OFFSET * np.cos(float(sequence.response_ids[t]))
-                q = reference - logprobs[t]
-                term = term + options.kl_beta * (torch.exp(q) - q - 1)
-            terms.append(term)
-            gaps.append(abs(logprobs[t].item() - float(sequence.sampler_logprobs[t])))
-        sequence_sums.append(sum(terms))
-        counts.append(len(tokens))
-    if aggregation == "token_mean":
-        loss = sum(sequence_sums) / sum(counts)
-    elif aggregation == "sequence_mean":
-        loss = sum(s / n for s, n in zip(sequence_sums, counts, strict=True)) / len(counts)
-    else:
-        loss = sum(sequence_sums) / (len(counts) * TOKEN_LIMIT)
+    sums: list[Tensor] = []
+    gaps: list[Tensor] = []
+    for sequence in (batch.sequences[i] for i in batch.in_loss()):
+        kept = slice(None) if sequence.sampled is None else torch.from_numpy(sequence.sampled)
+        logprobs = plain_logprobs(policy.model, sequence)[0][kept]
+        ids, sampler = (torch.from_numpy(x)[kept].double() for x in (sequence.response_ids, sequence.sampler_logprobs))
+        old = logprobs.detach() + OFFSET * torch.sin(ids)
+        log_ratio, a = logprobs - old, sequence.advantage
+        ratio = torch.exp(log_ratio.mean().expand_as(ids) if options.surrogate == "gspo" else log_ratio)
+        weight = torch.exp(old - sampler).clamp(max=1.5)
+        if options.correction == "sequence_mask":
+            whole = torch.exp((old - sampler).sum())
+            weight = whole if 1e-6 <= whole <= 1e6 else torch.tensor(0.0)
+        terms = -weight * torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a)
+        if options.kl_beta:
+            q = logprobs.detach() + OFFSET * torch.cos(ids) - logprobs
+            terms = terms + options.kl_beta * (torch.exp(q) - q - 1)
+        sums.append(terms.mean() if aggregation == "sequence_mean" else terms.sum())
+        gaps.append((logprobs.detach() - sampler).abs())
+    gap = torch.cat(gaps)
+    scales = {"token_mean": len(gap), "sequence_mean": len(sums), "sequence_sum": len(sums) * TOKEN_LIMIT}
+    loss = torch.stack(sums).sum() / scales[aggregation]
     loss.backward()
-    expected = {"tokens": float(sum(counts)), "logprob_gap": sum(gaps), "logprob_gap_max": max(gaps)}
+    expected = {"tokens": float(len(gap)), "logprob_gap": float(gap.sum()), "logprob_gap_max": float(gap.max())}
     return loss.item(), gradient_vector(policy), expected
 
 
@@ -196,6 +173,12 @@ def test_mini_batches_are_whole_groups_with_their_own_denominators() -> None:
     for part in parts:
         assert part.scale == with_scale(part.sequences, TOKEN_LIMIT).scale
     assert mini_batches(batch, 1) == [batch]
+    # Eight prompts of one text: groups are divided by their number, and their samples stay together.
+    batch, _ = make_batch([scored_group("a", ["correct", "wrong"]) for _ in range(8)], LossConfig(), token_limit=9)
+    assert prompt_groups(batch) == [[i, i + 1] for i in range(0, 16, 2)]
+    assert [len(part.sequences) for part in mini_batches(batch, 8)] == [2] * 8
+    for share in shard(mini_batches(batch, 2)[1], 2):
+        assert prompt_groups(share) == [[0, 1], [2, 3]]
 
 
 def test_a_batch_without_a_sequence_in_the_loss_is_one_idle_pass_from_a_first_token_to_a_second() -> None:
@@ -219,16 +202,6 @@ def scored_group(name: str, statuses: list[VerdictStatus], truncated: tuple[int,
     )
     group = Group(Prompt(name, name, "1"), np.array([5, len(name)], dtype=np.int32), samples, weights_version=1)
     return ScoredGroup(group, tuple(Verdict(status, None, 0.0) for status in statuses))
-
-
-def test_neighbouring_groups_with_equal_prompts_stay_apart() -> None:
-    """Eight prompts of one text: groups are divided by their number, and their samples stay together."""
-    statuses: list[VerdictStatus] = ["correct", "wrong"]
-    batch, _ = make_batch([scored_group("a", statuses) for _ in range(8)], LossConfig(), token_limit=9)
-    assert prompt_groups(batch) == [[i, i + 1] for i in range(0, 16, 2)]
-    assert [len(part.sequences) for part in mini_batches(batch, 8)] == [2] * 8
-    for share in shard(mini_batches(batch, 2)[1], 2):
-        assert prompt_groups(share) == [[0, 1], [2, 3]]
 
 
 def test_make_batch_by_hand() -> None:
@@ -283,7 +256,7 @@ def assert_same(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), token_budget=st.sampled_from([1, 50, 100_000]), num_ranks=st.integers(1, 3))
-def test_gradient_equals_a_loop_over_the_sampled_tokens_with_all_others_as_context_alone(
+def test_gradient_equals_a_loop_over_the_sequences_with_other_than_sampled_tokens_as_context_alone(
     policy: PolicyModule,
     layout: Layout,
     aggregation: Aggregation,
@@ -300,25 +273,7 @@ def test_gradient_equals_a_loop_over_the_sampled_tokens_with_all_others_as_conte
         for part in shard(batch, num_ranks)
         for micro in pack(part, token_budget=token_budget, layout=layout, aggregation=aggregation, pad_id=0)
     ]
-    assert_same(run_micro_batches(policy, micros, options), loop_over_tokens(policy, batch, aggregation, options))
-
-
-def test_targets_of_a_conversation_by_hand() -> None:
-    """Prompt 1 2; turn 3 4; observation 5 6 7; turn 8 9."""
-    sampled = np.array([1, 1, 0, 0, 0, 1, 1], dtype=np.bool_)
-    ids = np.array([3, 4, 5, 6, 7, 8, 9], dtype=np.int32)
-    logprobs = np.array([-1, -2, 0, 0, 0, -3, -4], dtype=np.float32)
-    batch = with_scale([ScoredSequence(ids[:2], ids, 0.5, logprobs, sampled=sampled)], TOKEN_LIMIT)
-    assert batch.scale == LossScale(num_tokens=4, num_sequences=1, token_limit=TOKEN_LIMIT)
-    (micro,) = pack(batch, token_budget=99, layout="padded", aggregation="sequence_mean", pad_id=0)
-    assert micro.input_ids.tolist() == [[3, 4, *ids.tolist()]]
-    # Position 1 is the prompt's last, 2 the first of the response: 8 is predicted by the last observation token.
-    assert micro.target_index.tolist() == [1, 2, 6, 7]
-    assert micro.target_ids.tolist() == [3, 4, 8, 9]
-    assert micro.sampler_logprobs.tolist() == [-1, -2, -3, -4]
-    assert micro.token_weights.tolist() == [0.25] * 4
-    assert micro.advantages.tolist() == [0.5] * 4
-    assert micro.sequence_index.tolist() == [0] * 4
+    assert_same(run_micro_batches(policy, micros, options), loop_over_sequences(policy, batch, aggregation, options))
 
 
 def test_rows_of_a_response_share_its_advantage_and_count_as_one_by_hand() -> None:

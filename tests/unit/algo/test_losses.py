@@ -12,7 +12,7 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
-from gxpo_trainer.algo.losses import TokenOutputs, combine_statistics, finish_statistics, k3_divergence, policy_loss
+from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, k3_divergence, policy_loss
 from gxpo_trainer.algo.packing import MicroBatch
 from gxpo_trainer.algo.passk import majority_at_n, pass_at_k, proportion_interval
 from gxpo_trainer.config import DppoLossConfig, LossConfig, LossSettings
@@ -96,22 +96,6 @@ def test_entropy_and_gap_are_means_over_tokens_that_count() -> None:
     assert metrics["logprob_gap_max"] == pytest.approx(0.5)
 
 
-def test_statistics_of_parts_combine_to_those_of_the_whole() -> None:
-    advantages, weights = [1.0, -1.0, 1.0, -1.0], [0.1, 0.2, 0.3, 0.4]
-    ratios, sampler = [1.5, 1.1, 0.5, 0.5], [0.5, 0.1, -0.9, 0.0]
-    entropy = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-
-    def statistics(cut: slice) -> dict[str, Tensor]:
-        micro = micro_batch(advantages[cut], weights[cut], sampler[cut])
-        outputs = TokenOutputs(logs(*ratios[cut]), entropy[cut])
-        return policy_loss(outputs, micro, ZERO4[cut], logs(1, 1, 1, 1)[cut], LossConfig(kl_beta=0.1))[1]
-
-    parts = combine_statistics(combine_statistics(None, statistics(slice(0, 1))), statistics(slice(1, 4)))
-    whole = finish_statistics(statistics(slice(0, 4)))
-    assert finish_statistics(parts) == pytest.approx(whole, abs=1e-14)
-
-
-VOCABULARY, LENGTH = 3, 2
 LOW, HIGH = 0.6, 1.4
 UNCLIPPED = {"clip_low": 1.0, "clip_high": 1e9}
 
@@ -202,76 +186,38 @@ def test_a_mask_keeps_weights_at_its_bounds_and_may_leave_nothing(correction: st
     assert masked(0.1, 9.0) == ([0.0, 0.0], 0.0)
 
 
-class Toy:
-    """Two policies over all responses of two tokens from a vocabulary of three, given by tables of probabilities.
-
-    A table has a row for the first token and one for the second after each first token.
-    """
-
-    def __init__(self, seed: int) -> None:
-        draw = np.random.default_rng(seed)
-        self.logits = torch.tensor(draw.normal(size=(1 + VOCABULARY, VOCABULARY)), requires_grad=True)
-        self.target = torch.softmax(self.logits.detach(), dim=1).numpy()
-        moved = self.logits.detach() + torch.tensor(draw.normal(scale=0.6, size=self.logits.shape))
-        self.behaviour = torch.softmax(moved, dim=1).numpy()
-        self.responses = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
-        self.advantages = draw.normal(size=len(self.responses))
-
-    @staticmethod
-    def rows(response: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Row and column of the table for each token."""
-        first, second = response
-        return [(0, first), (1 + first, second)]
-
-    def expectation(self, weights: str, *, under: np.ndarray) -> np.ndarray:
-        """Σ_y under(y) Σ_t v_t(y) A(y) ∇log π(y_t), by the definition of v_t, with respect to the logits."""
-        total = np.zeros_like(self.target)
-        for response, advantage in zip(self.responses, self.advantages, strict=True):
-            rows = self.rows(response)
-            tokens = [self.target[row] / self.behaviour[row] for row in rows]
-            whole = math.prod(tokens)
-            probability = math.prod(under[row] for row in rows)
-            for (row, column), token in zip(rows, tokens, strict=True):
-                value = {
-                    "one": 1.0,
-                    "none": token,
-                    "token_truncate": min(token, HIGH),
-                    "token_mask": token if LOW <= token <= HIGH else 0.0,
-                    "sequence_mask": whole if LOW <= whole <= HIGH else 0.0,
-                }[weights]
-                gradient = -self.target[row]
-                gradient[column] += 1.0
-                total[row] += probability * value * advantage * gradient
-        return total
-
-    def measured(self, settings: LossConfig) -> np.ndarray:
-        """The same from `policy_loss`: every response once, weighted by its probability under the behaviour policy."""
-        rows = [row for response in self.responses for row in self.rows(response)]
-        behaviour = [self.behaviour[row] for row in rows]
-        probabilities = [math.prod(self.behaviour[row] for row in self.rows(r)) for r in self.responses]
-        micro = micro_batch(
-            np.repeat(self.advantages, LENGTH).tolist(),
-            np.repeat(probabilities, LENGTH).tolist(),
-            np.log(behaviour).tolist(),
-            np.repeat(np.arange(len(self.responses)), LENGTH).tolist(),
-        )
-        table = torch.log_softmax(self.logits, dim=1)
-        logprobs = torch.stack([table[row] for row in rows])
-        self.logits.grad = None
-        policy_loss(TokenOutputs(logprobs, None), micro, None, None, settings)[0].backward()
-        assert self.logits.grad is not None
-        return -self.logits.grad.numpy()
-
-
 @pytest.mark.parametrize("proximal", ["learner", "sampler"])
 @pytest.mark.parametrize("correction", ["none", "token_truncate", "token_mask", "sequence_mask"])
 def test_expectation_of_each_correction_equals_its_formula(proximal: str, correction: str) -> None:
-    toy = Toy(seed=3)
+    """Over all responses of two tokens from a vocabulary of three: Σ_y μ(y) A(y) Σ_t v_t ∇log π(y_t).
+
+    A table of log-probabilities has a row for the first token and one for the second after each first token.
+    """
+    draw = np.random.default_rng(3)
+    logits = torch.tensor(draw.normal(size=(4, 3)), requires_grad=True)
+    tables = (logits, logits.detach() + torch.tensor(draw.normal(scale=0.6, size=(4, 3))))
+    responses = itertools.product(range(3), repeat=2)
+    places = [place for first, second in responses for place in ((0, first), (1 + first, second))]
+    target, sampler = (torch.stack([torch.log_softmax(table, 1)[place] for place in places]) for table in tables)
+    advantages = torch.tensor(draw.normal(size=9)).repeat_interleave(2)
+    probability = sampler.reshape(9, 2).sum(1).exp().repeat_interleave(2)
+    token = (target - sampler).detach().exp()
+    whole = token.reshape(9, 2).prod(1).repeat_interleave(2)
+    weights = {
+        "none": token if proximal == "sampler" else torch.ones_like(token),
+        "token_truncate": token.clamp(max=HIGH),
+        "token_mask": token * ((token >= LOW) & (token <= HIGH)),
+        "sequence_mask": whole * ((whole >= LOW) & (whole <= HIGH)),
+    }
+    expectation = (probability * weights[correction] * advantages * target).sum()
     settings = LossConfig(
         **UNCLIPPED, proximal=proximal, correction=correction, importance_low=LOW, importance_high=HIGH
     )
-    weights = "one" if (proximal, correction) == ("learner", "none") else correction
-    assert toy.measured(settings) == pytest.approx(toy.expectation(weights, under=toy.behaviour), abs=1e-14)
+    sequences = np.repeat(np.arange(9), 2).tolist()
+    micro = micro_batch(advantages.tolist(), probability.tolist(), sampler.tolist(), sequences)
+    loss = policy_loss(TokenOutputs(target, None), micro, None, None, settings)[0]
+    (expected,), (measured,) = (torch.autograd.grad(value, logits, retain_graph=True) for value in (expectation, -loss))
+    assert measured.numpy() == pytest.approx(expected.numpy(), abs=1e-14)
 
 
 # pass@k, maj@n and their intervals.

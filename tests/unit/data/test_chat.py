@@ -94,12 +94,10 @@ def test_a_long_observation_is_cut_inside_its_message(template: str | None) -> N
         kept = decoded.removesuffix(ending)
         assert mine.decode(whole).startswith(kept)
         assert len(kept) > limit // 2
-
-
-def test_a_limit_below_the_role_tokens_is_refused() -> None:
-    ObservationEncoder(tokenizer(), max_tokens=4)
-    with pytest.raises(ConfigError, match=r"max_observation_tokens = 3 leaves no room .* role tokens are 3"):
-        ObservationEncoder(tokenizer(), max_tokens=3)
+    overhead = len(encoder.encode(""))
+    ObservationEncoder(mine, max_tokens=overhead + 1)
+    with pytest.raises(ConfigError, match=rf"_tokens = {overhead} leaves no room .* role tokens are {overhead}; raise"):
+        ObservationEncoder(mine, max_tokens=overhead)
 
 
 def test_a_system_message_of_an_environment_replaces_the_runs() -> None:

@@ -43,10 +43,7 @@ def load(source: Path | str, **settings: Any):
     return load_prompts(DataConfig(source=str(source), **settings), seed=0)
 
 
-# ---- sources --------------------------------------------------------------------------------------------------
-
-
-def test_a_jsonl_file_gives_its_problems_in_order(tmp_path: Path) -> None:
+def test_a_jsonl_or_csv_file_gives_its_problems_in_order(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", ROWS[0], "", *ROWS[1:])
     loaded = load(file)
     assert [(prompt.id, prompt.text, prompt.gold) for prompt in loaded.prompts] == [
@@ -57,14 +54,15 @@ def test_a_jsonl_file_gives_its_problems_in_order(tmp_path: Path) -> None:
     assert loaded.prompts[0].extra == {"level": "Level 1", "subject": "Sums"}
     assert loaded.sha256 == {"mine.jsonl": hashlib.sha256(file.read_bytes()).hexdigest()}
     assert loaded.num_left_out == {}
-
-
-def test_a_csv_file_gives_its_problems(tmp_path: Path) -> None:
-    """As spreadsheets save it: with a byte order mark, and quoted cells of several lines."""
+    # CSV as spreadsheets save it: with a byte order mark, and quoted cells of several lines.
     text = '\ufeffid,question,final,level\r\na,"1, and\r\n1?",2,3\r\n,2*3?,6,\r\n'
     (tmp_path / "mine.csv").write_bytes(text.encode())
     loaded = load(tmp_path / "mine.csv", prompt_field="question", answer_field="final")
     assert loaded.prompts == (Prompt("a", "1, and\r\n1?", "2", {"level": "3"}), Prompt("mine/2", "2*3?", "6", {}))
+    # Rows need no answer where the setting says so.
+    write(file, {"problem": "Write a haiku."}, {"problem": "And?", "answer": "unused"})
+    loaded = load_prompts(DataConfig(source=str(file), answer_field=None), 0, lambda gold: "cannot be parsed")
+    assert [(prompt.gold, prompt.extra) for prompt in loaded.prompts] == [("", {}), ("", {"answer": "unused"})]
 
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -75,12 +73,11 @@ EARLIER = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content":
 @pytest.mark.parametrize(
     ("before", "system_prompt", "rendered"),
     [
-        ([], None, ""),
-        (EARLIER, None, "<user>1+1?<assistant>2"),
+        ([], None, ""), (EARLIER, None, "<user>1+1?<assistant>2"),
         (EARLIER, "Add.", "<system>Add.<user>1+1?<assistant>2"),
-        ([SYSTEM, *EARLIER], "Add.", "<system>Be brief.<user>1+1?<assistant>2"),
+        ([SYSTEM, *EARLIER], "Add.", "<system>Bebrief.<user>1+1?<assistant>2"),
     ],
-)
+)  # fmt: skip
 def test_the_template_applies_to_the_last_message_of_a_row(
     suffix: str, before: list[dict[str, str]], system_prompt: str | None, rendered: str, tmp_path: Path
 ) -> None:
@@ -88,26 +85,23 @@ def test_the_template_applies_to_the_last_message_of_a_row(
     file = write(tmp_path / f"chat.{suffix}", row)
     (prompt,) = load(file, prompt_field="prompt", system_prompt=system_prompt).prompts
     assert (prompt.text, prompt.gold, prompt.extra) == ("2+2?", "4", {})
-    (ids,) = tokenize_prompts([prompt], tokenizer(chat=True), "Q: {problem}", max_prompt_tokens=99).token_ids
-    assert prompt_text(tokenizer(chat=True), ids).replace(" ", "") == f"{rendered}<user>Q:2+2?<assistant>".replace(
-        " ", ""
-    )
+    (ids,) = tokenize_prompts([prompt], tokenizer(chat=True), "Q:{problem}", max_prompt_tokens=99).token_ids
+    assert prompt_text(tokenizer(chat=True), ids).replace(" ", "") == f"{rendered}<user>Q:2+2?<assistant>"
 
 
-def test_a_chat_template_that_refuses_system_messages_is_reported_with_the_setting() -> None:
-    mine = tokenizer(chat=True)
+def test_templates_by_name_and_one_that_refuses_system_messages() -> None:
+    assert {resolve_template("auto", task) for task in EMBEDDED_TASKS} == {"{problem}"}
+    assert resolve_template("auto", "mine.jsonl") == resolve_template("boxed", "word_problems")
+    assert "\\boxed{}" in resolve_template("boxed", "x")
+    assert resolve_template("Q: {problem}", "x") == "Q: {problem}"
+    for section in ("data", "evaluation"):
+        with pytest.raises(ConfigError, match=rf'{section}.template = "bxed": must be one of auto, plain, boxed, or a'):
+            build({section: {"template": "bxed"}})
+    mine, prompt = tokenizer(chat=True), Prompt("a", "1?", "1", history=(SYSTEM,))
     mine.chat_template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    prompt = Prompt("a", "1?", "1", history=(SYSTEM,))
-    with pytest.raises(
-        DataError, match=r"problem a: .* refuses messages of system, user \(no system\); remove data.sys"
-    ):
+    refusal = r"problem a: .* refuses messages of system, user \(no system\); remove data.sys"
+    with pytest.raises(DataError, match=refusal):
         tokenize_prompts([prompt], mine, "{problem}", max_prompt_tokens=99)
-
-
-def test_rows_need_no_answer_where_the_setting_says_so(tmp_path: Path) -> None:
-    file = write(tmp_path / "mine.jsonl", {"problem": "Write a haiku."}, {"problem": "And?", "answer": "unused"})
-    loaded = load_prompts(DataConfig(source=str(file), answer_field=None), 0, lambda gold: "cannot be parsed")
-    assert [(prompt.gold, prompt.extra) for prompt in loaded.prompts] == [("", {}), ("", {"answer": "unused"})]
 
 
 @pytest.mark.parametrize(
@@ -144,17 +138,6 @@ def test_a_hub_name_downloads_only_the_files_of_the_split(tmp_path: Path, monkey
     assert not any("test" in pattern for pattern in settings["allow_patterns"])
 
 
-def test_the_embedded_task_is_generated_and_its_hash_depends_on_the_seed() -> None:
-    data = DataConfig(num_problems=20)
-    first, again, other = (load_prompts(data, seed) for seed in (0, 0, 1))
-    assert len(first.prompts) == 20
-    assert first == again
-    assert first.sha256["word_problems"] != other.sha256["word_problems"]
-
-
-# ---- refusals -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
@@ -182,7 +165,7 @@ def test_a_bad_row_is_rejected_with_file_and_line(bad: Any, words: str, tmp_path
     assert caught.value.exit_code == 2
 
 
-def test_golds_that_cannot_be_parsed_are_listed_with_their_lines(tmp_path: Path) -> None:
+def test_golds_that_cannot_be_parsed_and_bad_rows_of_parquet_are_listed_with_their_place(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", *({"problem": "?", "answer": word} for word in ("1", "??", "2", "!!")))
 
     def check(gold: str) -> str | None:
@@ -195,9 +178,6 @@ def test_golds_that_cannot_be_parsed_are_listed_with_their_lines(tmp_path: Path)
         f"{file}:4: the gold '!!' cannot be parsed: no number",
         "correct or remove these rows",
     ]
-
-
-def test_a_bad_parquet_row_is_rejected_with_its_number(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"t\.parquet, row 2: field 'problem' is empty"):
         load(write(tmp_path / "t.parquet", {"problem": "1?", "answer": "1"}, {"problem": "", "answer": "2"}))
 
@@ -244,9 +224,6 @@ def test_the_final_answer_of_a_worked_solution(answer: str, alone: str) -> None:
     assert final_answer(answer) == alone
 
 
-# ---- templates and tokens -------------------------------------------------------------------------------------
-
-
 def tokenizer(chat: bool) -> PreTrainedTokenizerFast:
     vocabulary = {character: index for index, character in enumerate(map(chr, range(10, 127)))}
     model = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
@@ -277,18 +254,6 @@ def test_a_chat_template_wraps_the_problem_and_opens_the_answer(
     assert "".join(chr(10 + token) for token in ids) == expected
 
 
-def test_templates_by_name() -> None:
-    assert {resolve_template("auto", task) for task in EMBEDDED_TASKS} == {"{problem}"}
-    assert resolve_template("auto", "mine.jsonl") == resolve_template("boxed", "word_problems")
-    assert "\\boxed{}" in resolve_template("boxed", "x")
-    assert resolve_template("Q: {problem}", "x") == "Q: {problem}"
-    for section in ("data", "evaluation"):
-        with pytest.raises(
-            ConfigError, match=rf'{section}.template = "bxed": must be one of auto, plain, boxed, or a t'
-        ):
-            build({section: {"template": "bxed"}})
-
-
 def test_prompts_that_are_too_long_are_skipped_and_counted() -> None:
     prompts = [Prompt(str(n), "x" * n, "1") for n in (1, 5, 3, 9)]
     tokenized = tokenize_prompts(prompts, tokenizer(chat=False), "{problem}", max_prompt_tokens=4)
@@ -297,9 +262,6 @@ def test_prompts_that_are_too_long_are_skipped_and_counted() -> None:
     assert tokenized.num_too_long == 2
     with pytest.raises(DataError, match=r"max_prompt_tokens = 2 excludes all prompts \(the shortest has 5 tokens\)"):
         tokenize_prompts(prompts[1:2], tokenizer(chat=False), "{problem}", max_prompt_tokens=2)
-
-
-# ---- several sources --------------------------------------------------------------------------------------------
 
 
 def two(tmp_path: Path, **second: Any) -> DataConfig:
@@ -361,9 +323,9 @@ def test_one_source_without_a_list_is_drawn_as_before_and_cursors_do_not_mix(tmp
     for cursor, other in ((single, mixed), (mixed, single)):
         with pytest.raises(CheckpointError, match="the checkpoint's data cursor has"):
             cursor.load_state_dict(other.state_dict())
-
-
-# ---- the cursor -----------------------------------------------------------------------------------------------
+    for cursor, here in ((PromptCursor(11, 0), "num_prompts = 10 .* 11"), (PromptCursor(10, 1), "seed = 0 and .* 1")):
+        with pytest.raises(CheckpointError, match=here):
+            cursor.load_state_dict(PromptCursor(10, 0).state_dict())
 
 
 @given(num=st.integers(1, 50), count=st.integers(1, 60), seed=st.integers(0, 9), shuffle=st.booleans())
@@ -374,26 +336,11 @@ def test_every_epoch_draws_every_prompt_once(num: int, count: int, seed: int, sh
         assert sorted(epoch) == list(range(num))
 
 
-@given(num=st.integers(1, 40), draws=st.lists(st.integers(1, 30), min_size=1, max_size=8), cut=st.integers(0, 7))
-def test_a_resumed_cursor_draws_what_the_uninterrupted_one_would(num: int, draws: list[int], cut: int) -> None:
-    whole, first, second = (PromptCursor(num, 3) for _ in range(3))
-    expected = [list(whole.next(count)) for count in draws]
-    drawn = [list(first.next(count)) for count in draws[:cut]]
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert drawn + [list(second.next(count)) for count in draws[cut:]] == expected
-
-
 def test_the_order_changes_with_the_epoch_and_the_seed() -> None:
     cursor = PromptCursor(100, 0)
     first, second = list(cursor.next(100)), list(cursor.next(100))
     assert first != second
     assert list(PromptCursor(100, 1).next(100)) != first
+    generated = [load_prompts(DataConfig(num_problems=20), seed).sha256 for seed in (0, 0, 1)]
+    assert generated[0] == generated[1] != generated[2]
     assert list(PromptCursor(4, 0, shuffle=False).next(6)) == [0, 1, 2, 3, 0, 1]
-
-
-def test_a_cursor_of_other_data_is_rejected() -> None:
-    state = PromptCursor(10, 0).state_dict()
-    with pytest.raises(CheckpointError, match="num_prompts = 10 and this run has 11"):
-        PromptCursor(11, 0).load_state_dict(state)
-    with pytest.raises(CheckpointError, match="seed = 0 and this run has 1"):
-        PromptCursor(10, 1).load_state_dict(state)

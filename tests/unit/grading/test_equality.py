@@ -99,18 +99,13 @@ def test_expressions_are_equal_as_functions(a: str, b: str, verdict: bool) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["10^{10^{10^{10}}}", "9^{9^9}", "10^{-10^{10}}", "100!!!", r"\sin(10^{30})", "1e99999"]
-)
+    "text",
+    ["10^{10^{10^{10}}}", "9^{9^9}", "10^{-10^{10}}", "100!!!", r"\sin(10^{30})", "1e99999", "x^{10^9}",
+     "10^{200}10^{200}x"],
+)  # fmt: skip
 def test_astronomical_values_are_refused_instead_of_computed(text: str) -> None:
     with pytest.raises(TooLarge):
-        expressions_equal(parse_expression(text), parse_expression("0"))
-
-
-def test_values_beyond_every_point_are_refused() -> None:
-    with pytest.raises(TooLarge):
-        equal("x^{10^9}", "0")
-    with pytest.raises(TooLarge):
-        equal("10^{200}10^{200}x", "1")
+        expressions_equal(parse_expression(text), parse_expression("1"))
 
 
 @pytest.mark.parametrize(
@@ -130,10 +125,6 @@ def test_equations_are_the_same_up_to_a_factor(a: str, b: str, sign: int) -> Non
 
 def same_answer(gold: str, answer: str) -> bool | None:
     return answers_equal(parse_answer(clean(gold)), parse_answer(clean(answer)))
-
-
-def numbers(upwards: bool, count: int) -> str:
-    return ", ".join(str(n) for n in (range(count) if upwards else range(count - 1, -1, -1)))
 
 
 @pytest.mark.parametrize(
@@ -198,18 +189,14 @@ def test_answers_are_equal_part_by_part(gold: str, same: list[str], different: l
     assert {answer: same_answer(gold, answer) for answer in expected} == expected
 
 
-def test_long_lists_are_compared_in_order_only() -> None:
-    assert same_answer(numbers(True, MAX_MATCHED), numbers(False, MAX_MATCHED)) is True
-    assert same_answer(numbers(True, MAX_MATCHED + 1), numbers(True, MAX_MATCHED + 1)) is True
-    assert same_answer("00, " + numbers(True, MAX_MATCHED), numbers(True, MAX_MATCHED) + ", 00") is False
-
-
-def test_a_long_set_with_repetitions_is_not_searched_through() -> None:
-    def solutions(count: int) -> str:
-        return ", ".join(f"({n}, 0)" for n in range(count))
-
-    assert same_answer(solutions(MAX_MATCHED - 1), solutions(MAX_MATCHED - 1) + ", (0, 0)") is True
-    assert same_answer(solutions(MAX_MATCHED), solutions(MAX_MATCHED) + ", (0, 0)") is False
+def test_long_lists_are_compared_in_order_only_and_long_sets_with_repetitions_not_searched_through() -> None:
+    upwards = ", ".join(map(str, range(MAX_MATCHED)))
+    assert same_answer(upwards, ", ".join(map(str, reversed(range(MAX_MATCHED))))) is True
+    assert same_answer(f"{upwards}, 99", f"{upwards}, 99") is True
+    assert same_answer(f"00, {upwards}", f"{upwards}, 00") is False
+    solutions = [f"({n}, 0)" for n in range(MAX_MATCHED)]
+    assert same_answer(", ".join(solutions[1:]), ", ".join([*solutions[1:], "(1, 0)"])) is True
+    assert same_answer(", ".join(solutions), ", ".join([*solutions, "(0, 0)"])) is False
 
 
 def test_an_undecided_part_leaves_the_whole_undecided_unless_another_differs() -> None:

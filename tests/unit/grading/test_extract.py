@@ -73,30 +73,24 @@ def test_the_final_answer_is_extracted(response: str, answer: str | None) -> Non
     assert text_of(response) == answer
 
 
-@pytest.mark.parametrize("answer", ["42", "x^2+2x+1", "1,000.5", "-\\frac{1}{2}", "28 percent", "Evelyn", "$[0,1)$"])
-def test_a_bare_answer_is_taken_whole(answer: str) -> None:
-    assert text_of(answer) == answer
+def test_a_bare_answer_is_taken_whole_with_plain_for_full_width_characters() -> None:
+    for answer in ("42", "x^2+2x+1", "1,000.5", "-\\frac{1}{2}", "28 percent", "Evelyn", "$[0,1)$"):
+        assert text_of(answer) == answer
+    assert text_of("答案：１２") == "12"
+    assert text_of("\\boxed{１\u00a0２}") == "1 2"
+    assert text_of("！＂～ｚ") == '!"~z'
+    assert text_of("\\boxed{｟１｠}") == "｟1｠", "these brackets have no plain form"
 
 
-def test_what_was_thought_before_the_closing_tag_is_not_the_answer() -> None:
+def test_only_the_tail_of_a_response_is_read_and_not_what_was_thought() -> None:
     assert text_of(r"<think>maybe \boxed{1}</think> It is \boxed{2}.") == "2"
     assert text_of(r"maybe \boxed{1}</think> It is 2.") == "2"
-
-
-def test_only_the_tail_of_a_long_response_is_read() -> None:
     assert text_of(r"\boxed{1}" + " blah" * extract.TAIL_CHARS + r" \boxed{2}") == "2"
+    for opening in ("Final answer is ", "The answer is "):
+        assert text_of(opening + "word " * 1_000) == ("word " * 800).strip()
     long_line = "word " * (extract.TAIL_CHARS // 2)
     answer = text_of(long_line)
     assert answer is None or len(answer) <= extract.MAX_ANSWER_CHARS
-
-
-def test_a_sentence_is_read_for_at_most_4000_characters() -> None:
-    for opening in ("Final answer is ", "The answer is "):
-        assert text_of(opening + "word " * 1_000) == ("word " * 800).strip()
-
-
-def test_braces_are_matched_and_escaped_ones_do_not_count() -> None:
-    assert extract.matching_braces(r"a{b\{{c}}}") == {5: 7, 1: 8}
 
 
 @pytest.mark.parametrize(
@@ -119,6 +113,7 @@ def test_boxes_are_found_with_their_places() -> None:
         (r"\boxed 4", "4"),
     ]
     assert extract.find_boxes("no such thing") == []
+    assert extract.matching_braces(r"a{b\{{c}}}") == {5: 7, 1: 8}
     nested = "".join(r"\boxed{" for _ in range(3)) + "6" + "}" * 3
     assert [box.content for box in extract.find_boxes(nested + r"\boxed{7}")] == [r"\boxed{\boxed{6}}", "7"]
 
@@ -130,13 +125,6 @@ def test_all_different_boxes_make_one_list() -> None:
     assert extract.every_box(r"\boxed{ 1 } is \boxed{1}") is None
     assert extract.every_box(r"\boxed{1}") is None
     assert extract.every_box("1") is None
-
-
-def test_full_width_characters_are_plain_ones() -> None:
-    assert text_of("答案：１２") == "12"
-    assert text_of("\\boxed{１\u00a0２}") == "1 2"
-    assert text_of("！＂～ｚ") == '!"~z'
-    assert text_of("\\boxed{｟１｠}") == "｟1｠", "these brackets have no plain form"
 
 
 # One spelling of LaTeX: each variation by its own function.

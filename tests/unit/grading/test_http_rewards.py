@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 import zlib
@@ -10,31 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.reward_server import PATIENCE_S, RewardServer, reply, wait_for_close
+from support.reward_server import PATIENCE_S, RewardServer, ask, reply, wait_for_close
 
-from gxpo_trainer.config import HttpRewardConfig
-from gxpo_trainer.grading.http_rewards import HttpAnswer, HttpReward
 from gxpo_trainer.types import HttpUsage
 
 Behaviour = Callable[[int, Any, socket.socket], None]
 SHORT_S = 0.5
 """A deadline that a test waits for; nothing is expected to be done by then."""
-
-
-def ask(url: str, *bodies: Any, token: str | None = None, together: bool = True, **settings: Any) -> list[HttpAnswer]:
-    """Answers to bodies that are posted at the same time, or one after another."""
-
-    async def scenario() -> list[HttpAnswer]:
-        config = HttpRewardConfig.model_validate({"label": "judge", "url": url, "deadline_s": PATIENCE_S, **settings})
-        component = HttpReward(config, token)
-        try:
-            if together:
-                return await component.answers(bodies)
-            return [answer for body in bodies for answer in await component.answers([body])]
-        finally:
-            await component.close()
-
-    return asyncio.run(scenario())
 
 
 def fine(_: int, body: Any, connection: socket.socket) -> None:
@@ -43,10 +24,6 @@ def fine(_: int, body: Any, connection: socket.socket) -> None:
 
 def says(body: bytes | str, status: str = "200 OK", *, length: int | None = None, more: str = "") -> Behaviour:
     return lambda number, received, connection: reply(connection, body, status, length=length, more=more)
-
-
-def sends(data: bytes) -> Behaviour:
-    return lambda number, received, connection: connection.sendall(data)
 
 
 def endless(_: int, body: Any, connection: socket.socket) -> None:
@@ -60,22 +37,20 @@ def in_turn(*behaviours: Behaviour) -> Behaviour:
     return lambda number, body, connection: behaviours[min(number, len(behaviours) - 1)](number, body, connection)
 
 
-def silent(_: int, body: Any, connection: socket.socket) -> None:
-    wait_for_close(connection)
-
-
-def test_the_servers_number_is_the_reward() -> None:
-    with RewardServer(fine) as server:
+def test_the_servers_number_is_the_reward_and_no_proxy_of_the_environment_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with RewardServer(fine) as server, RewardServer(fine) as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
         answers = ask(server.url, {"worth": 0.5}, {"worth": -2}, {"worth": 1e300}, token="t0k3n")
     assert [answer.value for answer in answers] == [0.5, -2.0, 1e300]
     assert [(answer.usage.calls, answer.usage.cache_hits, answer.detail) for answer in answers] == [(1, 0, "")] * 3
     assert all(answer.usage.seconds > 0 for answer in answers)
+    assert proxy.requests == []
     headers = server.headers.splitlines()
     assert headers[0] == "POST /score HTTP/1.1"
     assert {"Authorization: Bearer t0k3n", "Connection: close", "Accept-Encoding: identity"} <= {*headers}
-
-
-# ---- answers that are no reward ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,14 +85,11 @@ def test_a_redirect_is_an_error_that_names_its_target_and_is_not_followed() -> N
     assert f"was redirected to {other.url} (HTTP 307); redirects are not followed" in answer.detail
 
 
-# ---- failures that may pass --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
         (lambda number, body, connection: None, "failed with RemoteProtocolError: Server disconnected"),
-        (sends(b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 300_000), "failed with RemoteProtocolError"),
+        (says("", more=f"X-Long: {'x' * 300_000}\r\n"), "failed with RemoteProtocolError"),
         # A length that is too large, and no more bytes.
         (says('{"reward": 1}', length=1000), "received 13 bytes, expected 1000"),
         (says("", "503 Service Unavailable"), "was answered with HTTP 503"),
@@ -133,6 +105,13 @@ def test_a_failure_that_may_pass_is_retried_and_then_an_error_with_its_reason(
     assert reason in answer.detail
 
 
+def test_the_next_attempt_comes_no_earlier_than_retry_after() -> None:
+    with RewardServer(in_turn(says("", "429 Too Many Requests", more="Retry-After: 1\r\n"), fine)) as server:
+        (answer,) = ask(server.url, {"worth": 3})
+    assert answer.value == 3.0
+    assert server.times[1] - server.times[0] >= 0.99
+
+
 def test_a_server_that_is_not_there_is_an_error_and_one_that_never_accepts_a_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
@@ -143,15 +122,8 @@ def test_a_server_that_is_not_there_is_an_error_and_one_that_never_accepts_a_tim
     assert "failed with ConnectError" in answer.detail
 
 
-def test_the_next_attempt_comes_no_earlier_than_retry_after() -> None:
-    busy = says("", "429 Too Many Requests", more="Retry-After: 1\r\n")
-    with RewardServer(in_turn(busy, fine)) as server:
-        (answer,) = ask(server.url, {"worth": 3})
-    assert answer.value == 3.0
-    assert server.times[1] - server.times[0] >= 0.99
-
-
-# ---- the deadline ------------------------------------------------------------------------------------------------
+def silent(_: int, body: Any, connection: socket.socket) -> None:
+    wait_for_close(connection)
 
 
 def trickle(_: int, body: Any, connection: socket.socket) -> None:
@@ -173,9 +145,6 @@ def test_what_takes_longer_than_the_deadline_is_a_timeout(behaviour: Behaviour) 
         (answer,) = ask(server.url, {}, deadline_s=SHORT_S)
     assert (answer.value, answer.failure) == (None, "timeout")
     assert "no answer within deadline_s = 0.5" in answer.detail
-
-
-# ---- many at once ------------------------------------------------------------------------------------------------
 
 
 def test_no_more_requests_are_made_at_once_than_allowed() -> None:
@@ -204,9 +173,6 @@ def test_bytes_after_an_answer_are_never_taken_for_the_next_one() -> None:
     assert len(server.requests) == 2
 
 
-# ---- the cache ---------------------------------------------------------------------------------------------------
-
-
 def test_equal_bodies_share_one_call_while_it_is_under_way_and_later() -> None:
     with RewardServer(fine) as server:
         answers = ask(server.url, *[{"worth": 1, "text": "a"}, {"text": "a", "worth": 1}] * 5, {"worth": 2})
@@ -220,19 +186,14 @@ def test_equal_bodies_share_one_call_while_it_is_under_way_and_later() -> None:
         (5.0, 0, 1),
     ]
     assert later[1].usage.seconds == 0.0
-
-
-def test_failures_are_shared_but_not_cached() -> None:
+    # Failures are shared but not cached.
     with RewardServer(in_turn(says("", "500 Internal Server Error"), fine)) as server:
         answers = ask(server.url, {"worth": 1}, {"worth": 1}, {"worth": 1}, together=False)
     assert [(answer.value, answer.usage.calls) for answer in answers] == [(None, 1), (1.0, 1), (1.0, 0)]
     with RewardServer(says("", "500 Internal Server Error")) as server:
-        both = ask(server.url, {}, {})
-    assert [answer.failure for answer in both] == ["error", "error"]
+        assert [answer.failure for answer in ask(server.url, {}, {})] == ["error", "error"]
     assert len(server.requests) == 1
 
-
-# ---- groups ------------------------------------------------------------------------------------------------------
 
 GROUP = [{"problem": "2 + 2?", "gold": "4", "extra": {}, "answer": a, "response": a, "turns": []} for a in "453"]
 
@@ -261,12 +222,3 @@ def test_one_unusable_number_fails_the_whole_group(answer: str, reason: str) -> 
         answers = ask(server.url, *GROUP, per="group")
     assert [(answer.value, answer.failure) for answer in answers] == [(None, "error")] * 3
     assert all(reason in answer.detail for answer in answers)
-
-
-def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    with RewardServer(fine) as proxy, RewardServer(fine) as server:
-        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-            monkeypatch.setenv(name, proxy.url)
-        (answer,) = ask(server.url, {"worth": 1})
-        assert proxy.requests == []
-    assert answer.value == 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -20,13 +19,11 @@ from typing import Any
 
 import psutil
 import pytest
-from support.reward_server import PATIENCE_S
+from support.reward_server import PATIENCE_S, ask
 from support.service_processes import until
 
-from gxpo_trainer.config import HttpRewardConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading import sandbox as module
-from gxpo_trainer.grading.http_rewards import HttpAnswer, HttpReward
 from gxpo_trainer.grading.sandbox import TMP_BYTES, Sandbox, code_of, same
 
 MEMORY_MB = 256
@@ -86,6 +83,9 @@ def test_the_reward_is_the_share_of_tests_passed_with_the_first_reason(sandbox: 
     answer = graded(sandbox, "def add(a, b): raise KeyError(a)", *ADD)
     assert answer["reason"] == "test 1: exit code 1: KeyError: 2"
     assert 'File "response.py", line 1, in add' in answer["output"]
+    # Tests may be the JSON text of a column of a CSV file.
+    body = {"response": "def add(a, b): return a + b", "extra": {"tests": json.dumps(ADD)}}
+    assert sandbox.grade(body)["reward"] == 1.0
 
 
 def test_programs_read_their_input_and_print(sandbox: Sandbox) -> None:
@@ -150,23 +150,11 @@ def test_a_problem_without_usable_tests_is_refused(sandbox: Sandbox, tests: Any)
         sandbox.grade({"response": "x", "extra": {"tests": tests}})
 
 
-def test_tests_may_be_the_json_text_of_a_csv_column(sandbox: Sandbox) -> None:
-    body = {"response": "def add(a, b): return a + b", "extra": {"tests": json.dumps(ADD)}}
-    assert sandbox.grade(body)["reward"] == 1.0
-
-
 # ---- attacks on the machine --------------------------------------------------------------------------------------
 
 
 def processes_with(token: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if token in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    return [process for process in psutil.process_iter(["cmdline"]) if token in " ".join(process.info["cmdline"] or ())]
 
 
 def test_a_fork_bomb_ends_at_the_limit_of_processes(sandbox: Sandbox) -> None:
@@ -419,25 +407,15 @@ def served(*arguments: str) -> Iterator[str]:
         process.communicate()
 
 
-def rewards(url: str, *bodies: dict[str, Any]) -> list[HttpAnswer]:
-    async def scenario() -> list[HttpAnswer]:
-        component = HttpReward(HttpRewardConfig(url=url, deadline_s=PATIENCE_S, retries=0))
-        try:
-            return await component.answers(bodies)
-        finally:
-            await component.close()
-
-    return asyncio.run(scenario())
-
-
 def test_the_command_answers_the_requests_of_a_run() -> None:
     codes = ("def add(a, b): return a + b", "def add(a, b): return 5", "def add(a, b): return a")
     bodies = [{"response": code, "extra": {"tests": ADD}} for code in codes]
     with served("--concurrency", "1") as url:
-        answers = rewards(url, *bodies, {"response": "x", "extra": {}}, {"response": "x" * 5_000_000, "extra": {}})
+        bodies += [{"response": "x", "extra": {}}, {"response": "x" * 5_000_000, "extra": {}}]
+        answers = ask(url, *bodies, retries=0)
     assert url.startswith("http://127.0.0.1:")
     assert [answer.value for answer in answers] == [1.0, 0.5, 0.0, None, None]
-    assert {answer.detail for answer in answers[3:]} == {"reward http: was answered with HTTP 400"}
+    assert {answer.detail for answer in answers[3:]} == {"reward judge: was answered with HTTP 400"}
 
 
 def refusal(*command: str, **environment: str) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gxpo_trainer.data.grade import grade_file
 from gxpo_trainer.errors import DataError, VerifierFailed
-from gxpo_trainer.grading.files import grade_file
 from gxpo_trainer.grading.pool import VerifierPool
 from gxpo_trainer.types import Verdict
 
@@ -191,42 +191,42 @@ def test_workers_die_with_their_parent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "absent"), [("rollout.verification", {"torch", "vllm"}), ("grading.worker", {"torch", "vllm", "ray"})]
+    ("module", "call", "absent"),
+    [
+        ("rollout.verification", "engine_equal('x', 'y')", {"torch", "vllm"}),
+        ("grading.worker", "engine_equal('x', 'y')", {"torch", "vllm", "ray"}),
+        # Plain numbers need no sympy either.
+        ("grading.verify", "verify('5', '5')", {"torch", "vllm", "ray", "sympy"}),
+    ],
 )
-def test_the_actor_and_its_workers_import_no_engine(module: str, absent: set[str]) -> None:
+def test_the_actor_and_its_workers_import_no_engine(module: str, call: str, absent: set[str]) -> None:
     code = (
-        f"import sys, gxpo_trainer.{module}; from gxpo_trainer.grading.engine import engine_equal; engine_equal('x', 'y'); "
-        f"sys.exit(sorted({absent} & set(sys.modules)) or 0)"
+        f"import sys, gxpo_trainer.{module}; from gxpo_trainer.grading.engine import engine_equal; "
+        f"from gxpo_trainer.grading.verify import verify; {call}; sys.exit(sorted({absent} & set(sys.modules)) or 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(
-    ("lines", "complaint"),
-    [
-        (None, "cannot be read"),
-        ([], "is empty"),
-        (["{"], "line 2: not JSON"),
-        (["[1]"], "line 2: list instead of an object"),
-        (['{"gold": "5"}'], "line 2: 'prediction' is None"),
-        (['{"gold": 5, "prediction": "5"}'], "line 2: 'gold' is 5"),
-        (['{"gold": "5", "prediction": "5", "verify": {"units": 1}}'], "line 2: 'verify': has the unknown key 'units'"),
-    ],
-)  # fmt: skip
-def test_an_unusable_file_is_refused_before_grading(tmp_path: Path, lines: list[str] | None, complaint: str) -> None:
-    source = tmp_path / "in.jsonl"
-    if lines is not None:
-        source.write_text("\n".join(['{"gold": "5", "prediction": "5"}', *lines] if lines else []))
-    out = io.StringIO()
-    with pytest.raises(DataError, match=rf"in\.jsonl.* {complaint}|in\.jsonl: {complaint}"):
+def test_an_unusable_file_is_refused_before_grading(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", io.StringIO()
+    fine = {"gold": "5", "prediction": "5"}
+    complaints = {
+        "": "in.jsonl: is empty",
+        "{": ":1: is not valid JSON",
+        "[1]": ":1: is a list",
+        json.dumps(fine) + '\n{"gold": "5"}': ":2: 'prediction' is None",
+        '{"gold": 5, "prediction": "5"}': "'gold' is 5",
+        json.dumps(fine | {"verify": {"units": 1}}): ":1: 'verify': has the unknown key 'units'",
+    }
+    with pytest.raises(DataError, match=r"in\.jsonl: cannot be read"):
         grade_file(source, out, workers=1)
+    for text, complaint in complaints.items():
+        source.write_text(text)
+        with pytest.raises(DataError, match=complaint):
+            grade_file(source, out, workers=1)
     assert out.getvalue() == ""
-
-
-def test_grade_takes_the_rules_of_each_line(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
+    # Each line may have rules of its own.
     row = {"gold": "45", "prediction": r"\boxed{0.75\text{ h}}", "options": {"anything": "of another suite"}}
     source.write_text("".join(json.dumps(each) + "\n" for each in (row, {**row, "verify": {"unit": "min"}}, row)))
-    out = io.StringIO()
     grade_file(source, out, workers=1, deadline_s=60.0)
     assert [json.loads(line)["verdict"] for line in out.getvalue().splitlines()] == ["wrong", "correct", "wrong"]

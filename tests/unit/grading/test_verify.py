@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -21,27 +19,21 @@ from gxpo_trainer.types import EVASION, Verdict
 @pytest.mark.parametrize(
     ("gold", "response"),
     [
-        ("5", r"\boxed{5}"), ("1/3", r"\boxed{0.333333}"), ("1,000", "1000"), ("12:00", "12:00"),
-        ("x<3", r"(-\infty,3)"), (r"(-\infty,2)\cup(2,\infty)", r"x \neq 2"), ("1,-2", r"\boxed{-2} and \boxed{1}"),
-        (r"1 \pm \sqrt{19}", r"1+\sqrt{19}, 1-\sqrt{19}"), ("AB=4,CD=5", "4, 5"), (r"\text{Evelyn}", "evelyn"),
-        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\boxed{\begin{bmatrix}1 & 2\\ 3 & \frac{8}{2}\end{bmatrix}}"),
-        ("f(2) < f(1) < f(4)", "f(4) > f(1) > f(2)"), ("B", r"\boxed{\textbf{(B)}\ 5}"),
-        (r"\{x \mid x > 3\}", r"(3,\infty)"), ("3.5 million", "3500000"), ("3s^2", "3*s**2"), (r"\mbox{four}", "4"),
-        (r"\emptyset", "no solution"), (r"\frac{\sqrt{3}}{3} \approx 0.577", r"\frac{1}{\sqrt{3}}"),
-        (r"\sum_{k=1}^{n} k", r"\sum_{k=1}^{n} k"),
+        # What the parts of the grader hold together; what each of them reads is in its own test.
+        ("5", r"\boxed{5}"), ("1/3", r"\boxed{0.333333}"), ("1,000", "1000"), ("1,-2", r"\boxed{-2} and \boxed{1}"),
+        ("B", r"\boxed{\textbf{(B)}\ 5}"), (r"\{x \mid x > 3\}", r"(3,\infty)"), ("3.5 million", "3500000"),
+        ("3s^2", "3*s**2"), (r"\mbox{four}", "4"), (r"\frac{\sqrt{3}}{3} \approx 0.577", r"\frac{1}{\sqrt{3}}"),
+        (r"\sum_{k=1}^{n} k", r"\sum_{k=1}^{n} k"), ("f(2) < f(1) < f(4)", "f(4) > f(1) > f(2)"),
         (r"2.88 \times 10^{-19}", r"\boxed{2.88 \times 10^{-19} \text{ J}}"),
         (r"4.5 \times 10^{33}", r"\boxed{4.5 \times 10^{33}\ \mathrm{erg}\,\mathrm{s}^{-1}}"),
         # Choices, ordinals, e-notation, units.
         ("12", r"\boxed{12^{\text{th}}}"), ("10^{-3}", "1e-3"), ("24", r"\boxed{24\,\mathrm{km}\cdot\mathrm{h}^{-1}}"),
         ("0.64", r"\boxed{0.64N}"), ("2.5", r"\boxed{2.5\ \Omega}"), (r"1500\text{ m}", r"\boxed{1.5\text{ km}}"),
         (r"\$0.80", r"\boxed{80\text{ cents}}"), ("25\\%", "0.25"),
-        # Bases, sets, conditions, systems.
-        ("1011_2", r"\boxed{(1011)_2}"), ("1011_2", r"\boxed{1011_{\text{two}}}"),
-        (r"(-\infty,\infty)", r"\boxed{\text{all real numbers}}"), (r"\emptyset", r"\boxed{\{\}}"),
-        ("2^n-1", r"\boxed{2^n-1\text{ for all }n\ge1}"),
+        # Bases, sets, conditions, functions.
+        ("1011_2", r"\boxed{(1011)_2}"), (r"(-\infty,\infty)", r"\boxed{\text{all real numbers}}"),
+        ("2^n-1", r"\boxed{2^n-1\text{ for all }n\ge1}"), ("6x", r"\boxed{\frac{dy}{dx}=6x}"),
         (r"\frac{\pi}{4}+k\pi", r"\boxed{\frac{\pi}{4}+k\pi,\ k\in\mathbb{Z}}"),
-        # Vectors, functions, constants.
-        ("f(x)=2x", "g(x)=2x"), ("6x", r"\boxed{\frac{dy}{dx}=6x}"), ("512", r"\boxed{2^9=512}"),
         # Prose in several languages, corrections.
         ("220", "Réponse: Janeth aura encore 220 $ à payer d'ici 12 mois."), ("64", "したがって、答えは 64 です。"),
         ("42", "The answer is #### 42"), ("5", r"\boxed{4}, wait, no, it is \boxed{5}"), ("7", "The answer is seven."),
@@ -55,7 +47,7 @@ def test_equal_answers_are_correct(gold: str, response: str) -> None:
     ("gold", "response"),
     [
         ("5", r"\boxed{6}"), ("5", "5.001"), ("-2,1", "-2.1"), ("12", "1 2"), ("AB=4,CD=5", "5,4"), ("2x+z=1", "1"),
-        ("A", "(A), (B)"), ("A", "A or B"), ("1,2,2", "1,1,2"), ("3", "3xyz"),
+        ("A", "(A), (B)"), ("A", "A or B"), ("3", "3xyz"), ("5", r"\boxed{x^2=5}"), ("1", "2x + z = 1"),
         # One brace moved.
         ("2^{n}-1", "2^{n-1}"), (r"\frac1m t", r"\boxed{\frac{1}{mt}}"), ("e^{-2t}", r"\boxed{e^{-2}t}"),
         (r"1+\sqrt{3}i", r"\boxed{1+\sqrt{3i}}"),
@@ -63,9 +55,7 @@ def test_equal_answers_are_correct(gold: str, response: str) -> None:
         ("25\\%", "0.25\\%"), ("100\\%", "1\\%"), (r"5\text{ m}", r"\boxed{5\text{ cm}}"),
         (r"7\text{ days}", "She needs 7 weeks."), ("45^\\circ", r"\boxed{45\text{ radians}}"),
         # Shapes.
-        ("A", r"\boxed{(A), (C)}"),
-        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\boxed{\begin{vmatrix}1&2\\3&4\end{vmatrix}}"), ("1", "2x + z = 1"),
-        ("5", r"\boxed{x^2=5}"), (r"\text{Alice: }3, \text{Bob: }5", r"\boxed{\text{Alice: }5, \text{Bob: }3}"),
+        (r"\text{Alice: }3, \text{Bob: }5", r"\boxed{\text{Alice: }5, \text{Bob: }3}"),
         (r"C_{1} e^{t}+C_{2} e^{-t}", r"\boxed{C_{0} e^{t}+C_{2} e^{-t}}"),
         (r"\vec{a}\times\vec{b}", r"\boxed{\vec{b}\times\vec{a}}"),
         # Remarks, hedges, corrections.
@@ -75,12 +65,6 @@ def test_equal_answers_are_correct(gold: str, response: str) -> None:
 )  # fmt: skip
 def test_different_answers_are_wrong(gold: str, response: str) -> None:
     assert verify(gold, response).status == "wrong"
-
-
-def test_verdict_says_what_was_extracted_and_why_nothing_could_be_read() -> None:
-    assert verify("5", r"so \boxed{ 6 }").extracted == "6"
-    assert verify("5", "") == Verdict("unparsed", None, 0.0, "no final answer found")
-    assert verify("5", r"\boxed{\notacommand{}{}}").status == "unparsed"
 
 
 @pytest.mark.parametrize(
@@ -105,15 +89,6 @@ def test_a_gold_that_cannot_be_parsed_is_refused_with_the_fix(gold: str) -> None
         parse_gold(gold)
 
 
-def test_plain_numbers_need_neither_sympy_nor_torch() -> None:
-    code = (
-        "import sys; from gxpo_trainer.grading.verify import verify; "
-        "assert verify('5', r'so \\boxed{5}').status == 'correct'; "
-        "assert not {'sympy', 'torch', 'ray', 'vllm'} & set(sys.modules), 'heavy import'"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_answers_are_bounded_in_length_and_nesting() -> None:
     def boxed(answer: str) -> Verdict:
         return verify("5", rf"\boxed{{{answer}}}")
@@ -127,7 +102,12 @@ def test_answers_are_bounded_in_length_and_nesting() -> None:
     assert boxed("(" * (MAX_NESTING + 1) + "5" + ")" * (MAX_NESTING + 1)).detail == (
         f"brackets nested more than {MAX_NESTING} deep"
     )
+    depths = {"": 0, "()": 1, "()[]{}": 1, "([{}])()": 3, ")(": 0, ")((": 1}
+    assert {text: nesting(text) for text in depths} == depths
     assert boxed(".") == Verdict("unparsed", ".", 0.0, "nothing is left of the final answer")
+    assert boxed(" 6 ").extracted == "6"
+    assert boxed(r"\notacommand{}{}").status == "unparsed"
+    assert verify("5", "") == Verdict("unparsed", None, 0.0, "no final answer found")
     assert verify("5", r"\boxed{10^{10^{10}}}") == Verdict("wrong", "10^{10^{10}}", 0.0, TOO_LARGE)
     assert parse_gold("7" * MAX_ANSWER_CHARS) == "7" * MAX_ANSWER_CHARS
     assert parse_gold("1e99999") == "1e99999", "too large to compute, but math-verify reads it"
@@ -156,43 +136,30 @@ def test_an_answer_is_equal_in_one_of_its_readings(gold: str, same: list[str], d
     assert {answer: texts_equal(clean(gold), clean(answer)) for answer in expected} == expected
 
 
-@pytest.mark.parametrize(("text", "depth"), [("", 0), ("()", 1), ("()[]{}", 1), ("([{}])()", 3), (")(", 0), (")((", 1)])
-def test_nesting_is_the_deepest_bracket(text: str, depth: int) -> None:
-    assert nesting(text) == depth
-
-
-def close(gold: str, answer: str, tolerance: float, unit: str | None = None) -> bool:
-    known = parse_unit(unit) if unit else None
-    return within(parse_answer(clean(gold)), parse_answer(clean(answer)), tolerance, known)
-
-
 @pytest.mark.parametrize(
-    ("gold", "answer", "tolerance", "verdict"),
+    ("gold", "tolerance", "unit", "near", "far"),
     [
-        ("10", "10.1", 0.1, True), ("10", "9.9", 0.1, True), ("10", "10.11", 0.1, False),
-        ("10", "9.89", 0.1, False), ("10", "-10", 0.1, False), ("x = 10", "10.1", 0.1, True),
-        ("10", "x = 10.1", 0.1, True), (r"\sqrt{2}", "1.41", 0.01, True), (r"\sqrt{2}", "1.40", 0.01, False),
-        ("1.41", r"\sqrt{2}", 0.01, True), ("10, 20", "20.1, 10.1", 0.1, True),
-        ("10, 20", "10.1, 20.2", 0.1, False), ("10, 20", "10, 10", 0.1, False), ("10, 20", "10", 0.1, False),
-        ("10", "10, 20", 0.1, False), ("10", "10i", 0.1, False), ("10", "x", 0.1, False),
-        ("10", "1/0", 0.1, False), ("10, x", "10, x", 0.1, False), ("10", "a < 10", 0.1, False),
+        ("10", 0.1, None, ["10.1", "9.9", "x = 10.1"],
+         ["10.11", "9.89", "-10", "10, 20", "10i", "x", "1/0", "a < 10"]),
+        ("x = 10", 0.1, None, ["10.1"], []),
+        (r"\sqrt{2}", 0.01, None, ["1.41"], ["1.40"]),
+        ("1.41", 0.01, None, [r"\sqrt{2}"], []),
+        ("10, 20", 0.1, None, ["20.1, 10.1"], ["10.1, 20.2", "10, 10", "10"]),
+        ("10, x", 0.1, None, [], ["10, x"]),
+        # A tolerance counts in the unit of the gold; 5000 m are no speed, though 5000 m/s are 18,000 km/h.
+        ("5", 0.1, "km", [r"5.1 \text{ km}", r"5100 \text{ m}", "5.1"],
+         [r"5101 \text{ m}", r"5 \text{ m}", r"5 \text{ kg}"]),
+        ("18000", 0.1, "km/h", [r"5000 \text{ m/s}"], [r"5000 \text{ m}"]),
+        ("5", 0.1, None, [r"5.1 \text{ km}"], []),
     ],
 )  # fmt: skip
-def test_numbers_may_differ_by_a_tolerance(gold: str, answer: str, tolerance: float, verdict: bool) -> None:
-    assert close(gold, answer, tolerance) is verdict
-
-
-def test_a_tolerance_counts_in_the_unit_of_the_gold() -> None:
-    assert close("5", r"5.1 \text{ km}", 0.1, unit="km")
-    assert close("5", r"5100 \text{ m}", 0.1, unit="km")
-    assert not close("5", r"5101 \text{ m}", 0.1, unit="km")
-    assert not close("5", r"5 \text{ m}", 0.1, unit="km")
-    assert not close("5", r"5 \text{ kg}", 0.1, unit="km")
-    # 5000 m are no speed, though 5000 m/s are 18,000 km/h.
-    assert close("18000", r"5000 \text{ m/s}", 0.1, unit="km/h")
-    assert not close("18000", r"5000 \text{ m}", 0.1, unit="km/h")
-    assert close("5", "5.1", 0.1, unit="km")
-    assert close("5", r"5.1 \text{ km}", 0.1)
+def test_numbers_may_differ_by_a_tolerance(
+    gold: str, tolerance: float, unit: str | None, near: list[str], far: list[str]
+) -> None:
+    expected = dict.fromkeys(near, True) | dict.fromkeys(far, False)
+    known = parse_unit(unit) if unit else None
+    parsed = parse_answer(clean(gold))
+    assert {text: within(parsed, parse_answer(clean(text)), tolerance, known) for text in expected} == expected
 
 
 MINUTES = VerifyOptions(unit="minute")
@@ -257,12 +224,6 @@ def test_with_boxed_only_a_box_counts(gold: str, response: str, by_default: str,
     assert verify(gold, response, VerifyOptions(boxed=True)).status == boxed
 
 
-def test_options_survive_json() -> None:
-    options = VerifyOptions(0.5, "km/h", True, boxed=True)
-    assert VerifyOptions.from_dict(json.loads(json.dumps(options.to_dict()))) == options
-    assert VerifyOptions().to_dict() == {}
-
-
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
@@ -273,6 +234,9 @@ def test_options_survive_json() -> None:
         ({"unit": " "}, "unit is empty"), ({"several": 1}, "must be true or false"),
     ],
 )  # fmt: skip
-def test_options_that_mean_nothing_are_refused(body: object, complaint: str) -> None:
+def test_options_survive_json_and_those_that_mean_nothing_are_refused(body: object, complaint: str) -> None:
+    options = VerifyOptions(0.5, "km/h", True, boxed=True)
+    assert VerifyOptions.from_dict(json.loads(json.dumps(options.to_dict()))) == options
+    assert VerifyOptions().to_dict() == {}
     with pytest.raises(ValueError, match=complaint):
         VerifyOptions.from_dict(body)

@@ -257,7 +257,6 @@ class StepBatch:
     supervised: bool = False
 
     def in_loss(self) -> list[int]:
-        """Indices of the sequences that are in the loss."""
         return [index for index, sequence in enumerate(self.sequences) if sequence.in_loss]
 
 

@@ -87,16 +87,29 @@ def policy_loss(
     result = surrogate(logprobs - old, logprobs, micro)
     ratio, token_loss = result[0], result[1]
     outside = result[2] if len(result) == 3 else None
-    importance = None
+    gap = (logprobs.detach() - micro.sampler_logprobs).abs()
+    values, maxima = {"ratio": ratio, "logprob_gap": gap}, {"logprob_gap_max": gap}
     if settings.measures_importance:
-        importance = _importance(target - micro.sampler_logprobs, micro, settings)
+        raw, used, factor = _importance(target - micro.sampler_logprobs, micro, settings)
+        values |= {"importance": raw, "importance_used": used, "importance_squared": used.square()}
+        maxima["importance_max"] = raw
         if settings.corrects:
-            token_loss = token_loss * importance.factor
-    kl = None if reference_logprobs is None else k3_divergence(logprobs, reference_logprobs)
-    if kl is not None and settings.kl_beta > 0:
-        token_loss = token_loss + settings.kl_beta * kl
+            token_loss = token_loss * factor
+    if reference_logprobs is not None:
+        values["kl"] = k3_divergence(logprobs, reference_logprobs)
+        if settings.kl_beta > 0:
+            token_loss = token_loss + settings.kl_beta * values["kl"]
+    if outputs.entropy is not None:
+        values["entropy"] = outputs.entropy
     loss = (micro.token_weights * token_loss).sum()
-    return loss, _statistics(loss, ratio, outside, kl, outputs, micro, settings, importance)
+    with torch.no_grad():
+        low = ((ratio < 1 - settings.clip_low) if outside is None else outside) & (micro.advantages < 0)
+        high = ((ratio > 1 + settings.clip_high) if outside is None else outside) & (micro.advantages > 0)
+        values |= {"clipped": low | high, "clipped_low": low, "clipped_high": high}
+        counted = micro.token_weights > 0
+        statistics = {name: torch.where(counted, each, 0).sum(dtype=torch.float64) for name, each in values.items()}
+        statistics |= {name: torch.where(counted, each, 0.0).max().double() for name, each in maxima.items()}
+        return loss, {"loss": loss.double(), "tokens": counted.sum(dtype=torch.float64), **statistics}
 
 
 def distillation_advantages(outputs: TokenOutputs, old: Tensor | None, teacher: Tensor) -> Tensor:
@@ -179,17 +192,10 @@ class DivergenceMaskedSurrogate:
         return ratio, torch.where(outside, 0.0, -ratio * micro.advantages), outside
 
 
-class _Importance(NamedTuple):
-    """Of each token: u_t, the weight v_t that replaces it, and the factor c_t of its loss."""
-
-    raw: Tensor
-    used: Tensor
-    factor: Tensor
-
-
 @torch.no_grad()
-def _importance(log_weights: Tensor, micro: MicroBatch, settings: LossSettings) -> _Importance:
-    """log_weights: float32[T], log u_t."""
+def _importance(log_weights: Tensor, micro: MicroBatch, settings: LossSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each token u_t, the weight v_t that replaces it, and the factor c_t of its loss. log_weights: float32[T],
+    log u_t."""
     low, high = settings.importance_low, settings.importance_high
     raw, log_used = torch.exp(log_weights), log_weights
     if settings.correction == "token_truncate":
@@ -201,7 +207,7 @@ def _importance(log_weights: Tensor, micro: MicroBatch, settings: LossSettings) 
         whole = torch.exp(log_whole)
         log_used = torch.where((whole >= low) & (whole <= high), log_whole, -torch.inf)
     used = torch.exp(log_used)
-    return _Importance(raw, used, torch.exp(log_used - log_weights) if settings.proximal == "sampler" else used)
+    return raw, used, torch.exp(log_used - log_weights) if settings.proximal == "sampler" else used
 
 
 def sequence_sums(values: Tensor, micro: MicroBatch) -> Tensor:
@@ -216,39 +222,6 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """Schulman's k3 estimate of KL(π_θ ‖ π_ref) at each sampled token; never negative, gradient through π_θ."""
     q = reference_logprobs - logprobs
     return torch.expm1(q) - q
-
-
-@torch.no_grad()
-def _statistics(
-    loss: Tensor,
-    ratio: Tensor,
-    outside: Tensor | None,
-    kl: Tensor | None,
-    outputs: TokenOutputs,
-    micro: MicroBatch,
-    settings: LossSettings,
-    importance: _Importance | None,
-) -> dict[str, Tensor]:
-    counted = micro.token_weights > 0
-    low = ((ratio < 1 - settings.clip_low) if outside is None else outside) & (micro.advantages < 0)
-    high = ((ratio > 1 + settings.clip_high) if outside is None else outside) & (micro.advantages > 0)
-    gap = (outputs.logprobs - micro.sampler_logprobs).abs()
-    values = {"clipped": low | high, "clipped_low": low, "clipped_high": high, "ratio": ratio, "logprob_gap": gap}
-    maxima = {"logprob_gap_max": gap}
-    if importance is not None:
-        values |= {"importance": importance.raw, "importance_used": importance.used}
-        values["importance_squared"] = importance.used.square()
-        maxima["importance_max"] = importance.raw
-    if kl is not None:
-        values["kl"] = kl
-    if outputs.entropy is not None:
-        values["entropy"] = outputs.entropy
-    return {
-        "loss": loss.detach().double(),
-        "tokens": counted.sum(dtype=torch.float64),
-        **{name: torch.where(counted, each, 0).sum(dtype=torch.float64) for name, each in values.items()},
-        **{name: torch.where(counted, each, 0.0).max().double() for name, each in maxima.items()},
-    }
 
 
 def combine_statistics(total: Mapping[str, Tensor] | None, part: Mapping[str, Tensor]) -> dict[str, Tensor]:

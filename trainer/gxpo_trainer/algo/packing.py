@@ -51,7 +51,6 @@ class MicroBatch:
     sequence_index: Tensor
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """The same micro-batch with all tensors on `device`."""
         tensors = {name: getattr(self, name) for name in self.__slots__}
         moved: dict[str, Any] = {name: each if each is None else each.to(device) for name, each in tensors.items()}
         return MicroBatch(**moved)

@@ -44,21 +44,18 @@ FIX = "copies of this benchmark have it: correct the row, or set evaluation.data
 class BenchmarkSpec:
     """One benchmark.
 
-    names: accepted in settings and for local copies, the canonical one first. hub, subset, split, num_problems: the
-    public copy; pattern: its files, if the repository has an unusual layout. gold: the final answer of a row. options:
-    verification options of a row, None for the defaults.
+    names: accepted in settings and for local copies, the canonical one first. hub, subset, split: the public copy;
+    pattern: its files, if the repository has an unusual layout. gold: the final answer of a row. options: verification
+    options of a row, None for the defaults.
     """
 
-    title: str
     names: tuple[str, ...]
-    num_problems: int
     hub: str
     split: str
     gold: Callable[[Record], str]
     options: Callable[[Record], VerifyOptions | None] = lambda record: None
     subset: str | None = None
     pattern: str | None = None
-    template: str = "boxed"
 
     @property
     def name(self) -> str:
@@ -117,25 +114,21 @@ def olympiad_options(record: Record) -> VerifyOptions | None:
 BENCHMARKS = {
     spec.name: spec
     for spec in (
+        BenchmarkSpec(("math500", "math_500", "MATH-500"), "HuggingFaceH4/MATH-500", "test", plain_answer),
+        BenchmarkSpec(("amc23", "amc2023"), "math-ai/amc23", "test", whole_number),
+        BenchmarkSpec(("gsm8k", "gsm8k_test"), "openai/gsm8k", "test", number_after_hashes, subset="main"),
+        BenchmarkSpec(("minerva", "minerva_math", "minervamath"), "math-ai/minervamath", "test", minerva_answer),
         BenchmarkSpec(
-            "MATH-500", ("math500", "math_500", "MATH-500"), 500, "HuggingFaceH4/MATH-500", "test", plain_answer
+            ("olympiadbench", "olympiad_bench", "OlympiadBench"),
+            "Hothan/OlympiadBench",
+            "train",
+            olympiad_answer,
+            olympiad_options,
+            pattern="*OE_TO_maths_en_COMP*",
         ),
-        BenchmarkSpec("AMC23", ("amc23", "amc2023"), 40, "math-ai/amc23", "test", whole_number),
-        BenchmarkSpec(
-            "GSM8K", ("gsm8k", "gsm8k_test"), 1319, "openai/gsm8k", "test", number_after_hashes, subset="main"
-        ),
-        BenchmarkSpec(
-            "Minerva Math", ("minerva", "minerva_math", "minervamath"), 272, "math-ai/minervamath", "test",
-            minerva_answer,
-        ),
-        BenchmarkSpec(
-            "OlympiadBench", ("olympiadbench", "olympiad_bench", "OlympiadBench"), 674, "Hothan/OlympiadBench", "train",
-            olympiad_answer, olympiad_options, pattern="*OE_TO_maths_en_COMP*",
-        ),
-        BenchmarkSpec("AIME24", ("aime24", "aime2024", "aime_2024"), 30, "HuggingFaceH4/aime_2024", "train",
-                      whole_number),
+        BenchmarkSpec(("aime24", "aime2024", "aime_2024"), "HuggingFaceH4/aime_2024", "train", whole_number),
     )
-}  # fmt: skip
+}
 """Benchmarks by name, in the order of the GXPO paper's tables, AIME24 last."""
 
 BY_ANY_NAME = {name: spec for spec in BENCHMARKS.values() for name in spec.names}
@@ -180,36 +173,35 @@ def load_benchmark(
     if name in EMBEDDED_TASKS:
         levels = embedded_levels(name, data)
         generated = generate("heldout", evaluation.num_problems or HELD_OUT_PROBLEMS, HELD_OUT_SEED, levels)
-        prompts = tuple(problem.prompt for problem in generated)
-        label, template = name, resolve_template(evaluation.template, name)
+        prompts, label = tuple(problem.prompt for problem in generated), name
     elif name.endswith(SUFFIXES):
-        fields = {
-            "prompt_field": evaluation.prompt_field or data.prompt_field,
-            "answer_field": evaluation.answer_field or data.answer_field,
-        }
-        if fields["answer_field"] is None:
+        prompt_field = evaluation.prompt_field or data.prompt_field
+        answer_field = evaluation.answer_field or data.answer_field
+        if answer_field is None:
             raise ConfigError(
                 f"evaluation.answer_field: the problems of {name!r} need answers, and data.answer_field is none; name "
                 "their field"
             )
-        source = {"source": name, "sources": (), "levels": None, "system_prompt": None}
+        plain = {"source": name, "sources": (), "levels": None, "system_prompt": None}
+        fields = plain | {"prompt_field": prompt_field, "answer_field": answer_field}
         try:
-            loaded = load_prompts(data.model_copy(update=source | fields), 0, gold_check, most=most)
+            loaded = load_prompts(data.model_copy(update=fields), 0, gold_check, most=most)
         except DataError as error:
             text = re.sub(r"set data\.(prompt|answer)_field", r"set evaluation.\1_field", str(error))
             raise DataError(text) from None
-        prompts, files = loaded.prompts, loaded.sha256
-        label, template = Path(name).stem, _template(data, evaluation, "boxed")
+        prompts, files, label = loaded.prompts, loaded.sha256, Path(name).stem
     elif spec is not None:
         paths = locate(spec, evaluation.data_root)
         files = {path.name: sha256_of_file(path) for path in paths} if most is None else {}
         prompts = read_prompts(read_records(paths, most), lambda record: read_row(spec, record), gold_check)
         if not prompts:
             raise DataError(f"{paths[0]}: contains no problems; evaluation.data_root must contain all of {spec.name}")
-        label, template = spec.name, _template(data, evaluation, spec.template)
+        label = spec.name
     else:
         known, suffixes = ", ".join((*EMBEDDED_TASKS, *BENCHMARKS)), ", ".join(SUFFIXES)
         raise ConfigError(f"evaluation.benchmarks: {name!r} is unknown; use {known}, or the path of a {suffixes} file")
+    own = evaluation.template != "auto" or name in EMBEDDED_TASKS
+    template = resolve_template(evaluation.template if own else data.template, name)
     prompts = with_system_prompt(prompts, data.system_prompt)
     evaluated = prompts[: evaluation.num_problems]
     rows = []
@@ -275,11 +267,6 @@ def read_row(spec: BenchmarkSpec, record: Record) -> Prompt:
         extra[EXTRA_KEY] = options
     given = next((fields[name] for name in ("id", "unique_id", "ID") if fields.get(name) is not None), record.name)
     return Prompt(str(given), field_text(record, problem, FIX), gold, extra)
-
-
-def _template(data: DataConfig, evaluation: EvaluationConfig, default: str) -> str:
-    chosen = data.template if evaluation.template == "auto" else evaluation.template
-    return resolve_template(default if chosen == "auto" else chosen, "")
 
 
 _LAYOUT = re.compile(

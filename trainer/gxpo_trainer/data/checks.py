@@ -4,7 +4,7 @@ train`, and for requests to the service. Free of torch; asks no hub.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import takewhile
@@ -99,24 +99,19 @@ class _Files:
         return load_prompts(data, seed, completions=completions, most=self.most, known=known).prompts or None
 
 
-def _model(files: _Files) -> Iterator[str]:
-    if files.model is None:
-        yield f"model.path = {files.config.model.path!r} is no folder here: a run downloads it from the hub"
-    yield from _shape(check_architecture, files)
-
-
-def _shape(check: Callable[[Mapping[str, Any], RunConfig], None], files: _Files) -> Iterable[str]:
+def _model(check: Callable[[Mapping[str, Any], RunConfig], None], files: _Files) -> list[str]:
     path = files.config.model.path
     body = known_config(path) if files.model is None else read_config(files.model, path)
     if body is not None:
         check(body, files.config)
-    return ()
+    said = files.model is not None or check is not check_architecture
+    return [] if said else [f"model.path = {path!r} is no folder here: a run downloads it from the hub"]
 
 
-def _teacher(config: RunConfig, files: _Files) -> Iterator[str]:
+def _teacher(config: RunConfig, files: _Files) -> list[str]:
     """The model of `config`, which is the teacher, with the checks of a policy; errors name `teacher`."""
     try:
-        yield from _model(_Files(config, files.most))
+        return _model(check_architecture, _Files(config, files.most))
     except ConfigError as error:
         raise ConfigError(str(error).replace("model.path", "teacher.path")) from None
 
@@ -149,12 +144,13 @@ def _warm_start(warm_start: WarmStartConfig, files: _Files) -> Iterable[str]:
     return [] if data is None else _downloaded("warm_start.data", data)
 
 
-def _benchmark(name: str, files: _Files) -> Iterator[str]:
+def _benchmark(name: str, files: _Files) -> list[str]:
     evaluation = files.config.evaluation
     if name in BY_ANY_NAME and evaluation.data_root is None:
-        yield f"evaluation.benchmarks: a run downloads {name} from the hub, unless its cache has it"
-    elif name not in EMBEDDED_TASKS:
+        return [f"evaluation.benchmarks: a run downloads {name} from the hub, unless its cache has it"]
+    if name not in EMBEDDED_TASKS:
         load_benchmark(name, files.config.data, evaluation, most=files.most)
+    return []
 
 
 def _answers(files: _Files) -> Iterable[str]:
@@ -187,13 +183,12 @@ def _tokenizer(file: Path, _version: int) -> Any | None:
 
 
 def _checks(config: RunConfig) -> list[Check]:
-    """All checks, in the order of the messages."""
     warm_start = config.warm_start
     section = "warm_start.data" if warm_start is not None and warm_start.data is not None else "data"
     return [
-        ("model.path", {"model"}, _model),
-        ("placement.tensor_parallel", {"model"}, partial(_shape, check_heads)),
-        ("model.max_length", {"model"}, partial(_shape, check_positions)),
+        ("model.path", {"model"}, partial(_model, check_architecture)),
+        ("placement.tensor_parallel", {"model"}, partial(_model, check_heads)),
+        ("model.max_length", {"model"}, partial(_model, check_positions)),
         *([("teacher.path", {"model"}, partial(_teacher, config.of_reference))] if config.teacher else []),
         ("data.sources" if config.data.sources else "data.source", {"data"}, _data),
         *([] if warm_start is None else [(f"{section}.source", {"data"}, partial(_warm_start, warm_start))]),

@@ -14,7 +14,6 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +23,25 @@ NUM_TESTS = 4
 LETTERS = "abcdeorst"
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """A kind of function. words and expression have the numbers {a} and {b} and the letters {c} and {d}."""
-
-    argument: str
-    words: str
-    expression: str
-
-
 _FAMILIES = (
-    _Family("number", "x times {a} plus {b}", "x * {a} + {b}"),
-    _Family("number", "x times {a} minus {b}", "x * {a} - {b}"),
-    _Family("number", "the sum of x and {a}, times {b}", "(x + {a}) * {b}"),
-    _Family("number", "x minus {a}, times {b}", "(x - {a}) * {b}"),
-    _Family("number", "the larger of x and {a}, plus {b}", "max(x, {a}) + {b}"),
-    _Family("number", "the smaller of x and {a}, times {b}", "min(x, {a}) * {b}"),
-    _Family("number", "the sum of x and {b}, modulo {a}", "(x + {b}) % {a}"),
-    _Family("list", "the sum of the list x, plus {a}", "sum(x) + {a}"),
-    _Family("list", "the largest number of the list x, times {a}", "max(x) * {a}"),
-    _Family("list", "the list x with each number times {a} plus {b}", "[n * {a} + {b} for n in x]"),
-    _Family("list", "the numbers of the list x above {a}", "[n for n in x if n > {a}]"),
-    _Family("list", "how many numbers of the list x are below {a}, times {b}", "sum(n < {a} for n in x) * {b}"),
-    _Family("list", "the numbers of the list x in ascending order, each plus {a}", "[n + {a} for n in sorted(x)]"),
-    _Family("text", "the text x with each {c} replaced by {d}", 'x.replace("{c}", "{d}")'),
-    _Family("text", "how often {c} occurs in the text x, times {a}", 'x.count("{c}") * {a}'),
-    _Family("text", "the text x backwards, then {c} and {d}", 'x[::-1] + "{c}{d}"'),
+    ("number", "x times {a} plus {b}", "x * {a} + {b}"),
+    ("number", "x times {a} minus {b}", "x * {a} - {b}"),
+    ("number", "the sum of x and {a}, times {b}", "(x + {a}) * {b}"),
+    ("number", "x minus {a}, times {b}", "(x - {a}) * {b}"),
+    ("number", "the larger of x and {a}, plus {b}", "max(x, {a}) + {b}"),
+    ("number", "the smaller of x and {a}, times {b}", "min(x, {a}) * {b}"),
+    ("number", "the sum of x and {b}, modulo {a}", "(x + {b}) % {a}"),
+    ("list", "the sum of the list x, plus {a}", "sum(x) + {a}"),
+    ("list", "the largest number of the list x, times {a}", "max(x) * {a}"),
+    ("list", "the list x with each number times {a} plus {b}", "[n * {a} + {b} for n in x]"),
+    ("list", "the numbers of the list x above {a}", "[n for n in x if n > {a}]"),
+    ("list", "how many numbers of the list x are below {a}, times {b}", "sum(n < {a} for n in x) * {b}"),
+    ("list", "the numbers of the list x in ascending order, each plus {a}", "[n + {a} for n in sorted(x)]"),
+    ("text", "the text x with each {c} replaced by {d}", 'x.replace("{c}", "{d}")'),
+    ("text", "how often {c} occurs in the text x, times {a}", 'x.count("{c}") * {a}'),
+    ("text", "the text x backwards, then {c} and {d}", 'x[::-1] + "{c}{d}"'),
 )
+"""Argument, words and expression of each kind, with the numbers {a} and {b} and the letters {c} and {d}."""
 
 
 def generate(split: Split, num_problems: int, seed: int) -> list[dict[str, Any]]:
@@ -64,19 +55,19 @@ def generate(split: Split, num_problems: int, seed: int) -> list[dict[str, Any]]
     for _ in range(100 * num_problems + 10_000):
         if len(rows) == num_problems:
             return list(rows.values())
-        family = rng.choice(_FAMILIES)
+        argument, words, template = rng.choice(_FAMILIES)
         c, d = rng.sample(LETTERS, 2)
         values = {"a": rng.randint(2, 30), "b": rng.randint(2, 30), "c": c, "d": d}
-        expression = family.expression.format(**values)
+        expression = template.format(**values)
         digest = hashlib.sha256(f"gxpo code problem {expression}".encode())
         side = "heldout" if int.from_bytes(digest.digest()[:8], "big") % HELDOUT_SHARE == 0 else "train"
         if side != split or expression in rows:
             continue
         function = eval(f"lambda x: {expression}")  # noqa: S307 (an expression of this file)
-        inputs = [_draw(rng, family.argument) for _ in range(NUM_TESTS)]
+        inputs = [_draw(rng, argument) for _ in range(NUM_TESTS)]
         rows[expression] = {
             "id": f"code-{digest.hexdigest()[:16]}",
-            "problem": f"Write a Python function f(x) that returns {family.words.format(**values)}.",
+            "problem": f"Write a Python function f(x) that returns {words.format(**values)}.",
             "completion": f"def f(x):\n    return {expression}",
             "tests": [{"call": "f", "args": [x], "expected": function(x)} for x in inputs],
         }
@@ -84,7 +75,6 @@ def generate(split: Split, num_problems: int, seed: int) -> list[dict[str, Any]]
 
 
 def _draw(rng: random.Random, argument: str) -> int | list[int] | str:
-    """An input of a test."""
     if argument == "number":
         return rng.randint(-40, 60)
     if argument == "list":

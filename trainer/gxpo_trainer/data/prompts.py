@@ -128,12 +128,9 @@ def with_system_prompt(prompts: tuple[Prompt, ...], system_prompt: str | None) -
     if system_prompt is None:
         return prompts
     first = {"role": "system", "content": system_prompt}
-    return tuple(
-        prompt
-        if prompt.history and prompt.history[0]["role"] == "system"
-        else replace(prompt, history=(first, *prompt.history))
-        for prompt in prompts
-    )
+    has_own = [bool(prompt.history) and prompt.history[0]["role"] == "system" for prompt in prompts]
+    pairs = zip(prompts, has_own, strict=True)
+    return tuple(prompt if own else replace(prompt, history=(first, *prompt.history)) for prompt, own in pairs)
 
 
 def _from_files(data: DataConfig, gold_check: GoldCheck | None, most: int | None, completions: bool) -> PromptSet:
@@ -185,7 +182,6 @@ def read_prompts(
 
 
 def embedded_levels(task: str, data: DataConfig) -> tuple[Difficulty, ...]:
-    """The levels of an embedded task's problems."""
     return data.difficulty if task == "word_problems" else ("long",)
 
 
@@ -219,8 +215,8 @@ def _prompt(record: Record, data: DataConfig, completions: bool) -> Prompt:
         fix = 'set data.answer_field to one of them, or to "none" for rewards that need no answer'
         gold = final_answer(field_text(record, data.answer_field, fix))
         if not gold:
-            fault = f"the answer in {data.answer_field!r} is empty"
-            raise DataError(f"{record.location}: {fault}; correct or remove the row")
+            fault = f"the answer in {data.answer_field!r} is empty; correct or remove the row"
+            raise DataError(f"{record.location}: {fault}")
     left_out = {"id", "solution", data.prompt_field, data.answer_field, *([data.completion_field] * completions)}
     extra = {name: value for name, value in record.fields.items() if name not in left_out and value is not None}
     if EXTRA_KEY in extra:
@@ -255,7 +251,7 @@ def field_text(record: Record, name: str, fix: str) -> str:
         raise DataError(f"{record.location}: has no field {name!r} (its fields: {has}); {fix}")
     value = record.fields[name]
     parts = value if isinstance(value, list) else [value]
-    if not parts or any(isinstance(part, bool) or not isinstance(part, str | int | float) for part in parts):
+    if not parts or any(type(part) not in (str, int, float) for part in parts):
         raise DataError(f"{record.location}: field {name!r} is {json.dumps(value, default=str)[:80]}; text is expected")
     if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
         raise DataError(f"{record.location}: field {name!r} is not a finite number")
@@ -272,20 +268,16 @@ def final_answer(answer: str) -> str:
     """
     start = answer.rfind("\\boxed")
     boxed = boxed_answer(answer[start:]) if start >= 0 else None
-    if boxed is not None:
-        return boxed[0].strip()
-    return answer.rsplit("####", 1)[-1].strip()
+    return (answer.rsplit("####", 1)[-1] if boxed is None else boxed[0]).strip()
 
 
 def read_level(value: Any) -> int | None:
     """The difficulty level of MATH as a number, from 5, "5" or "Level 5"; None for anything else."""
-    text = str(value).strip() if isinstance(value, str | int) else ""
-    match = re.fullmatch(r"(?:Level\s+)?(\d+)", text)
+    match = re.fullmatch(r"\s*(?:Level\s+)?(\d+)\s*", str(value)) if isinstance(value, str | int) else None
     return int(match[1]) if match else None
 
 
 def resolve_template(template: str, source: str) -> str:
-    """The template text of a setting."""
     if template == "auto":
         template = "plain" if source in EMBEDDED_TASKS else "boxed"
     return TEMPLATES.get(template, template)
@@ -341,12 +333,10 @@ def tokenize_completions(prompts: TokenizedPrompts, tokenizer: Any, max_length: 
     A row whose prompt and completion exceed `max_length` tokens is left out and counted. Raises DataError when none is
     left.
     """
-    kept: list[tuple[Prompt, npt.NDArray[np.int32], npt.NDArray[np.int32]]] = []
-    for prompt, ids in zip(prompts.prompts, prompts.token_ids, strict=True):
-        tokens = tokenizer(prompt.completion, add_special_tokens=False)["input_ids"]
-        completion = np.asarray([*tokens, tokenizer.eos_token_id], dtype=np.int32)
-        if len(ids) + len(completion) <= max_length:
-            kept.append((prompt, ids, completion))
+    texts = (tokenizer(prompt.completion, add_special_tokens=False)["input_ids"] for prompt in prompts.prompts)
+    completions = [np.asarray([*tokens, tokenizer.eos_token_id], dtype=np.int32) for tokens in texts]
+    rows_of_all = zip(prompts.prompts, prompts.token_ids, completions, strict=True)
+    kept = [row for row in rows_of_all if len(row[1]) + len(row[2]) <= max_length]
     if not kept:
         raise DataError(
             f"model.max_length = {max_length} excludes all rows: no prompt and completion fit together; raise it"
@@ -386,7 +376,6 @@ class MixedCursor:
         return np.array(chosen, dtype=np.int64)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-serializable positions of the sources."""
         return {"sources": [cursor.state_dict() for cursor in self._cursors]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -162,6 +162,5 @@ def _parquet(file: Path) -> Iterator[Record]:
 
 
 def sha256_of_file(file: Path) -> str:
-    """Hex SHA-256 of a file's bytes."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -134,17 +135,15 @@ def generate(
     levels = [level for level in DIFFICULTIES if level in difficulty]
     families = {level: [family for family in _FAMILIES if family.difficulty == level] for level in levels}
     rng = random.Random(f"gxpo word problems {split} {seed} {' '.join(levels)}")
-    problems: list[WordProblem] = []
-    seen: set[str] = set()
+    problems: dict[str, WordProblem] = {}
     order: list[Difficulty] = []
     while len(problems) < num_problems:
-        if not order:
-            order = rng.sample(levels, len(levels))
-        problem = _draw_new(rng, families[order.pop()], split, seen)
+        order = order or rng.sample(levels, len(levels))
+        problem = _draw_new(rng, families[order.pop()], split, problems)
         if problem is None:
             raise ValueError(f"num_problems is {num_problems}, but {split} has {len(problems)} problems; lower it")
-        problems.append(problem)
-    return problems
+        problems[problem.prompt.text] = problem
+    return list(problems.values())
 
 
 def guess(problem: WordProblem, rng: random.Random, right_share: float = 0.1) -> str:
@@ -164,7 +163,7 @@ def split_of(calculation: str) -> Split:
     return "heldout" if int.from_bytes(digest[:8], "big") % HELDOUT_SHARE == 0 else "train"
 
 
-def _draw_new(rng: random.Random, families: list[_Family], split: Split, seen: set[str]) -> WordProblem | None:
+def _draw_new(rng: random.Random, families: list[_Family], split: Split, seen: Container[str]) -> WordProblem | None:
     """A new problem of this split, or None after many attempts.
 
     The family is drawn first and kept, so that families with few valid draws are not underrepresented.
@@ -174,7 +173,6 @@ def _draw_new(rng: random.Random, families: list[_Family], split: Split, seen: s
         for _ in range(5000):
             problem = _draw(rng, family, split)
             if problem is not None and problem.prompt.text not in seen:
-                seen.add(problem.prompt.text)
                 return problem
     return None
 

@@ -53,27 +53,23 @@ Point = Callable[[str], Fraction]
 
 
 def no_symbols(name: str) -> Fraction:
-    """The point of a constant."""
     raise Undefined
 
 
 @functools.cache
 def precise() -> Any:
-    """The mpmath context of `DIGITS` digits."""
     context = mpmath.mp.clone()
     context.dps = DIGITS
     return context
 
 
 def subtrees(node: Node) -> Iterator[Node]:
-    """The node and everything below it."""
     yield node
     for arg in node.args:
         yield from subtrees(arg)
 
 
 def substituted(node: Node, values: Mapping[str, Node]) -> Node:
-    """The expression with symbols replaced by expressions."""
     if node.kind == "sym":
         return values.get(node.name, node)
     return replace(node, args=tuple(substituted(arg, values) for arg in node.args))
@@ -223,20 +219,15 @@ def expressions_equal(a: Node, b: Node) -> bool:
         if exact_a is not None and exact_b is not None:
             return values_equal(exact_a, exact_b, decimal=decimal)
     tolerance = DECIMAL_TOLERANCE if decimal else None
-    real = are_real(a, b)
-    verdict = _agree(a, b, real=real, tolerance=tolerance)
-    if verdict is None and real:
-        verdict = _agree(a, b, real=False, tolerance=tolerance)
-    return bool(verdict)
+    domains = (True, False) if are_real(a, b) else (False,)
+    verdicts = (_agree(a, b, real=real, tolerance=tolerance) for real in domains)
+    return next((verdict for verdict in verdicts if verdict is not None), False)
 
 
 def values_equal(a: Fraction, b: Fraction, *, decimal: bool) -> bool:
     """Equal, or within `DECIMAL_TOLERANCE` where one is a decimal and the other has no finite decimal form."""
-    if a == b:
-        return True
-    if not decimal or (finite_decimal(a) and finite_decimal(b)):
-        return False
-    return abs(a - b) <= DECIMAL_TOLERANCE * max(abs(a), abs(b))
+    near = decimal and not (finite_decimal(a) and finite_decimal(b))
+    return a == b or (near and abs(a - b) <= DECIMAL_TOLERANCE * max(abs(a), abs(b)))
 
 
 def finite_decimal(value: Fraction) -> bool:
@@ -338,10 +329,11 @@ def _equal_precisely(a: Node, b: Node, point: Point, real: bool, tolerance: Frac
         fine_a, fine_b = (value_at(node, context, point, real) for node in (a, b))
     except Undefined:
         return False
-    difference, scale = abs(fine_a - fine_b), max(abs(fine_a), abs(fine_b))
+    scale = max(abs(fine_a), abs(fine_b))
+    limit = context.mpf(10) ** (10 - DIGITS) * max(scale, context.mpf(10) ** -20)
     if tolerance is not None:
-        return bool(difference <= context.mpf(tolerance.numerator) / tolerance.denominator * scale)
-    return bool(difference <= context.mpf(10) ** (10 - DIGITS) * max(scale, context.mpf(10) ** -20))
+        limit = context.mpf(tolerance.numerator) / tolerance.denominator * scale
+    return bool(abs(fine_a - fine_b) <= limit)
 
 
 def proportional(a: Node, b: Node) -> int:

@@ -141,18 +141,14 @@ class HttpReward:
             stop=stop_after_attempt(config.retries + 1) | stop_before_delay(config.deadline_s),
             reraise=True,
         )
-        values: tuple[float, ...] = ()
-        failure: Literal["timeout", "error"] = "error"
-        reason = ""
         try:
             async with self._places, asyncio.timeout(config.deadline_s):
-                values = await retrying(self._attempt, content, size, durations)
-        except TimeoutError:
-            failure, reason = "timeout", f"no answer within deadline_s = {config.deadline_s:g}"
-        except (_Refused, _Unavailable) as error:
-            reason = str(error)
-        failed = HttpAnswer(None, failure=failure, detail=f"reward {config.label}: {reason}")
-        answers = [HttpAnswer(value) for value in values] or [failed] * (size or 1)
+                answers = [HttpAnswer(value) for value in await retrying(self._attempt, content, size, durations)]
+        except (TimeoutError, _Refused, _Unavailable) as error:
+            late = isinstance(error, TimeoutError)
+            reason = f"no answer within deadline_s = {config.deadline_s:g}" if late else str(error)
+            detail = f"reward {config.label}: {reason}"
+            answers = [HttpAnswer(None, failure="timeout" if late else "error", detail=detail)] * (size or 1)
         return _charged(answers, HttpUsage(len(durations), sum(durations)))
 
     async def _attempt(self, content: bytes, size: int | None, durations: list[float]) -> tuple[float, ...]:

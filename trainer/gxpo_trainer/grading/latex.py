@@ -56,10 +56,8 @@ def tokenize(text: str) -> list[str]:
 
 def same_tokens(a: str, b: str) -> bool:
     """Whether two texts are the same but for blanks (`1 2` is not `12`, `2^{n}-1` is not `2^{n-1}`)."""
-    if a == b:
-        return True
     try:
-        return tokenize(a) == tokenize(b)
+        return a == b or tokenize(a) == tokenize(b)
     except Unsupported:
         return False
 
@@ -107,6 +105,10 @@ _FUNCTION_WORDS = FUNCTIONS | {"pi", "infty", "max", "min"}
 _FUNCTION = "|".join(sorted(_FUNCTION_WORDS))
 _QUANTITY = re.compile(
     r"(?:[0-9]|[0-9]\s*\\frac\s*\{(?:[^{}]|\{[^{}]*\})*(?:\}\s*\{)?|10\s*\^\s*\{[-+]?[0-9]+\}|\\mu|\\(?:text|math|mbox|operatorname)[a-z]*\s*\{[^{}]*\}(?:\s*\^\s*\{?-?[0-9]\}?)?(?:\s*\\cdot)?)$"
+)
+_BETWEEN = re.compile(
+    r"^\s*([A-Za-z])\s*([<>]|\\[gl]e(?![A-Za-z]))\s*([^<>=,]+?)\s*(?:\\text\{\s*and\s*\}|\band\b)"
+    r"\s*\1\s*([<>]|\\[gl]e(?![A-Za-z]))\s*([^<>=,]+?)\s*$"
 )
 _REPEATING = re.compile(
     r"([0-9]*)\.([0-9]*?)(?:\\(?:overline|bar)\s*(\{[0-9]{1,50}\}|[0-9])|(\([0-9]{1,50}\))(?![0-9])"
@@ -181,9 +183,18 @@ def plain_operators(s: str) -> str:
 
 
 def conjunctions(s: str) -> str:
-    r"""`a and b`, `a or b`, `a, and b`, `\text{ or }` join answers as a comma does."""
+    r"""`a and b`, `a or b`, `a, and b`, `\text{ or }` join answers as a comma does; `x > 2 and x < 5` is 2 < x < 5."""
+    s = _BETWEEN.sub(_between, s)
     s = re.sub(r",?\s*\\text\{\s*(?:,\s*)?(?:and|or)\s*\}\s*,?", ", ", s, flags=re.IGNORECASE)
     return re.sub(r"\s*,?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*,?\s*(?![^{}]*\})", ", ", s, flags=re.IGNORECASE)
+
+
+def _between(match: re.Match[str]) -> str:
+    name, *bounds = match.groups()
+    (lower, low), (upper, high) = sorted((bounds[:2], bounds[2:]), key=lambda pair: pair[0] in ("<", "\\le"))
+    if lower in ("<", "\\le") or upper in (">", "\\ge"):
+        return match.group()
+    return f"{low} {lower.replace('>', '<').replace('g', 'l')} {name} {upper} {high}"
 
 
 def choose(s: str) -> str:
@@ -316,7 +327,6 @@ STEPS: tuple[Callable[[str], str], ...] = (
 
 
 def clean(text: str) -> str:
-    """All steps, in order."""
     for step in STEPS:
         text = step(text)
     return re.sub(r"\s+", " ", text).strip()

@@ -209,21 +209,19 @@ class VerifierPool(AbstractContextManager["VerifierPool"]):
 
     def submit(self, pairs: Sequence[Pair]) -> concurrent.futures.Future[list[Verdict]]:
         """Submit (gold, response) pairs; the future has one verdict per pair, in order. Thread-safe."""
-        future: concurrent.futures.Future[list[Verdict]] = concurrent.futures.Future()
+        job = _Job(concurrent.futures.Future(), [None] * len(pairs), len(pairs))
         if not pairs:
-            future.set_result([])
-            return future
-        job = _Job(future, [None] * len(pairs), len(pairs))
+            job.future.set_result([])
+            return job.future
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             self._jobs.add(job)
         for i, pair in enumerate(pairs):
             self._queue.put((job, i, pair))
-        return future
+        return job.future
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the current workers."""
         return [process.pid for process in self._processes if process is not None]
 
     def close(self) -> None:

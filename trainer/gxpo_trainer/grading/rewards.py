@@ -146,16 +146,11 @@ class Scorer:
         """
         if verdict.failed:
             return {}
-        turns = tuple(Utterance(*turn) for turn in context.get("turns", ()))
-        parts = [part for part in self.parts if part[0] in context.get("rewards", (part[0],))]
-        sample = RewardInput(
-            gold=gold,
-            response=response,
-            status=verdict.status,
-            extracted=verdict.extracted,
-            **{name: value for name, value in context.items() if name not in ("turns", "rewards")},
-            turns=turns,
-        )
+        given = {"rewards": [label for label, _, _ in self.parts], "turns": ()} | dict(context)
+        parts = [part for part in self.parts if part[0] in given["rewards"]]
+        given["turns"] = tuple(Utterance(*turn) for turn in given["turns"])
+        del given["rewards"]
+        sample = RewardInput(gold=gold, response=response, status=verdict.status, extracted=verdict.extracted, **given)
         values: dict[str, float] = {}
         problems: list[str] = []
         for label, _, component in parts:
@@ -206,9 +201,9 @@ def tokens(environment: Mapping[str, str]) -> dict[str, str]:
         raise ConfigError(f"{TOKEN_FILE} = {name} cannot be read: {error}") from None
     values = {}
     for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
         parts = line.split()
+        if not parts or parts[0].startswith("#"):
+            continue
         if len(parts) != 2:
             raise ConfigError(f"{TOKEN_FILE} = {name}, line {number}: must be an address, a blank and a token")
         values[parts[0]] = parts[1]

@@ -110,17 +110,14 @@ def _wrapped(s: str) -> tuple[str, str, str] | None:
 
 
 def parse_answer(s: str, nesting: int = 0) -> Answer:
-    """The outer structure of a cleaned answer."""
     s = s.strip()
     if nesting > MAX_NESTING:
         return Scalar(s)
     for separator in (";", ","):
-        parts, _ = split_top(s, separator)
-        parts = [part for part in parts if part]
+        parts = [part for part in split_top(s, separator)[0] if part]
         if len(parts) > 1:
             return Sequence(s, tuple(parse_answer(part, nesting + 1) for part in parts))
-    parts, _ = split_top(s, _UNION)
-    if len(parts) > 1:
+    if len(parts := split_top(s, _UNION)[0]) > 1:
         return Union(s, tuple(parse_answer(part, nesting + 1) for part in parts))
     sides, operators = split_top(s, _RELATION)
     if operators and all(sides[1:]):

@@ -100,11 +100,10 @@ def _is_readable(text: str) -> bool:
     answer = parse_answer(text)
     if not isinstance(answer, Scalar) or re.fullmatch(r"(?=.*\w)[\w\s'.,:;%()-]+", answer.text):
         return True
-    with contextlib.suppress(TooLarge):
-        if read(answer.text).node is not None:
-            return True
-    with contextlib.suppress(TooLarge):
-        return bool(parse_latex(text))
+    for reads in (lambda: read(answer.text).node is not None, lambda: bool(parse_latex(text))):
+        with contextlib.suppress(TooLarge):
+            if reads():
+                return True
     return False
 
 
@@ -131,7 +130,6 @@ def verify(gold: str, response: str, options: VerifyOptions | None = None) -> Ve
 
 
 def _judged(gold: str, answer: str, rules: VerifyOptions) -> Verdict:
-    """The verdict on one final answer."""
     if len(answer) > MAX_ANSWER_CHARS:
         return Verdict("unparsed", answer[:MAX_ANSWER_CHARS], 0.0, f"final answer of {len(answer)} characters")
     if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold) and (answer == gold or not rules.tolerance):
@@ -164,13 +162,13 @@ def texts_equal(gold: str, answer: str, several: bool = False) -> bool | None:
     choice = None if several else choice_letters(gold, answer)
     if choice is not None:
         return choice
-    verdicts = []
+    undecided = False
     for a, b in [(gold, answer)] if several else _readings(gold, answer):
         verdict = answers_equal(_gold_structure(a), parse_answer(b))
         if verdict:
             return True
-        verdicts.append(verdict)
-    return None if None in verdicts else False
+        undecided |= verdict is None
+    return None if undecided else False
 
 
 _gold_structure = functools.lru_cache(maxsize=1024)(parse_answer)
@@ -180,8 +178,8 @@ def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
     """Pairs to compare: as they stand; with 1,234 as a number instead of a list; with 1,22 as a decimal; without the
     conditions behind them (`for all n`, `k \\in \\mathbb{Z}`)."""
     pairs = [(gold, answer)]
-    if _THOUSANDS.search(gold) or _THOUSANDS.search(answer):
-        plain_gold, plain = (_THOUSANDS.sub(lambda match: match[1].replace(",", ""), s) for s in (gold, answer))
+    plain_gold, plain = (_THOUSANDS.sub(lambda match: match[1].replace(",", ""), s) for s in (gold, answer))
+    if (plain_gold, plain) != (gold, answer):
         pairs.append((plain_gold, plain))
     for comma, other in ((gold, answer), (answer, gold)):
         # `1,22` as a gold may be a decimal; `2,1` is a list. As an answer to a gold of 2.1 it is a decimal.

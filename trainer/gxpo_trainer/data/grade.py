@@ -1,14 +1,14 @@
-"""Implementation of `gxpo grade`: reads JSON lines of gold and prediction, writes verdicts in order."""
+"""Implementation of `gxpo grade`: reads rows of gold and prediction, writes verdicts in order. Free of torch."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from gxpo_trainer.data.records import Record, read_records
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.grading.pool import Pair, VerifierPool
@@ -27,7 +27,7 @@ def grade_file(
     None: one per core. deadline_s: of one answer. Raises DataError, before grading, for an unusable file, and
     VerifierFailed when workers cannot be started.
     """
-    pairs = list(read_pairs(path_in))
+    pairs = [_pair(record) for record in read_records([path_in])]
     if not pairs:
         raise DataError(f"{path_in}: is empty; write one JSON object with gold and prediction per line")
     counts: Counter[str] = Counter()
@@ -44,33 +44,13 @@ def grade_file(
     return {status: counts[status] for status in VERDICTS}
 
 
-def read_pairs(path: Path) -> Iterator[Pair]:
-    """(gold, prediction) of each line, with its options. Raises DataError with file and line."""
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    yield _pair(line)
-                except (ValueError, RecursionError) as error:
-                    raise DataError(f"{path}, line {number}: {error}") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); give a JSONL file") from error
-
-
-def _pair(line: bytes) -> Pair:
-    """Raises ValueError, RecursionError."""
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error}); write one object per line") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"{type(row).__name__} instead of an object with gold and prediction")
+def _pair(record: Record) -> Pair:
+    row, given = record.fields, record.fields.get(EXTRA_KEY)
     for key in ("gold", "prediction"):
         if not isinstance(row.get(key), str):
-            raise ValueError(f"{key!r} is {row.get(key)!r}; it must be a string")
-    given = row.get(EXTRA_KEY)
+            raise DataError(f"{record.location}: {key!r} is {row.get(key)!r}; it must be a string")
     try:
         options = VerifyOptions.from_dict({} if given is None else given)
     except ValueError as error:
-        raise ValueError(f"{EXTRA_KEY!r}: {error}") from None
+        raise DataError(f"{record.location}: {EXTRA_KEY!r}: {error}") from None
     return row["gold"], row["prediction"], {"options": options.to_dict()}
