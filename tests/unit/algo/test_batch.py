@@ -229,26 +229,15 @@ def test_make_batch_by_hand() -> None:
     assert batch.sequences[0].advantage == pytest.approx(2 * third)
 
 
-def conversations(seed: int, *, num_prompts: int = 4, num_samples: int = 3, left_out: float = 0.2) -> StepBatch:
+def conversations(seed: int) -> StepBatch:
     """Random sequences; of most, random parts were written by an environment. At least one token is sampled."""
     rng = np.random.default_rng(seed)
     sequences: list[ScoredSequence] = []
-    batch = random_batch(seed=seed, num_prompts=num_prompts, num_samples=num_samples, left_out=left_out)
-    for sequence in batch.sequences:
+    for sequence in random_batch(seed=seed, num_prompts=4, num_samples=3, left_out=0.2).sequences:
         sampled = rng.random(len(sequence.response_ids)) < rng.choice([0.2, 0.5, 0.9])
         sampled[rng.integers(len(sampled))] = True
         sequences.append(replace(sequence, sampled=sampled if rng.random() < 0.8 else None))
     return with_scale(sequences, TOKEN_LIMIT)
-
-
-def assert_same(
-    actual: tuple[float, Tensor, dict[str, Tensor]], expected: tuple[float, Tensor, dict[str, float]]
-) -> None:
-    # Weights and sampler log-probabilities are float32: one part in 10⁶ of terms of order 1, which may cancel in a sum.
-    assert actual[0] == pytest.approx(expected[0], rel=1e-5, abs=1e-6)
-    assert relative_difference(actual[1], expected[1]) < 1e-5
-    for name, value in expected[2].items():
-        assert float(actual[2][name]) == pytest.approx(value, rel=1e-5), name
 
 
 @pytest.mark.parametrize("options", [TOKEN_LEVEL, SEQUENCE_LEVEL], ids=["token_level", "sequence_level"])
@@ -273,7 +262,12 @@ def test_gradient_equals_a_loop_over_the_sequences_with_other_than_sampled_token
         for part in shard(batch, num_ranks)
         for micro in pack(part, token_budget=token_budget, layout=layout, aggregation=aggregation, pad_id=0)
     ]
-    assert_same(run_micro_batches(policy, micros, options), loop_over_sequences(policy, batch, aggregation, options))
+    # Weights and sampler log-probabilities are float32: one part in 10⁶ of terms of order 1, which may cancel in a sum.
+    loss, gradient, statistics = run_micro_batches(policy, micros, options)
+    expected_loss, expected_gradient, expected = loop_over_sequences(policy, batch, aggregation, options)
+    assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
+    assert relative_difference(gradient, expected_gradient) < 1e-5
+    assert {name: float(statistics[name]) for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
 def test_rows_of_a_response_share_its_advantage_and_count_as_one_by_hand() -> None:

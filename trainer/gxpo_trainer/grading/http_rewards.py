@@ -143,7 +143,8 @@ class HttpReward:
         )
         try:
             async with self._places, asyncio.timeout(config.deadline_s):
-                answers = [HttpAnswer(value) for value in await retrying(self._attempt, content, size, durations)]
+                values: tuple[float, ...] = await retrying(self._attempt, content, size, durations)
+            answers = [HttpAnswer(value) for value in values]
         except (TimeoutError, _Refused, _Unavailable) as error:
             late = isinstance(error, TimeoutError)
             reason = f"no answer within deadline_s = {config.deadline_s:g}" if late else str(error)

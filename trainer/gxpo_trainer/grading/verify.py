@@ -100,10 +100,11 @@ def _is_readable(text: str) -> bool:
     answer = parse_answer(text)
     if not isinstance(answer, Scalar) or re.fullmatch(r"(?=.*\w)[\w\s'.,:;%()-]+", answer.text):
         return True
-    for reads in (lambda: read(answer.text).node is not None, lambda: bool(parse_latex(text))):
-        with contextlib.suppress(TooLarge):
-            if reads():
-                return True
+    with contextlib.suppress(TooLarge):
+        if read(answer.text).node is not None:
+            return True
+    with contextlib.suppress(TooLarge):
+        return bool(parse_latex(text))
     return False
 
 
