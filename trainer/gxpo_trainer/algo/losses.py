@@ -109,7 +109,7 @@ def policy_loss(
         counted = micro.token_weights > 0
         statistics = {name: torch.where(counted, each, 0).sum(dtype=torch.float64) for name, each in values.items()}
         statistics |= {name: torch.where(counted, each, 0.0).max().double() for name, each in maxima.items()}
-        return loss, {"loss": loss.double(), "tokens": counted.sum(dtype=torch.float64), **statistics}
+        return loss, {"loss": loss.detach().double(), "tokens": counted.sum(dtype=torch.float64), **statistics}
 
 
 def distillation_advantages(outputs: TokenOutputs, old: Tensor | None, teacher: Tensor) -> Tensor:
