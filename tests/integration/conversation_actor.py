@@ -13,7 +13,7 @@ from typing import Any
 from gxpo_trainer.config.tasks import AgentConfig
 from gxpo_trainer.environments.contract import Call, ChatRequest, Message, Observation, Reply, Turn
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings, StreamEnd
+from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
 
@@ -117,7 +117,7 @@ class ConversationActor(SamplerActor):
             finished = step()
             events.append("step")
             answered, since = update_at
-            for response in [*driver._running.values()]:
+            for response in [*driver.running.values()]:
                 new = len(response.token_ids) - (response.observed[-1][1] if response.observed else 0)
                 if due and len(response.observed) == answered and new >= since:
                     for bucket in due:
@@ -130,7 +130,7 @@ class ConversationActor(SamplerActor):
         try:
             intake = Intake(list(enumerate(requests)), closed=True)
             for item in self.sample(intake, sampling, version):
-                for _, group in () if isinstance(item, StreamEnd) else item:
+                for _, group in item.groups:
                     events.append(group.prompt.id)
                     groups.append(group)
                     if group.prompt.id == let_go_after:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings, StreamEnd
+from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
 
@@ -33,37 +32,35 @@ class BreakableSamplerActor(SamplerActor):
     """`break_sync` replaces one step of the next syncs, in one worker where it is the workers'; `restore` undoes it."""
 
     def break_sync(self, fault: str, swap: tuple[str, str] = ("", ""), rank: int = 0) -> None:
-        engine, folder = self._llm.llm_engine, self.weights.folder
+        engine, weights = self._llm.llm_engine, self.weights
 
         def scaled_twice(request: Any) -> Any:
             result = type(engine).add_lora(engine, request)
             self._llm.collective_rpc(double_adapter)
             return result
 
-        def swapped(bucket: Any, buffer: Any) -> Any:
-            path = type(folder).add(folder, bucket, buffer)
-            tensors = dict(folder._tensors)
-            first, second = sorted(name for name in tensors if name.endswith("q_proj.lora_B.weight"))[:2]
-            tensors[first], tensors[second] = tensors[second], tensors[first]
-            save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
-            return path
+        def swapped(lora: Any) -> Any:
+            matrices = weights.matrices
+            first, second = sorted(name for name in matrices if name.endswith("q_proj.lora_B.weight"))[:2]
+            (one, own), (other, its) = matrices[first], matrices[second]
+            matrices |= {first: (other, own), second: (one, its)}
+            return type(weights).write_adapter(weights, lora)
 
         if fault == "same cache":
-            earlier = f"sync-{self.weights.num_syncs - 1}"
+            earlier = f"sync-{weights.num_syncs - 1}"
             self._driver.weights = self._driver.current_weights._replace(cache_salt=earlier)
         elif fault == "stale adapter":
             engine.add_lora = lambda request: True
         elif fault == "wrong scaling":
             engine.add_lora = scaled_twice
         elif fault == "swapped matrices":
-            folder.add = swapped
+            weights.write_adapter = swapped
         else:
             self._llm.collective_rpc(break_worker, args=(fault, swap, rank))
 
     def restore(self) -> None:
         vars(self._llm.llm_engine).pop("add_lora", None)
-        if self.weights.folder is not None:
-            vars(self.weights.folder).pop("add", None)
+        vars(self.weights).pop("write_adapter", None)
         self._llm.collective_rpc(restore_worker)
 
     def verify_checkpoint(self, folder: str) -> int:
@@ -76,14 +73,14 @@ class BreakableSamplerActor(SamplerActor):
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int
     ) -> Iterator[tuple[Group, ...]]:
         for finished in self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version):
-            yield () if isinstance(finished, StreamEnd) else tuple(group for _, group in finished)
+            yield tuple(group for _, group in finished.groups)
 
     def close_early(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> int:
         """Take one yield, close the stream; the number of its groups."""
         stream = self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version)
         first = next(stream)
         stream.close()
-        return len(first)
+        return len(first.groups)
 
 
 def double_adapter(worker: Any) -> None:

@@ -48,7 +48,7 @@ def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: 
         pool.engines.await_ready(every=True)
         reference = pool.collect(wanted, SAMPLING, 0)
         assert reference.engines_alive == 2
-        assert 0 <= reference.idle_fraction < 1
+        assert 0 < reference.busy_s <= reference.elapsed_s
         pid = pool.engines.all[1].process.pid
         folders = [engine.folder for engine in pool.engines.all]
         assert all(any(folder.glob("vllm_dist_*")) for folder in folders), "vLLM's own temporary files are in it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import multiprocessing
+import operator
 import os
 import signal
 import socket
@@ -211,7 +212,7 @@ def test_an_engine_that_pins_nccl_settings_joins_the_learner_without_them(monkey
 
     monkeypatch.setattr(nccl, "_unpinned_env", {"NCCL_PROTO": None})
     monkeypatch.setenv("NCCL_PROTO", "Simple")
-    receiver = WeightReceiver(cast(Any, None), torch.device("cpu"))
+    receiver = WeightReceiver(cast(Any, SimpleNamespace(verify_adapter=None)), torch.device("cpu"))
     seen: list[str | None] = []
     receiver._group = cast(Any, SimpleNamespace(broadcast=lambda _: seen.append(os.environ.get("NCCL_PROTO"))))
     receiver._read(WeightBucket(1, 0, True, (), 8, "nccl"))
@@ -248,22 +249,13 @@ def test_checksum_is_the_sum_of_weighted_words(dtype: torch.dtype, shape: tuple[
     tensor = torch.randn(shape).to(dtype)
     raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
     raw += bytes(-len(raw) % 8)
-    chunk = 1 << 19
+    words = [int.from_bytes(raw[at : at + 8], "little") for at in range(0, len(raw), 8)]
+    weights = [int(weight) | 1 for weight in np.random.Philox(key=0).random_raw(1 << 19)]
     total = 0
-    for position in range(len(raw) // 8):
-        word = int.from_bytes(raw[8 * position : 8 * position + 8], "little")
-        weight = splitmix(position % chunk + 1) | 1
-        total += word * weight * (splitmix(chunk + 1 + position // chunk) | 1)
+    for chunk, start in enumerate(range(0, len(words), 1 << 19)):
+        part = sum(map(operator.mul, words[start : start + (1 << 19)], weights))
+        total += part * (int(np.random.Philox(key=1 + chunk).random_raw()) | 1)
     assert checksum(tensor) == total % 2**64
-
-
-def splitmix(counter: int) -> int:
-    """SplitMix64 in Python's own integers."""
-    mask = 2**64 - 1
-    z = counter * 0x9E3779B97F4A7C15 & mask
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
-    return z ^ z >> 31
 
 
 def test_checksum_detects_exchanges_and_last_bits_but_not_memory_layout() -> None:

@@ -124,10 +124,6 @@ class EnvironmentHost:
             if episode.process is not None and episode.process.alive
         }
 
-    @property
-    def worker_pid(self) -> int | None:
-        return self._worker.pid if self._worker is not None and self._worker.alive else None
-
     async def _reply(self, episode: _Episode, call: Call) -> Reply:
         cause = ""
         for deaths in range(MAX_DEATHS):

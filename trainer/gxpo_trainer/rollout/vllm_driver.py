@@ -77,7 +77,8 @@ class Response:
 class EngineDriver:
     """Submits requests to the engine core and returns finished responses.
 
-    weights: that sample from now on; None where a sync must come first.
+    weights: that sample from now on; None where a sync must come first. running: requests of which `step` samples a
+    token, by their id.
     """
 
     def __init__(self, llm: Any, weights: Weights | None) -> None:
@@ -85,14 +86,9 @@ class EngineDriver:
         self._engine = llm.llm_engine
         self._core = self._engine.engine_core
         self._tokenizer = llm.get_tokenizer()
-        self._running: dict[str, Response] = {}
+        self.running: dict[str, Response] = {}
         self._suspended: list[Response] = []
         self._submitted = 0
-
-    @property
-    def running(self) -> bool:
-        """Whether `step` has work."""
-        return bool(self._running)
 
     @property
     def current_weights(self) -> Weights:
@@ -139,9 +135,9 @@ class EngineDriver:
     def suspend(self) -> None:
         """Take all running requests out of the engine, whose weights change; their responses keep their tokens."""
         self.weights = None
-        self._core.abort_requests(list(self._running))
-        self._suspended += self._running.values()
-        self._running.clear()
+        self._core.abort_requests(list(self.running))
+        self._suspended += self.running.values()
+        self.running.clear()
 
     def resume(self, weights: Weights) -> None:
         """Continue the suspended requests with new weights: the tokens so far are part of the prompt.
@@ -179,14 +175,14 @@ class EngineDriver:
     def _add(self, response: Response) -> None:
         response.request.request_id = f"sample-{self._submitted}"
         self._submitted += 1
-        self._running[response.request.request_id] = response
+        self.running[response.request.request_id] = response
         self._core.add_request(response.request)
 
     def step(self) -> list[Response]:
         """Run one engine step; returns the responses that it finished."""
         finished = []
         for output in self._core.get_output().outputs:
-            response = self._running.get(output.request_id)
+            response = self.running.get(output.request_id)
             if response is None:
                 continue  # aborted earlier
             response.token_ids.extend(output.new_token_ids)
@@ -198,7 +194,7 @@ class EngineDriver:
                 response.finish_reason = "stop"
                 self._core.abort_requests([output.request_id])
             if response.finish_reason is not None:
-                del self._running[output.request_id]
+                del self.running[output.request_id]
                 finished.append(response)
         return finished
 
@@ -214,8 +210,8 @@ class EngineDriver:
         return any(stop in tail for stop in response.stop)
 
     def abort(self) -> None:
-        self._core.abort_requests(list(self._running))
-        self._running.clear()
+        self._core.abort_requests(list(self.running))
+        self.running.clear()
         self._suspended.clear()
 
 
