@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.tiny_policy import qwen2
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
@@ -16,15 +17,6 @@ from gxpo_trainer.types import Group
 
 END = 1
 FIRST_LETTER = 3
-SHAPE = {
-    "hidden_size": 128,
-    "intermediate_size": 192,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.06,
-}
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=. "
 
 
@@ -115,8 +107,8 @@ def restore_worker(worker: Any) -> None:
         vars(worker.gxpo_receiver.weights).pop(name, None)
 
 
-def save_tokenizer(folder: Path) -> dict[str, Any]:
-    """A letter-by-letter tokenizer; the model settings that follow from it."""
+def save_policy(folder: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
+    """A random Qwen2 (2 layers, width 128) with a letter-by-letter tokenizer, saved to `folder`."""
     vocabulary = {"<pad>": 0, "<end>": END, "<unk>": 2} | {c: i for i, c in enumerate(LETTERS, FIRST_LETTER)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -124,15 +116,10 @@ def save_tokenizer(folder: Path) -> dict[str, Any]:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>", unk_token="<unk>"
     ).save_pretrained(folder)
-    return {"vocab_size": len(vocabulary), "eos_token_id": END, "pad_token_id": 0, "bos_token_id": None}
-
-
-def save_policy(folder: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
-    """A random Qwen2 (2 layers, width 128) with a letter-by-letter tokenizer, saved to `folder`."""
-    tokens = save_tokenizer(folder)
     torch.manual_seed(seed)
-    config = Qwen2Config(**SHAPE, **tokens, tie_word_embeddings=tied)
-    model = Qwen2ForCausalLM(config).float().eval()
+    tokens = {"eos_token_id": END, "pad_token_id": 0, "bos_token_id": None}
+    others = {"max_position_embeddings": 256, "initializer_range": 0.06, "tie_word_embeddings": tied}
+    model = qwen2(len(vocabulary), 128, 192, 2, 4, 2, **tokens, **others).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

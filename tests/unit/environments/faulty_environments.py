@@ -122,13 +122,6 @@ class Forgetful(Counter):
         return Observation.of_text(f"process {os.getpid()}")
 
 
-class Drifting(Counter):
-    """Another turn in each process."""
-
-    def step(self, action: str) -> Turn:
-        return Turn(f"process {os.getpid()}")
-
-
 class NoMessages:
     first: Any = Observation(())
 

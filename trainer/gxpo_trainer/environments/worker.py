@@ -36,7 +36,6 @@ from dataclasses import asdict
 from functools import partial
 from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -44,9 +43,7 @@ from gxpo_trainer.environments.contract import (
     MAX_MESSAGE,
     Environment,
     EnvironmentFailed,
-    Observation,
     Problem,
-    Turn,
     checked_observation,
     checked_turn,
 )
@@ -76,21 +73,18 @@ def serve_episode(channel: socket.socket, create: Callable[[], Environment], nam
             request = json.loads(line)
             if environment is None:
                 environment = _call(create, f"{name}.__init__")
-            reply = asdict(_answer(environment, request, name))
+            if "action" in request:
+                turn = _call(partial(environment.step, request["action"]), f"{name}.step")
+                reply = asdict(checked_turn(turn, name))
+            else:
+                reset = partial(environment.reset, Problem(**request["problem"]), request["seed"])
+                reply = asdict(checked_observation(_call(reset, f"{name}.reset"), name))
         except EnvironmentFailed as error:
             reply = {"failure": str(error)[:_MAX_DETAIL]}
         except MemoryError:
             reply = {"failure": OUT_OF_MEMORY}
         channel.sendall(json.dumps(reply).encode() + b"\n")
     return 0
-
-
-def _answer(environment: Environment, request: Mapping[str, Any], name: str) -> Observation | Turn:
-    if "action" in request:
-        action = request["action"]
-        return checked_turn(_call(lambda: environment.step(action), f"{name}.step"), name)
-    problem, seed = Problem(**request["problem"]), request["seed"]
-    return checked_observation(_call(lambda: environment.reset(problem, seed), f"{name}.reset"), name)
 
 
 def _call(function: Callable[[], Any], name: str) -> Any:
@@ -100,17 +94,9 @@ def _call(function: Callable[[], Any], name: str) -> Any:
     except (MemoryError, EnvironmentFailed):
         raise
     except BaseException as error:  # third-party code may raise anything, also SystemExit
-        raise EnvironmentFailed(
-            f"{name} raised {type(error).__name__}: {str(error)[:300]} ({_place(error.__traceback__)})"
-        ) from error
-
-
-def _place(trace: TracebackType | None) -> str:
-    """File and line that raised, without reading the file."""
-    assert trace is not None
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)  # reads no file
+        place = f"{Path(frame.f_code.co_filename).name}:{line}"
+        raise EnvironmentFailed(f"{name} raised {type(error).__name__}: {str(error)[:300]} ({place})") from error
 
 
 def play_agent(

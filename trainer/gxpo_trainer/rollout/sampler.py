@@ -32,9 +32,8 @@ from gxpo_trainer.rollout.requests import (
     Sampled,
     SamplerSettings,
     SamplingSettings,
-    SingleTurns,
 )
-from gxpo_trainer.rollout.vllm_driver import EngineDriver, Weights
+from gxpo_trainer.rollout.vllm_driver import EngineDriver, SingleTurns, Weights
 from gxpo_trainer.runtime.locks import OwnedDirectory
 from gxpo_trainer.runtime.processes import LOOPBACK, frozen_allocations, interface_to, listen_on
 from gxpo_trainer.runtime.ray_session import trace_this_process
