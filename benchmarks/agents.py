@@ -51,7 +51,6 @@ from gxpo_trainer.rollout.requests import (
     SampleRequest,
     SamplerSettings,
     SamplingSettings,
-    StreamEnd,
 )
 from gxpo_trainer.rollout.sampler import SamplerActor, remote_sampler
 from gxpo_trainer.runtime.placement import Placement
@@ -81,8 +80,7 @@ class Engine(SamplerActor):
         begin = time.perf_counter()
         intake = Intake(list(enumerate(requests)), closed=True)
         for item in self.sample(intake, SamplingSettings(max_new_tokens=96), 0):
-            if not isinstance(item, StreamEnd):
-                groups |= item
+            groups |= item.groups
         seconds = time.perf_counter() - begin
         order = sorted(groups)
         return seconds, [row.token_ids.tolist() for i in order for s in groups[i].samples for row in s.rows]

@@ -20,7 +20,7 @@ from benchmarks.measure import Figure, median, save
 from gxpo_trainer.algo.batch import make_batch, shard
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.rollout.engines import Engine
-from gxpo_trainer.rollout.requests import CompleteGroups, Intake, SampleRequest, SamplingSettings, StreamEnd
+from gxpo_trainer.rollout.requests import Intake, Sampled, SampleRequest, SamplingSettings
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.training.runtime import build_pool
 from gxpo_trainer.types import Group, Prompt, Sample, Verdict
@@ -42,7 +42,7 @@ class StandInHost:
         self._text = "x" * TOKENS
         self._intakes: dict[tuple[int, int], Intake] = defaultdict(Intake)
 
-    def stream(self, engine: int, stream_id: int) -> Iterator[CompleteGroups | StreamEnd]:
+    def stream(self, engine: int, stream_id: int) -> Iterator[Sampled]:
         intake = self._intakes[engine, stream_id]
         while not intake.closed:
             intake.run_calls(wait=True)
@@ -52,21 +52,19 @@ class StandInHost:
                     Sample(self._text, ids, logprobs, "length")
                     for ids, logprobs in zip(self._ids.copy(), self._logprobs.copy(), strict=True)
                 )
-                yield [(index, Group(request.prompt, request.prompt_token_ids, samples, 0))]
-        yield StreamEnd(0.0)
+                yield Sampled([(index, Group(request.prompt, request.prompt_token_ids, samples, 0))], 0.0)
+        yield Sampled([], 0.0)
 
     def submit(self, engine: int, stream_id: int, requests: Any, last: bool) -> None:
-        self._intakes[engine, stream_id].put(requests)
-        if last:
-            self._intakes[engine, stream_id].close()
+        self._intakes[engine, stream_id].put(requests, last=last)
 
 
 class StandInVerifier:
     """Every second sample of a group is right."""
 
-    def score(self, complete: CompleteGroups, rewards: bool) -> list[tuple[Verdict, ...]]:
+    def score(self, sampled: Sampled, rewards: bool) -> list[tuple[Verdict, ...]]:
         answers = [Verdict("correct" if n % 2 else "wrong", "1", 0.0) for n in range(SAMPLES)]
-        return [tuple(answers) for _ in complete]
+        return [tuple(answers) for _ in sampled.groups]
 
 
 @dataclass

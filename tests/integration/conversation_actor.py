@@ -13,7 +13,7 @@ from typing import Any
 from gxpo_trainer.config.tasks import AgentConfig
 from gxpo_trainer.environments.contract import Call, ChatRequest, Message, Observation, Reply, Turn
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings, StreamEnd
+from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
 
@@ -21,15 +21,15 @@ from gxpo_trainer.types import Group
 class ScriptedEnvironments:
     """Answers by `Problem.extra`, and from the history alone, as a replayed episode would.
 
-    observations: one for each turn of the policy; the last has `done`. rewards: likewise. fails: number of actions at
+    observations: one for each turn of the policy; the last has `done`. fails: number of actions at
     which the call fails, raises: at which no environment can be run. waits: number of actions at which the call waits
-    for `let_go`. differs: number of the group's reset that shows other messages. system: a message before the problem.
+    for the gate. differs: number of the group's reset that shows other messages. system: a message before the problem.
     """
 
     def __init__(self) -> None:
         self.calls: deque[Call] = deque()
         self.ended: Counter[str] = Counter()
-        self._gate = threading.Event()
+        self.gate = threading.Event()
         self._resets: Counter[str] = Counter()
         self._threads = ThreadPoolExecutor(32)
 
@@ -43,13 +43,10 @@ class ScriptedEnvironments:
     def end(self, episode: str) -> None:
         self.ended[episode] += 1
 
-    def let_go(self) -> None:
-        self._gate.set()
-
     def _answer(self, call: Call, number: int) -> Reply:
         script, actions = call.problem.extra, len(call.actions)
         if script.get("waits") == actions:
-            self._gate.wait()
+            self.gate.wait()
         if script.get("fails") == actions:
             return Reply(None, "timeout", f"no answer to {actions} actions")
         if script.get("raises") == actions:
@@ -60,9 +57,7 @@ class ScriptedEnvironments:
             system = script.get("system")
             return Reply(Observation((*([Message(**system)] if system else []), user)))
         observations = script["observations"]
-        rewards = script.get("rewards", [None] * len(observations))
-        last = actions == len(observations)
-        return Reply(Turn(observations[actions - 1], rewards[actions - 1], done=last))
+        return Reply(Turn(observations[actions - 1], done=actions == len(observations)))
 
 
 class ScriptedAgents(ScriptedEnvironments):
@@ -92,37 +87,33 @@ class ConversationActor(SamplerActor):
         version: int,
         *,
         let_go_after: str = "",
-        update: tuple[Any, ...] = (),
+        update: Any = None,
         update_at: tuple[int, int] = (0, 0),
         agents: AgentConfig | None = None,
     ) -> tuple[list[Group], list[Call], list[int], list[str]]:
         """Groups as they finish; calls, how often each episode was ended, and the order of events.
 
-        let_go_after: name of the group whose completion releases waiting calls. update: buckets of a version that is
+        let_go_after: name of the group whose completion releases waiting calls. update: the bucket of a version that is
         received between two engine steps, once a response has been answered `update_at[0]` times and has sampled
         `update_at[1]` tokens since.
         """
         settings = self._settings
         if agents is not None:
             self._settings = replace(settings, config=settings.config.model_copy(update={"environment": agents}))
-        environments = ScriptedEnvironments() if agents is None else ScriptedAgents()
-        self.environments = environments
+        self.environments = environments = ScriptedEnvironments() if agents is None else ScriptedAgents()
         events: list[str] = []
         groups: list[Group] = []
-        driver = self._driver
-        step = driver.step
-        due = list(update)
+        driver, step = self._driver, self._driver.step
+        due = [] if update is None else [update]
 
         def watched_step() -> Any:
             finished = step()
             events.append("step")
             answered, since = update_at
-            for response in [*driver._running.values()]:
+            for response in [*driver.running.values()]:
                 new = len(response.token_ids) - (response.observed[-1][1] if response.observed else 0)
                 if due and len(response.observed) == answered and new >= since:
-                    for bucket in due:
-                        self.receive(bucket)
-                    due.clear()
+                    self.receive(due.pop())
                     events.append("update")
             return finished
 
@@ -130,23 +121,22 @@ class ConversationActor(SamplerActor):
         try:
             intake = Intake(list(enumerate(requests)), closed=True)
             for item in self.sample(intake, sampling, version):
-                for _, group in () if isinstance(item, StreamEnd) else item:
+                for _, group in item.groups:
                     events.append(group.prompt.id)
                     groups.append(group)
                     if group.prompt.id == let_go_after:
-                        environments.let_go()
+                        environments.gate.set()
         finally:
             del driver.step
             self._settings = settings
-            environments.let_go()
+            environments.gate.set()
         return groups, list(environments.calls), list(environments.ended.values()), events
 
     def close_early(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> list[int]:
         """Close a stream at its first group; how often each episode was ended."""
-        environments = ScriptedEnvironments()
-        self.environments = environments
+        self.environments = environments = ScriptedEnvironments()
         stream = self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version)
         next(stream)
         stream.close()
-        environments.let_go()
+        environments.gate.set()
         return [environments.ended[name] for name in {call.episode for call in environments.calls}]

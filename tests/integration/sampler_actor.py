@@ -7,25 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from support.tiny_policy import qwen2
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings, StreamEnd
+from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
 
 END = 1
 FIRST_LETTER = 3
-SHAPE = {
-    "hidden_size": 128,
-    "intermediate_size": 192,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.06,
-}
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=. "
 
 
@@ -33,37 +24,35 @@ class BreakableSamplerActor(SamplerActor):
     """`break_sync` replaces one step of the next syncs, in one worker where it is the workers'; `restore` undoes it."""
 
     def break_sync(self, fault: str, swap: tuple[str, str] = ("", ""), rank: int = 0) -> None:
-        engine, folder = self._llm.llm_engine, self.weights.folder
+        engine, weights = self._llm.llm_engine, self.weights
 
         def scaled_twice(request: Any) -> Any:
             result = type(engine).add_lora(engine, request)
             self._llm.collective_rpc(double_adapter)
             return result
 
-        def swapped(bucket: Any, buffer: Any) -> Any:
-            path = type(folder).add(folder, bucket, buffer)
-            tensors = dict(folder._tensors)
-            first, second = sorted(name for name in tensors if name.endswith("q_proj.lora_B.weight"))[:2]
-            tensors[first], tensors[second] = tensors[second], tensors[first]
-            save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
-            return path
+        def swapped(lora: Any) -> Any:
+            matrices = weights.matrices
+            first, second = sorted(name for name in matrices if name.endswith("q_proj.lora_B.weight"))[:2]
+            (one, own), (other, its) = matrices[first], matrices[second]
+            matrices |= {first: (other, own), second: (one, its)}
+            return type(weights).write_adapter(weights, lora)
 
         if fault == "same cache":
-            earlier = f"sync-{self.weights.num_syncs - 1}"
+            earlier = f"sync-{weights.num_syncs - 1}"
             self._driver.weights = self._driver.current_weights._replace(cache_salt=earlier)
         elif fault == "stale adapter":
             engine.add_lora = lambda request: True
         elif fault == "wrong scaling":
             engine.add_lora = scaled_twice
         elif fault == "swapped matrices":
-            folder.add = swapped
+            weights.write_adapter = swapped
         else:
             self._llm.collective_rpc(break_worker, args=(fault, swap, rank))
 
     def restore(self) -> None:
         vars(self._llm.llm_engine).pop("add_lora", None)
-        if self.weights.folder is not None:
-            vars(self.weights.folder).pop("add", None)
+        vars(self.weights).pop("write_adapter", None)
         self._llm.collective_rpc(restore_worker)
 
     def verify_checkpoint(self, folder: str) -> int:
@@ -76,14 +65,14 @@ class BreakableSamplerActor(SamplerActor):
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int
     ) -> Iterator[tuple[Group, ...]]:
         for finished in self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version):
-            yield () if isinstance(finished, StreamEnd) else tuple(group for _, group in finished)
+            yield tuple(group for _, group in finished.groups)
 
     def close_early(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> int:
         """Take one yield, close the stream; the number of its groups."""
         stream = self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version)
         first = next(stream)
         stream.close()
-        return len(first)
+        return len(first.groups)
 
 
 def double_adapter(worker: Any) -> None:
@@ -118,8 +107,8 @@ def restore_worker(worker: Any) -> None:
         vars(worker.gxpo_receiver.weights).pop(name, None)
 
 
-def save_tokenizer(folder: Path) -> dict[str, Any]:
-    """A letter-by-letter tokenizer; the model settings that follow from it."""
+def save_policy(folder: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
+    """A random Qwen2 (2 layers, width 128) with a letter-by-letter tokenizer, saved to `folder`."""
     vocabulary = {"<pad>": 0, "<end>": END, "<unk>": 2} | {c: i for i, c in enumerate(LETTERS, FIRST_LETTER)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -127,15 +116,10 @@ def save_tokenizer(folder: Path) -> dict[str, Any]:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>", unk_token="<unk>"
     ).save_pretrained(folder)
-    return {"vocab_size": len(vocabulary), "eos_token_id": END, "pad_token_id": 0, "bos_token_id": None}
-
-
-def save_policy(folder: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
-    """A random Qwen2 (2 layers, width 128) with a letter-by-letter tokenizer, saved to `folder`."""
-    tokens = save_tokenizer(folder)
     torch.manual_seed(seed)
-    config = Qwen2Config(**SHAPE, **tokens, tie_word_embeddings=tied)
-    model = Qwen2ForCausalLM(config).float().eval()
+    tokens = {"eos_token_id": END, "pad_token_id": 0, "bos_token_id": None}
+    others = {"max_position_embeddings": 256, "initializer_range": 0.06, "tie_word_embeddings": tied}
+    model = qwen2(len(vocabulary), 128, 192, 2, 4, 2, **tokens, **others).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

@@ -107,11 +107,7 @@ def test_an_agent_trains_as_the_built_in_environment_does(tmp_path: Path, small_
         assert 0 < own["env/observation_tokens"] == other["env/observation_tokens"] <= 3 * 12
     assert 1 < ours[-1]["env/turns_mean"] <= 4
     for own, other in zip(*samples, strict=True):
-        assert (own["length"], own["sampled_length"], own["end"]) == (
-            other["length"],
-            other["sampled_length"],
-            other["end"],
-        )
+        assert all(own[name] == other[name] for name in ("length", "sampled_length", "end"))
         policy = [[turn["text"] for turn in row["turns"] if turn["speaker"] == "policy"] for row in (own, other)]
         assert policy[0] == policy[1]
     assert sum(map(checked_calculations, samples[1])) > 8

@@ -63,6 +63,7 @@ def test_versions_are_one_step_behind_but_after_checkpoints(whole: Path) -> None
     assert all(0.9 < row["importance/effective_sample_fraction"] < 1 + 1e-6 for row in rows)
     assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows[::2])
     assert any(row.get("time/overlap_fraction", 0) > 0 for row in rows), "no batch was sampled during an update"
+    assert any(0 < row["rollout/engine_idle_fraction"] < 1 for row in rows)
     assert [row["weights_version"] for row in read_evaluations(whole)] == [2, 4, 6]
     assert not undescribed({name for row in rows for name in row})
 
@@ -72,13 +73,12 @@ def test_a_learner_that_dies_with_batches_in_flight_repeats_no_sample(
     tmp_path: Path, small_run: Any, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kill -9 in step 3, while step 4 is sampled: steps 3 to 6 are those of the uninterrupted run."""
-    killed: list[int] = []
+    killed: list[None] = []
     inner = AsyncRollouts.serve
 
     def serve(self: AsyncRollouts, calls: Any, phase: Any) -> Any:
         if {*self._planned} == {4} and not killed:
-            killed.append(learners[-1].processes[0].pid)
-            os.kill(killed[0], signal.SIGKILL)
+            killed.append(os.kill(learners[-1].processes[0].pid, signal.SIGKILL))
         return inner(self, calls, phase)
 
     learners: list[LearnerGroup] = []
@@ -102,15 +102,12 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
     That each token has the probability of its version: test_conversations.py.
     """
     batches: list[Rollouts] = []
-    killed: list[int] = []
     inner = AsyncRollouts.batch
 
     def batch(self: AsyncRollouts, step: int) -> Rollouts:
         batches.append(inner(self, step))
         if step == 3:
-            pid = self._pool.engines.all[0].process.pid
-            killed.append(pid)
-            os.kill(pid, signal.SIGKILL)
+            os.kill(self._pool.engines.all[0].process.pid, signal.SIGKILL)
         return batches[-1]
 
     monkeypatch.setattr(AsyncRollouts, "batch", batch)
@@ -123,16 +120,14 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
     out = tmp_path / "run"
     assert train_run(config, out) == "steps"
     steps_once(out)
-    assert killed
     assert any(event["kind"] == "sampler_restarted" for event in read_events(out))
     rows = [row["metrics"] for row in read_metrics(out)]
     assert max(row["rollout/staleness_max"] for row in rows) == 1
     assert any(0 < row["rollout/staleness_mean"] < 1 for row in rows)
 
-    samples = [(g.group, s) for b in batches for g in b.groups for s in g.group.samples]
-    prompts = [[g.group.prompt.id for g in b.groups] for b in batches]
-    assert len({prompt for step in prompts for prompt in step}) == sum(map(len, prompts)), "no prompt twice"
-    crossing = [(group, sample) for group, sample in samples if len(sample.versions) > 1]
+    groups = [scored.group for batch in batches for scored in batch.groups]
+    assert len({group.prompt.id for group in groups}) == len(groups), "no prompt twice"
+    crossing = [(group, sample) for group in groups for sample in group.samples if len(sample.versions) > 1]
     assert crossing, "no sync met a sample in the middle: the test is too weak"
     for group, sample in crossing:
         assert sum(count for _, count in sample.versions) == len(sample.token_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,12 +28,12 @@ from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplerSettings, SamplingSettings
 from gxpo_trainer.rollout.sampler import remote_sampler
 from gxpo_trainer.types import Group, Prompt, Sample
-from gxpo_trainer.weights.buckets import BucketPacker
+from gxpo_trainer.weights.buckets import BucketPacker, WeightBucket
 from gxpo_trainer.weights.transports import SharedMemoryPublisher
 
 pytestmark = pytest.mark.engine
 
-MAX_TURNS, MAX_OBSERVATION, MAX_NEW = 3, 12, 120
+MAX_NEW = 120
 SAMPLING = SamplingSettings(max_new_tokens=MAX_NEW)
 PROBLEMS = generate("train", 64, seed=5, difficulty=("easy",))
 TWICE = {"observations": ["no", "try 7 + 5", "ok"]}
@@ -59,11 +60,8 @@ class Bench:
         self.model: Any = Qwen2ForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32).eval()
         self.publisher = SharedMemoryPublisher()
         self.version = 0
-        environment = {
-            "name": "calculator",
-            "max_turns": MAX_TURNS,
-            "max_observation_tokens": MAX_OBSERVATION,
-        }
+        self.weights = {0: copy.deepcopy(self.model.state_dict())}
+        environment = {"name": "calculator", "max_turns": 3, "max_observation_tokens": 12}
         config = RunConfig.model_validate(
             {"model": {"max_length": 256}, "rollout": {"max_num_seqs": 64}, "environment": environment}
         )
@@ -80,20 +78,45 @@ class Bench:
         named = Prompt(str(seed), prompt.text, prompt.gold)
         return SampleRequest(named, ids, samples, seed, changes.pop("sampling", None), start)
 
-    def play(self, requests: Sequence[SampleRequest], sampling: SamplingSettings = SAMPLING, **options: Any) -> Played:
-        groups, *rest = ray.get(self.actor.play.remote(requests, sampling, self.version, **options))
+    def play(
+        self,
+        requests: Sequence[SampleRequest],
+        sampling: SamplingSettings = SAMPLING,
+        update_at: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> Played:
+        """update_at: when the engine receives the next version (ConversationActor.play), which then is the bench's."""
+        version = self.version
+        if update_at is not None:
+            options |= {"update": self.change(), "update_at": update_at}
+        groups, *rest = ray.get(self.actor.play.remote(requests, sampling, version, **options))
         return Played({group.prompt.id: group for group in groups}, *rest)
 
-    def changed(self, size: float) -> Any:
-        """Buckets of the next version, which differs from the present one."""
+    def change(self) -> WeightBucket:
+        """The next version, which differs from the present one."""
         torch.manual_seed(self.version)
         with torch.no_grad():
             for parameter in self.model.parameters():
-                parameter.add_(torch.randn_like(parameter) * size)
+                parameter.add_(torch.randn_like(parameter) * 0.02)
         self.version += 1
+        self.weights[self.version] = copy.deepcopy(self.model.state_dict())
         bucket = self.publisher.publish(BucketPacker(self.model.named_parameters()), self.version, 0)
         assert bucket.last
-        return (bucket,)
+        return bucket
+
+    def verified_versions(self, prompt: np.ndarray, row: Sample) -> list[int]:
+        """The versions that sampled the parts of a row; every token has the log-probability of its version."""
+        assert row.sampled is not None
+        begin = 0
+        for version, count in row.versions:
+            self.model.load_state_dict(self.weights[version])
+            part = slice(begin, begin + count)
+            gaps = np.abs(token_logprobs(self.model, prompt, row.token_ids) - row.logprobs)[part][row.sampled[part]]
+            assert len(gaps) == 0 or gaps.max() <= 1e-4
+            begin += count
+        self.model.load_state_dict(self.weights[self.version])
+        assert begin == len(row.token_ids)
+        return [version for version, _ in row.versions]
 
     def logprobs(self, group: Group, sample: Sample, temperature: float = 1.0) -> np.ndarray:
         """log π of every response token by transformers, float32[length]."""
@@ -239,31 +262,13 @@ def test_seeded_conversations_do_not_depend_on_when_environments_answer(bench: B
 @pytest.mark.parametrize("update_at", [(0, 3), (1, 0), (1, 4)])
 def test_an_update_in_flight_keeps_the_versions_of_a_conversation(bench: Bench, update_at: tuple[int, int]) -> None:
     """In the middle of the first turn, of the second, and while the second waits for its first token."""
-    old = {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}
     first = bench.version
-    requests = [bench.request(TWICE, 3, seed=seed) for seed in range(3)]
-    update = bench.changed(0.02)
-    bench.version, second = first, bench.version
-    played = bench.play(requests, update=update, update_at=update_at)
-    bench.version = second
+    played = bench.play([bench.request(TWICE, 3, seed=seed) for seed in range(3)], update_at=update_at)
     assert played.events.count("update") == 1
-    new = {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}
-    both = 0
-    for group, sample in played.samples:
-        assert sample.sampled is not None
-        assert sum(count for _, count in sample.versions) == len(sample.token_ids)
-        assert [version for version, _ in sample.versions] in ([first], [first, second], [second])
-        both += len(sample.versions) == 2
-        begin = 0
-        for version, count in sample.versions:
-            bench.model.load_state_dict(old if version == first else new)
-            part = slice(begin, begin + count)
-            gaps = np.abs(bench.logprobs(group, sample) - sample.logprobs)[part][sample.sampled[part]]
-            assert len(gaps) == 0 or gaps.max() <= 1e-4
-            begin += count
-    bench.model.load_state_dict(new)
-    assert both > 0
-    assert {group.weights_version for group in played.groups.values()} <= {first, second}
+    versions = [bench.verified_versions(group.prompt_token_ids, sample) for group, sample in played.samples]
+    assert all(own in ([first], [first, first + 1], [first + 1]) for own in versions)
+    assert [first, first + 1] in versions
+    assert {group.weights_version for group in played.groups.values()} <= {first, first + 1}
 
 
 AGENT = AgentConfig(command=("scripted",), max_request_tokens=30)
@@ -284,14 +289,8 @@ def test_every_row_of_an_agent_has_the_tokens_that_were_sampled_for_it(
     """Conversations of two and three turns, and a request that is refused. Weights may change within the first turn,
     within the second, and while the second waits for its first token."""
     first = bench.version
-    models = {first: {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}}
-    update = () if update_at is None else bench.changed(0.02)
-    bench.version, second = first, bench.version
-    models[second] = {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}
-    long = SamplingSettings(max_new_tokens=200)
     requests = [bench.request({"asks": ASKS}, 3, seed=seed) for seed in range(4)]
-    played = bench.play(requests, long, agents=AGENT, update=update, update_at=update_at or (0, 0))
-    bench.version = second
+    played = bench.play(requests, SamplingSettings(max_new_tokens=200), update_at, agents=AGENT)
     answers = {call.episode: [json.loads(action) for action in call.actions] for call in played.calls}
     texts = []
     for given in answers.values():
@@ -315,18 +314,8 @@ def test_every_row_of_an_agent_has_the_tokens_that_were_sampled_for_it(
         assert all(text.startswith(turn) for text, turn in zip(sorted(decoded), sorted(turns), strict=True))
         for row in sample.rows:
             assert row.prompt_token_ids is not None
-            assert row.sampled is not None
-            begin = 0
-            for version, count in row.versions:
-                versions.add(version)
-                bench.model.load_state_dict(models[version])
-                part = slice(begin, begin + count)
-                own = token_logprobs(bench.model, row.prompt_token_ids, row.token_ids)
-                gaps = np.abs(own - row.logprobs)[part][row.sampled[part]]
-                assert len(gaps) == 0 or gaps.max() <= 1e-4
-                begin += count
-    bench.model.load_state_dict(models[second])
-    assert versions == {first, second}
+            versions |= {*bench.verified_versions(row.prompt_token_ids, row)}
+    assert versions == {first, bench.version}
     assert sum(len(sample.rows) == 2 for _, sample in played.samples) > 6
 
 

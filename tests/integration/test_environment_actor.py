@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 from support.processes import processes_with
 
 from gxpo_trainer.config import RunConfig
@@ -27,13 +28,8 @@ pytestmark = pytest.mark.engine
 MODULE = "tool_environments"
 MARK = uuid.uuid4().hex
 SOURCE = """
-import os
-import signal
-import subprocess
-import sys
-
+import os, signal, subprocess, sys
 from gxpo_trainer.environments import Observation, Turn
-
 
 class Tool:
     def reset(self, problem, seed):
@@ -47,7 +43,6 @@ class Tool:
         if action == "leave a child":
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         return Turn(f"{self.turns}: {action}")
-
 
 class NoTool:
     pass
@@ -98,8 +93,6 @@ def until(condition: Callable[[], bool]) -> None:
 
 def stopped(run: RunEnvironments, episode: str, *, other_than: int | None = None) -> int:
     """Process id of an episode that has stopped itself, once it has."""
-    import ray
-
     while True:
         pid = ray.get(run.actor.pids.remote()).get(episode)
         if pid not in (None, other_than) and psutil.Process(pid).status() == psutil.STATUS_STOPPED:
@@ -108,8 +101,6 @@ def stopped(run: RunEnvironments, episode: str, *, other_than: int | None = None
 
 
 def test_episodes_continue_when_their_actor_is_killed(environments: Callable[..., Any]) -> None:
-    import ray
-
     before = workers()
     with environments() as (run, handle):
         handle = pickle.loads(pickle.dumps(handle))  # noqa: S301 - engines get it like this
@@ -132,8 +123,6 @@ def test_episodes_continue_when_their_actor_is_killed(environments: Callable[...
 def test_an_actor_that_hangs_is_killed_and_the_call_repeated(
     environments: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ray
-
     monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.2)
     monkeypatch.setattr(environment_handle, "PROBE_LIMIT_S", 20.0)
     before = workers()
@@ -149,8 +138,6 @@ def test_an_actor_that_hangs_is_killed_and_the_call_repeated(
 def test_a_call_that_outlives_no_actor_fails_alone(
     environments: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ray
-
     monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.1)
     monkeypatch.setattr(environment_handle, "MAX_DEATHS", 2)
     with environments() as (run, handle):
@@ -162,9 +149,8 @@ def test_a_call_that_outlives_no_actor_fails_alone(
                 killed = pid
                 os.kill(ray.get(run.actor.pid.remote()), signal.SIGKILL)
             time.sleep(0.2)
-        assert waiting.result() == Reply(
-            None, "error", "the environment actor died 2 times while this call was running"
-        )
+        detail = "the environment actor died 2 times while this call was running"
+        assert waiting.result() == Reply(None, "error", detail)
         assert handle.advance(call("x", episode="b")).result() == Reply(Turn("1: x"))
 
 

@@ -62,14 +62,12 @@ class Pair:
     def sync(self, capacity: int = WEIGHT_BUCKET_BYTES) -> SyncReport:
         """Publish the model's weights and load them, bucket by bucket."""
         self.version += 1
-        packer = BucketPacker(self.weights(), capacity=capacity)
-        index = 0
-        while True:
+        packer, index = BucketPacker(self.weights(), capacity=capacity), 0
+        while not packer.empty:
             bucket = self.publisher.publish(packer, self.version, index)
-            report = ray.get(self.actor.receive.remote(bucket))
+            report: SyncReport = ray.get(self.actor.receive.remote(bucket))
             index += 1
-            if bucket.last:
-                return report
+        return report
 
     @contextmanager
     def broken(self, fault: str, *arguments: Any, **options: Any) -> Iterator[None]:
@@ -181,12 +179,10 @@ def test_every_group_comes_once_and_whole_whatever_the_order(pair: Pair) -> None
     assert sorted(groups) == sorted(request.prompt.id for request in requests)
     for request in requests:
         group = groups[request.prompt.id]
-        assert len(group.samples) == request.num_samples
+        assert (len(group.samples), group.weights_version) == (request.num_samples, pair.version)
         assert np.array_equal(group.prompt_token_ids, request.prompt_token_ids)
-        assert group.weights_version == pair.version
         for sample in group.samples:
-            assert sample.token_ids.dtype == np.int32
-            assert sample.logprobs.dtype == np.float32
+            assert (sample.token_ids.dtype, sample.logprobs.dtype) == (np.int32, np.float32)
             assert sample.token_ids.shape == sample.logprobs.shape
             ended = [int(token) == END for token in sample.token_ids]
             assert not any(ended[:-1])

@@ -71,10 +71,9 @@ def silent(problem):
 
 def forks(problem):
     """Leaves a child, and one in a session of its own."""
-    subprocess.Popen(STRAY)
-    subprocess.Popen(STRAY, start_new_session=True)
-    ask([user("one")])
-    time.sleep(600)
+    for own in (False, True):
+        subprocess.Popen(STRAY, start_new_session=own)
+    hangs(problem)
 
 
 def floods(problem):
@@ -136,15 +135,14 @@ def borrows(problem):
 
 def probes(problem):
     """Sends what is refused, and reports the statuses as a message."""
+    image = {"role": "user", "content": [{"type": "image_url"}]}
+    histories = [], [image], [user("\ud800")], [user("x" * 30_000_000)]
     cases = [
         post("/models", None, key="x" * 43),
         post("/chat/completions", {"messages": [user("x")]}, key="another"),
         post("/nowhere", {}),
         post("/chat/completions", {"messages": [user("x")], "n": 2}),
-        post("/chat/completions", {"messages": []}),
-        post("/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
-        post("/chat/completions", {"messages": [user("\ud800")]}),
-        post("/chat/completions", {"messages": [user("x" * 30_000_000)]}),
+        *(post("/chat/completions", {"messages": history}) for history in histories),
         post("/episodes/reward", {"reward": float("nan")}),
         post("/models", None),
     ]

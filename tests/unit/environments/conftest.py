@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +13,7 @@ from support.processes import processes_with
 from gxpo_trainer.config.tasks import EnvironmentConfig
 
 MODULE = "faulty_environments"
-CLASSES = (
-    *("Counter", "Forgetful", "Drifting", "NoMessages", "LongReset", "ManyMessages", "TextReset", "FailingConstructor"),
-    *("TextStep", "RaisingStep"),
-    *("NoStep", "WrongStep", "AsynchronousStep", "NeedsArguments", "NOT_A_CLASS", "Missing"),
-)
+CLASSES = re.findall(r"^class (\w+)", Path(__file__).with_name(f"{MODULE}.py").read_text(), re.MULTILINE)
 
 
 @pytest.fixture
@@ -30,7 +27,7 @@ def configured(
     monkeypatch: pytest.MonkeyPatch, descendants: Callable[[], set[int]]
 ) -> Iterator[Callable[..., EnvironmentConfig]]:
     """The settings for one of the faulty classes, which are allowed and importable. No process is left at the end."""
-    monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", ",".join(f"{MODULE}:{name}" for name in CLASSES))
+    monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", ",".join(f"{MODULE}:{n}" for n in (*CLASSES, "NUMBER", "Missing")))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.syspath_prepend(Path(__file__).parent)
 

@@ -1,5 +1,6 @@
 """Environments that fail in every way that a process can; the action names the way."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, NoReturn
 
 from gxpo_trainer.environments import Observation, Problem, Turn
 
@@ -25,11 +27,10 @@ class Counter:
         fault = getattr(self, f"_{action}", None)
         return fault() if fault is not None else Turn(f"turn {self.turns}: {action}")
 
-    def _sleep(self) -> Turn:
+    def _sleep(self) -> None:
         time.sleep(600)
-        return Turn()
 
-    def _spin(self) -> Turn:
+    def _spin(self) -> NoReturn:
         while True:
             pass
 
@@ -37,30 +38,27 @@ class Counter:
         os.kill(os.getpid(), signal.SIGSTOP)
         return Turn("continued")
 
-    def _exit(self) -> Turn:
+    def _exit(self) -> NoReturn:
         os._exit(7)
 
-    def _quit(self) -> Turn:
+    def _quit(self) -> NoReturn:
         sys.exit("bye")
 
-    def _segfault(self) -> Turn:
+    def _segfault(self) -> None:
         ctypes.string_at(0)
-        return Turn()
 
-    def _kill_itself(self) -> Turn:
+    def _kill_itself(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
-        return Turn()
 
-    def _kill_parent(self) -> Turn:
+    def _kill_parent(self) -> None:
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)
-        return Turn()
 
     def _stop_parent(self) -> Turn:
         os.kill(os.getppid(), signal.SIGSTOP)
         return Turn("stopped it")
 
-    def _eat_memory(self) -> Turn:
+    def _eat_memory(self) -> NoReturn:
         eaten = []
         while True:
             eaten.append(bytearray(1 << 24))
@@ -68,8 +66,7 @@ class Counter:
     def _long(self) -> Turn:
         return Turn("x" * 10_000_000)
 
-    def _none(self) -> Turn:
-        return None  # type: ignore[return-value]
+    def _none(self) -> None: ...
 
     def _surrogate(self) -> Turn:
         return Turn("\ud83d")
@@ -77,7 +74,7 @@ class Counter:
     def _nan(self) -> Turn:
         return Turn("", reward=float("nan"))
 
-    def _raise(self) -> Turn:
+    def _raise(self) -> NoReturn:
         raise ValueError("no such tool")
 
     def _print(self) -> Turn:
@@ -86,22 +83,15 @@ class Counter:
         os.write(1, b'{"failure": "printed"}\n')
         return Turn(f"printed to {Path('/proc/self/fd/1').readlink()}")
 
-    def _write_to_all_descriptors(self) -> Turn:
+    def _write_to_all_descriptors(self, text: bytes = b"garbage\n", times: int = 1) -> Turn:
         for descriptor in range(3, 64):
-            try:
-                os.write(descriptor, b"garbage\n")
-            except OSError:
-                continue
+            with contextlib.suppress(OSError):
+                for _ in range(times):
+                    os.write(descriptor, text)
         return Turn("wrote")
 
     def _flood_all_descriptors(self) -> Turn:
-        for descriptor in range(3, 64):
-            try:
-                while True:
-                    os.write(descriptor, b"x" * 65536)
-            except OSError:
-                continue
-        return Turn("wrote")
+        return self._write_to_all_descriptors(b"x" * 65536, 1 << 30)
 
     def _leave_children(self) -> Turn:
         """A child of each kind: of the same group, of its own session, an orphan, a fork that holds the socket."""
@@ -116,7 +106,7 @@ class Counter:
             time.sleep(600)
         return Turn("left")
 
-    def _leave_children_and_exit(self) -> Turn:
+    def _leave_children_and_exit(self) -> NoReturn:
         self._leave_children()
         os._exit(0)
 
@@ -132,34 +122,26 @@ class Forgetful(Counter):
         return Observation.of_text(f"process {os.getpid()}")
 
 
-class Drifting(Counter):
-    """Another turn in each process."""
-
-    def step(self, action: str) -> Turn:
-        return Turn(f"process {os.getpid()}")
-
-
 class NoMessages:
+    first: Any = Observation(())
+
     def reset(self, problem: Problem, seed: int) -> Observation:
-        return Observation(())
+        return self.first
 
     def step(self, action: str) -> Turn:
         return Turn()
 
 
 class LongReset(NoMessages):
-    def reset(self, problem: Problem, seed: int) -> Observation:
-        return Observation.of_text("x" * 10_000_000)
+    first = Observation.of_text("x" * 10_000_000)
 
 
 class ManyMessages(NoMessages):
-    def reset(self, problem: Problem, seed: int) -> Observation:
-        return Observation(({"role": "user", "content": ""},) * 500_000)
+    first = Observation(({"role": "user", "content": ""},) * 500_000)
 
 
 class TextReset(NoMessages):
-    def reset(self, problem: Problem, seed: int) -> Observation:
-        return problem.text  # type: ignore[return-value]
+    first = "text"
 
 
 class FailingConstructor(NoMessages):
@@ -187,7 +169,7 @@ class NeedsArguments(NoMessages):
         self.address = address
 
 
-NOT_A_CLASS = 3
+NUMBER = 3
 
 
 class TextStep(Counter):

@@ -82,20 +82,15 @@ async def play(
 
 @pytest.mark.parametrize("function", [False, True])
 async def test_an_agent_asks_and_rewards(started: Configured, function: bool) -> None:
-    first, second, last = await play(started("twice", function=function))
-    assert first == Reply(ChatRequest(message("How much?")))
-    assert isinstance(second.answer, ChatRequest)
-    assert second.answer.messages[1] == {"role": "assistant", "content": "12"}
-    assert second.answer.messages[2]["content"] == "again 12"
-    assert second.answer.reward == 0.25
-    assert last == Reply(Turn(reward=0.5, done=True))
+    first = message("How much?")
+    history = (*first, {"role": "assistant", "content": "12"}, *message("again 12"))
+    replies = Reply(ChatRequest(first)), Reply(ChatRequest(history, reward=0.25)), Reply(Turn(reward=0.5, done=True))
+    assert await play(started("twice", function=function)) == [*replies]
 
 
 async def test_a_coroutine_function_is_awaited(started: Configured) -> None:
-    assert await play(started("asynchronous", function=True)) == [
-        Reply(ChatRequest(message("42"))),
-        Reply(Turn(done=True)),
-    ]
+    replies = await play(started("asynchronous", function=True))
+    assert replies == [Reply(ChatRequest(message("42"))), Reply(Turn(done=True))]
 
 
 async def test_the_documented_agent_calculates(
@@ -107,11 +102,8 @@ async def test_the_documented_agent_calculates(
     for start in ({"function": "my_agent:play"}, {"command": [sys.executable, str(tmp_path / "my_agent.py")]}):
         first, second, last = await play(AgentConfig.model_validate(start), said=said)
         assert first.answer.messages == message("How much?")
-        assert second.answer.messages == (
-            *message("How much?"),
-            {"role": "assistant", "content": said[0]},
-            *message("42"),
-        )
+        history = *message("How much?"), {"role": "assistant", "content": said[0]}, *message("42")
+        assert second.answer.messages == history
         assert last == Reply(Turn(done=True))
 
 
@@ -197,12 +189,9 @@ async def test_tool_calls_reach_the_client_and_come_back(started: Configured) ->
     calls = [{"id": "call_1", "type": "function", "function": function}]
     called = {"role": "assistant", "content": None, "tool_calls": calls}
     action = json.dumps({"message": called, "finish_reason": "tool_calls", "usage": [9, 3]})
-    host = EnvironmentHost(started("uses_tools"))
-    try:
+    async with hosting(started("uses_tools")) as host:
         first = await host.advance(Call("a", PROBLEM, 5))
         second = await host.advance(Call("a", PROBLEM, 5, (action,)))
-    finally:
-        await host.close()
     assert first.answer.tools[0]["function"]["name"] == "calc"
     assert second.failure is None, second.detail
     _, back, answer = second.answer.messages
@@ -241,14 +230,11 @@ async def test_a_flood_and_a_lost_connection_disturb_no_other_episode(started: C
 
 
 async def test_an_agent_that_is_lost_with_the_worker_is_started_and_answered_again(started: Configured) -> None:
-    host = EnvironmentHost(started("twice"))
-    try:
+    async with hosting(started("twice")) as host:
         first = await host.advance(Call("a", PROBLEM, 5))
-        assert host.worker_pid is not None
-        os.kill(host.worker_pid, signal.SIGKILL)
+        assert host._worker is not None
+        os.kill(host._worker.pid, signal.SIGKILL)
         second = await host.advance(Call("a", PROBLEM, 5, (SAID,)))
-    finally:
-        await host.close()
     assert first.answer is not None
     assert second.answer is not None
     assert second.answer.reward == 0.25
@@ -274,15 +260,9 @@ def test_only_listed_agents_are_started(started: Configured, monkeypatch: pytest
         check_environment(AgentConfig(url="http://127.0.0.1:9"), PROBLEM, 5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({}, "set one of command, function and url"),
-        ({"command": ["x"], "function": "a:b"}, "set one of command, function and url"),
-    ],
-)
-def test_settings_that_start_no_agent_are_refused(settings: dict[str, object], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
+@pytest.mark.parametrize("settings", [{}, {"command": ["x"], "function": "a:b"}])
+def test_settings_that_start_no_agent_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="set one of command, function and url"):
         RunConfig.model_validate({"environment": {"name": "agent", **settings}})
 
 

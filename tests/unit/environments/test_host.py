@@ -22,8 +22,11 @@ Configured = Callable[..., EnvironmentConfig]
 Descendants = Callable[[], set[int]]
 
 
-def call(*actions: str, episode: str = "a", **extra: object) -> Call:
-    return Call(episode, Problem("p1", "Count", "3", extra), 5, actions)
+PROBLEM = Problem("p1", "Count", "3", {})
+
+
+def call(*actions: str, episode: str = "a") -> Call:
+    return Call(episode, PROBLEM, 5, actions)
 
 
 @asynccontextmanager
@@ -33,12 +36,6 @@ async def running(config: EnvironmentConfig) -> AsyncIterator[EnvironmentHost]:
         yield host
     finally:
         await host.close()
-
-
-async def reply_to(config: EnvironmentConfig, *actions: str, **extra: object) -> Reply:
-    """Reply to the last of these actions, as the only episode."""
-    async with running(config) as host:
-        return await host.advance(call(*actions, **extra))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -70,14 +67,11 @@ async def test_an_episode_is_a_process_with_its_own_state(configured: Configured
 
 async def test_a_repeated_call_gets_the_same_answer_without_another_step(configured: Configured) -> None:
     async with running(configured()) as host:
-        first = await host.advance(call("x"))
-        assert await host.advance(call("x")) == first == Reply(Turn("turn 1: x"))
-        assert await host.advance(call("other")) == Reply(
-            None,
-            "error",
-            "faulty_environments:Counter.step gave another answer when the episode was played again after its "
-            "process was lost; the same problem, seed and actions must give the same answers",
-        )
+        for _ in range(2):
+            assert await host.advance(call("x")) == Reply(Turn("turn 1: x"))
+        other = "faulty_environments:Counter.step gave another answer when the episode was played again after its "
+        other += "process was lost; the same problem, seed and actions must give the same answers"
+        assert await host.advance(call("other")) == Reply(None, "error", other)
 
 
 async def replies_to(config: EnvironmentConfig, actions: Sequence[str]) -> list[Reply]:
@@ -115,17 +109,12 @@ async def test_faults_are_errors_with_their_cause(configured: Configured) -> Non
         "write_to_all_descriptors": "something else than the answer was written to the socket",
         "flood_all_descriptors": "an answer has more than 1,600,000 bytes",
     }
-    replies = await replies_to(configured(memory_mb=256), list(details))
+    *replies, long, printed = await replies_to(configured(memory_mb=256), [*details, "long", "print"])
     for reply, detail in zip(replies, details.values(), strict=True):
         assert (reply.answer, reply.failure) == (None, "error")
         assert reply.detail.startswith(detail)
-
-
-async def test_long_answers_are_cut_and_printed_ones_ignored(configured: Configured) -> None:
-    assert await replies_to(configured(), ["long", "print"]) == [
-        Reply(Turn("x" * MAX_TEXT)),
-        Reply(Turn("printed to /dev/null")),
-    ]
+    assert long == Reply(Turn("x" * MAX_TEXT)), "it is cut"
+    assert printed == Reply(Turn("printed to /dev/null"))
 
 
 @pytest.mark.parametrize(
@@ -138,12 +127,15 @@ async def test_long_answers_are_cut_and_printed_ones_ignored(configured: Configu
     ],
 )
 async def test_first_messages_are_checked(configured: Configured, name: str, detail: str) -> None:
-    reply = await reply_to(configured(name))
+    async with running(configured(name)) as host:
+        reply = await host.advance(call())
     assert (reply.answer, reply.failure) == (None, "error")
     assert reply.detail.removeprefix("faulty_environments:").startswith(detail)
 
 
-async def test_children_of_an_episode_end_with_it(configured: Configured, descendants: Descendants) -> None:
+async def test_children_of_an_episode_end_with_it_or_with_a_killed_worker(
+    configured: Configured, descendants: Descendants
+) -> None:
     async with running(configured()) as host:
         await host.advance(call(episode="other"))
         kept = descendants()
@@ -157,6 +149,10 @@ async def test_children_of_an_episode_end_with_it(configured: Configured, descen
         host.end("a")
         await until(lambda: descendants() == kept)
         assert await host.advance(call("x", episode="other")) == Reply(Turn("turn 1: x"))
+        await host.advance(call("leave_children"))
+        assert host._worker is not None
+        os.kill(host._worker.pid, signal.SIGKILL)
+        await until(lambda: descendants() == set())
 
 
 async def test_an_episode_whose_process_was_killed_from_outside_is_played_again(configured: Configured) -> None:
@@ -170,11 +166,10 @@ async def test_an_episode_whose_process_was_killed_from_outside_is_played_again(
             assert host.pids()["a"] != lost
 
         waiting = asyncio.create_task(host.advance(call("x", "y", "stop")))
-        await until(lambda: psutil.Process(host.pids()["a"]).status() == psutil.STATUS_STOPPED)
+        await until(lambda: stopped(host) == ["a"])
         first = host.pids()["a"]
         os.kill(first, signal.SIGKILL)
-        await until(lambda: host.pids().get("a", first) != first)
-        await until(lambda: psutil.Process(host.pids()["a"]).status() == psutil.STATUS_STOPPED)
+        await until(lambda: host.pids().get("a", first) != first and stopped(host) == ["a"])
         os.kill(host.pids()["a"], signal.SIGCONT)
         assert await waiting == Reply(Turn("continued"))
 
@@ -184,31 +179,18 @@ async def test_an_episode_that_kills_the_worker_fails_alone(configured: Configur
         others = [f"other {number}" for number in range(3)]
         for episode in (*others, "killer"):
             await host.advance(call("x", episode=episode))
-        stopped = [asyncio.create_task(host.advance(call("x", "stop", episode=name))) for name in others]
-        await until(lambda: all(psutil.Process(host.pids()[name]).status() == psutil.STATUS_STOPPED for name in others))
+        calls = [asyncio.create_task(host.advance(call("x", "stop", episode=name))) for name in others]
+        await until(lambda: stopped(host) == others)
         before = [host.pids()[name] for name in others]
-        worker = host.worker_pid
+        worker = host._worker
         killed = await host.advance(call("x", "kill_parent", episode="killer"))
         assert killed.failure == "error"
-        await until(lambda: not set(before) & set(host.pids().values()) and set(others) <= set(host.pids()))
+        await until(lambda: not set(before) & set(host.pids().values()) and set(others) == set(stopped(host)))
         for name in others:
-            process = psutil.Process(host.pids()[name])
-            await until(lambda process=process: process.status() == psutil.STATUS_STOPPED)
-            process.resume()
-        assert await asyncio.gather(*stopped) == [Reply(Turn("continued"))] * 3
+            os.kill(host.pids()[name], signal.SIGCONT)
+        assert await asyncio.gather(*calls) == [Reply(Turn("continued"))] * 3
         assert await host.advance(call("x", "y", episode="new")) == Reply(Turn("turn 2: y"))
-        assert host.worker_pid not in (None, worker)
-
-
-async def test_children_of_an_episode_end_with_a_killed_worker(
-    configured: Configured, descendants: Descendants
-) -> None:
-    async with running(configured()) as host:
-        await host.advance(call("leave_children"))
-        await until(lambda: len(descendants()) == 6)
-        assert host.worker_pid is not None
-        os.kill(host.worker_pid, signal.SIGKILL)
-        await until(lambda: descendants() == set())
+        assert host._worker is not worker
 
 
 async def test_a_worker_that_was_stopped_is_replaced(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,15 +201,14 @@ async def test_a_worker_that_was_stopped_is_replaced(configured: Configured, mon
         assert await host.advance(call("x", episode="b")) == Reply(Turn("turn 1: x"))
 
 
-@pytest.mark.parametrize(("name", "method"), [("Forgetful", "reset"), ("Drifting", "step")])
-async def test_another_answer_after_a_lost_process_is_an_error(configured: Configured, name: str, method: str) -> None:
-    async with running(configured(name)) as host:
+async def test_another_answer_after_a_lost_process_is_an_error(configured: Configured) -> None:
+    async with running(configured("Forgetful")) as host:
         await host.advance(call("x"))
         os.kill(host.pids()["a"], signal.SIGKILL)
         await until(lambda: not host.pids())
         reply = await host.advance(call("x", "y"))
     assert (reply.answer, reply.failure) == (None, "error")
-    assert reply.detail.startswith(f"faulty_environments:{name}.{method} gave another answer when the episode was ")
+    assert reply.detail.startswith("faulty_environments:Forgetful.reset gave another answer when the episode was ")
 
 
 async def test_a_call_of_an_ended_episode_fails_at_once(configured: Configured) -> None:
@@ -241,20 +222,22 @@ async def test_a_call_of_an_ended_episode_fails_at_once(configured: Configured) 
         assert await queued == Reply(FIRST)
 
 
-async def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
-    def stopped(host: EnvironmentHost) -> list[str]:
-        return [name for name, pid in host.pids().items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
+def stopped(host: EnvironmentHost) -> list[str]:
+    """Episodes that have stopped themselves."""
+    return [name for name, pid in host.pids().items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
 
+
+async def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
     async with running(configured(workers=2)) as host:
         names = ["a", "b", "c"]
         calls = [asyncio.create_task(host.advance(call("stop", episode=name))) for name in names]
         await until(lambda: stopped(host) == ["a", "b"])
         assert set(host.pids()) == {"a", "b"}  # "c" waits for one of them
-        psutil.Process(host.pids()["a"]).resume()
+        os.kill(host.pids()["a"], signal.SIGCONT)
         assert await calls[0] == Reply(Turn("continued"))
         await until(lambda: stopped(host) == ["b", "c"])
         for name in ("b", "c"):
-            psutil.Process(host.pids()[name]).resume()
+            os.kill(host.pids()[name], signal.SIGCONT)
         assert await asyncio.gather(*calls) == [Reply(Turn("continued"))] * 3
 
 
@@ -272,14 +255,15 @@ async def test_the_processes_of_abandoned_episodes_end(configured: Configured) -
 async def test_a_worker_that_cannot_start_ends_the_run(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured()
     monkeypatch.setattr("gxpo_trainer.environments.processes.sys.executable", "/bin/false")
-    with pytest.raises(TrainingError, match=r"cannot be started \(3 attempts in a row\)") as raised:
-        await reply_to(config)
+    async with running(config) as host:
+        with pytest.raises(TrainingError, match=r"cannot be started \(3 attempts in a row\)") as raised:
+            await host.advance(call())
     assert raised.value.reason == "setup_failed"
 
 
 async def test_the_check_before_a_run_works_where_an_event_loop_runs(configured: Configured) -> None:
     for config in (EnvironmentConfig(), configured(), configured("RaisingStep")):
-        check_environment(config, Problem("p1", "Count", "3", {}), 5)
+        check_environment(config, PROBLEM, 5)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +273,7 @@ async def test_the_check_before_a_run_works_where_an_event_loop_runs(configured:
         ("AsynchronousStep", r"its method step is a coroutine; define step\(self, action\) without async"),
         ("WrongStep", r"its method step does not take these arguments \(too many positional arguments\)"),
         ("NeedsArguments", r"its method __init__ does not take these arguments \(missing a required argument"),
-        ("NOT_A_CLASS", "it is not a class; name one as package.module:Class"),
+        ("NUMBER", "it is not a class; name one as package.module:Class"),
         ("Missing", "Missing' does not exist: module faulty_environments has no Missing"),
         ("Unlisted", "Unlisted' is not allowed on this machine"),
         ("TextReset", r"begin an episode of problem p1: .*TextReset\.reset returned a value of type str"),
@@ -299,4 +283,4 @@ async def test_the_check_before_a_run_works_where_an_event_loop_runs(configured:
 )
 def test_the_check_before_a_run_refuses_what_cannot_be_used(configured: Configured, name: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        check_environment(configured(name), Problem("p1", "Count", "3", {}), 5)
+        check_environment(configured(name), PROBLEM, 5)

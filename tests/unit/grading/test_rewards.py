@@ -17,6 +17,7 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.grading.rewards import Correctness, Format, RewardFailed, RewardInput, Scorer
 from gxpo_trainer.plugins import allowed
+from gxpo_trainer.rollout.requests import Sampled
 from gxpo_trainer.rollout.verification import VerifierActor
 from gxpo_trainer.training.controller import component_means
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
@@ -153,7 +154,7 @@ def score(config: VerifierConfig, *groups: Group, rewards: bool = True) -> list[
     async def scenario() -> list[tuple[Verdict, ...]]:
         actor = VerifierActor(config)
         try:
-            return await actor.score(list(enumerate(groups)), rewards)
+            return await actor.score(Sampled([*enumerate(groups)], 0.0), rewards)
         finally:
             await actor.close()
 

@@ -10,6 +10,7 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,12 +18,14 @@ from hypothesis import strategies as st
 from gxpo_trainer.config import RunConfig, TimeoutsConfig
 from gxpo_trainer.config.base import Phase
 from gxpo_trainer.errors import Stalled
-from gxpo_trainer.rollout.engines import Dispatcher, Engine, Engines
-from gxpo_trainer.rollout.pool import Collection, RolloutPool
-from gxpo_trainer.rollout.requests import Intake, SamplerSettings, SamplingSettings, sample_seed
+from gxpo_trainer.rollout.engines import Engine, Engines
+from gxpo_trainer.rollout.pool import Collection, Dispatcher, RolloutPool
+from gxpo_trainer.rollout.requests import Intake, Sampled, SamplerSettings, SamplingSettings, sample_seed
 from gxpo_trainer.rollout.sampler import set_environment
+from gxpo_trainer.rollout.sources import RolloutPlanner
 from gxpo_trainer.rollout.timeline import Span, Timeline, overlap_fraction
 from gxpo_trainer.runtime.progress import ProgressWatch
+from gxpo_trainer.types import Group, Prompt
 
 SETUP_S, SAMPLING_S = 300.0, 10.0
 
@@ -51,9 +54,9 @@ class Machine:
         monkeypatch.setattr(self.engines, "_new_actor", lambda *_: (Actor(), object(), self.watch.running_s))
         self.engines.all = [Engine(i, Actor(), None, 0.0, version=0) for i in range(count)]
         placement.group.back_off = lambda restarts: None
-        pool = SimpleNamespace(
-            engines=self.engines, group=group, config=RunConfig(), timeline=Timeline(), stream_ids=iter([1])
-        )
+        verifier = SimpleNamespace(submit=lambda _: object(), await_verdicts=lambda _: dict.fromkeys(range(9), ()))
+        parts = {"config": RunConfig(), "timeline": Timeline(), "stream_ids": iter([1]), "verifier": verifier}
+        pool = SimpleNamespace(engines=self.engines, group=group, **parts)
         self.collection = Collection(cast(RolloutPool, pool), SamplingSettings(8), lambda: self.engines.ready)
 
     def wait_for_one(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
@@ -91,11 +94,6 @@ def test_the_only_engine_has_setup_s_to_come_back_and_that_is_no_training_time(m
     assert machine.wait(20 * SAMPLING_S, [lost.status]) == [lost.status]
     assert machine.watch.working_s == begin
     assert lost.restarts == 1
-
-
-def test_a_start_that_hangs_is_restarted_after_setup_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, 1)
-    lost = machine.lose(0)
     assert machine.wait(10 * SETUP_S) == []
     assert lost.restarts == 2
     assert "(timeouts.setup_s = 300)" in machine.events[-1]
@@ -135,19 +133,30 @@ def test_a_stall_of_the_learner_is_its_own_while_an_engine_starts(monkeypatch: p
     assert lost.restarts == 1
 
 
+@pytest.mark.parametrize(("busy_s", "idle"), [(4.0, 0.6), (12.0, 0.0)])
+def test_engines_that_sample_ahead_are_idle_for_a_share_of_the_time_since_the_batch_before(
+    monkeypatch: pytest.MonkeyPatch, busy_s: float, idle: float
+) -> None:
+    """Two engines, a batch of one group every 10 s; engine 1 never gets a request."""
+    monkeypatch.setattr("gxpo_trainer.rollout.pool.result_of", lambda item: item)
+    monkeypatch.setattr("gxpo_trainer.rollout.pool.ray.wait", lambda calls, **_: (calls, []))
+    machine = Machine(monkeypatch, 2)
+    planner = RolloutPlanner(RunConfig(), [Prompt("a", "", "")], [np.zeros(1, np.int32)])
+    request = planner.requests([0], 1)[0]
+    group = Group(request.prompt, request.prompt_token_ids, (), 0)
+    items = iter([Sampled([(0, group)], 2 * busy_s), Sampled([(1, group)], 2 * busy_s)])
+    machine.collection._streams = {items: (machine.engines.all[0], machine.engines.all[0].actor)}
+    machine.collection._dispatcher.add_engine(0)
+    for _ in range(2):
+        indices = machine.collection.add([request])
+        machine.now += 7.0  # the learner updates
+        machine.answers = iter([(3.0, [items])])
+        collected = machine.collection.await_groups(indices)
+        assert (collected.rollout_s, collected.elapsed_s, collected.busy_s) == (3.0, 10.0, busy_s)
+        assert planner.complete(collected, 1, pytest.fail).idle_fraction == pytest.approx(idle)
+
+
 # Environment variables set before vLLM is imported.
-
-
-def sampler(device: Any, **rollout: Any) -> SamplerSettings:
-    return SamplerSettings(RunConfig.model_validate({"rollout": rollout}), "model", device)
-
-
-@pytest.fixture
-def empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A temporary environment without the variables under test."""
-    for name in ("TORCH_COMPILE_DISABLE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_BATCH_INVARIANT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
 
 
 @pytest.mark.parametrize(
@@ -160,25 +169,21 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_eager_engines_do_not_compile_and_deterministic_ones_on_gpus_are_batch_invariant(
-    empty: None, device: str, rollout: dict[str, Any], compiles: bool, invariant: str | None
+    monkeypatch: pytest.MonkeyPatch, device: Any, rollout: dict[str, Any], compiles: bool, invariant: str | None
 ) -> None:
-    set_environment(sampler(device, **rollout))
+    from vllm import envs
+
+    names = {"TORCH_COMPILE_DISABLE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_BATCH_INVARIANT"}
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in names})
+    settings = SamplerSettings(RunConfig.model_validate({"rollout": rollout}), "model", device)
+    set_environment(settings)
     assert ("TORCH_COMPILE_DISABLE" not in os.environ) == compiles
     assert ("VLLM_CPU_KVCACHE_SPACE" in os.environ) == (device == "cpu")
     assert os.environ.get("VLLM_BATCH_INVARIANT") == invariant
-
-
-def test_vllm_knows_the_variable_for_batch_invariant_kernels() -> None:
-    """vLLM ignores variables that it does not know."""
-    from vllm import envs
-
-    assert "VLLM_BATCH_INVARIANT" in envs.environment_variables
-
-
-def test_variables_set_by_the_user_are_kept(empty: None) -> None:
+    assert "VLLM_BATCH_INVARIANT" in envs.environment_variables, "vLLM ignores variables that it does not know"
     os.environ["TORCH_COMPILE_DISABLE"] = "0"
-    set_environment(sampler("cpu"))
-    assert os.environ["TORCH_COMPILE_DISABLE"] == "0"
+    set_environment(settings)
+    assert os.environ["TORCH_COMPILE_DISABLE"] == "0", "what the user has set is kept"
 
 
 # Which engine gets which request, whatever dies in between.
@@ -193,34 +198,23 @@ def test_the_engine_with_the_fewest_unfinished_tokens_gets_the_next_request() ->
     assert dispatcher.assign() == {0: [0], 1: [1, 2, 3]}
 
 
-def test_requests_of_a_lost_engine_come_before_those_that_wait() -> None:
-    dispatcher = Dispatcher(2)
-    dispatcher.add([1] * 4, [1] * 4)
-    dispatcher.add_engine(0)
-    assert dispatcher.assign() == {0: [0, 1]}
-    dispatcher.remove_engine(0)
-    dispatcher.add_engine(1)
-    assert dispatcher.assign() == {1: [0, 1]}
-    dispatcher.finish(1, 0)
-    with pytest.raises(KeyError):
-        dispatcher.finish(1, 0)
-
-
-def test_requests_that_are_added_later_wait_behind_or_before_the_others() -> None:
+def test_requests_of_a_lost_engine_and_urgent_ones_come_before_those_that_wait() -> None:
     dispatcher = Dispatcher(1)
     dispatcher.add([1] * 2, [1] * 2)
     dispatcher.add_engine(0)
     assert dispatcher.assign() == {0: [0]}
     assert dispatcher.add([1, 1], [1, 1]) == [2, 3]
     assert dispatcher.add([1, 1], [1, 1], first=True) == [4, 5]
+    dispatcher.remove_engine(0)
+    dispatcher.add_engine(1)
     order = []
     while not dispatcher.done:
-        order.append(open_ := next(iter(dispatcher._open[0])))
-        assert not dispatcher.finished.issuperset([0, open_])
-        dispatcher.finish(0, open_)
         dispatcher.assign()
+        order += dispatcher.open[1]
+        dispatcher.finish(1, order[-1])
     assert order == [0, 4, 5, 1, 2, 3]
-    assert dispatcher.finished.issuperset([2, 5])
+    with pytest.raises(KeyError):
+        dispatcher.finish(1, 0)
 
 
 @given(st.integers(0, 40), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**32))
@@ -267,8 +261,7 @@ A, B = cast(Any, (0, "a")), cast(Any, (1, "b"))
 def test_requests_arrive_in_order_before_the_end() -> None:
     intake = Intake()
     intake.put([A])
-    intake.put([B])
-    intake.close()
+    intake.put([B], last=True)
     assert not intake.requests
     intake.run_calls(wait=True)
     assert ([*intake.requests], intake.closed) == ([A, B], True)
@@ -318,41 +311,21 @@ def test_every_turn_of_every_sample_has_a_seed_of_its_own() -> None:
     assert sample_seed(None, 3, 2) is None, "unseeded requests stay unseeded"
 
 
-# Spans of activities, by a clock that the tests move.
+# Spans of activities, by a clock that the test moves.
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_process_has_one_activity_at_a_time() -> None:
-    clock = Clock()
-    timeline = Timeline(clock)
-    timeline.enter("engine 0", "sampling")
-    clock.now = 2.0
-    timeline.enter("engine 0", "sampling")
-    clock.now = 3.0
-    timeline.enter("engine 0", "syncing")
-    clock.now = 4.0
-    timeline.enter("engine 0", None)
-    timeline.enter("engine 0", None)
-    assert timeline.cut(0.0) == [Span("engine 0", "sampling", 0.0, 3.0), Span("engine 0", "syncing", 3.0, 4.0)]
-
-
-def test_a_window_clips_spans_and_holds_those_that_go_on() -> None:
-    clock = Clock()
-    timeline = Timeline(clock)
+def test_a_process_has_one_activity_at_a_time_and_a_window_clips_spans() -> None:
+    clock = SimpleNamespace(now=0.0)
+    timeline = Timeline(lambda: clock.now)
     timeline.enter("learner", "updating")
+    for clock.now, activity in ((1.0, "sampling"), (2.0, "sampling"), (3.0, "syncing"), (4.0, None), (4.5, None)):
+        timeline.enter("engine 0", activity)  # type: ignore[arg-type]
     clock.now = 5.0
     timeline.enter("learner", None)
+    ended = [Span("engine 0", "sampling", 2.5, 3.0), Span("engine 0", "syncing", 3.0, 4.0)]
+    assert timeline.cut(2.5) == [*ended, Span("learner", "updating", 2.5, 5.0)]
     timeline.enter("engine 0", "sampling")
-    clock.now = 7.0
-    assert timeline.cut(2.0) == [Span("engine 0", "sampling", 5.0, 7.0), Span("learner", "updating", 2.0, 5.0)]
     clock.now = 8.0
-    assert timeline.cut(7.0) == [Span("engine 0", "sampling", 7.0, 8.0)]
     with timeline.during("learner", "saving"):
         clock.now = 9.0
     clock.now = 20.0

@@ -17,7 +17,7 @@ from gxpo_trainer.environments.contract import Call, Observation, Problem, Reply
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.conversations import Conversations
 from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplingSettings
-from gxpo_trainer.rollout.vllm_driver import Response, Weights
+from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, Weights
 from gxpo_trainer.types import Group, Prompt, ScoredGroup, Verdict
 
 # As Qwen3: the reasoning of a turn is rendered only where no message of the user follows; a last turn always has some.
@@ -32,31 +32,25 @@ QWEN3 = (
 FIRST, THOUGHT, PLAIN, LAST = "<think>6*7</think>42", "<think>so</think>43", "44", "<think>no</think>45"
 
 
-class ScriptedEngine:
+class ScriptedEngine(EngineDriver):
     """Samples the given turns, letter by letter, which the tokenizer would not do."""
-
-    current_weights = Weights(3, "")
 
     def __init__(self, tokenizer: Any, turns: Sequence[str]) -> None:
         self.tokenizer, self.turns = tokenizer, list(turns)
+        self.weights = Weights(3, "")
         self.limits: list[int] = []
         self.sampled: list[list[int]] = []
-        self.running: list[Response] = []
+        self.waiting: list[Response] = []
 
-    def start(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
-        response = Response(None, len(prompt), sampling.max_new_tokens, [(self.current_weights.version, 0)])
-        self.running.append(response)
-        return [response]
+    def start(self, token_ids: Sequence[int], sampling: SamplingSettings, seeds: Any) -> list[Response]:
+        self.waiting.append(Response(None, len(token_ids), sampling.max_new_tokens, [(3, 0)]))
+        return self.waiting[-1:]
 
-    def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
-        begin = len(response.token_ids)
-        response.token_ids += token_ids
-        response.observed.append((begin, len(response.token_ids)))
-        response._logprobs.append(np.zeros((len(token_ids), 1), np.float32))
-        self.running.append(response)
+    def _continue(self, response: Response, seed: int | None) -> None:
+        self.waiting.append(response)
 
     def step(self) -> list[Response]:
-        finished, self.running = self.running, []
+        finished, self.waiting = self.waiting, []
         for response in finished:
             self._sample(response)
         return finished
@@ -84,20 +78,13 @@ class Echo:
     def end(self, name: str) -> None: ...
 
 
-def play(template: str | None, turns: Sequence[str], max_length: int = 400) -> tuple[Group, ScriptedEngine, Any]:
+def play(template: str | None, turns: Sequence[str]) -> tuple[Group, ScriptedEngine, Any]:
     tokenizer: Any = AutoTokenizer.from_pretrained(STARTER_FOLDER)
     tokenizer.chat_template = template or tokenizer.chat_template
     engine, intake = ScriptedEngine(tokenizer, turns), Intake()
     environment = EnvironmentConfig(name="calculator", max_turns=5, max_observation_tokens=20)
-    conversations = Conversations(
-        engine,
-        tokenizer,
-        SamplingSettings(160),
-        max_length,
-        environments=Echo(),
-        config=environment,
-        intake=intake,  # type: ignore[arg-type]
-    )
+    parts = engine, tokenizer, SamplingSettings(160), 400
+    conversations = Conversations(*parts, environments=Echo(), config=environment, intake=intake)
     start = EpisodeStart(Problem("p", "6*7?", "42", {}), 0)
     conversations.begin(0, SampleRequest(Prompt("p", "6*7?", "42"), np.zeros(1, np.int32), 1, episode=start))
     while True:

@@ -69,7 +69,7 @@ class StandInCollection:
         while not {*indices} <= {*self.sampled_by}:
             self.advance()
         groups = [self.group(self.requests[index], self.sampled_by[index]) for index in indices]
-        return Collected(groups, 0.0, 0.0, 0.0, 1)
+        return Collected(groups, 0.0, 0.0, 4.0, 3.0, 1)
 
     @staticmethod
     def group(request: Any, version: int) -> ScoredGroup:
@@ -108,6 +108,8 @@ def make(settings: RunConfig) -> tuple[AsyncRollouts, StandInPool]:
 def train(rollouts: AsyncRollouts, first: int, last: int, *, served: int) -> list[list[int]]:
     """Versions that sampled the groups of each step. served: requests that finish while the learner updates."""
     versions = []
+    if first == 1:
+        rollouts.sync(0)
     for step in range(first, last + 1):
         groups = rollouts.batch(step).groups
         versions.append([scored.group.weights_version for scored in groups])
@@ -127,7 +129,6 @@ def test_no_batch_is_older_than_allowed_and_every_prompt_is_sampled_once(
     served: int, depth: int, in_flight: bool
 ) -> None:
     rollouts, _ = make(config(async_depth=depth, update_in_flight=in_flight))
-    rollouts.sync(0)
     versions = train(rollouts, 1, 9, served=served)
     assert all(step - depth <= version <= step for step, row in enumerate(versions) for version in row)
     names = [request.prompt.id for request in rollouts._open().requests]  # type: ignore[attr-defined]
@@ -136,7 +137,6 @@ def test_no_batch_is_older_than_allowed_and_every_prompt_is_sampled_once(
 
 def test_in_flight_engines_take_every_version_at_once() -> None:
     rollouts, pool = make(config(update_in_flight=True))
-    rollouts.sync(0)
     versions = train(rollouts, 1, 4, served=1)
     assert pool.synced == [0, 1, 2, 3, 4]
     # One request finishes during each update, so that half of a batch is stale.
@@ -146,7 +146,6 @@ def test_in_flight_engines_take_every_version_at_once() -> None:
 @pytest.mark.parametrize("served", [0, 1, 9])
 def test_deterministic_versions_do_not_depend_on_the_clock_and_begin_anew_at_checkpoints(served: int) -> None:
     rollouts, _ = make(config(async_depth=2, deterministic=True))
-    rollouts.sync(0)
     versions = train(rollouts, 1, 9, served=served)
     assert versions == [[v, v] for v in (0, 0, 0, 1, 4, 4, 4, 5, 8)]
 
@@ -154,23 +153,20 @@ def test_deterministic_versions_do_not_depend_on_the_clock_and_begin_anew_at_che
 def test_a_resumed_run_samples_the_prompts_that_were_under_way() -> None:
     settings = config(async_depth=2)
     rollouts, _ = make(settings)
-    rollouts.sync(0)
     train(rollouts, 1, 3, served=1)
-    state = rollouts.state_dict()
-    wanted = [[g.group.prompt.id for g in rollouts.batch(step).groups] for step in (4, 5)]
     resumed, _ = make(settings)
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(rollouts.state_dict())
     resumed.sync(3)
-    assert [[g.group.prompt.id for g in resumed.batch(step).groups] for step in (4, 5)] == wanted
-    rollouts.sync(5)
-    resumed.sync(5)
-    last = [[g.group.prompt.id for g in it.batch(6).groups] for it in (rollouts, resumed)]
-    assert last[0] == last[1]
+    drawn = []
+    for source in (rollouts, resumed):
+        steps = [source.batch(4), source.batch(5)]
+        source.sync(5)
+        drawn.append([[scored.group.prompt.id for scored in batch.groups] for batch in (*steps, source.batch(6))])
+    assert drawn[0] == drawn[1]
 
 
 def test_recovery_drops_what_lost_weights_have_sampled() -> None:
     rollouts, _ = make(config())
-    rollouts.sync(0)
     train(rollouts, 1, 2, served=9)
     state, dropped = rollouts.state_dict(), rollouts._open()
     train(rollouts, 3, 3, served=9)
@@ -183,7 +179,6 @@ def test_recovery_drops_what_lost_weights_have_sampled() -> None:
 
 def test_groups_that_are_too_old_are_dropped_counted_and_sampled_again() -> None:
     rollouts, pool = make(config())
-    rollouts.sync(0)
     train(rollouts, 1, 4, served=9)
     collection: Any = rollouts._open()
     while collection.waiting:
@@ -197,7 +192,6 @@ def test_groups_that_are_too_old_are_dropped_counted_and_sampled_again() -> None
 
 def test_an_evaluation_is_sampled_by_one_version_before_what_waits() -> None:
     rollouts, pool = make(config(async_depth=2))
-    rollouts.sync(0)
     train(rollouts, 1, 1, served=0)
     request = rollouts._planner.requests([50, 51], -1)
     scored = rollouts.collect(request, rollouts._planner.sampling, 1)
@@ -221,9 +215,6 @@ def test_a_learner_that_stalls_is_noticed_although_the_engines_make_progress(mon
         rollouts.serve(["update"], "updating")
     # The stalled time is not training time.
     assert watch.working_s == 0.0
-
-
-# ---- requests -------------------------------------------------------------------------------------------------------
 
 
 IDS = np.array([1, 2], dtype=np.int32)
@@ -298,26 +289,20 @@ def test_the_sampled_source_begins_with_the_weights_of_the_last_supervised_step(
 
 @pytest.mark.parametrize("done", [1, 2, 3])
 def test_a_resumed_warm_start_draws_the_rows_and_prompts_of_an_uninterrupted_one(done: int) -> None:
-    def drawn(source: DatasetSource, first: int) -> list[list[Any]]:
+    def drawn(source: DatasetSource, first: int, last: int) -> list[list[Any]]:
+        source.sync(first - 1)
         steps = []
-        for step in range(first, 5):
+        for step in range(first, last + 1):
             batch = source.batch(step)
             steps.append(rows_of(batch) if isinstance(batch, StepBatch) else [g.group.prompt.id for g in batch.groups])
             source.sync(step)
         return steps
 
-    whole, _ = warm_started(2)
-    whole.sync(0)
-    expected = drawn(whole, 1)
-    begun, _ = warm_started(2)
-    begun.sync(0)
-    for step in range(1, done + 1):
-        begun.batch(step)
-        begun.sync(step)
-    resumed, _ = warm_started(2)
+    (whole, _), (begun, _), (resumed, _) = (warm_started(2) for _ in range(3))
+    expected = drawn(whole, 1, 4)
+    assert drawn(begun, 1, done) == expected[:done]
     resumed.load_state_dict(begun.state_dict())
-    resumed.sync(done)
-    assert drawn(resumed, done + 1) == expected[done:]
+    assert drawn(resumed, done + 1, 4) == expected[done:]
 
 
 def test_the_engines_of_a_supervised_run_are_synced_for_an_evaluation() -> None:

@@ -19,6 +19,7 @@ from gxpo_trainer.errors import ConfigError, VerifierFailed
 from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, tokens
 from gxpo_trainer.plugins import check_address
+from gxpo_trainer.rollout.requests import Sampled
 from gxpo_trainer.rollout.sources import http_usage
 from gxpo_trainer.rollout.verification import VerifierActor, check_rewards, episode_verdict
 from gxpo_trainer.training.proofs import check_verdicts
@@ -62,7 +63,7 @@ def score(rewards: tuple[AnyReward, ...], group: Group, *, components: bool = Tr
     async def scenario() -> list[tuple[Verdict, ...]]:
         actor = VerifierActor(VerifierConfig(workers=1, deadline_s=PATIENCE_S, rewards=rewards))
         try:
-            return await actor.score([(0, group)], components)
+            return await actor.score(Sampled([(0, group)], 0.0), components)
         finally:
             await actor.close()
 
@@ -94,7 +95,7 @@ def test_an_episode_decides_its_verdict_by_failing_or_by_its_rewards(sample: Sam
 
 
 def test_without_an_answer_only_other_components_judge() -> None:
-    group = Group(Prompt("p", "Write.", ""), np.zeros(1, np.int32), (single(RIGHT), played(RIGHT)), 0)
+    group = Group(Prompt("p", "Write.", ""), IDS, (single(RIGHT), played(RIGHT)), 0)
     for verdict in score((RewardConfig(name="format", weight=2.0),), group):
         assert (verdict.status, verdict.reward, verdict.components) == ("ungraded", 2.0, {"format": 1.0})
     assert [verdict.reward for verdict in score((RewardConfig(),), group)] == [None, None]
@@ -155,8 +156,7 @@ def judge(url: str, label: str = "judge", **settings: Any) -> HttpRewardConfig:
     return HttpRewardConfig.model_validate({"url": url, "label": label, "deadline_s": PATIENCE_S, **settings})
 
 
-def failed_episode() -> Sample:
-    return played("", end="error", detail="it broke")
+FAILED = played("", end="error", detail="it broke")
 
 
 def half(_: int, body: Any, connection: socket.socket) -> None:
@@ -172,9 +172,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:
     with RewardServer(half) as started:
         monkeypatch.setenv(URLS, f"http://elsewhere/, {started.url}")
         yield started
-
-
-# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def test_all_components_are_weighed_in_the_order_of_the_run_file(server: RewardServer) -> None:
@@ -221,10 +218,12 @@ def test_what_is_posted(server: RewardServer) -> None:
     ]
 
 
-def test_an_answer_without_a_verdict_is_not_posted(server: RewardServer) -> None:
-    failed, fine = score((judge(server.url),), group(failed_episode(), "5"))
+def test_an_answer_without_a_verdict_and_evaluations_are_not_posted(server: RewardServer) -> None:
+    failed, fine = score((judge(server.url),), group(FAILED, "5"))
     assert (failed.status, failed.detail, failed.http) == ("error", "it broke", HttpUsage())
     assert (fine.status, fine.components, fine.reward) == ("correct", {"judge": 0.5}, 0.5)
+    (verdict,) = score((judge(server.url),), group("5"), components=False)
+    assert (verdict.status, verdict.components, verdict.http) == ("correct", None, None)
     assert len(server.requests) == 1
 
 
@@ -242,19 +241,14 @@ def test_a_judge_of_groups_sees_all_judged_responses_and_its_failure_is_one_of_t
     with RewardServer(ranked) as server:
         monkeypatch.setenv(URLS, server.url)
         rewards = (RewardConfig(), judge(server.url, weight=0.1, per="group"))
-        verdicts = score(rewards, group("5", failed_episode(), "about 6", r"\boxed{5}."))
-        broken = score(rewards, group("5", "break", failed_episode()))
+        verdicts = score(rewards, group("5", FAILED, "about 6", r"\boxed{5}."))
+        broken = score(rewards, group("5", "break", FAILED))
     assert [entry["response"] for entry in server.requests[0]["responses"]] == ["5", "about 6", r"\boxed{5}."]
     assert [verdict.status for verdict in verdicts] == ["correct", "error", "wrong", "correct"]
     assert [verdict.reward for verdict in verdicts] == pytest.approx([1.0, None, 0.1, 1.2])
     assert [verdict.http.calls for verdict in verdicts if verdict.http] == [1, 0, 0, 0]
     assert [(verdict.status, verdict.reward) for verdict in broken] == [("error", None)] * 3
     assert [verdict.detail for verdict in broken] == ["reward judge: was answered with HTTP 500"] * 2 + ["it broke"]
-
-
-def test_evaluations_post_nothing(server: RewardServer) -> None:
-    (verdict,) = score((judge(server.url),), group("5"), components=False)
-    assert (verdict.status, verdict.components, verdict.http, server.requests) == ("correct", None, None, [])
 
 
 def test_a_run_stops_when_a_server_fails_for_too_many_answers(server: RewardServer) -> None:
@@ -275,14 +269,12 @@ def test_a_run_stops_when_a_server_fails_for_too_many_answers(server: RewardServ
 
 
 def test_the_cost_of_a_step_is_the_sum_over_its_answers(server: RewardServer) -> None:
-    ours = group("5", "5", "6", failed_episode())
+    ours = group("5", "5", "6", FAILED)
     verdicts = score((judge(server.url),), ours)
-    usage = http_usage([ScoredGroup(ours, verdicts)] * 2)
-    assert usage is not None
+    usage: Any = http_usage([ScoredGroup(ours, verdicts)] * 2)
     assert (usage.calls, usage.cache_hits) == (4, 2)
     assert usage.seconds > 0
-    more = http_usage([ScoredGroup(ours, verdicts)], usage)
-    assert more is not None
+    more: Any = http_usage([ScoredGroup(ours, verdicts)], usage)
     assert more.calls == 6
     assert http_usage([ScoredGroup(ours, (Verdict("correct", "5", 0.0),) * 4)]) is None
 
@@ -323,24 +315,20 @@ def test_settings_of_http_are_refused_for_other_components_in_one_message() -> N
     assert line.strip() == 'verifier.rewards[0]: retries, url: only for name = "http"; remove it or set that name'
 
 
-# ---- permission --------------------------------------------------------------------------------------------------
-
-
-def test_an_address_must_be_listed_character_by_character() -> None:
+def test_an_address_must_be_listed_character_by_character(
+    server: RewardServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verifier's own list is the one that holds."""
     listed = {URLS: "https://judge.example/score, http://127.0.0.1:8000/run ,"}
     for address in ("http://127.0.0.1:8000/run", "https://judge.example/score"):
         check_address("verifier.rewards", address, URLS, listed)
     for other in ("https://judge.example/", "https://judge.example/score/", "http://judge.example/score"):
         with pytest.raises(ConfigError, match=rf"{other} is not an allowed address on this machine.*{URLS}"):
             check_address("verifier.rewards", other, URLS, listed)
-
-
-def test_the_verifiers_own_list_is_the_one_that_holds(server: RewardServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    rewards = (judge(server.url),)
-    check_rewards(VerifierConfig(rewards=rewards))
+    check_rewards(VerifierConfig(rewards=(judge(server.url),)))
     monkeypatch.setenv(URLS, "http://elsewhere/")
     with pytest.raises(ConfigError, match="is not an allowed address on this machine"):
-        score(rewards, group("5"))
+        score((judge(server.url),), group("5"))
     assert server.requests == []
 
 
@@ -355,13 +343,11 @@ def test_each_address_gets_its_token(server: RewardServer, tmp_path: Path, monke
     assert "authorization" not in server.headers.lower()
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"), [("a b\nonly-one\n", "line 2: must be an address"), (None, "cannot be read")]
-)
-def test_a_token_file_that_cannot_be_used_is_rejected(tmp_path: Path, text: str | None, complaint: str) -> None:
+def test_a_token_file_that_cannot_be_used_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(ConfigError, match=complaint):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        tokens({TOKEN_FILE: str(file)})
+    file.write_text("a b\nonly-one\n")
+    with pytest.raises(ConfigError, match="line 2: must be an address"):
         tokens({TOKEN_FILE: str(file)})
     assert tokens({}) == {}

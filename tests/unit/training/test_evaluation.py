@@ -13,7 +13,7 @@ from gxpo_trainer.data.benchmarks import Benchmark
 from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.requests import SamplingSettings
-from gxpo_trainer.rollout.sources import Rollouts, num_sampled
+from gxpo_trainer.rollout.sources import Rollouts
 from gxpo_trainer.training.controller import careful_metrics, environment_metrics, rollout_metrics, staleness_metrics
 from gxpo_trainer.training.evaluation import Evaluator, score_groups
 from gxpo_trainer.training.prepare import TokenizedBenchmark
@@ -106,7 +106,7 @@ def sample(sampled: list[int], end: EpisodeEnd, turns: int, versions: tuple[tupl
 def rollouts(*samples: Sample) -> Rollouts:
     group = Group(Prompt("a", "a", "1"), np.array([1, 2], dtype=np.int32), samples, weights_version=3)
     scored = [ScoredGroup(group, tuple(Verdict("wrong", None, 0.0) for _ in samples))]
-    return Rollouts(scored, num_sampled(scored), 1.0, 0.0, 0, sampling_s=2.0)
+    return Rollouts(scored, sum(sample.num_sampled for sample in samples), 1.0, 0.0, 0, sampling_s=2.0)
 
 
 CONVERSATIONS = rollouts(

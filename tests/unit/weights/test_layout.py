@@ -12,7 +12,7 @@ from vllm.model_executor.layers import linear, vocab_parallel_embedding
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.weights.buckets import TensorEntry
-from gxpo_trainer.weights.vllm_weights import Slot, VllmWeights, layout_of
+from gxpo_trainer.weights.vllm_weights import Slot, VllmWeights
 
 WORKERS, RANK = 2, 1
 HIDDEN, HEAD = 8, 4
@@ -90,7 +90,7 @@ def test_a_workers_part_from_buckets_with_split_rows_is_what_vllm_loads(kv_heads
     for parameter in loaded.parameters():
         parameter.data.fill_(torch.nan)
     load_by_vllm(expected, tensors)
-    slots = layout_of(loaded).slots
+    slots = VllmWeights(loaded, torch.float32).slots
     assert slots.keys() == tensors.keys()
     for name, tensor in tensors.items():
         for first_row in range(0, len(tensor), rows):
@@ -105,7 +105,7 @@ def test_tensors_without_a_place_are_refused_before_any_is_loaded() -> None:
     model = layers(4)
     before = model.norm.weight.clone()
     names = ("norm.weight", "qkv_proj.weight", "experts.down_proj", "experts.gate_up_proj", "experts.w1")
-    published = [(TensorEntry(name, "float32", (HIDDEN,), 0, 0), torch.full((HIDDEN,), 2.0)) for name in names]
+    published = [(TensorEntry(name, torch.float32, (HIDDEN,), 0, 0), torch.full((HIDDEN,), 2.0)) for name in names]
     places = r"no place for experts\.down_proj, experts\.gate_up_proj, experts\.w1 and 1 more.*not supported"
     with pytest.raises(ConfigError, match=places):
         VllmWeights(model, torch.float32).load(published)

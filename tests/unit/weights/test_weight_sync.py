@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import errno
 import inspect
-import multiprocessing
+import operator
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +21,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 from torch.multiprocessing import reductions
 
 from gxpo_trainer.errors import TrainingError
@@ -37,7 +35,6 @@ from gxpo_trainer.weights.transports import (
     BroadcastGroup,
     SharedMemoryPublisher,
     open_handle,
-    open_store,
 )
 from gxpo_trainer.weights.worker import WeightReceiver
 
@@ -98,22 +95,19 @@ def test_buckets_hold_at_most_their_capacity_and_every_row_once(publisher: Share
     torch.manual_seed(0)
     tensors = {"a": torch.randn(5), "big": torch.randn(40, 8), "b": torch.randn(3, 3), "scalar": torch.tensor(2.5)}
     stream = packer(*tensors.items(), capacity=256)
-    rows: dict[str, list[tuple[int, torch.Tensor]]] = {}
+    rows: dict[str, list[torch.Tensor]] = {name: [] for name in tensors}
     index = 0
-    while True:
+    while not stream.empty:
         bucket = publisher.publish(stream, 1, index)
         assert bucket.num_bytes <= 256
-        assert bucket.index == index
+        assert (bucket.index, bucket.last) == (index, stream.empty)
         for (name, first_row), tensor in contents(bucket).items():
-            rows.setdefault(name, []).append((first_row, tensor))
+            assert first_row == sum(map(len, rows[name]))
+            rows[name].append(tensor.reshape(-1, *tensor.shape[1:]))
         index += 1
-        if bucket.last:
-            break
     assert index >= 40 * 8 * 4 // 256
     for name, tensor in tensors.items():
-        assert torch.equal(
-            torch.cat([part.reshape(-1) for _, part in sorted(rows[name], key=lambda r: r[0])]), tensor.reshape(-1)
-        )
+        assert torch.equal(torch.cat(rows[name]).reshape(tensor.shape), tensor)
 
 
 def test_a_row_larger_than_a_bucket_gets_one_of_its_own() -> None:
@@ -177,12 +171,10 @@ def test_a_large_models_change_is_estimated(publisher: SharedMemoryPublisher, mo
     monkeypatch.setattr("gxpo_trainer.weights.buckets.MOST_SAMPLED", 25)
     meter = ChangeMeter(num_elements=100)
     weights = torch.zeros(100)
-    publish = lambda version: publisher.publish(packer(("w", weights)), version, 0)  # noqa: E731
-    first = publish(1)
-    assert meter.add(first, publisher.buffer(first)) is None
-    weights[:40] = 1.0
-    second = publish(2)
-    assert meter.add(second, publisher.buffer(second)) == 0.4  # every fourth of 100: 10 of 25
+    for version, fraction in ((1, None), (2, 0.4)):  # every fourth of 100: 10 of 25
+        bucket = publisher.publish(packer(("w", weights)), version, 0)
+        assert meter.add(bucket, publisher.buffer(bucket)) == fraction
+        weights[:40] = 1.0
 
 
 def test_the_wait_of_an_nccl_group_blocks_and_raises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,10 +189,7 @@ def test_the_wait_of_an_nccl_group_blocks_and_raises(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Group, raising=False)
     monkeypatch.setenv(BLOCKING_WAIT, "0")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    BroadcastGroup("127.0.0.1", port, 0, 1, torch.device("cuda:0"))
+    BroadcastGroup("127.0.0.1", 9, 0, 1, torch.device("cuda:0"))  # one member needs no port
     assert seen == {"member": 0, "size": 1, "timeout": timedelta(seconds=TIMEOUT_S), "blocking": "1"}
     assert os.environ[BLOCKING_WAIT] == "0"
 
@@ -211,7 +200,7 @@ def test_an_engine_that_pins_nccl_settings_joins_the_learner_without_them(monkey
 
     monkeypatch.setattr(nccl, "_unpinned_env", {"NCCL_PROTO": None})
     monkeypatch.setenv("NCCL_PROTO", "Simple")
-    receiver = WeightReceiver(cast(Any, None), torch.device("cpu"))
+    receiver = WeightReceiver(cast(Any, SimpleNamespace(verify_adapter=None)), torch.device("cpu"))
     seen: list[str | None] = []
     receiver._group = cast(Any, SimpleNamespace(broadcast=lambda _: seen.append(os.environ.get("NCCL_PROTO"))))
     receiver._read(WeightBucket(1, 0, True, (), 8, "nccl"))
@@ -219,26 +208,25 @@ def test_an_engine_that_pins_nccl_settings_joins_the_learner_without_them(monkey
     assert os.environ["NCCL_PROTO"] == "Simple"
 
 
-def test_a_broadcast_reaches_every_member() -> None:
+def test_a_broadcast_reaches_every_member_and_they_listen_on_loopback_alone() -> None:
     """Gloo on this machine instead of NCCL; the group is otherwise the same."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    num_members = 3
-    received = [torch.zeros(1000, dtype=torch.uint8) for _ in range(num_members)]
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    received = [torch.zeros(1000, dtype=torch.uint8) for _ in range(3)]
     received[0] = torch.arange(1000).to(torch.uint8)
 
-    def member(number: int) -> None:
-        group = BroadcastGroup("127.0.0.1", port, number, num_members, torch.device("cpu"))
+    def member(number: int) -> BroadcastGroup:
+        group = BroadcastGroup("127.0.0.1", port, number, 3, torch.device("cpu"))
         group.broadcast(received[number])
+        return group
 
-    threads = [threading.Thread(target=member, args=(number,)) for number in range(num_members)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for buffer in received[1:]:
-        assert torch.equal(buffer, received[0])
+    with ThreadPoolExecutor(3) as threads:
+        groups = [*threads.map(member, range(3))]
+    listening = {c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert listening == {"127.0.0.1"}, "whatever the host's name resolves to"
+    assert {os.environ[f"{library}_SOCKET_IFNAME"] for library in ("GLOO", "NCCL")} == {"lo"}
+    assert all(torch.equal(buffer, received[0]) for buffer in received)
+    assert len(groups) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -248,22 +236,13 @@ def test_checksum_is_the_sum_of_weighted_words(dtype: torch.dtype, shape: tuple[
     tensor = torch.randn(shape).to(dtype)
     raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
     raw += bytes(-len(raw) % 8)
-    chunk = 1 << 19
+    words = [int.from_bytes(raw[at : at + 8], "little") for at in range(0, len(raw), 8)]
+    weights = [int(weight) | 1 for weight in np.random.Philox(key=0).random_raw(1 << 19)]
     total = 0
-    for position in range(len(raw) // 8):
-        word = int.from_bytes(raw[8 * position : 8 * position + 8], "little")
-        weight = splitmix(position % chunk + 1) | 1
-        total += word * weight * (splitmix(chunk + 1 + position // chunk) | 1)
+    for chunk, start in enumerate(range(0, len(words), 1 << 19)):
+        part = sum(map(operator.mul, words[start : start + (1 << 19)], weights))
+        total += part * (int(np.random.Philox(key=1 + chunk).random_raw()) | 1)
     assert checksum(tensor) == total % 2**64
-
-
-def splitmix(counter: int) -> int:
-    """SplitMix64 in Python's own integers."""
-    mask = 2**64 - 1
-    z = counter * 0x9E3779B97F4A7C15 & mask
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
-    return z ^ z >> 31
 
 
 def test_checksum_detects_exchanges_and_last_bits_but_not_memory_layout() -> None:
@@ -304,41 +283,6 @@ def test_a_worker_maps_the_learners_buffer_on_its_own_device(monkeypatch: pytest
     assert open_handle(bucket, torch.device("cuda:1")).numel() == 3
     assert opened.pop("storage_device") == 1
     assert opened == {name: name for name in names if name != "storage_device"}
-
-
-# The store of a process group: reachable by its members on one address, by nobody else on another.
-
-
-def _member(member: int, size: int, port: int, pipe: Connection) -> None:
-    timeout = timedelta(seconds=60)
-    store = open_store("127.0.0.1", port, member, size, timeout)
-    dist.init_process_group("gloo", store=store, rank=member, world_size=size, timeout=timeout)
-    total = torch.full((1,), float(member + 1))
-    dist.all_reduce(total)
-    listening = {c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-    pipe.send((total.item(), listening, {os.environ[f"{library}_SOCKET_IFNAME"] for library in ("GLOO", "NCCL")}))
-    pipe.recv()  # member 0 serves the store until all are done
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_members_meet_and_listen_on_loopback_alone(size: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(size)]
-    members = [
-        context.Process(target=_member, args=(member, size, port, theirs)) for member, (_, theirs) in enumerate(pipes)
-    ]
-    for process in members:
-        process.start()
-    results = [ours.recv() for ours, _ in pipes]
-    for ours, _ in pipes:
-        ours.send(None)
-    for process in members:
-        process.join()
-    assert [total for total, _, _ in results] == [size * (size + 1) / 2] * size
-    assert all(listening <= {"127.0.0.1"} for _, listening, _ in results)
-    assert all(interfaces == {"lo"} for _, _, interfaces in results), "whatever the host's name resolves to"
 
 
 def test_members_on_several_hosts_listen_between_them_or_where_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,14 +199,8 @@ def _described(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def answer_to_json(answer: Observation | Turn) -> dict[str, Any]:
-    if isinstance(answer, Observation):
-        return {"messages": list(answer.messages)}
-    return {"observation": answer.observation, "reward": answer.reward, "done": answer.done}
-
-
 def answer_from_json(fields: Mapping[str, Any]) -> Observation | Turn:
-    """Raises TypeError or KeyError for fields of no kind."""
+    """The answer whose `dataclasses.asdict` this is. Raises TypeError or KeyError for fields of no kind."""
     if "messages" in fields:
         return Observation(tuple(Message(role=m["role"], content=m["content"]) for m in fields["messages"]))
     return Turn(**fields)

@@ -1,7 +1,7 @@
 """The gateway: agents ask the policy here by OpenAI's chat API, each at the address and with the key of its episode.
 
-An agent exists already, with a loop and tools of its own (agents.py). One server, in the event loop of the host,
-answers all of its agents. The order of an episode, seen from the engine (rollout/agents.py):
+An agent exists already, with a loop and tools of its own; worker.py starts it. One server, in the event loop of the
+host, answers all of its agents. The order of an episode, seen from the engine (rollout/agents.py):
 
     the problem -> the agent starts -> its first request
     an answer to it, as JSON -> the next request; or Turn(done) when the agent has ended with exit code 0

@@ -22,7 +22,7 @@ import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -118,15 +118,8 @@ class EnvironmentHost:
 
     def pids(self) -> dict[str, int]:
         """Of the episodes, by name."""
-        return {
-            name: episode.process.pid
-            for name, episode in self._episodes.items()
-            if episode.process is not None and episode.process.alive
-        }
-
-    @property
-    def worker_pid(self) -> int | None:
-        return self._worker.pid if self._worker is not None and self._worker.alive else None
+        processes = {name: episode.process for name, episode in self._episodes.items()}
+        return {name: process.pid for name, process in processes.items() if process is not None and process.alive}
 
     async def _reply(self, episode: _Episode, call: Call) -> Reply:
         cause = ""
@@ -163,9 +156,7 @@ class EnvironmentHost:
         assert episode.process is not None
         deadline_s = self._config.deadline_s
         if episode.actions is None:
-            problem = call.problem
-            fields = {"id": problem.id, "text": problem.text, "gold": problem.gold, "extra": dict(problem.extra)}
-            request = {"problem": fields, "seed": call.seed}
+            request = {"problem": asdict(call.problem), "seed": call.seed}
             self._record(episode, await episode.process.ask(request, deadline_s), ())
         while len(episode.actions or ()) < len(call.actions):
             played = call.actions[: len(episode.actions or ()) + 1]
@@ -249,7 +240,7 @@ def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) ->
 
 
 async def _first_messages(config: EnvironmentConfig, problem: Problem, seed: int) -> Observation | ChatRequest:
-    """Of an episode; another one and a turn of the policy follow. Raises ConfigError, TrainingError."""
+    """Raises ConfigError, TrainingError."""
     named = f"environment.name = {config.name!r}"
     host = EnvironmentHost(config)
     try:
@@ -261,10 +252,9 @@ async def _first_messages(config: EnvironmentConfig, problem: Problem, seed: int
         host.end("first")
         again = await host.advance(Call("again", problem, seed))
         if again.answer != first.answer:
-            other = again.detail or "other messages"
             raise ConfigError(
-                f"{named}: reset of problem {problem.id} with the same seed gave {other} the second time; the same "
-                "problem and seed must give the same messages"
+                f"{named}: reset of problem {problem.id} with the same seed gave {again.detail or 'other messages'} "
+                "the second time; the same problem and seed must give the same messages"
             )
         turn = await host.advance(Call("again", problem, seed, ("1",)))
         if turn.failure == "error" and f"{config.name}.step raised" not in turn.detail:

@@ -12,36 +12,38 @@ nothing of an episode outlives it, and the other end of its socket reads end-of-
 all episodes are killed. When this process is killed, the kernel kills the episodes.
 
 The process of an episode creates the environment and answers its calls, one JSON line each, on a socket. In:
-`{"problem": …, "seed": …}` once, then `{"action": …}`. Out: the answer's fields (`contract.answer_to_json`), or
+`{"problem": …, "seed": …}` once, then `{"action": …}`. Out: the answer's fields, or
 `{"failure": "what went wrong"}`. The environment's standard streams are /dev/null: what it prints does not reach
-the socket. An agent's process (agents.py) gets one line there, and answers over HTTP.
+the socket. An agent's process gets one line there, and answers over HTTP (gateway.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import inspect
 import json
 import os
+import resource
 import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
-from gxpo_trainer.environments import agents
 from gxpo_trainer.environments.contract import (
     MAX_MESSAGE,
     Environment,
     EnvironmentFailed,
-    Observation,
     Problem,
-    Turn,
-    answer_to_json,
     checked_observation,
     checked_turn,
 )
@@ -59,6 +61,8 @@ OUT_OF_MEMORY = "out of memory (environment.memory_mb)"
 SUCCESS = "ended with exit code 0"
 """Cause of the end of a process."""
 _MAX_DETAIL = 500
+MAX_FILES = 4096
+"""Open files and connections of each process of an agent, so that none takes those of the gateway."""
 
 
 def serve_episode(channel: socket.socket, create: Callable[[], Environment], name: str) -> int:
@@ -69,21 +73,18 @@ def serve_episode(channel: socket.socket, create: Callable[[], Environment], nam
             request = json.loads(line)
             if environment is None:
                 environment = _call(create, f"{name}.__init__")
-            reply = answer_to_json(_answer(environment, request, name))
+            if "action" in request:
+                turn = _call(partial(environment.step, request["action"]), f"{name}.step")
+                reply = asdict(checked_turn(turn, name))
+            else:
+                reset = partial(environment.reset, Problem(**request["problem"]), request["seed"])
+                reply = asdict(checked_observation(_call(reset, f"{name}.reset"), name))
         except EnvironmentFailed as error:
             reply = {"failure": str(error)[:_MAX_DETAIL]}
         except MemoryError:
             reply = {"failure": OUT_OF_MEMORY}
         channel.sendall(json.dumps(reply).encode() + b"\n")
     return 0
-
-
-def _answer(environment: Environment, request: Mapping[str, Any], name: str) -> Observation | Turn:
-    if "action" in request:
-        action = request["action"]
-        return checked_turn(_call(lambda: environment.step(action), f"{name}.step"), name)
-    problem, seed = Problem(**request["problem"]), request["seed"]
-    return checked_observation(_call(lambda: environment.reset(problem, seed), f"{name}.reset"), name)
 
 
 def _call(function: Callable[[], Any], name: str) -> Any:
@@ -93,17 +94,56 @@ def _call(function: Callable[[], Any], name: str) -> Any:
     except (MemoryError, EnvironmentFailed):
         raise
     except BaseException as error:  # third-party code may raise anything, also SystemExit
-        raise EnvironmentFailed(
-            f"{name} raised {type(error).__name__}: {str(error)[:300]} ({_place(error.__traceback__)})"
-        ) from error
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)  # reads no file
+        place = f"{Path(frame.f_code.co_filename).name}:{line}"
+        raise EnvironmentFailed(f"{name} raised {type(error).__name__}: {str(error)[:300]} ({place})") from error
 
 
-def _place(trace: TracebackType | None) -> str:
-    """File and line that raised, without reading the file."""
-    assert trace is not None
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+def play_agent(
+    channel: socket.socket, settings: Mapping[str, Any], function: Callable[[dict[str, Any]], Any] | None
+) -> int:
+    """Run the agent until it ends; its exit code. A command takes the place of this process.
+
+    channel: the problem with address and key comes first, as a line of JSON; then it is the agent's standard error.
+    settings: those of AgentConfig. function: what `environment.function` names.
+    """
+    with channel, channel.makefile("rb") as lines:
+        given = json.loads(lines.readline())
+        os.dup2(channel.fileno(), 2)
+    files = min(MAX_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    os.environ |= {"OPENAI_BASE_URL": given["base_url"], "OPENAI_API_KEY": given["api_key"]}
+    try:
+        if settings["url"]:
+            _post(settings["url"], given)
+        elif function is not None:
+            if inspect.isawaitable(result := function(given["problem"])):
+                asyncio.run(result)  # type: ignore[arg-type]
+        else:
+            problem = os.memfd_create("problem")
+            os.write(problem, json.dumps(given["problem"]).encode())
+            os.lseek(problem, 0, os.SEEK_SET)
+            os.dup2(problem, 0)
+            os.execvp(settings["command"][0], settings["command"])
+        return 0
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            return 0
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stderr.flush()
+
+
+def _post(address: str, given: Mapping[str, Any]) -> None:
+    """Have a running agent play the episode; its answer is the end."""
+    url = urlsplit(address)
+    connection = (HTTPSConnection if url.scheme == "https" else HTTPConnection)(url.netloc)  # follows no redirect
+    connection.request("POST", url.path or "/", json.dumps(given), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if not 200 <= response.status < 300:
+        raise RuntimeError(f"{address} answers {response.status} {response.reason}")
+    response.read()
 
 
 def redirect_to_null(*descriptors: int) -> None:
@@ -245,7 +285,7 @@ def main(arguments: list[str]) -> int:
     redirect_to_null(0)  # what the class starts when it is imported must not hold the socket
     try:
         play = (
-            partial(agents.play, settings=settings, function=load_agent(settings, os.environ))
+            partial(play_agent, settings=settings, function=load_agent(settings, os.environ))
             if settings["name"] == AGENT
             else partial(serve_episode, create=load_environment(settings, os.environ), name=settings["name"])
         )

@@ -1,6 +1,6 @@
 """Groups of episodes of agents: an engine answers their requests, and keeps what was sampled token by token.
 
-An agent sends texts (environments/agents.py); tokens exist only here. A row of an episode is one growing sequence of
+An agent sends texts (environments/worker.py); tokens exist only here. A row of an episode is one growing sequence of
 token ids: context, sampled tokens, context, sampled tokens … A request is rendered in the model's chat template. Where
 the text of a whole row is the beginning of the rendering, the row grows: only what follows is tokenized, as context.
 Where none is (an edited or compacted history, reasoning that the template leaves out, a second conversation), a new row
@@ -31,8 +31,6 @@ class AgentConversation(Conversation):
 
     def __init__(self, max_turns: int) -> None:
         super().__init__(max_turns)
-        self.text = ""
-        """Of the policy's last message."""
         self.request = ChatRequest(())
         """That is in the engine."""
         self._known: list[tuple[str, ...]] = []
@@ -65,10 +63,6 @@ class AgentConversation(Conversation):
             for message, text in zip(request.messages, texts, strict=True)
         ]
 
-    @property
-    def written(self) -> str:
-        return self.text
-
     def ask(self, request: ChatRequest, *, cut: bool = False) -> None:
         """Record the messages of a request that is answered next. cut: whether the run allows no more tokens than the
         agent does."""
@@ -84,7 +78,7 @@ class AgentConversation(Conversation):
         self._known = [*self._known, _key(message)]
         if "tool_calls" in message:
             self._sampled[_key(message)] = text
-        self.text, self._cut = text, self._cut and reason == "length"
+        self.written, self._cut = text, self._cut and reason == "length"
         self.actions = (*self.actions, json.dumps({"message": message, "finish_reason": reason, "usage": usage}))
 
     def refuse(self, reason: str, code: str) -> None:

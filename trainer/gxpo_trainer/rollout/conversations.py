@@ -47,6 +47,8 @@ class Conversation:
         self._turns: list[Utterance] = []
         self.actions: tuple[str, ...] = ()
         """What the policy wrote, turn by turn."""
+        self.written = ""
+        """Text of the sample."""
         self.end: EpisodeEnd | None = None
         self._detail = ""
 
@@ -64,6 +66,7 @@ class Conversation:
         """
         self._turns.append(Utterance("policy", text))
         self.actions = (*self.actions, text)
+        self.written = "\n".join(self.actions)
         if not complete:
             self.end = "length"
         return complete
@@ -87,11 +90,6 @@ class Conversation:
     def fail(self, detail: str) -> None:
         """End the episode because of what the environment returned."""
         self.end, self._detail = "error", detail
-
-    @property
-    def written(self) -> str:
-        """Text of the sample."""
-        return "\n".join(self.actions)
 
     @property
     def episode(self) -> Episode:
@@ -277,14 +275,11 @@ class Conversations:
         group = episode.group
         if group.messages is None:
             self._render(group, observation)
-        elif group.messages != observation.messages:
-            episode.conversation.fail(
-                f"{self._config.name}.reset returned other messages for the same problem and seed; all episodes of a "
-                "group must see the same"
-            )
-            return
-        if group.refusal or group.prompt is None:
-            episode.conversation.fail(group.refusal)
+        refusal = group.refusal
+        if group.messages != observation.messages:
+            refusal = "returned other messages for the same problem and seed; all episodes of a group must see the same"
+        if refusal or group.prompt is None:
+            episode.conversation.fail(f"{self._config.name}.reset {refusal}")
             return
         episode.messages = conversation(group.request.prompt.history, observation.messages)
         text = chat_text(self._tokenizer, episode.messages, opened=True) if self._branches else ""
@@ -298,14 +293,14 @@ class Conversations:
             messages = conversation(group.request.prompt.history, observation.messages)
             prompt = render_messages(messages, self._tokenizer)
         except Exception as error:  # a chat template may raise anything
-            group.refusal = f"{self._config.name}.reset: the chat template refuses its messages ({error})"
+            group.refusal = f"returned messages that the chat template refuses ({error})"
             return
         room = self._max_length - group.sampling.max_new_tokens - self._config.observation_tokens
         limit = min(room, group.start.max_prompt_tokens or room)
         if not 0 < len(prompt) <= limit:
             group.refusal = (
-                f"{self._config.name}.reset: its messages have {len(prompt)} tokens and must have 1 to {limit}; "
-                "shorten them, or raise data.max_prompt_tokens or model.max_length"
+                f"returned messages of {len(prompt)} tokens, which must have 1 to {limit}; shorten them, or raise "
+                "data.max_prompt_tokens or model.max_length"
             )
         else:
             group.prompt = prompt

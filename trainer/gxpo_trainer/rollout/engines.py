@@ -1,26 +1,26 @@
-"""A run's sampling engines: start, restart, which of them are ready, and which samples which request."""
+"""A run's sampling engines: start, restart, which of them are ready, and their sync to the learner's weights."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import ray
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.base import Phase
 from gxpo_trainer.environments.contract import Environments
-from gxpo_trainer.errors import Stalled, TrainingError, WeightsUnavailable
+from gxpo_trainer.errors import LearnerDied, Stalled, TrainingError, WeightsUnavailable
 from gxpo_trainer.rollout.requests import SamplerSettings
 from gxpo_trainer.rollout.sampler import remote_sampler
 from gxpo_trainer.runtime.locks import remove_if_abandoned
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks
+from gxpo_trainer.weights.buckets import SyncReport, WeightBucket
 
 KILL_S = 10.0
 """Longest wait for a killed process to end."""
@@ -67,6 +67,24 @@ class Engine:
         return self.status is not None
 
 
+class WeightSource(Protocol):
+    """Publishes the learner's weights bucket by bucket; `LearnerGroup` is one."""
+
+    @property
+    def sender(self) -> Any:
+        """The rank that sends broadcasts; another object after a restart."""
+
+    def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
+        """Pack bucket `index` for engines on these Ray nodes. After the last one also the fraction of weights that
+        changed since the version before. Index 0 starts a version, also when the one before was not finished."""
+
+    def send(self, bucket: WeightBucket) -> Any:
+        """Start to send a bucket that the engines receive by a collective; None for other transports."""
+
+    def open_broadcast(self, num_workers: int) -> tuple[str, int, Any] | None:
+        """Address, port and pending call of a new broadcast group; None for transports without one."""
+
+
 class Engines:
     """Starts N engines and restarts those that die, while the others continue.
 
@@ -97,6 +115,8 @@ class Engines:
         self._may_start = True
         """False while the learner uses the GPUs that it shares with the engines."""
         self.all: list[Engine] = []
+        self._members: list[Any] = []
+        """The broadcast group's sender and engine actors; empty without a group."""
 
     def start(self, environments: Environments | None = None) -> None:
         """Start all engines without waiting for them. environments: what answers the policy between its turns."""
@@ -209,6 +229,85 @@ class Engines:
             raise unavailable
         return results
 
+    def sync(self, source: WeightSource, version: int, engines: Sequence[Engine]) -> SyncReport | None:
+        """Bring these engines to `version` and verify them; the slowest one's report, None when all of them died.
+
+        They load a bucket while the next one is packed. A death does not stop the others, except in a broadcast, which
+        fails for all: the version is then sent again to the engines that are left, in a new group. Raises
+        WeightSyncMismatch, and LearnerDied when the published weights are unavailable.
+        """
+        for engine in engines:
+            engine.version = None
+        left = list(engines)
+        while left:
+            try:
+                synced = self._send(source, version, left)
+            except WeightsUnavailable as error:
+                self._members = []
+                if all(engine.ready for engine in left):
+                    raise LearnerDied(f"its published weights are unavailable ({error})") from error
+                left = [engine for engine in left if engine.ready]
+                continue
+            for engine in left:
+                if engine.ready:
+                    engine.version = version
+            return synced
+        return None
+
+    def _send(self, source: WeightSource, version: int, engines: Sequence[Engine]) -> SyncReport | None:
+        """Send all buckets. Raises WeightsUnavailable when a broadcast has lost a member."""
+        nodes = [engine.node for engine in engines]
+        self._join_broadcast(source, engines)
+        loading: list[tuple[Engine, Any]] = []
+        sending = None
+        for index in itertools.count():
+            bucket, changed = source.next_bucket(version, index, nodes)
+            self._finish(loading, sending)
+            self._check_members(engines)
+            loading = [(e, e.between_steps(e.actor.receive, bucket)) for e in engines if e.ready]
+            if not loading:
+                break
+            sending = source.send(bucket)
+            if bucket.last:
+                break
+        reports: list[SyncReport] = self._finish(loading, sending) if loading else []
+        slowest = max(reports, key=lambda report: report.load_s + report.verify_s, default=None)
+        return None if slowest is None else replace(slowest, changed_fraction=changed)
+
+    def _finish(self, calls: list[tuple[Engine, Any]], sending: Any) -> list[Any]:
+        """Results of the engines that are left, once the source has sent its bucket. Raises WeightsUnavailable."""
+        results = self.results(calls)
+        if sending is not None:
+            try:
+                self.placement.group.get(sending, "syncing")
+            except (ray.exceptions.RayActorError, Stalled) as error:
+                raise LearnerDied(str(error).strip().splitlines()[0]) from error
+        return results
+
+    def _check_members(self, engines: Sequence[Engine]) -> None:
+        """Raise WeightsUnavailable before a broadcast that a dead member would block."""
+        if self._members and not all(engine.ready for engine in engines):
+            raise WeightsUnavailable("an engine of the weight broadcast group died")
+
+    def _join_broadcast(self, source: WeightSource, engines: Sequence[Engine]) -> None:
+        """Form a new broadcast group whenever its members change. Raises WeightsUnavailable when one died."""
+        members = [source.sender, *(engine.actor for engine in engines)]
+        if members == self._members:
+            return
+        size = self._config.placement.tensor_parallel
+        workers = len(engines) * size
+        opened = source.open_broadcast(workers)
+        if opened is None:
+            return
+        address, port, pending = opened
+        self._members = members
+        calls = [
+            (engine, engine.between_steps(engine.actor.join_broadcast, address, port, 1 + place * size, 1 + workers))
+            for place, engine in enumerate(engines)
+        ]
+        self._finish(calls, pending)
+        self._check_members(engines)
+
     def _start_again(self, engine: Engine) -> None:
         if len(self.all) == 1 or engine.restarts > 1:
             self.placement.group.back_off(engine.restarts)
@@ -245,68 +344,3 @@ def _raised(text: str) -> str:
     frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
     after = itertools.dropwhile(lambda line: line.startswith(" "), lines[frames[-1] :] if frames else lines[-1:])
     return " ".join(line.strip() for line in after)
-
-
-class Dispatcher:
-    """Assigns requests to engines; every request is open in exactly one engine, waiting, or finished.
-
-    The next request goes to the engine with the fewest unfinished tokens among those with room for it, so a slow engine
-    gets less. An engine holds at most `max_sequences`, and one request beyond, so that it never runs out.
-    """
-
-    def __init__(self, max_sequences: int) -> None:
-        self._tokens: list[int] = []
-        self._sequences: list[int] = []
-        self._max_sequences = max_sequences
-        self._waiting: deque[int] = deque()
-        self._open: dict[int, set[int]] = {}
-        """Unfinished requests of each engine."""
-        self.finished: set[int] = set()
-
-    def add(self, tokens: Sequence[int], sequences: Sequence[int], *, first: bool = False) -> list[int]:
-        """Add requests; their indices. tokens: the most that each can take. first: before those that wait."""
-        added = list(range(len(self._tokens), len(self._tokens) + len(tokens)))
-        self._tokens += tokens
-        self._sequences += sequences
-        if first:
-            self._waiting.extendleft(reversed(added))
-        else:
-            self._waiting.extend(added)
-        return added
-
-    @property
-    def done(self) -> bool:
-        """Whether every request that was added is finished."""
-        return len(self.finished) == len(self._tokens)
-
-    def open_requests(self, engine: int) -> int:
-        return len(self._open.get(engine, ()))
-
-    def add_engine(self, engine: int) -> None:
-        self._open[engine] = set()
-
-    def remove_engine(self, engine: int) -> None:
-        """The engine is lost: its unfinished requests are assigned again, before the others."""
-        self._waiting.extendleft(sorted(self._open.pop(engine), reverse=True))
-
-    def assign(self) -> dict[int, list[int]]:
-        """Indices of the requests to submit now, by engine."""
-        assigned: dict[int, list[int]] = {}
-        tokens = {engine: sum(self._tokens[index] for index in open_) for engine, open_ in self._open.items()}
-        sequences = {engine: sum(self._sequences[index] for index in open_) for engine, open_ in self._open.items()}
-        while self._waiting:
-            free = [engine for engine in self._open if sequences[engine] < self._max_sequences]
-            if not free:
-                break
-            engine = min(free, key=lambda candidate: (tokens[candidate], candidate))
-            index = self._waiting.popleft()
-            self._open[engine].add(index)
-            tokens[engine] += self._tokens[index]
-            sequences[engine] += self._sequences[index]
-            assigned.setdefault(engine, []).append(index)
-        return assigned
-
-    def finish(self, engine: int, index: int) -> None:
-        """Record a result. Raises KeyError when the request is not open in this engine."""
-        self._open[engine].remove(index)
-        self.finished.add(index)

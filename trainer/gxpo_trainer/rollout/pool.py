@@ -8,7 +8,9 @@ twice, and no response is dropped because it is slow.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +21,11 @@ import ray
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.base import Phase
 from gxpo_trainer.errors import Stalled, TrainingError
-from gxpo_trainer.rollout.engines import Dispatcher, Engine, Engines
+from gxpo_trainer.rollout.engines import Engine, Engines, WeightSource
 from gxpo_trainer.rollout.environments import RunEnvironments
-from gxpo_trainer.rollout.requests import CompleteGroups, SampleRequest, SamplingSettings, StreamEnd
+from gxpo_trainer.rollout.requests import Sampled, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.rollout.verification import Submitted, VerifierHandle
-from gxpo_trainer.rollout.weight_sync import WeightSource, WeightSync
 from gxpo_trainer.runtime.placement_group import result_of
 from gxpo_trainer.runtime.shared_devices import Devices
 from gxpo_trainer.types import Group, ScoredGroup, Verdict
@@ -36,13 +37,15 @@ class Collected:
     """Scored groups in the order of the requests.
 
     rollout_s: time until the last group was sampled; verify_s: scoring time after that, not overlapped by sampling.
-    idle_fraction: share of `rollout_s` in which an engine did not sample, mean over engines.
+    elapsed_s: since the collection began or last returned groups, until the last group was sampled. busy_s: of this
+    time, what an engine spent in its steps, mean over engines.
     """
 
     groups: list[ScoredGroup]
     rollout_s: float
     verify_s: float
-    idle_fraction: float
+    elapsed_s: float
+    busy_s: float
     engines_alive: int
 
 
@@ -64,7 +67,6 @@ class RolloutPool:
         self.timeline = Timeline()
         self.stream_ids = itertools.count(1)
         self._source = source
-        self._weight_sync = WeightSync(engines, config.placement.tensor_parallel)
 
     def start(self) -> None:
         """Start all actors without waiting; the first call waits for them."""
@@ -126,14 +128,10 @@ class RolloutPool:
         """Sync these engines, also while they are sampling; None when all of them died."""
         if self._source is None:
             raise TrainingError("this pool has no source of weights; its engines keep those of the model folder")
-        processes = ["learner", *(engine.name for engine in engines)]
-        for process in processes:
-            self.timeline.enter(process, "syncing")
-        try:
-            return self._weight_sync.run(self._source, version, engines)
-        finally:
-            for process in processes:
-                self.timeline.enter(process, None)
+        with ExitStack() as activities:
+            for process in ("learner", *(engine.name for engine in engines)):
+                activities.enter_context(self.timeline.during(process, "syncing"))
+            return self.engines.sync(self._source, version, engines)
 
     def kill(self) -> None:
         self.engines.kill()
@@ -141,10 +139,72 @@ class RolloutPool:
         self.environments.kill()
 
 
+class Dispatcher:
+    """Assigns requests to engines; every request is open in exactly one engine, waiting, or finished.
+
+    The next request goes to the engine with the fewest unfinished tokens among those with room for it, so a slow engine
+    gets less. An engine holds at most `max_sequences`, and one request beyond, so that it never runs out.
+    """
+
+    def __init__(self, max_sequences: int) -> None:
+        self._tokens: list[int] = []
+        self._sequences: list[int] = []
+        self._max_sequences = max_sequences
+        self._waiting: deque[int] = deque()
+        self.open: dict[int, set[int]] = {}
+        """Unfinished requests of each engine."""
+        self.finished: set[int] = set()
+
+    def add(self, tokens: Sequence[int], sequences: Sequence[int], *, first: bool = False) -> list[int]:
+        """Add requests; their indices. tokens: the most that each can take. first: before those that wait."""
+        added = list(range(len(self._tokens), len(self._tokens) + len(tokens)))
+        self._tokens += tokens
+        self._sequences += sequences
+        if first:
+            self._waiting.extendleft(reversed(added))
+        else:
+            self._waiting.extend(added)
+        return added
+
+    @property
+    def done(self) -> bool:
+        """Whether every request that was added is finished."""
+        return len(self.finished) == len(self._tokens)
+
+    def add_engine(self, engine: int) -> None:
+        self.open[engine] = set()
+
+    def remove_engine(self, engine: int) -> None:
+        """The engine is lost: its unfinished requests are assigned again, before the others."""
+        self._waiting.extendleft(sorted(self.open.pop(engine), reverse=True))
+
+    def assign(self) -> dict[int, list[int]]:
+        """Indices of the requests to submit now, by engine."""
+        assigned: dict[int, list[int]] = {}
+        tokens = {engine: sum(self._tokens[i] for i in indices) for engine, indices in self.open.items()}
+        sequences = {engine: sum(self._sequences[i] for i in indices) for engine, indices in self.open.items()}
+        while self._waiting:
+            free = [engine for engine in self.open if sequences[engine] < self._max_sequences]
+            if not free:
+                break
+            engine = min(free, key=lambda candidate: (tokens[candidate], candidate))
+            index = self._waiting.popleft()
+            self.open[engine].add(index)
+            tokens[engine] += self._tokens[index]
+            sequences[engine] += self._sequences[index]
+            assigned.setdefault(engine, []).append(index)
+        return assigned
+
+    def finish(self, engine: int, index: int) -> None:
+        """Record a result. Raises KeyError when the request is not open in this engine."""
+        self.open[engine].remove(index)
+        self.finished.add(index)
+
+
 class Collection:
     """Samples and scores requests that are added at any time.
 
-    Order: `add`, then `await_groups`, or `advance` now and then until they are `complete`; `abort` ends it.
+    Order: `add`, then `await_groups`, with `advance` now and then in between; `abort` ends it.
 
     engines: those that may sample now; called when an engine has become ready, and while none is sampling.
     """
@@ -155,7 +215,7 @@ class Collection:
         self._streams: dict[Any, tuple[Engine, Any]] = {}
         """The engine of each stream, and its actor when the stream was opened."""
         self._requests: dict[int, SampleRequest] = {}
-        self._busy_s: list[float] = []
+        self._busy_s, self._since = 0.0, pool.group.watch.working_s
         self._dispatcher = Dispatcher(pool.config.open_sequences)
         self._groups: dict[int, Group] = {}
         self._verdicts: dict[int, Sequence[Verdict]] = {}
@@ -178,10 +238,6 @@ class Collection:
     def resting(self) -> bool:
         """Whether no engine works on a request: all are finished, or no engine is sampling."""
         return self._dispatcher.done or not self._streams
-
-    def complete(self, indices: Iterable[int]) -> bool:
-        """Whether these requests have their groups."""
-        return self._dispatcher.finished.issuperset(indices)
 
     def advance(self, calls: Sequence[Any] = ()) -> list[Any]:
         """Give the engines their requests, wait until something is ready and handle it.
@@ -223,8 +279,23 @@ class Collection:
                 engine.stream_id = self._stream_id
                 self._dispatcher.add_engine(engine.index)
 
-    def take(self, indices: Sequence[int]) -> list[ScoredGroup]:
-        """The groups of complete requests in this order, with their verdicts; waits for the latter."""
+    def await_groups(self, indices: Sequence[int], *, last: bool = False) -> Collected:
+        """Advance until these requests are complete; their groups in this order, once they have verdicts. last: end all
+        streams, which then have no request left."""
+        watch, engines = self._pool.group.watch, self._pool.engines
+        begin = watch.working_s
+        while not self._dispatcher.finished.issuperset(indices):
+            self.advance()
+        if last:
+            for engine, actor in self._streams.values():
+                if engine.actor is actor:
+                    actor.submit.remote(self._stream_id, [], True)
+            while self._streams:
+                for stream in self._wait_for_one((), {}):
+                    self._receive(stream)
+        sampled = watch.working_s
+        elapsed_s, busy_s = sampled - self._since, self._busy_s / len(engines.all)
+        self._since, self._busy_s = sampled, 0.0
         wanted = {*indices}
         calls = {call: item for call, item in self._pending.items() if not wanted.isdisjoint(item.indices)}
         self._verdicts.update(self._pool.verifier.await_verdicts(calls))
@@ -233,32 +304,10 @@ class Collection:
         for index in indices:
             del self._requests[index]
         self._note_verdicts()
-        for engine in self._pool.engines.ready:
+        for engine in engines.ready:
             engine.restarts = 0  # requests were completed: only restarts after this moment are restarts in a row
-        return [ScoredGroup(self._groups.pop(index), tuple(self._verdicts.pop(index))) for index in indices]
-
-    def await_groups(self, indices: Sequence[int], *, last: bool = False) -> Collected:
-        """Advance until these requests are complete, and take their groups. last: end all streams, which then have no
-        request left."""
-        watch = self._pool.group.watch
-        begin = watch.working_s
-        while not self.complete(indices):
-            self.advance()
-        if last:
-            self._finish()
-        sampled = watch.working_s
-        groups = self.take(indices)
-        idle = self._idle_fraction(sampled - begin)
-        return Collected(groups, sampled - begin, watch.working_s - sampled, idle, len(self._pool.engines.ready))
-
-    def _finish(self) -> None:
-        """End all streams, which have no request left."""
-        for engine, actor in self._streams.values():
-            if engine.actor is actor:
-                actor.submit.remote(self._stream_id, [], True)
-        while self._streams:
-            for stream in self._wait_for_one((), {}):
-                self._receive(stream)
+        groups = [ScoredGroup(self._groups.pop(index), tuple(self._verdicts.pop(index))) for index in indices]
+        return Collected(groups, sampled - begin, watch.working_s - sampled, elapsed_s, busy_s, len(engines.ready))
 
     def abort(self) -> None:
         """End all streams; their unfinished requests are dropped."""
@@ -267,22 +316,15 @@ class Collection:
                 actor.abort.remote(self._stream_id)
             self._forget(stream)
 
-    def _idle_fraction(self, elapsed_s: float) -> float:
-        """Mean over the engines whose stream came to its end; 0 when none did."""
-        if not self._busy_s or elapsed_s <= 0:
-            return 0.0
-        return max(0.0, 1.0 - float(np.mean(self._busy_s)) / elapsed_s)
-
     def note_activity(self) -> None:
         """Record which engines have requests."""
         for engine, _ in self._streams.values():
-            working = self._dispatcher.open_requests(engine.index) > 0
-            self._pool.timeline.enter(engine.name, "sampling" if working else None)
+            self._pool.timeline.enter(engine.name, "sampling" if self._dispatcher.open[engine.index] else None)
 
     def _wait_for_one(self, calls: Sequence[Any], starting: dict[Any, Engine]) -> list[Any]:
         """The calls, streams and starting engines that are ready next; none after a stall, when the engines that
         stalled were restarted."""
-        pending = [s for s, (engine, _) in self._streams.items() if self._dispatcher.open_requests(engine.index)]
+        pending = [stream for stream, (engine, _) in self._streams.items() if self._dispatcher.open[engine.index]]
         training = any(request.rewards for request in self._requests.values())
         phase: Phase = "sampling" if training or not self._requests else "evaluating"
         if not pending and (calls or starting):
@@ -293,9 +335,7 @@ class Collection:
             if phase == "updating":
                 raise  # the learner's
             for stream in [] if phase == "setup" else pending or [*self._streams]:
-                engine, actor = self._forget(stream)
-                if engine.actor is actor:
-                    self._pool.engines.restart(engine, error)
+                self._forget(stream, error)
             for engine in starting.values() if phase == "setup" else ():
                 self._pool.engines.restart(engine, error)
             ready = []
@@ -306,20 +346,18 @@ class Collection:
         """Take one item of a stream; a group goes to the verifier by reference."""
         try:
             reference = next(stream)
-            item: CompleteGroups | StreamEnd = result_of(reference)
+            item: Sampled = result_of(reference)
         except StopIteration:
             self._forget(stream)
         except ray.exceptions.RayActorError as error:
-            engine, actor = self._forget(stream)
-            if engine.actor is actor:
-                self._pool.engines.restart(engine, error)
+            self._forget(stream, error)
         else:
-            if isinstance(item, StreamEnd):
-                self._busy_s.append(item.busy_s)
+            self._busy_s += item.busy_s
+            if not item.groups:
                 return
             engine, _ = self._streams[stream]
-            self._groups.update(item)
-            indices = [index for index, _ in item]
+            self._groups.update(item.groups)
+            indices = [index for index, _ in item.groups]
             for index in indices:
                 self._dispatcher.finish(engine.index, index)
             submitted = Submitted(indices, reference, any(self._requests[index].rewards for index in indices))
@@ -328,14 +366,15 @@ class Collection:
             self._unscored.add(call)
             self._pool.timeline.enter("verifier", "verifying")
 
-    def _forget(self, stream: Any) -> tuple[Engine, Any]:
-        """The engine and the actor of a stream that has ended; the engine's unfinished requests wait again."""
+    def _forget(self, stream: Any, error: Exception | None = None) -> None:
+        """A stream has ended: its engine's unfinished requests wait again. error: restart the engine because of it."""
         engine, actor = self._streams.pop(stream)
         self._dispatcher.remove_engine(engine.index)
         self._pool.timeline.enter(engine.name, None)
         if engine.actor is actor:
             engine.stream_id = None
-        return engine, actor
+            if error is not None:
+                self._pool.engines.restart(engine, error)
 
     def _note_verdicts(self) -> None:
         """Record when the verifier has nothing left to do."""

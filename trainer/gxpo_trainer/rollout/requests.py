@@ -1,7 +1,4 @@
-"""Sampling requests, their way into a running engine, and the groups of single turns that it is generating.
-
-Groups of conversations: conversations.py.
-"""
+"""Sampling requests, and their way into a running engine."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -91,15 +88,16 @@ class SamplerSettings:
         return self.colocated and self.device == "gpu"
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnd:
-    """Last item of an engine's stream. busy_s: time spent in engine steps."""
-
-    busy_s: float
-
-
 CompleteGroups = list[tuple[int, Group]]
 """Groups with the indices of their requests."""
+
+
+class Sampled(NamedTuple):
+    """Item of an engine's stream. groups: that are complete now. busy_s: spent in engine steps since the item before;
+    the last item has no group."""
+
+    groups: CompleteGroups
+    busy_s: float
 
 
 def sample_seed(seed: int | None, index: int, turn: int = 0) -> int | None:
@@ -125,12 +123,14 @@ class Intake:
         self._changed = threading.Condition()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
 
-    def put(self, requests: Sequence[Indexed]) -> None:
-        self.post(lambda: self.requests.extend(requests))
+    def put(self, requests: Sequence[Indexed], *, last: bool = False) -> None:
+        """Deliver requests. last: none follows; the stream ends when those that came are finished."""
 
-    def close(self) -> None:
-        """No request follows; the stream ends when those that came are finished."""
-        self.post(lambda: setattr(self, "closed", True))
+        def arrive() -> None:
+            self.requests.extend(requests)
+            self.closed = last
+
+        self.post(arrive)
 
     def abort(self) -> None:
         """Drop all requests, including those that are running."""
@@ -161,8 +161,7 @@ class Intake:
     def run_calls(self, *, wait: bool) -> None:
         """Run the calls that have arrived; wait: block until there is one, or the stream is aborted."""
         with self._changed:
-            while wait and not self._calls and not self.aborted:
-                self._changed.wait()
+            self._changed.wait_for(lambda: not wait or self._calls or self.aborted)
             calls = list(self._calls)
             self._calls.clear()
         for function, future in calls:

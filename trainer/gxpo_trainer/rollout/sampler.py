@@ -27,15 +27,13 @@ from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.rollout.agents import AgentConversations
 from gxpo_trainer.rollout.conversations import Conversations
 from gxpo_trainer.rollout.requests import (
-    CompleteGroups,
     Indexed,
     Intake,
+    Sampled,
     SamplerSettings,
     SamplingSettings,
-    StreamEnd,
 )
-from gxpo_trainer.rollout.single_turns import SingleTurns
-from gxpo_trainer.rollout.vllm_driver import EngineDriver, Weights
+from gxpo_trainer.rollout.vllm_driver import EngineDriver, SingleTurns, Weights
 from gxpo_trainer.runtime.locks import OwnedDirectory
 from gxpo_trainer.runtime.processes import LOOPBACK, frozen_allocations, interface_to, listen_on
 from gxpo_trainer.runtime.ray_session import trace_this_process
@@ -72,7 +70,7 @@ class SamplerActor:
         self._tokenizer: Any = self._llm.get_tokenizer()
         self.weights = EngineWeights(self._llm, settings.config.learner.lora, self._folder.path)
         first = settings.initial_version
-        self._driver = EngineDriver(self._llm, None if first is None else self._weights_of(first))
+        self._driver = EngineDriver(self._llm, None if first is None else Weights(first, "sync-0"))
         if Path(settings.model).is_dir():
             self.weights.call_workers("verify_checkpoint", settings.model)
         # Start-up objects are permanent; scanning them in every collection costs several percent of sampling time.
@@ -85,9 +83,7 @@ class SamplerActor:
         """`process`, `version` (None: none verified yet) and `folder` (of temporary files)."""
         return {"process": trace_this_process(), "version": self._version, "folder": self._folder.path}
 
-    def stream(
-        self, stream_id: int, sampling: SamplingSettings, weights_version: int
-    ) -> Iterator[CompleteGroups | StreamEnd]:
+    def stream(self, stream_id: int, sampling: SamplingSettings, weights_version: int) -> Iterator[Sampled]:
         """Streaming generator: sample what `submit` delivers until `submit(last=True)` or `abort`; see `sample`."""
         with self._dies_with_its_workers():
             yield from self.sample(self._intake(stream_id), sampling, weights_version)
@@ -97,19 +93,15 @@ class SamplerActor:
     @ray.method(concurrency_group="intake")
     def submit(self, stream_id: int, requests: Sequence[Indexed], last: bool = False) -> None:
         """Add requests to a stream. last: none follow."""
-        self._intake(stream_id).put(requests)
-        if last:
-            self._intake(stream_id).close()
+        self._intake(stream_id).put(requests, last=last)
 
     @ray.method(concurrency_group="intake")
     def abort(self, stream_id: int) -> None:
         """End a stream without its unfinished requests."""
         self._intake(stream_id).abort()
 
-    def sample(
-        self, intake: Intake, sampling: SamplingSettings, weights_version: int
-    ) -> Iterator[CompleteGroups | StreamEnd]:
-        """Sample requests as they arrive until `intake` is closed; yield groups as they finish, then StreamEnd.
+    def sample(self, intake: Intake, sampling: SamplingSettings, weights_version: int) -> Iterator[Sampled]:
+        """Sample requests as they arrive until `intake` is closed; yield groups as they finish.
 
         A group's samples are ordered by index. Closing the iterator early aborts running requests. Raises
         WeightSyncMismatch when another version is loaded and ValueError when a prompt leaves no room for
@@ -141,8 +133,9 @@ class SamplerActor:
                 busy_s += time.perf_counter() - started
                 complete += groups.finish(finished)
                 if complete:
-                    yield complete
-            yield StreamEnd(busy_s)
+                    yield Sampled(complete, busy_s)
+                    busy_s = 0.0
+            yield Sampled([], busy_s)
         finally:
             self._driver.abort()
             groups.close()
@@ -153,8 +146,8 @@ class SamplerActor:
 
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, flat_logprobs=True)
         prompts = [TokensPrompt(prompt_token_ids=ids.tolist()) for ids in token_ids]
-        with self._dies_with_its_workers():
-            outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self.weights.adapter)
+        adapter = self.weights.adapter
+        outputs = self._run(lambda: self._llm.generate(prompts, params, use_tqdm=False, lora_request=adapter))
         # Position 0 has no entry, so the flat list starts at token 1.
         return [np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32) for output in outputs]
 
@@ -169,7 +162,9 @@ class SamplerActor:
             self._driver.suspend()
             report = self.weights.receive(bucket)
             if bucket.last:
-                self._driver.resume(self._weights_of(bucket.version))
+                # The salt excludes prefix-cache blocks computed with earlier weights.
+                salt = f"sync-{self.weights.num_syncs}"
+                self._driver.resume(Weights(bucket.version, salt, self.weights.adapter))
             return report
 
         return self._run(load, stream_id)
@@ -184,25 +179,19 @@ class SamplerActor:
     def sleep(self, discard_weights: bool) -> None:
         """Free the GPU's memory. discard_weights: a sync brings them again, so no copy is kept on the host."""
         if self._settings.sleeps:
-            with self._dies_with_its_workers():
-                self._llm.sleep(level=2 if discard_weights else 1)
+            self._run(lambda: self._llm.sleep(level=2 if discard_weights else 1))
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
         """Allocate the weights or the KV cache again; the weights come first."""
         if self._settings.sleeps:
-            with self._dies_with_its_workers():
-                self._llm.wake_up(tags=[what])
+            self._run(lambda: self._llm.wake_up(tags=[what]))
 
     @property
     def _version(self) -> int | None:
         """Of the loaded weights, None before the first sync and after a failed one."""
         return None if self._driver.weights is None else self._driver.weights.version
 
-    def _weights_of(self, version: int) -> Weights:
-        """The salt excludes prefix-cache blocks computed with earlier weights."""
-        return Weights(version, f"sync-{self.weights.num_syncs}", self.weights.adapter)
-
-    def _run(self, function: Callable[[], T], stream_id: int | None) -> T:
+    def _run(self, function: Callable[[], T], stream_id: int | None = None) -> T:
         """Call a function that uses the engine; with a stream in its thread, between two of its decoding steps."""
 
         def guarded() -> T:

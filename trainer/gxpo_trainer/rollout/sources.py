@@ -31,8 +31,9 @@ REPEATED = -1
 class Rollouts:
     """One step's scored groups. num_tokens: that the policy wrote, in resampled groups too.
 
-    idle_fraction: see pool.Collected. engines_alive: engines that were ready at the end. http: cost of reward
-    components over HTTP, of resampled groups too; None in a run without them.
+    idle_fraction: share of the time in which an engine ran no step, mean over engines; where the engines sample ahead
+    of the learner, of the time since the batch before. engines_alive: engines that were ready at the end. http: cost of
+    reward components over HTTP, of resampled groups too; None in a run without them.
     """
 
     groups: list[ScoredGroup]
@@ -94,15 +95,16 @@ class RolloutPlanner:
         kept += flat[: max(0, num_groups - len(kept))]
         sampled = [group for part in parts for group in part.groups]
         rollout_s = sum(part.rollout_s for part in parts)
-        idle_s = sum(part.idle_fraction * part.rollout_s for part in parts)
+        elapsed_s = sum(part.elapsed_s for part in parts)
+        busy_s = sum(part.busy_s for part in parts)
         return Rollouts(
             kept,
-            num_sampled(sampled),
+            sum(sample.num_sampled for scored in sampled for sample in scored.group.samples),
             rollout_s,
             sum(part.verify_s for part in parts),
             num_resampled=len(parts) - 1,
             sampling_s=rollout_s,
-            idle_fraction=idle_s / rollout_s if rollout_s else 0.0,
+            idle_fraction=max(0.0, 1.0 - busy_s / elapsed_s) if elapsed_s else 0.0,
             engines_alive=parts[-1].engines_alive,
             http=http_usage(sampled),
         )
@@ -135,11 +137,6 @@ def http_usage(groups: Sequence[ScoredGroup], before: HttpUsage | None = None) -
     """Cost of the groups' reward components over HTTP, added to `before`; None without such components."""
     usage = [verdict.http for group in groups for verdict in group.verdicts if verdict.http is not None]
     return sum(usage, before or HttpUsage()) if usage else before
-
-
-def num_sampled(groups: Sequence[ScoredGroup]) -> int:
-    """Tokens that the policy wrote."""
-    return sum(sample.num_sampled for scored in groups for sample in scored.group.samples)
 
 
 def request_seed(run_seed: int, step: int, round_: int, position: int, version: int | None = None) -> int:
@@ -412,7 +409,7 @@ class AsyncRollouts:
         return replace(
             rollouts,
             groups=kept + again,
-            num_tokens=rollouts.num_tokens + num_sampled(again),
+            num_tokens=rollouts.num_tokens + sum(s.num_sampled for scored in again for s in scored.group.samples),
             num_dropped=len(stale),
             http=http_usage(again, rollouts.http),
         )

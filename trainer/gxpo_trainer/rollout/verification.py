@@ -23,7 +23,7 @@ from gxpo_trainer.grading.options import EXTRA_KEY
 from gxpo_trainer.grading.pool import Pair, VerifierPool
 from gxpo_trainer.grading.rewards import OWN, URLS, tokens
 from gxpo_trainer.plugins import check_address
-from gxpo_trainer.rollout.requests import CompleteGroups
+from gxpo_trainer.rollout.requests import Sampled
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks, trace_this_process
 from gxpo_trainer.types import Group, HttpUsage, Sample, Verdict, VerdictStatus
@@ -41,12 +41,12 @@ class VerifierActor:
     async def trace(self) -> TracedProcess:
         return trace_this_process()
 
-    async def score(self, complete: CompleteGroups, rewards: bool = True) -> list[tuple[Verdict, ...]]:
+    async def score(self, sampled: Sampled, rewards: bool = True) -> list[tuple[Verdict, ...]]:
         """One verdict per sample of each group, in order. Several calls may be in flight.
 
         rewards: also compute reward components, which an evaluation does not use.
         """
-        return await asyncio.gather(*(self._scored(group, rewards) for _, group in complete))
+        return await asyncio.gather(*(self._scored(group, rewards) for _, group in sampled.groups))
 
     async def _scored(self, group: Group, rewards: bool) -> tuple[Verdict, ...]:
         config = self._config.judging(group.prompt)
@@ -183,7 +183,7 @@ def check_rewards(config: VerifierConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """CompleteGroups in the object store, and the indices of their requests. rewards: see `VerifierActor.score`."""
+    """A reference of sampled groups, and the indices of their requests. rewards: see `VerifierActor.score`."""
 
     indices: Sequence[int]
     groups: Any

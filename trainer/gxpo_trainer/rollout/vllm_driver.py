@@ -1,4 +1,4 @@
-"""A minimal driver of an in-process vLLM engine, for vLLM 0.32.
+"""A minimal driver of an in-process vLLM engine, for vLLM 0.32, and the groups of single turns that it samples.
 
 vLLM's front end prepares each step's output for detokenization and streaming. Training needs neither, so requests go
 directly to the engine core (`add_request`, `get_output`) and token ids are collected until the request finishes.
@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.errors import TrainingError
-
-if TYPE_CHECKING:
-    from gxpo_trainer.rollout.requests import SamplingSettings
+from gxpo_trainer.rollout.requests import CompleteGroups, SampleRequest, SamplingSettings, sample_seed
+from gxpo_trainer.types import Group, Sample
 
 
 class Weights(NamedTuple):
@@ -77,7 +76,8 @@ class Response:
 class EngineDriver:
     """Submits requests to the engine core and returns finished responses.
 
-    weights: that sample from now on; None where a sync must come first.
+    weights: that sample from now on; None where a sync must come first. running: requests of which `step` samples a
+    token, by their id.
     """
 
     def __init__(self, llm: Any, weights: Weights | None) -> None:
@@ -85,14 +85,9 @@ class EngineDriver:
         self._engine = llm.llm_engine
         self._core = self._engine.engine_core
         self._tokenizer = llm.get_tokenizer()
-        self._running: dict[str, Response] = {}
+        self.running: dict[str, Response] = {}
         self._suspended: list[Response] = []
         self._submitted = 0
-
-    @property
-    def running(self) -> bool:
-        """Whether `step` has work."""
-        return bool(self._running)
 
     @property
     def current_weights(self) -> Weights:
@@ -139,9 +134,9 @@ class EngineDriver:
     def suspend(self) -> None:
         """Take all running requests out of the engine, whose weights change; their responses keep their tokens."""
         self.weights = None
-        self._core.abort_requests(list(self._running))
-        self._suspended += self._running.values()
-        self._running.clear()
+        self._core.abort_requests(list(self.running))
+        self._suspended += self.running.values()
+        self.running.clear()
 
     def resume(self, weights: Weights) -> None:
         """Continue the suspended requests with new weights: the tokens so far are part of the prompt.
@@ -179,14 +174,14 @@ class EngineDriver:
     def _add(self, response: Response) -> None:
         response.request.request_id = f"sample-{self._submitted}"
         self._submitted += 1
-        self._running[response.request.request_id] = response
+        self.running[response.request.request_id] = response
         self._core.add_request(response.request)
 
     def step(self) -> list[Response]:
         """Run one engine step; returns the responses that it finished."""
         finished = []
         for output in self._core.get_output().outputs:
-            response = self._running.get(output.request_id)
+            response = self.running.get(output.request_id)
             if response is None:
                 continue  # aborted earlier
             response.token_ids.extend(output.new_token_ids)
@@ -198,7 +193,7 @@ class EngineDriver:
                 response.finish_reason = "stop"
                 self._core.abort_requests([output.request_id])
             if response.finish_reason is not None:
-                del self._running[output.request_id]
+                del self.running[output.request_id]
                 finished.append(response)
         return finished
 
@@ -214,8 +209,8 @@ class EngineDriver:
         return any(stop in tail for stop in response.stop)
 
     def abort(self) -> None:
-        self._core.abort_requests(list(self._running))
-        self._running.clear()
+        self._core.abort_requests(list(self.running))
+        self.running.clear()
         self._suspended.clear()
 
 
@@ -224,3 +219,61 @@ def finish_reason(response: Response) -> Literal["stop", "length"]:
     if response.finish_reason not in ("stop", "length"):
         raise TrainingError(f"the sampler finished a response with reason {response.finish_reason!r}")
     return cast(Literal["stop", "length"], response.finish_reason)
+
+
+class SingleTurns:
+    """Groups whose samples are one response of the engine each.
+
+    Order: `begin` for each request; `finish` what the engine finished; `proceed` before each of its steps; `close`.
+    """
+
+    waiting = False
+
+    def __init__(self, engine: EngineDriver, tokenizer: Any, sampling: SamplingSettings, max_length: int) -> None:
+        self._engine, self._tokenizer = engine, tokenizer
+        self._sampling, self._max_length = sampling, max_length
+        self._running: dict[int, tuple[SampleRequest, list[Response]]] = {}
+        self._owner: dict[int, int] = {}
+        self._unfinished: dict[int, int] = {}
+
+    def begin(self, index: int, request: SampleRequest) -> None:
+        """Raises ValueError when the prompt leaves no room for `max_new_tokens`."""
+        sampling, length = request.sampling or self._sampling, len(request.prompt_token_ids)
+        if not 0 < length <= self._max_length - sampling.max_new_tokens:
+            raise ValueError(
+                f"prompt {request.prompt.id} has {length} tokens; with max_new_tokens = {sampling.max_new_tokens} that "
+                f"must be between {sampling.max_new_tokens + 1} and model.max_length = {self._max_length}; lower "
+                "data.max_prompt_tokens or raise model.max_length"
+            )
+        seeds = [sample_seed(request.seed, number) for number in range(request.num_samples)]
+        responses = self._engine.start(request.prompt_token_ids.tolist(), sampling, seeds)
+        self._running[index] = request, responses
+        self._unfinished[index] = request.num_samples
+        self._owner.update((id(response), index) for response in responses)
+
+    def finish(self, responses: Sequence[Response]) -> CompleteGroups:
+        complete = []
+        for response in responses:
+            index = self._owner.pop(id(response))
+            self._unfinished[index] -= 1
+            if not self._unfinished[index]:
+                del self._unfinished[index]
+                complete.append((index, self._group(*self._running.pop(index))))
+        return complete
+
+    def proceed(self) -> CompleteGroups:
+        return []
+
+    def close(self) -> None:
+        pass
+
+    def _group(self, request: SampleRequest, responses: list[Response]) -> Group:
+        texts = self._tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
+        for stop in (request.sampling or self._sampling).stop:
+            texts = [text.partition(stop)[0] for text in texts]
+        samples = tuple(
+            Sample(text, np.asarray(r.token_ids, dtype=np.int32), r.logprobs, finish_reason(r), r.versions)
+            for r, text in zip(responses, texts, strict=True)
+        )
+        oldest = min(version for response in responses for version, _ in response.versions)
+        return Group(request.prompt, request.prompt_token_ids, samples, oldest)

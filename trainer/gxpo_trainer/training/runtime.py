@@ -13,10 +13,9 @@ from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.planner import inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import devices_of_cluster
 from gxpo_trainer.planner.inputs import read_folder
-from gxpo_trainer.rollout.engines import Engines
+from gxpo_trainer.rollout.engines import Engines, WeightSource
 from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.rollout.sources import AsyncRollouts, DatasetSource, OnPolicyRollouts, RolloutPlanner, RolloutSource
-from gxpo_trainer.rollout.weight_sync import WeightSource
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.runtime.ray_session import Event

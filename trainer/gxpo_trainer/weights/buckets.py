@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,13 +23,17 @@ _CHUNK = 1 << 19  # words
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """Σ word_i · w_i mod 2^64 over the tensor's row-major bits as 64-bit words; w_i odd, pseudo-random in i.
+    """Σ word_i · w_i mod 2^64 over the tensor's row-major bits as 64-bit words; w_i odd, pseudo-random in i (Philox).
 
     Multiplication by an odd weight is a bijection, so a change within one word is always detected; any other change
     is missed with a probability of about 2^-64. +0.0 and -0.0 have different bits: see `without_signed_zeros`.
     """
-    words = _words(tensor)
-    weights = _position_weights(words.device)
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if flat.numel() % 8 or flat.storage_offset() % 8:
+        padded = torch.zeros(-(-flat.numel() // 8) * 8, dtype=torch.uint8, device=flat.device)
+        padded[: flat.numel()] = flat
+        flat = padded
+    words, weights = flat.view(torch.int64), _position_weights(flat.device)
     total = 0
     for chunk, start in enumerate(range(0, words.numel(), _CHUNK)):
         part = words[start : start + _CHUNK]
@@ -37,16 +41,6 @@ def checksum(tensor: torch.Tensor) -> int:
         # CUDA has no integer dot product; on a CPU it is ten times as fast as multiply and sum.
         total += int((part * scale).sum() if part.is_cuda else torch.dot(part, scale)) * _chunk_weight(chunk)
     return total % (1 << 64)
-
-
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of `tensor` as int64[...], zero-padded to whole words."""
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    if flat.numel() % 8 or flat.storage_offset() % 8:
-        padded = torch.zeros(-(-flat.numel() // 8) * 8, dtype=torch.uint8, device=flat.device)
-        padded[: flat.numel()] = flat
-        flat = padded
-    return flat.view(torch.int64)
 
 
 def without_signed_zeros(tensor: torch.Tensor) -> torch.Tensor:
@@ -57,22 +51,13 @@ def without_signed_zeros(tensor: torch.Tensor) -> torch.Tensor:
 @cache
 def _position_weights(device: torch.device) -> torch.Tensor:
     """Odd 64-bit weights of the positions of one chunk; equal on every device and machine."""
-    weights = _splitmix64(np.arange(1, _CHUNK + 1, dtype=np.uint64)) | np.uint64(1)
+    weights = np.random.Philox(key=0).random_raw(_CHUNK) | np.uint64(1)
     return torch.from_numpy(weights.view(np.int64)).to(device)
 
 
 @cache
 def _chunk_weight(chunk: int) -> int:
-    return int(_splitmix64(np.uint64(_CHUNK + 1 + chunk))) | 1
-
-
-def _splitmix64(counter: Any) -> Any:
-    """Output of the SplitMix64 generator for each uint64 counter (Steele, Lea and Flood, 2014)."""
-    with np.errstate(over="ignore"):
-        z = counter * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+    return int(np.random.Philox(key=1 + chunk).random_raw()) | 1
 
 
 _ALIGNMENT = 64
@@ -86,7 +71,7 @@ class TensorEntry:
     """
 
     name: str
-    dtype: str
+    dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
     checksum: int
@@ -164,13 +149,11 @@ class BucketPacker:
             dtype = self._dtype or tensor.dtype
             start, used = used, -(-(used + part.numel() * dtype.itemsize) // _ALIGNMENT) * _ALIGNMENT
             if allocate is not None:
-                view = view_of(allocate(used), dtype, tuple(part.shape), start)
+                view = _view(allocate(used), dtype, part.shape, start)
                 view.copy_(part)
                 if dtype.is_floating_point:
                     view.add_(0.0)  # see `without_signed_zeros`
-                entries.append(
-                    TensorEntry(name, dtype_name(dtype), tuple(part.shape), start, checksum(view), self._row)
-                )
+                entries.append(TensorEntry(name, dtype, tuple(part.shape), start, checksum(view), self._row))
             self._row += rows
             if self._row >= _num_rows(tensor):
                 self._current, self._row = next(self._stream, None), 0
@@ -195,7 +178,7 @@ class BucketPacker:
         return max(0 if used else 1, room // row_bytes)
 
 
-def view_of(whole: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+def _view(whole: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], offset: int) -> torch.Tensor:
     """The tensor at `offset` bytes of a uint8 buffer, without a copy."""
     return whole[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
@@ -203,7 +186,7 @@ def view_of(whole: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], off
 def tensors_of(bucket: WeightBucket, buffer: torch.Tensor) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
     """Each entry and a view of its tensor."""
     for entry in bucket.tensors:
-        yield entry, view_of(buffer, getattr(torch, entry.dtype), entry.shape, entry.offset)
+        yield entry, _view(buffer, entry.dtype, entry.shape, entry.offset)
 
 
 def read_only_view(buffer: Any) -> torch.Tensor:
@@ -211,10 +194,6 @@ def read_only_view(buffer: Any) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
         return torch.frombuffer(buffer, dtype=torch.uint8)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _num_rows(tensor: torch.Tensor) -> int:

@@ -29,10 +29,11 @@ class Publisher(ABC):
     """Packs buckets into buffers that take turns, so that a bucket stays readable while the next is written."""
 
     transport: Transport
+    num_buffers = 1
 
-    def __init__(self, num_buffers: int, device: torch.device) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._buffers = [torch.empty(0, dtype=torch.uint8, device=device)] * num_buffers
+        self._buffers = [torch.empty(0, dtype=torch.uint8, device=device)] * self.num_buffers
         self._turn = 0
 
     def publish(self, packer: BucketPacker, version: int, index: int) -> WeightBucket:
@@ -45,9 +46,9 @@ class Publisher(ABC):
         """The newest bucket, uint8[num_bytes]; overwritten when its buffer has its turn again."""
         return self._buffers[self._turn][: bucket.num_bytes]
 
-    @abstractmethod
     def close(self) -> None:
         """Release the buffers."""
+        self._buffers = []
 
     @abstractmethod
     def _location(self, num_bytes: int) -> Any:
@@ -66,33 +67,31 @@ class SharedMemoryPublisher(Publisher):
     """
 
     transport = "shared_memory"
+    num_buffers = 2
 
-    def __init__(self, root: Path = SHM_ROOT) -> None:
-        super().__init__(2, torch.device("cpu"))
-        self._owned = OwnedDirectory(root, PREFIX)
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self._owned = OwnedDirectory(SHM_ROOT, PREFIX)
         self.directory = self._owned.path
 
     def store(self, content: torch.Tensor) -> str:
         """Copy a received buffer into shared memory; its path. For engines that received it by another transport."""
         self._turn ^= 1
         self._allocate(content.numel())[: content.numel()].copy_(content)
-        return self._path()
+        return self._location(content.numel())
 
     def close(self) -> None:
         """Remove the directory; the memory is freed when the engines have unmapped it."""
         self._owned.close()
 
     def _location(self, num_bytes: int) -> str:
-        return self._path()
-
-    def _path(self) -> str:
         return str(self.directory / f"buffer-{self._turn}")
 
     def _allocate(self, size: int) -> torch.Tensor:
         buffer = self._buffers[self._turn]
         if buffer.numel() >= size:
             return buffer
-        descriptor = os.open(self._path(), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._location(size), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             # Allocated up front: writing to a full tmpfs through a mapping raises SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
@@ -145,7 +144,7 @@ class ObjectStorePublisher(Publisher):
     transport = "object_store"
 
     def __init__(self) -> None:
-        super().__init__(1, torch.device("cpu"))
+        super().__init__(torch.device("cpu"))
         self._references: list[Any] = []
 
     def close(self) -> None:
@@ -251,7 +250,7 @@ class BroadcastPublisher(Publisher):
     transport = "nccl"
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(1, device)
+        super().__init__(device)
         self._group: BroadcastGroup | None = None
 
     def join(self, address: str, port: int, size: int) -> None:
@@ -288,37 +287,26 @@ class CudaIpcPublisher(Publisher):
     can map only memory of its own GPU."""
 
     transport = "cuda_ipc"
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(2, device)
-
-    def close(self) -> None:
-        self._buffers = []
+    num_buffers = 2
 
     def _location(self, num_bytes: int) -> dict[str, Any]:
         torch.cuda.synchronize(self._device)
         _, handle = reductions.reduce_tensor(self._buffers[self._turn])  # type: ignore[no-untyped-call]
-        return {device_id(self._device): handle}
+        return {str(torch.cuda.get_device_properties(self._device).uuid): handle}
 
 
 def open_handle(bucket: WeightBucket, device: torch.device) -> torch.Tensor:
     """The bucket's buffer on this worker's GPU, uint8[>= num_bytes]."""
-    handle: list[Any] = list(bucket.location[device_id(device)])
+    # The UUID of a GPU is the same in every process.
+    handle: list[Any] = list(bucket.location[str(torch.cuda.get_device_properties(device).uuid)])
     # Processes number GPUs differently: the learner sees its own as 0, worker r of an engine as r.
     handle[STORAGE_DEVICE] = device.index
     buffer: torch.Tensor = reductions.rebuild_cuda_tensor(*handle)  # type: ignore[no-untyped-call]
     return buffer
 
 
-def device_id(device: torch.device) -> str:
-    """UUID of a GPU, the same in every process."""
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
 def make_publisher(transport: Transport, device: torch.device) -> Publisher:
     """device: of the learner's rank."""
-    if transport == "shared_memory":
-        return SharedMemoryPublisher()
-    if transport == "object_store":
-        return ObjectStorePublisher()
-    return BroadcastPublisher(device) if transport == "nccl" else CudaIpcPublisher(device)
+    if transport in ("nccl", "cuda_ipc"):
+        return BroadcastPublisher(device) if transport == "nccl" else CudaIpcPublisher(device)
+    return SharedMemoryPublisher() if transport == "shared_memory" else ObjectStorePublisher()

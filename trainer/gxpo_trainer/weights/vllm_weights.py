@@ -56,56 +56,6 @@ class Slot:
         return part, low - self.first_row
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """slots: by checkpoint name. tied_heads: path and module of heads that share the embedding's weights. lookups:
-    embeddings that are used by row, so that a packed copy of them is not read."""
-
-    slots: dict[str, Slot]
-    tied_heads: list[tuple[str, Any]]
-    lookups: set[Any]
-
-    def require(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for tensors without a slot: they could be loaded neither in buckets nor verified."""
-        missing = sorted({name for name in names if name not in self.slots})
-        if missing:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise ConfigError(
-                f"model.path: the sampler has no place for {', '.join(missing[:3])}{more}, so its weights cannot be "
-                "synced and verified. Models with experts and checkpoints with fused projections are not supported; "
-                "choose a dense model whose projections are separate tensors, such as Qwen2, Qwen3 or Llama"
-            )
-
-
-def layout_of(model: torch.nn.Module) -> Layout:
-    """The layout of a loaded model. A layer that cannot be mapped is left out; see `Layout.require`."""
-    from vllm.model_executor.layers.linear import LinearBase
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-
-    fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
-    embeddings = {id(m.weight) for m in model.modules() if type(m) is VocabParallelEmbedding and m.weight is not None}
-    layout = Layout({}, [], set())
-    for path, module in model.named_modules():
-        if isinstance(module, ParallelLMHead) and id(module.weight) in embeddings:
-            layout.tied_heads.append((path, module))
-            continue
-        for attribute, parameter in module.named_parameters(recurse=False):
-            if isinstance(module, LinearBase):
-                slots = _linear_slots(path, module, attribute, fused)
-            elif isinstance(module, VocabParallelEmbedding):
-                if not isinstance(module, ParallelLMHead):
-                    layout.lookups.add(module)
-                # Rows of this worker; vLLM pads the vocabulary, so the last worker's matrix may have more.
-                indices = module.shard_indices
-                first, end = indices.org_vocab_start_index, indices.org_vocab_end_index
-                slots = iter([Slot(f"{path}.{attribute}", module, path, attribute, 0, end - first, first)])
-            else:
-                rows = parameter.shape[0] if parameter.ndim else 1
-                slots = iter([Slot(f"{path}.{attribute}", module, path, attribute, 0, rows)])
-            layout.slots.update({slot.name: slot for slot in slots})
-    return layout
-
-
 def _linear_slots(path: str, module: Any, attribute: str, fused: Mapping[str, Sequence[str]]) -> Iterator[Slot]:
     from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -149,16 +99,40 @@ class Readback:
 
 
 class VllmWeights:
-    """The weights of one worker's model."""
+    """The weights of one worker's model. slots: of the tensors that can be loaded in place and read back, by checkpoint
+    name; a layer that cannot be mapped has none. runner: vLLM's, of the worker, which holds the adapters."""
 
-    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
-        self.model, self.dtype = model, dtype
-        self._layout = layout_of(model)
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype, runner: Any = None) -> None:
+        from vllm.model_executor.layers.linear import LinearBase
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-    @property
-    def slots(self) -> dict[str, Slot]:
-        """Tensors that can be loaded in place and read back, by checkpoint name."""
-        return self._layout.slots
+        self._model, self.dtype, self._runner = model, dtype, runner
+        self.slots: dict[str, Slot] = {}
+        self._tied_heads: list[tuple[str, Any]] = []
+        """Path and module of heads that share the embedding's weights."""
+        self._lookups: set[Any] = set()
+        """Embeddings that are used by row, so that a packed copy of them is not read."""
+        fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
+        tables = [module.weight for module in model.modules() if type(module) is VocabParallelEmbedding]
+        embeddings = {id(table) for table in tables if table is not None}
+        for path, module in model.named_modules():
+            if isinstance(module, ParallelLMHead) and id(module.weight) in embeddings:
+                self._tied_heads.append((path, module))
+                continue
+            for attribute, parameter in module.named_parameters(recurse=False):
+                place = f"{path}.{attribute}", module, path, attribute, 0
+                if isinstance(module, LinearBase):
+                    slots = [*_linear_slots(path, module, attribute, fused)]
+                elif isinstance(module, VocabParallelEmbedding):
+                    if not isinstance(module, ParallelLMHead):
+                        self._lookups.add(module)
+                    # Rows of this worker; vLLM pads the vocabulary, so the last worker's matrix may have more.
+                    indices = module.shard_indices
+                    first, end = indices.org_vocab_start_index, indices.org_vocab_end_index
+                    slots = [Slot(*place, end - first, first)]
+                else:
+                    slots = [Slot(*place, parameter.shape[0] if parameter.ndim else 1)]
+                self.slots.update({slot.name: slot for slot in slots})
 
     def load(self, published: Published) -> None:
         """Load this worker's parts of checkpoint tensors (any device, any dtype) and repack packed layers.
@@ -166,15 +140,15 @@ class VllmWeights:
         A subset may be given; the other rows of a fused layer keep their values. Raises ValueError for a wrong shape,
         ConfigError for tensors without a slot.
         """
-        self._layout.require(entry.name for entry, _ in published)
+        self._require(entry.name for entry, _ in published)
         with torch.inference_mode():
             self._load_in_place(published)
             self.repack_heads()
 
     def repack_heads(self) -> None:
         """Repack tied heads from the embedding they share."""
-        for _, head in self._layout.tied_heads:
-            if _is_packed(head):
+        for _, head in self._tied_heads:
+            if hasattr(head, "cpu_linear"):
                 head.quant_method.process_weights_after_loading(head)
 
     def read_back(self) -> Iterator[Readback]:
@@ -192,9 +166,9 @@ class VllmWeights:
                 packed = self._uses_packed_copy(slot.module, slot.attribute)
                 rows = fused[key][slot.start : slot.stop] if fused[key].ndim else fused[key]
                 yield Readback(slot, location, rows, packed)
-            for path, head in self._layout.tied_heads:
+            for path, head in self._tied_heads:
                 slot = next(s for s in self.slots.values() if getattr(s.module, s.attribute) is head.weight)
-                if _is_packed(head):
+                if hasattr(head, "cpu_linear"):
                     rows = self._read(head, "weight")[slot.start : slot.stop]
                     yield Readback(slot, f"{path} (packed copy)", rows, True)
 
@@ -244,61 +218,61 @@ class VllmWeights:
 
     def _uses_packed_copy(self, module: Any, attribute: str) -> bool:
         """Whether the forward pass uses a packed copy of this parameter, rather than a row lookup."""
-        return attribute == "weight" and _is_packed(module) and module not in self._layout.lookups
+        return attribute == "weight" and hasattr(module, "cpu_linear") and module not in self._lookups
 
+    def verify_adapter(self, adapter_id: int, folder: str, checksums: dict[str, int], scaling: float) -> int:
+        """Compare the active adapter's matrices with the published ones, bit for bit.
 
-def _is_packed(module: Any) -> bool:
-    return hasattr(module, "cpu_linear")
+        vLLM multiplies B by the scaling when it activates an adapter. Returns the number of comparisons. Raises
+        WeightSyncMismatch, and ConfigError for an adapted layer that vLLM stores in another layout.
+        """
+        active = self._runner.lora_manager._adapter_manager.lora_index_to_id
+        if adapter_id not in active:
+            raise WeightSyncMismatch(f"LoRA adapter {adapter_id} is not active in the sampler; sync again")
+        index = active.index(adapter_id)
+        published = load_file(Path(folder) / ADAPTER_WEIGHTS)
+        for name, tensor in published.items():
+            if checksum(tensor) != checksums.get(name):
+                raise WeightSyncMismatch(f"LoRA matrix {name}: the sampler received other values than were published")
+        layers = {path: module for path, module in self._model.named_modules() if hasattr(module, "lora_a_stacked")}
+        suffix = ".lora_A.weight"
+        adapted = [name for name in sorted(published) if name.endswith(suffix)]
+        plain = {name: name.removeprefix(PEFT_PREFIX).removesuffix(suffix) for name in adapted}
+        self._require(f"{layer}.weight" for layer in plain.values())
+        for name, layer in plain.items():
+            slot = self.slots[f"{layer}.weight"]
+            module: Any = layers[slot.path.removesuffix(BASE_LAYER)]
+            fused = [s.start for s in self.slots.values() if (s.path, s.attribute) == (slot.path, slot.attribute)]
+            position = sorted(fused).index(slot.start)
+            a, b = module.lora_a_stacked[position][index, 0], module.lora_b_stacked[position][index, 0]
+            down, up = published[name], published[name.replace("lora_A", "lora_B")]
+            if slot.columns is not None:
+                down = down[:, slot.columns[0] : slot.columns[1]]
+            else:
+                up = slot.part_of(up)[0]
+            for what, held, wanted in (("A", a, down.to(a.dtype)), ("B", b, up.to(b.dtype) * scaling)):
+                held = held[: wanted.shape[0], : wanted.shape[1]].cpu()
+                if not torch.equal(held, wanted):
+                    difference = float((held.double() - wanted.double()).abs().max())
+                    raise WeightSyncMismatch(
+                        f"LoRA matrix {what} of {layer}: the sampler's differs from the learner's by up to "
+                        f"{difference:.3g}"
+                    )
+        return 2 * len(adapted)
+
+    def _require(self, names: Iterable[str]) -> None:
+        """Raise ConfigError for tensors without a slot: they could be loaded neither in buckets nor verified."""
+        missing = sorted({name for name in names if name not in self.slots})
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ConfigError(
+                f"model.path: the sampler has no place for {', '.join(missing[:3])}{more}, so its weights cannot be "
+                "synced and verified. Models with experts and checkpoints with fused projections are not supported; "
+                "choose a dense model whose projections are separate tensors, such as Qwen2, Qwen3 or Llama"
+            )
 
 
 def _in_features(module: Any) -> int:
     """Of a split linear layer, one that every worker holds whole, or an embedding."""
     names = ("input_size_per_partition", "input_size", "embedding_dim")
     return int(next(size for name in names if (size := getattr(module, name, None)) is not None))
-
-
-def verify_adapter(
-    model: torch.nn.Module, runner: Any, adapter_id: int, folder: Path, checksums: dict[str, int], scaling: float
-) -> int:
-    """Compare the active adapter's matrices in one worker with the published ones, bit for bit.
-
-    runner: vLLM's, of the worker. vLLM multiplies B by the scaling when it activates an adapter. Returns the number of
-    comparisons. Raises WeightSyncMismatch, and ConfigError for an adapted layer that vLLM stores in another layout.
-    """
-    manager = runner.lora_manager._adapter_manager
-    if adapter_id not in manager.lora_index_to_id:
-        raise WeightSyncMismatch(f"LoRA adapter {adapter_id} is not active in the sampler; sync again")
-    index = manager.lora_index_to_id.index(adapter_id)
-    published = load_file(folder / ADAPTER_WEIGHTS)
-    for name, tensor in published.items():
-        if checksum(tensor) != checksums.get(name):
-            raise WeightSyncMismatch(f"LoRA matrix {name}: the sampler received other values than were published")
-    layout = layout_of(model)
-    layers = {path: module for path, module in model.named_modules() if hasattr(module, "lora_a_stacked")}
-    checked = 0
-    adapted = {
-        name: name.removeprefix(PEFT_PREFIX).removesuffix(".lora_A.weight")
-        for name in sorted(published)
-        if name.endswith(".lora_A.weight")
-    }
-    layout.require(f"{plain}.weight" for plain in adapted.values())
-    for name, plain in adapted.items():
-        slot = layout.slots[f"{plain}.weight"]
-        module: Any = layers[slot.path.removesuffix(BASE_LAYER)]
-        fused = [s.start for s in layout.slots.values() if (s.path, s.attribute) == (slot.path, slot.attribute)]
-        position = sorted(fused).index(slot.start)
-        a, b = module.lora_a_stacked[position][index, 0], module.lora_b_stacked[position][index, 0]
-        down, up = published[name], published[name.replace("lora_A", "lora_B")]
-        if slot.columns is not None:
-            down = down[:, slot.columns[0] : slot.columns[1]]
-        else:
-            up = slot.part_of(up)[0]
-        for what, held, wanted in (("A", a, down.to(a.dtype)), ("B", b, up.to(b.dtype) * scaling)):
-            checked += 1
-            held = held[: wanted.shape[0], : wanted.shape[1]].cpu()
-            if not torch.equal(held, wanted):
-                difference = float((held.double() - wanted.double()).abs().max())
-                raise WeightSyncMismatch(
-                    f"LoRA matrix {what} of {plain}: the sampler's differs from the learner's by up to {difference:.3g}"
-                )
-    return checked

@@ -9,6 +9,7 @@ import json
 import shutil
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,10 @@ from gxpo_trainer.weights.buckets import (
     TensorEntry,
     WeightBucket,
     checksum,
-    dtype_name,
     tensors_of,
     without_signed_zeros,
 )
-from gxpo_trainer.weights.vllm_weights import Published, Readback, VllmWeights, verify_adapter
+from gxpo_trainer.weights.vllm_weights import Published, Readback, VllmWeights
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -47,14 +47,12 @@ class _Expected:
 
 
 class WeightReceiver:
-    """Loads buckets into one worker and, after the last of a version, verifies all weights.
+    """Loads buckets into one worker and, after the last of a version, verifies all weights. rank: of the worker in its
+    engine."""
 
-    model_runner: vLLM's, which holds the adapters. rank: of the worker in its engine.
-    """
-
-    def __init__(self, weights: VllmWeights, device: torch.device, model_runner: Any = None, rank: int = 0) -> None:
-        self.weights, self._device = weights, device
-        self._model_runner, self._rank = model_runner, rank
+    def __init__(self, weights: VllmWeights, device: torch.device, rank: int = 0) -> None:
+        self.weights, self._device, self._rank = weights, device, rank
+        self.verify_adapter = weights.verify_adapter
         self._shared_memory = transports.SharedMemoryReader()
         self._group: transports.BroadcastGroup | None = None
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
@@ -97,12 +95,9 @@ class WeightReceiver:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118
                     tensor = without_signed_zeros(tensors.get_tensor(name).to(self.weights.dtype))
-                    entry = TensorEntry(name, dtype_name(tensor.dtype), tuple(tensor.shape), 0, checksum(tensor))
+                    entry = TensorEntry(name, tensor.dtype, tuple(tensor.shape), 0, checksum(tensor))
                     self._expect(entry, tensor)
         return self.verify()
-
-    def verify_adapter(self, adapter_id: int, folder: str, checksums: dict[str, int], scaling: float) -> int:
-        return verify_adapter(self.weights.model, self._model_runner, adapter_id, Path(folder), checksums, scaling)
 
     def verify(self, published: Published = ()) -> int:
         """Compare this worker's part of every tensor with its latest published entry.
@@ -115,8 +110,7 @@ class WeightReceiver:
                 num_checked += 1
                 tensor = _rows(read, expected)
                 if checksum(tensor) != expected.checksum:
-                    location = f"{read.location}, {dtype_name(read.tensor.dtype)}"
-                    raise WeightSyncMismatch(_mismatch(expected, location, tensor, read, published))
+                    raise WeightSyncMismatch(_mismatch(expected, tensor, read, published))
         return num_checked
 
     def _read(self, bucket: WeightBucket) -> torch.Tensor:
@@ -156,15 +150,16 @@ class WeightReceiver:
 def _rows(read: Readback, expected: _Expected) -> torch.Tensor:
     """The read rows in the published dtype. A kernel may keep a bias in a wider type (AMX), which converts exactly."""
     tensor = read.tensor[expected.at : expected.at + expected.num_rows] if read.tensor.ndim else read.tensor
-    tensor = tensor.to(getattr(torch, expected.entry.dtype))
+    tensor = tensor.to(expected.entry.dtype)
     return tensor if read.packed else without_signed_zeros(tensor)
 
 
-def _mismatch(expected: _Expected, location: str, tensor: torch.Tensor, read: Readback, published: Published) -> str:
+def _mismatch(expected: _Expected, tensor: torch.Tensor, read: Readback, published: Published) -> str:
     entry = expected.entry
     message = (
         f"weight {entry.name}: the learner published checksum {expected.checksum:016x} ({entry.dtype}, shape "
-        f"{list(entry.shape)}), the sampler holds {checksum(tensor):016x} (shape {list(tensor.shape)}) in {location}"
+        f"{list(entry.shape)}), the sampler holds {checksum(tensor):016x} (shape {list(tensor.shape)}) in "
+        f"{read.location}, {read.tensor.dtype}"
     )
     sent = next((value for other, value in published if other is entry), None)
     part = None if sent is None else read.slot.part_of(sent, entry.first_row)[0]
@@ -174,46 +169,6 @@ def _mismatch(expected: _Expected, location: str, tensor: torch.Tensor, read: Re
         return message + "; the published tensor is not finite"
     difference = (part.to(tensor.device).double() - tensor.double()).abs()
     return message + f"; {int((difference > 0).sum())} elements differ, at most by {float(difference.max()):.3g}"
-
-
-class AdapterFolder:
-    """Collects the buckets of one version in a PEFT folder under `root`, one folder at a time."""
-
-    def __init__(self, root: Path, settings: LoraConfig) -> None:
-        self._root, self._settings = root, settings
-        self._tensors: dict[str, torch.Tensor] = {}
-        self.checksums: dict[str, int] = {}
-        """Published checksum of each tensor of the version."""
-        self.scaling = settings.alpha / settings.rank
-        """Factor of B·A in the adapted layer."""
-
-    def add(self, bucket: WeightBucket, buffer: torch.Tensor) -> Path | None:
-        """Copy a bucket's tensors; after the last bucket of a version its folder. Raises OSError on a full disk."""
-        if bucket.index == 0:
-            self._tensors = {}
-            self.checksums = {}
-        for entry, tensor in tensors_of(bucket, buffer):
-            assert entry.first_row == 0, "a LoRA matrix fits a bucket"
-            self._tensors[entry.name] = tensor.cpu().clone()
-            self.checksums[entry.name] = entry.checksum
-        if not bucket.last:
-            return None
-        for earlier in self._root.glob("version-*"):
-            shutil.rmtree(earlier)
-        folder = self._root / f"version-{bucket.version}"
-        folder.mkdir()
-        config = {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "bias": "none",
-            "r": self._settings.rank,
-            "lora_alpha": self._settings.alpha,
-            "target_modules": list(self._settings.target_modules),
-        }
-        (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-        with write_errors():
-            save_file(self._tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        return folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +184,13 @@ class WeightSyncExtension:
 
     model_runner: Any
     device: Any
+    rank: int
 
-    @property
+    @cached_property
     def gxpo_receiver(self) -> WeightReceiver:
-        receiver = vars(self).get("_gxpo_receiver")
-        if receiver is None:
-            weights = VllmWeights(self.model_runner.get_model(), self.model_runner.model_config.dtype)
-            rank = int(vars(self).get("rank", 0))
-            receiver = self._gxpo_receiver = WeightReceiver(weights, self.device, self.model_runner, rank)
-        return receiver
+        runner = self.model_runner
+        weights = VllmWeights(runner.get_model(), runner.model_config.dtype, runner)
+        return WeightReceiver(weights, self.device, self.rank)
 
     def gxpo_call(self, method: str, *arguments: Any) -> Any:
         """Call a method of this worker's WeightReceiver. An error is returned as `WorkerError`, because an exception in
@@ -251,14 +204,15 @@ class WeightSyncExtension:
 class EngineWeights:
     """Receives buckets for all workers of an engine.
 
-    settings: of the adapter, None for full weights. root: a folder for received adapters.
+    lora: of the adapter, None for full weights. root: a folder for received adapters.
     """
 
-    def __init__(self, llm: Any, settings: LoraConfig | None, root: Path) -> None:
-        self._llm, self._settings = llm, settings
+    def __init__(self, llm: Any, lora: LoraConfig | None, root: Path) -> None:
+        self._llm, self._lora, self._root = llm, lora, root
         self._reader = transports.SharedMemoryReader()
         self._local: transports.SharedMemoryPublisher | None = None
-        self.folder = AdapterFolder(root, settings) if settings else None
+        self.matrices: dict[str, tuple[torch.Tensor, int]] = {}
+        """Of the present version's adapter, with the published checksum."""
         self.num_syncs = 0
         self.adapter: LoRARequest | None = None
         """The adapter of the latest version, for requests."""
@@ -272,7 +226,7 @@ class EngineWeights:
             # In shared memory worker processes can map it.
             self._local = self._local or transports.SharedMemoryPublisher()
             bucket = replace(bucket, transport="shared_memory", location=self._local.store(transports.fetch(bucket)))
-        return self._receive_full(bucket) if self.folder is None else self._receive_adapter(self.folder, bucket)
+        return self._receive_full(bucket) if self._lora is None else self._receive_adapter(self._lora, bucket)
 
     def call_workers(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of WeightReceiver in every worker; raise the first returned error."""
@@ -293,22 +247,45 @@ class EngineWeights:
             peak_bytes=sum(report.peak_bytes for report in reports),
         )
 
-    def _receive_adapter(self, folder: AdapterFolder, bucket: WeightBucket) -> SyncReport | None:
+    def _receive_adapter(self, lora: LoraConfig, bucket: WeightBucket) -> SyncReport | None:
         """Give each version's adapter a new id, so that nothing cached under an earlier one is used."""
         started = time.perf_counter()
-        path = folder.add(bucket, self._reader.read(bucket))
-        if path is None:
+        if bucket.index == 0:
+            self.matrices = {}
+        for entry, tensor in tensors_of(bucket, self._reader.read(bucket)):
+            assert entry.first_row == 0, "a LoRA matrix fits a bucket"
+            self.matrices[entry.name] = tensor.cpu().clone(), entry.checksum
+        if not bucket.last:
             return None
+        folder = self.write_adapter(lora)
         from vllm.lora.request import LoRARequest
 
-        earlier = self.adapter
-        self.adapter = LoRARequest(f"sync-{self.num_syncs}", self.num_syncs, str(path))
-        if earlier is not None:
-            self._llm.llm_engine.remove_lora(earlier.lora_int_id)
+        if self.adapter is not None:
+            self._llm.llm_engine.remove_lora(self.adapter.lora_int_id)
+        self.adapter = LoRARequest(f"sync-{self.num_syncs}", self.num_syncs, str(folder))
         self._llm.llm_engine.add_lora(self.adapter)
         loaded = time.perf_counter()
-        checked = self.call_workers(
-            "verify_adapter", self.adapter.lora_int_id, str(path), folder.checksums, folder.scaling
-        )
+        checksums = {name: published for name, (_, published) in self.matrices.items()}
+        scaling = lora.alpha / lora.rank  # factor of B·A in the adapted layer
+        checked = self.call_workers("verify_adapter", self.adapter.lora_int_id, str(folder), checksums, scaling)
         verify_s = time.perf_counter() - loaded
         return SyncReport(sum(checked), loaded - started, verify_s, peak_resident_bytes())
+
+    def write_adapter(self, lora: LoraConfig) -> Path:
+        """Write the received matrices as a PEFT folder, the only one at a time. Raises OSError on a full disk."""
+        folder = self._root / "adapter"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "bias": "none",
+            "r": lora.rank,
+            "lora_alpha": lora.alpha,
+            "target_modules": list(lora.target_modules),
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        tensors = {name: tensor for name, (tensor, _) in self.matrices.items()}
+        with write_errors():
+            save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        return folder
