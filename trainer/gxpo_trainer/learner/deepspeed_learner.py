@@ -237,7 +237,6 @@ class DeepSpeedLearner:
         return {f"importance/{n.removeprefix(prefix)}": v for n, v in metrics.items() if n.startswith(prefix)}
 
     def backward(self) -> BackwardResult:
-        """One full gradient of the present batch at the published parameters, clipped; counts one pass."""
         loaded = self._loaded()
         if self._with_reference and loaded.reference is None and not loaded.supervised:
             loaded.reference = self._reference_logprobs(loaded)
@@ -266,10 +265,7 @@ class DeepSpeedLearner:
         return result
 
     def optimizer_step(self) -> None:
-        """One step of the base optimizer on the clipped gradient; publishes the result.
-
-        Raises Diverged when the gradient is not finite: such a step would destroy parameters and moments.
-        """
+        """See RuleLearner. Raises Diverged when the gradient is not finite: it would destroy parameters and moments."""
         if not self._finite:
             raise Diverged("the gradient of the last pass is not finite; no optimizer step can be taken on it")
         self._shards.step()
@@ -363,8 +359,9 @@ class DeepSpeedLearner:
     def close(self) -> None:
         """Free the engine. The process group stays, for another learner in the same process."""
         self._batches = []
-        if self._reference is not None:
-            self._reference.close()
+        if isinstance(self._reference, setup.PartitionedReference):
+            self._reference.engine.destroy()
+        self._reference = None
         self._engine.destroy()
 
     def _layout(self) -> checkpoint.Layout:

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 import torch
-from torch import Tensor
 
 from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.config import GrpoRule, RunConfig
 from gxpo_trainer.config.engines import Transport
 from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights, write_adapter, write_policy
-from gxpo_trainer.learner.logprobs import num_elements
+from gxpo_trainer.learner.logprobs import whole_shape
 from gxpo_trainer.rules.contract import BufferingRule, make_rule, snapshot, sum_over
 from gxpo_trainer.rules.diagnostics import diagnose as take_diagnostics
 from gxpo_trainer.runtime.processes import frozen_allocations, peak_resident_bytes, write_errors
-from gxpo_trainer.runtime.ray_session import TracedProcess, trace_this_process
+from gxpo_trainer.runtime.ray_session import trace_this_process
 from gxpo_trainer.types import Metrics, StepReport
 from gxpo_trainer.weights.buckets import BucketPacker, ChangeMeter, WeightBucket
 from gxpo_trainer.weights.transports import make_publisher
@@ -80,8 +79,7 @@ class LearnerRank:
             probe.bind((address, 0))
             return address, int(probe.getsockname()[1])
 
-    def trace(self) -> TracedProcess:
-        return trace_this_process()
+    trace = staticmethod(trace_this_process)
 
     def setup(self, address: str, port: int, device: str, threads: int) -> str:
         """Build the engine. Heavy modules are imported here, in the actor's process alone.
@@ -158,11 +156,11 @@ class LearnerRank:
         Rank 0 (with cuda_ipc every rank) returns the bucket and, after the last one, the share of weights that differ
         from the version before (None for the first). Index 0 starts a version, also when the last one is unfinished.
         """
-        model = self.learner.model
+        model, adapted = self.learner.model, self.config.learner.lora is not None
         if index == 0:
             if self._packer is not None:
                 self._packer.close()
-            weights = full_weights if self.config.learner.lora is None else adapter_weights
+            weights = adapter_weights if adapted else full_weights
             dtype = self.config.rollout.dtype
             self._packer = BucketPacker(weights(model), None if dtype == "auto" else getattr(torch, dtype))
         assert self._packer is not None, "bucket 0 comes first"
@@ -174,9 +172,8 @@ class LearnerRank:
         if self.rank:
             return bucket, None
         if self._changes is None:
-            adapted = self.config.learner.lora is not None
-            named = model.named_parameters()
-            self._changes = ChangeMeter(sum(num_elements(p) for name, p in named if (".lora_" in name) == adapted))
+            sent = (p for name, p in model.named_parameters() if (".lora_" in name) == adapted)
+            self._changes = ChangeMeter(sum(whole_shape(parameter).numel() for parameter in sent))
         return bucket, self._changes.add(bucket, publisher.buffer(bucket))
 
     def join_broadcast(self, address: str, port: int, size: int) -> None:
@@ -278,12 +275,7 @@ class Perturbation:
 
     def __init__(self, learner: DeepSpeedLearner) -> None:
         self._learner = learner
-
-        def absolute_sum(part: Tensor) -> Tensor:
-            count = torch.full((), part.numel(), dtype=torch.float64, device=part.device)
-            return torch.stack([part.abs().sum(dtype=torch.float64), count])
-
-        total, count = sum_over(learner, absolute_sum, learner.parameters())
+        total, count = sum_over(learner, lambda part: (part.abs(), torch.ones_like(part)), learner.parameters())
         self._magnitude = total / count
         self._before = [shard.detach().to("cpu", copy=True) for shard in learner.parameters()]
 

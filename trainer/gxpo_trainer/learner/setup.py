@@ -33,7 +33,7 @@ from gxpo_trainer.learner.logprobs import (
     PolicyModule,
     can_share_prompts,
     layer_types,
-    num_elements,
+    whole_shape,
 )
 from gxpo_trainer.learner.models import fp32_modules, load_config, load_policy
 from gxpo_trainer.learner.shards import host_buffer, offsets, partitions, silence_memory_reports, skip_compiled_ops
@@ -122,7 +122,7 @@ def _initialize(
     """`deepspeed.initialize`; what it prints goes to the debug log. The learner clips and accumulates by itself."""
     import deepspeed
 
-    num_weights = sum(map(num_elements, parameters))
+    num_weights = sum(whole_shape(parameter).numel() for parameter in parameters)
     bucket = min(max(num_weights, 1024), GRADIENT_BUCKET)
     settings = {
         "train_micro_batch_size_per_gpu": 1,
@@ -192,23 +192,20 @@ class PartitionedReference:
     """The frozen model at stage 3: each rank holds a part; DeepSpeed gathers layer by layer."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine = engine
+        self.engine = engine
 
     @torch.no_grad()
     def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
         """log π_ref of each micro-batch of `counted`. Collective: every rank passes as many micro-batches in all."""
-        logprobs = [self._engine(micro, temperature, False).logprobs for micro in counted]
+        logprobs = [self.engine(micro, temperature, False).logprobs for micro in counted]
         for micro in dummy:
-            self._engine(micro, temperature, False)
+            self.engine(micro, temperature, False)
         return logprobs
 
     def resident(self) -> list[Tensor]:
         """What stays on the learner's device: the partitions, and small parameters that are whole."""
-        parameters = list(self._engine.module.parameters())
-        return [*parameters, *partitions(parameters), *self._engine.module.buffers()]
-
-    def close(self) -> None:
-        self._engine.destroy()
+        parameters = list(self.engine.module.parameters())
+        return [*parameters, *partitions(parameters), *self.engine.module.buffers()]
 
 
 class HostReference:
@@ -240,9 +237,6 @@ class HostReference:
     def resident(self) -> list[Tensor]:
         """None: the host's copy stays where it is."""
         return []
-
-    def close(self) -> None:
-        self._tensors = []
 
 
 Reference = PartitionedReference | HostReference

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 
 from gxpo_trainer import __version__
@@ -153,29 +152,21 @@ def score_groups(groups: Sequence[ScoredGroup]) -> tuple[Metrics, list[float]]:
     correct = np.array([[v.status == "correct" for v in group.verdicts] for group in groups], dtype=np.float64)
     n = correct.shape[1]
     counts = correct.sum(axis=1).astype(int)
+    values = {f"pass@{k}": [pass_at_k(n, int(c), k) for c in counts] for k in range(1, n + 1)}
+    values[f"maj@{n}"] = [
+        majority_at_n([v.extracted for v in group.verdicts], [v.status == "correct" for v in group.verdicts])
+        for group in groups
+    ]
     scores: Metrics = {}
-    for k in range(1, n + 1):
-        values = np.array([pass_at_k(n, int(c), k) for c in counts])
-        _with_interval(scores, f"pass@{k}", values)
-    majority = np.array(
-        [
-            majority_at_n([v.extracted for v in group.verdicts], [v.status == "correct" for v in group.verdicts])
-            for group in groups
-        ]
-    )
-    _with_interval(scores, f"maj@{n}", majority)
+    for name, column in values.items():
+        scores[name] = float(np.mean(column))
+        scores[f"{name}/ci_low"], scores[f"{name}/ci_high"] = proportion_interval(column)
     samples = [sample for group in groups for sample in group.group.samples]
     scores["length_mean"] = float(np.mean([sample.num_sampled for sample in samples]))
     scores["truncated_fraction"] = float(np.mean([sample.truncated for sample in samples]))
     failed = [v.reward is None for group in groups for v in group.verdicts]
     scores["failed_fraction"] = float(np.mean(failed))
     return scores, [float(x) for x in correct.mean(axis=1)]
-
-
-def _with_interval(scores: Metrics, name: str, values: npt.NDArray[np.float64]) -> None:
-    low, high = proportion_interval(values)
-    scores[name] = float(values.mean())
-    scores[f"{name}/ci_low"], scores[f"{name}/ci_high"] = low, high
 
 
 def evaluate_model(args: argparse.Namespace) -> int:
@@ -215,7 +206,6 @@ def _sample_and_grade(
 ) -> list[dict[str, Any]]:
     """Records of all benchmarks, on engines that live as long as this call."""
     console = Console(stderr=True)
-
     with ray_session(placement) as settled:
         pool = build_pool(
             config, settled, folder, lambda kind, message, **_: console.print(f"eval: {kind}: {message}", markup=False)

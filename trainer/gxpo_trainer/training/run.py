@@ -24,7 +24,7 @@ from gxpo_trainer.runtime.ray_session import cluster_resources, connect_ray, res
 from gxpo_trainer.training.checkpoints import next_attempt, repeated_passes
 from gxpo_trainer.training.controller import Controller
 from gxpo_trainer.training.evaluation import Evaluator
-from gxpo_trainer.training.launch import Launch
+from gxpo_trainer.training.launch import ON_REQUEST, Launch
 from gxpo_trainer.training.prepare import Prepared, prepare
 from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.runtime import Runtime, build_runtime, check_memory
@@ -65,7 +65,7 @@ def train_in_launch(config: RunConfig, launch: Launch, *, resume: bool = False, 
 def describe_end(ended: str, launch: Launch) -> str:
     if launch.exit_code:
         return "stopped by SIGTERM; --resume continues from the last checkpoint"
-    return {"pause": "paused", "cancel": "cancelled"}.get(ended, f"ended by budget.{ended}")
+    return ON_REQUEST.get(ended, f"ended by budget.{ended}")
 
 
 def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress) -> str:
@@ -191,8 +191,7 @@ def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], 
 def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
     if ended == "pause" and launch.terminated:
         reporter.log_event("interrupted", "stopped by SIGTERM; --resume continues from the last checkpoint")
-    elif ended in ("pause", "cancel"):
-        done = {"pause": "paused", "cancel": "cancelled"}[ended]
+    elif done := ON_REQUEST.get(ended):
         reporter.log_event(done, f"{done} on request")
     else:
         reporter.log_event("finished", f"budget.{ended} is reached", bound=ended)
