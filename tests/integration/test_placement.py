@@ -88,7 +88,7 @@ def test_a_run_waits_for_one_that_holds_the_resources_and_then_runs(two_cpus: st
 def test_two_runs_that_fit_run_side_by_side(two_cpus: str) -> None:
     half = {"learner_cpus": 0.5, "sampler_cpus": 0.25}
     with runs(two_cpus, half, half) as (_, second):
-        assert second.line() == "ready"
+        assert second.becomes_ready()
 
 
 @pytest.mark.long("autoscaling")

@@ -63,7 +63,6 @@ def test_a_named_attention_is_taken_where_it_can_run() -> None:
 @pytest.mark.parametrize(
     ("attention", "device", "precision", "kernels", "layers"),
     [
-        ("varlen", "cpu", "bf16", NONE, FULL),
         ("varlen", "gpu", "fp32", BOTH, FULL),
         ("flash_attention_2", "cpu", "bf16", NONE, FULL),
         ("flash_attention_2", "gpu", "bf16", VARLEN, FULL),

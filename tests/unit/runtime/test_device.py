@@ -26,15 +26,6 @@ def settle(placement: Placement, **cluster: float) -> Placement:
     return placement.settle({"CPU": 16.0, **cluster})
 
 
-def test_the_gpus_of_the_cluster_count_and_not_those_of_the_head() -> None:
-    placement = decide(learner_ranks=3)
-    assert placement.device == "cpu"
-    placement = settle(placement, GPU=4)
-    assert placement.device == "gpu"
-    assert placement.device_reason == 'placement.device = "auto" and 4 GPUs in the Ray cluster'
-    assert placement.learner_options()["num_gpus"] == 1
-
-
 def test_gpus_that_join_later_change_device_and_bundles() -> None:
     placement = settle(decide(learner_ranks=2, samplers=2))
     assert (placement.device, placement.num_gpus) == ("cpu", 0)
@@ -42,6 +33,8 @@ def test_gpus_that_join_later_change_device_and_bundles() -> None:
     assert (placement.device, placement.colocated, placement.num_gpus) == ("gpu", True, 2)
     placement = settle(placement, GPU=4)
     assert (placement.colocated, placement.num_gpus) == (False, 4)
+    assert placement.device_reason == 'placement.device = "auto" and 4 GPUs in the Ray cluster'
+    assert placement.learner_options()["num_gpus"] == 1
     assert [bundle["GPU"] for bundle in placement.bundles().resources] == [1, 1, 1, 1]
 
 
@@ -55,10 +48,12 @@ def test_what_needs_gpus_of_its_own_does_not_share_them(rollout: dict[str, Any],
         placement.check_fits({"CPU": 16, "GPU": 2})
 
 
-def test_gpus_here_and_none_in_the_cluster_are_ambiguous(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_cluster_without_gpus_leaves_open_or_rules_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="needs GPUs"):
+        settle(decide(weight_transport="nccl"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(ConfigError, match="2 GPUs are visible on this machine and the Ray cluster has none"):
-        decide().settle({"CPU": 4.0})
+        settle(decide())
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
@@ -78,17 +73,12 @@ def use_driver(monkeypatch: pytest.MonkeyPatch, driver: str, cuda: str, library:
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: driver)
 
 
-def test_without_a_cluster_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_driver(monkeypatch, "580.65.06", "13.0")
-    placement = Placement.decide(RunConfig())
-    assert (placement.device, placement.device_reason) == (
-        "gpu",
-        'placement.device = "auto" and 1 GPU visible on this machine',
-    )
-
-
 @pytest.mark.parametrize("device", ["auto", "gpu"])
 def test_a_driver_too_old_for_torch_is_refused_with_the_right_one(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_driver(monkeypatch, "580.65.06", "13.0")
+    placement = Placement.decide(RunConfig())
+    assert placement.device == "gpu"
+    assert placement.device_reason == 'placement.device = "auto" and 1 GPU visible on this machine'
     use_driver(monkeypatch, "570.86.15", "13.0", library=12)
     config = RunConfig.model_validate({"placement": {"device": device}})
     with pytest.raises(ConfigError, match=r"driver 570\.86\.15 .* 580 or newer.* or set placement\.device = \"cpu\""):
@@ -113,16 +103,10 @@ def test_gpus_that_a_build_for_cpus_cannot_use_leave_the_run_on_cpus(monkeypatch
         Placement.decide(RunConfig.model_validate({"placement": {"device": "gpu"}}))
 
 
-def test_a_transport_that_the_settled_placement_rules_out_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs GPUs"):
-        decide(weight_transport="nccl").settle({"CPU": 4.0})
-
-
 def test_an_evaluation_reserves_engines_and_no_learner() -> None:
     config = RunConfig.model_validate({"placement": {"ray_address": "head:6379", "sampler_cpus": 0.5}})
     engines = config.placement.model_copy(update={"learner_ranks": 0})
-    placement = Placement.decide(config.model_copy(update={"placement": engines}))
-    placement = settle(placement, GPU=1)
+    placement = settle(Placement.decide(config.model_copy(update={"placement": engines})), GPU=1)
     bundles = placement.bundles()
     assert (placement.device, placement.colocated, placement.num_gpus) == ("gpu", False, 1)
     assert bundles.resources == ({"CPU": 0.75, "GPU": 1},)

@@ -130,19 +130,14 @@ def test_episodes_by_their_ends_and_turns() -> None:
     assert environment_metrics([plain]) == {}
 
 
-def test_lengths_and_rates_count_sampled_tokens() -> None:
+def test_lengths_rates_and_staleness_count_sampled_tokens() -> None:
     result = StepResult({}, 1, 0, 0.0, 0.0, True, None, 1.0, 0.0, 0)
     metrics = rollout_metrics(CONVERSATIONS, result, version=4, total=8)
     # 3, 4, 1 and 0 sampled tokens.
-    assert metrics["rollout/tokens"] == 8
-    assert metrics["rollout/tokens_per_s"] == 4
-    assert metrics["rollout/length_mean"] == 2
+    rollout = [metrics[f"rollout/{name}"] for name in ("tokens", "tokens_per_s", "length_mean")]
+    assert (*rollout, metrics["env/turns_mean"]) == (8, 4, 2, 1.5)
     assert metrics["rollout/length_std"] == pytest.approx(((1 + 4 + 1 + 4) / 4) ** 0.5)
-    assert metrics["env/turns_mean"] == 1.5
     assert score_groups(CONVERSATIONS.groups)[0]["length_mean"] == 2
-
-
-def test_staleness_counts_sampled_tokens() -> None:
     # Version 3 sampled 2 tokens of the first response (and saw 3 of its environment), version 4 all others: 6.
     metrics = staleness_metrics(CONVERSATIONS, version=5)
     assert metrics["rollout/staleness_mean"] == (2 * 2 + 6 * 1) / 8
@@ -160,14 +155,13 @@ def test_sampled_tokens_of_each_version() -> None:
 
 
 def test_careful_answers_are_those_with_a_calculation() -> None:
-    def answers(*texts: str, correct: tuple[bool, ...]) -> ScoredGroup:
-        ids = np.arange(1, dtype=np.int32)
-        samples = tuple(Sample(text, ids, ids.astype(np.float32), "stop") for text in texts)
-        verdicts = tuple(Verdict("correct" if right else "wrong", None, 0.0) for right in correct)
-        return ScoredGroup(Group(Prompt("a", "a", "1"), ids, samples, weights_version=3), verdicts)
+    def answers(**correct: bool) -> ScoredGroup:
+        samples = tuple(Sample(text, IDS, np.zeros(2, np.float32), "stop") for text in correct)
+        verdicts = tuple(Verdict("correct" if right else "wrong", None, 0.0) for right in correct.values())
+        return ScoredGroup(Group(Prompt("a", "a", "1"), IDS, samples, weights_version=3), verdicts)
 
-    hasty = answers("\\boxed{4}", "\\boxed{5}", correct=(True, False))
-    mixed = answers("1+3=4, so \\boxed{4}", "\\boxed{4}", "1+3=5, so \\boxed{5}", correct=(True, True, False))
+    hasty = answers(**{"\\boxed{4}": True, "\\boxed{5}": False})
+    mixed = answers(**{"1+3=4, so \\boxed{4}": True, "\\boxed{4}": True, "1+3=5, so \\boxed{5}": False})
     assert careful_metrics([hasty]) == {"response/careful_fraction": 0}
     # Two of five answers calculate, and one of the two is right.
     assert careful_metrics([hasty, mixed]) == {"response/careful_fraction": 0.4, "response/careful_correctness": 0.5}

@@ -71,21 +71,19 @@ class Interrupting:
     def discard(self) -> None: ...
 
 
-@pytest.mark.parametrize("moment", ["batch", "evaluation"])
-def test_samples_are_given_up_for_a_checkpoint(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("moment", ["batch", "evaluation", "start", "recovery"])
+def test_samples_are_given_up_for_a_checkpoint_but_not_a_learner_that_is_not_there(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Interrupting(moment, tmp_path, monkeypatch)
     assert run.controller.run(None) == "pause"
+    if moment in ("start", "recovery"):
+        assert run.saved == []
+        return
     ((step, state),) = run.saved
     assert (step, state["counters"]["step"]) == (3, 3)
     assert state["cursor"] == {"cursor": 30}, "the prompts of step 4 are drawn again"
     assert state["evaluation_owed"]
-
-
-@pytest.mark.parametrize("moment", ["start", "recovery"])
-def test_without_a_learner_nothing_is_saved(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Interrupting(moment, tmp_path, monkeypatch)
-    assert run.controller.run(None) == "pause"
-    assert run.saved == []
 
 
 def test_a_run_that_does_not_end_after_sigterm_exits_at_the_limit(tmp_path: Path) -> None:
@@ -98,13 +96,9 @@ def test_a_run_that_does_not_end_after_sigterm_exits_at_the_limit(tmp_path: Path
             while True:
                 time.sleep(1)
     """.replace("\n        ", "\n")
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={"GXPO_STOP_WAIT_S": "0.2"},
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    process = subprocess.Popen(command, env={"GXPO_STOP_WAIT_S": "0.2"}, **pipes)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)

@@ -52,25 +52,13 @@ def config(tmp_path: Path) -> Any:
     return made
 
 
-def test_a_training_problem_that_is_evaluated_is_excluded_and_reported(config: Any, tmp_path: Path) -> None:
-    prepared = prepare(config(), tmp_path / "run", resume=False)
-    assert [prompt.id for prompt in prepared.problems.prompts.prompts] == ["3+4", "7+8"]
-    with RunReporter(tmp_path / "run") as reporter:
-        record_data(prepared, reporter)
-    _, event = read_events(tmp_path / "run")
-    assert (event["kind"], event["setting"]) == ("problems_left_out", "data.contamination")
-    assert event["message"] == "data.contamination excluded 1 training problems"
-
-
 def test_contamination_and_shares_are_checked_over_all_sources(config: Any, tmp_path: Path) -> None:
     other = write(tmp_path / "other.jsonl", [(1, 1), (30, 2)])
     data = {"source": "word_problems", "sources": [{"path": str(tmp_path / "train.jsonl")}, {"path": other}]}
     problems = load_problems(config(data=data))
     assert [prompt.id for prompt in problems.prompts.prompts] == ["train/3+4", "train/7+8", "other/1+1"]
     assert problems.data.num_left_out == {"data.contamination": 2}
-    with pytest.raises(
-        DataError, match=r"data.sources\[1\].path = .*: 1 problem for its share of 2 of 4 prompts a step"
-    ):
+    with pytest.raises(DataError, match=r"data.sources\[1\].path = .*: 1 problem for its share of 2 of 4 prompts"):
         load_problems(config(data=data, rollout={"prompts_per_step": 4}))
 
 
@@ -130,10 +118,8 @@ def test_only_a_box_counts_where_the_prompt_asks_for_one(
 ) -> None:
     settings = config(verifier={"answer": answer}, data={"template": template, "system_prompt": system_prompt})
     problems = load_problems(settings)
-    for prompts, boxed in (
-        (problems.prompts.prompts, training),
-        (problems.benchmarks[0].benchmark.prompts, evaluation),
-    ):
+    both = (problems.prompts.prompts, training), (problems.benchmarks[0].benchmark.prompts, evaluation)
+    for prompts, boxed in both:
         assert {prompt.extra.get("verify") == VerifyOptions(boxed=True) for prompt in prompts} == {boxed}
 
 
@@ -148,16 +134,22 @@ def test_fewer_problems_than_prompts_a_step_are_a_warning(config: Any, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("changes", "setting"),
+    ("changes", "evaluated", "setting"),
     [
-        ({"data": {"max_prompt_tokens": 23}}, "data.max_prompt_tokens"),
-        ({"model": {"max_length": 71}, "rollout": {"max_new_tokens": 48}}, "model.max_length − rollout.max_new_tokens"),
+        ({"data": {"max_prompt_tokens": 23}}, (1, 2), "data.max_prompt_tokens"),
+        (
+            *({"model": {"max_length": 71}, "rollout": {"max_new_tokens": 48}}, (1, 2)),
+            "model.max_length − rollout.max_new_tokens",
+        ),
+        ({}, (300, 400), "data.contamination"),
     ],
 )
-def test_too_long_prompts_are_reported(config: Any, tmp_path: Path, changes: dict[str, Any], setting: str) -> None:
+def test_a_prompt_that_is_too_long_or_evaluated_is_excluded_and_reported(
+    config: Any, tmp_path: Path, changes: dict[str, Any], evaluated: tuple[int, int], setting: str
+) -> None:
     """The starter renders the first two in 23 tokens and, digit by digit, the last in 27."""
     train = write(tmp_path / "train.jsonl", [(3, 4), (5, 6), (300, 400)])
-    changes = {**changes, "evaluation": {"benchmarks": [write(tmp_path / "short.jsonl", [(1, 2)])]}}
+    changes = {**changes, "evaluation": {"benchmarks": [write(tmp_path / "short.jsonl", [evaluated])]}}
     changes["data"] = {**changes.get("data", {}), "source": train}
     prepared = prepare(config(**changes), tmp_path / "run", resume=False)
     assert [prompt.id for prompt in prepared.problems.prompts.prompts] == ["3+4", "5+6"]
@@ -229,19 +221,14 @@ def test_what_cannot_run_is_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def starter_with(tmp_path: Path, chat_template: str) -> str:
-    folder = tmp_path / "policy"
-    shutil.copytree(STARTER_FOLDER, folder)
-    (folder / "chat_template.jinja").write_text(chat_template)
-    return str(folder)
-
-
 def test_a_template_that_rewrites_earlier_turns_is_refused_for_conversations(config: Any, tmp_path: Path) -> None:
     rewriting = (
         "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}{% if loop.last %}{{ m['content'] }}{% endif %}"
         "{{ eos_token }}{% endfor %}"
     )
-    model = {"path": starter_with(tmp_path, rewriting)}
+    folder = shutil.copytree(STARTER_FOLDER, tmp_path / "policy")
+    (folder / "chat_template.jinja").write_text(rewriting)
+    model = {"path": str(folder)}
     conversing = config(model=model, environment={"name": "calculator"})
     with pytest.raises(ConfigError, match=r"chat template of model.path = '.*policy'.*earlier turn.*begins .\{% for m"):
         prepare(conversing, tmp_path / "run", resume=False)

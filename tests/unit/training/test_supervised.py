@@ -90,6 +90,8 @@ def test_the_embedded_task_has_its_worked_answers_for_a_warm_start_and_its_golds
 def test_what_completions_rule_out_is_refused(tmp_path: Path, changes: dict[str, Any], setting: str) -> None:
     with pytest.raises(ConfigError, match=f'{setting} has no meaning with rollout.source = "dataset"; '):
         settings(tmp_path, ROWS, **changes)
+    with pytest.raises(ConfigError, match=r"kl_beta .*before warm_start; set it to 0, or train from a checkpoint"):
+        build({"warm_start": {"steps": 1}, "learner": {"loss": {"kl_beta": 0.01}}})
 
 
 @pytest.mark.parametrize(
@@ -130,11 +132,6 @@ def test_sft_is_plain_without_a_rule(rule: str, trained: str, tmp_path: Path, mo
     assert cli.main(["sft", str(file), "--out", str(tmp_path / "out"), "--set", "seed=4"]) == 0
     (config,) = configs
     assert (config.rollout.source, config.learner.rule.name, config.seed) == ("dataset", trained, 4)
-
-
-def test_a_kl_term_to_the_policy_before_the_warm_start_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"kl_beta .*before warm_start; set it to 0, or train from a checkpoint"):
-        build({"warm_start": {"steps": 1}, "learner": {"loss": {"kl_beta": 0.01}}})
 
 
 class Learners:
