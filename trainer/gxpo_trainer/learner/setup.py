@@ -14,8 +14,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -86,15 +85,28 @@ def join_process_group(*, rank: int, world_size: int, master_address: str, maste
 
 def load_partitioned(config: RunConfig, attention: str, device: torch.device) -> Any:
     """The policy of `model`, partitioned at stage 3; under LoRA with the adapter. Collective; raises as load_policy."""
-    settings = config.learner
-    chosen = config.model.model_copy(update={"attention": attention})
-    with _partitioning(config):
-        return load_policy(
-            chosen,
-            precision=settings.precision,
-            lora=settings.lora,
-            device=device if device.type == "cuda" and settings.zero_stage < 3 else None,
-        )
+    settings, chosen = config.learner, config.model.model_copy(update={"attention": attention})
+    if settings.zero_stage < 3:
+        where = device if device.type == "cuda" else None
+        return load_policy(chosen, precision=settings.precision, lora=settings.lora, device=where)
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    # While this exists transformers builds models under `deepspeed.zero.Init`; it keeps a weak reference only.
+    partitioning = HfDeepSpeedConfig(  # type: ignore[no-untyped-call]
+        {
+            "train_micro_batch_size_per_gpu": 1,
+            "bf16": {"enabled": settings.precision == "bf16"},
+            # Frequencies of rotary embeddings too, which `deepspeed.zero.Init` would round: far positions would then be
+            # off by whole tokens.
+            "data_types": {"keep_in_fp32_modules": ["inv_freq", *fp32_modules(config.model)]},
+            "zero_optimization": {"stage": 3},
+        }
+    )
+    try:
+        return load_policy(chosen, precision=settings.precision, lora=settings.lora)
+    finally:
+        del partitioning
+        unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
 
 
 def open_engine(model: nn.Module, config: RunConfig, device: Device) -> tuple[Any, torch.optim.Optimizer]:
@@ -151,32 +163,6 @@ def _initialize(
         engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)
     logging.getLogger(__name__).debug("%s", printed.getvalue())
     return engine
-
-
-@contextmanager
-def _partitioning(config: RunConfig) -> Iterator[None]:
-    """Within it, at stage 3, transformers builds its models under `deepspeed.zero.Init`."""
-    if config.learner.zero_stage < 3:
-        yield
-        return
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
-
-    # transformers keeps a weak reference only.
-    kept = HfDeepSpeedConfig(  # type: ignore[no-untyped-call]
-        {
-            "train_micro_batch_size_per_gpu": 1,
-            "bf16": {"enabled": config.learner.precision == "bf16"},
-            # Frequencies of rotary embeddings too, which `deepspeed.zero.Init` would round: far positions would then be
-            # off by whole tokens.
-            "data_types": {"keep_in_fp32_modules": ["inv_freq", *fp32_modules(config.model)]},
-            "zero_optimization": {"stage": 3},
-        }
-    )
-    try:
-        yield
-    finally:
-        del kept
-        unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
 
 
 def load_reference(config: RunConfig, attention: str, device: Device, where: torch.device) -> Reference:

@@ -17,7 +17,6 @@ from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reading import CONFIG
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.trackers import Trackers
-from gxpo_trainer.reporting.uploader import ControlRequest
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch, Watchdog
 from gxpo_trainer.runtime.ray_session import cluster_resources, connect_ray, reserve
@@ -113,8 +112,9 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         _record_end(ended, launch, reporter)
         return ended
     except _StoppedWaiting as stopped:
-        _record_end(stopped.request, launch, reporter)
-        return stopped.request
+        (request,) = stopped.args
+        _record_end(request, launch, reporter)
+        return str(request)
     except (KeyboardInterrupt, SystemExit):
         reporter.log_event("interrupted", "stopped from outside; --resume continues from the last checkpoint")
         raise
@@ -137,10 +137,7 @@ def _tell(reporter: RunReporter, progress: TrainingProgress, message: str) -> No
 
 
 class _StoppedWaiting(Exception):
-    """A pause or cancel request arrived before the run's resources."""
-
-    def __init__(self, request: ControlRequest) -> None:
-        self.request = request
+    """A pause or cancel request, its argument, arrived before the run's resources."""
 
 
 def _reserve(
