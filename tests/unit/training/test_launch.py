@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.ingest_server import IngestServer
@@ -288,21 +288,12 @@ class Interrupting:
         self.moment, self.request, self.cursor = moment, None, 30
         self.saved: list[tuple[int, dict[str, Any]]] = []
         config = RunConfig.model_validate({"evaluation": {"at_start": False, "every_steps": 3}})
-        runtime: Any = SimpleNamespace(
-            config=config,
-            watch=ProgressWatch(),
-            learners=SimpleNamespace(save=None),
-            pool=SimpleNamespace(timeline=Timeline()),
-            planner=None,
-            rollouts=self,
-        )
-        ignore = lambda *_, **__: None  # noqa: E731
-        reporter: Any = SimpleNamespace(out_dir=tmp_path, sync=ignore, log_event=ignore, log_metrics=ignore)
-        evaluator: Any = SimpleNamespace(run=lambda *_, **__: self.interrupt("evaluation"))
-        store: Any = SimpleNamespace(save=lambda step, state, *_, **__: self.saved.append((step, state)))
-        self.controller = Controller(
-            runtime, evaluator, reporter, store, cast(Any, None), control_request=lambda: cast(Any, self.request)
-        )
+        runtime: Any = Mock(config=config, watch=ProgressWatch(), pool=Mock(timeline=Timeline()), rollouts=self)
+        evaluator: Any = Mock(run=lambda *_, **__: self.interrupt("evaluation"))
+        store: Any = Mock(save=lambda step, state, *_, **__: self.saved.append((step, state)))
+        reporter: Any = Mock(out_dir=tmp_path)
+        requested: Any = lambda: self.request  # noqa: E731
+        self.controller = Controller(runtime, evaluator, reporter, store, Mock(), control_request=requested)
         self.controller.counters = Counters(step=3)
         monkeypatch.setattr(self.controller, "_start", lambda _: self.interrupt("start"))
         monkeypatch.setattr(self.controller, "_recover", lambda _: self.interrupt("recovery"))

@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -175,15 +176,13 @@ NOTHING = {"reward/zero_variance_fraction": 0.97, "rollout/truncated_fraction": 
 
 
 def test_five_steps_without_signal_are_an_event_a_metric_and_a_line_once_until_there_is_signal(tmp_path: Path) -> None:
-    stream, unused = io.StringIO(), cast(Any, None)
-    parts: Any = SimpleNamespace(
-        config=RunConfig(), watch=ProgressWatch(), learners=None, pool=None, planner=None, rollouts=None
-    )
+    stream = io.StringIO()
+    runtime: Any = Mock(config=RunConfig(), watch=ProgressWatch())
     result: Any = SimpleNamespace(backward_passes=1.0, update_s=1.0, peak_bytes=0, fallback=None)
     shares = [0.97] * 7 + [0.9] + [1.0] * 5
     with RunReporter(tmp_path) as reporter:
         progress = TrainingProgress(BudgetConfig(steps=20), stream=stream)
-        controller = Controller(parts, unused, reporter, unused, progress)
+        controller = Controller(runtime, Mock(), reporter, Mock(), progress)
         for step, share in enumerate(shares, start=1):
             controller.host.begin_step()
             metrics = NOTHING | {"reward/zero_variance_fraction": share}

@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -107,8 +108,7 @@ def test_engines_measure_gpus_before_the_ranks(resident: bool, tmp_path: Path, m
     monkeypatch.setattr("gxpo_trainer.learner.group.ray.remote", start_rank)
     monkeypatch.setattr(runtime.pool, "start", lambda: log.append("engines start"))
     monkeypatch.setattr(Engines, "await_ready", lambda self, *, every: log.append(f"await every engine: {every}"))
-    unused = cast(Any, SimpleNamespace(out_dir=tmp_path))
-    controller = Controller(runtime, unused, unused, unused, unused)
+    controller = Controller(runtime, Mock(), Mock(out_dir=tmp_path), Mock(), Mock())
     with pytest.raises(LearnerStarted):
         controller.run(None)
     assert log == ["engines start", "await every engine: True"]
