@@ -176,7 +176,7 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
     """A learner whose memory is offloaded in the middle of a canary and restored continues like one that was not."""
     learner = run.learner(**settings)
     rank = LearnerRank(learner.config, run.rank, run.world_size)
-    rank.learner, rank.rule, rank.perturbation = learner, make_rule(learner.config.learner.rule), None
+    rank.learner, rank.rule = learner, make_rule(learner.config.learner.rule)
 
     def next_step() -> tuple[list[Tensor], dict[str, Tensor]]:
         learner.load_batches([run.share])

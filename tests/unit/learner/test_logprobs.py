@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.tiny_policy import (
     VOCABULARY,
+    by_sequence,
     gradient_vector,
     plain_logprobs,
     random_batch,
@@ -45,21 +46,15 @@ def module_results(
     policy: PolicyModule, temperature: float = 1.0, layout: Layout = "padded"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities and entropies in the order of the batch, and the gradient of a weighted sum of them."""
-    batch = random_batch(seed=3)
-    micros = pack(batch, token_budget=70, layout=layout, aggregation="token_mean", pad_id=0)
+    micros = pack(random_batch(seed=3), token_budget=70, layout=layout, aggregation="token_mean", pad_id=0)
     policy.zero_grad()
-    logprobs: list[list[float]] = [[] for _ in batch.sequences]
-    entropies: list[list[float]] = [[] for _ in batch.sequences]
+    logprobs, entropies = [], []
     for micro in micros:
         outputs = policy(micro, temperature, True)
         (outputs.logprobs * weights_for(micro.target_ids)).sum().backward()
-        for owner, value, entropy in zip(
-            micro.sequence_index.tolist(), outputs.logprobs.tolist(), outputs.entropy.tolist(), strict=True
-        ):
-            logprobs[owner].append(value)
-            entropies[owner].append(entropy)
-    flat = [torch.tensor([x for row in rows for x in row], dtype=torch.float64) for rows in (logprobs, entropies)]
-    return flat[0], flat[1], gradient_vector(policy)
+        logprobs.append((micro.sequence_index, outputs.logprobs))
+        entropies.append((micro.sequence_index, outputs.entropy))
+    return by_sequence(logprobs), by_sequence(entropies), gradient_vector(policy)
 
 
 @pytest.mark.parametrize("layout", ["padded", "shared", "packed"])
@@ -216,7 +211,7 @@ def test_bf16_weight_gradient_of_many_chunks_is_summed_in_fp32() -> None:
 # ---- variable-length attention --------------------------------------------------------------------------------------
 
 
-def by_sequence(
+def attention_by_sequence(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -246,7 +241,7 @@ def by_sequence(
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", by_sequence)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attention_by_sequence)
     varlen.register()
 
 

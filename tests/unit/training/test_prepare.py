@@ -20,7 +20,7 @@ from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.reporting.reading import read_events
 from gxpo_trainer.reporting.reporter import RunReporter
-from gxpo_trainer.training.prepare import load_problems, prepare
+from gxpo_trainer.training.prepare import Prepared, load_problems, prepare
 from gxpo_trainer.training.run import record_data, train_run
 
 PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"
@@ -30,6 +30,14 @@ def write(path: Path, pairs: list[tuple[int, int]]) -> str:
     rows = [{"id": f"{a}+{b}", "problem": PROBLEM.format(a, b), "answer": str(a + b)} for a, b in pairs]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def recorded(prepared: Prepared, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The events in a run's folder, and what is printed."""
+    said: list[str] = []
+    with RunReporter(folder) as reporter:
+        record_data(prepared, reporter, said.append)
+    return list(read_events(folder)), said
 
 
 @pytest.fixture
@@ -77,12 +85,11 @@ def test_the_first_event_has_the_policys_prompt(config: Any, tmp_path: Path, mon
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with RunReporter(tmp_path / "run") as reporter:
-        single = config(data={"system_prompt": "Add.", "template": "Q: {problem}"})
-        record_data(prepare(single, tmp_path / "new"), reporter)
-        played = single.model_copy(update={"environment": EnvironmentConfig(name="asking:Asking")})
-        record_data(prepare(played, tmp_path / "new"), reporter)
-    shown = [event["message"] for event in read_events(tmp_path / "run") if event["kind"] == "prompt"]
+    single = config(data={"system_prompt": "Add.", "template": "Q: {problem}"})
+    played = single.model_copy(update={"environment": EnvironmentConfig(name="asking:Asking")})
+    for run in (single, played):
+        events, _ = recorded(prepare(run, tmp_path / "new"), tmp_path / "run")
+    shown = [event["message"] for event in events if event["kind"] == "prompt"]
     question = f"Q: {PROBLEM.format(3, 4)}"
     for message, first in zip(shown, (question, f"Ask. {question}"), strict=True):
         head, _, text = message.partition(":\n")
@@ -96,11 +103,10 @@ def test_a_model_without_a_chat_template_is_reported(config: Any, tmp_path: Path
     settings = json.loads((tmp_path / "base/tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
     (tmp_path / "base/tokenizer_config.json").write_text(json.dumps(settings))
-    said: list[str] = []
-    with RunReporter(tmp_path / "run") as reporter:
-        record_data(prepare(config(model={"path": str(tmp_path / "base")}), tmp_path / "new"), reporter, said.append)
+    prepared = prepare(config(model={"path": str(tmp_path / "base")}), tmp_path / "new")
+    (prompt, *_), said = recorded(prepared, tmp_path / "run")
     assert said == ["prompts are " + rendering(None)]
-    assert rendering(None) in read_events(tmp_path / "run")[0]["message"]
+    assert rendering(None) in prompt["message"]
 
 
 @pytest.mark.parametrize(
@@ -125,10 +131,7 @@ def test_only_a_box_counts_where_the_prompt_asks_for_one(
 
 def test_fewer_problems_than_prompts_a_step_are_a_warning(config: Any, tmp_path: Path) -> None:
     prepared = prepare(config(rollout={"prompts_per_step": 4}), tmp_path / "run", resume=False)
-    said: list[str] = []
-    with RunReporter(tmp_path / "run") as reporter:
-        record_data(prepared, reporter, said.append)
-    event = read_events(tmp_path / "run")[1]
+    (_, event, *_), said = recorded(prepared, tmp_path / "run")
     assert (event["kind"], [event["message"]]) == ("few_problems", said)
     assert said[0].startswith("2 problems for 4 prompts a step: a step contains copies of the same problems; lower")
 
@@ -153,9 +156,7 @@ def test_a_prompt_that_is_too_long_or_evaluated_is_excluded_and_reported(
     changes["data"] = {**changes.get("data", {}), "source": train}
     prepared = prepare(config(**changes), tmp_path / "run", resume=False)
     assert [prompt.id for prompt in prepared.problems.prompts.prompts] == ["3+4", "5+6"]
-    with RunReporter(tmp_path / "run") as reporter:
-        record_data(prepared, reporter)
-    _, event = read_events(tmp_path / "run")
+    (_, event), _ = recorded(prepared, tmp_path / "run")
     assert (event["kind"], event["setting"]) == ("problems_left_out", setting)
     assert event["message"] == f"{setting} excluded 1 training problems"
 

@@ -160,28 +160,18 @@ def test_the_perturbation_grows_until_it_shows() -> None:
     world = World(lambda scale: scale**2 if scale > 0.05 else 0.0, noise=0.01)
     run_canary(world, **BF16)
     assert world.scales == [0.01 * 2**n for n in range(8)]
-
-
-def test_weights_that_no_perturbation_moves_end_the_run() -> None:
     with pytest.raises(WeightSyncMismatch, match=r"moved the learner by only 0\.01, .*proves nothing"):
         run_canary(World(lambda scale: 0.0, noise=0.01), **BF16)
 
 
-@pytest.mark.parametrize("prompts", [3, 20])
-def test_every_learner_rank_gets_a_prompt(prompts: int) -> None:
-    world = World(lambda scale: scale, ranks=9)
-    planner: Any = SimpleNamespace(token_ids=[np.arange(5 + index) for index in range(prompts)])
+def test_every_learner_rank_gets_a_prompt_of_few() -> None:
+    world: Any = World(lambda scale: scale, ranks=9)
+    planner: Any = SimpleNamespace(token_ids=[np.arange(5 + index) for index in range(3)])
     canary(RunConfig.model_validate({"placement": {"learner_ranks": 9}}), world, world, planner)
     assert world.scales == [0.01]
 
 
-@pytest.mark.parametrize("learner", [{}, BF16])
-def test_a_sampler_that_stays_behind_ends_the_run(learner: dict[str, Any]) -> None:
-    with pytest.raises(WeightSyncMismatch, match="after a perturbation"):
-        run_canary(World(lambda scale: 100 * scale, sampler_follows=False), **learner)
-
-
-def test_in_bf16_a_large_move_may_leave_a_tenth_of_it_to_rounding() -> None:
+def test_a_sampler_that_stays_behind_ends_the_run_but_in_bf16_a_tenth_of_a_large_move_may_be_rounding() -> None:
     class Rounded(World):
         def sync(self, version: int) -> None:
             self.samplers = [self.learner, 0.94 * self.learner]
@@ -189,6 +179,9 @@ def test_in_bf16_a_large_move_may_leave_a_tenth_of_it_to_rounding() -> None:
     run_canary(Rounded(lambda scale: 200 * scale), **BF16)  # a gap of 0.06 · 2
     with pytest.raises(WeightSyncMismatch, match="after a perturbation"):
         run_canary(Rounded(lambda scale: 200 * scale))
+    for learner in ({}, BF16):
+        with pytest.raises(WeightSyncMismatch, match="after a perturbation"):
+            run_canary(World(lambda scale: 100 * scale, sampler_follows=False), **learner)
 
 
 def test_one_outlier_of_the_gap_warns_and_its_mean_ends_the_run() -> None:

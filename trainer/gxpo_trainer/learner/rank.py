@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import ray
 import torch
@@ -26,9 +26,6 @@ from gxpo_trainer.runtime.ray_session import trace_this_process
 from gxpo_trainer.types import Metrics, StepReport
 from gxpo_trainer.weights.buckets import BucketPacker, ChangeMeter, WeightBucket
 from gxpo_trainer.weights.transports import make_publisher
-
-if TYPE_CHECKING:
-    from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 
 Stage = Literal["warm_start", "first", "run"]
 """Of a training step: a supervised one before the run, the run's first after such steps, any other."""
@@ -67,7 +64,8 @@ class LearnerRank:
 
     def __init__(self, config: RunConfig, rank: int, world_size: int) -> None:
         self.config, self.rank, self.world_size = config, rank, world_size
-        self.perturbation: Perturbation | None = None
+        self._unperturbed: list[torch.Tensor] | None = None
+        """The weights before `perturb`, on the host."""
         self._packer: BucketPacker | None = None
         self._publishers: dict[Transport, Any] = {}
         self._changes: ChangeMeter | None = None
@@ -205,16 +203,34 @@ class LearnerRank:
         """Undo `park` bit for bit."""
         self.learner.parking.unpark()
 
+    @torch.no_grad()
     def perturb(self, scale: float, seed: int) -> None:
-        """Canary: see `Perturbation`. A second call replaces the perturbation of the first. Collective."""
-        self.perturbation = self.perturbation or Perturbation(self.learner)
-        self.perturbation.apply(scale, seed)
+        """Canary: publish the present weights plus noise; a second call replaces the noise of the first. Collective.
 
+        The noise is normal, `scale` times the mean absolute weight of the whole model: a LoRA factor that starts at
+        zero is moved as well.
+        """
+        learner = self.learner
+        if self._unperturbed is None:
+            self._unperturbed = [shard.to("cpu", copy=True) for shard in learner.parameters()]
+        snapshot(self._unperturbed, learner.parameters())
+        total, count = sum_over(learner, lambda part: (part.abs(), torch.ones_like(part)), learner.parameters())
+        # Copies of one shard must stay copies.
+        owner = 0 if learner.replicated else learner.rank
+        for index, shard in enumerate(learner.parameters()):
+            generator = torch.Generator(device=shard.device).manual_seed(seed + 1000 * owner + index)
+            for piece in torch.split(shard, PIECE):
+                noise = torch.randn(piece.shape, generator=generator, device=piece.device, dtype=piece.dtype)
+                piece.add_(noise, alpha=scale * (total / count))
+        learner.publish()
+
+    @torch.no_grad()
     def restore(self) -> None:
         """Undo `perturb` bit for bit. Collective."""
-        if self.perturbation is not None:
-            self.perturbation.undo()
-        self.perturbation = None
+        if self._unperturbed is not None:
+            snapshot(self._unperturbed, self.learner.parameters())
+            self.learner.publish()
+        self._unperturbed = None
 
     def gap(self, batch: StepBatch) -> tuple[float, float]:
         """Mean and largest log-prob gap to the sampler's scores of a batch. Changes no weights. Collective.
@@ -230,14 +246,14 @@ class LearnerRank:
 
         Raises OSError on the rank that cannot write; the others skip the rest.
         """
-        root = Path(folder)
-        if (
-            self._written(lambda: self.learner.save(root / "learner"))
-            and self._written(lambda: write_policy(self.learner.model, self.config, root / "policy", rank=self.rank))
-            and self.config.learner.lora is not None
-        ):
-            with write_errors():
-                write_adapter(self.learner.model, root / "adapter", rank=self.rank)
+        root, model = Path(folder), self.learner.model
+        parts = [
+            lambda: self.learner.save(root / "learner"),
+            lambda: write_policy(model, self.config, root / "policy", rank=self.rank),
+        ]
+        if self.config.learner.lora is not None:
+            parts.append(lambda: write_adapter(model, root / "adapter", rank=self.rank))
+        all(map(self._written, parts))
         return self.rule.state_dict()
 
     def _written(self, write: Callable[[], None]) -> bool:
@@ -264,35 +280,3 @@ class LearnerRank:
         """Release the published weights."""
         for publisher in self._publishers.values():
             publisher.close()
-
-
-class Perturbation:
-    """Holds the weights of its construction, on the host. Order: `apply`, as often as needed, then `undo`.
-
-    The noise is normal, `scale` times the mean absolute weight of the whole model: a LoRA factor that starts at zero
-    is moved as well.
-    """
-
-    def __init__(self, learner: DeepSpeedLearner) -> None:
-        self._learner = learner
-        total, count = sum_over(learner, lambda part: (part.abs(), torch.ones_like(part)), learner.parameters())
-        self._magnitude = total / count
-        self._before = [shard.detach().to("cpu", copy=True) for shard in learner.parameters()]
-
-    @torch.no_grad()
-    def apply(self, scale: float, seed: int) -> None:
-        """The held weights plus noise, published. Collective."""
-        snapshot(self._before, self._learner.parameters())
-        # Copies of one shard must stay copies.
-        owner = 0 if self._learner.replicated else self._learner.rank
-        for index, shard in enumerate(self._learner.parameters()):
-            generator = torch.Generator(device=shard.device).manual_seed(seed + 1000 * owner + index)
-            for piece in torch.split(shard, PIECE):
-                noise = torch.randn(piece.shape, generator=generator, device=piece.device, dtype=piece.dtype)
-                piece.add_(noise, alpha=scale * self._magnitude)
-        self._learner.publish()
-
-    def undo(self) -> None:
-        """The held weights, published. Collective."""
-        snapshot(self._before, self._learner.parameters())
-        self._learner.publish()

@@ -189,7 +189,18 @@ def evaluate_model(args: argparse.Namespace) -> int:
     check_environment(config.environment, start.problem, start.seed)
     evaluator = Evaluator(config, benchmarks)
     identity = {"model": args.model, "policy_sha256": hash_path(Path(folder)) if Path(folder).is_dir() else None}
-    records = [{**identity, **record} for record in _sample_and_grade(config, placement, folder, evaluator)]
+    log = Console(stderr=True)
+    with ray_session(placement) as settled:
+        pool = build_pool(
+            config, settled, folder, lambda kind, message, **_: log.print(f"eval: {kind}: {message}", markup=False)
+        )
+        try:
+            pool.start()
+            with log.status("sampling and grading"):
+                sampled, _ = evaluator.run(pool, step=0, version=0)
+        finally:
+            pool.kill()
+    records = [{**identity, **record} for record in sampled]
     if args.out is not None:
         lines = [json.dumps(plain(record), ensure_ascii=False) for record in records]
         Path(args.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -199,23 +210,6 @@ def evaluate_model(args: argparse.Namespace) -> int:
     if earlier is not None:
         console.print(difference_table(records, earlier))
     return 0
-
-
-def _sample_and_grade(
-    config: RunConfig, placement: Placement, folder: str, evaluator: Evaluator
-) -> list[dict[str, Any]]:
-    """Records of all benchmarks, on engines that live as long as this call."""
-    console = Console(stderr=True)
-    with ray_session(placement) as settled:
-        pool = build_pool(
-            config, settled, folder, lambda kind, message, **_: console.print(f"eval: {kind}: {message}", markup=False)
-        )
-        try:
-            pool.start()
-            with console.status("sampling and grading"):
-                return evaluator.run(pool, step=0, version=0)[0]
-        finally:
-            pool.kill()
 
 
 def _earlier(path: Path) -> list[dict[str, Any]]:
