@@ -134,7 +134,7 @@ class DeepSpeedLearner:
         self._teaches = config.teacher is not None
         self._with_reference = self._teaches or settings.loss.kl_beta > 0
         own = self._teaches or (self._with_reference and settings.lora is None)
-        self._reference = setup.load_reference(config.of_reference, attention, device, self.device) if own else None
+        self._reference = setup.Reference(config.of_reference, attention, device, self.device) if own else None
         self._optimizer = optimizer
         self._shards = open_shards(
             self._engine, optimizer, zero_stage=settings.zero_stage, precision=settings.precision
@@ -344,8 +344,8 @@ class DeepSpeedLearner:
     def close(self) -> None:
         """Free the engine. The process group stays, for another learner in the same process."""
         self._batches = []
-        if isinstance(self._reference, setup.PartitionedReference):
-            self._reference.engine.destroy()
+        if self._reference is not None:
+            self._reference.close()
         self._reference = None
         self._engine.destroy()
 

@@ -165,67 +165,54 @@ def _initialize(
     return engine
 
 
-def load_reference(config: RunConfig, attention: str, device: Device, where: torch.device) -> Reference:
-    """The model of `config.of_reference` without gradients: teacher, or start policy of a KL term. Collective."""
-    if config.learner.zero_stage == 3:
-        policy = PolicyModule(load_partitioned(config, attention, where).requires_grad_(False))
-        return PartitionedReference(_initialize(policy, None, config, list(policy.parameters()), device))
-    model = load_partitioned(config, attention, torch.device("cpu")).requires_grad_(False)
-    return HostReference(model, where)
+class Reference:
+    """The model of `config.of_reference` without gradients: teacher, or start policy of a KL term. Collective.
 
+    At stage 3 each rank holds a part, and DeepSpeed gathers layer by layer. Else it is whole on the host: for CPUs
+    pages of its files, which the ranks of a node share; for a GPU pinned memory, which is copied to it for a pass.
+    """
 
-class PartitionedReference:
-    """The frozen model at stage 3: each rank holds a part; DeepSpeed gathers layer by layer."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-
-    @torch.no_grad()
-    def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
-        """log π_ref of each micro-batch of `counted`. Collective: every rank passes as many micro-batches in all."""
-        logprobs = [self.engine(micro, temperature, False).logprobs for micro in counted]
-        for micro in dummy:
-            self.engine(micro, temperature, False)
-        return logprobs
-
-    def resident(self) -> list[Tensor]:
-        """What stays on the learner's device: the partitions, and small parameters that are whole."""
-        parameters = list(self.engine.module.parameters())
-        return [*parameters, *partitions(parameters), *self.engine.module.buffers()]
-
-
-class HostReference:
-    """The frozen model, whole on the host: for CPUs pages of its files, which the ranks of a node share; for a GPU
-    pinned memory, which is copied to it for a pass."""
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._policy = PolicyModule(model)
-        self._device = device
-        self._tensors = [*self._policy.parameters(), *self._policy.buffers()]
-        if device.type == "cuda":
-            *starts, total = offsets(tensor.nbytes for tensor in self._tensors)
-            host = host_buffer(total, device)
-            for start, tensor in zip(starts, self._tensors, strict=True):
+    def __init__(self, config: RunConfig, attention: str, device: Device, where: torch.device) -> None:
+        partitioned = config.learner.zero_stage == 3
+        model = load_partitioned(config, attention, where if partitioned else torch.device("cpu"))
+        policy = PolicyModule(model.requires_grad_(False))
+        parameters = list(policy.parameters())
+        self._engine = _initialize(policy, None, config, parameters, device) if partitioned else None
+        self._policy, self._device = policy if self._engine is None else self._engine, where
+        self._hosted = [] if partitioned else [*parameters, *policy.buffers()]
+        if where.type == "cuda" and self._hosted:
+            *starts, total = offsets(tensor.nbytes for tensor in self._hosted)
+            host = host_buffer(total, where)
+            for start, tensor in zip(starts, self._hosted, strict=True):
                 place = host[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 tensor.data = place.copy_(tensor.data)
 
     @torch.no_grad()
     def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
-        hosted = [tensor.data for tensor in self._tensors]
+        """log π_ref of each micro-batch of `counted`. Collective: every rank passes as many micro-batches in all."""
+        hosted = [tensor.data for tensor in self._hosted]
         try:
-            for tensor, host in zip(self._tensors, hosted, strict=True):
+            for tensor, host in zip(self._hosted, hosted, strict=True):
                 tensor.data = host.to(self._device, non_blocking=True)
-            return [self._policy(micro, temperature, False).logprobs for micro in counted]
+            logprobs = [self._policy(micro, temperature, False).logprobs for micro in counted]
+            for micro in dummy if self._engine is not None else ():
+                self._policy(micro, temperature, False)
+            return logprobs
         finally:
-            for tensor, host in zip(self._tensors, hosted, strict=True):
+            for tensor, host in zip(self._hosted, hosted, strict=True):
                 tensor.data = host
 
     def resident(self) -> list[Tensor]:
-        """None: the host's copy stays where it is."""
-        return []
+        """What stays on the learner's device at stage 3: the partitions, and small parameters that are whole."""
+        if self._engine is None:
+            return []
+        parameters = list(self._engine.module.parameters())
+        return [*parameters, *partitions(parameters), *self._engine.module.buffers()]
 
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.destroy()
 
-Reference = PartitionedReference | HostReference
 
 MAX_DENSE_WIDTH = 4096
 """Widest packed row for which a CPU builds a dense mask."""
