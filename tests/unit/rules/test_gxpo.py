@@ -58,11 +58,9 @@ def test_a_worked_example_by_hand():
     toy = ToyLearner(torch.tensor([1.0]), quadratic(torch.tensor([1.0])), lr=0.5)
     report = gxpo(k=3, alpha=0.5).step(toy)
     assert toy.flat().item() == pytest.approx(0.28125, rel=1e-12)
-    assert report.metrics["gxpo/retention_mean"] == pytest.approx(0.5)
-    assert report.metrics["gxpo/scale_mean"] == pytest.approx(7 / 6)
-    assert report.metrics["gxpo/displacement_ratio"] == pytest.approx(7 / 6)
-    assert report.metrics["grad/norm_slow"] == pytest.approx(0.5625)
-    assert report.metrics["update/norm"] == pytest.approx(1 - 0.28125)
+    expected = {"gxpo/retention_mean": 0.5, "gxpo/scale_mean": 7 / 6, "gxpo/displacement_ratio": 7 / 6}
+    expected |= {"grad/norm_slow": 0.5625, "update/norm": 1 - 0.28125}
+    assert {name: report.metrics[name] for name in expected} == pytest.approx(expected)
     assert report.backward_passes == 3
 
 
@@ -171,8 +169,7 @@ def test_one_probe_replays_a_constant_gradient_exactly_in_two_passes():
     report = rule.step(toy)
     assert report.backward_passes == toy.passes == 2
     assert relative_error(toy.flat(), truth.flat(), start) < 1e-9
-    assert "grad/norm_g1" not in report.metrics
-    assert not [n for n in report.metrics if "retention" in n]
+    assert not {"grad/norm_g1", "gxpo/retention_mean"} & report.metrics.keys()
     assert rule.buffers.count() == 1
 
 

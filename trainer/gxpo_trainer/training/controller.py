@@ -31,7 +31,7 @@ from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import Evaluator
 from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.runtime import Runtime
-from gxpo_trainer.types import Metrics, Sample, ScoredGroup, VerdictStatus
+from gxpo_trainer.types import Metrics, Sample, ScoredGroup
 
 MOST_NONFINITE = 3
 """Consecutive steps without a finite gradient after which a run ends as `diverged`."""
@@ -48,7 +48,6 @@ WARM_START = {
     "time/step_s": "step_s",
 }
 """A supervised step's metrics, and their names under `warm_start/`, apart from those of the run."""
-_UNSCORED: tuple[VerdictStatus, ...] = ("unparsed", "timeout", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,8 +486,9 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     metrics.update(component_means(rollouts.groups))
     metrics.update(source_metrics(rollouts.groups))
     metrics.update(environment_metrics(samples))
-    for status in _UNSCORED:
-        metrics[f"verify/{status}_fraction"] = statuses[status] / len(verdicts)
+    metrics |= {
+        f"verify/{status}_fraction": statuses[status] / len(verdicts) for status in ("unparsed", "timeout", "error")
+    }
     metrics["verify/evasion_fraction"] = sum(verdict.evades for verdict in verdicts) / len(verdicts)
     if (http := rollouts.http) is not None:
         metrics["reward/http_calls"] = float(http.calls)
@@ -528,15 +528,14 @@ def environment_metrics(samples: Sequence[Sample]) -> Metrics:
     if not pairs:
         return {}
     ends = Counter(episode.end for _, episode in pairs)
-    of_agents = any(sample.prompt_token_ids is not None for sample, _ in pairs)
-    branches: Metrics = {"env/branches_mean": float(np.mean([len(sample.branches) for sample, _ in pairs]))}
+    metrics: Metrics = {}
+    if any(sample.prompt_token_ids is not None for sample, _ in pairs):  # of agents
+        metrics["env/branches_mean"] = float(np.mean([len(sample.branches) for sample, _ in pairs]))
     turns = [sum(turn.speaker == "policy" for turn in episode.turns) for _, episode in pairs]
-    return {
-        "env/turns_mean": float(np.mean(turns)),
-        **{f"env/{end}_fraction": ends[end] / len(pairs) for end in ("done", "timeout", "error")},
-        "env/observation_tokens": float(np.mean([sample.num_observed for sample, _ in pairs])),
-        **(branches if of_agents else {}),
-    }
+    metrics |= {f"env/{end}_fraction": ends[end] / len(pairs) for end in ("done", "timeout", "error")}
+    metrics["env/turns_mean"] = float(np.mean(turns))
+    metrics["env/observation_tokens"] = float(np.mean([sample.num_observed for sample, _ in pairs]))
+    return metrics
 
 
 def staleness_metrics(rollouts: Rollouts, *, version: int) -> Metrics:
