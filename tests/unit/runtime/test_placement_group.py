@@ -20,6 +20,7 @@ from gxpo_trainer.reporting.outcome import failure_message, reason_of
 from gxpo_trainer.runtime import placement as placement_module
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.placement_group import Bundles, RunPlacementGroup, missing, result_of, unplaced
+from gxpo_trainer.runtime.ray_session import reserve
 
 
 def placement(device: str = "cpu", **settings: Any) -> Placement:
@@ -107,6 +108,21 @@ def test_each_process_uses_its_bundle(settings: dict[str, Any], learner: list[in
 def test_a_run_that_waits_says_for_what(settings: dict[str, Any], available: dict[str, float], words: str) -> None:
     # One rank with 1 CPU; engines with 0.75 each; 0.25 for the verifier.
     assert missing(placement("gpu", **settings).bundles(), available) == words
+
+
+@pytest.mark.parametrize(("available", "first"), [({}, 0.0), ({"CPU": 2.0}, 2.0)])
+def test_what_is_in_use_is_waited_for_at_once(
+    available: dict[str, float], first: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that fits is ready in milliseconds, and gets two seconds before anything is said."""
+    asked, said = Mock(side_effect=[False, True]), Mock()
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(ray, "available_resources", lambda: available)
+    monkeypatch.setattr(RunPlacementGroup, "create", lambda group, bundles: setattr(group, "bundles", bundles))
+    monkeypatch.setattr(RunPlacementGroup, "is_ready", asked)
+    reserve(placement(), owned=False, on_wait=said)
+    assert asked.call_args_list[0].args == (first,)
+    said.assert_called_once_with("2 CPUs" if not available else "a node with 1 CPU")
 
 
 @pytest.mark.parametrize(
