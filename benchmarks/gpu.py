@@ -25,7 +25,7 @@ from gxpo_trainer.config import GxpoRule, RunConfig
 from gxpo_trainer.learner.shards import Parking
 from gxpo_trainer.planner.devices import devices
 from gxpo_trainer.planner.inputs import ModelShape
-from gxpo_trainer.rules.predictors import Plan, extrapolate_by_gradient
+from gxpo_trainer.rules.predictors import Plan, extrapolate_by_ratio
 
 ELEMENTS = LARGE_SHAPE.parameters
 READS_AND_WRITES = 5
@@ -55,8 +55,8 @@ def main() -> None:
 def extrapolation() -> list[Figure]:
     """The compiled pass over fp32 shards against a copy of the bytes that it moves."""
     theta, theta0, g0, g1 = (torch.randn(ELEMENTS, device="cuda") for _ in range(4))
-    plan = Plan.of(GxpoRule(k=5))
-    kernel = torch.compile(extrapolate_by_gradient, dynamic=True)
+    plan = Plan.of(GxpoRule(k=5), 1e-8)
+    kernel = torch.compile(extrapolate_by_ratio, dynamic=True)
     passes = _milliseconds(lambda: kernel(plan, theta, theta0, g0, g1))
     copies = _milliseconds(lambda: theta0.copy_(theta))
     # A copy moves 2 × 4 bytes an element.

@@ -34,7 +34,7 @@ def errors_here(learner: Any, batch: StepBatch) -> dict[str, dict[int, float]]:
     errors: dict[str, dict[int, float]] = {name: {} for name in PREDICTORS}
     for k in DEPTHS:
         learner.load_batches([batch])
-        truth = take_trajectory(learner, k)
+        truth, _ = take_trajectory(learner, k)
         for name, settings in PREDICTORS.items():
             state = learner.optimizer_state()
             theta, step = snapshot(learner.parameters(), None), state.step

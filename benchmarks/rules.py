@@ -17,7 +17,7 @@ from benchmarks.step_time import WARM_UP, equal_work, run_ours
 from gxpo_trainer.config import GxpoRule
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rules.contract import chunks, make_rule, snapshot
-from gxpo_trainer.rules.predictors import Plan, extrapolate_by_gradient
+from gxpo_trainer.rules.predictors import Plan, extrapolate_by_ratio
 
 WORK = {"prompts": 64, "group": 8, "new_tokens": 48, "steps": 10}
 NAMED = ("rollout", "verify", "update", "sync")
@@ -33,14 +33,14 @@ def extrapolation_seconds(num_elements: int, repeats: int = 20) -> list[float]:
     generator = torch.Generator().manual_seed(0)
     theta, g0, g1 = (torch.randn(num_elements, generator=generator) for _ in range(3))
     theta0, probe = theta.clone(), g0.clone()
-    plan = Plan.of(GxpoRule(k=5))
+    plan = Plan.of(GxpoRule(k=5), 1e-8)
     seconds = []
     for _ in range(repeats):
         begin = time.perf_counter()
         snapshot([theta], [theta0])
         snapshot([g0], [probe])
         for parts in chunks([theta], [theta0], [probe], [g1]):
-            extrapolate_by_gradient(plan, *parts)
+            extrapolate_by_ratio(plan, *parts)
         seconds.append(time.perf_counter() - begin)
     return seconds
 

@@ -9,7 +9,7 @@ from support.toy_learner import ToyLearner, quadratic, relative_error
 from gxpo_trainer.config import GateConfig, GxpoRule
 from gxpo_trainer.rules.contract import AdamWRecurrence
 from gxpo_trainer.rules.gxpo import GXPO
-from gxpo_trainer.rules.predictors import Plan, extrapolate_by_gradient, extrapolate_by_replay
+from gxpo_trainer.rules.predictors import Plan, extrapolate_by_ratio, extrapolate_by_replay
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")]
 
@@ -21,18 +21,18 @@ def shards(device):
 
 @pytest.mark.parametrize("k", [2, 3, 5, 10])
 def test_the_compiled_pass_equals_the_plain_one(k):
-    plan = Plan.of(GxpoRule(k=k))
+    plan = Plan.of(GxpoRule(k=k), 1e-8)
     theta, *others = shards("cpu")
     expected = theta.clone()
-    sums = extrapolate_by_gradient(plan, expected, *others)
+    sums = extrapolate_by_ratio(plan, expected, *others)
     live = theta.cuda()
-    compiled = torch.compile(extrapolate_by_gradient, dynamic=True)(plan, live, *(t.cuda() for t in others))
+    compiled = torch.compile(extrapolate_by_ratio, dynamic=True)(plan, live, *(t.cuda() for t in others))
     assert torch.allclose(live.cpu(), expected, rtol=1e-5, atol=1e-6)
     assert torch.allclose(compiled.cpu(), sums, rtol=1e-5)
 
 
 def test_the_compiled_replay_equals_the_plain_one():
-    plan, recurrence = Plan.of(GxpoRule(k=5)), AdamWRecurrence(1e-3, 0.9, 0.999, 1e-8, 0.01)
+    plan, recurrence = Plan.of(GxpoRule(k=5), 1e-8), AdamWRecurrence(1e-3, 0.9, 0.999, 1e-8, 0.01)
     theta, theta0, g0, g1 = shards("cpu")
     moments = [g0.clone(), g1.square()]
     expected = theta.clone()

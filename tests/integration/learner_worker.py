@@ -12,7 +12,6 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -177,7 +176,7 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
     """A learner whose memory is offloaded in the middle of a canary and restored continues like one that was not."""
     learner = run.learner(**settings)
     rank = LearnerRank(learner.config, run.rank, run.world_size)
-    rank.learner, rank.rule, rank.perturbation = learner, make_rule(learner.config.learner.rule), None
+    rank.learner, rank.rule = learner, make_rule(learner.config.learner.rule)
 
     def next_step() -> tuple[list[Tensor], dict[str, Tensor]]:
         learner.load_batches([run.share])
@@ -271,8 +270,8 @@ def whole_state(learner: Any) -> dict[str, Tensor]:
     return state
 
 
-def next_rule_step(run: Rank, learner: Any, rule: Any) -> dict[str, Any]:
-    learner.load_batches([run.share])
+def next_rule_step(run: Rank, learner: Any, rule: Any, *, supervised: bool = False) -> dict[str, Any]:
+    learner.load_batches([replace(run.share, supervised=supervised)])
     before = weights(learner)
     report = rule.step(learner)
     return {
@@ -280,7 +279,7 @@ def next_rule_step(run: Rank, learner: Any, rule: Any) -> dict[str, Any]:
         "after": weights(learner),
         "rule": rule.state_dict(),
         "passes": report.backward_passes,
-        "z": report.metrics["gate/z"],
+        "metrics": dict(report.metrics),
     }
 
 
@@ -341,16 +340,7 @@ def rule_step(run: Rank, *, rule: dict[str, Any], supervised: bool = False, **se
     learner = run.learner(rule=rule, **settings)
     learner.backward()
     learner.optimizer_step()
-    before = weights(learner)
-    learner.load_batches([replace(run.share, supervised=supervised)])
-    report = make_rule(learner.config.learner.rule).step(learner)
-    return {
-        "before": before,
-        "after": weights(learner),
-        "metrics": dict(report.metrics),
-        "passes": report.backward_passes,
-        "step": learner.optimizer_state().step,
-    }
+    return next_rule_step(run, learner, make_rule(learner.config.learner.rule), supervised=supervised)
 
 
 def mini_batches(run: Rank, **settings: Any) -> dict[str, Any]:
@@ -474,27 +464,6 @@ def load_memory(run: Rank, *, folder: str, zero_stage: int) -> dict[str, Any]:
     return {"ranks": measured}
 
 
-CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    function.__name__: function
-    for function in (
-        two_steps,
-        overlapped,
-        written_parameters,
-        checkpoint,
-        parked,
-        rule_step,
-        mini_batches,
-        not_finite,
-        no_grad,
-        save_state,
-        load_state,
-        loaded,
-        held_bytes,
-        load_memory,
-    )
-}
-
-
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
@@ -502,7 +471,7 @@ def main() -> None:
     for name, (function, settings) in job["cases"].items():
         run.case = name
         with run.at_close:
-            result = CASES[function](run, **settings)
+            result = globals()[function](run, **settings)
         if run.rank == 0:
             torch.save(result, Path(job["out"]) / f"{name}.pt")
 

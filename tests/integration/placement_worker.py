@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 import ray
-from ray.cluster_utils import Cluster
+from two_nodes import OBJECT_STORE_BYTES, start_cluster
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.runtime.placement import Placement
@@ -45,28 +45,12 @@ def devices(placement: Placement, actors: list[Any]) -> list[str]:
     return [placement.group.get(actor.where.remote(), "setup")[1] for actor in actors]
 
 
-def two_nodes() -> tuple[Cluster, Any]:
-    """Ray gives a node 30 s to come up, which a busy machine can miss: try again."""
-    for left in (2, 1, 0):
-        cluster = Cluster()
-        try:
-            cluster.add_node(num_cpus=0, object_store_memory=100 * 1024 * 1024, include_dashboard=False)
-            return cluster, [add(cluster, "0,1"), add(cluster, "4,5")][1]
-        except Exception:
-            cluster.shutdown()
-            if not left:
-                raise
-    raise AssertionError
-
-
-def add(cluster: Cluster, gpus: str) -> Any:
-    return cluster.add_node(
-        num_cpus=2, num_gpus=2, object_store_memory=100 * 1024 * 1024, env_vars={"CUDA_VISIBLE_DEVICES": gpus}
-    )
+def two_gpus(devices: str) -> dict[str, Any]:
+    return {"num_cpus": 2, "num_gpus": 2, "env_vars": {"CUDA_VISIBLE_DEVICES": devices}}
 
 
 def main() -> None:
-    cluster, second = two_nodes()
+    cluster, (*_, second) = start_cluster({"num_cpus": 0, "include_dashboard": False}, two_gpus("0,1"), two_gpus("4,5"))
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     placement = Placement.decide(
         RunConfig.model_validate({"placement": SETTINGS | {"ray_address": cluster.address, "wait_s": 300}})
@@ -83,7 +67,7 @@ def main() -> None:
     placed["restarted"] = devices(placement, [start(placement.learner_options(3))])
     # A lost node: its bundle moves to another with other GPUs.
     cluster.remove_node(second)
-    add(cluster, "6,7")
+    cluster.add_node(**two_gpus("6,7"), object_store_memory=OBJECT_STORE_BYTES)
     moved = next(index for index, gpus in enumerate(placed["engines"]) if "4" in gpus)
     engine = start(placement.sampler_options(moved))
     rank = start(placement.learner_options(2 * moved))

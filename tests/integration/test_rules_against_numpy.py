@@ -51,20 +51,9 @@ def epsilon_of(name):
 
 
 def config_of(rule):
-    return RunConfig.model_validate(
-        {
-            "learner": {
-                "rule": rule,
-                "optimizer": {
-                    "learning_rate": LR,
-                    "weight_decay": DECAY,
-                    "max_grad_norm": CLIP,
-                    "epsilon": epsilon_of(rule.get("predictor")),
-                },
-                "token_budget": 512,
-            }
-        }
-    )
+    optimizer = {"learning_rate": LR, "weight_decay": DECAY, "max_grad_norm": CLIP}
+    optimizer["epsilon"] = epsilon_of(rule.get("predictor"))
+    return RunConfig.model_validate({"learner": {"rule": rule, "optimizer": optimizer, "token_budget": 512}})
 
 
 @functools.cache

@@ -90,20 +90,14 @@ def test_gxpo_at_another_temperature_takes_turns_with_its_engines(tmp_path, smal
         budget={"steps": 3},
         checkpoint={"every_steps": 0},
         placement={
-            "colocate": True,
-            "learner_ranks": 2,
-            "samplers": 2,
-            "learner_cpus": 0.5,
-            "sampler_cpus": 0.25,
-            "verifier_cpus": 0.25,
+            **{"colocate": True, "learner_ranks": 2, "samplers": 2},
+            **{"learner_cpus": 0.5, "sampler_cpus": 0.25, "verifier_cpus": 0.25},
         },
     )
     assert train_run(config, tmp_path / "run") == "steps"
     rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if "rollout/logprob_gap_mean" in row["metrics"]]
-    assert len(rows) == 3
-    assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows)
-    assert all(row["rollout/logprob_gap_max"] <= 1e-4 for row in rows)
-    assert all(row["rollout/engines_alive"] == 2 for row in rows)
+    assert [row["rollout/engines_alive"] for row in rows] == [2, 2, 2]
+    assert all(row["rollout/logprob_gap_mean"] <= 1e-6 and row["rollout/logprob_gap_max"] <= 1e-4 for row in rows)
     steps = [place for place, move in enumerate(moves) if move == "train_step"]
     # Each side leaves and returns once a step; weights that the sync brings again are given up.
     expected = ["sleep True", "unpark", "wake weights", "park", "wake kv_cache"]
@@ -111,9 +105,8 @@ def test_gxpo_at_another_temperature_takes_turns_with_its_engines(tmp_path, smal
     assert "learner and engines take turns on the CPUs" in (tmp_path / "run" / "events.jsonl").read_text()
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory, small_run):
-    """The folder of a run of GXPO with LoRA and a KL term on two ranks of ZeRO 2, and what listened meanwhile."""
+def train_listening(config, out):
+    """Train a run whose sockets are all known and on loopback."""
     seen = []
     report = Controller._report
 
@@ -121,6 +114,15 @@ def two_ranks(tmp_path_factory, small_run):
         seen.extend(sockets.listening(os.getpid(), {os.getpid(): "driver"}))
         report(self, *arguments)
 
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Controller, "_report", look)
+        assert train_run(config, out) == "steps"
+    actors = {"ray::SamplerActor", "ray::VerifierActor", "ray::LearnerRank"}
+    assert {"driver", "gcs_server", "raylet"} | actors <= {one.process for one in seen}
+    sockets.check(seen, sockets.RUN)
+
+
+def test_two_ranks_of_zero_2_with_lora_and_kl_listen_on_loopback_train_and_export_an_adapter(tmp_path, small_run):
     config = small_run(
         learner={
             "rule": {"name": "gxpo", "k": 3},
@@ -132,15 +134,8 @@ def two_ranks(tmp_path_factory, small_run):
         placement={"learner_ranks": 2, "learner_cpus": 0.5, "sampler_cpus": 0.5, "verifier_cpus": 0.25},
         budget={"steps": 2},
     )
-    out = tmp_path_factory.mktemp("ranks") / "run"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Controller, "_report", look)
-        train_run(config, out)
-    return out, seen
-
-
-def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(two_ranks):
-    out, _ = two_ranks
+    out = tmp_path / "run"
+    train_listening(config, out)
     rows = [row["metrics"] for row in read_metrics(out)]
     assert len(rows) == 2
     assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows)
@@ -152,22 +147,14 @@ def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(two_ra
         assert left.allclose(right, atol=1e-6), name
 
 
-def test_every_socket_of_a_run_is_known_and_on_loopback(two_ranks):
-    _, seen = two_ranks
-    assert {"driver", "gcs_server", "raylet", "ray::SamplerActor", "ray::VerifierActor", "ray::LearnerRank"} <= {
-        one.process for one in seen
-    }
-    sockets.check(seen, sockets.RUN)
-
-
-@pytest.mark.long("an adapter in another dtype")
+@pytest.mark.long("an adapter in another dtype, on one rank; two ranks listen on more")
 def test_an_adapter_in_bf16_passes_the_proofs_and_is_merged_in_fp32(tmp_path, small_run):
     config = small_run(
         learner={"precision": "bf16", "zero_stage": 1, "lora": {"rank": 4, "alpha": 8}},
         budget={"steps": 1},
         checkpoint={"every_steps": 0},
     )
-    assert train_run(config, tmp_path / "run") == "steps"
+    train_listening(config, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints" / "step-00000001"
     base, policy = (load_file(path / "model.safetensors") for path in (STARTER_FOLDER, folder / "policy"))
     adapter = load_file(folder / "adapter" / "adapter_model.safetensors")

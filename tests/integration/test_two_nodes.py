@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import torch
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.reporting.reading import read_events, read_metrics
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import reserve
 from gxpo_trainer.weights.buckets import BucketPacker, WeightBucket, tensors_of
@@ -36,11 +36,9 @@ def on_two_nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.mark.long("two nodes")
 def test_a_run_whose_learner_and_sampler_are_on_different_nodes(on_two_nodes: tuple[Path, str]) -> None:
     out, _ = on_two_nodes
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    (places,) = [event for event in events if event["kind"] == "several_nodes"]
+    (places,) = [event for event in read_events(out) if event["kind"] == "several_nodes"]
     assert not {*places["sampler_nodes"]} & {*places["learner_nodes"]}
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    gaps = [row["metrics"]["rollout/logprob_gap_mean"] for row in rows if "rollout/logprob_gap_mean" in row["metrics"]]
+    gaps = [row["metrics"]["rollout/logprob_gap_mean"] for row in read_metrics(out)]
     # Every step's gap: the sampler holds what the learner has published, to the precision of fp32.
     assert len(gaps) == 2
     assert max(gaps) < 1e-5

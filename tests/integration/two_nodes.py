@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
@@ -55,24 +56,24 @@ def gone() -> None:
         print(error)
 
 
-def start() -> Cluster:
-    """Ray gives a node 30 s to come up, which a busy machine can miss: try again."""
+OBJECT_STORE_BYTES = 100 * 1024 * 1024
+
+
+def start_cluster(*nodes: dict[str, Any]) -> tuple[Cluster, list[Any]]:
+    """A cluster of these nodes. Ray gives one 30 s to come up, which a busy machine can miss: try again."""
     for left in (2, 1, 0):
         cluster = Cluster()
         try:
-            for cpus in (0, 1, 1):
-                cluster.add_node(num_cpus=cpus, object_store_memory=100 * 1024 * 1024)
+            return cluster, [cluster.add_node(**node, object_store_memory=OBJECT_STORE_BYTES) for node in nodes]
         except Exception:
             cluster.shutdown()
             if not left:
                 raise
-        else:
-            break
-    return cluster
+    raise AssertionError
 
 
 def main() -> int:
-    cluster = start()
+    cluster, _ = start_cluster(*({"num_cpus": cpus} for cpus in (0, 1, 1)))
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     try:
         train_run(RunConfig.model_validate(CONFIG), Path(sys.argv[1]))

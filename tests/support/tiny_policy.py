@@ -38,6 +38,12 @@ def qwen2(
     return Qwen2ForCausalLM(Qwen2Config(**widths | others | more))
 
 
+def by_sequence(values: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """float64: values of several micro-batches, each with the sequences of its values, in the order of the batch."""
+    owners, flat = (torch.cat(column) for column in zip(*values, strict=True))
+    return flat.detach().double()[owners.argsort(stable=True)]
+
+
 def random_batch(
     *, num_prompts: int = 4, num_samples: int = 3, seed: int = 0, vocabulary: int = VOCABULARY, left_out: float = 0.0
 ) -> StepBatch:

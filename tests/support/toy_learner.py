@@ -137,6 +137,18 @@ def quadratic(hessian: Tensor, center: Tensor | None = None) -> Callable[[list[T
     return gradient
 
 
+def random_problem(seed: int) -> tuple[Tensor, Callable[[list[Tensor], int], list[Tensor]]]:
+    """A start and the gradient of a positive quadratic in four dimensions, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    return torch.randn(4, generator=generator, dtype=torch.float64), quadratic(basis @ basis.T / 4)
+
+
+def finite_except(at: int) -> Callable[[list[Tensor], int], list[Tensor]]:
+    """The gradient θ, which is NaN in pass `at`."""
+    return lambda theta, taken: [theta[0] * (float("nan") if taken == at else 1.0)]
+
+
 def relative_error(actual: Tensor, expected: Tensor, start: Tensor) -> float:
     """‖Δ − Δ_ref‖/‖Δ_ref‖ of parameter changes: a tolerance on parameters would pass a step that does nothing."""
     reference = expected - start

@@ -51,19 +51,17 @@ def test_auto_follows_its_table(
 
 
 def test_a_named_attention_is_taken_where_it_can_run() -> None:
-    assert chosen(config("varlen"), "gpu", BOTH) == ("varlen", "packed")
-    assert chosen(config("flash_attention_2"), "gpu", BOTH) == ("flash_attention_2", "packed")
-    assert chosen(config("sdpa"), "gpu", BOTH) == ("sdpa", "padded")
+    for attention, layout in (("varlen", "packed"), ("flash_attention_2", "packed"), ("sdpa", "padded")):
+        assert chosen(config(attention), "gpu", BOTH) == (attention, layout)
     assert chosen(config("eager"), "cpu", NONE) == ("eager", "shared")
-    assert chosen(config(packing="shared"), "gpu", BOTH) == ("sdpa", "shared")
-    assert chosen(config("eager", packing="shared"), "gpu", BOTH) == ("eager", "shared")
+    for attention, taken in (("auto", "sdpa"), ("eager", "eager")):
+        assert chosen(config(attention, packing="shared"), "gpu", BOTH) == (taken, "shared")
     assert choose_layout(config(), "cpu", "sdpa", FULL, can_share_prompts=False) == "padded"
 
 
 @pytest.mark.parametrize(
     ("attention", "device", "precision", "kernels", "layers"),
     [
-        ("varlen", "cpu", "bf16", NONE, FULL),
         ("varlen", "gpu", "fp32", BOTH, FULL),
         ("flash_attention_2", "cpu", "bf16", NONE, FULL),
         ("flash_attention_2", "gpu", "bf16", VARLEN, FULL),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.tiny_families import FAMILIES, save_family
-from support.tiny_policy import plain_logprobs, random_batch, relative_difference
+from support.tiny_policy import by_sequence, plain_logprobs, random_batch, relative_difference
 
 from gxpo_trainer.algo.packing import Layout, pack
 from gxpo_trainer.config import ModelConfig, RunConfig
@@ -24,14 +24,8 @@ WINDOW = 4
 
 
 def module_logprobs(policy: PolicyModule, layout: Layout) -> torch.Tensor:
-    batch = random_batch(seed=3)
-    values: list[list[float]] = [[] for _ in batch.sequences]
-    for micro in pack(batch, token_budget=70, layout=layout, aggregation="token_mean", pad_id=0):
-        for owner, value in zip(
-            micro.sequence_index.tolist(), policy(micro, 1.0, False).logprobs.tolist(), strict=True
-        ):
-            values[owner].append(value)
-    return torch.tensor([value for row in values for value in row], dtype=torch.float64)
+    micros = pack(random_batch(seed=3), token_budget=70, layout=layout, aggregation="token_mean", pad_id=0)
+    return by_sequence([(micro.sequence_index, policy(micro, 1.0, False).logprobs) for micro in micros])
 
 
 @pytest.mark.parametrize("family", TRAINED)

@@ -23,7 +23,7 @@ from gxpo_trainer.learner.models import STARTER_FOLDER, load_policy, load_tokeni
 from gxpo_trainer.planner.architectures import check_heads, uneven_split
 from gxpo_trainer.training.prepare import prepare
 
-NAME = "org/tiny"
+NAME, WEIGHTS = "org/tiny", "model.safetensors"
 OLD, NEW = "a" * 40, "b" * 40
 
 
@@ -63,15 +63,9 @@ def test_only_the_adapter_is_trainable_and_it_starts_as_the_base_model(folder: P
         load_policy(settings(folder), precision="fp32", lora=LoraConfig(target_modules=("nope",)))
 
 
-@pytest.mark.parametrize("path", ["/no/such/folder", "./missing", "a/b/c"])
-def test_a_missing_folder_is_rejected(path: str) -> None:
-    with pytest.raises(ConfigError, match=r"model\.path = .*the folder does not exist; set model\.path to"):
-        resolve_model(settings(path))
-
-
 def shard_index(folder: Path) -> None:
     index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
-    (folder / "model.safetensors").unlink()
+    (folder / WEIGHTS).unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
@@ -79,15 +73,15 @@ def shard_index(folder: Path) -> None:
     ("damage", "message"),
     [
         (lambda folder: (folder / "config.json").unlink(), r"has no config\.json"),
-        (
-            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
-            r"neither model\.safetensors .*write the weights as safetensors",
-        ),
+        (lambda folder: (folder / WEIGHTS).rename(folder / "x.bin"), r"neither .*write the weights as safetensors"),
         (shard_index, r"lacks the weight file model-00002-of-00002\.safetensors"),
         (lambda folder: shutil.rmtree(folder) or folder.write_text(""), "is a file, not a model folder"),
     ],
 )
 def test_a_folder_that_is_incomplete_is_rejected(folder: Path, damage: Callable[[Path], Any], message: str) -> None:
+    for path in ("/no/such/folder", "./missing", "a/b/c"):
+        with pytest.raises(ConfigError, match=r"model\.path = .*the folder does not exist; set model\.path to"):
+            resolve_model(settings(path))
     assert resolve_model(settings(folder)) == str(folder)
     damage(folder)
     with pytest.raises(ConfigError, match=message):
@@ -104,9 +98,6 @@ def test_an_incomplete_checkpoint_is_rejected_instead_of_filled_with_random_numb
     (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(ConfigError, match=r"model\.path = .* cannot be loaded"):
         load_policy(settings(folder), precision="fp32")
-
-
-def test_a_folder_without_tokenizer_is_rejected(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.path = .* has no tokenizer"):
         load_tokenizer(settings(folder))
     tokenizer = load_tokenizer(settings("starter"))

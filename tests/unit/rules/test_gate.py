@@ -68,6 +68,7 @@ def test_the_window_rolls_and_the_value_that_fires_enters_it_too():
     run(gate, [1.0, 2.0, 1.0, 2.0, 50.0])
     assert gate.state.window == [1.0, 2.0, 50.0]
     assert gate.state.shutoff_step == 5
+    assert gate.observe_inactive(0.0) is None, "a permanent gate stays shut"
     assert not gate.active
 
 
@@ -93,16 +94,11 @@ def test_a_gate_that_does_not_fire_still_measures(settings, values, z):
 
 def test_a_value_that_is_not_finite_is_neither_judged_nor_kept():
     gate = Gate(GateConfig(threshold=0.5, window=5, warmup=2))
-    run(gate, [1.0, 1.1, math.nan, math.inf])
+    for step, value in enumerate([1.0, 1.1, math.nan, math.inf], start=1):
+        gate.collect(value)
+        assert (gate.judge(step) is None) is (step > 2)
     assert gate.active
     assert gate.state.window == [1.0, 1.1]
-
-
-def test_a_permanent_gate_stays_shut():
-    gate = Gate(GateConfig(threshold=2.0, window=4, warmup=2))
-    run(gate, [1.0, 1.2, 9.0])
-    assert gate.observe_inactive(0.0) is None
-    assert not gate.active
 
 
 def test_the_state_of_a_look_ahead_survives_json():
@@ -142,25 +138,15 @@ def simulated_first_alarms(gate: GateConfig, runs: int, seed: int = 0) -> np.nda
     return first
 
 
-def test_a_long_window_gives_the_normal_tail() -> None:
+def test_the_chance_of_one_alarm_by_hand() -> None:
     # The paper's τ = 0.5: a standard normal exceeds it with probability 0.3085.
     assert alarm_probability(0.5, 5000) == pytest.approx(0.3085, abs=2e-4)
     assert alarm_probability(0.5, 5000, two_sided=True) == pytest.approx(0.6171, abs=4e-4)
 
-
-def test_two_past_values_follow_a_scaled_cauchy() -> None:
     # N = 2: z = t₁·√3, so P(z ≥ √3) = P(t₁ ≥ 1) = 1/4.
     assert alarm_probability(math.sqrt(3), 2) == pytest.approx(0.25, abs=1e-14)
-
-
-@pytest.mark.parametrize("num_past", [2, 7, 30])
-def test_the_chance_of_one_alarm_matches_simulation(num_past: int) -> None:
-    rng = np.random.default_rng(1)
-    past, value = rng.normal(size=(200_000, num_past)), rng.normal(size=200_000)
-    z = (value - past.mean(axis=1)) / past.std(axis=1)
-    # Three standard errors of a share of 200,000 are at most 0.0034.
-    assert alarm_probability(1.0, num_past) == pytest.approx((z >= 1.0).mean(), abs=0.0034)
-    assert alarm_probability(1.0, num_past, two_sided=True) == pytest.approx((np.abs(z) >= 1.0).mean(), abs=0.0034)
+    with pytest.raises(ValueError, match="at least 2 past values"):
+        alarm_probability(1.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -179,11 +165,6 @@ def test_the_expected_step_matches_simulation(gate: GateConfig, tolerance: float
     assert expected_false_alarm_step(gate) == pytest.approx(simulated, rel=tolerance)
 
 
-def test_the_paper_presets_gate_shuts_off_on_noise_where_the_paper_saw_it() -> None:
-    # 92 to 123 in table 5; three runs at 100.
-    assert 92 < expected_false_alarm_step(GateConfig(threshold=0.5, window=30, warmup=90)) < 95
-
-
 def test_a_gate_that_cannot_fire_has_no_expected_step() -> None:
     for gate in (GateConfig(threshold=math.inf), GateConfig(mode="never"), SfpoGateConfig(threshold=math.inf)):
         assert expected_false_alarm_step(gate) == math.inf
@@ -196,15 +177,11 @@ def test_a_two_sided_gate_at_zero_fires_as_soon_as_the_warm_up_is_over() -> None
 
 
 def test_the_sentence_for_people_states_two_digits() -> None:
-    assert "at step 93;" in describe(GateConfig(warmup=90))
+    # With the paper's τ and window; it saw 92 to 123 (table 5), three runs at 100.
+    assert "at step 93;" in describe(GateConfig(threshold=0.5, window=30, warmup=90))
     assert "at step 280;" in describe(GateConfig(threshold=3.0, warmup=10))
     assert "at step 640,000;" in describe(GateConfig(threshold=6.0))
     assert "at step 9e+06;" in describe(GateConfig(threshold=7.0))
-
-
-def test_fewer_than_two_past_values_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2 past values"):
-        alarm_probability(1.0, 1)
 
 
 # No reduction over a shard works on more than a chunk of it at a time.
@@ -259,7 +236,7 @@ def step(settings: Any) -> Callable[[Any], Any]:
 def diagnosed(settings: Any) -> Callable[[Any], Any]:
     def run(learner: Any) -> Any:
         rule: Any = make_rule(settings)
-        rule.trajectory = take_trajectory(learner, settings.k)
+        rule.trajectory, _ = take_trajectory(learner, settings.k)
         return rule.step(learner).metrics
 
     return run
@@ -292,8 +269,9 @@ def test_every_reduction_works_on_chunks(name: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_slices_are_cache_sized_on_a_cpu_and_bounded_on_a_gpu() -> None:
-    assert contract.chunk_size(torch.device("cpu")) == 1 << 15
-    assert contract.chunk_size(torch.device("cuda", 0)) == 1 << 25
+    for device, size in (("cpu", 1 << 15), ("meta", 1 << 25)):
+        shard = torch.empty(2 * size, device=device)
+        assert [part.numel() for (part,) in contract.chunks([shard])] == [size, size]
 
 
 def test_the_norm_of_shards_that_fit_a_chunk_is_that_of_whole_shards_to_the_bit() -> None:

@@ -36,22 +36,6 @@ def train(rank: LearnerRank, batches: int) -> Any:
     return rank.train_step([None] * batches, 0.01, diagnose=False)  # type: ignore[list-item]
 
 
-def test_the_gate_judges_the_mean_norm_of_a_step_once() -> None:
-    rule = GXPO(GxpoRule(gate={"warmup": 2, "threshold": 3.0}))
-    learner = MiniBatchLearner([1.0, 5.0])
-    rank = rank_with(rule, learner)
-    first, second = train(rank, 2), train(rank, 2)
-    assert rule.gate.state.window == [3.0, 3.0]
-    assert (first.metrics["gate/value"], second.metrics["gate/mean"]) == (3.0, 3.0)
-    assert "gate/z" not in second.metrics  # two steps, not four mini-batches: the warm-up is just over
-    learner._gradient = lambda theta, _: [torch.tensor([20.0])]
-    third = train(rank, 2)
-    assert third.metrics["gate/shutoff_step"] == 3
-    assert third.backward_passes == 3  # the step that fires the gate looks ahead on all of its mini-batches
-    fourth = train(rank, 2)
-    assert fourth.backward_passes == 1
-
-
 def test_metrics_are_means_over_mini_batches_and_passes_sums() -> None:
     rank = rank_with(GXPO(GxpoRule(gate={"mode": "never"})), MiniBatchLearner([1.0, 5.0]))
     result = train(rank, 2)
@@ -75,30 +59,26 @@ def test_the_entropy_gate_judges_the_mean_entropy_with_the_last_mini_batch() -> 
     assert fired.backward_passes == 2  # three passes over the first half, one over the last
 
 
-def test_a_gate_that_may_rearm_judges_the_mean_norm_of_plain_steps() -> None:
+def test_the_gate_judges_the_mean_norm_of_a_step_once_and_of_plain_steps_where_it_may_rearm() -> None:
     rule = GXPO(
         GxpoRule(gate={"mode": "rearm", "warmup": 2, "threshold": 3.0, "rearm_threshold": 1.0, "rearm_after": 2})
     )
     learner = MiniBatchLearner([1.0, 5.0])
     rank = rank_with(rule, learner)
     steady = learner._gradient
-    for _ in range(2):
-        train(rank, 2)
+    first, second = train(rank, 2), train(rank, 2)
+    assert rule.gate.state.window == [3.0, 3.0]
+    assert (first.metrics["gate/value"], second.metrics["gate/mean"]) == (3.0, 3.0)
+    assert "gate/z" not in second.metrics  # two steps, not four mini-batches: the warm-up is just over
     learner._gradient = lambda theta, _: [torch.tensor([20.0])]
-    assert train(rank, 2).metrics["gate/active"] == 0.0
+    third = train(rank, 2)
+    assert (third.metrics["gate/active"], third.metrics["gate/shutoff_step"]) == (0.0, 3)
+    assert third.backward_passes == 3  # the step that fires the gate looks ahead on all of its mini-batches
     learner._gradient = steady
     plain = [train(rank, 2) for _ in range(2)]
+    assert [p.backward_passes for p in plain] == [1, 1]
     assert [p.metrics["gate/value"] for p in plain] == [3.0, 3.0]
     assert [p.metrics["gate/active"] for p in plain] == [0.0, 1.0]
-
-
-def test_one_mini_batch_is_the_step_itself() -> None:
-    rule = GXPO(GxpoRule(gate={"mode": "never"}))
-    alone = GXPO(GxpoRule(gate={"mode": "never"}))
-    gradient = quadratic(torch.tensor([0.7]))
-    learner, twin = MiniBatchLearner([1.0]), ToyLearner(torch.tensor([1.0]), gradient, lr=0.01)
-    learner._gradient = gradient
-    assert train(rank_with(rule, learner), 1).metrics == alone.step(twin).metrics
 
 
 def test_a_warm_start_leaves_no_trace_in_the_rule_and_the_next_step_starts_from_a_fresh_optimizer() -> None:
@@ -157,16 +137,10 @@ def test_a_rule_that_drops_its_buffers_takes_the_same_steps(name: str) -> None:
         assert held(rule) == []
 
 
-class ParkedLearner(RankLearner):
-    def park(self, others: Any = ()) -> int:
-        return 17
-
-
 @pytest.mark.parametrize("rule", [GXPO(GxpoRule(gate=NEVER)), GRPO()])
 def test_a_rank_drops_the_buffers_of_its_rule_when_it_parks(rule: Any) -> None:
-    rank = LearnerRank(RunConfig(), 0, 1)
-    rank.learner = ParkedLearner(torch.tensor([1.0]), quadratic(torch.tensor([1.0])))  # type: ignore[assignment]
-    rank.rule, rank.perturbation = rule, None
+    rank = rank_with(rule, MiniBatchLearner([1.0]))
+    rank.learner.park = lambda: 17  # type: ignore[method-assign]
     rule.step(rank.learner)
     assert rank.park() == 17
     assert held(rule) == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.toy_learner import ToyLearner, quadratic, relative_error
+from support.toy_learner import ToyLearner, finite_except, quadratic, random_problem, relative_error
 
 from gxpo_trainer.config import SfpoRule
 from gxpo_trainer.rules.grpo import GRPO
@@ -18,10 +18,7 @@ from gxpo_trainer.rules.sfpo import SFPO
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 8), st.sampled_from(["sgd", "adamw"]), st.integers(0, 2**31))
 def test_alpha_one_is_k_plus_1_plain_steps(k, optimizer, seed):
-    generator = torch.Generator().manual_seed(seed)
-    basis = torch.randn(4, 4, generator=generator, dtype=torch.float64)
-    gradient = quadratic(basis @ basis.T / 4)
-    start = torch.randn(4, generator=generator, dtype=torch.float64)
+    start, gradient = random_problem(seed)
     kind = {"optimizer": optimizer, "lr": 0.05, "weight_decay": 0.01, "momentum": 0.9}
     toy, twin = ToyLearner(start, gradient, **kind), ToyLearner(start, gradient, **kind)
     report = SFPO(SfpoRule(k=k, alpha=1.0, gate={"mode": "never"})).step(toy)
@@ -42,17 +39,12 @@ def test_a_worked_example_by_hand():
     assert report.metrics["update/norm"] == pytest.approx(0.8)
 
 
-def entropies(values):
-    """Entropy of the first pass of each step; every later pass of a step is not looked at."""
-    return lambda taken: values[taken] if taken < len(values) else values[-1]
-
-
 @pytest.mark.parametrize(("two_sided", "fires"), [(True, True), (False, False)])
 def test_a_falling_entropy_fires_only_the_two_sided_gate_and_ends_in_a_plain_step(two_sided, fires):
     # K = 2: first passes are 0, 3, 6, 9. Entropies 1.0, 1.1, 1.0 then 0.1: z ≪ −1.
     values = [1.0, 0, 0, 1.1, 0, 0, 1.0, 0, 0, 0.1, 0, 0]
     gate = {"threshold": 2.5, "window": 3, "warmup": 3, "two_sided": two_sided}
-    toy = ToyLearner(torch.tensor([1.0]), quadratic(torch.tensor([1.0])), lr=0.01, entropy=entropies(values))
+    toy = ToyLearner(torch.tensor([1.0]), quadratic(torch.tensor([1.0])), lr=0.01, entropy=values.__getitem__)
     rule = SFPO(SfpoRule(k=2, gate=gate))
     reports = [rule.step(toy) for _ in range(4)]
     assert [r.backward_passes for r in reports] == [3, 3, 3, 1 if fires else 3]
@@ -63,10 +55,7 @@ def test_a_falling_entropy_fires_only_the_two_sided_gate_and_ends_in_a_plain_ste
 
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_later_gradient_that_is_not_finite_leaves_a_finite_point(at):
-    def gradient(theta, taken):
-        return [theta[0] * (math.nan if taken == at else 1.0)]
-
-    toy = ToyLearner(torch.tensor([1.0]), gradient, lr=0.5)
+    toy = ToyLearner(torch.tensor([1.0]), finite_except(at), lr=0.5)
     report = SFPO(SfpoRule(k=2, alpha=0.8, gate={"mode": "never"})).step(toy)
     # at 1: θ¹ = 0.5. at 2 (slow pass): θ⁰ + (θ² − θ⁰)/2 = 1 − 0.375 = 0.625.
     assert toy.flat().item() == pytest.approx(0.5 if at == 1 else 0.625)

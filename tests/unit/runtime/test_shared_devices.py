@@ -121,9 +121,7 @@ def test_what_is_reserved_in_each_phase_is_what_the_planner_counts() -> None:
     fit = make_plan(inputs).fit
     ledger = Ledger(fit, released_parts(inputs))
     devices = SharedDevices(cast(Any, ledger), cast(Any, ledger), adapters=False)
-    devices.need("updating", sync_follows=True)
-    devices.need("syncing")
-    devices.need("sampling")
+    go_through(devices, "updating", "syncing", "sampling")
     assert ledger.reserved == {phase.name: phase.num_bytes for phase in fit.phases}
     ledger.on_gpu = dict(ledger.learner_parts)
     with pytest.raises(AssertionError, match="sync: out of memory"):
@@ -138,6 +136,12 @@ def shared(*, adapters: bool = False) -> tuple[Gpu, SharedDevices]:
     gpu.learner = True
     gpu.log.clear()
     return gpu, devices
+
+
+def go_through(devices: SharedDevices, *phases: Phase) -> None:
+    """The phases of a step: a sync follows each update."""
+    for phase in phases:
+        devices.need(phase, sync_follows=phase == "updating")
 
 
 def check(gpu: Gpu, phase: Phase) -> None:
@@ -157,29 +161,19 @@ def test_every_path_of_phases_ends_with_the_right_memory(path: tuple[Phase, ...]
 
 def test_one_training_step_moves_each_side_once() -> None:
     gpu, devices = shared()
-    devices.need("syncing")
-    devices.need("sampling")
+    go_through(devices, "syncing", "sampling")
     gpu.log.clear()
-    devices.need("updating", sync_follows=True)
-    devices.need("syncing")
-    devices.need("sampling")
+    go_through(devices, "updating")
+    with pytest.raises(RuntimeError, match="gave up their weights; sync before sampling"):
+        devices.need("sampling")
+    go_through(devices, "syncing", "sampling")
     assert gpu.log == ["sleep 2", "unpark", "trim", "wake weights", "park", "wake kv_cache"]
 
 
 def test_adapters_never_give_up_the_base_weights() -> None:
     gpu, devices = shared(adapters=True)
-    for phase in ("syncing", "sampling", "updating", "syncing", "sampling", "syncing"):
-        devices.need(cast(Phase, phase), sync_follows=phase == "updating")
+    go_through(devices, "syncing", "sampling", "updating", "syncing", "sampling", "syncing")
     assert "sleep 2" not in gpu.log
-
-
-def test_sampling_with_weights_that_were_given_up_is_refused() -> None:
-    _, devices = shared()
-    devices.need("syncing")
-    devices.need("sampling")
-    devices.need("updating", sync_follows=True)
-    with pytest.raises(RuntimeError, match="sync before sampling"):
-        devices.need("sampling")
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -194,17 +188,14 @@ def test_a_learner_that_died_in_any_phase_starts_on_free_gpus(phase: Phase) -> N
     assert not gpu.kv_cache
     assert gpu.engine_weights != "held" or phase == "updating"
     gpu.learner_alive = gpu.learner = True
-    devices.need("syncing")
-    devices.need("sampling")
+    go_through(devices, "syncing", "sampling")
     check(gpu, "sampling")
 
 
 @pytest.mark.parametrize("phase", ["updating", "syncing"])
 def test_engines_that_all_died_beside_the_learner_start_when_it_has_left(phase: Phase) -> None:
     gpu, devices = shared()
-    devices.need("syncing")
-    devices.need("sampling")
-    devices.need("updating", sync_follows=True)
+    go_through(devices, "syncing", "sampling", "updating")
     devices.need(phase)
     gpu.engines_alive, gpu.kv_cache = False, False
     devices.engines_start()

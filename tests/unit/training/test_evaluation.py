@@ -25,11 +25,8 @@ IDS = np.array([1, 2], dtype=np.int32)
 class Collector:
     """Every response to a problem with an even number is right."""
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
     def collect(self, requests: Any, sampling: Any, version: int) -> Any:
-        self.asked = [request.prompt.id for request in requests]
+        self.requests = requests
         return SimpleNamespace(groups=[self._scored(request) for request in requests])
 
     def _scored(self, request: Any) -> ScoredGroup:
@@ -50,7 +47,7 @@ def evaluator() -> Evaluator:
 def test_a_full_evaluation_keeps_the_subset_comparable() -> None:
     collector = Collector()
     (record,), metrics = evaluator().run(collector, step=1, version=1, full=True)  # type: ignore[arg-type]
-    assert collector.asked == ["0", "2", "1", "3", "5", "7"]
+    assert [request.prompt.id for request in collector.requests] == ["0", "2", "1", "3", "5", "7"]
     assert (record["num_problems"], record["problem_ids"]) == (2, ["0", "2"])
     assert (metrics["eval/sums/pass@1"], metrics["eval/average/pass@1"]) == (1.0, 1.0)
     assert metrics["eval/sums/full/pass@1"] == 2 / 6
@@ -72,15 +69,9 @@ def test_an_evaluation_plays_in_the_environment_of_the_run() -> None:
     benchmark = Benchmark("sums", (prompt,), "Q: {problem}", "hash", {}, ())
     environment = {"name": "calculator", "max_turns": 3, "max_observation_tokens": 20}
     config = RunConfig.model_validate({"environment": environment, "seed": 5})
-    requests: list[Any] = []
-
-    class Recorder(Collector):
-        def collect(self, wanted: Any, sampling: Any, version: int) -> Any:
-            requests.extend(wanted)
-            return super().collect(wanted, sampling, version)
-
-    (record,), _ = Evaluator(config, [TokenizedBenchmark(benchmark, [IDS])]).run(Recorder(), step=1, version=1)  # type: ignore[arg-type]
-    (request,) = requests
+    collector: Any = Collector()
+    (record,), _ = Evaluator(config, [TokenizedBenchmark(benchmark, [IDS])]).run(collector, step=1, version=1)
+    (request,) = collector.requests
     assert request.episode.problem == Problem("0", "Q: 6*7?", "42", {"level": "5"})
     assert request.episode.max_prompt_tokens is None, "only the model limits prompts of benchmarks"
     assert record["environment"] == environment
@@ -119,30 +110,21 @@ CONVERSATIONS = rollouts(
 
 def test_episodes_by_their_ends_and_turns() -> None:
     samples = list(CONVERSATIONS.groups[0].group.samples)
-    assert environment_metrics(samples) == {
-        "env/turns_mean": (2 + 3 + 1 + 0) / 4,
-        "env/done_fraction": 0.25,
-        "env/timeout_fraction": 0.25,
-        "env/error_fraction": 0.25,
-        "env/observation_tokens": (3 + 2) / 4,
-    }
+    ends = {f"env/{end}_fraction": 0.25 for end in ("done", "timeout", "error")}
+    means = {"env/turns_mean": (2 + 3 + 1 + 0) / 4, "env/observation_tokens": (3 + 2) / 4}
+    assert environment_metrics(samples) == ends | means
     plain = Sample("", np.arange(3, dtype=np.int32), np.zeros(3, dtype=np.float32), "stop")
     assert environment_metrics([plain]) == {}
 
 
-def test_lengths_and_rates_count_sampled_tokens() -> None:
+def test_lengths_rates_and_staleness_count_sampled_tokens() -> None:
     result = StepResult({}, 1, 0, 0.0, 0.0, True, None, 1.0, 0.0, 0)
     metrics = rollout_metrics(CONVERSATIONS, result, version=4, total=8)
     # 3, 4, 1 and 0 sampled tokens.
-    assert metrics["rollout/tokens"] == 8
-    assert metrics["rollout/tokens_per_s"] == 4
-    assert metrics["rollout/length_mean"] == 2
+    rollout = [metrics[f"rollout/{name}"] for name in ("tokens", "tokens_per_s", "length_mean")]
+    assert (*rollout, metrics["env/turns_mean"]) == (8, 4, 2, 1.5)
     assert metrics["rollout/length_std"] == pytest.approx(((1 + 4 + 1 + 4) / 4) ** 0.5)
-    assert metrics["env/turns_mean"] == 1.5
     assert score_groups(CONVERSATIONS.groups)[0]["length_mean"] == 2
-
-
-def test_staleness_counts_sampled_tokens() -> None:
     # Version 3 sampled 2 tokens of the first response (and saw 3 of its environment), version 4 all others: 6.
     metrics = staleness_metrics(CONVERSATIONS, version=5)
     assert metrics["rollout/staleness_mean"] == (2 * 2 + 6 * 1) / 8
@@ -160,14 +142,13 @@ def test_sampled_tokens_of_each_version() -> None:
 
 
 def test_careful_answers_are_those_with_a_calculation() -> None:
-    def answers(*texts: str, correct: tuple[bool, ...]) -> ScoredGroup:
-        ids = np.arange(1, dtype=np.int32)
-        samples = tuple(Sample(text, ids, ids.astype(np.float32), "stop") for text in texts)
-        verdicts = tuple(Verdict("correct" if right else "wrong", None, 0.0) for right in correct)
-        return ScoredGroup(Group(Prompt("a", "a", "1"), ids, samples, weights_version=3), verdicts)
+    def answers(**correct: bool) -> ScoredGroup:
+        samples = tuple(Sample(text, IDS, np.zeros(2, np.float32), "stop") for text in correct)
+        verdicts = tuple(Verdict("correct" if right else "wrong", None, 0.0) for right in correct.values())
+        return ScoredGroup(Group(Prompt("a", "a", "1"), IDS, samples, weights_version=3), verdicts)
 
-    hasty = answers("\\boxed{4}", "\\boxed{5}", correct=(True, False))
-    mixed = answers("1+3=4, so \\boxed{4}", "\\boxed{4}", "1+3=5, so \\boxed{5}", correct=(True, True, False))
+    hasty = answers(**{"\\boxed{4}": True, "\\boxed{5}": False})
+    mixed = answers(**{"1+3=4, so \\boxed{4}": True, "\\boxed{4}": True, "1+3=5, so \\boxed{5}": False})
     assert careful_metrics([hasty]) == {"response/careful_fraction": 0}
     # Two of five answers calculate, and one of the two is right.
     assert careful_metrics([hasty, mixed]) == {"response/careful_fraction": 0.4, "response/careful_correctness": 0.5}

@@ -12,17 +12,25 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.ingest_server import IngestServer
 
 from gxpo_trainer import cli
-from gxpo_trainer.errors import Diverged, TrainingError
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import ConfigError, Diverged, Interrupted, LearnerDied, TrainingError
+from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.reporting.reading import read_metrics
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import ServiceAddress
+from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.runtime.locks import RunLock, process_start
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.progress import ProgressWatch
+from gxpo_trainer.runtime.ray_session import connect_ray
 from gxpo_trainer.training.checkpoints import Checkpoint, next_attempt, repeated_passes
+from gxpo_trainer.training.controller import Controller, Counters
 from gxpo_trainer.training.launch import TERMINATED, Launch
 
 
@@ -56,7 +64,8 @@ HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
 from gxpo_trainer.runtime.locks import RunLock
-RunLock(Path(sys.argv[1]), wait_s=0).acquire()
+lock = RunLock(Path(sys.argv[1]), wait_s=0)
+lock.acquire()
 child = subprocess.Popen(["sleep", "600"], close_fds=False)
 print(child.pid, flush=True)
 time.sleep(600)
@@ -87,12 +96,7 @@ def test_a_folder_has_one_trainer_and_is_free_when_that_is_killed(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("ended", "word", "ended_by"),
-    [
-        ("steps", "succeeded", "steps"),
-        ("tokens", "succeeded", "tokens"),
-        ("pause", "paused", None),
-        ("cancel", "cancelled", None),
-    ],
+    [("tokens", "succeeded", "tokens"), ("pause", "paused", None), ("cancel", "cancelled", None)],
 )
 def test_the_outcome_records_how_a_run_ended(
     ended: str, word: str, ended_by: str | None, tmp_path: Path, server: IngestServer
@@ -103,12 +107,7 @@ def test_the_outcome_records_how_a_run_ended(
             reporter.log_metrics(1, {"a": 1.0})
         launch.end(ended)
     written = outcome(tmp_path)
-    assert {name: written[name] for name in ("attempt", "outcome", "ended_by", "reason")} == {
-        "attempt": 3,
-        "outcome": word,
-        "ended_by": ended_by,
-        "reason": None,
-    }
+    assert [written[name] for name in ("attempt", "outcome", "ended_by", "reason")] == [3, word, ended_by, None]
     assert server.outcome == written
     assert [row["step"] for row in server.rows["metrics"]] == [1]
     assert launch.exit_code == 0
@@ -155,7 +154,8 @@ def test_what_cannot_be_written_is_still_sent(tmp_path: Path, server: IngestServ
     assert (outcome(tmp_path), server.outcome["reason"]) == (None, "disk_full")
 
 
-def test_sigterm_pauses_without_an_outcome(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ended", "code"), [("pause", 143), ("steps", 0)])
+def test_sigterm_pauses_without_an_outcome_a_run_that_has_not_succeeded(ended: str, code: int, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Launch(tmp_path) as launch, RunReporter(tmp_path) as reporter:
         launch.begin(reporter)
@@ -164,19 +164,10 @@ def test_sigterm_pauses_without_an_outcome(tmp_path: Path) -> None:
         launch.watch_sigterm()
         os.kill(os.getpid(), signal.SIGTERM)
         assert launch.control_request() == "pause"
-        launch.end("pause")
-    assert launch.exit_code == TERMINATED == 143
-    assert outcome(tmp_path) is None
+        launch.end(ended)
+    assert launch.exit_code == code
+    assert (outcome(tmp_path) is None) is (ended == "pause")
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_a_run_that_ended_before_sigterm_could_stop_it_has_succeeded(tmp_path: Path) -> None:
-    with Launch(tmp_path) as launch, RunReporter(tmp_path) as reporter:
-        launch.begin(reporter)
-        os.kill(os.getpid(), signal.SIGTERM)
-        launch.end("steps")
-    assert launch.exit_code == 0
-    assert outcome(tmp_path)["outcome"] == "succeeded"
 
 
 def test_a_launch_that_was_taken_over_stops_and_reports_nothing_more(tmp_path: Path, server: IngestServer) -> None:
@@ -285,3 +276,116 @@ def test_an_attempt_is_above_all_that_have_begun_and_counts_what_it_repeats(tmp_
     assert repeated_passes(tmp_path, checkpoint(tmp_path, 1, 6.0)) == 12
     assert repeated_passes(tmp_path, None) == 18
     assert [(row["step"], row["attempt"]) for row in read_metrics(tmp_path)] == [(1, 1), (2, 1), (3, 2)]
+
+
+# SIGTERM during a run: what is given up, what a checkpoint then contains, and when the process ends in any case.
+
+
+class Interrupting:
+    """A run after step 3, and SIGTERM at one moment of it: a start, a batch, an evaluation or a recovery."""
+
+    def __init__(self, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.moment, self.request, self.cursor = moment, None, 30
+        self.saved: list[tuple[int, dict[str, Any]]] = []
+        config = RunConfig.model_validate({"evaluation": {"at_start": False, "every_steps": 3}})
+        runtime: Any = Mock(config=config, watch=ProgressWatch(), pool=Mock(timeline=Timeline()), rollouts=self)
+        evaluator: Any = Mock(run=lambda *_, **__: self.interrupt("evaluation"))
+        store: Any = Mock(save=lambda step, state, *_, **__: self.saved.append((step, state)))
+        reporter: Any = Mock(out_dir=tmp_path)
+        requested: Any = lambda: self.request  # noqa: E731
+        self.controller = Controller(runtime, evaluator, reporter, store, Mock(), control_request=requested)
+        self.controller.counters = Counters(step=3)
+        monkeypatch.setattr(self.controller, "_start", lambda _: self.interrupt("start"))
+        monkeypatch.setattr(self.controller, "_recover", lambda _: self.interrupt("recovery"))
+        if moment == "evaluation":
+            monkeypatch.setattr(self.controller, "step", self.controller._evaluate)
+
+    def interrupt(self, moment: str) -> Any:
+        if moment == self.moment:
+            self.request = "pause"
+            raise Interrupted
+
+    def batch(self, step: int) -> Any:
+        assert step == 4
+        self.cursor += 8
+        self.interrupt("batch")
+        raise LearnerDied
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cursor": self.cursor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.cursor = state["cursor"]
+
+    def discard(self) -> None: ...
+
+
+@pytest.mark.parametrize("moment", ["batch", "evaluation", "start", "recovery"])
+def test_samples_are_given_up_for_a_checkpoint_but_not_a_learner_that_is_not_there(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Interrupting(moment, tmp_path, monkeypatch)
+    assert run.controller.run(None) == "pause"
+    if moment in ("start", "recovery"):
+        assert run.saved == []
+        return
+    ((step, state),) = run.saved
+    assert (step, state["counters"]["step"]) == (3, 3)
+    assert state["cursor"] == {"cursor": 30}, "the prompts of step 4 are drawn again"
+    assert state["evaluation_owed"]
+
+
+def test_a_run_that_does_not_end_after_sigterm_exits_at_the_limit(tmp_path: Path) -> None:
+    program = """
+        import pathlib, sys, time
+        from gxpo_trainer.training.launch import Launch
+        with Launch(pathlib.Path(sys.argv[1])) as launch:
+            launch.enter_phase("training")
+            print("ready", flush=True)
+            while True:
+                time.sleep(1)
+    """.replace("\n        ", "\n")
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    process = subprocess.Popen(command, env={"GXPO_STOP_WAIT_S": "0.2"}, **pipes)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == TERMINATED == 143
+    assert "not ended 0.2 s after SIGTERM, while training; --resume continues from the last checkpoint" in printed
+
+
+def test_a_limit_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("0", "-3", "soon", "nan", "inf"):
+        monkeypatch.setenv("GXPO_STOP_WAIT_S", value)
+        with pytest.raises(ConfigError, match=rf"GXPO_STOP_WAIT_S = '{value}' must be a number of seconds above 0"):
+            Launch(tmp_path)
+
+
+def test_ranks_that_are_still_being_built_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a rank answers after its set-up, which may take minutes; Ctrl-C would seem not to work."""
+    config = RunConfig()
+    group = LearnerGroup(config, Placement.decide(config))
+    killed: list[Any] = []
+    monkeypatch.setattr("gxpo_trainer.learner.group.ray.kill", lambda rank, **_: killed.append(rank))
+    group.ranks = ["a rank without methods"]
+    group.close()
+    assert killed == ["a rank without methods"]
+    assert group.ranks == []
+
+
+def test_signals_end_the_process_while_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of Python would run only when Ray's call returns, after up to 30 s."""
+    monkeypatch.setattr(os, "environ", {})
+    seen: list[Any] = []
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def init(**_: Any) -> None:
+        seen.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM))
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    assert connect_ray(Placement.decide(RunConfig()))
+    assert seen == [signal.SIG_DFL, signal.SIG_DFL]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

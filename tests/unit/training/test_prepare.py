@@ -20,7 +20,7 @@ from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.reporting.reading import read_events
 from gxpo_trainer.reporting.reporter import RunReporter
-from gxpo_trainer.training.prepare import load_problems, prepare
+from gxpo_trainer.training.prepare import Prepared, load_problems, prepare
 from gxpo_trainer.training.run import record_data, train_run
 
 PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"
@@ -30,6 +30,14 @@ def write(path: Path, pairs: list[tuple[int, int]]) -> str:
     rows = [{"id": f"{a}+{b}", "problem": PROBLEM.format(a, b), "answer": str(a + b)} for a, b in pairs]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def recorded(prepared: Prepared, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The events in a run's folder, and what is printed."""
+    said: list[str] = []
+    with RunReporter(folder) as reporter:
+        record_data(prepared, reporter, said.append)
+    return list(read_events(folder)), said
 
 
 @pytest.fixture
@@ -52,25 +60,13 @@ def config(tmp_path: Path) -> Any:
     return made
 
 
-def test_a_training_problem_that_is_evaluated_is_excluded_and_reported(config: Any, tmp_path: Path) -> None:
-    prepared = prepare(config(), tmp_path / "run", resume=False)
-    assert [prompt.id for prompt in prepared.problems.prompts.prompts] == ["3+4", "7+8"]
-    with RunReporter(tmp_path / "run") as reporter:
-        record_data(prepared, reporter)
-    _, event = read_events(tmp_path / "run")
-    assert (event["kind"], event["setting"]) == ("problems_left_out", "data.contamination")
-    assert event["message"] == "data.contamination excluded 1 training problems"
-
-
 def test_contamination_and_shares_are_checked_over_all_sources(config: Any, tmp_path: Path) -> None:
     other = write(tmp_path / "other.jsonl", [(1, 1), (30, 2)])
     data = {"source": "word_problems", "sources": [{"path": str(tmp_path / "train.jsonl")}, {"path": other}]}
     problems = load_problems(config(data=data))
     assert [prompt.id for prompt in problems.prompts.prompts] == ["train/3+4", "train/7+8", "other/1+1"]
     assert problems.data.num_left_out == {"data.contamination": 2}
-    with pytest.raises(
-        DataError, match=r"data.sources\[1\].path = .*: 1 problem for its share of 2 of 4 prompts a step"
-    ):
+    with pytest.raises(DataError, match=r"data.sources\[1\].path = .*: 1 problem for its share of 2 of 4 prompts"):
         load_problems(config(data=data, rollout={"prompts_per_step": 4}))
 
 
@@ -89,12 +85,11 @@ def test_the_first_event_has_the_policys_prompt(config: Any, tmp_path: Path, mon
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with RunReporter(tmp_path / "run") as reporter:
-        single = config(data={"system_prompt": "Add.", "template": "Q: {problem}"})
-        record_data(prepare(single, tmp_path / "new"), reporter)
-        played = single.model_copy(update={"environment": EnvironmentConfig(name="asking:Asking")})
-        record_data(prepare(played, tmp_path / "new"), reporter)
-    shown = [event["message"] for event in read_events(tmp_path / "run") if event["kind"] == "prompt"]
+    single = config(data={"system_prompt": "Add.", "template": "Q: {problem}"})
+    played = single.model_copy(update={"environment": EnvironmentConfig(name="asking:Asking")})
+    for run in (single, played):
+        events, _ = recorded(prepare(run, tmp_path / "new"), tmp_path / "run")
+    shown = [event["message"] for event in events if event["kind"] == "prompt"]
     question = f"Q: {PROBLEM.format(3, 4)}"
     for message, first in zip(shown, (question, f"Ask. {question}"), strict=True):
         head, _, text = message.partition(":\n")
@@ -108,11 +103,10 @@ def test_a_model_without_a_chat_template_is_reported(config: Any, tmp_path: Path
     settings = json.loads((tmp_path / "base/tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
     (tmp_path / "base/tokenizer_config.json").write_text(json.dumps(settings))
-    said: list[str] = []
-    with RunReporter(tmp_path / "run") as reporter:
-        record_data(prepare(config(model={"path": str(tmp_path / "base")}), tmp_path / "new"), reporter, said.append)
+    prepared = prepare(config(model={"path": str(tmp_path / "base")}), tmp_path / "new")
+    (prompt, *_), said = recorded(prepared, tmp_path / "run")
     assert said == ["prompts are " + rendering(None)]
-    assert rendering(None) in read_events(tmp_path / "run")[0]["message"]
+    assert rendering(None) in prompt["message"]
 
 
 @pytest.mark.parametrize(
@@ -130,40 +124,39 @@ def test_only_a_box_counts_where_the_prompt_asks_for_one(
 ) -> None:
     settings = config(verifier={"answer": answer}, data={"template": template, "system_prompt": system_prompt})
     problems = load_problems(settings)
-    for prompts, boxed in (
-        (problems.prompts.prompts, training),
-        (problems.benchmarks[0].benchmark.prompts, evaluation),
-    ):
+    both = (problems.prompts.prompts, training), (problems.benchmarks[0].benchmark.prompts, evaluation)
+    for prompts, boxed in both:
         assert {prompt.extra.get("verify") == VerifyOptions(boxed=True) for prompt in prompts} == {boxed}
 
 
 def test_fewer_problems_than_prompts_a_step_are_a_warning(config: Any, tmp_path: Path) -> None:
     prepared = prepare(config(rollout={"prompts_per_step": 4}), tmp_path / "run", resume=False)
-    said: list[str] = []
-    with RunReporter(tmp_path / "run") as reporter:
-        record_data(prepared, reporter, said.append)
-    event = read_events(tmp_path / "run")[1]
+    (_, event, *_), said = recorded(prepared, tmp_path / "run")
     assert (event["kind"], [event["message"]]) == ("few_problems", said)
     assert said[0].startswith("2 problems for 4 prompts a step: a step contains copies of the same problems; lower")
 
 
 @pytest.mark.parametrize(
-    ("changes", "setting"),
+    ("changes", "evaluated", "setting"),
     [
-        ({"data": {"max_prompt_tokens": 23}}, "data.max_prompt_tokens"),
-        ({"model": {"max_length": 71}, "rollout": {"max_new_tokens": 48}}, "model.max_length − rollout.max_new_tokens"),
+        ({"data": {"max_prompt_tokens": 23}}, (1, 2), "data.max_prompt_tokens"),
+        (
+            *({"model": {"max_length": 71}, "rollout": {"max_new_tokens": 48}}, (1, 2)),
+            "model.max_length − rollout.max_new_tokens",
+        ),
+        ({}, (300, 400), "data.contamination"),
     ],
 )
-def test_too_long_prompts_are_reported(config: Any, tmp_path: Path, changes: dict[str, Any], setting: str) -> None:
+def test_a_prompt_that_is_too_long_or_evaluated_is_excluded_and_reported(
+    config: Any, tmp_path: Path, changes: dict[str, Any], evaluated: tuple[int, int], setting: str
+) -> None:
     """The starter renders the first two in 23 tokens and, digit by digit, the last in 27."""
     train = write(tmp_path / "train.jsonl", [(3, 4), (5, 6), (300, 400)])
-    changes = {**changes, "evaluation": {"benchmarks": [write(tmp_path / "short.jsonl", [(1, 2)])]}}
+    changes = {**changes, "evaluation": {"benchmarks": [write(tmp_path / "short.jsonl", [evaluated])]}}
     changes["data"] = {**changes.get("data", {}), "source": train}
     prepared = prepare(config(**changes), tmp_path / "run", resume=False)
     assert [prompt.id for prompt in prepared.problems.prompts.prompts] == ["3+4", "5+6"]
-    with RunReporter(tmp_path / "run") as reporter:
-        record_data(prepared, reporter)
-    _, event = read_events(tmp_path / "run")
+    (_, event), _ = recorded(prepared, tmp_path / "run")
     assert (event["kind"], event["setting"]) == ("problems_left_out", setting)
     assert event["message"] == f"{setting} excluded 1 training problems"
 
@@ -229,19 +222,14 @@ def test_what_cannot_run_is_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def starter_with(tmp_path: Path, chat_template: str) -> str:
-    folder = tmp_path / "policy"
-    shutil.copytree(STARTER_FOLDER, folder)
-    (folder / "chat_template.jinja").write_text(chat_template)
-    return str(folder)
-
-
 def test_a_template_that_rewrites_earlier_turns_is_refused_for_conversations(config: Any, tmp_path: Path) -> None:
     rewriting = (
         "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}{% if loop.last %}{{ m['content'] }}{% endif %}"
         "{{ eos_token }}{% endfor %}"
     )
-    model = {"path": starter_with(tmp_path, rewriting)}
+    folder = shutil.copytree(STARTER_FOLDER, tmp_path / "policy")
+    (folder / "chat_template.jinja").write_text(rewriting)
+    model = {"path": str(folder)}
     conversing = config(model=model, environment={"name": "calculator"})
     with pytest.raises(ConfigError, match=r"chat template of model.path = '.*policy'.*earlier turn.*begins .\{% for m"):
         prepare(conversing, tmp_path / "run", resume=False)

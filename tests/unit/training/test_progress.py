@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -20,7 +21,7 @@ from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.runtime import processes as gpu_load
 from gxpo_trainer.runtime.processes import HostLoad, rates
 from gxpo_trainer.runtime.progress import ProgressWatch
-from gxpo_trainer.training.controller import Controller, component_means, no_signal, source_metrics
+from gxpo_trainer.training.controller import Controller, component_means, source_metrics
 from gxpo_trainer.training.progress import TrainingProgress, describe, share_done
 from gxpo_trainer.types import Group, Prompt, ScoredGroup, Verdict
 
@@ -62,12 +63,9 @@ def test_a_warm_start_has_a_count_of_its_own() -> None:
     )
 
 
-def test_a_shut_gate_an_accuracy_and_unknown_values_are_described() -> None:
+def test_a_line_has_what_is_known_without_shares_of_0() -> None:
     row = {"gate/active": 0.0, "gate/shutoff_step": 9.0, "eval/b/pass@1": 0.5}
     assert describe(BudgetConfig(hours=2), 10, row, None) == "step 10  gate shut at 9  accuracy 0.500"
-
-
-def test_length_and_what_went_wrong_are_described_without_shares_of_0() -> None:
     row = {"rollout/length_mean": 41.6, "rollout/truncated_fraction": 0.125, "verify/timeout_fraction": 0.001}
     assert describe(BudgetConfig(steps=9), 3, row, None) == "step 3/9  length 42  truncated 12%  failed verdicts <1%"
     row = dict.fromkeys(row, 0.0) | {"rollout/length_mean": 41.6}
@@ -174,19 +172,17 @@ def test_gpus_report_the_mean_utilization_and_the_largest_memory_of_a_step(monke
 # A run without signal warns once, with what to do.
 
 
-NOTHING = {"reward/zero_variance_fraction": 0.97, "rollout/truncated_fraction": 0.0, "reward/correctness": 0.0}
+NOTHING = {"reward/zero_variance_fraction": 0.97, "rollout/truncated_fraction": 0.8, "reward/correctness": 0.0}
 
 
 def test_five_steps_without_signal_are_an_event_a_metric_and_a_line_once_until_there_is_signal(tmp_path: Path) -> None:
-    stream, unused = io.StringIO(), cast(Any, None)
-    parts: Any = SimpleNamespace(
-        config=RunConfig(), watch=ProgressWatch(), learners=None, pool=None, planner=None, rollouts=None
-    )
+    stream = io.StringIO()
+    runtime: Any = Mock(config=RunConfig(), watch=ProgressWatch())
     result: Any = SimpleNamespace(backward_passes=1.0, update_s=1.0, peak_bytes=0, fallback=None)
     shares = [0.97] * 7 + [0.9] + [1.0] * 5
     with RunReporter(tmp_path) as reporter:
         progress = TrainingProgress(BudgetConfig(steps=20), stream=stream)
-        controller = Controller(parts, unused, reporter, unused, progress)
+        controller = Controller(runtime, Mock(), reporter, Mock(), progress)
         for step, share in enumerate(shares, start=1):
             controller.host.begin_step()
             metrics = NOTHING | {"reward/zero_variance_fraction": share}
@@ -195,14 +191,14 @@ def test_five_steps_without_signal_are_an_event_a_metric_and_a_line_once_until_t
     flagged = [row["step"] for row in read_metrics(tmp_path) if "reward/no_signal" in row["metrics"]]
     assert flagged == [5, 6, 7, 13]
     assert stream.getvalue().count("train: step 5: no signal for 5 steps") == 1
+    words = "97% of the groups, which have no gradient; 0% of the responses are correct and 80% truncated: choose"
+    assert words in stream.getvalue()
 
 
 def test_each_source_has_its_reward_and_components_count_where_they_judge() -> None:
     def scored(source: str, *values: dict[str, float] | None) -> ScoredGroup:
         verdicts = tuple(
-            Verdict("error", None, 0.0)
-            if v is None
-            else Verdict("wrong", None, 0.0, components=v, score=sum(v.values()))
+            Verdict("wrong", None, 0.0, components=v, score=sum(v.values())) if v else Verdict("error", None, 0.0)
             for v in values
         )
         return ScoredGroup(Group(Prompt("p", "", "", source=source), np.zeros(1, np.int32), (), 0), verdicts)
@@ -221,8 +217,3 @@ def test_each_source_has_its_reward_and_components_count_where_they_judge() -> N
     }
     assert component_means(groups) == {"reward/format": 0.5}
     assert source_metrics([scored("", {"format": 1.0})]) == {}
-
-
-def test_the_warning_says_what_to_do() -> None:
-    words = "97% of the groups, which have no gradient; 0% of the responses are correct and 80% truncated: choose"
-    assert words in no_signal(NOTHING | {"rollout/truncated_fraction": 0.8})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -90,6 +90,8 @@ def test_the_embedded_task_has_its_worked_answers_for_a_warm_start_and_its_golds
 def test_what_completions_rule_out_is_refused(tmp_path: Path, changes: dict[str, Any], setting: str) -> None:
     with pytest.raises(ConfigError, match=f'{setting} has no meaning with rollout.source = "dataset"; '):
         settings(tmp_path, ROWS, **changes)
+    with pytest.raises(ConfigError, match=r"kl_beta .*before warm_start; set it to 0, or train from a checkpoint"):
+        build({"warm_start": {"steps": 1}, "learner": {"loss": {"kl_beta": 0.01}}})
 
 
 @pytest.mark.parametrize(
@@ -132,11 +134,6 @@ def test_sft_is_plain_without_a_rule(rule: str, trained: str, tmp_path: Path, mo
     assert (config.rollout.source, config.learner.rule.name, config.seed) == ("dataset", trained, 4)
 
 
-def test_a_kl_term_to_the_policy_before_the_warm_start_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"kl_beta .*before warm_start; set it to 0, or train from a checkpoint"):
-        build({"warm_start": {"steps": 1}, "learner": {"loss": {"kl_beta": 0.01}}})
-
-
 class Learners:
     """Stands in for the ranks: one pass a supervised step, three a step of the run."""
 
@@ -150,40 +147,28 @@ class Learners:
 
 
 def test_a_warm_start_is_counted_and_reported_apart(tmp_path: Path) -> None:
-    config = RunConfig.model_validate(
-        {
-            "warm_start": {"steps": 2, "learning_rate": 0.5, "schedule": "linear"},
-            "learner": {"optimizer": {"learning_rate": 0.1, "schedule": "linear"}},
-            "evaluation": {"every_steps": 1},
-            "checkpoint": {"every_steps": 0},
-            "budget": {"steps": 2},
-        }
-    )
+    body: dict[str, Any] = {"learner": {"optimizer": {"learning_rate": 0.1, "schedule": "linear"}}}
+    body |= {"warm_start": {"steps": 2, "learning_rate": 0.5, "schedule": "linear"}, "budget": {"steps": 2}}
+    body |= {"evaluation": {"every_steps": 1}, "checkpoint": {"every_steps": 0}}
+    config = RunConfig.model_validate(body)
 
     def batch(step: int) -> StepBatch:
         return supervised_batch([np.ones(3, np.int32)], [np.ones(4, np.int32)], 48)
 
     rows: dict[int, dict[str, float]] = {}
     evaluated: list[int] = []
-    ignore = lambda *_, **__: None  # noqa: E731
     learners = Learners()
-    source = SimpleNamespace(batch=batch, sync=ignore, state_dict=dict)
+    source = Mock(batch=batch, sync=lambda _: None, state_dict=dict)
     timelines: list[tuple[int, list[tuple[str, str]]]] = []
-    pool = SimpleNamespace(timeline=Timeline(itertools.count(0.5).__next__), engines=SimpleNamespace(all=[0]))
-    runtime: Any = SimpleNamespace(
-        config=config, watch=ProgressWatch(), learners=learners, pool=pool, planner=None, rollouts=source
-    )
-    reporter: Any = SimpleNamespace(
+    pool = Mock(timeline=Timeline(itertools.count(0.5).__next__), engines=Mock(all=[0]))
+    runtime: Any = Mock(config=config, watch=ProgressWatch(), learners=learners, pool=pool, rollouts=source)
+    reporter: Any = Mock(
         out_dir=tmp_path,
-        log_event=ignore,
         log_timeline=lambda step, _, spans: timelines.append((step, [span[:2] for span in spans])),
         log_metrics=lambda step, metrics: rows.setdefault(step, {}).update(metrics),
     )
-    evaluator: Any = SimpleNamespace(
-        run=lambda *_, step, **__: (evaluated.append(step), ([], {}))[1], describe=lambda *_: ""
-    )
-    progress: Any = SimpleNamespace(update=ignore, message=ignore)
-    controller = Controller(runtime, evaluator, reporter, cast(Any, None), progress)
+    evaluator: Any = Mock(run=lambda *_, step, **__: (evaluated.append(step), ([], {}))[1])
+    controller = Controller(runtime, evaluator, reporter, Mock(), Mock())
     for _ in range(4):
         assert controller.counters.reached(config) is None
         controller.step()

@@ -80,13 +80,14 @@ class SavedState:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        first = self._body(0)
+        first = json.loads((folder / "rank-0.json").read_text(encoding="utf-8"))
         self.layout = Layout(**first["layout"])
         self.optimizer_step, self.learning_rate = int(first["optimizer_step"]), float(first["learning_rate"])
         self.shapes = {name: tuple(shape) for name, shape in first["shapes"].items()}
         self._pieces: dict[str, list[tuple[Segment, int, int]]] = {}
         for rank in range(self.layout.world_size):
-            for index, segments in enumerate(self._body(rank)["segments"]):
+            body = json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8"))
+            for index, segments in enumerate(body["segments"]):
                 for segment in (Segment(*row) for row in segments):
                     self._pieces.setdefault(segment.parameter, []).append((segment, rank, index))
         self._files: dict[int, Any] = {}
@@ -122,10 +123,6 @@ class SavedState:
                     at = piece.offset + begin - piece.start
                     saved = self.file(rank).get_slice(f"{kind}/{index}")[at : at + length]
                     tensor.narrow(0, wanted.offset + begin - wanted.start, length).copy_(saved)
-
-    def _body(self, rank: int) -> dict[str, Any]:
-        body: dict[str, Any] = json.loads((self._folder / f"rank-{rank}.json").read_text(encoding="utf-8"))
-        return body
 
     def file(self, rank: int) -> Any:
         """The open tensors of a rank."""

@@ -22,8 +22,8 @@ from gxpo_trainer.algo.losses import (
     policy_loss,
     supervised_loss,
 )
-from gxpo_trainer.algo.packing import Layout, MicroBatch, dummy_micro_batch, pack
-from gxpo_trainer.config import LearnerConfig, RunConfig
+from gxpo_trainer.algo.packing import MicroBatch, dummy_micro_batch, pack
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import Diverged
 from gxpo_trainer.learner import checkpoint, setup
 from gxpo_trainer.learner.logprobs import layer_types
@@ -66,44 +66,6 @@ class LoadedBatch:
     def counted(self) -> list[MicroBatch]:
         """Micro-batches whose tokens are in the loss."""
         return [*self.grad, *self.no_grad]
-
-
-def load_share(
-    batch: StepBatch,
-    settings: LearnerConfig,
-    *,
-    with_reference: bool,
-    layout: Layout,
-    pad_id: int,
-    device: torch.device,
-) -> LoadedBatch:
-    """Pack this rank's share. Collective: the ranks agree on the number of passes.
-
-    Without a reference a sequence of advantage 0 (a group of equal rewards) has no gradient: min(ρ·0, …) is 0 at every
-    ρ. Its backward pass, two thirds of the work, is left out.
-    """
-    has_gradient = [s.in_loss and (s.advantage != 0.0 or with_reference) for s in batch.sequences]
-    pairs = list(zip(batch.sequences, has_gradient, strict=True))
-
-    def packed(keep: bool) -> list[MicroBatch]:
-        chosen = [s if gradient == keep else replace(s, in_loss=False) for s, gradient in pairs]
-        return pack(
-            replace(batch, sequences=tuple(chosen)),
-            token_budget=settings.micro_batch_tokens,
-            layout=layout,
-            aggregation=settings.loss.aggregation,
-            pad_id=pad_id,
-        )
-
-    parts = [packed(True), packed(False) if any(s.in_loss and not gradient for s, gradient in pairs) else []]
-    counts = torch.tensor([len(part) for part in parts], dtype=torch.int64, device=device)
-    torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MAX)
-    dummies = [
-        [dummy_micro_batch(pad_id) for _ in range(int(count) - len(part))]
-        for part, count in zip(parts, counts.tolist(), strict=True)
-    ]
-    grad, no_grad, dummy, dummy_no_grad = ([micro.to(device) for micro in part] for part in (*parts, *dummies))
-    return LoadedBatch(grad, dummy, no_grad, dummy_no_grad, supervised=batch.supervised)
 
 
 def sum_over_ranks(values: Tensor, device: torch.device) -> Tensor:
@@ -172,7 +134,7 @@ class DeepSpeedLearner:
         self._teaches = config.teacher is not None
         self._with_reference = self._teaches or settings.loss.kl_beta > 0
         own = self._teaches or (self._with_reference and settings.lora is None)
-        self._reference = setup.load_reference(config.of_reference, attention, device, self.device) if own else None
+        self._reference = setup.Reference(config.of_reference, attention, device, self.device) if own else None
         self._optimizer = optimizer
         self._shards = open_shards(
             self._engine, optimizer, zero_stage=settings.zero_stage, precision=settings.precision
@@ -189,17 +151,7 @@ class DeepSpeedLearner:
         With more than one, log π_old of all of them is taken now, by forward-only passes, because the first one's step
         moves the policy. Stale samples with π_old of the sampler and supervised batches need none.
         """
-        self._batches = [
-            load_share(
-                batch,
-                self.config.learner,
-                with_reference=self._with_reference,
-                layout=self._packing,
-                pad_id=self._pad_id,
-                device=self.device,
-            )
-            for batch in batches
-        ]
+        self._batches = [self._load_share(batch) for batch in batches]
         stale = self.config.rollout.async_depth > 0
         supervised = any(batch.supervised for batch in batches)
         if len(batches) > 1 and not supervised and not (stale and self._loss.proximal == "sampler"):
@@ -207,6 +159,39 @@ class DeepSpeedLearner:
                 self.use_batch(index)
                 self.fix_old_logprobs()
         self.use_batch(0)
+
+    def _load_share(self, batch: StepBatch) -> LoadedBatch:
+        """Pack this rank's share. Collective: the ranks agree on the number of passes.
+
+        Without a reference a sequence of advantage 0 (a group of equal rewards) has no gradient: min(ρ·0, …) is 0 at
+        every ρ. Its backward pass, two thirds of the work, is left out.
+        """
+        settings = self.config.learner
+
+        def packed(gradient: bool) -> list[MicroBatch]:
+            chosen = tuple(
+                s if (s.advantage != 0.0 or self._with_reference) == gradient else replace(s, in_loss=False)
+                for s in batch.sequences
+            )
+            if not gradient and not any(s.in_loss for s in chosen):
+                return []
+            return pack(
+                replace(batch, sequences=chosen),
+                token_budget=settings.micro_batch_tokens,
+                layout=self._packing,
+                aggregation=settings.loss.aggregation,
+                pad_id=self._pad_id,
+            )
+
+        parts = [packed(True), packed(False)]
+        counts = torch.tensor([len(part) for part in parts], dtype=torch.int64, device=self.device)
+        torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MAX)
+        dummies = [
+            [dummy_micro_batch(self._pad_id) for _ in range(int(count) - len(part))]
+            for part, count in zip(parts, counts.tolist(), strict=True)
+        ]
+        grad, no_grad, dummy, dummy_no_grad = ([m.to(self.device) for m in part] for part in (*parts, *dummies))
+        return LoadedBatch(grad, dummy, no_grad, dummy_no_grad, supervised=batch.supervised)
 
     def use_batch(self, index: int) -> None:
         self._index = index
@@ -237,7 +222,6 @@ class DeepSpeedLearner:
         return {f"importance/{n.removeprefix(prefix)}": v for n, v in metrics.items() if n.startswith(prefix)}
 
     def backward(self) -> BackwardResult:
-        """One full gradient of the present batch at the published parameters, clipped; counts one pass."""
         loaded = self._loaded()
         if self._with_reference and loaded.reference is None and not loaded.supervised:
             loaded.reference = self._reference_logprobs(loaded)
@@ -266,10 +250,7 @@ class DeepSpeedLearner:
         return result
 
     def optimizer_step(self) -> None:
-        """One step of the base optimizer on the clipped gradient; publishes the result.
-
-        Raises Diverged when the gradient is not finite: such a step would destroy parameters and moments.
-        """
+        """See RuleLearner. Raises Diverged when the gradient is not finite: it would destroy parameters and moments."""
         if not self._finite:
             raise Diverged("the gradient of the last pass is not finite; no optimizer step can be taken on it")
         self._shards.step()
@@ -365,6 +346,7 @@ class DeepSpeedLearner:
         self._batches = []
         if self._reference is not None:
             self._reference.close()
+        self._reference = None
         self._engine.destroy()
 
     def _layout(self) -> checkpoint.Layout:

@@ -102,13 +102,10 @@ def varlen_attention(
     return output.view(rows, width, *output.shape[1:]), None
 
 
-def num_elements(parameter: Tensor) -> int:
-    """Elements of the whole parameter; a partitioned one is empty, but knows its size."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-def whole_shape(parameter: Tensor) -> tuple[int, ...]:
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+def whole_shape(parameter: Tensor) -> torch.Size:
+    """Shape of the whole parameter; a partitioned one is empty, but knows its shape."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
 
 
 class PolicyModule(nn.Module):

@@ -117,10 +117,8 @@ def load_config(config: ModelConfig) -> Any:
     """The model's transformers config without dropout. Raises ConfigError."""
     from transformers import AutoConfig
 
-    try:
+    with _loading(config, "cannot be loaded", FOLDER_FIX):
         loaded = AutoConfig.from_pretrained(resolve_model(config), trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        raise _unloadable(config, error) from error
     _without_dropout(loaded)
     return loaded
 
@@ -146,19 +144,17 @@ def load_policy(
     the model's files as far as their dtype allows. Raises ConfigError.
     """
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     from gxpo_trainer.learner import logprobs
-    from gxpo_trainer.learner.logprobs import num_elements
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if config.attention == logprobs.NAME:
         logprobs.register()
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     model_config = load_config(config)
-    try:
+    with _loading(config, "cannot be loaded", FOLDER_FIX):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             resolve_model(config),
             config=model_config,
@@ -169,8 +165,6 @@ def load_policy(
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
         )
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        raise _unloadable(config, error) from error
     model, report = loaded
     if config.attention == logprobs.NAME and not model._supports_attention_backend:
         raise ConfigError(
@@ -183,7 +177,7 @@ def load_policy(
             f"model.path = {config.path!r} lacks the weight {min(report['missing_keys'])} ("
             f"{len(report['missing_keys'])} missing in total); use a complete checkpoint of a causal language model"
         )
-    if config.recomputes_activations(sum(map(num_elements, model.parameters()))):
+    if config.recomputes_activations(sum(logprobs.whole_shape(parameter).numel() for parameter in model.parameters())):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora is not None:
         model = _with_adapter(model, lora)
@@ -205,12 +199,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         raise ConfigError(
             f"model.path = {config.path!r} has no tokenizer (none of {', '.join(VOCABULARIES)}); {TOKENIZER_FIX}"
         )
-    try:
+    with _loading(config, "has no usable tokenizer", TOKENIZER_FIX):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(
-            f"model.path = {config.path!r} has no usable tokenizer: {_first_line(error)}; {TOKENIZER_FIX}"
-        ) from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"model.path = {config.path!r}: the tokenizer has no end-of-sequence token; set eos_token in "
@@ -221,8 +211,14 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _unloadable(config: ModelConfig, error: Exception) -> ConfigError:
-    return ConfigError(f"model.path = {config.path!r} cannot be loaded: {_first_line(error)}; {FOLDER_FIX}")
+@contextmanager
+def _loading(config: ModelConfig, problem: str, fix: str) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"model.path = {config.path!r} {problem}: {_first_line(error)}; {fix}") from error
 
 
 def _without_dropout(config: Any) -> None:

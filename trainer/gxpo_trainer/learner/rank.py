@@ -9,27 +9,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import ray
 import torch
-from torch import Tensor
 
 from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.config import GrpoRule, RunConfig
 from gxpo_trainer.config.engines import Transport
 from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights, write_adapter, write_policy
-from gxpo_trainer.learner.logprobs import num_elements
+from gxpo_trainer.learner.logprobs import whole_shape
 from gxpo_trainer.rules.contract import BufferingRule, make_rule, snapshot, sum_over
 from gxpo_trainer.rules.diagnostics import diagnose as take_diagnostics
 from gxpo_trainer.runtime.processes import frozen_allocations, peak_resident_bytes, write_errors
-from gxpo_trainer.runtime.ray_session import TracedProcess, trace_this_process
+from gxpo_trainer.runtime.ray_session import trace_this_process
 from gxpo_trainer.types import Metrics, StepReport
 from gxpo_trainer.weights.buckets import BucketPacker, ChangeMeter, WeightBucket
 from gxpo_trainer.weights.transports import make_publisher
-
-if TYPE_CHECKING:
-    from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 
 Stage = Literal["warm_start", "first", "run"]
 """Of a training step: a supervised one before the run, the run's first after such steps, any other."""
@@ -68,7 +64,8 @@ class LearnerRank:
 
     def __init__(self, config: RunConfig, rank: int, world_size: int) -> None:
         self.config, self.rank, self.world_size = config, rank, world_size
-        self.perturbation: Perturbation | None = None
+        self._unperturbed: list[torch.Tensor] | None = None
+        """The weights before `perturb`, on the host."""
         self._packer: BucketPacker | None = None
         self._publishers: dict[Transport, Any] = {}
         self._changes: ChangeMeter | None = None
@@ -80,8 +77,7 @@ class LearnerRank:
             probe.bind((address, 0))
             return address, int(probe.getsockname()[1])
 
-    def trace(self) -> TracedProcess:
-        return trace_this_process()
+    trace = staticmethod(trace_this_process)
 
     def setup(self, address: str, port: int, device: str, threads: int) -> str:
         """Build the engine. Heavy modules are imported here, in the actor's process alone.
@@ -158,11 +154,11 @@ class LearnerRank:
         Rank 0 (with cuda_ipc every rank) returns the bucket and, after the last one, the share of weights that differ
         from the version before (None for the first). Index 0 starts a version, also when the last one is unfinished.
         """
-        model = self.learner.model
+        model, adapted = self.learner.model, self.config.learner.lora is not None
         if index == 0:
             if self._packer is not None:
                 self._packer.close()
-            weights = full_weights if self.config.learner.lora is None else adapter_weights
+            weights = adapter_weights if adapted else full_weights
             dtype = self.config.rollout.dtype
             self._packer = BucketPacker(weights(model), None if dtype == "auto" else getattr(torch, dtype))
         assert self._packer is not None, "bucket 0 comes first"
@@ -174,9 +170,8 @@ class LearnerRank:
         if self.rank:
             return bucket, None
         if self._changes is None:
-            adapted = self.config.learner.lora is not None
-            named = model.named_parameters()
-            self._changes = ChangeMeter(sum(num_elements(p) for name, p in named if (".lora_" in name) == adapted))
+            sent = (p for name, p in model.named_parameters() if (".lora_" in name) == adapted)
+            self._changes = ChangeMeter(sum(whole_shape(parameter).numel() for parameter in sent))
         return bucket, self._changes.add(bucket, publisher.buffer(bucket))
 
     def join_broadcast(self, address: str, port: int, size: int) -> None:
@@ -208,16 +203,34 @@ class LearnerRank:
         """Undo `park` bit for bit."""
         self.learner.parking.unpark()
 
+    @torch.no_grad()
     def perturb(self, scale: float, seed: int) -> None:
-        """Canary: see `Perturbation`. A second call replaces the perturbation of the first. Collective."""
-        self.perturbation = self.perturbation or Perturbation(self.learner)
-        self.perturbation.apply(scale, seed)
+        """Canary: publish the present weights plus noise; a second call replaces the noise of the first. Collective.
 
+        The noise is normal, `scale` times the mean absolute weight of the whole model: a LoRA factor that starts at
+        zero is moved as well.
+        """
+        learner = self.learner
+        if self._unperturbed is None:
+            self._unperturbed = [shard.to("cpu", copy=True) for shard in learner.parameters()]
+        snapshot(self._unperturbed, learner.parameters())
+        total, count = sum_over(learner, lambda part: (part.abs(), torch.ones_like(part)), learner.parameters())
+        # Copies of one shard must stay copies.
+        owner = 0 if learner.replicated else learner.rank
+        for index, shard in enumerate(learner.parameters()):
+            generator = torch.Generator(device=shard.device).manual_seed(seed + 1000 * owner + index)
+            for piece in torch.split(shard, PIECE):
+                noise = torch.randn(piece.shape, generator=generator, device=piece.device, dtype=piece.dtype)
+                piece.add_(noise, alpha=scale * (total / count))
+        learner.publish()
+
+    @torch.no_grad()
     def restore(self) -> None:
         """Undo `perturb` bit for bit. Collective."""
-        if self.perturbation is not None:
-            self.perturbation.undo()
-        self.perturbation = None
+        if self._unperturbed is not None:
+            snapshot(self._unperturbed, self.learner.parameters())
+            self.learner.publish()
+        self._unperturbed = None
 
     def gap(self, batch: StepBatch) -> tuple[float, float]:
         """Mean and largest log-prob gap to the sampler's scores of a batch. Changes no weights. Collective.
@@ -233,14 +246,14 @@ class LearnerRank:
 
         Raises OSError on the rank that cannot write; the others skip the rest.
         """
-        root = Path(folder)
-        if (
-            self._written(lambda: self.learner.save(root / "learner"))
-            and self._written(lambda: write_policy(self.learner.model, self.config, root / "policy", rank=self.rank))
-            and self.config.learner.lora is not None
-        ):
-            with write_errors():
-                write_adapter(self.learner.model, root / "adapter", rank=self.rank)
+        root, model = Path(folder), self.learner.model
+        parts = [
+            lambda: self.learner.save(root / "learner"),
+            lambda: write_policy(model, self.config, root / "policy", rank=self.rank),
+        ]
+        if self.config.learner.lora is not None:
+            parts.append(lambda: write_adapter(model, root / "adapter", rank=self.rank))
+        all(map(self._written, parts))
         return self.rule.state_dict()
 
     def _written(self, write: Callable[[], None]) -> bool:
@@ -267,40 +280,3 @@ class LearnerRank:
         """Release the published weights."""
         for publisher in self._publishers.values():
             publisher.close()
-
-
-class Perturbation:
-    """Holds the weights of its construction, on the host. Order: `apply`, as often as needed, then `undo`.
-
-    The noise is normal, `scale` times the mean absolute weight of the whole model: a LoRA factor that starts at zero
-    is moved as well.
-    """
-
-    def __init__(self, learner: DeepSpeedLearner) -> None:
-        self._learner = learner
-
-        def absolute_sum(part: Tensor) -> Tensor:
-            count = torch.full((), part.numel(), dtype=torch.float64, device=part.device)
-            return torch.stack([part.abs().sum(dtype=torch.float64), count])
-
-        total, count = sum_over(learner, absolute_sum, learner.parameters())
-        self._magnitude = total / count
-        self._before = [shard.detach().to("cpu", copy=True) for shard in learner.parameters()]
-
-    @torch.no_grad()
-    def apply(self, scale: float, seed: int) -> None:
-        """The held weights plus noise, published. Collective."""
-        snapshot(self._before, self._learner.parameters())
-        # Copies of one shard must stay copies.
-        owner = 0 if self._learner.replicated else self._learner.rank
-        for index, shard in enumerate(self._learner.parameters()):
-            generator = torch.Generator(device=shard.device).manual_seed(seed + 1000 * owner + index)
-            for piece in torch.split(shard, PIECE):
-                noise = torch.randn(piece.shape, generator=generator, device=piece.device, dtype=piece.dtype)
-                piece.add_(noise, alpha=scale * self._magnitude)
-        self._learner.publish()
-
-    def undo(self) -> None:
-        """The held weights, published. Collective."""
-        snapshot(self._before, self._learner.parameters())
-        self._learner.publish()

@@ -14,8 +14,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -33,7 +32,7 @@ from gxpo_trainer.learner.logprobs import (
     PolicyModule,
     can_share_prompts,
     layer_types,
-    num_elements,
+    whole_shape,
 )
 from gxpo_trainer.learner.models import fp32_modules, load_config, load_policy
 from gxpo_trainer.learner.shards import host_buffer, offsets, partitions, silence_memory_reports, skip_compiled_ops
@@ -86,15 +85,28 @@ def join_process_group(*, rank: int, world_size: int, master_address: str, maste
 
 def load_partitioned(config: RunConfig, attention: str, device: torch.device) -> Any:
     """The policy of `model`, partitioned at stage 3; under LoRA with the adapter. Collective; raises as load_policy."""
-    settings = config.learner
-    chosen = config.model.model_copy(update={"attention": attention})
-    with _partitioning(config):
-        return load_policy(
-            chosen,
-            precision=settings.precision,
-            lora=settings.lora,
-            device=device if device.type == "cuda" and settings.zero_stage < 3 else None,
-        )
+    settings, chosen = config.learner, config.model.model_copy(update={"attention": attention})
+    if settings.zero_stage < 3:
+        where = device if device.type == "cuda" else None
+        return load_policy(chosen, precision=settings.precision, lora=settings.lora, device=where)
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    # While this exists transformers builds models under `deepspeed.zero.Init`; it keeps a weak reference only.
+    partitioning = HfDeepSpeedConfig(  # type: ignore[no-untyped-call]
+        {
+            "train_micro_batch_size_per_gpu": 1,
+            "bf16": {"enabled": settings.precision == "bf16"},
+            # Frequencies of rotary embeddings too, which `deepspeed.zero.Init` would round: far positions would then be
+            # off by whole tokens.
+            "data_types": {"keep_in_fp32_modules": ["inv_freq", *fp32_modules(config.model)]},
+            "zero_optimization": {"stage": 3},
+        }
+    )
+    try:
+        return load_policy(chosen, precision=settings.precision, lora=settings.lora)
+    finally:
+        del partitioning
+        unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
 
 
 def open_engine(model: nn.Module, config: RunConfig, device: Device) -> tuple[Any, torch.optim.Optimizer]:
@@ -122,7 +134,7 @@ def _initialize(
     """`deepspeed.initialize`; what it prints goes to the debug log. The learner clips and accumulates by itself."""
     import deepspeed
 
-    num_weights = sum(map(num_elements, parameters))
+    num_weights = sum(whole_shape(parameter).numel() for parameter in parameters)
     bucket = min(max(num_weights, 1024), GRADIENT_BUCKET)
     settings = {
         "train_micro_batch_size_per_gpu": 1,
@@ -153,99 +165,54 @@ def _initialize(
     return engine
 
 
-@contextmanager
-def _partitioning(config: RunConfig) -> Iterator[None]:
-    """Within it, at stage 3, transformers builds its models under `deepspeed.zero.Init`."""
-    if config.learner.zero_stage < 3:
-        yield
-        return
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+class Reference:
+    """The model of `config.of_reference` without gradients: teacher, or start policy of a KL term. Collective.
 
-    # transformers keeps a weak reference only.
-    kept = HfDeepSpeedConfig(  # type: ignore[no-untyped-call]
-        {
-            "train_micro_batch_size_per_gpu": 1,
-            "bf16": {"enabled": config.learner.precision == "bf16"},
-            # Frequencies of rotary embeddings too, which `deepspeed.zero.Init` would round: far positions would then be
-            # off by whole tokens.
-            "data_types": {"keep_in_fp32_modules": ["inv_freq", *fp32_modules(config.model)]},
-            "zero_optimization": {"stage": 3},
-        }
-    )
-    try:
-        yield
-    finally:
-        del kept
-        unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
+    At stage 3 each rank holds a part, and DeepSpeed gathers layer by layer. Else it is whole on the host: for CPUs
+    pages of its files, which the ranks of a node share; for a GPU pinned memory, which is copied to it for a pass.
+    """
 
-
-def load_reference(config: RunConfig, attention: str, device: Device, where: torch.device) -> Reference:
-    """The model of `config.of_reference` without gradients: teacher, or start policy of a KL term. Collective."""
-    if config.learner.zero_stage == 3:
-        policy = PolicyModule(load_partitioned(config, attention, where).requires_grad_(False))
-        return PartitionedReference(_initialize(policy, None, config, list(policy.parameters()), device))
-    model = load_partitioned(config, attention, torch.device("cpu")).requires_grad_(False)
-    return HostReference(model, where)
-
-
-class PartitionedReference:
-    """The frozen model at stage 3: each rank holds a part; DeepSpeed gathers layer by layer."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    @torch.no_grad()
-    def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
-        """log π_ref of each micro-batch of `counted`. Collective: every rank passes as many micro-batches in all."""
-        logprobs = [self._engine(micro, temperature, False).logprobs for micro in counted]
-        for micro in dummy:
-            self._engine(micro, temperature, False)
-        return logprobs
-
-    def resident(self) -> list[Tensor]:
-        """What stays on the learner's device: the partitions, and small parameters that are whole."""
-        parameters = list(self._engine.module.parameters())
-        return [*parameters, *partitions(parameters), *self._engine.module.buffers()]
-
-    def close(self) -> None:
-        self._engine.destroy()
-
-
-class HostReference:
-    """The frozen model, whole on the host: for CPUs pages of its files, which the ranks of a node share; for a GPU
-    pinned memory, which is copied to it for a pass."""
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._policy = PolicyModule(model)
-        self._device = device
-        self._tensors = [*self._policy.parameters(), *self._policy.buffers()]
-        if device.type == "cuda":
-            *starts, total = offsets(tensor.nbytes for tensor in self._tensors)
-            host = host_buffer(total, device)
-            for start, tensor in zip(starts, self._tensors, strict=True):
+    def __init__(self, config: RunConfig, attention: str, device: Device, where: torch.device) -> None:
+        partitioned = config.learner.zero_stage == 3
+        model = load_partitioned(config, attention, where if partitioned else torch.device("cpu"))
+        policy = PolicyModule(model.requires_grad_(False))
+        parameters = list(policy.parameters())
+        self._engine = _initialize(policy, None, config, parameters, device) if partitioned else None
+        self._policy, self._device = policy if self._engine is None else self._engine, where
+        self._hosted = [] if partitioned else [*parameters, *policy.buffers()]
+        if where.type == "cuda" and self._hosted:
+            *starts, total = offsets(tensor.nbytes for tensor in self._hosted)
+            host = host_buffer(total, where)
+            for start, tensor in zip(starts, self._hosted, strict=True):
                 place = host[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 tensor.data = place.copy_(tensor.data)
 
     @torch.no_grad()
     def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
-        hosted = [tensor.data for tensor in self._tensors]
+        """log π_ref of each micro-batch of `counted`. Collective: every rank passes as many micro-batches in all."""
+        hosted = [tensor.data for tensor in self._hosted]
         try:
-            for tensor, host in zip(self._tensors, hosted, strict=True):
+            for tensor, host in zip(self._hosted, hosted, strict=True):
                 tensor.data = host.to(self._device, non_blocking=True)
-            return [self._policy(micro, temperature, False).logprobs for micro in counted]
+            logprobs = [self._policy(micro, temperature, False).logprobs for micro in counted]
+            for micro in dummy if self._engine is not None else ():
+                self._policy(micro, temperature, False)
+            return logprobs
         finally:
-            for tensor, host in zip(self._tensors, hosted, strict=True):
+            for tensor, host in zip(self._hosted, hosted, strict=True):
                 tensor.data = host
 
     def resident(self) -> list[Tensor]:
-        """None: the host's copy stays where it is."""
-        return []
+        """What stays on the learner's device at stage 3: the partitions, and small parameters that are whole."""
+        if self._engine is None:
+            return []
+        parameters = list(self._engine.module.parameters())
+        return [*parameters, *partitions(parameters), *self._engine.module.buffers()]
 
     def close(self) -> None:
-        self._tensors = []
+        if self._engine is not None:
+            self._engine.destroy()
 
-
-Reference = PartitionedReference | HostReference
 
 MAX_DENSE_WIDTH = 4096
 """Widest packed row for which a CPU builds a dense mask."""

@@ -113,7 +113,7 @@ class Shards(ABC):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Whole shape of every trainable parameter by the model's name for it."""
         named = self._engine.module.model.named_parameters()
-        return {name: whole_shape(parameter) for name, parameter in named if parameter.requires_grad}
+        return {name: tuple(whole_shape(parameter)) for name, parameter in named if parameter.requires_grad}
 
     def _names(self) -> dict[int, str]:
         """The model's name of each parameter, by identity."""
@@ -131,14 +131,16 @@ class Shards(ABC):
             raise RuntimeError("there is no gradient to step on: call backward() first")
         for master, gradient in zip(self._masters, self._gradients, strict=True):
             master.grad = gradient
-        self._run_optimizer()
+        (group,) = self._optimizer.param_groups
+        held, group["params"] = group["params"], self._masters  # at stage 3 DeepSpeed leaves it empty
+        try:
+            self._optimizer.step()
+        finally:
+            group["params"] = held
         for master in self._masters:
             master.grad = None
         self.state.step += 1  # the optimizer counts in its own state by itself
         self.publish()
-
-    def _run_optimizer(self) -> None:
-        self._optimizer.step()
 
     def _unpadded(self, padded: Sequence[Tensor]) -> list[Tensor]:
         return [
@@ -305,15 +307,6 @@ class ScatteredShards(Shards):
     def gradient_buffers(self) -> list[Tensor]:
         return [*super().gradient_buffers(), self._zero.grad_partitions_flat_buffer]
 
-    def _run_optimizer(self) -> None:
-        # DeepSpeed leaves the group empty between its steps.
-        (group,) = self._optimizer.param_groups
-        group["params"] = self._masters
-        try:
-            self._optimizer.step()
-        finally:
-            group["params"] = []
-
     def publish(self) -> None:
         """Copy the masters into the partitions; release whole parameters, or gather them again."""
         self._zero._partition_all_parameters()
@@ -407,7 +400,8 @@ class Parking:
     """
 
     def __init__(self) -> None:
-        self._parked: list[tuple[torch.UntypedStorage, Tensor | None, int]] = []
+        self._parked: list[tuple[Tensor, Tensor | None]] = []
+        """Bytes of each storage, and where they are on the host; None for those that come back as zeros."""
         self.host = torch.empty(0, dtype=torch.uint8)
         """Where storages are parked, one after the other; kept for the next time, when they are the same."""
 
@@ -415,48 +409,43 @@ class Parking:
         """Release the memory of all tensors; `dropped` come back as zeros. Returns the bytes released."""
         if self._parked:
             return 0
-        storages = _storages(kept, dropped)
-        *starts, total = offsets(storage.nbytes() if keep else 0 for storage, keep in storages)
-        on_gpu = any(storage.device.type == "cuda" for storage, _ in storages)
+        contents = _contents(kept, dropped)
+        *starts, total = offsets(content.numel() if keep else 0 for content, keep in contents)
+        on_gpu = any(content.is_cuda for content, _ in contents)
         if self.host.numel() < total:
-            self.host = host_buffer(total, storages[0][0].device)
-        for (storage, keep), start in zip(storages, starts, strict=True):
-            place = self.host[start : start + storage.nbytes()] if keep else None
-            if place is not None:
-                place.copy_(_bytes(storage), non_blocking=True)
-            self._parked.append((storage, place, storage.nbytes()))
+            self.host = host_buffer(total, contents[0][0].device)
+        for (content, keep), start in zip(contents, starts, strict=True):
+            place = self.host[start : start + content.numel()].copy_(content, non_blocking=True) if keep else None
+            self._parked.append((content, place))
         if on_gpu:
             torch.cuda.synchronize()
-        for storage, _, _ in self._parked:
-            storage.resize_(0)
+        for content, _ in contents:
+            content.untyped_storage().resize_(0)
         if on_gpu:
             torch.cuda.empty_cache()
-        return sum(size for _, _, size in self._parked)
+        return sum(content.numel() for content, _ in contents)
 
     def unpark(self) -> None:
         """Allocate all storages again and restore their contents."""
-        for storage, host, size in self._parked:
-            storage.resize_(size)
+        for content, host in self._parked:
+            content.untyped_storage().resize_(content.numel())
             if host is None:
-                _bytes(storage).zero_()
+                content.zero_()
             else:
-                _bytes(storage).copy_(host, non_blocking=True)
-        if any(storage.device.type == "cuda" for storage, _, _ in self._parked):
+                content.copy_(host, non_blocking=True)
+        if any(content.is_cuda for content, _ in self._parked):
             torch.cuda.synchronize()
         self._parked = []
 
 
-def _storages(kept: Iterable[Tensor], dropped: Iterable[Tensor]) -> list[tuple[torch.UntypedStorage, bool]]:
-    """Each storage once, with whether its contents are kept; one that holds a kept tensor is kept."""
-    storages: dict[int, tuple[torch.UntypedStorage, bool]] = {}
+def _contents(kept: Iterable[Tensor], dropped: Iterable[Tensor]) -> list[tuple[Tensor, bool]]:
+    """The bytes of each storage once, with whether they are kept; those of one that holds a kept tensor are."""
+    contents: dict[int, tuple[Tensor, bool]] = {}
     for keep, tensors in ((False, dropped), (True, kept)):
         for tensor in tensors:
             storage = tensor.untyped_storage()
             # A file mapped on a CPU cannot be released; on a GPU every storage can.
             if storage.nbytes() and storage.resizable():
-                storages[storage.data_ptr()] = storage, keep
-    return list(storages.values())
-
-
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+                content = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+                contents[storage.data_ptr()] = content, keep
+    return list(contents.values())

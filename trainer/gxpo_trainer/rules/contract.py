@@ -203,15 +203,10 @@ DEVICE_CHUNK = 1 << 25
 """Elements that a GPU processes at a time: 256 MB for each float64 temporary, whatever the size of the shard."""
 
 
-def chunk_size(device: torch.device) -> int:
-    """Elements of a shard on `device` that one operation works on at most."""
-    return CPU_CHUNK if device.type == "cpu" else DEVICE_CHUNK
-
-
 def chunks(*shards: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Equally placed slices of aligned shards, of at most `chunk_size` elements."""
+    """Equally placed slices of aligned shards, of at most CPU_CHUNK or DEVICE_CHUNK elements."""
     for tensors in zip(*shards, strict=True):
-        size = chunk_size(tensors[0].device)
+        size = CPU_CHUNK if tensors[0].device.type == "cpu" else DEVICE_CHUNK
         yield from zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
 
@@ -220,10 +215,10 @@ def reduce_sums(learner: RuleLearner, sums: Tensor) -> list[float]:
     return [float(x) for x in learner.all_reduce(sums)]
 
 
-def sum_over(learner: RuleLearner, function: Callable[..., Tensor], *shards: Sequence[Tensor]) -> list[float]:
-    """Σ over all coordinates of all ranks of a function that maps slices to a small float64 vector."""
-    values = (function(*parts) for parts in chunks(*shards))
-    return reduce_sums(learner, functools.reduce(torch.add, values))
+def sum_over(learner: RuleLearner, terms: Callable[..., Sequence[Tensor]], *shards: Sequence[Tensor]) -> list[float]:
+    """Σ in float64, over all coordinates of all ranks, of each term that a function maps slices to."""
+    sums = (torch.stack([term.sum(dtype=torch.float64) for term in terms(*parts)]) for parts in chunks(*shards))
+    return reduce_sums(learner, functools.reduce(torch.add, sums))
 
 
 def snapshot(tensors: Sequence[Tensor], buffers: list[Tensor] | None = None) -> list[Tensor]:
@@ -264,13 +259,13 @@ def norm(learner: RuleLearner, shards: Sequence[Tensor]) -> float:
 
 def distance(learner: RuleLearner, left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """‖left − right‖ over all ranks."""
-    (square,) = sum_over(learner, lambda a, b: _sums((a - b).square()), left, right)
+    (square,) = sum_over(learner, lambda a, b: [(a - b).square()], left, right)
     return math.sqrt(square)
 
 
 def cosine(learner: RuleLearner, left: Sequence[Tensor], right: Sequence[Tensor]) -> float | None:
     """cos(left, right) over all ranks; None when one of them is zero."""
-    dot, first, second = sum_over(learner, lambda a, b: _sums(a * b, a.square(), b.square()), left, right)
+    dot, first, second = sum_over(learner, lambda a, b: (a * b, a.square(), b.square()), left, right)
     return dot / math.sqrt(first * second) if first > 0 and second > 0 else None
 
 
@@ -279,9 +274,9 @@ def rms(
 ) -> float:
     """Root mean square of all coordinates of all ranks: of `shards`, or of shards − kept · origin."""
 
-    def square_and_count(value: Tensor, start: Tensor | None = None) -> Tensor:
+    def square_and_count(value: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
         change = value if start is None else value - start * kept
-        return _sums(change.square(), torch.ones_like(value))
+        return change.square(), torch.ones_like(value)
 
     square, count = sum_over(learner, square_and_count, shards, *([] if origin is None else [origin]))
     return math.sqrt(square / count)
@@ -315,17 +310,12 @@ def last_step_norm(learner: RuleLearner) -> float:
     recurrence, state = learner.recurrence(), learner.optimizer_state()
     moments, step = state.moments(), state.step
 
-    def square(theta: Tensor, gradient: Tensor, *moment_parts: Tensor) -> Tensor:
-        return _sums(recurrence.displacement(theta, moment_parts, gradient, step).square())
+    def square(theta: Tensor, gradient: Tensor, *moment_parts: Tensor) -> list[Tensor]:
+        return [recurrence.displacement(theta, moment_parts, gradient, step).square()]
 
     named = (moments[name] for name in recurrence.moment_names)
     (total,) = sum_over(learner, square, learner.parameters(), learner.gradients(), *named)
     return math.sqrt(total)
-
-
-def _sums(*terms: Tensor) -> Tensor:
-    """float64[len(terms)]."""
-    return torch.stack([term.sum(dtype=torch.float64) for term in terms])
 
 
 class Stateless:

@@ -100,5 +100,4 @@ class Extragradient(Stateless):
         return finish_passes(learner, passes, theta0, metrics)
 
     def release_buffers(self) -> None:
-        """See contract.BufferingRule."""
         self._theta0, self._moments = None, {}

@@ -12,28 +12,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gxpo_trainer.rules.contract import (
-    LookAheadRule,
-    Rule,
-    RuleLearner,
-    chunks,
-    reduce_sums,
-    snapshot,
-    sum_over,
-)
+from gxpo_trainer.rules.contract import LookAheadRule, Rule, RuleLearner, chunks, reduce_sums, snapshot, sum_over
 from gxpo_trainer.types import Metrics
 
 
-def take_trajectory(learner: RuleLearner, k: int) -> list[Tensor] | None:
-    """The point that K steps from the current state reach; undone. None when one of their gradients is not finite."""
+def take_trajectory(learner: RuleLearner, k: int) -> tuple[list[Tensor] | None, int]:
+    """The point that K steps from the current state reach, undone, and the passes taken; None and fewer than K passes
+    when one of their gradients is not finite."""
     parameters = learner.parameters()
     state = learner.optimizer_state()
     theta0 = snapshot(parameters)
     moments = {name: snapshot(shards) for name, shards in state.moments().items()}
-    step = state.step
-    finite = True
-    for _ in range(k):
+    step, passes, finite = state.step, 0, True
+    while passes < k:
         finite = learner.backward().finite
+        passes += 1
         if not finite:
             break
         learner.optimizer_step()
@@ -43,7 +36,7 @@ def take_trajectory(learner: RuleLearner, k: int) -> list[Tensor] | None:
         snapshot(moments[name], shards)
     state.set_step(step)
     learner.publish()
-    return reached if finite else None
+    return reached if finite else None, passes
 
 
 def diagnose(learner: RuleLearner, rule: Rule, *, noise_floor: bool) -> tuple[Metrics, int]:
@@ -53,13 +46,9 @@ def diagnose(learner: RuleLearner, rule: Rule, *, noise_floor: bool) -> tuple[Me
     """
     if not isinstance(rule, LookAheadRule) or not (k := rule.look_ahead_steps):
         return {}, 0
-    metrics: Metrics = {}
-    passes = 0
-    if noise_floor:
-        metrics = ratio_noise(learner, rule)
-        passes += 2
-    rule.trajectory = take_trajectory(learner, k)
-    return metrics, passes + k
+    metrics = ratio_noise(learner, rule) if noise_floor else {}
+    rule.trajectory, passes = take_trajectory(learner, k)
+    return metrics, passes + (2 if noise_floor else 0)
 
 
 def prediction_error(
@@ -67,11 +56,11 @@ def prediction_error(
 ) -> Metrics:
     """`gxpo/theta_k_error` and related metrics: the θᴷ of a rule against the true one."""
 
-    def sums(predicted: Tensor, true: Tensor, start: Tensor) -> Tensor:
+    def terms(predicted: Tensor, true: Tensor, start: Tensor) -> Sequence[Tensor]:
         p, t = (predicted - start).double(), (true - start).double()
-        return torch.stack([(p - t).square().sum(), t.square().sum(), p.square().sum(), (p * t).sum()])
+        return (p - t).square(), t.square(), p.square(), p * t
 
-    error, true, predicted, dot = sum_over(learner, sums, theta_k, truth, theta0)
+    error, true, predicted, dot = sum_over(learner, terms, theta_k, truth, theta0)
     distance = distributed_median(learner, lambda left, right: (left - right).abs(), theta_k, truth)
     out: Metrics = {"gxpo/theta_k_error": distance}
     if true > 0:
@@ -103,12 +92,11 @@ def ratio_noise(learner: RuleLearner, rule: LookAheadRule) -> Metrics:
     threshold = rule.activity_threshold(learner, held)
     learner.backward()
 
-    def sums(first: Tensor, second: Tensor) -> Tensor:
+    def terms(first: Tensor, second: Tensor) -> Sequence[Tensor]:
         active = first.abs() > threshold
-        off = torch.where(active, second / first - 1, 0.0).double()
-        return torch.stack([active.sum().double(), off.square().sum()])
+        return active, torch.where(active, second / first - 1, 0.0).double().square()
 
-    active, square = sum_over(learner, sums, held, learner.gradients())
+    active, square = sum_over(learner, terms, held, learner.gradients())
     return {"diagnostics/ratio_noise": math.sqrt(square / active)} if active else {}
 
 

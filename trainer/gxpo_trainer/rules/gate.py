@@ -90,9 +90,7 @@ class Gate:
         return self.observe(mean, step) if self.active else self.observe_inactive(mean)
 
     def observe(self, value: float, step: int) -> Reading:
-        """Compare one value of an active step with the window, decide, and add it; non-finite values are ignored."""
-        if not math.isfinite(value):
-            return Reading(value, None, None, None)
+        """Compare one finite value of an active step with the window, decide, and add it."""
         reading = self.read(value)
         # An infinite τ never fires, not even on an infinite z.
         if reading.z is not None and self.settings.can_fire and self._deviation(reading.z) >= self.settings.threshold:
@@ -110,7 +108,7 @@ class Gate:
         The look-ahead is switched on again once the cool-down is over and z (|z| where the gate is two-sided) is below
         `rearm_threshold`.
         """
-        if self.settings.mode != "rearm" or self.active or not math.isfinite(value):
+        if self.settings.mode != "rearm":
             return None
         self.state.cooldown = max(0, self.state.cooldown - 1)
         reading = self.read(value)
@@ -125,15 +123,8 @@ class Gate:
         if self.state.shutoff_step is not None:
             out["gate/shutoff_step"] = float(self.state.shutoff_step)
         if reading is not None:
-            named = {"value": reading.value, "mean": reading.mean, "std": reading.std, "z": reading.z}
-            out.update({f"gate/{name}": value for name, value in named.items() if value is not None})
+            out.update({f"gate/{name}": value for name, value in asdict(reading).items() if value is not None})
         return out
-
-    def state_dict(self) -> dict[str, Any]:
-        return asdict(self.state)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = GateState(**state)
 
     def _deviation(self, z: float) -> float:
         """What both thresholds are compared with."""
@@ -150,14 +141,13 @@ class GatedLookAhead:
 
     @property
     def look_ahead_steps(self) -> int:
-        """See contract.LookAheadRule."""
         return self._k if self.gate.active else 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"gate": self.gate.state_dict(), "num_steps": self.num_steps}
+        return {"gate": asdict(self.gate.state), "num_steps": self.num_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.gate.load_state_dict(state["gate"])
+        self.gate.state = GateState(**state["gate"])
         self.num_steps = state["num_steps"]
 
 

@@ -21,5 +21,4 @@ class GRPO(Stateless):
         self.settings = settings or GrpoRule()
 
     def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
-        """See contract.Rule."""
         return finish_plain_step(learner, learner.backward())

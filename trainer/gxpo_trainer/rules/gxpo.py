@@ -50,7 +50,6 @@ class GXPO(GatedLookAhead):
         self.trajectory: list[Tensor] | None = None
 
     def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
-        """See contract.Rule."""
         if self.gate.active:
             report = self._look_ahead(learner)
             self.trajectory = None
@@ -65,11 +64,9 @@ class GXPO(GatedLookAhead):
         return report
 
     def release_buffers(self) -> None:
-        """See contract.BufferingRule."""
         self.buffers = Buffers()
 
     def activity_threshold(self, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
-        """See contract.LookAheadRule."""
         return activity_threshold(self.settings, learner, gradients)
 
     def _look_ahead(self, learner: RuleLearner) -> StepReport:

@@ -46,11 +46,10 @@ class Plan:
     scale_clip: tuple[float, float] | None
 
     @classmethod
-    def of(cls, settings: GxpoRule, alpha: float | None = None, threshold: float | Tensor | None = None) -> Plan:
+    def of(cls, settings: GxpoRule, threshold: float | Tensor, *, trial: bool = False) -> Plan:
+        """trial: for θᴷ itself, α = 1."""
         ratio_clip = None if settings.ratio_clip == "none" else settings.ratio_clip
-        chosen = settings.alpha if alpha is None else alpha
-        bound = settings.delta if threshold is None else threshold
-        return cls(settings.k, chosen, bound, ratio_clip, settings.scale_bounds)
+        return cls(settings.k, 1.0 if trial else settings.alpha, threshold, ratio_clip, settings.scale_bounds)
 
 
 def geometric_scale(ratio: Tensor, k: int) -> Tensor:
@@ -69,16 +68,30 @@ def geometric_scale(ratio: Tensor, k: int) -> Tensor:
     return total
 
 
-def extrapolate_by_gradient(plan: Plan, theta: Tensor, theta0: Tensor, g0: Tensor, g1: Tensor) -> Tensor:
-    """The paper's rule on one slice. theta: θ² in, θ̃ out; all flat and equally long. Returns FIELDS."""
-    return _extrapolate(theta, theta0, g0, g1, g0.abs() > plan.threshold, plan)
+def extrapolate_by_ratio(plan: Plan, theta: Tensor, theta0: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """The paper's rule on one slice, r = second/first: by its gradients g⁰ and g¹, or by displacements.
+
+    theta: θ² in, θ̃ out; all flat and equally long. Returns FIELDS.
+    """
+    active = first.abs() > plan.threshold
+    raw = torch.where(active, second / first, 1.0)
+    ratio = raw if plan.ratio_clip is None else raw.clamp(*plan.ratio_clip)
+    scale = geometric_scale(ratio, plan.k)
+    if plan.scale_clip is not None:
+        scale = scale.clamp(*plan.scale_clip)
+    scale = torch.where(active, scale, 1.0)
+    probed = theta - theta0
+    ahead = probed * scale
+    sums = _sums(active, ratio, scale, raw != ratio, ahead, probed)
+    theta.copy_(theta0 + plan.alpha * ahead)  # θ̃ = θ⁰ + α(θᴷ − θ⁰)
+    return sums
 
 
 def extrapolate_by_displacement(plan: Plan, kept: float, theta: Tensor, theta0: Tensor, theta1: Tensor) -> Tensor:
     """r = d¹/d⁰ with d the step that the optimizer took, without the weight decay: kept = 1 − ηλ."""
     d0 = theta1 - theta0 * kept
     d1 = theta - theta1 * kept
-    return _extrapolate(theta, theta0, d0, d1, d0.abs() > plan.threshold, plan)
+    return extrapolate_by_ratio(plan, theta, theta0, d0, d1)
 
 
 def extrapolate_by_replay(
@@ -110,20 +123,6 @@ def extrapolate_by_replay(
         recurrence(ahead, state, gradient, step + taken)
     sums = _sums(active, ratio, torch.zeros_like(ratio), raw != ratio, ahead - theta0, theta - theta0)
     theta.copy_(theta0 + plan.alpha * (ahead - theta0))
-    return sums
-
-
-def _extrapolate(theta: Tensor, theta0: Tensor, first: Tensor, second: Tensor, active: Tensor, plan: Plan) -> Tensor:
-    raw = torch.where(active, second / first, 1.0)
-    ratio = raw if plan.ratio_clip is None else raw.clamp(*plan.ratio_clip)
-    scale = geometric_scale(ratio, plan.k)
-    if plan.scale_clip is not None:
-        scale = scale.clamp(*plan.scale_clip)
-    scale = torch.where(active, scale, 1.0)
-    probed = theta - theta0
-    ahead = probed * scale
-    sums = _sums(active, ratio, scale, raw != ratio, ahead, probed)
-    theta.copy_(theta0 + plan.alpha * ahead)  # θ̃ = θ⁰ + α(θᴷ − θ⁰)
     return sums
 
 
@@ -172,7 +171,7 @@ class Predictor:
         """
         plan = self._plan(theta, activity_threshold(self.settings, learner, buffers.probe), trial)
         shards = [theta, buffers.theta0, buffers.probe, learner.gradients()]
-        return _run_over_shards(learner, extrapolate_by_gradient, [plan], shards)
+        return _run_over_shards(learner, extrapolate_by_ratio, [plan], shards)
 
     def metrics(self, sums: dict[str, float]) -> Metrics:
         """`gxpo/…` from the sums: retention and scale over active coordinates, the clamped r as used."""
@@ -194,7 +193,7 @@ class Predictor:
     def _plan(self, theta: Sequence[Tensor], threshold: float, trial: bool) -> Plan:
         varies = self.settings.activity == "rms"
         bound = torch.tensor(threshold, device=theta[0].device) if varies else threshold
-        return Plan.of(self.settings, 1.0 if trial else None, bound)
+        return Plan.of(self.settings, bound, trial=trial)
 
 
 class DisplacementPredictor(Predictor):

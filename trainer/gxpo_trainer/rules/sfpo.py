@@ -43,7 +43,6 @@ class SFPO(GatedLookAhead):
         self.trajectory: list[Tensor] | None = None
 
     def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
-        """See contract.Rule."""
         if self.gate.active:
             self._theta0 = snapshot(learner.parameters(), self._theta0)
         first = learner.backward()
@@ -66,11 +65,9 @@ class SFPO(GatedLookAhead):
         return report
 
     def release_buffers(self) -> None:
-        """See contract.BufferingRule."""
         self._theta0 = None
 
     def activity_threshold(self, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
-        """See contract.LookAheadRule."""
         return 0.0
 
     def _look_ahead(self, learner: RuleLearner, first: BackwardResult, theta0: list[Tensor]) -> StepReport:

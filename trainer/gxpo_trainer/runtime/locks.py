@@ -7,12 +7,11 @@ per run folder.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
-import time
 import weakref
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -24,6 +23,8 @@ LOCK = ".lock"
 WAIT_S = 60.0
 """Time to wait for an earlier trainer of the folder, which may be about to end."""
 _POLL_S = 0.2
+OWNER = "owner.lock"
+_OwnerLock = partial(FileLock, mode=0o600, blocking=False, thread_local=False)
 
 
 class OwnedDirectory:
@@ -36,7 +37,7 @@ class OwnedDirectory:
     def __init__(self, root: Path, prefix: str) -> None:
         remove_abandoned(root, prefix)
         fresh = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=root))
-        lock = _owner_lock(fresh)
+        lock = _OwnerLock(fresh / OWNER)
         lock.acquire()
         # Renamed after it is locked: `remove_abandoned` considers final names only.
         self.path = fresh.rename(root / fresh.name.removeprefix("."))
@@ -51,7 +52,7 @@ def remove_abandoned(root: Path, prefix: str) -> list[Path]:
 
 def remove_if_abandoned(directory: Path, wait_s: float = 0.0) -> bool:
     """Remove a directory whose owner has died, or does so within `wait_s`; whether it was removed."""
-    lock = _owner_lock(directory)
+    lock = _OwnerLock(directory / OWNER)
     try:
         if directory.stat().st_uid != os.getuid():
             return False
@@ -62,22 +63,17 @@ def remove_if_abandoned(directory: Path, wait_s: float = 0.0) -> bool:
     return True
 
 
-def _owner_lock(directory: Path) -> FileLock:
-    return FileLock(directory / "owner.lock", mode=0o600, blocking=False, thread_local=False)
-
-
 def _remove(directory: Path, lock: FileLock) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     lock.release()
 
 
 class RunLock:
-    """flock on `<run folder>/.lock`, which contains its holder: "<pid> <start of the process in clock ticks>"."""
+    """Lock of `<run folder>/.lock`, which contains its holder: "<pid> <start of the process in clock ticks>"."""
 
     def __init__(self, out_dir: Path, wait_s: float = WAIT_S) -> None:
         self.path = out_dir / LOCK
-        self._wait_s = wait_s
-        self._fd = -1
+        self._lock = FileLock(self.path, wait_s, thread_local=False, poll_interval=_POLL_S, fallback_to_soft=False)
         self._made_folder = False
 
     def acquire(self) -> None:
@@ -85,56 +81,33 @@ class RunLock:
 
         Raises TrainingError when another trainer holds it, ConfigError when the folder cannot be written.
         """
-        deadline = time.monotonic() + self._wait_s
-        while not self._taken():
-            if time.monotonic() >= deadline:
-                raise TrainingError(
-                    f"{self.path.parent} is in use by another trainer (process {self._holder()}); wait for it to end, "
-                    "or choose another folder"
-                )
-            time.sleep(_POLL_S)
-        line = f"{os.getpid()} {process_start(os.getpid())}\n".encode()
-        if os.pread(self._fd, 100, 0) != line:
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, line, 0)
+        folder = self.path.parent
+        self._made_folder = not folder.exists()
+        make_folder(folder)
+        line = f"{os.getpid()} {process_start(os.getpid())}\n"
+        try:
+            self._lock.acquire()
+            if self.path.read_text(encoding="utf-8") != line:
+                self.path.write_text(line, encoding="utf-8")
+        except Timeout as error:
+            with contextlib.suppress(OSError):
+                line = self.path.read_text(encoding="utf-8")
+            raise TrainingError(
+                f"{folder} is in use by another trainer (process {line.partition(' ')[0]}); wait for it to end, or "
+                "choose another folder"
+            ) from error
+        except OSError as error:
+            raise ConfigError(f"--out {folder}: cannot write into it ({error.strerror}); choose another") from error
 
     def release(self, *, discard: bool = False) -> None:
         """Release the lock. discard: delete the folder if this lock created it and it contains nothing else."""
-        if self._fd < 0:
+        if not self._lock.is_locked:
             return
         if discard and self._made_folder and [entry.name for entry in self.path.parent.iterdir()] == [LOCK]:
             self.path.unlink()
             with contextlib.suppress(OSError):  # another process has created a file there
                 self.path.parent.rmdir()
-        os.close(self._fd)
-        self._fd = -1
-
-    def _taken(self) -> bool:
-        folder = self.path.parent
-        self._made_folder = self._made_folder or not folder.exists()
-        make_folder(folder)
-        fd = -1
-        try:
-            # Python's descriptors end at exec, so no process that a trainer starts keeps its lock.
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The holder may have deleted the lock file in between.
-            if os.path.samestat(os.fstat(fd), self.path.stat()):
-                self._fd = fd
-        except (BlockingIOError, FileNotFoundError):  # it is held, or its holder has just discarded the folder
-            pass
-        except OSError as error:
-            raise ConfigError(f"--out {folder}: cannot write into it ({error.strerror}); choose another") from error
-        finally:
-            if fd not in (-1, self._fd):
-                os.close(fd)
-        return self._fd >= 0
-
-    def _holder(self) -> str:
-        try:
-            return self.path.read_text(encoding="utf-8").split()[0]
-        except (OSError, IndexError):
-            return "unknown"
+        self._lock.release()
 
 
 def process_start(pid: int) -> int:

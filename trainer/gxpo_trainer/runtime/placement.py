@@ -49,44 +49,32 @@ class Placement:
         watch: notices actors that make no progress.
         """
         config = config.without_idle_engines()
-        requested = config.placement
-        joins = ray_address(config) is not None
-        visible, problem = _usable_gpus(config)
-        if requested.device == "gpu" and not visible and not joins:
-            why = problem or "no GPU is visible"
-            raise ConfigError(f'placement.device = "gpu" but {why}; set it to "cpu" or "auto"')
-        device: Literal["cpu", "gpu"] = (
-            "gpu" if requested.device == "gpu" or (requested.device == "auto" and visible) else "cpu"
-        )
-        reason = f'placement.device = "{requested.device}"'
-        if requested.device == "auto":
-            reason += f" and {visible or 'no'} GPU{'' if visible == 1 else 's'} visible on this machine"
-            reason += f": {problem}" if problem else ""
-        cores = usable_cores()
+        requested, cores = config.placement, usable_cores()
         learner_threads = requested.learner_threads or max(1, cores // max(1, requested.learner_ranks))
         sampler_threads = requested.sampler_threads or max(1, cores // max(1, requested.sampler_devices))
         group = RunPlacementGroup(watch=watch or ProgressWatch(), wait_s=max(MIN_WAIT_S, requested.wait_s))
-        available = math.inf if joins else float(cores)
-        placement = cls(config, device, learner_threads, sampler_threads, group, reason, available_cpus=available)
-        return placement if joins else placement._share(visible)
+        device: Literal["cpu", "gpu"] = "gpu" if requested.device == "gpu" else "cpu"
+        reason = f'placement.device = "{requested.device}"'
+        placement = cls(config, device, learner_threads, sampler_threads, group, reason)
+        if ray_address(config) is not None:
+            return placement
+        visible, problem = _usable_gpus(config)
+        if device == "gpu" and not visible:
+            why = problem or "no GPU is visible"
+            raise ConfigError(f'placement.device = "gpu" but {why}; set it to "cpu" or "auto"')
+        return placement._on(visible, "visible on this machine", problem, cores)
 
     def settle(self, cluster: Mapping[str, float]) -> Placement:
         """The placement on a Ray cluster of these resources. Raises ConfigError for settings that cannot work there."""
-        gpus, settled = int(cluster.get("GPU", 0)), replace(self, available_cpus=cluster.get("CPU", 0.0))
         visible, problem = _usable_gpus(self.config)
-        if problem:  # Ray counts the GPUs of the node that it starts here
-            gpus = 0
-        if self.config.placement.device == "auto":
-            if not gpus and visible:
-                raise ConfigError(
-                    f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster '
-                    'has none; set placement.device to "gpu" or "cpu"',
-                    reason="no_resources",
-                )
-            number = f"{gpus or 'no'} GPU{'' if gpus == 1 else 's'}"
-            reason = f'placement.device = "auto" and {number} in the Ray cluster' + (f": {problem}" if problem else "")
-            settled = replace(settled, device="gpu" if gpus else "cpu", device_reason=reason)
-        return settled._share(gpus)
+        gpus = 0 if problem else int(cluster.get("GPU", 0))  # Ray counts the GPUs of the node that it starts here
+        if self.config.placement.device == "auto" and visible and not gpus:
+            raise ConfigError(
+                f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster '
+                'has none; set placement.device to "gpu" or "cpu"',
+                reason="no_resources",
+            )
+        return self._on(gpus, "in the Ray cluster", problem, cluster.get("CPU", 0.0))
 
     @property
     def cpus(self) -> CpuShares:
@@ -103,16 +91,21 @@ class Placement:
             f"{cpus.sampler:g} for each of {p.samplers} engines, {cpus.verifier:g} for the verifier"
         )
 
-    def _share(self, gpus: int) -> Placement:
-        """Resolve `colocated` on so many GPUs: shared on request, or where there are too few and sharing is possible.
+    def _on(self, gpus: int, where: str, problem: str | None, cpus: float) -> Placement:
+        """Resolve an automatic device and sharing. problem: why GPUs cannot be used.
 
-        Sampling ahead needs engines that run while the learner updates, and nccl a GPU for each process.
+        GPUs are shared on request, or where there are too few and sharing is possible: sampling ahead needs engines
+        that run while the learner updates, and nccl a GPU for each process.
         """
-        requested = self.config.placement
-        scarce = self.device == "gpu" and gpus < requested.num_gpus(colocated=False)
+        requested, device, reason = self.config.placement, self.device, self.device_reason
+        if requested.device == "auto":
+            device = "gpu" if gpus else "cpu"
+            reason = f'placement.device = "auto" and {gpus or "no"} GPU{"" if gpus == 1 else "s"} {where}'
+            reason += f": {problem}" if problem else ""
+        scarce = device == "gpu" and gpus < requested.num_gpus(colocated=False)
         apart = self.config.rollout.async_depth > 0 or requested.weight_transport == "nccl"
         colocated = requested.can_colocate and (requested.colocate is True or (scarce and not apart))
-        placement = replace(self, colocated=colocated)
+        placement = replace(self, device=device, device_reason=reason, colocated=colocated, available_cpus=float(cpus))
         placement.transport(one_node=requested.strategy != "split")
         return placement
 

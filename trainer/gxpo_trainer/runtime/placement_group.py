@@ -48,16 +48,18 @@ def _size(bundle: Mapping[str, float]) -> tuple[float, float]:
     return bundle.get("GPU", 0.0), bundle["CPU"]
 
 
-def _shortage(needed: Mapping[str, float], has: Mapping[str, float]) -> Bundle:
-    return {name: n - has.get(name, 0.0) for name, n in needed.items() if n > has.get(name, 0.0) + 1e-9}
+def shortage(bundles: Bundles, available: Mapping[str, float]) -> Bundle:
+    """What all bundles together need beyond what is available."""
+    needed = total_of(bundles.resources)
+    return {name: n - available.get(name, 0.0) for name, n in needed.items() if n > available.get(name, 0.0) + 1e-9}
 
 
 def describe(resources: Mapping[str, float]) -> str:
     """GPUs and CPUs in words: `1 GPU and 0.75 CPUs`."""
     parts = [
         f"{count:.6g} {name}{'' if count == 1 else 's'}"
-        for name, count in (("GPU", resources.get("GPU", 0.0)), ("CPU", resources.get("CPU", 0.0)))
-        if count
+        for name in ("GPU", "CPU")
+        if (count := resources.get(name, 0.0))
     ]
     return " and ".join(parts) or "no CPUs"
 
@@ -215,7 +217,7 @@ def result_of(call: Any) -> Any:
 
 def missing(bundles: Bundles, available: Mapping[str, float]) -> str:
     """What the bundles wait for, such as `3 GPUs and 2 CPUs`, of what is not in use."""
-    if short := _shortage(total_of(bundles.resources), available):
+    if short := shortage(bundles, available):
         return describe(short)
     # The sum fits, but no node has room for one of the bundles, which are never divided among nodes.
     separate = bundles.strategy == "STRICT_SPREAD"

@@ -13,8 +13,6 @@ from gxpo_trainer.errors import Interrupted, Stalled
 
 MAIN_THREAD_GRACE_S = 30.0
 """Time beyond its limit that the main thread has to notice a stall by itself, before the watchdog ends the process."""
-_NOTICE_S = 60.0
-"""Time without progress after which it is reported with the phase."""
 _PAUSED_S = 10.0
 """A poll that is this late was not late by load: the process was stopped."""
 _ABANDONABLE: tuple[Phase, ...] = ("setup", "sampling", "verifying", "evaluating")
@@ -83,14 +81,9 @@ class ProgressWatch:
         return self._clock() - self._since
 
     @property
-    def limit_s(self) -> float:
-        """Seconds without progress after which the present phase has stalled."""
-        return self.timeouts.limit_s(self.phase)
-
-    @property
     def remaining_s(self) -> float:
         """Seconds until the phase counts as stalled, not negative."""
-        return max(0.0, self.limit_s - self.idle_s)
+        return max(0.0, self.timeouts.limit_s(self.phase) - self.idle_s)
 
     @property
     def running_s(self) -> float:
@@ -170,10 +163,11 @@ class Watchdog:
             polled = time.monotonic()
             if paused_s > _PAUSED_S:
                 self._watch.exclude(paused_s)
-            if self._watch.idle_s > self._watch.limit_s + self._grace_s:
-                self._on_stall(_stalled(self._watch.phase, self._watch.idle_s, self._watch.timeouts))
+            phase, idle_s = self._watch.phase, self._watch.idle_s
+            limit_s = self._watch.timeouts.limit_s(phase)
+            if idle_s > limit_s + self._grace_s:
+                self._on_stall(_stalled(phase, idle_s, self._watch.timeouts))
                 return
-            minutes = int(self._watch.idle_s / 60) if self._watch.idle_s >= _NOTICE_S else 0
-            if minutes != reported:
+            if (minutes := int(idle_s / 60)) != reported:
                 reported = minutes
-                self._show_idle(minutes, self._watch.limit_s)
+                self._show_idle(minutes, limit_s)

@@ -19,7 +19,7 @@ from typing import Any
 
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.runtime.placement import Placement, ray_address, usable_cores
-from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, alive_nodes, missing, unplaced
+from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, alive_nodes, missing, shortage, unplaced
 
 Event = Callable[..., None]
 """log_event(kind, message, **fields)"""
@@ -30,7 +30,7 @@ OBJECT_STORE_BYTES = 512 * 1024 * 1024
 START_ATTEMPTS = 3
 _POLL_S = 0.5
 _FIRST_POLL_S = 2.0
-"""A group that fits is ready in milliseconds, and is not reported as waiting."""
+"""A group that fits what is available is ready in milliseconds, and is not reported as waiting."""
 _STACKS_SIGNAL, _STACKS_FILE = signal.SIGUSR2, "gxpo-stacks"
 _STACKS_WRITE_S, _STACKS_POLL_S = 3.0, 0.1
 
@@ -100,8 +100,7 @@ def reserve(
         placement.check_fits(cluster_resources())
     wait_s = max(MIN_WAIT_S, placement.config.placement.wait_s) if joined else MIN_WAIT_S
     group = placement.group
-    deadline = time.monotonic() + wait_s
-    timeout_s = _FIRST_POLL_S
+    deadline, timeout_s = time.monotonic() + wait_s, 0.0
     try:
         while True:
             if joined:  # nodes with GPUs may have joined, or be joining
@@ -109,6 +108,8 @@ def reserve(
             bundles = placement.bundles()
             if bundles != group.bundles:
                 before_request(placement, cluster_resources())
+                available = ray.available_resources()  # type: ignore[no-untyped-call]
+                timeout_s = 0.0 if joined and shortage(bundles, available) else _FIRST_POLL_S
                 group.create(bundles)
             elif group.is_ready(timeout_s):
                 return placement

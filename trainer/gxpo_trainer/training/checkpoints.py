@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,28 +36,17 @@ _PREFIX = "step-"
 _HIDDEN = ("partial", "replaced", "dropped")
 """Suffixes of hidden folders: being written, replaced by the same step's next checkpoint, being deleted."""
 FORMAT = 2
-MAY_CHANGE = (
-    "name",
-    "budget",
-    "checkpoint",
-    "placement",
-    "verifier",
-    "evaluation",
-    "diagnostics",
-    "timeouts",
-    "logging",
-)
+MAY_CHANGE = {
+    *("name", "budget", "checkpoint", "placement", "verifier"),
+    *("evaluation", "diagnostics", "timeouts", "logging"),
+}
 """Parts that do not change what a training step computes; but `verifier.rewards` does."""
 MAY_CHANGE_WITHIN = {
     "model": {"gradient_checkpointing"},
     "learner": {"zero_stage", "token_budget"},
     "rollout": {
-        "logprob_gap_mean_limit",
-        "logprob_gap_max_limit",
-        "gpu_memory_utilization",
-        "enforce_eager",
-        "cpu_kv_cache_gib",
-        "max_num_seqs",
+        *("logprob_gap_mean_limit", "logprob_gap_max_limit"),
+        *("gpu_memory_utilization", "enforce_eager", "cpu_kv_cache_gib", "max_num_seqs"),
     },
 }
 """Settings of other parts that change a step by rounding at most: memory, and limits that end a run or warn."""
@@ -209,14 +199,9 @@ def export_policy(checkpoint: Checkpoint, target: Path, *, adapter: bool = False
         raise CheckpointError(f"{checkpoint.path} has no {source.name}; only LoRA runs have an adapter")
     if target.exists():
         raise CheckpointError(f"{target} already exists; choose a new folder")
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        shutil.copytree(source, partial)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    partial.rename(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        shutil.copytree(source, Path(folder) / "policy").rename(target)
     return target
 
 

@@ -31,7 +31,7 @@ from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import Evaluator
 from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.runtime import Runtime
-from gxpo_trainer.types import Metrics, Sample, ScoredGroup, VerdictStatus
+from gxpo_trainer.types import Metrics, Sample, ScoredGroup
 
 MOST_NONFINITE = 3
 """Consecutive steps without a finite gradient after which a run ends as `diverged`."""
@@ -48,7 +48,6 @@ WARM_START = {
     "time/step_s": "step_s",
 }
 """A supervised step's metrics, and their names under `warm_start/`, apart from those of the run."""
-_UNSCORED: tuple[VerdictStatus, ...] = ("unparsed", "timeout", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,7 @@ class Counters:
 class Controller:
     """Drives one run, whose parts `build_runtime` has made; `train_run` closes them.
 
-    attempt: number of this attempt. repeated_passes: backward passes that earlier attempts spent on steps which this
-    one repeats.
+    attempt: number of this attempt. repeated_passes: see checkpoints.repeated_passes.
     """
 
     def __init__(
@@ -248,15 +246,8 @@ class Controller:
     def _learn_completions(self, number: int, batch: StepBatch) -> tuple[StepResult, Metrics]:
         lengths = [sequence.num_sampled for sequence in batch.sequences]
         result = self._update(number, batch, sum(lengths))
-        metrics: Metrics = {
-            **result.metrics,
-            "rollout/tokens": float(sum(lengths)),
-            "rollout/tokens_total": float(self.counters.tokens),
-            "rollout/length_mean": float(np.mean(lengths)),
-            "rollout/length_std": float(np.std(lengths)),
-            "rollout/prompt_length_mean": float(np.mean([len(sequence.prompt_ids) for sequence in batch.sequences])),
-        }
-        return result, metrics
+        prompts = [len(sequence.prompt_ids) for sequence in batch.sequences]
+        return result, result.metrics | token_metrics(sum(lengths), self.counters.tokens, lengths, prompts)
 
     def _update(self, number: int, batch: StepBatch, num_tokens: int) -> StepResult:
         """Let the learner take the step, and count it: one of a warm start apart from the run's."""
@@ -311,18 +302,11 @@ class Controller:
 
     def _report(self, number: int, metrics: Metrics, result: StepResult, spent: float) -> None:
         warm = number <= self.config.warm_steps
-        counters = replace(self.counters, elapsed_s=self._elapsed())
-        if not warm:
-            counters = replace(counters, training_s=counters.training_s + spent)
-        self.counters = counters
-        metrics.update(
-            {
-                "learning_rate": self._rate,
-                "update/backward_passes": result.backward_passes,
-                "time/update_s": result.update_s,
-                "time/step_s": spent,
-            }
-        )
+        trained_s = self.counters.training_s + (0.0 if warm else spent)
+        counters = replace(self.counters, elapsed_s=self._elapsed(), training_s=trained_s)
+        metrics["learning_rate"] = self._rate
+        metrics["update/backward_passes"] = result.backward_passes
+        metrics["time/update_s"], metrics["time/step_s"] = result.update_s, spent
         if warm:
             system = {name: value for name, value in metrics.items() if name.startswith("system/")}
             metrics = {f"warm_start/{ours}": metrics[name] for name, ours in WARM_START.items() if name in metrics}
@@ -465,25 +449,33 @@ class Controller:
         return self._elapsed_base + time.perf_counter() - self._begun
 
 
+def token_metrics(num_tokens: int, total: int, lengths: Sequence[int], prompt_lengths: Sequence[int]) -> Metrics:
+    """`rollout/…` of a step's tokens, of those since the start, and of the tokens in each response and prompt."""
+    return {
+        "rollout/tokens": float(num_tokens),
+        "rollout/tokens_total": float(total),
+        "rollout/length_mean": float(np.mean(lengths)),
+        "rollout/length_std": float(np.std(lengths)),
+        "rollout/prompt_length_mean": float(np.mean(prompt_lengths)),
+    }
+
+
 def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, total: int) -> Metrics:
     """`rollout/…`, `reward/…` and `verify/…` of one step.
 
     version: of the learner before the step. total: sampled tokens since the start.
     """
     samples = [sample for group in rollouts.groups for sample in group.group.samples]
-    lengths = np.array([sample.num_sampled for sample in samples], dtype=np.float64)
+    lengths = [sample.num_sampled for sample in samples]
+    prompts = [len(group.group.prompt_token_ids) for group in rollouts.groups]
     verdicts = [verdict for group in rollouts.groups for verdict in group.verdicts]
     statuses = Counter(verdict.status for verdict in verdicts)
     oldest = min(group.group.weights_version for group in rollouts.groups)
     metrics: Metrics = {
-        "rollout/tokens": float(rollouts.num_tokens),
-        "rollout/tokens_total": float(total),
+        **token_metrics(rollouts.num_tokens, total, lengths, prompts),
         "rollout/tokens_per_s": rollouts.num_tokens / rollouts.sampling_s if rollouts.sampling_s else 0.0,
         "rollout/engine_idle_fraction": rollouts.idle_fraction,
         "rollout/engines_alive": float(rollouts.engines_alive),
-        "rollout/length_mean": float(lengths.mean()),
-        "rollout/length_std": float(lengths.std()),
-        "rollout/prompt_length_mean": float(np.mean([len(group.group.prompt_token_ids) for group in rollouts.groups])),
         "rollout/truncated_fraction": float(np.mean([sample.truncated for sample in samples])),
         "rollout/logprob_gap_mean": result.gap_mean,
         "rollout/logprob_gap_max": result.gap_max,
@@ -494,8 +486,9 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     metrics.update(component_means(rollouts.groups))
     metrics.update(source_metrics(rollouts.groups))
     metrics.update(environment_metrics(samples))
-    for status in _UNSCORED:
-        metrics[f"verify/{status}_fraction"] = statuses[status] / len(verdicts)
+    metrics |= {
+        f"verify/{status}_fraction": statuses[status] / len(verdicts) for status in ("unparsed", "timeout", "error")
+    }
     metrics["verify/evasion_fraction"] = sum(verdict.evades for verdict in verdicts) / len(verdicts)
     if (http := rollouts.http) is not None:
         metrics["reward/http_calls"] = float(http.calls)
@@ -525,10 +518,8 @@ def careful_metrics(groups: Sequence[ScoredGroup]) -> Metrics:
         for sample, verdict in zip(group.group.samples, group.verdicts, strict=True)
     ]
     careful = [correct for calculates, correct in answers if calculates]
-    metrics: Metrics = {"response/careful_fraction": len(careful) / len(answers)}
-    if careful:
-        metrics["response/careful_correctness"] = sum(careful) / len(careful)
-    return metrics
+    correctness = {"response/careful_correctness": sum(careful) / len(careful)} if careful else {}
+    return {"response/careful_fraction": len(careful) / len(answers), **correctness}
 
 
 def environment_metrics(samples: Sequence[Sample]) -> Metrics:
@@ -537,15 +528,14 @@ def environment_metrics(samples: Sequence[Sample]) -> Metrics:
     if not pairs:
         return {}
     ends = Counter(episode.end for _, episode in pairs)
-    of_agents = any(sample.prompt_token_ids is not None for sample, _ in pairs)
-    branches: Metrics = {"env/branches_mean": float(np.mean([len(sample.branches) for sample, _ in pairs]))}
+    metrics: Metrics = {}
+    if any(sample.prompt_token_ids is not None for sample, _ in pairs):  # of agents
+        metrics["env/branches_mean"] = float(np.mean([len(sample.branches) for sample, _ in pairs]))
     turns = [sum(turn.speaker == "policy" for turn in episode.turns) for _, episode in pairs]
-    return {
-        "env/turns_mean": float(np.mean(turns)),
-        **{f"env/{end}_fraction": ends[end] / len(pairs) for end in ("done", "timeout", "error")},
-        "env/observation_tokens": float(np.mean([sample.num_observed for sample, _ in pairs])),
-        **(branches if of_agents else {}),
-    }
+    metrics |= {f"env/{end}_fraction": ends[end] / len(pairs) for end in ("done", "timeout", "error")}
+    metrics["env/turns_mean"] = float(np.mean(turns))
+    metrics["env/observation_tokens"] = float(np.mean([sample.num_observed for sample, _ in pairs]))
+    return metrics
 
 
 def staleness_metrics(rollouts: Rollouts, *, version: int) -> Metrics:

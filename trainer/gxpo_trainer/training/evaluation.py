@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 
 from gxpo_trainer import __version__
@@ -153,29 +152,21 @@ def score_groups(groups: Sequence[ScoredGroup]) -> tuple[Metrics, list[float]]:
     correct = np.array([[v.status == "correct" for v in group.verdicts] for group in groups], dtype=np.float64)
     n = correct.shape[1]
     counts = correct.sum(axis=1).astype(int)
+    values = {f"pass@{k}": [pass_at_k(n, int(c), k) for c in counts] for k in range(1, n + 1)}
+    values[f"maj@{n}"] = [
+        majority_at_n([v.extracted for v in group.verdicts], [v.status == "correct" for v in group.verdicts])
+        for group in groups
+    ]
     scores: Metrics = {}
-    for k in range(1, n + 1):
-        values = np.array([pass_at_k(n, int(c), k) for c in counts])
-        _with_interval(scores, f"pass@{k}", values)
-    majority = np.array(
-        [
-            majority_at_n([v.extracted for v in group.verdicts], [v.status == "correct" for v in group.verdicts])
-            for group in groups
-        ]
-    )
-    _with_interval(scores, f"maj@{n}", majority)
+    for name, column in values.items():
+        scores[name] = float(np.mean(column))
+        scores[f"{name}/ci_low"], scores[f"{name}/ci_high"] = proportion_interval(column)
     samples = [sample for group in groups for sample in group.group.samples]
     scores["length_mean"] = float(np.mean([sample.num_sampled for sample in samples]))
     scores["truncated_fraction"] = float(np.mean([sample.truncated for sample in samples]))
     failed = [v.reward is None for group in groups for v in group.verdicts]
     scores["failed_fraction"] = float(np.mean(failed))
     return scores, [float(x) for x in correct.mean(axis=1)]
-
-
-def _with_interval(scores: Metrics, name: str, values: npt.NDArray[np.float64]) -> None:
-    low, high = proportion_interval(values)
-    scores[name] = float(values.mean())
-    scores[f"{name}/ci_low"], scores[f"{name}/ci_high"] = low, high
 
 
 def evaluate_model(args: argparse.Namespace) -> int:
@@ -198,7 +189,18 @@ def evaluate_model(args: argparse.Namespace) -> int:
     check_environment(config.environment, start.problem, start.seed)
     evaluator = Evaluator(config, benchmarks)
     identity = {"model": args.model, "policy_sha256": hash_path(Path(folder)) if Path(folder).is_dir() else None}
-    records = [{**identity, **record} for record in _sample_and_grade(config, placement, folder, evaluator)]
+    log = Console(stderr=True)
+    with ray_session(placement) as settled:
+        pool = build_pool(
+            config, settled, folder, lambda kind, message, **_: log.print(f"eval: {kind}: {message}", markup=False)
+        )
+        try:
+            pool.start()
+            with log.status("sampling and grading"):
+                sampled, _ = evaluator.run(pool, step=0, version=0)
+        finally:
+            pool.kill()
+    records = [{**identity, **record} for record in sampled]
     if args.out is not None:
         lines = [json.dumps(plain(record), ensure_ascii=False) for record in records]
         Path(args.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -208,24 +210,6 @@ def evaluate_model(args: argparse.Namespace) -> int:
     if earlier is not None:
         console.print(difference_table(records, earlier))
     return 0
-
-
-def _sample_and_grade(
-    config: RunConfig, placement: Placement, folder: str, evaluator: Evaluator
-) -> list[dict[str, Any]]:
-    """Records of all benchmarks, on engines that live as long as this call."""
-    console = Console(stderr=True)
-
-    with ray_session(placement) as settled:
-        pool = build_pool(
-            config, settled, folder, lambda kind, message, **_: console.print(f"eval: {kind}: {message}", markup=False)
-        )
-        try:
-            pool.start()
-            with console.status("sampling and grading"):
-                return evaluator.run(pool, step=0, version=0)[0]
-        finally:
-            pool.kill()
 
 
 def _earlier(path: Path) -> list[dict[str, Any]]:

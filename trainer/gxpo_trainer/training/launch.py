@@ -23,6 +23,7 @@ from gxpo_trainer.runtime.locks import WAIT_S, RunLock
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a run that SIGTERM ended, as a shell reports it."""
+ON_REQUEST: dict[str, Literal["paused", "cancelled"]] = {"pause": "paused", "cancel": "cancelled"}
 
 
 class Launch:
@@ -170,19 +171,11 @@ class Launch:
             if not isinstance(error, Exception) or (self._reporter is None and not self.serves):
                 return None
             reason = self._reason or reason_of(error, setting_up=self._reporter is None)
-            return Outcome(
-                self.attempt,
-                "failed",
-                now,
-                reason=reason,
-                message=failure_message(error),
-                recoverable=is_recoverable(error),
-            )
+            message, recoverable = failure_message(error), is_recoverable(error)
+            return Outcome(self.attempt, "failed", now, reason=reason, message=message, recoverable=recoverable)
         if self._ended is None or self.exit_code:
             return None
-        requests: dict[str, Literal["paused", "cancelled"]] = {"pause": "paused", "cancel": "cancelled"}
-        if self._ended in requests:
-            status = requests[self._ended]
+        if status := ON_REQUEST.get(self._ended):
             return Outcome(self.attempt, status, now, message=f"{status} on request")
         return Outcome(self.attempt, "succeeded", now, ended_by=self._ended, message=f"budget.{self._ended} is reached")
 

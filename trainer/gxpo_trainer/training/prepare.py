@@ -215,7 +215,7 @@ def fitting_prompts(
         prompt_limit(config, "rollout", config.rollout.max_new_tokens),
         key=lambda limit: limit[0],
     )
-    problems = with_boxes(data.prompts) if config.trains_on_boxes else data.prompts
+    problems = tuple(map(boxed, data.prompts)) if config.trains_on_boxes else data.prompts
     prompts = tokenize_prompts(problems, tokenizer, template, longest, setting=setting, fix=fix)
     if prompts.num_too_long:
         data = replace(data, num_left_out={**data.num_left_out, setting: prompts.num_too_long})
@@ -265,8 +265,8 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
     for name in config.evaluation.benchmarks:
         benchmark = load_benchmark(name, config.data, config.evaluation, gold_problem)
         if config.verifier.answer == "boxed":
-            boxed, left_out = with_boxes(benchmark.prompts), with_boxes(benchmark.left_out)
-            benchmark = replace(benchmark, prompts=boxed, left_out=left_out)
+            prompts, left_out = tuple(map(boxed, benchmark.prompts)), tuple(map(boxed, benchmark.left_out))
+            benchmark = replace(benchmark, prompts=prompts, left_out=left_out)
         if any(benchmark.name == other.benchmark.name for other in tokenized):
             raise ConfigError(f"evaluation.benchmarks: two have the name {benchmark.name}; rename the file of one")
         problems = benchmark.prompts + (benchmark.left_out if config.evaluation.full_at_end else ())
@@ -281,14 +281,10 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
     return tokenized
 
 
-def with_boxes(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
-    """The problems with the rule that only a box holds an answer."""
-    return tuple(
-        replace(
-            prompt, extra=prompt.extra | {EXTRA_KEY: replace(prompt.extra.get(EXTRA_KEY, VerifyOptions()), boxed=True)}
-        )
-        for prompt in prompts
-    )
+def boxed(prompt: Prompt) -> Prompt:
+    """The problem with the rule that only a box holds an answer."""
+    options = replace(prompt.extra.get(EXTRA_KEY, VerifyOptions()), boxed=True)
+    return replace(prompt, extra=prompt.extra | {EXTRA_KEY: options})
 
 
 def gold_problem(gold: str) -> str | None:
@@ -306,13 +302,9 @@ def _checkpoint_to_resume(
     """The checkpoint to resume from, None for the start; and why newer ones were skipped."""
     if resume and not (out_dir / IDENTITY).exists():
         raise CheckpointError(f"--resume: {out_dir} contains no run; omit --resume to start one")
-    skipped: list[str] = []
-    if resume:
-        checkpoint = store.latest()
-    elif continue_run and (out_dir / IDENTITY).exists():
+    checkpoint, skipped = store.latest() if resume else None, list[str]()
+    if continue_run and not resume and (out_dir / IDENTITY).exists():
         checkpoint, skipped = store.latest_valid()
-    else:
-        checkpoint = None
     if checkpoint is not None:
         check_same_run(checkpoint, config, out_dir)
     return checkpoint, skipped

@@ -17,14 +17,13 @@ from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reading import CONFIG
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.trackers import Trackers
-from gxpo_trainer.reporting.uploader import ControlRequest
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch, Watchdog
 from gxpo_trainer.runtime.ray_session import cluster_resources, connect_ray, reserve
 from gxpo_trainer.training.checkpoints import next_attempt, repeated_passes
 from gxpo_trainer.training.controller import Controller
 from gxpo_trainer.training.evaluation import Evaluator
-from gxpo_trainer.training.launch import Launch
+from gxpo_trainer.training.launch import ON_REQUEST, Launch
 from gxpo_trainer.training.prepare import Prepared, prepare
 from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.runtime import Runtime, build_runtime, check_memory
@@ -65,7 +64,7 @@ def train_in_launch(config: RunConfig, launch: Launch, *, resume: bool = False, 
 def describe_end(ended: str, launch: Launch) -> str:
     if launch.exit_code:
         return "stopped by SIGTERM; --resume continues from the last checkpoint"
-    return {"pause": "paused", "cancel": "cancelled"}.get(ended, f"ended by budget.{ended}")
+    return ON_REQUEST.get(ended, f"ended by budget.{ended}")
 
 
 def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress) -> str:
@@ -113,8 +112,9 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         _record_end(ended, launch, reporter)
         return ended
     except _StoppedWaiting as stopped:
-        _record_end(stopped.request, launch, reporter)
-        return stopped.request
+        (request,) = stopped.args
+        _record_end(request, launch, reporter)
+        return str(request)
     except (KeyboardInterrupt, SystemExit):
         reporter.log_event("interrupted", "stopped from outside; --resume continues from the last checkpoint")
         raise
@@ -137,10 +137,7 @@ def _tell(reporter: RunReporter, progress: TrainingProgress, message: str) -> No
 
 
 class _StoppedWaiting(Exception):
-    """A pause or cancel request arrived before the run's resources."""
-
-    def __init__(self, request: ControlRequest) -> None:
-        self.request = request
+    """A pause or cancel request, its argument, arrived before the run's resources."""
 
 
 def _reserve(
@@ -191,8 +188,7 @@ def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], 
 def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
     if ended == "pause" and launch.terminated:
         reporter.log_event("interrupted", "stopped by SIGTERM; --resume continues from the last checkpoint")
-    elif ended in ("pause", "cancel"):
-        done = {"pause": "paused", "cancel": "cancelled"}[ended]
+    elif done := ON_REQUEST.get(ended):
         reporter.log_event(done, f"{done} on request")
     else:
         reporter.log_event("finished", f"budget.{ended} is reached", bound=ended)
