@@ -41,7 +41,7 @@ def build() -> int:
     problems = [f"{path} is stale; run `make docs`" for path in generated.stale(ROOT)]
     problems += links.problems_of_navigation(project["nav"], ROOT / project["docs_dir"])
     problems += links.problems_of_site(ROOT / project["site_dir"])
-    for file in sorted(ROOT.glob("*.md")):
+    for file in sorted([*ROOT.glob("*.md"), *(ROOT / project["docs_dir"]).rglob("*.md")]):
         problems += links.problems_of_markdown(file, ROOT)
     for problem in problems:
         print(f"docs: {problem}", file=sys.stderr)

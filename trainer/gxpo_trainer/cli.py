@@ -334,12 +334,13 @@ def run_report(args: argparse.Namespace) -> int:
     """Compare runs; those whose configs differ only in name and seed are seeds of one group."""
     from rich.console import Console
 
+    from gxpo_trainer.compare.seeds import group_by_config
     from gxpo_trainer.jsonl import make_folder
     from gxpo_trainer.reporting.figures import PAGE_NAME, PNG_NAME, write_report
-    from gxpo_trainer.reporting.reading import group_runs
+    from gxpo_trainer.reporting.reading import load_run, read_identity
     from gxpo_trainer.reporting.tables import print_tables
 
-    groups = group_runs(args.runs, args.benchmark)
+    groups = group_by_config([(load_run(run, args.benchmark), read_identity(run)["config"]) for run in args.runs])
     names = [group.name for group in groups]
     if args.baseline is not None and args.baseline not in names:
         raise ConfigError(f"--baseline {args.baseline}: choose one of {', '.join(names)}")

@@ -71,11 +71,7 @@ def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> Non
         assert config.learner.rule.gate_config is None or not config.learner.rule.gate_config.can_fire
         assert (config.seed, config.learner.optimizer.learning_rate, config.budget.steps) == (3, 1e-4, None)
         tuning = definition.run_config(reference, definition.RunKey("ladder", arm, 1e-4, 100))
-        assert (
-            tuning.evaluation.every_steps * per_step
-            == tuning.budget.backward_passes
-            == reference.tuning.backward_passes
-        )
+        assert tuning.evaluation.every_steps * per_step == tuning.budget.backward_passes == 30
 
 
 @pytest.mark.parametrize(
@@ -129,10 +125,8 @@ def test_the_example_of_the_documentation_is_a_study(tmp_path: Path) -> None:
     example = definition.load_study(file)
     for arm in example.arms:
         definition.run_config(example, definition.RunKey("report", arm, 1e-4, 0))
-    assert (
-        f"at most {definition.largest_cost(example)[0]} runs and {definition.largest_cost(example)[1]} backward passes"
-        in page
-    )
+    runs, passes = definition.largest_cost(example)
+    assert f"at most {runs} runs and {passes} backward passes" in page
 
 
 def test_an_arm_climbs_its_ladder_until_its_accuracy_falls_and_then_runs_its_seeds() -> None:
@@ -151,13 +145,11 @@ def test_an_arm_climbs_its_ladder_until_its_accuracy_falls_and_then_runs_its_see
 
 
 def test_the_best_rate_is_the_lowest_of_equally_good_ones_and_never_one_that_diverged() -> None:
-    assert definition.best_point(
-        study(), "grpo", rung(1e-5, 0.2) | rung(2e-5, 0.3) | rung(4e-5, 0.3)
-    ) == definition.Point(2e-5)
+    climbed = rung(1e-5, 0.2) | rung(2e-5, 0.3) | rung(4e-5, 0.3)
+    assert definition.best_point(study(), "grpo", climbed) == definition.Point(2e-5)
     # A rate that diverges ends the ladder.
-    assert definition.best_point(study(), "grpo", rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)) == definition.Point(
-        1e-5
-    )
+    lost = rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)
+    assert definition.best_point(study(), "grpo", lost) == definition.Point(1e-5)
 
 
 def test_a_rate_may_follow_another_arms_best() -> None:
@@ -257,7 +249,6 @@ def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, 
     started = sum("started" in line for line in lines)
     # 2 arms × 3 rates and 3 arms × 2 seeds.
     assert lines[0].endswith("(0 of at most 12 runs done)")
-    assert any("of at most 12 runs done, at most about 0 min left)" in line for line in lines)
     registered = json.loads((root / REGISTERED).read_text())
     assert registered == study().model_dump(mode="json")
     # An analysis that is changed after the first run does not change what was registered.

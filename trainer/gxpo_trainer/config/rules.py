@@ -373,4 +373,5 @@ def run_label(rule: Mapping[str, Any]) -> str:
 
 def in_words(names: list[str], conjunction: str = "or") -> str:
     """`a, b or c`."""
-    return f" {conjunction} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+    *first, last = names
+    return f"{', '.join(first)} {conjunction} {last}" if first else last

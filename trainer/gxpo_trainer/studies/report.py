@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -192,7 +194,7 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     name = data.study.name
     return {
         f"{name}-curves.png": png(draw_curves(list(groups.values()), [styles[arm] for arm in groups])),
-        f"{name}-ladder.png": draw_tuning(findings, styles),
+        f"{name}-ladder.png": draw_tuning(data, findings, styles),
     }
 
 
@@ -372,22 +374,43 @@ def _open_questions(data: StudyData, findings: Findings) -> list[str]:
     return lines
 
 
-def draw_tuning(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
-    """The best accuracy at the tuning budget against the learning rate, a line an arm; a cross where a run diverged."""
-    figure = Figure(figsize=(8, 5.5), dpi=125, layout="constrained")
-    axes = figure.subplots()
-    for arm in findings.arms:
-        by_rate: dict[float, float] = {}
-        for point, mean, *_ in arm.tuning:
-            by_rate[point.learning_rate] = max(100 * mean, by_rate.get(point.learning_rate, 0.0))
-        if by_rate:
-            axes.plot(list(by_rate), list(by_rate.values()), label=arm.label, **styles[arm.arm].options)
-        lost = [(point.learning_rate, 100 * mean) for point, mean, _, diverged in arm.tuning if diverged]
-        if lost:
-            axes.plot(*zip(*lost, strict=True), marker="x", markersize=12, color="#000000", linestyle="none")
-    axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
-    axes.grid(alpha=0.25)
-    if axes.get_legend_handles_labels()[0]:
-        # A label of the reference study takes up to 4 inches.
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=10)
+def draw_tuning(data: StudyData, findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
+    """Accuracy at the tuning budget against the learning rate; a cross where a run diverged.
+
+    Of a ladder one panel with a line an arm; of a search a panel an arm, with a line for each value of the first other
+    setting through its best points, as far as there were several.
+    """
+    tuned = [arm for arm in findings.arms if arm.tuning]
+    panels = 1 if data.study.search is None else max(1, len(tuned))
+    columns = min(panels, 3)
+    size = (8, 5.5) if panels == 1 else (4.2 * columns, 3.6 * -(-panels // columns))
+    figure = Figure(figsize=size, dpi=125, layout="constrained")
+    grid = list(figure.subplots(-(-panels // columns), columns, squeeze=False, sharey=True).flat)
+    for axes in grid[panels:]:
+        axes.set_visible(False)
+    for number, arm in enumerate(tuned):
+        axes = grid[min(number, panels - 1)]
+        lines = [(arm.label, arm.tuning, styles[arm.arm].options)]
+        if data.study.search is not None:
+            axes.set_title(arm.label, fontsize=10)
+            by_value: dict[str, list[Any]] = {}
+            for tried in arm.tuning:
+                by_value.setdefault(tried[0].settings.partition(" ")[0].rpartition(".")[2], []).append(tried)
+            shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(by_value)))
+            lines = [
+                (value, tuple(by_value[value]), {"color": shade, "marker": "o", "linestyle": "none"})
+                for value, shade in zip(sorted(by_value), shades, strict=True)
+            ]
+        for label, tuning, options in lines:
+            rates = [point.learning_rate for point, *_ in tuning]
+            axes.plot(rates, [100 * mean for _, mean, *_ in tuning], label=label, **options)
+            lost = [(point.learning_rate, 100 * mean) for point, mean, _, diverged in tuning if diverged]
+            if lost:
+                axes.plot(*zip(*lost, strict=True), marker="x", markersize=12, color="#000000", linestyle="none")
+        axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
+        axes.grid(alpha=0.25)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        columns = int(figure.get_figwidth() // 4)  # a label of the reference study takes up to 4 inches
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
     return png(figure)
