@@ -54,12 +54,15 @@ def test_settings_that_are_stated_are_not_automatic() -> None:
     assert only_one.token_budget == 8192
 
 
+KEPT = {"learner_ranks": 7, "checkpointing": False, "token_budget": 16384}
+
+
 @pytest.mark.parametrize(
     ("changes", "settings"),
     [
-        ({"learner_ranks": 7, "zero_stage": 2}, "model.gradient_checkpointing = true"),
+        (KEPT | {"zero_stage": 2}, "model.gradient_checkpointing = true"),
         (
-            {"learner_ranks": 7, "zero_stage": 1},
+            KEPT | {"zero_stage": 1},
             "learner.zero_stage = 3, model.gradient_checkpointing = true and learner.token_budget = 4096",
         ),
         # What changes the policy comes last: one rank cannot divide the parameters.
@@ -67,7 +70,7 @@ def test_settings_that_are_stated_are_not_automatic() -> None:
     ],
 )
 def test_what_suffices_is_named_with_its_value(changes: dict[str, Any], settings: str) -> None:
-    plan = make_plan(big(checkpointing=False, token_budget=16384, **changes))
+    plan = make_plan(big(**changes))
     problem, _, advised = (plan.advice or "").partition("; set ")
     assert problem.startswith("learner: needs ")
     assert problem.endswith(" GiB per device and a100-80 has 79.3 GiB")
