@@ -183,9 +183,16 @@ def run_config(args: argparse.Namespace) -> int:
         print("\n\n".join(load_problems(config).shown()))
         print(f"\nreward: {'only a box counts as answer' if config.trains_on_boxes else 'any stated answer counts'}")
     else:
+        from gxpo_trainer.rules.gate import describe
+
         load, what = (config_io.load_preset, args.preset) if args.preset else (config_io.load_run, args.file)
         config = load(what, args.set)
-        print(config_io.to_toml(config, _comments(config)), end="")
+        # Backward passes per step, and the expected step at which noise alone fires the gate.
+        rule, gate = config.learner.rule, config.learner.rule.gate_config
+        passes, closed = (rule.passes_per_step(gate_open=is_open) for is_open in (True, False))
+        cost = f"{rule.label}: {passes} backward pass{'es' if passes > 1 else ''} per step"
+        with_gate = f"{cost} while the look-ahead is on, {closed} after it."
+        print(config_io.to_toml(config, [with_gate, describe(gate)] if gate else [f"{cost}."]), end="")
     return 0
 
 
@@ -196,19 +203,6 @@ def _gpus_here(config: RunConfig) -> int | None:
     from gxpo_trainer.runtime.placement import ray_address, visible_gpus
 
     return visible_gpus() if ray_address(config) is None else None
-
-
-def _comments(config: RunConfig) -> list[str]:
-    """Backward passes per step, and the expected step at which noise alone fires the gate."""
-    from gxpo_trainer.rules.gate import describe
-
-    rule = config.learner.rule
-    passes, gate = rule.passes_per_step(gate_open=True), rule.gate_config
-    cost = f"{rule.label}: {passes} backward pass{'es' if passes > 1 else ''} per step"
-    if gate is None:
-        return [f"{cost}."]
-    closed = rule.passes_per_step(gate_open=False)
-    return [f"{cost} while the look-ahead is on, {closed} after it.", describe(gate)]
 
 
 def register_sandbox(subparsers: Subparsers) -> None:
@@ -334,11 +328,13 @@ def run_report(args: argparse.Namespace) -> int:
     """Compare runs; those whose configs differ only in name and seed are seeds of one group."""
     from rich.console import Console
 
+    from gxpo_trainer.compare.evidence import weigh
     from gxpo_trainer.compare.seeds import group_by_config
+    from gxpo_trainer.compare.text_tables import all_tables
     from gxpo_trainer.jsonl import make_folder
     from gxpo_trainer.reporting.figures import PAGE_NAME, PNG_NAME, write_report
     from gxpo_trainer.reporting.reading import load_run, read_identity
-    from gxpo_trainer.reporting.tables import print_tables
+    from gxpo_trainer.reporting.tables import rendered
 
     groups = group_by_config([(load_run(run, args.benchmark), read_identity(run)["config"]) for run in args.runs])
     names = [group.name for group in groups]
@@ -349,7 +345,9 @@ def run_report(args: argparse.Namespace) -> int:
     comparison = write_report(args.out, groups, **shown)
     # Without a terminal rich assumes 80 columns, which would wrap the tables.
     console = Console(width=None if sys.stdout.isatty() else 120)
-    print_tables(groups, comparison, console, args.sampling_share)
+    for table in all_tables(groups, comparison, args.sampling_share):
+        console.print(rendered(table))
+    console.print(weigh(comparison).sentence, markup=False, highlight=False)
     print(f"\nReport: {args.out / PAGE_NAME}\nCurves: {args.out / PNG_NAME}")
     return 0
 

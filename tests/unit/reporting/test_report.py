@@ -226,20 +226,17 @@ def test_a_resumed_run_keeps_its_identity_and_records_changes(tmp_path: Path) ->
     with reporter(tmp_path) as made:
         made.write_identity(first)
         made.write_identity({**first, "python": "3.11.2"}, attempt=2)
+        # Replaced as a whole, with any text.
+        cyclic: dict[str, object] = {"a": "a\0b\ud800c"}
+        made.write_identity(cyclic, attempt=3)
+        cyclic["self"] = cyclic
+        with pytest.raises(RecursionError):
+            write_json(tmp_path / "run.json", cyclic)
     identity = read_identity(tmp_path)
+    assert identity["attempts"].pop()["changed"]["a"]["now"] == "a\0b\ud800c"
     assert identity["python"] == "3.11.1"
     assert [attempt["attempt"] for attempt in identity["attempts"]] == [1, 2]
     assert identity["attempts"][1]["changed"] == {"python": {"first": "3.11.1", "now": "3.11.2"}}
-
-
-def test_write_json_is_atomic_and_takes_any_text(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    write_json(path, {"a": "a\0b\ud800c"})
-    cyclic: dict[str, object] = {}
-    cyclic["self"] = cyclic
-    with pytest.raises(RecursionError):
-        write_json(path, cyclic)
-    assert json.loads(path.read_bytes()) == {"a": "a\0b\ud800c"}
 
 
 # Reasons of failures; a report of Ray's memory monitor becomes two sentences and says whether a run is launched

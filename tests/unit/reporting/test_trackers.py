@@ -160,11 +160,6 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def mlflow_server(serve: Callable[..., str], folder: Path, port: int = 0) -> str:
-    store = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", f"{folder}/artifacts"]
-    return serve("mlflow", "-m", "mlflow", "server", "--port", "PORT", "--workers", "1", *store, port=port)
-
-
 def mlflow_runs(url: str) -> list[dict[str, Any]]:
     api = f"{url}/api/2.0/mlflow"
     ids = httpx.get(f"{api}/experiments/get-by-name", params={"experiment_name": "lab"}).json()
@@ -178,25 +173,7 @@ def mlflow_runs(url: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long("a server of MLflow and its client; the other clients and outages run in every suite")
-def test_mlflow_gets_config_curves_evaluations_and_samples(
-    serve: Callable[..., str], other_python: str, tmp_path: Path
-) -> None:
-    url = mlflow_server(serve, tmp_path)
-    assert send(tmp_path / "run", {"name": "mlflow", "address": url}, python=other_python) == []
-    first, second = mlflow_runs(url)
-    assert first["history"] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
-    assert second["history"] == [(3, 0.03), (4, 0.04), (5, 0.05)]
-    assert [run["info"]["run_name"] for run in (first, second)] == ["demo", "demo (attempt 2)"]
-    assert second["info"]["status"] == "FINISHED"
-    assert {each["key"] for each in first["data"]["metrics"]} >= {"eval/average/pass_at_1", "gate/z"}
-    params = {each["key"]: each["value"] for each in first["data"]["params"]}
-    assert params["learner.optimizer.learning_rate"] == "1e-05"
-    files = {file.relative_to(tmp_path / "artifacts").parts[3:] for file in tmp_path.rglob("*.txt")}
-    assert ("samples", "step-000005.txt") in files
-
-
-@pytest.mark.long("two starts of an MLflow server; the same without a server runs in every suite")
-def test_a_late_mlflow_server_gets_everything_and_the_key_stays_out_of_the_files(
+def test_a_late_mlflow_server_gets_config_curves_and_samples_and_the_key_stays_out_of_the_files(
     serve: Callable[..., str], other_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
@@ -205,12 +182,25 @@ def test_a_late_mlflow_server_gets_everything_and_the_key_stays_out_of_the_files
     assert len(said) == 2, said
     assert said[0].startswith("mlflow cannot be reached or refuses the run; training goes on")
     assert said[1] == f"mlflow has not been sent everything; `gxpo track {tmp_path / 'run'}` sends the rest"
-    url = mlflow_server(serve, tmp_path, port)
+    store = [
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/mlflow.db",
+        "--artifacts-destination",
+        f"{tmp_path}/artifacts",
+    ]
+    url = serve("mlflow", "-m", "mlflow", "server", "--port", "PORT", "--workers", "1", *store, port=port)
     logging = build({"logging": {"trackers": ["mlflow"]}}).logging
     with Trackers(tmp_path / "run", logging, said.append, python=other_python, finish_s=60.0) as running:
         running.status = "finished"
     assert running.complete
-    assert [len(run["history"]) for run in mlflow_runs(url)] == [4, 3]
+    first, second = mlflow_runs(url)
+    assert first["history"] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert second["history"] == [(3, 0.03), (4, 0.04), (5, 0.05)]
+    assert [run["info"]["run_name"] for run in (first, second)] == ["demo", "demo (attempt 2)"]
+    assert second["info"]["status"] == "FINISHED"
+    assert {each["key"] for each in first["data"]["metrics"]} >= {"eval/average/pass_at_1", "gate/z"}
+    assert {"key": "learner.optimizer.learning_rate", "value": "1e-05"} in first["data"]["params"]
+    assert list(tmp_path.glob("artifacts/**/samples/step-000005.txt"))
     written = b"".join(file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file())
     assert b"hidden-word" not in written + " ".join(said).encode()
 

@@ -86,7 +86,8 @@ class Run:
         raise AssertionError("the condition was never reached")
 
     def on_disk(self) -> dict[str, list[Any]]:
-        return {kind: rows_of(self.folder / FILES[kind]) for kind in KINDS}
+        texts = {kind: (self.folder / FILES[kind]).read_bytes().split(b"\n")[:-1] for kind in KINDS}
+        return {kind: list(map(json.loads, lines)) for kind, lines in texts.items()}
 
     def arrives(self, server: IngestServer) -> None:
         """Follow the files until the service has every line; nothing more, nothing twice, in order."""
@@ -94,10 +95,6 @@ class Run:
         self.until(lambda: server.rows == self.on_disk())
         self.steps(3)
         assert server.rows == self.on_disk()
-
-
-def rows_of(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
 @pytest.fixture
@@ -113,22 +110,19 @@ def test_rows_arrive_as_stored_on_disk(run: Run, server: IngestServer) -> None:
     assert server.rows["metrics"][0]["metrics"] == {"a": "NaN", "b": "-Infinity", "c": 1e-308, "d": 0.1}
     assert server.calls[0]["path"] == "/api/v1/runs/run%201/ingest"
     assert (server.calls[0]["batch"], server.calls[0]["attempt"]) == (None, 1)
-
-
-def test_characters_that_a_database_cannot_store_are_replaced(run: Run, server: IngestServer) -> None:
+    # But for characters that a database cannot store.
     run.write("samples", response="a\0b \ud800 \U0001f600", turns=[{"text": "\0", "reward": 0.1}])
     run.write("samples", response=r"\u0000 is written as text")
-    run.uploader.follow()
-    run.until(lambda: len(server.rows["samples"]) == 2)
-    first, second = server.rows["samples"]
-    assert first["response"] == "a\ufffdb \ufffd \U0001f600"
-    assert first["turns"] == [{"text": "\ufffd", "reward": 0.1}]
-    assert second == run.on_disk()["samples"][1]
-    assert run.on_disk()["samples"][0]["response"] == "a\0b \ud800 \U0001f600", "the file keeps what was sampled"
+    run.until(lambda: len(server.rows["samples"]) == 4)
+    row = {"number": 7, "response": "a\ufffdb \ufffd \U0001f600", "turns": [{"text": "\ufffd", "reward": 0.1}]}
+    assert server.rows["samples"][2:] == [row, run.on_disk()["samples"][3]]
+    assert run.on_disk()["samples"][2]["response"] == "a\0b \ud800 \U0001f600", "the file keeps what was sampled"
     assert run.uploader.take_events() == []
 
 
-def test_batches_count_from_one_and_are_limited_in_rows_and_bytes(run: Run, server: IngestServer) -> None:
+def test_batches_count_from_one_are_limited_in_rows_and_bytes_and_halved_until_they_fit(
+    run: Run, server: IngestServer
+) -> None:
     run.write("metrics", 450)
     run.write("samples", 5, response="x" * 400_000)
     run.write("evaluations", response="x" * 1_500_000)
@@ -139,6 +133,11 @@ def test_batches_count_from_one_and_are_limited_in_rows_and_bytes(run: Run, serv
     assert max(len(call[kind]) for call in batches for kind in KINDS) == 200
     sizes = [sum(len(json.dumps(row)) for kind in KINDS for row in call[kind]) for call in batches]
     assert sum(size > 1_000_000 for size in sizes) == 1, "one row alone is larger"
+    server.most_bytes = 3000
+    run.write("samples", 40, response="x" * 400)
+    run.arrives(server)
+    assert 413 in server.statuses
+    assert run.uploader.take_events() == []
 
 
 def test_an_unterminated_last_line_is_not_sent_and_a_damaged_one_is_null(
@@ -183,14 +182,6 @@ def test_the_back_off_grows_exponentially_to_its_maximum(run: Run, server: Inges
     assert all(0.0025 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
     assert max(waits) > 0.019
     assert len({round(wait, 6) for wait in waits}) > 100, "no jitter"
-
-
-def test_a_batch_that_is_too_large_is_halved_until_it_fits(run: Run, server: IngestServer) -> None:
-    server.most_bytes = 3000
-    run.write("samples", 40, response="x" * 400)
-    run.arrives(server)
-    assert 413 in server.statuses
-    assert run.uploader.take_events() == []
 
 
 def test_only_rejected_rows_are_skipped(run: Run, server: IngestServer) -> None:
@@ -270,11 +261,9 @@ def test_a_change_of_phase_is_sent_at_once_and_repeated_with_later_heartbeats(
     run.steps(4)
     assert [call["phase"] for call in server.calls] == ["preparing", "waiting for 3 GPUs"]
     assert server.statuses == [200, 500, 200]
-    run.uploader.follow()
     run.write("metrics")
-    run.steps(4)
+    run.arrives(server)
     assert [call["phase"] for call in server.calls[2:]] == ["waiting for 3 GPUs", None]
-    assert server.calls[-1]["metrics"] == run.on_disk()["metrics"]
 
 
 def test_the_thread_sends_remaining_rows_then_the_outcome(run: Run, server: IngestServer) -> None:
@@ -285,8 +274,8 @@ def test_the_thread_sends_remaining_rows_then_the_outcome(run: Run, server: Inge
     assert run.uploader.finish(OUTCOME) is True
     assert server.rows == run.on_disk()
     assert server.outcome == OUTCOME
-    assert server.calls[-1]["outcome"] == OUTCOME
-    assert all(server.calls[-1][kind] == [] for kind in KINDS)
+    last = server.calls[-1]
+    assert (last["outcome"], [last[kind] for kind in KINDS]) == (OUTCOME, [[] for _ in KINDS])
 
 
 def test_410_after_a_lost_response_counts_as_a_delivered_outcome(run: Run, server: IngestServer) -> None:

@@ -150,19 +150,20 @@ def test_the_best_rate_is_the_lowest_of_equally_good_ones_and_never_one_that_div
     # A rate that diverges ends the ladder.
     lost = rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)
     assert definition.best_point(study(), "grpo", lost) == definition.Point(1e-5)
-
-
-def test_a_rate_may_follow_another_arms_best() -> None:
+    # A rate may follow another arm's best.
     results = rung(1e-5, 0.2, "gxpo") | rung(2e-5, 0.3, "gxpo") | rung(4e-5, 0.1, "gxpo")
     assert definition.best_point(study(), "long", results) == definition.Point(3.5 * 2e-5)
     assert definition.best_point(study(), "long", {}) is None
     assert [key.arm for key in definition.pending(study(), {})] == ["grpo", "gxpo"]
 
 
+SEARCHED = study(ladder=None, search=SEARCH)
+
+
 def searched(results: dict[definition.RunKey, definition.RunResult], arm: str = "grpo") -> list[tuple[float, str, int]]:
     """The tuning runs of an arm that can start now."""
-    found = definition.pending(study(ladder=None, search=SEARCH), results)
-    return [(key.learning_rate, key.settings, key.seed) for key in found if (key.arm, key.stage) == (arm, "ladder")]
+    keys = [key for key in definition.pending(SEARCHED, results) if (key.arm, key.stage) == (arm, "ladder")]
+    return [(key.learning_rate, key.settings, key.seed) for key in keys]
 
 
 def test_a_search_gives_the_better_half_of_its_points_the_next_seed_and_every_arm_the_same_points() -> None:
@@ -180,11 +181,11 @@ def test_a_search_gives_the_better_half_of_its_points_the_next_seed_and_every_ar
     # Means 0.3 and 0.35; the best of the first seed alone does not win.
     for (rate, words, seed), value in zip(second, (0.1, 0.3), strict=True):
         results[definition.RunKey("ladder", "grpo", rate, seed, words)] = definition.RunResult(value)
-    best = definition.best_point(study(ladder=None, search=SEARCH), "grpo", results)
+    best = definition.best_point(SEARCHED, "grpo", results)
     assert best == definition.Point(*first[3][:2])
     assert searched(results) == []
-    key = next(key for key in definition.pending(study(ladder=None, search=SEARCH), results) if key.stage == "report")
-    config = definition.run_config(study(ladder=None, search=SEARCH), key)
+    key = next(key for key in definition.pending(SEARCHED, results) if key.stage == "report")
+    config = definition.run_config(SEARCHED, key)
     # The decay ends with the budget.
     assert (key.point, config.learner.optimizer.schedule, config.budget.steps) == (best, "cosine", 12)
     assert f"learner.mini_batches={config.learner.mini_batches}" in key.settings

@@ -155,11 +155,6 @@ class Choice(Generic[S]):
         return built_in | {"oneOf": [*built_in["oneOf"], *union["oneOf"]]}
 
 
-def known_classes() -> tuple[type[Settings], ...]:
-    """The settings classes of all choices: what is computed from the tree of settings changes with them."""
-    return tuple(settings for choice in CHOICES.values() for settings in choice.known())
-
-
 @functools.cache
 def _named(settings: type[S], key: str, name: str) -> type[S]:
     """The class with `name` as the only value of its setting `key`."""

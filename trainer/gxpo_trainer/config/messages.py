@@ -6,13 +6,15 @@ import difflib
 import functools
 import json
 import math
+import tomllib
 import typing
 from collections.abc import Iterable, Iterator
+from importlib import resources
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gxpo_trainer.config.components import CHOICE_ERROR, CHOICES, known_classes
+from gxpo_trainer.config.components import CHOICE_ERROR, CHOICES
 from gxpo_trainer.config.rules import RULE_CHOICE, in_words
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
@@ -23,48 +25,9 @@ _LEAST_SIMILARITY, _LONGEST_TYPO = 0.7, 200
 _ALMOST_EQUAL = 0.95
 """Similarity of whole paths from which a name is a typing error, not the name of another library."""
 
-OTHER_NAMES: tuple[tuple[str, str, str], ...] = (
-    ("model_name_or_path, actor_rollout_ref.model.path", "model.path", ""),
-    ("dataset_name, train_files", "data.source", ""),
-    ("prompt_key", "data.prompt_field", ""),
-    ("max_prompt_length", "data.max_prompt_tokens", ""),
-    ("per_device_train_batch_size, train_batch_size", "rollout.prompts_per_step", "prompts of all ranks, not samples"),
-    ("num_generations, rollout.n", "rollout.samples_per_prompt", ""),
-    ("max_completion_length, max_response_length, response_length", "rollout.max_new_tokens", ""),
-    ("vllm_gpu_memory_utilization", "rollout.gpu_memory_utilization", ""),
-    ("tensor_model_parallel_size, vllm_tensor_parallel_size", "placement.tensor_parallel", ""),
-    ("n_gpus_per_node, num_processes", "placement.learner_ranks", "engines have GPUs of placement.samplers"),
-    ("reward_funcs, reward_weights, custom_reward_function", "verifier.rewards", ""),
-    ("lr, optim.lr", "learner.optimizer.learning_rate", ""),
-    ("lr_scheduler_type, lr_scheduler", "learner.optimizer.schedule", ""),
-    ("lr_warmup_steps", "learner.optimizer.warmup_steps", ""),
-    ("optim", "learner.optimizer.name", ""),
-    ("adam_beta1, adam_beta2", "learner.optimizer.betas", ""),
-    ("adam_epsilon, eps", "learner.optimizer.epsilon", ""),
-    ("grad_clip, clip_grad", "learner.optimizer.max_grad_norm", ""),
-    ("beta, kl_coef, kl_loss_coef, use_kl_loss", "learner.loss.kl_beta", "0 is without"),
-    ("epsilon, clip_ratio, cliprange", "learner.loss.clip_low", "and learner.loss.clip_high"),
-    ("clip_ratio_low", "learner.loss.clip_low", ""),
-    ("epsilon_high, clip_ratio_high", "learner.loss.clip_high", ""),
-    ("loss_type, loss_agg_mode", "learner.loss.aggregation", ""),
-    ("importance_sampling_level", "learner.loss.surrogate", ""),
-    ("scale_rewards, norm_adv_by_std_in_grpo", "learner.loss.advantage_std", ""),
-    ("mask_truncated_completions", "learner.loss.mask_truncated", ""),
-    ("filter_groups", "learner.loss.zero_variance", '"resample"'),
-    ("ppo_mini_batch_size", "learner.mini_batches", "how many in a step, not their size"),
-    ("ppo_epochs, num_iterations", "learner.rule.name", '"epochs"'),
-    (
-        "gradient_accumulation_steps, ppo_micro_batch_size, ppo_micro_batch_size_per_gpu, ppo_max_token_len_per_gpu",
-        "learner.token_budget",
-        "tokens of a micro-batch",
-    ),
-    ("bf16, fp16, torch_dtype", "learner.precision", ""),
-    ("deepspeed", "learner.zero_stage", ""),
-    ("lora_r, lora_rank", "learner.lora.rank", ""),
-    ("max_steps, total_training_steps, num_train_epochs, total_epochs", "budget.steps", ""),
-    ("eval_steps, test_freq", "evaluation.every_steps", ""),
-    ("save_steps, save_freq", "checkpoint.every_steps", ""),
-    ("save_total_limit, max_actor_ckpt_to_keep", "checkpoint.keep_last", ""),
+_TABLE = resources.files(__package__) / "other_names.toml"
+OTHER_NAMES: tuple[tuple[str, str, str], ...] = tuple(
+    (names, *meaning) for names, meaning in tomllib.loads(_TABLE.read_text(encoding="utf-8")).items()
 )
 """(names in TRL and verl, setting, remark). A name stands for every path that ends with it."""
 
@@ -88,7 +51,7 @@ _PATHS: dict[tuple[type[BaseModel], ...], tuple[str, ...]] = {}
 
 def setting_paths() -> tuple[str, ...]:
     """Every dotted path once, sections before their contents, in the order of the classes."""
-    classes = known_classes()
+    classes = tuple(settings for choice in CHOICES.values() for settings in choice.known())
     if classes not in _PATHS:
         _PATHS[classes] = tuple(dict.fromkeys(_walk(RunConfig)))
     return _PATHS[classes]

@@ -18,7 +18,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gxpo_trainer.compare.curves import Axis, EvaluationCurve, mean_curve
+from gxpo_trainer.compare.curves import Axis, mean_curve
 from gxpo_trainer.compare.evidence import percent, weigh
 from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
@@ -118,6 +118,10 @@ def compose(
     figure = Figure(figsize=(12, 9), dpi=125, layout="constrained")
     curves = [mean_curve([run.curve for run in group.runs]) for group in groups]
     bands = [seed_band(group, curve) for group, curve in zip(groups, curves, strict=True)]
+    values = 100 * np.concatenate([curve.accuracy for curve in curves])
+    pad = max(5.0, 0.25 * float(values.max() - values.min()))
+    # Around the curves: the t-interval of two seeds can be wider than the axis.
+    limits = (max(0.0, float(values.min()) - pad), min(100.0, float(values.max()) + pad))
     shade = 0.13 if len(groups) <= 4 else 0.06
     dotted: dict[str, Any] = {"color": "#555555", "linewidth": 1, "linestyle": (0, (1, 2))}
     for axes, (axis, label, unit) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
@@ -128,7 +132,7 @@ def compose(
                 axes.fill_between(x, 100 * low, 100 * high, color=style.color, alpha=shade, linewidth=0)
         if comparison is not None:
             axes.axhline(100 * comparison.target.accuracy, **dotted)
-        axes.set(xlabel=label, ylabel="Accuracy (%)", ylim=_accuracy_limits(curves))
+        axes.set(xlabel=label, ylabel="Accuracy (%)", ylim=limits)
         axes.grid(alpha=0.25)
         axes.margins(x=0.03)
     handles = []
@@ -147,13 +151,6 @@ def compose(
         note = "bands: 95% over seeds, over problems for single seeds"
     figure.suptitle(f"{_literal(title)}\n{note}".strip(), fontsize=13)
     return figure
-
-
-def _accuracy_limits(curves: Sequence[EvaluationCurve]) -> tuple[float, float]:
-    """Limits around the curves; the t-interval of two seeds can be wider than the axis."""
-    values = 100 * np.concatenate([curve.accuracy for curve in curves])
-    pad = max(5.0, 0.25 * float(values.max() - values.min()))
-    return max(0.0, float(values.min()) - pad), min(100.0, float(values.max()) + pad)
 
 
 def _short(name: str) -> str:
