@@ -29,7 +29,7 @@ def write() -> int:
 
 
 def build() -> int:
-    """Build the site; the exit code is 1 for a stale page, a warning, a broken link or a page out of reach."""
+    """Build the site; the exit code is 1 for a stale page, a warning, a broken link or a page missing in `nav`."""
     project = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]
     command = [str(Path(sys.executable).parent / "zensical"), "build", "--strict", "--clean"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

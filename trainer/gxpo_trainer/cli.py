@@ -183,16 +183,9 @@ def run_config(args: argparse.Namespace) -> int:
         print("\n\n".join(load_problems(config).shown()))
         print(f"\nreward: {'only a box counts as answer' if config.trains_on_boxes else 'any stated answer counts'}")
     else:
-        from gxpo_trainer.rules.gate import describe
-
         load, what = (config_io.load_preset, args.preset) if args.preset else (config_io.load_run, args.file)
         config = load(what, args.set)
-        # Backward passes per step, and the expected step at which noise alone fires the gate.
-        rule, gate = config.learner.rule, config.learner.rule.gate_config
-        passes, closed = (rule.passes_per_step(gate_open=is_open) for is_open in (True, False))
-        cost = f"{rule.label}: {passes} backward pass{'es' if passes > 1 else ''} per step"
-        with_gate = f"{cost} while the look-ahead is on, {closed} after it."
-        print(config_io.to_toml(config, [with_gate, describe(gate)] if gate else [f"{cost}."]), end="")
+        print(config_io.to_toml(config, _comments(config)), end="")
     return 0
 
 
@@ -203,6 +196,16 @@ def _gpus_here(config: RunConfig) -> int | None:
     from gxpo_trainer.runtime.placement import ray_address, visible_gpus
 
     return visible_gpus() if ray_address(config) is None else None
+
+
+def _comments(config: RunConfig) -> list[str]:
+    """Backward passes per step, and the expected step at which noise alone fires the gate."""
+    from gxpo_trainer.rules.gate import describe
+
+    rule, gate = config.learner.rule, config.learner.rule.gate_config
+    passes, closed = (rule.passes_per_step(gate_open=is_open) for is_open in (True, False))
+    cost = f"{rule.label}: {passes} backward pass{'es' if passes > 1 else ''} per step"
+    return [f"{cost} while the look-ahead is on, {closed} after it.", describe(gate)] if gate else [f"{cost}."]
 
 
 def register_sandbox(subparsers: Subparsers) -> None:
