@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import lzma
 import re
+import runpy
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jsonschema
@@ -30,13 +30,9 @@ from gxpo_trainer.config.base import STOP_WAIT_S
 ROOT = Path(__file__).parents[2]
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "deploy/bin" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(name: str) -> Callable[..., int]:
+    """The function `main` of a script of deploy/bin."""
+    return runpy.run_path(str(ROOT / "deploy/bin" / f"{name}.py"))["main"]
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +268,7 @@ def test_ray_on_kubernetes_is_authenticated_grows_with_what_runs_wait_for_and_se
 
 
 def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
-    make = script("init_secrets").main
+    make = script("init_secrets")
     for name in ("database", "ray"):
         (tmp_path / name).mkdir()
     assert make(tmp_path) == 0
@@ -289,7 +285,7 @@ def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
 
 
 def test_healthy_means_that_every_address_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    healthy = script("healthy").main
+    healthy = script("healthy")
 
     def respond(request: Request) -> int:
         """200 at /fine, and at /ray with the token; else 503."""

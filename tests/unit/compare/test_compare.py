@@ -231,50 +231,37 @@ def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() ->
     assert not evidence.conclusive
 
 
-INTERVAL = "shared seeds the 95% interval"
+AFTER = "below GRPO after 10 backward passes"
+OVER = f"{AFTER}; with 3 shared seeds the 95% interval"
 
 
 @pytest.mark.parametrize(
-    ("baseline", "arrivals", "verdict", "missing"),
+    ("arrivals", "verdict", "missing"),
+    # Differences of 0, −1 and −30 points, by how far a seed is from its 50%: ± t·s/√n.
     [
         # Equal speed-ups come from a coarse grid: no spread is known.
+        ((5, 5, 5), f"1.0 point {OVER} −1.0 to −1.0 excludes zero, but all seeds differ alike.", ()),
         (
-            (10, 10, 10),
-            (5, 5, 5),
-            f"1.0 point below GRPO after 10 backward passes; with 3 {INTERVAL} −1.0 to −1.0 excludes zero, but all "
-            "seeds differ alike.",
-            None,
-        ),
-        (
-            (10, 10),
             (5, 5),
-            "1.0 point below GRPO after 10 backward passes (−1.0 to −1.0 over seeds). Inconclusive: only 2 shared "
-            "seeds. Run at least 3.",
-            "seeds shared with the baseline (2 of at least 3)",
+            f"1.0 point {AFTER} (−1.0 to −1.0 over seeds). Inconclusive: only 2 shared seeds. Run at least 3.",
+            ("seeds shared with the baseline (2 of at least 3)",),
         ),
+        ((5, 10, 9), f"0.7 points {OVER} −2.1 to +0.8 does not exclude zero.", ()),
         (
-            (10, 10, 10),
-            (5, 10, 9),
-            f"0.7 points below GRPO after 10 backward passes; with 3 {INTERVAL} −2.1 to +0.8 does not exclude zero.",
-            None,
-        ),
-        (
-            (10, 10, 10),
             (5, 5, 25),
-            f"10.7 points below GRPO after 10 backward passes; with 3 {INTERVAL} −52.3 to +30.9 does not exclude zero.",
-            "longer runs of GXPO (1 seed did not reach the target)",
+            f"10.7 points {OVER} −52.3 to +30.9 does not exclude zero.",
+            ("longer runs of GXPO (1 seed did not reach the target)",),
         ),
     ],
 )
 def test_what_supports_no_advantage_says_what_is_missing(
-    baseline: Sequence[int], arrivals: Sequence[int], verdict: str, missing: str | None
+    arrivals: Sequence[int], verdict: str, missing: tuple[str, ...]
 ) -> None:
-    evidence = weigh(compare_groups([three_seeds("GRPO", baseline), three_seeds("GXPO", arrivals)], "GRPO"))
+    grpo = three_seeds("GRPO", (10,) * len(arrivals))
+    evidence = weigh(compare_groups([grpo, three_seeds("GXPO", arrivals)], "GRPO"))
     assert evidence.supported == {"GXPO": ()}
-    # Differences of 0, −1 and −30 points, by how far a seed is from its 50%: ± t·s/√n.
     assert evidence.sentence.splitlines()[0] == f"GXPO is {verdict}"
-    assert not evidence.conclusive
-    assert evidence.missing == (() if missing is None else (missing,))
+    assert (evidence.conclusive, evidence.missing) == (False, missing)
 
 
 def ends(name: str, *accuracies: float, passes: Sequence[float] = (0, 10), **fields: object) -> SeedGroup:
@@ -297,24 +284,18 @@ def test_the_headline_is_about_the_best_candidate_at_equal_passes_and_says_what_
     assert headline(grpo, clear) == (first, True)
     assert headline(grpo, close) == (f"SFPO is 7.0 points above GRPO {after} +0.8 to +13.2 excludes zero.", True)
     best = "SFPO, the best of 2 candidates,"
-    assert headline(grpo, ends("Epochs", 0.5, 0.41, 0.5), close) == (
-        f"{best} is 7.0 points above GRPO {after} +0.8 to +13.2 excludes zero, but not once corrected for 2 "
-        "comparisons.",
-        False,
-    )
-    assert headline(grpo, ends("GXPO", 0.6, 0.61, 0.62, conditions={"data": "b"})) == (
-        f"{first} Conditions differ: data.", False
-    )  # fmt: skip
-    assert headline(grpo, ends("GXPO", 0.6, 0.61, 0.62, passes=(0, 30))) == (
-        "Not all runs were evaluated at equal backward passes after their first step; lower evaluation.every_steps.",
-        False,
-    )
+    corrected = "excludes zero, but not once corrected for 2 comparisons."
+    text = f"{best} is 7.0 points above GRPO {after} +0.8 to +13.2 {corrected}"
+    assert headline(grpo, ends("Epochs", 0.5, 0.41, 0.5), close) == (text, False)
+    unequal = ends("GXPO", 0.6, 0.61, 0.62, conditions={"data": "b"})
+    assert headline(grpo, unequal) == (f"{first} Conditions differ: data.", False)
+    unmatched = "Not all runs were evaluated at equal backward passes after their first step; lower evaluation"
+    assert headline(grpo, ends("GXPO", 0.6, 0.61, 0.62, passes=(0, 30))) == (f"{unmatched}.every_steps.", False)
     assert headline(grpo, ends("GXPO", 0.5004, 0.5, 0.5))[0].startswith("GXPO is within 0.1 points of GRPO after 10")
     # A tenth before the budget is not stated.
     for passes, since in ((9, ""), (8, ", evaluated from 8 on")):
-        text, _ = headline(grpo, SeedGroup("GXPO", tuple(
-            run(curve((0, passes, 20), (0.0, 1.0, 2.0), (0.2, 0.6, 0.9), (0, 10, 20)), seed) for seed in range(3)
-        )))  # fmt: skip
+        made = curve((0, passes, 20), (0.0, 1.0, 2.0), (0.2, 0.6, 0.9), (0, 10, 20))
+        text, _ = headline(grpo, SeedGroup("GXPO", tuple(run(made, seed) for seed in range(3))))
         assert text.startswith(f"GXPO is 10.0 points above GRPO after 10 backward passes{since}; with 3")
     # Over four problems 25, 0, 0 and 25 points: s = 14.4, ± 3.1824 · 14.4/2 = 23.0.
     scored = with_problems((0.0,) * 4, (0.75, 0.5, 1.0, 0.25)), with_problems((0.0,) * 4, (0.5, 0.5, 1.0, 0.0))
