@@ -103,6 +103,7 @@ def test_every_name_of_another_library_stands_for_a_setting() -> None:
         ("learning_rate", "learner.optimizer.learning_rate"),
         ("rollout.sample_per_prompt", "rollout.samples_per_prompt"),
         ("learner.optimizer.beta", "learner.optimizer.betas"),
+        ("learner.lora.alhpa", "learner.lora.alpha"),
         ("learner.optimizer.lr", "learner.optimizer.learning_rate"),
         ("actor_rollout_ref.actor.optim.lr", "learner.optimizer.learning_rate"),
         ("actor_rollout_ref.rollout.n", "rollout.samples_per_prompt"),

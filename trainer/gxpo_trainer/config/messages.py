@@ -22,8 +22,8 @@ from gxpo_trainer.errors import ConfigError
 MOST_ERRORS = 100
 """Invalid settings of one config that are reported: a request with more must not occupy the service for long."""
 _LEAST_SIMILARITY, _LONGEST_TYPO = 0.7, 200
-_ALMOST_EQUAL = 0.95
-"""Similarity of whole paths from which a name is a typing error, not the name of another library."""
+_SIMILAR, _ALMOST_EQUAL = 0.9, 0.95
+"""Similarity of whole paths from which they count before the last word, and before names of other libraries."""
 
 _TABLE = resources.files(__package__) / "other_names.toml"
 OTHER_NAMES: tuple[tuple[str, str, str], ...] = tuple(
@@ -77,6 +77,7 @@ def nearest_setting(path: str) -> str | None:
     candidates = [
         *difflib.get_close_matches(path, known, 1, _ALMOST_EQUAL),
         *other,
+        *difflib.get_close_matches(path, known, 1, _SIMILAR),
         *(by_last_word[word] for word in last),
         *difflib.get_close_matches(path, known, 1, _LEAST_SIMILARITY),
     ]
