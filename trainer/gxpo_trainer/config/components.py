@@ -173,4 +173,5 @@ def _named(settings: type[S], key: str, name: str) -> type[S]:
 
 
 def _restored(settings: type[Settings], key: str, name: str, values: dict[str, Any]) -> Settings:
-    return _named(settings, key, name).model_validate(values)
+    restored: Settings = _named(settings, key, name).model_validate(values)
+    return restored
