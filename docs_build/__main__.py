@@ -29,7 +29,7 @@ def write() -> int:
 
 
 def build() -> int:
-    """Build the site; the exit code is 1 for a stale page, a warning, a broken link or a page out of reach."""
+    """Build the site; the exit code is 1 for a stale page, a warning, a broken link or a page missing in `nav`."""
     project = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]
     command = [str(Path(sys.executable).parent / "zensical"), "build", "--strict", "--clean"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -41,7 +41,7 @@ def build() -> int:
     problems = [f"{path} is stale; run `make docs`" for path in generated.stale(ROOT)]
     problems += links.problems_of_navigation(project["nav"], ROOT / project["docs_dir"])
     problems += links.problems_of_site(ROOT / project["site_dir"])
-    for file in sorted(ROOT.glob("*.md")):
+    for file in sorted([*ROOT.glob("*.md"), *(ROOT / project["docs_dir"]).rglob("*.md")]):
         problems += links.problems_of_markdown(file, ROOT)
     for problem in problems:
         print(f"docs: {problem}", file=sys.stderr)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 Json = Mapping[str, Any]
@@ -58,7 +59,9 @@ def _call(title: str, call: Json) -> str:
         for one in parameters:
             name = f"`{one['name']}`" + (" (header)" if one["in"] == "header" else "")
             required = "required; " if one.get("required") else ""
-            rows.append(f"| {name} | {_kind(one['schema'])} | {_cell(required + _flat(one.get('description', '')))} |")
+            rows.append(
+                f"| {name} | {kind_of(one['schema'])} | {_cell(required + _flat(one.get('description', '')))} |"
+            )
         words.append("\n".join(rows) + "\n")
     if "requestBody" in call:
         words.append(f"\nBody: {_content(call['requestBody']['content'])}\n")
@@ -78,12 +81,12 @@ def _schema(name: str, schema: Json) -> str:
     if schema.get("description"):
         words += f"\n{_flat(schema['description'])}\n"
     if "properties" not in schema:
-        return words + f"\n{_kind(schema)}\n"
+        return words + f"\n{kind_of(schema)}\n"
     required = set(schema.get("required", ()))
     rows = ["\n| member | values | meaning |", "|---|---|---|"]
     for member, part in schema["properties"].items():
         mark = "*" if member in required else ""
-        rows.append(f"| `{member}`{mark} | {_kind(part)} | {_cell(_flat(part.get('description', '')))} |")
+        rows.append(f"| `{member}`{mark} | {kind_of(part)} | {_cell(_flat(part.get('description', '')))} |")
     return words + "\n".join(rows) + "\n"
 
 
@@ -95,32 +98,35 @@ def _answer(answer: Json) -> str:
 def _content(content: Json) -> str:
     parts = []
     for kind, body in content.items():
-        what = _kind(body["schema"]) if body.get("schema") else ""
+        what = kind_of(body["schema"]) if body.get("schema") else ""
         parts.append(what if kind.endswith("json") and what else f"`{kind}`")
     return ", ".join(parts) or "–"
 
 
-def _kind(schema: Json) -> str:
-    """Kind of a value, with links to named schemas, its choices and bounds."""
+def kind_of(schema: Json, words: Mapping[str, str] = MappingProxyType({}), literal: Callable[[Any], str] = str) -> str:
+    """Kind of a value, with links to named schemas, its choices and bounds.
+
+    words: for JSON's types. literal: how a choice is written.
+    """
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     for joined in ("anyOf", "oneOf", "allOf"):
         if joined in schema:
-            return " or ".join(dict.fromkeys(_kind(part) for part in schema[joined]))
-    if "enum" in schema:
-        return " or ".join(f"`{value}`" for value in schema["enum"])
-    if "const" in schema:
-        return f"`{schema['const']}`"
+            return " or ".join(dict.fromkeys(kind_of(part, words, literal) for part in schema[joined]))
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f"`{literal(value)}`" for value in schema.get("enum", [schema.get("const")]))
     kind = schema.get("type", "any value")
     if kind == "array":
-        items = schema.get("items") or schema.get("prefixItems", [{}])[0]
-        return f"array of {_kind(items)}"
+        if "prefixItems" in schema:
+            return f"[{', '.join(kind_of(part, words, literal) for part in schema['prefixItems'])}]"
+        return f"{words.get(kind, kind)} of {kind_of(schema.get('items', {}), words, literal)}"
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-        return f"object of {_kind(schema['additionalProperties'])}"
+        return f"object of {kind_of(schema['additionalProperties'], words, literal)}"
     names = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {schema[name]:g}" for name, sign in names.items() if name in schema]
-    return ", ".join([str(kind), *bounds])
+    bounds = [(sign, schema[name]) for name, sign in names.items() if name in schema]
+    stated = (f"{sign} {bound:,}" if isinstance(bound, int) else f"{sign} {bound:g}" for sign, bound in bounds)
+    return ", ".join([words.get(kind, kind), *stated])
 
 
 def _flat(text: str) -> str:

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import math
-import types
 import typing
-from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
+from docs_build.rest import kind_of
 from gxpo_trainer.config import LossSettings
 from gxpo_trainer.config.messages import OTHER_NAMES, submodels
 from gxpo_trainer.config.run import RunConfig
@@ -72,6 +70,16 @@ An unknown setting with one of these names is answered with the setting here.
 """
 
 
+WORDS = {
+    "string": "text",
+    "integer": "whole number",
+    "boolean": "`true` or `false`",
+    "null": '`"none"`',
+    "array": "list",
+}
+"""Of the page, for JSON's types."""
+
+
 def render_page() -> str:
     """The whole page as Markdown."""
     rows = [
@@ -99,11 +107,13 @@ def _sections(model: type[BaseModel], prefix: str, *, one_of_several: bool = Fal
 
     one_of_several: other classes may be there in its place, which its name chooses.
     """
-    own, parts = [], []
+    own, parts, schema = [], [], model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
         models = submodels(field.annotation)
         if not models:
-            own.append(_row(f"{prefix}{name}", field))
+            default = "required" if field.is_required() else f"`{_literal(field.get_default())}`"
+            cells = (f"`{prefix}{name}`", kind_of(schema[name], WORDS, _literal), default, field.description or "")
+            own.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         for part in models:
             parts += _sections(part, f"{prefix}{name}.", one_of_several=len(models) > 1)
     title = prefix.rstrip(".") or "The run"
@@ -116,45 +126,8 @@ def _sections(model: type[BaseModel], prefix: str, *, one_of_several: bool = Fal
     return [f"\n## {title}\n\n{intro}\n\n" + "\n".join(table) + "\n", *parts]
 
 
-def _row(path: str, field: FieldInfo) -> str:
-    default = "required" if field.is_required() else f"`{_literal(field.get_default())}`"
-    cells = (f"`{path}`", _values(field), default, field.description or "")
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
 def _is_choice(annotation: Any) -> bool:
     return typing.get_origin(annotation) is typing.Literal
-
-
-def _values(field: FieldInfo) -> str:
-    """Possible values of a setting: kind or choices, then the bounds."""
-    return ", ".join([_kind(field.annotation), *_bounds(field.metadata)])
-
-
-def _bounds(limits: Iterable[Any]) -> list[str]:
-    bounds = []
-    for limit in limits:
-        for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
-            if (bound := getattr(limit, name, None)) is not None:
-                bounds.append(f"{sign} {bound:,}" if isinstance(bound, int) else f"{sign} {bound:g}")
-    return bounds
-
-
-def _kind(annotation: Any) -> str:
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Literal:
-        return " or ".join(f"`{_literal(value)}`" for value in arguments)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_kind(part) for part in arguments)
-    if origin is typing.Annotated:
-        limits = [limit for part in arguments[1:] for limit in getattr(part, "metadata", [part])]
-        return " ".join([_kind(arguments[0]), *_bounds(limits)])
-    if origin is tuple:
-        inner = [_kind(part) for part in arguments if part is not Ellipsis]
-        plural = inner[0] if _is_choice(arguments[0]) else f"{inner[0]}s"
-        return f"list of {plural}" if Ellipsis in arguments else "[" + ", ".join(inner) + "]"
-    names = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`", type(None): '`"none"`'}
-    return names.get(annotation, str(annotation))
 
 
 def _literal(value: Any) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import lzma
 import re
+import runpy
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jsonschema
@@ -30,13 +30,9 @@ from gxpo_trainer.config.base import STOP_WAIT_S
 ROOT = Path(__file__).parents[2]
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "deploy/bin" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(name: str) -> Callable[..., int]:
+    """The function `main` of a script of deploy/bin."""
+    return runpy.run_path(str(ROOT / "deploy/bin" / f"{name}.py"))["main"]
 
 
 @pytest.fixture(scope="module")
@@ -123,16 +119,12 @@ def test_who_checks_or_reads_a_run_s_paths_has_the_folders_that_the_settings_all
         assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} <= named
 
 
-BUCKETS_OF_TWO_RUNS = 2 * 2 * 512 * 2**20
-"""Bytes in shared memory of two runs, each with two buckets of weights."""
-
-
 @pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/ray-cluster/worker.yml"])
 def test_shared_memory_of_a_ray_node_holds_the_buckets_of_two_runs_and_the_object_store(file: str) -> None:
     text = (ROOT / file).read_text()
     (size,) = re.findall(r"RAY_SHM_SIZE:-(\d+)gb", text)
     (store,) = re.findall(r"RAY_OBJECT_STORE_BYTES:-(\d+)", text)
-    assert int(size) * 2**30 > BUCKETS_OF_TWO_RUNS + int(store)
+    assert int(size) * 2**30 > 2 * 2 * 512 * 2**20 + int(store), "two buckets of weights each"
 
 
 def test_secrets_are_files_that_only_those_mount_who_need_them(services: dict[str, Any]) -> None:
@@ -183,7 +175,7 @@ def test_an_administrator_can_set_every_other_setting(services: dict[str, Any]) 
     assert {name.lower() for name in re.findall(r"GXPO_(\w+)=", line)} == FIXED
 
 
-def test_every_image_ends_as_a_user_that_is_not_root() -> None:
+def test_every_image_ends_as_a_user_that_is_not_root(services: dict[str, Any]) -> None:
     users: dict[str, str | None] = {}
     stage = ""
     for line in (ROOT / "deploy/Dockerfile").read_text().splitlines():
@@ -192,9 +184,7 @@ def test_every_image_ends_as_a_user_that_is_not_root() -> None:
             users[stage] = users.get(match[1])
         elif line.startswith("USER "):
             users[stage] = line.split()[1]
-    targets = {
-        s["build"]["target"] for s in yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"].values()
-    }
+    targets = {service["build"]["target"] for service in services.values()}
     assert {target: users[target] for target in targets} == dict.fromkeys(targets, "10001:10001")
 
 
@@ -217,7 +207,7 @@ def groups() -> list[dict[str, Any]]:
     return [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
 
 
-def test_the_manifests_fit_the_schemas_of_kubernetes() -> None:
+def test_the_manifests_fit_the_schemas_of_kubernetes_and_kuberay() -> None:
     plain = [document for document in manifests() if document["kind"] != "RayCluster"]
     # The operator makes pods of the templates, as a PodTemplate does.
     pods = [
@@ -230,9 +220,6 @@ def test_the_manifests_fit_the_schemas_of_kubernetes() -> None:
     pods[0]["template"]["spec"]["containers"][0]["volumeMount"] = []
     with pytest.raises(kubernetes_validate.ValidationError, match="volumeMount"):
         kubernetes_validate.validate(pods[0], KUBERNETES, strict=True)
-
-
-def test_the_ray_cluster_fits_the_schema_of_kuberay() -> None:
     definition = yaml.load(lzma.decompress(RAY_CLUSTER_DEFINITION.read_bytes()), Loader=yaml.CSafeLoader)
     (schema,) = [v["schema"]["openAPIV3Schema"] for v in definition["spec"]["versions"] if v["name"] == "v1"]
     schema = strict(schema)
@@ -258,7 +245,9 @@ def strict(schema: Any) -> Any:
     return made
 
 
-def test_ray_on_kubernetes_is_authenticated_and_grows_with_what_runs_wait_for() -> None:
+def test_ray_on_kubernetes_is_authenticated_grows_with_what_runs_wait_for_and_serves_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spec = manifest("RayCluster")["spec"]
     assert spec["authOptions"]["mode"] == "token"
     assert spec["enableInTreeAutoscaling"] is True
@@ -271,35 +260,38 @@ def test_ray_on_kubernetes_is_authenticated_and_grows_with_what_runs_wait_for() 
         largest += group["maxReplicas"] * int(gpus)
     # The scheduler admits what the cluster can grow to, not what it has.
     assert int(config["GXPO_QUOTA_GPUS"]) == largest
+    for name, value in config.items():
+        monkeypatch.setenv(name, value)
+    settings = read_settings(host="0.0.0.0")
+    need_roots(settings)
+    assert settings.database_url is not None
 
 
 def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
-    make = script("init_secrets").main
+    make = script("init_secrets")
     for name in ("database", "ray"):
         (tmp_path / name).mkdir()
     assert make(tmp_path) == 0
-    files = [tmp_path / "database/password", tmp_path / "ray/token"]
-    first = [file.read_text() for file in files]
-    assert first[0] != first[1]
-    for text, file in zip(first, files, strict=True):
-        assert re.fullmatch(r"[0-9a-f]{64}", text)
-        assert file.stat().st_mode & 0o777 == 0o400
+    password, token = tmp_path / "database/password", tmp_path / "ray/token"
+    first = password.read_text()
     # What a killed start has left is no secret.
-    (tmp_path / "ray/token").unlink()
+    token.unlink()
     (tmp_path / "ray/token.part").write_text("half")
     assert make(tmp_path) == 0
-    assert (tmp_path / "database/password").read_text() == first[0]
-    assert re.fullmatch(r"[0-9a-f]{64}", (tmp_path / "ray/token").read_text())
-
-
-def respond(request: Request) -> int:
-    """200 at /fine, and at /ray with the token; else 503."""
-    is_known = request.path == "/ray" and request.headers["Authorization"] == "Bearer a-token"
-    return 200 if request.path == "/fine" or is_known else 503
+    assert password.read_text() == first != token.read_text()
+    for file in (password, token):
+        assert re.fullmatch(r"[0-9a-f]{64}", file.read_text())
+        assert file.stat().st_mode & 0o777 == 0o400
 
 
 def test_healthy_means_that_every_address_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    healthy = script("healthy").main
+    healthy = script("healthy")
+
+    def respond(request: Request) -> int:
+        """200 at /fine, and at /ray with the token; else 503."""
+        is_known = request.path == "/ray" and request.headers["Authorization"] == "Bearer a-token"
+        return 200 if request.path == "/fine" or is_known else 503
+
     with RecordingServer(respond) as server, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         assert healthy([f"{server.url}/fine"]) == 0
@@ -309,11 +301,3 @@ def test_healthy_means_that_every_address_answers(tmp_path: Path, monkeypatch: p
         (tmp_path / "token").write_text("a-token\n")
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
         assert healthy(["--ray", f"{server.url}/ray"]) == 0
-
-
-def test_the_settings_of_the_manifest_serve_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in manifest("ConfigMap")["data"].items():
-        monkeypatch.setenv(name, value)
-    settings = read_settings(host="0.0.0.0")
-    need_roots(settings)
-    assert settings.database_url is not None

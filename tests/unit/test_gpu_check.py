@@ -73,10 +73,8 @@ def test_a_check_without_a_gpu_fails_and_says_why(
     page = tmp_path / "page.md"
     assert gpu_check.main(["engines", "--out", str(page)]) == 1
     assert "no test ran on a GPU: no CUDA device is visible" in capfd.readouterr().err
-    text = page.read_text()
-    assert "- Devices: no CUDA device is visible" in text
-    assert "Python's headers: " in text
-    assert "- Free disk: " in text
+    for line in ("- Devices: no CUDA device is visible", "Python's headers: ", "- Free disk: "):
+        assert line in page.read_text()
 
 
 def test_a_test_that_hangs_or_crashes_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +89,6 @@ def test_a_test_that_hangs_or_crashes_costs_its_own_line(tmp_path: Path, monkeyp
     )
     monkeypatch.chdir(tmp_path)
     names = gpu_check.tests_of(("test_four.py",))
-    assert [name.partition("::")[2] for name in names] == [
-        *("test_passes", "test_fails", "test_is_skipped", "test_crashes", "test_hangs")
-    ]
     cases = [gpu_check.run_test(name) for name in names[:4]] + [gpu_check.run_test(names[4], limit_s=5.0)]
     assert [case.outcome for case in cases] == ["passed", "failed", "skipped", "failed", "failed"]
     assert [cases[2].detail, cases[3].detail] == ["not here", "the process ended with status 3 and left no report"]

@@ -26,7 +26,7 @@ def loaded_by(action: str, modules: tuple[str, ...] = HEAVY) -> str:
     [
         "import gxpo_trainer.config, gxpo_trainer.config.io, gxpo_trainer.types, gxpo_trainer.errors",
         "import gxpo_trainer.compare.text_tables, gxpo_trainer.planner.report",
-        "import gxpo_trainer.data.prompts, gxpo_trainer.reporting.reporter, gxpo_trainer.reporting.identity",
+        "import gxpo_trainer.data.prompts, gxpo_trainer.reporting.reporter, gxpo_trainer.reporting.trackers",
         "from gxpo_trainer.cli import build_parser; build_parser().format_help()",
         "from gxpo_trainer.cli import main; main(['config', '--preset', 'demo'])",
         "from gxpo_trainer.cli import main; main(['config', '--schema'])",

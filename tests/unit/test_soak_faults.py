@@ -61,11 +61,8 @@ def test_parts_add_up() -> None:
         "longest step in s": 2.5,
         "runs": {"strict": 2},
         "alerts": ["GxpoServerErrors"],
-        "faults": [
-            "api killed | 60.0 | 7.0 | ",
-            "api killed | 60.0 | 9.0 | clock moved",
-            "clock moved | None | 0.0 | api killed",
-        ],
+        "faults": [f"api killed | 60.0 | {s} | {w}" for s, w in ((7.0, ""), (9.0, "clock moved"))]
+        + ["clock moved | None | 0.0 | api killed"],
     }
     second = first | {"problems": ["one"], "longest step in s": 1.5, "faults": ["api killed | 60.0 | 12.0 | "]}
     lines = report([first, second]).splitlines()

@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 Subparsers = Any  # argparse._SubParsersAction, which has no public name
 
 
-def add_set(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", metavar="A.B=C", action="append", default=[], help="override a setting; repeatable")
+_SET = argparse.ArgumentParser(add_help=False)
+_SET.add_argument("--set", metavar="A.B=C", action="append", default=[], help="override a setting; repeatable")
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -93,20 +93,17 @@ share = _number(float, lambda value: 0 <= value < 1, "a number from 0 up to, not
 positive_seconds = _number(float, lambda value: value > 0, "a number of seconds above 0")
 
 
-def register_train(subparsers: Subparsers) -> None:
-    _add_training(subparsers.add_parser("train", help="train a policy on this machine or a Ray cluster"))
-
-
 def register_sft(subparsers: Subparsers) -> None:
     """`gxpo train` on completions; a plain optimizer step unless the run file names a rule."""
-    parser = subparsers.add_parser("sft", help="fine-tune a policy on completions (supervised)")
-    _add_training(parser)
+    parser = register_train(subparsers, "sft", "fine-tune a policy on completions (supervised)")
     parser.set_defaults(supervised=True)
 
 
-def _add_training(parser: argparse.ArgumentParser) -> None:
+def register_train(
+    subparsers: Subparsers, name: str = "train", words: str = "train a policy on this machine or a Ray cluster"
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, parents=[_SET], help=words)
     parser.add_argument("config", metavar="RUN.toml", type=Path, help="run file (.toml or .json)")
-    add_set(parser)
     parser.add_argument("--out", metavar="DIR", type=Path, help="output folder; default runs/<name>")
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--resume", action="store_true", help="resume from the last checkpoint in the output folder")
@@ -116,6 +113,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     trackers = "sets logging.trackers: tensorboard, wandb, mlflow, trackio, an installed logger or module:Class"
     parser.add_argument("--log", metavar="NAMES", type=names, help=trackers)
     parser.set_defaults(run=run_train, supervised=False)
+    return parser
 
 
 def run_train(args: argparse.Namespace) -> int:
@@ -132,7 +130,7 @@ def run_train(args: argparse.Namespace) -> int:
         named = isinstance(learner, dict) and "rule" in learner
         args.set = ["rollout.source=dataset", *([] if named else ["learner.rule.name=grpo"]), *args.set]
     if args.log:
-        args.set.append(f"logging.trackers={json.dumps(args.log)}")
+        args.set = [*args.set, f"logging.trackers={json.dumps(args.log)}"]
     service = take_service(args.service) if args.service else None
     # The service must be told about an invalid config; without a service nothing is created for one.
     config = load_run(args.config, args.set, runs_here=True) if service is None else None
@@ -145,12 +143,11 @@ def run_train(args: argparse.Namespace) -> int:
 
 def safe_name(name: str) -> str:
     """A folder name from a run's name: letters, digits, dot, dash and underscore, without a leading dot."""
-    kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).lstrip(".")
-    return kept or "run"
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).lstrip(".") or "run"
 
 
 def register_config(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("config", help="print a preset, check a run file, list all settings")
+    parser = subparsers.add_parser("config", parents=[_SET], help="print a preset, check a run file, list all settings")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--preset", metavar="NAME", help="print this preset; --list-presets names them")
     what.add_argument("--file", metavar="FILE", type=Path, help="print this run file with all defaults filled in")
@@ -159,7 +156,6 @@ def register_config(subparsers: Subparsers) -> None:
     what.add_argument("--show-prompt", metavar="FILE", type=Path, help=shown)
     what.add_argument("--schema", action="store_true", help="print the JSON schema of all settings")
     what.add_argument("--list-presets", action="store_true", help="print the names of the presets")
-    add_set(parser)
     parser.set_defaults(run=run_config)
 
 
@@ -206,29 +202,24 @@ def _comments(config: RunConfig) -> list[str]:
     """Backward passes per step, and the expected step at which noise alone fires the gate."""
     from gxpo_trainer.rules.gate import describe
 
-    rule = config.learner.rule
-    passes, gate = rule.passes_per_step(gate_open=True), rule.gate_config
+    rule, gate = config.learner.rule, config.learner.rule.gate_config
+    passes, closed = (rule.passes_per_step(gate_open=is_open) for is_open in (True, False))
     cost = f"{rule.label}: {passes} backward pass{'es' if passes > 1 else ''} per step"
-    if gate is None:
-        return [f"{cost}."]
-    closed = rule.passes_per_step(gate_open=False)
-    return [f"{cost} while the look-ahead is on, {closed} after it.", describe(gate)]
+    return [f"{cost} while the look-ahead is on, {closed} after it.", describe(gate)] if gate else [f"{cost}."]
 
 
 def register_sandbox(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("sandbox", help="serve a reward that runs the policy's Python code against tests")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1")
     parser.add_argument("--port", metavar="N", type=int, default=8102, help="default 8102; 0: a free one")
-    parser.add_argument(
-        "--seconds", metavar="N", type=positive_seconds, default=10.0, help="for all tests of a response; default 10"
-    )
+    seconds = "for all tests of a response; default 10"
+    parser.add_argument("--seconds", metavar="N", type=positive_seconds, default=10.0, help=seconds)
     parser.add_argument("--memory-mb", metavar="N", type=positive, default=512, help="of each process; default 512")
     parser.add_argument(
         "--processes", metavar="N", type=positive, default=16, help="and threads, of a test; default 16"
     )
-    parser.add_argument(
-        "--concurrency", metavar="N", type=positive, help="responses tested at the same time; default: one for each CPU"
-    )
+    at_once = "responses tested at the same time; default: one for each CPU"
+    parser.add_argument("--concurrency", metavar="N", type=positive, help=at_once)
     parser.add_argument("--python", metavar="FILE", help="interpreter of the code, which can read its whole folder")
     parser.set_defaults(run=run_sandbox)
 
@@ -242,9 +233,8 @@ def run_sandbox(args: argparse.Namespace) -> None:
 
 
 def register_plan(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("plan", help="memory, time and cost of a run before it starts")
+    parser = subparsers.add_parser("plan", parents=[_SET], help="memory, time and cost of a run before it starts")
     parser.add_argument("config", metavar="RUN.toml", type=Path, help="run file (.toml or .json)")
-    add_set(parser)
     parser.add_argument("--gpus", metavar="N", type=positive, help="GPUs that there are; default: as many as needed")
     parser.add_argument("--gpu", metavar="NAME", help="GPU, such as h100-80, or cpu; docs/planner.md lists them")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default text")
@@ -287,7 +277,7 @@ def _shape(config: RunConfig) -> ModelShape:
 
 
 def register_eval(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("eval", help="score a model on benchmarks")
+    parser = subparsers.add_parser("eval", parents=[_SET], help="score a model on benchmarks")
     parser.add_argument("--model", metavar="DIR", required=True, help="model folder, hub name, `starter`")
     benchmarks = "comma-separated names, or .jsonl, .csv or .parquet files"
     parser.add_argument("--benchmark", metavar="NAMES", required=True, type=names, help=benchmarks)
@@ -298,7 +288,6 @@ def register_eval(subparsers: Subparsers) -> None:
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
     parser.add_argument("--data-root", metavar="DIR", type=Path, help="folder with local copies of the benchmarks")
     parser.add_argument("--template", metavar="T", default="auto", help="plain, boxed, or a text with {problem}")
-    add_set(parser)
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the scores to this file, as JSON lines")
     parser.add_argument("--against", metavar="FILE", type=Path, help="show the difference to an earlier --out file")
     parser.set_defaults(run=run_eval)
@@ -342,12 +331,15 @@ def run_report(args: argparse.Namespace) -> int:
     """Compare runs; those whose configs differ only in name and seed are seeds of one group."""
     from rich.console import Console
 
+    from gxpo_trainer.compare.evidence import weigh
+    from gxpo_trainer.compare.seeds import group_by_config
+    from gxpo_trainer.compare.text_tables import all_tables
     from gxpo_trainer.jsonl import make_folder
     from gxpo_trainer.reporting.figures import PAGE_NAME, PNG_NAME, write_report
-    from gxpo_trainer.reporting.reading import group_runs
-    from gxpo_trainer.reporting.tables import print_tables
+    from gxpo_trainer.reporting.reading import load_run, read_identity
+    from gxpo_trainer.reporting.tables import rendered
 
-    groups = group_runs(args.runs, args.benchmark)
+    groups = group_by_config([(load_run(run, args.benchmark), read_identity(run)["config"]) for run in args.runs])
     names = [group.name for group in groups]
     if args.baseline is not None and args.baseline not in names:
         raise ConfigError(f"--baseline {args.baseline}: choose one of {', '.join(names)}")
@@ -356,7 +348,9 @@ def run_report(args: argparse.Namespace) -> int:
     comparison = write_report(args.out, groups, **shown)
     # Without a terminal rich assumes 80 columns, which would wrap the tables.
     console = Console(width=None if sys.stdout.isatty() else 120)
-    print_tables(groups, comparison, console, args.sampling_share)
+    for table in all_tables(groups, comparison, args.sampling_share):
+        console.print(rendered(table))
+    console.print(weigh(comparison).sentence, markup=False, highlight=False)
     print(f"\nReport: {args.out / PAGE_NAME}\nCurves: {args.out / PNG_NAME}")
     return 0
 

@@ -32,7 +32,7 @@ from gxpo_trainer.compare.evidence import against, percent
 from gxpo_trainer.compare.groups import common_budgets
 from gxpo_trainer.compare.rows import GATE_ENDS, GATE_Z
 from gxpo_trainer.compare.seeds import SeedGroup
-from gxpo_trainer.config.rules import in_words, known_rules, rule_name
+from gxpo_trainer.config.rules import RULE_CHOICE, in_words, rule_name
 
 Topic = Literal["state", "gate", "evaluation", "comparison", "signal"]
 Last = Mapping[str, Summary]
@@ -183,7 +183,7 @@ def run_headline(run_id: RunId, _: Viewer, session: ReadSession) -> HeadlineView
 def _baselines(session: Session, run: Run) -> list[tuple[int, str, str]]:
     """Number, id and label of the runs of baseline rules in a run's group that differ from it in nothing but the rule
     and the learning rate; none for a baseline."""
-    rules = [rule_name(rule) for rule in known_rules() if rule.family == "baseline"]
+    rules = [rule_name(rule) for rule in RULE_CHOICE.known() if rule.family == "baseline"]
     if run.group_number is None or run.rule in rules:
         return []
     query = select(Run.number, Run.id, Run.rule_label, Run.group_values).where(

@@ -30,7 +30,7 @@ from gxpo_services.settings import ServiceSettings
 from gxpo_trainer import plugins
 from gxpo_trainer.compare.published import PublishedPaper, gxpo_paper
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.components import CHOICES, known_classes
+from gxpo_trainer.config.components import CHOICES
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import apply_overrides, build, load_preset, preset_names, to_toml
 from gxpo_trainer.config.messages import BadSettings
@@ -328,7 +328,7 @@ def get_published(_: Viewer) -> PublishedPaper:
 
 def config_schema() -> dict[str, Any]:
     """The JSON schema of a config, with the custom settings classes that this server allows."""
-    return _schema_of(known_classes())
+    return _schema_of(tuple(settings for choice in CHOICES.values() for settings in choice.known()))
 
 
 @functools.lru_cache(maxsize=4)

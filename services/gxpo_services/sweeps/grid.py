@@ -19,7 +19,7 @@ from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import learning_rate_control
 from gxpo_trainer.config.messages import MOST_ERRORS, config_error
-from gxpo_trainer.config.rules import COMPARED_LABELS, compared_rules, in_words, known_rules, rule_name
+from gxpo_trainer.config.rules import COMPARED_LABELS, RULE_CHOICE, compared_rules, in_words, rule_name
 
 SweepPreset = Literal["alpha", "k", "tau", "rules"]
 _Integer = Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
@@ -104,7 +104,7 @@ def rule_variants(base: RunConfig) -> list[tuple[RunConfig, dict[str, Any]]]:
     """The base with each rule, and its distinguishing settings. Raises Invalid for a base without a look-ahead."""
     rule = base.learner.rule
     if not rule.sweep_base:
-        bases = in_words([f'"{rule_name(other)}"' for other in known_rules() if other.sweep_base])
+        bases = in_words([f'"{rule_name(other)}"' for other in RULE_CHOICE.known() if other.sweep_base])
         message = f'is "{rule.name}"; preset rules takes K, α and the gate from a base with rule {bases}'
         raise Invalid.of("config.learner.rule.name", message)
     variants = []

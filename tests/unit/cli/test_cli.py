@@ -6,7 +6,6 @@ import argparse
 import json
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.command_line import Gxpo
@@ -49,11 +48,18 @@ def test_bad_usage_ends_with_code_2(argv: tuple[str, ...], gxpo: Gxpo) -> None:
     assert "usage: gxpo" in gxpo.printed().err
 
 
-def test_a_printed_preset_passes_the_check(tmp_path: Path, gxpo: Gxpo) -> None:
+def test_a_printed_preset_passes_the_check_and_a_bad_file_ends_with_code_2_and_each_setting(
+    tmp_path: Path, gxpo: Gxpo
+) -> None:
     assert gxpo("config", "--preset", "demo", "--set", "learner.rule.k=7") == 0
     file = tmp_path / "run.toml"
     file.write_text(gxpo.printed().out, encoding="utf-8")
     assert gxpo.out("config", "--check", file) == f"{file}: valid, rule gxpo, budget steps 40\n"
+    file.write_text('seed = -1\n[learner.rule]\nname = "gxpo"\nk = 1\n')
+    assert gxpo("config", "--check", file) == 2
+    out, err = gxpo.printed()
+    bad = "  seed = -1: must be at least 0\n  learner.rule.k = 1: must be at least 2\n"
+    assert (out, err) == ("", f"gxpo: {file} cannot be used:\n{bad}")
 
 
 def test_a_printed_preset_states_passes_and_the_expected_false_alarm(gxpo: Gxpo) -> None:
@@ -65,19 +71,6 @@ def test_a_printed_preset_states_passes_and_the_expected_false_alarm(gxpo: Gxpo)
     assert head[0].startswith("# SFPO: 6 backward passes per step")
     assert head[1] == "# The gate never fires: the look-ahead stays on to the end."
     assert gxpo.out("config", "--preset", "demo-grpo").startswith("# GRPO: 1 backward pass per step.\n\n")
-
-
-def test_a_bad_run_file_ends_with_code_2_and_each_setting(tmp_path: Path, gxpo: Gxpo) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text('seed = -1\n[learner.rule]\nname = "gxpo"\nk = 1\n')
-    assert gxpo("config", "--check", file) == 2
-    out, err = gxpo.printed()
-    assert out == ""
-    assert err.splitlines() == [
-        f"gxpo: {file} cannot be used:",
-        "  seed = -1: must be at least 0",
-        "  learner.rule.k = 1: must be at least 2",
-    ]
 
 
 def test_prompts_of_a_run_file_are_shown_as_the_policy_sees(tmp_path: Path, gxpo: Gxpo) -> None:
@@ -176,37 +169,28 @@ def paper(tmp_path: Path) -> Path:
     return file
 
 
-def planned(gxpo: Gxpo, *argv: str | Path) -> tuple[int, dict[str, Any]]:
-    code = gxpo("plan", *argv, "--format", "json")
-    return code, json.loads(gxpo.printed().out)
-
-
-def test_memory_time_cost_and_assumptions_are_printed(paper: Path, gxpo: Gxpo) -> None:
+def test_memory_time_cost_and_assumptions_are_printed_and_a_run_that_cannot_fit_ends_with_code_1(
+    paper: Path, gxpo: Gxpo
+) -> None:
     out = gxpo.out("plan", paper, "--gpus", "4", "--gpu", "h100-80")
     assert out.startswith("paper-1.5b on 4 × h100-80: fits\n")
     for words in ("Memory per device, learner", "Memory per device, sampler", "KV cache", "rule buffers", "GPU hours"):
         assert words in out
     assert "1,543,714,304 parameters" in out
     assert "GXPO K=5 *" in out
-
-
-def test_a_run_that_cannot_fit_ends_with_code_1_and_a_setting(paper: Path, gxpo: Gxpo) -> None:
     assert gxpo("plan", paper, "--gpu", "a100-40", "--set", "model.gradient_checkpointing=false") == 1
     out = gxpo.printed().out
     assert "paper-1.5b on 4 × a100-40: does not fit" in out
     assert "set model.gradient_checkpointing = true." in out
+    message = gxpo.error(2, "plan", paper, "--gpu", "h1000")
+    assert "there is no device 'h1000'" in message
+    assert "h100-80, h100-94, h200-141, b200-180, a100-40" in message
 
 
 def test_a_host_is_planned_with_its_own_memory(tmp_path: Path, gxpo: Gxpo) -> None:
     file = tmp_path / "demo.toml"
     file.write_text(to_toml(load_preset("demo", ["placement.device=cpu"])), encoding="utf-8")
-    code, plan = planned(gxpo, file)
-    assert (code, plan["device"]) == (0, "cpu")
+    plan = json.loads(gxpo.out("plan", file, "--format", "json"))
+    assert (plan["device"], plan["fits"]) == ("cpu", True)
     assert plan["memory"][0]["limit_bytes"] > 2**30
     assert [rule["gpu_hours"] for rule in plan["rules"]] == [None, None, None]
-
-
-def test_an_unknown_gpu_names_the_known_ones(paper: Path, gxpo: Gxpo) -> None:
-    message = gxpo.error(2, "plan", paper, "--gpu", "h1000")
-    assert "there is no device 'h1000'" in message
-    assert "h100-80, h100-94, h200-141, b200-180, a100-40" in message

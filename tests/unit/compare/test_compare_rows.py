@@ -61,10 +61,10 @@ def flat_run(accuracy: float, seed: int = 0, last: int = 300, hours: float = 12.
 
 def test_an_evaluation_states_its_costs_and_the_series_the_gate() -> None:
     rows = [
-        evaluation(4, 0.3, backward_passes_total=12, training_s=1800.0, tokens_total=None),
-        evaluation(6, 0.4, training_s=3600.0, tokens_total=500),
+        evaluation(4, 0.3, backward_passes_total=12, training_s=1800.0, tokens_total=None, samples_per_prompt=1),
+        evaluation(6, 0.4, training_s=3600.0, tokens_total=500, samples_per_prompt=16),
     ]
-    metrics = series(gate__z={2: 0.1, 3: 0.7}, gate__threshold={2: 0.5}, gate__shutoff_step={3: 3})
+    metrics = series(gate__z={2: 0.1, 3: 0.7}, gate__threshold={1: 0.25, 2: 0.5}, gate__shutoff_step={3: 3})
     run = run_curves({"config": config()}, rows, metrics)
     np.testing.assert_array_equal(run.curve.steps, [4, 6])
     np.testing.assert_array_equal(run.curve.backward_passes, [12, np.nan])
@@ -72,6 +72,7 @@ def test_an_evaluation_states_its_costs_and_the_series_the_gate() -> None:
     np.testing.assert_array_equal(run.curve.tokens, [np.nan, 500])
     assert (run.gate.threshold, run.gate.shutoff_step) == (0.5, 3)
     np.testing.assert_array_equal(run.gate.z, [0.1, 0.7])
+    assert run.conditions["eval.easy.samples_per_prompt"] == "16", "of the last record"
 
 
 def test_settings_are_told_apart_by_their_json() -> None:
@@ -80,13 +81,6 @@ def test_settings_are_told_apart_by_their_json() -> None:
         "a.yes": "true", "a.no": "false", "a.one": "1", "a.real": "1.0", "a.none": "null", "word": '"ä"',
         "some": "[1, null]",
     }  # fmt: skip
-
-
-def test_conditions_and_gate_are_those_of_the_last_record() -> None:
-    rows = [evaluation(0, 0.2, samples_per_prompt=1), evaluation(5, 0.3, samples_per_prompt=16)]
-    run = run_curves({"config": config()}, rows, series(gate__threshold={1: 0.5, 5: 0.25}))
-    assert run.conditions["eval.easy.samples_per_prompt"] == "16"
-    assert run.gate.threshold == 0.25
 
 
 def test_a_value_that_is_not_finite_is_no_evaluation_and_no_cost() -> None:
@@ -253,49 +247,28 @@ def test_the_most_accurate_grpo_is_the_baseline() -> None:
 
 @pytest.mark.parametrize(
     ("share", "synchronous", "asynchronous"),
-    [
-        (0.0, 2 / 3, 2 / 3),
-        # s = u = 0.5: 2 · 1 / (0.5 + 1.5) and 2 · 0.5 / 1.5.
-        (0.5, 1.0, 2 / 3),
-        # s = 0.75, u = 0.25: 2 / (0.75 + 0.75) and 2 · 0.75 / max(0.75, 0.75).
-        (0.75, 4 / 3, 2.0),
-        (0.9, 2 / 1.2, 2.0),
-    ],
+    # At s = u = 0.5: 2 · 1 / (0.5 + 1.5) and 2 · 0.5 / 1.5; at s = 0.75: 2 / (0.75 + 0.75) and 2 · 0.75 / 0.75.
+    [(0.0, 2 / 3, 2 / 3), (0.5, 1.0, 2 / 3), (0.75, 4 / 3, 2.0), (0.9, 2 / 1.2, 2.0)],
 )
 def test_speed_up_at_a_share(share, synchronous, asynchronous) -> None:
     steps = Interval(2.0, 1.5, 2.5, 5)
-    assert time_speed_up(steps, 3.0, share).mean == pytest.approx(synchronous)
+    interval = time_speed_up(steps, 3.0, share)
+    assert interval.mean == pytest.approx(synchronous)
+    assert (interval.low, interval.high, interval.num) == (*(pytest.approx(synchronous * f) for f in (0.75, 1.25)), 5)
     assert time_speed_up(steps, 3.0, share, asynchronous=True).mean == pytest.approx(asynchronous)
-
-
-def test_a_share_scales_the_interval() -> None:
-    interval = time_speed_up(Interval(2.0, 1.5, 2.5, 5), 3.0, 0.5)
-    assert (interval.low, interval.high, interval.num) == (pytest.approx(0.75), pytest.approx(1.25), 5)
-    assert time_speed_up(Interval(2.0, None, None, 1), 3.0, 0.5).low is None
+    assert time_speed_up(Interval(2.0, None, None, 1), 3.0, share).low is None
 
 
 def test_the_measured_share_is_the_time_of_sampling_and_verifying_over_that_of_all_steps() -> None:
-    steps = np.array([1.0, 2.0])
-    timings = {
-        "time/rollout_s": (steps, np.array([1.0, 3.0])),
-        "time/verify_s": (steps, np.array([0.5, 0.5])),
-        "time/step_s": (steps, np.array([4.0, 6.0])),
-    }
-    assert sampling_share(timings) == 0.5
+    times = {"rollout": {1: 1.0, 2: 3.0}, "verify": {1: 0.5, 2: 0.5}, "step": {1: 4.0, 2: 6.0}}
+    assert sampling_share(series(**{f"time__{name}_s": values for name, values in times.items()})) == 0.5
     assert sampling_share({}) is None
-
-
-def rising(name: str, last_step: int, passes: int, share: float) -> SeedGroup:
-    """One run from 20% to 50% at its last step."""
-    steps = np.array([0.0, last_step])
-    unknown = np.full(2, np.nan)
-    curve = EvaluationCurve(steps, passes * steps, steps / 10, steps, np.array([0.2, 0.5]), unknown, unknown)
-    return SeedGroup(name, (RunCurves(name, name, 0, curve, sampling_share=share),))
 
 
 def test_a_payoff_by_hand() -> None:
     # Half of the steps with 6/2 = 3 times the passes.
-    groups = [rising("Epochs", 10, passes=6, share=0.1), rising("GRPO", 20, passes=2, share=0.8)]
+    epochs, grpo = by_steps("Epochs", (0.2, 0.5), 6, sampling_share=0.1), by_steps("GRPO", (0.2, 0.3, 0.5), 2)
+    groups = [SeedGroup("Epochs", (epochs,)), SeedGroup("GRPO", (replace(grpo, sampling_share=0.8),))]
     comparison = compare_groups(groups, "GRPO")
     steps, passes = payoff_of(comparison.group("Epochs"), comparison.group("GRPO"))
     assert (steps.mean, passes) == (pytest.approx(2.0), 3.0)
@@ -379,10 +352,7 @@ def test_the_same_conditions_are_comparable_whatever_the_scores_and_seeds() -> N
     [
         ({"benchmark": "gsm8k"}, "benchmark differs (math500 and gsm8k)"),
         ({"problem_ids": ["a"]}, "problem_ids differs (3 entries and 1 entries)"),
-        (
-            {"sampling": {"temperature": 0.6, "max_new_tokens": 100}},
-            "sampling.temperature differs (1.0 and 0.6)",
-        ),
+        ({"sampling": {"temperature": 0.6, "max_new_tokens": 100}}, "sampling.temperature differs (1.0 and 0.6)"),
         ({"environment": "calculator"}, "environment differs (single_turn and calculator)"),
         ({"answer": "boxed"}, "answer differs (any and boxed)"),
         ({"sampling": {**RECORD["sampling"], "top_p": 0.9}}, "sampling.top_p differs (1.0 and 0.9)"),

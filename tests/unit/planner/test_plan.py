@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support.small_plan import CPU, EXACT, GPU, SHAPE, small
 
-from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule, RunConfig
+from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.planner import inputs_of, make_plan, refusal
+from gxpo_trainer.planner import Inputs, inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import device_named, devices_of_cluster
 from gxpo_trainer.planner.inputs import read_shape, shape_of
 from gxpo_trainer.planner.plan import fit_of
@@ -23,32 +23,10 @@ BIG = replace(SHAPE, hidden=4096, intermediate=16384, layers=32, heads=32, kv_he
 
 def big(**changes: Any) -> Any:
     shape = changes.pop("shape", BIG)
-    base = small(
-        shape=shape,
-        trainable=shape.parameters,
-        device=device_named("a100-80"),
-        num_devices=8,
-        learner_ranks=4,
-        token_budget=4096,
-        prompts=64,
-        group=8,
-        prompt_limit=512,
-        response_limit=1024,
-        max_length=2048,
-        checkpointing=True,
-    )
+    sizes = {"prompts": 64, "group": 8, "prompt_limit": 512, "response_limit": 1024, "max_length": 2048}
+    devices = {"device": device_named("a100-80"), "num_devices": 8, "learner_ranks": 4}
+    base = small(shape=shape, trainable=shape.parameters, token_budget=4096, checkpointing=True, **devices, **sizes)
     return replace(base, **changes)
-
-
-def test_one_setting_that_suffices_is_named_with_its_value() -> None:
-    inputs = big(learner_ranks=7, zero_stage=2, checkpointing=False, token_budget=16384)
-    plan = make_plan(inputs)
-    problem, _, setting = (plan.advice or "").partition("; set ")
-    assert problem.startswith("learner: needs ")
-    assert problem.endswith(" GiB per device and a100-80 has 79.3 GiB")
-    assert setting == "model.gradient_checkpointing = true"
-    assert make_plan(replace(inputs, checkpointing=True)).fits
-    assert refusal(plan) == plan.advice
 
 
 @pytest.mark.parametrize("name", ["a100-40", "a100-80", "h200"])
@@ -76,45 +54,49 @@ def test_settings_that_are_stated_are_not_automatic() -> None:
     assert only_one.token_budget == 8192
 
 
+KEPT = {"learner_ranks": 7, "checkpointing": False, "token_budget": 16384}
+
+
 @pytest.mark.parametrize(
     ("changes", "settings"),
     [
+        (KEPT | {"zero_stage": 2}, "model.gradient_checkpointing = true"),
         (
-            {"learner_ranks": 7, "zero_stage": 1, "checkpointing": False, "token_budget": 16384},
+            KEPT | {"zero_stage": 1},
             "learner.zero_stage = 3, model.gradient_checkpointing = true and learner.token_budget = 4096",
         ),
         # What changes the policy comes last: one rank cannot divide the parameters.
         ({"zero_stage": 1, "learner_ranks": 1, "num_devices": 2}, "learner.lora.rank = 16"),
     ],
 )
-def test_several_settings_or_an_adapter_are_named_where_one_does_not_suffice(
-    changes: dict[str, Any], settings: str
-) -> None:
-    assert make_plan(big(**changes)).advice.endswith(f"; set {settings}")
-
-
-def test_a_run_that_nothing_makes_fit_says_so() -> None:
-    huge = replace(BIG, layers=800)
-    plan = make_plan(big(shape=huge))
-    assert "use a device with more memory, more devices or a smaller model" in plan.advice
+def test_what_suffices_is_named_with_its_value(changes: dict[str, Any], settings: str) -> None:
+    plan = make_plan(big(**changes))
+    problem, _, advised = (plan.advice or "").partition("; set ")
+    assert problem.startswith("learner: needs ")
+    assert problem.endswith(" GiB per device and a100-80 has 79.3 GiB")
+    assert (advised, refusal(plan)) == (settings, plan.advice)
 
 
 @pytest.mark.parametrize(
-    ("changes", "advice"),
+    ("inputs", "advice"),
     [
         (
-            {"num_devices": 3, "learner_ranks": 4, "prompts": 8},
+            small(num_devices=3, learner_ranks=4, prompts=8),
             "placement needs 5 GPUs (learner_ranks + samplers × tensor_parallel) and there are 3; "
             "set placement.learner_ranks = 2",
         ),
         (
-            {"device": CPU, "kv_bytes": 32 * 59},
+            small(device=CPU, kv_bytes=32 * 59),
             "too little for one sequence of model.max_length = 60 tokens; set rollout.cpu_kv_cache_gib = 1",
+        ),
+        (
+            big(shape=replace(BIG, layers=800)),
+            "use a device with more memory, more devices or a smaller model",
         ),
     ],
 )
-def test_the_placement_or_cache_that_solves_it_is_named(changes: dict[str, Any], advice: str) -> None:
-    assert make_plan(small(**changes), EXACT).advice.endswith(advice)
+def test_the_placement_or_cache_that_solves_it_is_named_or_that_nothing_does(inputs: Inputs, advice: str) -> None:
+    assert make_plan(inputs, EXACT).advice.endswith(advice)
 
 
 def test_a_need_within_the_planners_error_is_a_warning_and_no_refusal() -> None:
@@ -216,9 +198,8 @@ def test_a_bound_in_hours_is_spent_whole() -> None:
 
 
 def test_inputs_come_from_a_config() -> None:
-    config = load_preset(
-        "paper-7b-lora", ["placement.learner_ranks=3", "placement.samplers=2", "placement.colocate=false"]
-    )
+    apart = ["placement.learner_ranks=3", "placement.samplers=2", "placement.colocate=false"]
+    config = load_preset("paper-7b-lora", apart)
     shape = read_shape(config.model.path)
     inputs = inputs_of(config, shape, device_named("h100-80"), 5)
     assert (inputs.samplers, inputs.colocate, inputs.devices_needed) == (2, False, 5)
@@ -229,27 +210,21 @@ def test_inputs_come_from_a_config() -> None:
     assert make_plan(inputs).fits
 
 
-def test_the_papers_presets_fit_on_its_four_h100() -> None:
-    for name in ("paper-1.5b", "paper-3b", "paper-7b-lora", "paper-llama-3b"):
-        config: RunConfig = load_preset(name)
-        assert make_plan(inputs_of(config, read_shape(config.model.path), device_named("h100-80"), 4)).fits, name
-
-
-# Shapes from config.json: parameter counts against published ones, and refusals.
-
-
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
         # As the models' cards and weight files state them.
-        ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
-        ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
-        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
-        ("meta-llama/Llama-3.2-3B-Instruct", 3_212_749_824),
+        ("paper-1.5b", 1_543_714_304),
+        ("paper-3b", 3_085_938_688),
+        ("paper-7b-lora", 7_615_616_512),
+        ("paper-llama-3b", 3_212_749_824),
     ],
 )
-def test_parameters_of_known_hub_models(name: str, parameters: int) -> None:
-    assert read_shape(name).parameters == parameters
+def test_the_papers_models_have_their_size_and_its_presets_fit_on_four_h100(name: str, parameters: int) -> None:
+    config = load_preset(name)
+    shape = read_shape(config.model.path)
+    assert shape.parameters == parameters
+    assert make_plan(inputs_of(config, shape, device_named("h100-80"), 4)).fits
 
 
 def test_parameters_of_the_starter_are_those_of_its_weights() -> None:
@@ -262,17 +237,9 @@ def test_parameters_of_the_starter_are_those_of_its_weights() -> None:
 
 
 def test_experts_count_whole_and_a_token_passes_some() -> None:
-    config = {
-        "model_type": "qwen3_moe",
-        "hidden_size": 8,
-        "intermediate_size": 99,
-        "moe_intermediate_size": 4,
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 10,
-    }
+    experts = {"moe_intermediate_size": 4, "num_experts": 6, "num_experts_per_tok": 2}
+    sizes = {"hidden_size": 8, "intermediate_size": 99, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": "qwen3_moe", "vocab_size": 10, **experts, **sizes}
     shape = shape_of(config, "m")
     # Attention 4·64 and two norms of 4, router 8·6, experts 3·8·4 each, norms 2·8.
     assert shape.layer_parameters() == 256 + 8 + 48 + 6 * 96 + 16
@@ -296,9 +263,6 @@ def test_a_folder_without_a_usable_config_is_named(content: str | None, message:
         read_shape(str(tmp_path))
     assert message in str(caught.value)
     assert str(tmp_path) in str(caught.value)
-
-
-def test_an_unknown_hub_name_is_not_asked_for() -> None:
     with pytest.raises(ConfigError, match="'org/unknown' is not a folder here, and its shape is not known"):
         read_shape("org/unknown")
 

@@ -6,6 +6,7 @@ environment of the tests has them not.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.service_processes import until
 
 import gxpo_trainer
 from gxpo_trainer.config.io import build, check_implementations
@@ -91,9 +93,8 @@ def test_tensorboard_shows_each_attempt_with_the_config_and_samples(tmp_path: Pa
     for folder in sorted((tmp_path / "tensorboard").iterdir(), key=lambda folder: len(folder.name)):
         events = accumulator.EventAccumulator(str(folder))
         events.Reload()
-        runs.append(
-            {tag: [(e.step, round(e.value, 6)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-        )
+        tags = events.Tags()["scalars"]
+        runs.append({tag: [(e.step, round(e.value, 6)) for e in events.Scalars(tag)] for tag in tags})
     first, second = runs
     assert first["reward/mean"] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
     assert second["reward/mean"] == [(3, 0.03), (4, 0.04), (5, 0.05)]
@@ -101,11 +102,6 @@ def test_tensorboard_shows_each_attempt_with_the_config_and_samples(tmp_path: Pa
     texts = {tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
     assert '"learning_rate": 1e-05' in texts["config"]
     assert "    response: \\boxed{5}" in texts["samples"].splitlines()
-
-
-def test_a_feed_imports_no_torch() -> None:
-    code = "import sys, gxpo_trainer.reporting.trackers; assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_wandb_without_a_key_writes_one_offline_run_per_attempt(
@@ -143,15 +139,8 @@ def serve(other_python: str) -> Iterator[Callable[..., str]]:
         port = port or free_port()
         command = [other_python, *(part.replace("PORT", str(port)) for part in arguments)]
         running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0))
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/", trust_env=False)
-            except httpx.HTTPError:
-                time.sleep(0.2)
-            else:
-                return f"http://127.0.0.1:{port}"
-        raise TimeoutError(f"{module} did not start")
+        until(lambda: answers(port), f"{module} to start")
+        return f"http://127.0.0.1:{port}"
 
     yield begin
     for server in running:
@@ -159,15 +148,16 @@ def serve(other_python: str) -> Iterator[Callable[..., str]]:
         server.wait()
 
 
+def answers(port: int) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return bool(httpx.get(f"http://127.0.0.1:{port}/", trust_env=False))
+    return False
+
+
 def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
-
-
-def mlflow_server(serve: Callable[..., str], folder: Path, port: int = 0) -> str:
-    store = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", f"{folder}/artifacts"]
-    return serve("mlflow", "-m", "mlflow", "server", "--port", "PORT", "--workers", "1", *store, port=port)
 
 
 def mlflow_runs(url: str) -> list[dict[str, Any]]:
@@ -183,25 +173,7 @@ def mlflow_runs(url: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long("a server of MLflow and its client; the other clients and outages run in every suite")
-def test_mlflow_gets_config_curves_evaluations_and_samples(
-    serve: Callable[..., str], other_python: str, tmp_path: Path
-) -> None:
-    url = mlflow_server(serve, tmp_path)
-    assert send(tmp_path / "run", {"name": "mlflow", "address": url}, python=other_python) == []
-    first, second = mlflow_runs(url)
-    assert first["history"] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
-    assert second["history"] == [(3, 0.03), (4, 0.04), (5, 0.05)]
-    assert [run["info"]["run_name"] for run in (first, second)] == ["demo", "demo (attempt 2)"]
-    assert second["info"]["status"] == "FINISHED"
-    assert {each["key"] for each in first["data"]["metrics"]} >= {"eval/average/pass_at_1", "gate/z"}
-    params = {each["key"]: each["value"] for each in first["data"]["params"]}
-    assert params["learner.optimizer.learning_rate"] == "1e-05"
-    files = {file.relative_to(tmp_path / "artifacts").parts[3:] for file in tmp_path.rglob("*.txt")}
-    assert ("samples", "step-000005.txt") in files
-
-
-@pytest.mark.long("two starts of an MLflow server; the same without a server runs in every suite")
-def test_a_late_mlflow_server_gets_everything_and_the_key_stays_out_of_the_files(
+def test_a_late_mlflow_server_gets_config_curves_and_samples_and_the_key_stays_out_of_the_files(
     serve: Callable[..., str], other_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
@@ -210,12 +182,25 @@ def test_a_late_mlflow_server_gets_everything_and_the_key_stays_out_of_the_files
     assert len(said) == 2, said
     assert said[0].startswith("mlflow cannot be reached or refuses the run; training goes on")
     assert said[1] == f"mlflow has not been sent everything; `gxpo track {tmp_path / 'run'}` sends the rest"
-    url = mlflow_server(serve, tmp_path, port)
+    store = [
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/mlflow.db",
+        "--artifacts-destination",
+        f"{tmp_path}/artifacts",
+    ]
+    url = serve("mlflow", "-m", "mlflow", "server", "--port", "PORT", "--workers", "1", *store, port=port)
     logging = build({"logging": {"trackers": ["mlflow"]}}).logging
     with Trackers(tmp_path / "run", logging, said.append, python=other_python, finish_s=60.0) as running:
         running.status = "finished"
     assert running.complete
-    assert [len(run["history"]) for run in mlflow_runs(url)] == [4, 3]
+    first, second = mlflow_runs(url)
+    assert first["history"] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert second["history"] == [(3, 0.03), (4, 0.04), (5, 0.05)]
+    assert [run["info"]["run_name"] for run in (first, second)] == ["demo", "demo (attempt 2)"]
+    assert second["info"]["status"] == "FINISHED"
+    assert {each["key"] for each in first["data"]["metrics"]} >= {"eval/average/pass_at_1", "gate/z"}
+    assert {"key": "learner.optimizer.learning_rate", "value": "1e-05"} in first["data"]["params"]
+    assert list(tmp_path.glob("artifacts/**/samples/step-000005.txt"))
     written = b"".join(file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file())
     assert b"hidden-word" not in written + " ".join(said).encode()
 
@@ -232,10 +217,7 @@ def test_trackio_gets_config_curves_and_samples_with_the_right_token(
         "pathlib.Path(sys.argv[2]).write_text(url.partition('write_token=')[2]); time.sleep(3600)"
     )
     url = serve("trackio", "-c", code, "PORT", str(tmp_path / "token"))
-    for _ in range(100):
-        if (tmp_path / "token").exists():
-            break
-        time.sleep(0.1)
+    until(lambda: (tmp_path / "token").exists(), "its token")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "client"))
     monkeypatch.setenv("TRACKIO_WRITE_TOKEN", (tmp_path / "token").read_text() if token == "right" else "wrong-token")
     said = send(tmp_path / "run", {"name": "trackio", "address": url}, python=other_python)
@@ -292,8 +274,11 @@ def lines(out_dir: Path) -> list[str]:
     return (out_dir / "lines.txt").read_text().splitlines()
 
 
-def test_a_logger_that_fails_for_a_while_gets_every_row_once_and_is_reported_once(own: str, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text('{"2": 2}')
+def test_a_logger_that_fails_for_a_while_gets_every_row_once_and_is_reported_once(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "s3cret-of-mine")
+    (tmp_path / "plan.json").write_text('{"2": 2, "6": 99, "7": 99}')
     with start(tmp_path, own) as reporter:
         write(reporter, 1, range(1, 5), 0.5)
         done, said, waited = feed(tmp_path, own)
@@ -301,32 +286,15 @@ def test_a_logger_that_fails_for_a_while_gets_every_row_once_and_is_reported_onc
         assert lines(tmp_path) == ["demo 1 0.5", "demo 2 1.0", "demo 3 1.5", "demo 4 2.0"]
         (message,) = said
         assert message.startswith(f"{own} cannot be reached or refuses the run; training goes on")
+        assert message.endswith("OSError: no answer to …"), "messages have no key"
         assert waited[:2] == [trackers.POLL_S, 2 * trackers.POLL_S], "the pause doubles"
         write(reporter, 1, range(5, 7), 0.5)
-        assert feed(tmp_path, own)[:2] == (True, [])
-        assert lines(tmp_path)[4:] == ["demo 5 2.5", "demo 6 3.0"], "the next process continues"
-
-
-def test_a_row_that_is_refused_again_and_again_is_skipped(own: str, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text('{"2": 99}')
-    with start(tmp_path, own) as reporter:
-        write(reporter, 1, range(1, 4), 0.5)
         done, said, _ = feed(tmp_path, own)
-    assert done
-    assert lines(tmp_path) == ["demo 1 0.5", "demo 3 1.5"]
-    assert any("refuses a row of step 2, which is skipped: OSError" in message for message in said)
-
-
-def test_a_failure_at_the_end_is_no_success_and_messages_have_no_key(
-    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MY_API_KEY", "s3cret-of-mine")
-    (tmp_path / "plan.json").write_text('{"1": 99}')
-    with start(tmp_path, own) as reporter:
-        write(reporter, 1, range(1, 4), 0.5)
-        done, (message,), _ = feed(tmp_path, own, waits=1)
-    assert not done
-    assert message.endswith("OSError: no answer to …")
+        assert lines(tmp_path)[4:] == ["demo 5 2.5"], "the next process continues"
+        assert done
+        assert any("refuses a row of step 6, which is skipped: OSError" in message for message in said)
+        write(reporter, 1, range(7, 8), 0.5)
+        assert feed(tmp_path, own, waits=1)[0] is False, "a failure at the end is no success"
     assert b"s3cret-of-mine" not in b"".join(file.read_bytes() for file in tmp_path.rglob("*.json*"))
 
 
@@ -372,12 +340,11 @@ def test_bad_trackers_are_refused(trackers: list[Any], complaint: str) -> None:
         build({"logging": {"trackers": trackers}})
 
 
-def test_a_missing_package_is_reported_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = build({"logging": {"trackers": ["mlflow"]}})
+def test_trackers_change_no_result_and_a_missing_package_is_reported_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = build({"logging": {"trackers": ["mlflow"], "project": "x"}})
+    assert config.sha256() == build({}).sha256()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=re.escape("logging.trackers[0]") + ".*pip install mlflow-skinny, or remove"):
         check_implementations(config, "run.toml")
-
-
-def test_trackers_change_no_result() -> None:
-    assert build({"logging": {"trackers": ["wandb"], "project": "x"}}).sha256() == build({}).sha256()

@@ -34,11 +34,15 @@ QUICK = Timing(poll=0.01, heartbeat=0.05, first_retry=0.005, last_retry=0.02, gi
 OUTCOME = {"attempt": 1, "outcome": "succeeded"}
 
 
-@pytest.fixture
-def server() -> Iterator[IngestServer]:
+def serving() -> Iterator[IngestServer]:
     made = IngestServer().start()
     yield made
     made.stop()
+
+
+@pytest.fixture
+def server() -> Iterator[IngestServer]:
+    yield from serving()
 
 
 def test_lines_are_on_disk_before_they_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +86,8 @@ class Run:
         raise AssertionError("the condition was never reached")
 
     def on_disk(self) -> dict[str, list[Any]]:
-        return {kind: rows_of(self.folder / FILES[kind]) for kind in KINDS}
+        texts = {kind: (self.folder / FILES[kind]).read_bytes().split(b"\n")[:-1] for kind in KINDS}
+        return {kind: list(map(json.loads, lines)) for kind, lines in texts.items()}
 
     def arrives(self, server: IngestServer) -> None:
         """Follow the files until the service has every line; nothing more, nothing twice, in order."""
@@ -90,10 +95,6 @@ class Run:
         self.until(lambda: server.rows == self.on_disk())
         self.steps(3)
         assert server.rows == self.on_disk()
-
-
-def rows_of(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
 @pytest.fixture
@@ -109,22 +110,19 @@ def test_rows_arrive_as_stored_on_disk(run: Run, server: IngestServer) -> None:
     assert server.rows["metrics"][0]["metrics"] == {"a": "NaN", "b": "-Infinity", "c": 1e-308, "d": 0.1}
     assert server.calls[0]["path"] == "/api/v1/runs/run%201/ingest"
     assert (server.calls[0]["batch"], server.calls[0]["attempt"]) == (None, 1)
-
-
-def test_characters_that_a_database_cannot_store_are_replaced(run: Run, server: IngestServer) -> None:
+    # But for characters that a database cannot store.
     run.write("samples", response="a\0b \ud800 \U0001f600", turns=[{"text": "\0", "reward": 0.1}])
     run.write("samples", response=r"\u0000 is written as text")
-    run.uploader.follow()
-    run.until(lambda: len(server.rows["samples"]) == 2)
-    first, second = server.rows["samples"]
-    assert first["response"] == "a\ufffdb \ufffd \U0001f600"
-    assert first["turns"] == [{"text": "\ufffd", "reward": 0.1}]
-    assert second == run.on_disk()["samples"][1]
-    assert run.on_disk()["samples"][0]["response"] == "a\0b \ud800 \U0001f600", "the file keeps what was sampled"
+    run.until(lambda: len(server.rows["samples"]) == 4)
+    row = {"number": 7, "response": "a\ufffdb \ufffd \U0001f600", "turns": [{"text": "\ufffd", "reward": 0.1}]}
+    assert server.rows["samples"][2:] == [row, run.on_disk()["samples"][3]]
+    assert run.on_disk()["samples"][2]["response"] == "a\0b \ud800 \U0001f600", "the file keeps what was sampled"
     assert run.uploader.take_events() == []
 
 
-def test_batches_count_from_one_and_are_limited_in_rows_and_bytes(run: Run, server: IngestServer) -> None:
+def test_batches_count_from_one_are_limited_in_rows_and_bytes_and_halved_until_they_fit(
+    run: Run, server: IngestServer
+) -> None:
     run.write("metrics", 450)
     run.write("samples", 5, response="x" * 400_000)
     run.write("evaluations", response="x" * 1_500_000)
@@ -135,9 +133,16 @@ def test_batches_count_from_one_and_are_limited_in_rows_and_bytes(run: Run, serv
     assert max(len(call[kind]) for call in batches for kind in KINDS) == 200
     sizes = [sum(len(json.dumps(row)) for kind in KINDS for row in call[kind]) for call in batches]
     assert sum(size > 1_000_000 for size in sizes) == 1, "one row alone is larger"
+    server.most_bytes = 3000
+    run.write("samples", 40, response="x" * 400)
+    run.arrives(server)
+    assert 413 in server.statuses
+    assert run.uploader.take_events() == []
 
 
-def test_an_unterminated_last_line_is_not_sent(run: Run, server: IngestServer, tmp_path: Path) -> None:
+def test_an_unterminated_last_line_is_not_sent_and_a_damaged_one_is_null(
+    run: Run, server: IngestServer, tmp_path: Path
+) -> None:
     run.write("metrics", 2)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"number": 3, "te')
@@ -149,16 +154,10 @@ def test_an_unterminated_last_line_is_not_sent(run: Run, server: IngestServer, t
         file.write(b'xt": 1}\n')
     run.arrives(server)
     assert server.rows["metrics"][2] == {"number": 3, "text": 1}
-
-
-def test_a_damaged_line_becomes_a_null_row(run: Run, server: IngestServer, tmp_path: Path) -> None:
-    run.write("events")
-    with (tmp_path / "events.jsonl").open("ab") as file:
-        file.write(b'\0\0\0\n{"a": NaN}\n[1]\n\xff\n')
-    run.write("events")
-    run.uploader.follow()
-    run.until(lambda: len(server.rows["events"]) == 6)
-    assert server.rows["events"] == [{"number": 1}, None, None, None, None, {"number": 2}]
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'\0\0\0\n{"a": NaN}\n[1]\n\xff\n{"number": 8}\n')
+    run.until(lambda: len(server.rows["metrics"]) == 8)
+    assert server.rows["metrics"][3:] == [None, None, None, None, {"number": 8}]
 
 
 def test_a_batch_is_not_applied_twice_after_a_lost_response(run: Run, server: IngestServer) -> None:
@@ -185,14 +184,6 @@ def test_the_back_off_grows_exponentially_to_its_maximum(run: Run, server: Inges
     assert len({round(wait, 6) for wait in waits}) > 100, "no jitter"
 
 
-def test_a_batch_that_is_too_large_is_halved_until_it_fits(run: Run, server: IngestServer) -> None:
-    server.most_bytes = 3000
-    run.write("samples", 40, response="x" * 400)
-    run.arrives(server)
-    assert 413 in server.statuses
-    assert run.uploader.take_events() == []
-
-
 def test_only_rejected_rows_are_skipped(run: Run, server: IngestServer) -> None:
     server.bad = lambda kind, row: kind == "metrics" and row["number"] in (38, 39, 250)
     run.write("metrics", 300)
@@ -207,14 +198,11 @@ def test_only_rejected_rows_are_skipped(run: Run, server: IngestServer) -> None:
     ]
     assert events[0].endswith("422: metrics: a bad row")
     assert run.uploader.take_events() == []
-
-
-def test_rejection_events_are_limited(run: Run, server: IngestServer) -> None:
+    # A service that rejects everything does not fill events.jsonl.
     server.bad = lambda kind, row: True
-    run.write("metrics", 2 * MAX_EVENTS)
-    run.uploader.follow()
-    run.until(lambda: len(server.rows["metrics"]) == 2 * MAX_EVENTS)
-    assert len(run.uploader.take_events()) == MAX_EVENTS
+    run.write("samples", 2 * MAX_EVENTS)
+    run.until(lambda: len(server.rows["samples"]) == 2 * MAX_EVENTS)
+    assert len(run.uploader.take_events()) == MAX_EVENTS - len(events)
 
 
 @pytest.mark.parametrize("over", [False, True])
@@ -273,11 +261,9 @@ def test_a_change_of_phase_is_sent_at_once_and_repeated_with_later_heartbeats(
     run.steps(4)
     assert [call["phase"] for call in server.calls] == ["preparing", "waiting for 3 GPUs"]
     assert server.statuses == [200, 500, 200]
-    run.uploader.follow()
     run.write("metrics")
-    run.steps(4)
+    run.arrives(server)
     assert [call["phase"] for call in server.calls[2:]] == ["waiting for 3 GPUs", None]
-    assert server.calls[-1]["metrics"] == run.on_disk()["metrics"]
 
 
 def test_the_thread_sends_remaining_rows_then_the_outcome(run: Run, server: IngestServer) -> None:
@@ -288,8 +274,8 @@ def test_the_thread_sends_remaining_rows_then_the_outcome(run: Run, server: Inge
     assert run.uploader.finish(OUTCOME) is True
     assert server.rows == run.on_disk()
     assert server.outcome == OUTCOME
-    assert server.calls[-1]["outcome"] == OUTCOME
-    assert all(server.calls[-1][kind] == [] for kind in KINDS)
+    last = server.calls[-1]
+    assert (last["outcome"], [last[kind] for kind in KINDS]) == (OUTCOME, [[] for _ in KINDS])
 
 
 def test_410_after_a_lost_response_counts_as_a_delivered_outcome(run: Run, server: IngestServer) -> None:
@@ -300,8 +286,7 @@ def test_410_after_a_lost_response_counts_as_a_delivered_outcome(run: Run, serve
     run.steps(1)
     server.over = True
     run.uploader.start()
-    assert run.uploader.finish(OUTCOME) is True
-    assert run.uploader.fenced is None
+    assert (run.uploader.finish(OUTCOME), run.uploader.fenced) == (True, None)
 
 
 def test_finish_gives_up_on_an_unavailable_service(tmp_path: Path) -> None:
@@ -327,9 +312,7 @@ ACTIONS = st.one_of(
 
 @pytest.fixture(scope="module")
 def shared_server() -> Iterator[IngestServer]:
-    made = IngestServer().start()
-    yield made
-    made.stop()
+    yield from serving()
 
 
 @given(actions=st.lists(ACTIONS, max_size=25))

@@ -25,7 +25,7 @@ from gxpo_services.sweeps.groups import validate_sweep
 from gxpo_trainer.cli import _comments
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build, learning_rate_control
-from gxpo_trainer.config.rules import RULES, known_rules, rule_name, run_label
+from gxpo_trainer.config.rules import RULE_CHOICE, RULES, rule_name, run_label
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.rules.contract import make_rule
 
@@ -137,7 +137,7 @@ def test_it_trains() -> None:
 
 @pytest.mark.parametrize("place", range(len(RULES) + 1))
 def test_declarations_agree_with_the_settings(place: int) -> None:
-    settings = known_rules()[place]
+    settings = RULE_CHOICE.known()[place]
     example = settings.model_validate({})
     assert make_rule(example).name == rule_name(settings) == example.name
     assert re.fullmatch(r"[a-z][a-z0-9_]{0,19}", example.name)

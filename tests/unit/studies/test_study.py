@@ -71,11 +71,7 @@ def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> Non
         assert config.learner.rule.gate_config is None or not config.learner.rule.gate_config.can_fire
         assert (config.seed, config.learner.optimizer.learning_rate, config.budget.steps) == (3, 1e-4, None)
         tuning = definition.run_config(reference, definition.RunKey("ladder", arm, 1e-4, 100))
-        assert (
-            tuning.evaluation.every_steps * per_step
-            == tuning.budget.backward_passes
-            == reference.tuning.backward_passes
-        )
+        assert tuning.evaluation.every_steps * per_step == tuning.budget.backward_passes == 30
 
 
 @pytest.mark.parametrize(
@@ -129,10 +125,8 @@ def test_the_example_of_the_documentation_is_a_study(tmp_path: Path) -> None:
     example = definition.load_study(file)
     for arm in example.arms:
         definition.run_config(example, definition.RunKey("report", arm, 1e-4, 0))
-    assert (
-        f"at most {definition.largest_cost(example)[0]} runs and {definition.largest_cost(example)[1]} backward passes"
-        in page
-    )
+    runs, passes = definition.largest_cost(example)
+    assert f"at most {runs} runs and {passes} backward passes" in page
 
 
 def test_an_arm_climbs_its_ladder_until_its_accuracy_falls_and_then_runs_its_seeds() -> None:
@@ -151,26 +145,25 @@ def test_an_arm_climbs_its_ladder_until_its_accuracy_falls_and_then_runs_its_see
 
 
 def test_the_best_rate_is_the_lowest_of_equally_good_ones_and_never_one_that_diverged() -> None:
-    assert definition.best_point(
-        study(), "grpo", rung(1e-5, 0.2) | rung(2e-5, 0.3) | rung(4e-5, 0.3)
-    ) == definition.Point(2e-5)
+    climbed = rung(1e-5, 0.2) | rung(2e-5, 0.3) | rung(4e-5, 0.3)
+    assert definition.best_point(study(), "grpo", climbed) == definition.Point(2e-5)
     # A rate that diverges ends the ladder.
-    assert definition.best_point(study(), "grpo", rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)) == definition.Point(
-        1e-5
-    )
-
-
-def test_a_rate_may_follow_another_arms_best() -> None:
+    lost = rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)
+    assert definition.best_point(study(), "grpo", lost) == definition.Point(1e-5)
+    # A rate may follow another arm's best.
     results = rung(1e-5, 0.2, "gxpo") | rung(2e-5, 0.3, "gxpo") | rung(4e-5, 0.1, "gxpo")
     assert definition.best_point(study(), "long", results) == definition.Point(3.5 * 2e-5)
     assert definition.best_point(study(), "long", {}) is None
     assert [key.arm for key in definition.pending(study(), {})] == ["grpo", "gxpo"]
 
 
+SEARCHED = study(ladder=None, search=SEARCH)
+
+
 def searched(results: dict[definition.RunKey, definition.RunResult], arm: str = "grpo") -> list[tuple[float, str, int]]:
     """The tuning runs of an arm that can start now."""
-    found = definition.pending(study(ladder=None, search=SEARCH), results)
-    return [(key.learning_rate, key.settings, key.seed) for key in found if (key.arm, key.stage) == (arm, "ladder")]
+    keys = [key for key in definition.pending(SEARCHED, results) if (key.arm, key.stage) == (arm, "ladder")]
+    return [(key.learning_rate, key.settings, key.seed) for key in keys]
 
 
 def test_a_search_gives_the_better_half_of_its_points_the_next_seed_and_every_arm_the_same_points() -> None:
@@ -188,11 +181,11 @@ def test_a_search_gives_the_better_half_of_its_points_the_next_seed_and_every_ar
     # Means 0.3 and 0.35; the best of the first seed alone does not win.
     for (rate, words, seed), value in zip(second, (0.1, 0.3), strict=True):
         results[definition.RunKey("ladder", "grpo", rate, seed, words)] = definition.RunResult(value)
-    best = definition.best_point(study(ladder=None, search=SEARCH), "grpo", results)
+    best = definition.best_point(SEARCHED, "grpo", results)
     assert best == definition.Point(*first[3][:2])
     assert searched(results) == []
-    key = next(key for key in definition.pending(study(ladder=None, search=SEARCH), results) if key.stage == "report")
-    config = definition.run_config(study(ladder=None, search=SEARCH), key)
+    key = next(key for key in definition.pending(SEARCHED, results) if key.stage == "report")
+    config = definition.run_config(SEARCHED, key)
     # The decay ends with the budget.
     assert (key.point, config.learner.optimizer.schedule, config.budget.steps) == (best, "cosine", 12)
     assert f"learner.mini_batches={config.learner.mini_batches}" in key.settings
@@ -257,7 +250,6 @@ def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, 
     started = sum("started" in line for line in lines)
     # 2 arms × 3 rates and 3 arms × 2 seeds.
     assert lines[0].endswith("(0 of at most 12 runs done)")
-    assert any("of at most 12 runs done, at most about 0 min left)" in line for line in lines)
     registered = json.loads((root / REGISTERED).read_text())
     assert registered == study().model_dump(mode="json")
     # An analysis that is changed after the first run does not change what was registered.

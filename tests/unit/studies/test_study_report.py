@@ -101,22 +101,16 @@ def test_a_search_is_reported_with_its_space_and_the_points_that_went_furthest()
         if row["stage"] == "ladder":
             row["settings"] = "learner.mini_batches=4" if row["learning_rate"] == 2e-5 else "learner.mini_batches=1"
     # The better of the two had the second seed too.
-    data.runs.extend(
-        [row | {"seed": 8, "accuracy": 0.25} for row in data.runs if row.get("settings") == "learner.mini_batches=4"]
-    )
+    best = [row for row in data.runs if row.get("settings") == "learner.mini_batches=4"]
+    data.runs.extend([row | {"seed": 8, "accuracy": 0.25} for row in best])
     text = compose(data)
-    assert (
-        "at most 3 runs for each arm: 2 → 1 points, a seed more each time. Space: learner.optimizer.learning_rate"
-        in text
-    )
-    table = text.split("## Tuning")[1]
-    assert table.index("| GRPO | 3 | 2e-05, mini_batches=4 | 2 | 35.0 |") < table.index(
-        "| GRPO | 3 | 1e-05, mini_batches=1 | 1 | 35.0 |"
-    )
+    space = "at most 3 runs for each arm: 2 → 1 points, a seed more each time. Space: learner.optimizer.learning_rate"
+    assert space in text
+    rows = ("| GRPO | 3 | 2e-05, mini_batches=4 | 2 | 35.0 |", "| GRPO | 3 | 1e-05, mini_batches=1 | 1 | 35.0 |")
+    assert "\n".join(rows) in text.split("## Tuning")[1]
     assert "upwards until" not in text
     # Two panels side by side, of 4.2 × 3.6 inches each.
-    picture = Image.open(io.BytesIO(render_pictures(data)["small-ladder.png"]))
-    assert picture.size == (2 * 525, 450)
+    assert Image.open(io.BytesIO(render_pictures(data)["small-ladder.png"])).size == (2 * 525, 450)
 
 
 def test_only_the_named_comparisons_are_tested() -> None:
@@ -154,21 +148,16 @@ def test_before_the_baseline_is_complete_there_is_no_result() -> None:
     assert "points" not in text
 
 
-def test_data_survives_the_files_to_the_bit(tmp_path) -> None:
+def test_data_survives_the_files_to_the_bit_and_the_report_has_its_pictures(tmp_path) -> None:
     data = invented()
     study_data.write(data, tmp_path)
     again = study_data.read(tmp_path)
     assert again.study == data.study
-    assert compose(again) == compose(data)
-
-
-def test_the_report_has_its_pictures(tmp_path) -> None:
-    write_report(invented(), tmp_path / "evidence.md")
-    text = (tmp_path / "evidence.md").read_text()
-    pictures = re.findall(r"\]\((images/.*?)\)", text)
+    write_report(again, tmp_path / "evidence.md")
+    assert (tmp_path / "evidence.md").read_text() == compose(data)
+    pictures = re.findall(r"\]\((images/.*?)\)", compose(data))
     assert len(pictures) == 2
-    for picture in pictures:
-        assert Image.open(tmp_path / picture).width >= 900
+    assert all(Image.open(tmp_path / picture).width >= 900 for picture in pictures)
 
 
 ROOT = Path(__file__).parents[3]

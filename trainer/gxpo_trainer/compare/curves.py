@@ -207,13 +207,5 @@ def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
         return np.asarray(stacked.mean(axis=0), dtype=np.float64)
 
     unknown = np.full(len(common), np.nan)
-    return EvaluationCurve(
-        steps=np.array(common),
-        backward_passes=mean("backward_passes"),
-        hours=mean("hours"),
-        tokens=mean("tokens"),
-        accuracy=mean("accuracy"),
-        ci_low=unknown,
-        ci_high=unknown,
-        forward_passes=curves[0].forward_passes,
-    )
+    columns = map(mean, ("backward_passes", "hours", "tokens", "accuracy"))
+    return EvaluationCurve(np.array(common), *columns, unknown, unknown, forward_passes=curves[0].forward_passes)

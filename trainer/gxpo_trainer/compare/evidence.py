@@ -40,7 +40,7 @@ def percent(value: float) -> str:
 
 def points(difference: float) -> str:
     """A difference of shares in percentage points: 0.021 → `+2.1`, −0.021 → `−2.1` with a true minus."""
-    return f"{100 * difference:+.1f}".replace("-", "−")
+    return f"{'−' if difference < 0 else '+'}{abs(100 * difference):.1f}"
 
 
 def bounds(interval: Interval | None) -> str:

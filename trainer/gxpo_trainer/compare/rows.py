@@ -67,7 +67,7 @@ def run_curves(
     if not complete:
         raise DataError(f"no step has {metric} of {chosen or 'any benchmark'}")
     config = identity["config"]
-    settings = flatten(config)
+    settings, machine = flatten(config), identity.get("hardware") or {}
     return RunCurves(
         name=str(config["name"]),
         rule=run_label(config["learner"]["rule"]),
@@ -78,7 +78,8 @@ def run_curves(
         ),
         gate=_gate(series, config),
         conditions=_conditions(identity, settings, complete[-1]),
-        hardware=_hardware(identity, settings),
+        hardware={name: json.dumps(machine.get(name)) for name in ("cpu", "usable_cores", "accelerators")}
+        | {name: value for name, value in settings.items() if _SPEED.match(name)},
         sampling_share=sampling_share(series),
     )
 
@@ -140,7 +141,8 @@ def _curve(points: list[list[Row]], metric: str) -> EvaluationCurve:
         above = [score.get(f"{metric}/ci_high", math.nan) - score[metric] for score in scores]
         low.append(mean - math.hypot(*below) / len(rows))
         high.append(mean + math.hypot(*above) / len(rows))
-    passes, seconds, tokens = (np.array([_cost(rows[0], name) for rows in points]) for name in _COST_FIELDS)
+    costs = np.array([[rows[0].get(name) for name in _COST_FIELDS] for rows in points], dtype=np.float64)
+    passes, seconds, tokens = np.where(np.isfinite(costs), costs, np.nan).T  # NaN: unknown
     per_problem, ids = _per_problem(points) if metric == "pass@1" else (None, ())
     return EvaluationCurve(
         steps=np.array([rows[0]["step"] for rows in points], dtype=np.float64),
@@ -153,12 +155,6 @@ def _curve(points: list[list[Row]], metric: str) -> EvaluationCurve:
         per_problem=per_problem,
         problem_ids=ids,
     )
-
-
-def _cost(row: Row, name: str) -> float:
-    """A cost of the run up to an evaluation; NaN if unknown."""
-    value = row.get(name)
-    return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
 def _per_problem(points: list[list[Row]]) -> tuple[npt.NDArray[np.float64] | None, tuple[str, ...]]:
@@ -212,9 +208,3 @@ def _conditions(
             for key in recorded
         },
     }
-
-
-def _hardware(identity: Mapping[str, Any], settings: Mapping[str, str]) -> dict[str, str]:
-    machine = identity.get("hardware") or {}
-    stated = {name: json.dumps(machine.get(name)) for name in ("cpu", "usable_cores", "accelerators")}
-    return stated | {name: value for name, value in settings.items() if _SPEED.match(name)}

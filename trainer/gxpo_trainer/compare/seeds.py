@@ -22,6 +22,7 @@ from gxpo_trainer.errors import DataError
 
 _RATE = "learner.optimizer.learning_rate"
 _SCHEDULE = "evaluation.every_steps"
+_UNCOMPARED = ("name", "seed", "logging")
 _LONGEST_VALUE = 40
 """Characters of a setting's value in a group's name."""
 
@@ -49,7 +50,7 @@ def group_by_config(runs: Sequence[tuple[RunCurves, Mapping[str, Any]]]) -> list
     for run, config in runs:
         key = config_key(config)
         if key not in configs:
-            configs[key] = flatten(_body(config))
+            configs[key] = flatten({name: value for name, value in config.items() if name not in _UNCOMPARED})
         if any(run.seed == other.seed for other in members.setdefault(key, [])):
             raise DataError(f"{run.name}: another run has the same config and seed {run.seed}; remove one of the two")
         members[key].append(run)
@@ -59,7 +60,8 @@ def group_by_config(runs: Sequence[tuple[RunCurves, Mapping[str, Any]]]) -> list
 
 def config_key(config: Mapping[str, Any]) -> str:
     """Hash of a config without name, seed and trackers."""
-    return hashlib.sha256(json.dumps(_body(config), sort_keys=True).encode()).hexdigest()
+    body = {name: value for name, value in config.items() if name not in _UNCOMPARED}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def group_labels(rules: Mapping[str, str], configs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
@@ -91,9 +93,7 @@ def _disambiguate(label: str, configs: Mapping[str, Mapping[str, str]]) -> dict[
 
 
 def _word(name: str, config: Mapping[str, str]) -> str:
-    value = str(config.get(name))
-    short = value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 1] + "…"
-    return f"{name.removeprefix('learner.rule.')}={short}"
+    return f"{name.removeprefix('learner.rule.')}={_short(str(config.get(name)), _LONGEST_VALUE)}"
 
 
 def seed_band(group: SeedGroup, curve: EvaluationCurve) -> tuple[Floats, Floats]:
@@ -107,10 +107,6 @@ def seed_band(group: SeedGroup, curve: EvaluationCurve) -> tuple[Floats, Floats]
     intervals = [mean_interval(values) for values in zip(*at_steps, strict=True)]
     bounds = np.array([(interval.low, interval.high) for interval in intervals], dtype=np.float64)
     return np.clip(bounds[:, 0], 0, 1), np.clip(bounds[:, 1], 0, 1)
-
-
-def _body(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name not in ("name", "seed", "logging")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +123,15 @@ def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
     every = {run.conditions.get(_SCHEDULE) for group in groups for run in group.runs}
     if len(every) < 2:
         return ""
-    other = _evaluated_elsewhere(groups, baseline)
+    reference = next(group for group in groups if group.name == baseline)
+    other: list[str] = []
+    for group in groups:
+        for run in group.runs:
+            # As far as both went.
+            own, its = (r.curve.backward_passes for r in (run, reference.by_seed.get(run.seed, reference.runs[0])))
+            end = min(own[-1], its[-1])
+            if not np.array_equal(own[own <= end], its[its <= end]) and group.name not in other:
+                other.append(group.name)
     if not other:
         return "evaluation.every_steps differs as the rules' steps do: all were evaluated at the same backward passes."
     return (
@@ -135,20 +139,6 @@ def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
         f"{baseline}: at an equal budget the last evaluation within it counts, and a target is reached at an "
         "evaluation of the common grid; nothing is interpolated."
     )
-
-
-def _evaluated_elsewhere(groups: Sequence[SeedGroup], baseline: str) -> list[str]:
-    """The groups that were evaluated at other backward passes than the baseline, as far as both went."""
-    reference = next(group for group in groups if group.name == baseline)
-    other = []
-    for group in groups:
-        for run in group.runs:
-            against = reference.by_seed.get(run.seed, reference.runs[0])
-            own, its = run.curve.backward_passes, against.curve.backward_passes
-            end = min(own[-1], its[-1])
-            if not np.array_equal(own[own <= end], its[its <= end]) and group.name not in other:
-                other.append(group.name)
-    return other
 
 
 def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -> list[Difference]:
@@ -220,6 +210,6 @@ def _at(record: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _short(value: Any) -> str:
+def _short(value: Any, longest: int = 58) -> str:
     text = f"{len(value)} entries" if isinstance(value, list) else str(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return text if len(text) <= longest else text[: longest - 1] + "…"

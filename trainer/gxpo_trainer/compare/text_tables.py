@@ -83,9 +83,8 @@ def _within(show: Callable[[float], str], interval: Interval | None) -> str:
     """`+2.1 (−0.4 to +4.6)`, or what is known of it."""
     if interval is None:
         return UNKNOWN
-    if interval.low is None or interval.high is None:
-        return show(interval.mean)
-    return f"{show(interval.mean)} ({show(interval.low)} to {show(interval.high)})"
+    known = [show(value) for value in (interval.mean, interval.low, interval.high) if value is not None]
+    return "{} ({} to {})".format(*known) if len(known) == 3 else known[0]
 
 
 def convergence_table(comparison: Comparison) -> Table:
@@ -122,7 +121,8 @@ def budget_table(comparison: Comparison) -> Table:
     keys = list(dict.fromkeys((b.axis, b.budget) for group in comparison.groups for b in group.budgets))
     for axis, budget in keys:
         for number, group in enumerate(comparison.groups):
-            head = (_budget(axis, budget) if number == 0 else "", group.name)
+            cost = amount(axis, budget) + ("" if axis == "hours" else f" {NAMES[axis]}")
+            head = (cost if number == 0 else "", group.name)
             result = next((b for b in group.budgets if (b.axis, b.budget) == (axis, budget)), None)
             if result is None:
                 rows.append((*head, *[UNKNOWN] * 4))
@@ -173,10 +173,6 @@ def payoff_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: fl
     header = ("run", "steps", "time", "time, asynchronous", "passes per step")
     title = f"When it pays: sampling takes {100 * share:.0f}% of a step of {baseline.name} ({source})"
     return [Table(title, header, tuple(rows))]
-
-
-def _budget(axis: Axis, budget: float) -> str:
-    return amount(axis, budget) + ("" if axis == "hours" else f" {NAMES[axis]}")
 
 
 def _match(group: GroupResult, axis: Axis) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
 from pydantic.json_schema import JsonSchemaValue
@@ -24,11 +24,12 @@ from gxpo_trainer.errors import ConfigError
 
 CHOICE_ERROR = "component"
 """Type of the validation errors of this module; their context has `key` and `reason`."""
-CHOICES: dict[type[Settings], Choice] = {}
+S = TypeVar("S", bound=Settings)
+CHOICES: dict[type[Settings], Choice[Any]] = {}
 """By base class, in the order of the run file's sections."""
 
 
-class Choice:
+class Choice(Generic[S]):
     """Annotation of a field that is validated by the chosen settings class.
 
     section: its dotted path. base: of all its classes. classes: the built-in
@@ -42,9 +43,9 @@ class Choice:
         self,
         kind: plugins.Kind,
         section: str,
-        base: type[Settings],
+        base: type[S],
         *,
-        classes: Sequence[type[Settings]] = (),
+        classes: Sequence[type[S]] = (),
         built_in: Sequence[str] = (),
         key: str = "name",
         inner: Any = None,
@@ -57,7 +58,7 @@ class Choice:
         self._classes = classes or [base]
         union = functools.reduce(operator.or_, self._classes)
         self._inner = inner or (union if len(classes) < 2 else Annotated[union, Field(discriminator=key)])
-        self._by_path: dict[str, type[Settings]] = {}
+        self._by_path: dict[str, type[S]] = {}
         self._broken: set[str] = set()
         CHOICES[base] = self
 
@@ -65,7 +66,7 @@ class Choice:
         """Built-in names, then the registered ones that may be used."""
         return list(dict.fromkeys([*self.built_in, *plugins.registered_names(self.kind)]))
 
-    def known(self) -> list[type[Settings]]:
+    def known(self) -> list[type[S]]:
         """All settings classes: built-in, registered, listed by the administrator, and named in this process.
 
         A class that cannot be loaded is left out; an error is raised where a run file names it.
@@ -76,14 +77,13 @@ class Choice:
             if name in self.built_in or name in self._broken:
                 continue
             try:
-                settings = self.settings_class(name)
+                if settings := self.settings_class(name):
+                    loaded.append(settings)
             except ConfigError:
                 self._broken.add(name)  # its module is not run again for each list
-            else:
-                loaded += [] if settings is None else [settings]
         return [*self._classes, *loaded]
 
-    def settings_class(self, name: str) -> type[Settings] | None:
+    def settings_class(self, name: str) -> type[S] | None:
         """The settings class with this name, which is no built-in one; None for a plain class.
 
         Raises ConfigError, whose message starts with a verb.
@@ -155,13 +155,8 @@ class Choice:
         return built_in | {"oneOf": [*built_in["oneOf"], *union["oneOf"]]}
 
 
-def known_classes() -> tuple[type[Settings], ...]:
-    """The settings classes of all choices: what is computed from the tree of settings changes with them."""
-    return tuple(settings for choice in CHOICES.values() for settings in choice.known())
-
-
 @functools.cache
-def _named(settings: type[Settings], key: str, name: str) -> type[Settings]:
+def _named(settings: type[S], key: str, name: str) -> type[S]:
     """The class with `name` as the only value of its setting `key`."""
     if settings.model_fields[key].default == name:
         return settings
@@ -178,4 +173,5 @@ def _named(settings: type[Settings], key: str, name: str) -> type[Settings]:
 
 
 def _restored(settings: type[Settings], key: str, name: str, values: dict[str, Any]) -> Settings:
-    return _named(settings, key, name).model_validate(values)
+    restored: Settings = _named(settings, key, name).model_validate(values)
+    return restored

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from gxpo_trainer import plugins
 from gxpo_trainer.config.components import CHOICES
 from gxpo_trainer.config.messages import config_error, nearest_setting, setting_paths, submodels
-from gxpo_trainer.config.rules import RULES, in_words, known_rules, rule_name
+from gxpo_trainer.config.rules import RULE_CHOICE, RULES, in_words, rule_name
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
 
@@ -45,34 +45,40 @@ def load_run(path: Path | str, overrides: Sequence[str] = (), *, runs_here: bool
 
 
 def check_implementations(config: RunConfig, source: str) -> None:
-    """Raises ConfigError when the implementation of a custom component cannot be imported. source: of the config."""
+    """Raises ConfigError for a custom component that cannot be imported, or a tracker whose package is not installed.
+
+    source: of the config.
+    """
     for choice in CHOICES.values():
         value = functools.reduce(getattr, choice.section.split("."), config)
         for number, part in enumerate(value if isinstance(value, tuple) else [value]):
-            if (name := getattr(part, choice.key)) not in choice.built_in or choice.kind == "loggers":
+            name = getattr(part, choice.key)
+            try:
+                if name not in choice.built_in:
+                    has_settings = hasattr(part, "implementation")
+                    plugins.implementation(part) if has_settings else plugins.load(choice.kind, name)
+                elif choice.kind == "loggers" and importlib.util.find_spec(name) is None:
+                    package = {"mlflow": "mlflow-skinny"}.get(name, name)
+                    fix = f"pip install {package}, or remove the tracker"
+                    raise ConfigError(f"the package {package} is not installed; {fix}")
+            except ConfigError as error:
                 place = f"{choice.section}[{number}]" if isinstance(value, tuple) else choice.section
-                try:
-                    if name in choice.built_in:
-                        _check_client(name)
-                    else:
-                        plugins.implementation(part) if hasattr(part, "implementation") else plugins.load(
-                            choice.kind, name
-                        )
-                except ConfigError as error:
-                    message = f'{source} cannot be used:\n  {place}.{choice.key} = "{name}": {error}'
-                    raise ConfigError(message) from None
-
-
-def _check_client(name: str) -> None:
-    """Raises ConfigError when the package of a tracker is not installed."""
-    if importlib.util.find_spec(name) is None:
-        package = {"mlflow": "mlflow-skinny"}.get(name, name)
-        raise ConfigError(f"the package {package} is not installed; pip install {package}, or remove the tracker")
+                message = f'{source} cannot be used:\n  {place}.{choice.key} = "{name}": {error}'
+                raise ConfigError(message) from None
 
 
 def load_preset(name: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """A preset by name with overrides applied; ConfigError names the nearest preset when there is none."""
-    return build(_preset_settings(name), overrides, source=f"preset {name}")
+    """A preset by name with overrides applied. Raises ConfigError, with the list, when there is none of this name."""
+    settings: dict[str, Any] = {}
+    base: str | None = name
+    while base is not None:
+        if base not in preset_names():
+            raise ConfigError(f"there is no preset {base!r}; choose one of {', '.join(preset_names())}")
+        file = resources.files("gxpo_trainer.config") / "presets" / f"{base}.toml"
+        own = tomllib.loads(file.read_text(encoding="utf-8"))
+        base = own.pop("extends", None)
+        settings = _merge(own, settings)
+    return build(settings, overrides, source=f"preset {name}")
 
 
 def preset_names() -> list[str]:
@@ -189,9 +195,8 @@ def parse_override(text: str) -> tuple[str, Any]:
             raise ConfigError(f"--set {text}: the value is not valid TOML ({error}); put texts in quotes") from None
         return path, word
     value = parsed.get("value")
-    if len(parsed) != 1 or not isinstance(value, bool | int | float | str | list | dict):
-        return path, word
-    return path, value
+    usable = len(parsed) == 1 and isinstance(value, bool | int | float | str | list | dict)
+    return path, value if usable else word
 
 
 def _with_absent(value: Any, models: Sequence[type[BaseModel]]) -> Any:
@@ -223,12 +228,10 @@ def _without_none(part: BaseModel) -> dict[str, Any]:
         value = getattr(part, name)
         if isinstance(value, BaseModel):
             result[name] = _without_none(value)
-        elif value is not None:
-            items = value if isinstance(value, tuple) else ()
-            listed = [_without_none(item) if isinstance(item, BaseModel) else item for item in items]
-            result[name] = listed if isinstance(value, tuple) else value
-        elif field.default is not None:
-            result[name] = "none"
+        elif isinstance(value, tuple):
+            result[name] = [_without_none(item) if isinstance(item, BaseModel) else item for item in value]
+        elif value is not None or field.default is not None:
+            result[name] = "none" if value is None else value
     return result
 
 
@@ -241,7 +244,7 @@ def learning_rate_control(config: RunConfig) -> RunConfig:
     rule = config.learner.rule
     factor = rule.learning_rate_factor
     if factor is None:
-        others = in_words([rule_name(other) for other in known_rules() if other.family == "look-ahead"])
+        others = in_words([rule_name(other) for other in RULE_CHOICE.known() if other.family == "look-ahead"])
         raise ConfigError(f'learner.rule.name = "{rule.name}" has no look-ahead to control for; start from {others}')
     baseline = next(rule for rule in RULES if rule.family == "baseline").model_validate({})
     rate = config.learner.optimizer.learning_rate * factor
@@ -250,22 +253,11 @@ def learning_rate_control(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"learner": learner})
 
 
-def _preset_settings(name: str) -> dict[str, Any]:
-    file = resources.files("gxpo_trainer.config") / "presets" / f"{name}.toml"
-    if name not in preset_names():
-        raise ConfigError(f"there is no preset {name!r}; choose one of {', '.join(preset_names())}")
-    settings = tomllib.loads(file.read_text(encoding="utf-8"))
-    base = settings.pop("extends", None)
-    return settings if base is None else _merge(_preset_settings(base), settings)
-
-
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """`changes` over `base`, section by section; a section that names another rule replaces it whole."""
-    result = dict(base)
+    result = base | changes
     for key, value in changes.items():
         old = base.get(key)
-        whole = (
-            isinstance(value, dict) and "name" in value and isinstance(old, dict) and old.get("name") != value["name"]
-        )
-        result[key] = _merge(old, value) if isinstance(value, dict) and isinstance(old, dict) and not whole else value
+        if isinstance(value, dict) and isinstance(old, dict) and value.get("name", old.get("name")) == old.get("name"):
+            result[key] = _merge(old, value)
     return result

@@ -6,13 +6,15 @@ import difflib
 import functools
 import json
 import math
+import tomllib
 import typing
 from collections.abc import Iterable, Iterator
+from importlib import resources
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gxpo_trainer.config.components import CHOICE_ERROR, CHOICES, known_classes
+from gxpo_trainer.config.components import CHOICE_ERROR, CHOICES
 from gxpo_trainer.config.rules import RULE_CHOICE, in_words
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
@@ -20,51 +22,12 @@ from gxpo_trainer.errors import ConfigError
 MOST_ERRORS = 100
 """Invalid settings of one config that are reported: a request with more must not occupy the service for long."""
 _LEAST_SIMILARITY, _LONGEST_TYPO = 0.7, 200
-_ALMOST_EQUAL = 0.95
-"""Similarity of whole paths from which a name is a typing error, not the name of another library."""
+_SIMILAR, _ALMOST_EQUAL = 0.9, 0.95
+"""Similarity of whole paths from which they count before the last word, and before names of other libraries."""
 
-OTHER_NAMES: tuple[tuple[str, str, str], ...] = (
-    ("model_name_or_path, actor_rollout_ref.model.path", "model.path", ""),
-    ("dataset_name, train_files", "data.source", ""),
-    ("prompt_key", "data.prompt_field", ""),
-    ("max_prompt_length", "data.max_prompt_tokens", ""),
-    ("per_device_train_batch_size, train_batch_size", "rollout.prompts_per_step", "prompts of all ranks, not samples"),
-    ("num_generations, rollout.n", "rollout.samples_per_prompt", ""),
-    ("max_completion_length, max_response_length, response_length", "rollout.max_new_tokens", ""),
-    ("vllm_gpu_memory_utilization", "rollout.gpu_memory_utilization", ""),
-    ("tensor_model_parallel_size, vllm_tensor_parallel_size", "placement.tensor_parallel", ""),
-    ("n_gpus_per_node, num_processes", "placement.learner_ranks", "engines have GPUs of placement.samplers"),
-    ("reward_funcs, reward_weights, custom_reward_function", "verifier.rewards", ""),
-    ("lr, optim.lr", "learner.optimizer.learning_rate", ""),
-    ("lr_scheduler_type, lr_scheduler", "learner.optimizer.schedule", ""),
-    ("lr_warmup_steps", "learner.optimizer.warmup_steps", ""),
-    ("optim", "learner.optimizer.name", ""),
-    ("adam_beta1, adam_beta2", "learner.optimizer.betas", ""),
-    ("adam_epsilon, eps", "learner.optimizer.epsilon", ""),
-    ("grad_clip, clip_grad", "learner.optimizer.max_grad_norm", ""),
-    ("beta, kl_coef, kl_loss_coef, use_kl_loss", "learner.loss.kl_beta", "0 is without"),
-    ("epsilon, clip_ratio, cliprange", "learner.loss.clip_low", "and learner.loss.clip_high"),
-    ("clip_ratio_low", "learner.loss.clip_low", ""),
-    ("epsilon_high, clip_ratio_high", "learner.loss.clip_high", ""),
-    ("loss_type, loss_agg_mode", "learner.loss.aggregation", ""),
-    ("importance_sampling_level", "learner.loss.surrogate", ""),
-    ("scale_rewards, norm_adv_by_std_in_grpo", "learner.loss.advantage_std", ""),
-    ("mask_truncated_completions", "learner.loss.mask_truncated", ""),
-    ("filter_groups", "learner.loss.zero_variance", '"resample"'),
-    ("ppo_mini_batch_size", "learner.mini_batches", "how many in a step, not their size"),
-    ("ppo_epochs, num_iterations", "learner.rule.name", '"epochs"'),
-    (
-        "gradient_accumulation_steps, ppo_micro_batch_size, ppo_micro_batch_size_per_gpu, ppo_max_token_len_per_gpu",
-        "learner.token_budget",
-        "tokens of a micro-batch",
-    ),
-    ("bf16, fp16, torch_dtype", "learner.precision", ""),
-    ("deepspeed", "learner.zero_stage", ""),
-    ("lora_r, lora_rank", "learner.lora.rank", ""),
-    ("max_steps, total_training_steps, num_train_epochs, total_epochs", "budget.steps", ""),
-    ("eval_steps, test_freq", "evaluation.every_steps", ""),
-    ("save_steps, save_freq", "checkpoint.every_steps", ""),
-    ("save_total_limit, max_actor_ckpt_to_keep", "checkpoint.keep_last", ""),
+_TABLE = resources.files(__package__) / "other_names.toml"
+OTHER_NAMES: tuple[tuple[str, str, str], ...] = tuple(
+    (names, *meaning) for names, meaning in tomllib.loads(_TABLE.read_text(encoding="utf-8")).items()
 )
 """(names in TRL and verl, setting, remark). A name stands for every path that ends with it."""
 
@@ -83,62 +46,42 @@ def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from _walk(part, f"{prefix}{name}.")
 
 
+_PATHS: dict[tuple[type[BaseModel], ...], tuple[str, ...]] = {}
+
+
 def setting_paths() -> tuple[str, ...]:
     """Every dotted path once, sections before their contents, in the order of the classes."""
-    return _setting_paths(known_classes())
+    classes = tuple(settings for choice in CHOICES.values() for settings in choice.known())
+    if classes not in _PATHS:
+        _PATHS[classes] = tuple(dict.fromkeys(_walk(RunConfig)))
+    return _PATHS[classes]
 
 
-@functools.lru_cache(maxsize=8)
-def _setting_paths(_known: tuple[type[BaseModel], ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_walk(RunConfig)))
-
-
-@functools.cache
-def _by_other_name() -> dict[str, str]:
-    return {
-        name: f"{setting} ({remark})" if remark else setting
-        for names, setting, remark in OTHER_NAMES
-        for name in names.split(", ")
-    }
+_BY_OTHER_NAME = {
+    name: f"{setting} ({remark})" if remark else setting
+    for names, setting, remark in OTHER_NAMES
+    for name in names.split(", ")
+}
 
 
 @functools.lru_cache(maxsize=256)  # each of a sweep's runs has the same mistyped paths
 def nearest_setting(path: str) -> str | None:
     """The setting that TRL and verl call so, else the one most similar to a mistyped path or to its last word."""
-
-    def similarity(known: str) -> float:
-        ends = known.rsplit(".", 1)[-1], path.rsplit(".", 1)[-1]
-        return max(_similarity(*pair) for pair in ((known, path), ends))
-
     if len(path) > _LONGEST_TYPO:
         return None
-    parts = path.split(".")
+    parts, known = path.split("."), setting_paths()
     endings = (".".join(parts[start:]) for start in range(len(parts)))
-    other = next((_by_other_name()[name] for name in endings if name in _by_other_name()), None)
-    best = max(setting_paths(), key=similarity)
-    if other is not None and _similarity(best, path) < _ALMOST_EQUAL:
-        return other
-    return best if similarity(best) > 0 else None
-
-
-def _similarity(first: str, second: str) -> float:
-    """Ratio of equal parts, 0 below _LEAST_SIMILARITY; its upper bounds are a tenth of the work."""
-    matcher = difflib.SequenceMatcher(None, first, second)
-    if min(matcher.real_quick_ratio(), matcher.quick_ratio()) < _LEAST_SIMILARITY:
-        return 0.0
-    ratio = matcher.ratio()
-    return ratio if ratio >= _LEAST_SIMILARITY else 0.0
-
-
-def unknown_setting(path: str, root: type[BaseModel] = RunConfig) -> str:
-    """Error message for a path that is not a setting, or not one of the selected rule."""
-    if root is not RunConfig:
-        return "unknown setting; remove it"
-    if path in setting_paths():
-        return "is not a setting of the selected rule; remove it or select a rule that has it"
-    suggestion = nearest_setting(path)
-    fix = f"did you mean {suggestion}?" if suggestion else "`gxpo config --schema` lists all settings; remove it"
-    return f"unknown setting; {fix}"
+    other = [_BY_OTHER_NAME[name] for name in endings if name in _BY_OTHER_NAME]
+    by_last_word = {setting.rpartition(".")[2]: setting for setting in reversed(known)}
+    last = difflib.get_close_matches(parts[-1], by_last_word, 1, _LEAST_SIMILARITY)
+    candidates = [
+        *difflib.get_close_matches(path, known, 1, _ALMOST_EQUAL),
+        *other,
+        *difflib.get_close_matches(path, known, 1, _SIMILAR),
+        *(by_last_word[word] for word in last),
+        *difflib.get_close_matches(path, known, 1, _LEAST_SIMILARITY),
+    ]
+    return candidates[0] if candidates else None
 
 
 def show(value: Any) -> str:
@@ -219,7 +162,15 @@ def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
     if kind == CHOICE_ERROR:
         return f"{path}.{context['key']}", f" = {show(value[context['key']])}", context["reason"]
     if kind == "extra_forbidden":
-        return path, f" = {show(value)}", unknown_setting(path, root)
+        if root is not RunConfig:
+            problem = "unknown setting; remove it"
+        elif path in setting_paths():
+            problem = "is not a setting of the selected rule; remove it or select a rule that has it"
+        else:
+            near = nearest_setting(path)
+            fix = f"did you mean {near}?" if near else "`gxpo config --schema` lists all settings; remove it"
+            problem = f"unknown setting; {fix}"
+        return path, f" = {show(value)}", problem
     if kind == "value_error":
         message = str(context["error"])
     elif kind == "literal_error":
@@ -238,23 +189,18 @@ def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
     return path, f" = {show(value)}", message
 
 
-def _merged(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, str, str]]:
-    """(path, value, message) of each setting; the errors of its alternative forms are one message."""
-    by_setting: dict[tuple[str, str], list[str]] = {}
+def config_error(error: ValidationError, source: str, root: type[BaseModel] = RunConfig) -> BadSettings:
+    """All invalid settings of one validation of `root`, one line each, in a single ConfigError.
+
+    The errors of a setting's alternative forms are one message.
+    """
+    by_setting: dict[tuple[str, str], dict[str, None]] = {}
     for part in error.errors(include_url=False)[:MOST_ERRORS]:
         path, value, message = _parts(part, root)
-        messages = by_setting.setdefault((path, value), [])
-        if message not in messages:
-            messages.append(message)
-    return [
-        (path, value, messages[0] + "".join(f", or {other.removeprefix('must be ')}" for other in messages[1:]))
-        for (path, value), messages in by_setting.items()
-    ]
-
-
-def config_error(error: ValidationError, source: str, root: type[BaseModel] = RunConfig) -> BadSettings:
-    """All invalid settings of one validation of `root`, one line each, in a single ConfigError."""
-    merged = _merged(error, root)
+        by_setting.setdefault((path, value), {})[message] = None
+    merged = []
+    for (path, value), (first, *others) in by_setting.items():
+        merged.append((path, value, first + "".join(f", or {other.removeprefix('must be ')}" for other in others)))
     lines = [f"{path}{value}: {message}" if path or value else message for path, value, message in merged]
     text = "\n".join([f"{source} cannot be used:", *(f"  {line}" for line in lines)])
     return BadSettings(text, tuple((path, message) for path, _, message in merged))

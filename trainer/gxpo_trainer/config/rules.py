@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
@@ -338,7 +338,7 @@ class ExtragradientRule(RuleSettings):
 
 
 RULES: list[type[RuleSettings]] = [GrpoRule, SfpoRule, GxpoRule, EpochsRule, ExtragradientRule]
-"""The built-in rules, in the order of lists and charts; custom ones follow (`known_rules`)."""
+"""The built-in rules, in the order of lists and charts; custom ones follow (`RULE_CHOICE.known`)."""
 COMPARED_LABELS = [rule.label for rule in RULES if rule.family != "control"]
 """Of the built-in rules, for texts that are made before plug-ins may be loaded."""
 
@@ -351,25 +351,20 @@ RULE_CHOICE = Choice("rules", "learner.rule", RuleSettings, classes=RULES)
 RuleConfig = Annotated[RuleSettings, RULE_CHOICE]
 
 
-def known_rules() -> list[type[RuleSettings]]:
-    """The built-in rules, then the custom ones that can be loaded."""
-    return cast(list[type[RuleSettings]], RULE_CHOICE.known())
-
-
 def compared_rules() -> list[type[RuleSettings]]:
     """The rules that sweeps and plans put side by side: all but the controls."""
-    return [rule for rule in known_rules() if rule.family != "control"]
+    return [rule for rule in RULE_CHOICE.known() if rule.family != "control"]
 
 
 def rule_labels(family: Family) -> list[str]:
     """Labels of all rules of a family."""
-    return [rule.label for rule in known_rules() if rule.family == family]
+    return [rule.label for rule in RULE_CHOICE.known() if rule.family == family]
 
 
 def run_label(rule: Mapping[str, Any]) -> str:
     """Label of a run from its `learner.rule`, such as `GXPO K=5`; of an unknown rule the name and K."""
     name = str(rule["name"])
-    settings = next((known for known in known_rules() if rule_name(known) == name), None)
+    settings = next((known for known in RULE_CHOICE.known() if rule_name(known) == name), None)
     if settings is not None:
         return settings.label_of(rule)
     label = name.rpartition(":")[2] if is_class_path(name) else name.upper()
@@ -378,4 +373,5 @@ def run_label(rule: Mapping[str, Any]) -> str:
 
 def in_words(names: list[str], conjunction: str = "or") -> str:
     """`a, b or c`."""
-    return f" {conjunction} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+    *first, last = names
+    return f"{', '.join(first)} {conjunction} {last}" if first else last

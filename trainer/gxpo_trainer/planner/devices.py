@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 from gxpo_trainer.errors import ConfigError
 
@@ -66,41 +66,21 @@ class Assumptions:
     response_fraction: float = 0.5
 
 
-_ASSUMED = {
-    "gpu": Assumptions(
-        utilization=0.35,
-        micro_batch_s=0.02,
-        sampling_efficiency=0.6,
-        decode_step_s=0.004,
-        token_s=2e-6,
-        fixed_s=0.3,
-        runtime_bytes=GIB,
-        engine_bytes=0,
-        memory_factor=1.05,
-    ),
-    "cpu": Assumptions(
-        utilization=0.8,
-        micro_batch_s=0.005,
-        sampling_efficiency=0.8,
-        decode_step_s=0.002,
-        token_s=5e-5,
-        fixed_s=0.05,
-        runtime_bytes=450 * 2**20,
-        engine_bytes=100 * 2**20,
-        memory_factor=1.33,
-    ),
-}
+@functools.cache
+def _table() -> dict[str, dict[str, Any]]:
+    text = (resources.files(__package__) / "devices.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def assumptions_for(device: Device) -> Assumptions:
     """What is assumed of a kind of device."""
-    return _ASSUMED[device.kind]
+    assumed = _table()["assumed"][device.kind]
+    return Assumptions(**assumed)
 
 
 @functools.cache
 def devices() -> dict[str, Device]:
     """Every known device by name."""
-    table = tomllib.loads((resources.files(__package__) / "devices.toml").read_text(encoding="utf-8"))
     return {
         name: Device(
             name=name,
@@ -110,7 +90,8 @@ def devices() -> dict[str, Device]:
             memory_bandwidth=row["memory_gbps"] * 1e9,
             ray_names=tuple(row["ray"]),
         )
-        for name, row in table.items()
+        for name, row in _table().items()
+        if name != "assumed"
     }
 
 

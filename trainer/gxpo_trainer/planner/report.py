@@ -92,9 +92,9 @@ def to_text(plan: Plan, name: str) -> str:
 def _rule_line(rule: PlannedRule) -> str:
     parts = rule.seconds
     times = [f"{part:,.3g}" for part in (parts.sampling, parts.passes + parts.look_ahead, parts.step)]
-    counts = ["-" if n is None else f"{n:,}" for n in (rule.steps, rule.backward_passes)]
-    hours = ["-" if n is None else f"{n:,.2f}" for n in (rule.hours, rule.gpu_hours)]
-    return _columns((f"  {rule.label}{' *' if rule.own else ''}", *times, *counts, *hours))
+    counts = [(rule.steps, ",d"), (rule.backward_passes, ",d"), (rule.hours, ",.2f"), (rule.gpu_hours, ",.2f")]
+    told = ("-" if number is None else format(number, form) for number, form in counts)
+    return _columns((f"  {rule.label}{' *' if rule.own else ''}", *times, *told))
 
 
 def _columns(cells: tuple[str, ...]) -> str:

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 
-from gxpo_trainer.compare.curves import Axis, EvaluationCurve, mean_curve
+from gxpo_trainer.compare.curves import Axis, mean_curve
 from gxpo_trainer.compare.evidence import percent, weigh
 from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
@@ -69,8 +67,8 @@ _PANELS: tuple[tuple[Axis, str, float], ...] = (
     ("tokens", "Sampled tokens (millions)", 1e-6),
     ("hours", "Training time (minutes)", 60.0),
 )
-_LEGEND_LINE = 110
-"""Pixels next to a label: line sample and padding."""
+_LEGEND_LINE, _LEGEND_CHARACTER = 110, 19
+"""Pixels next to a label (line sample and padding), and of its widest character."""
 _LEGEND_LABEL = 56
 PNG_NAME, PAGE_NAME = "curves.png", "report.md"
 
@@ -91,7 +89,7 @@ def write_report(
     comparison = compare_groups(groups, chosen)
     styles = line_styles([group.runs[0].rule for group in groups])
     out_dir.mkdir(parents=True, exist_ok=True)
-    (out_dir / PNG_NAME).write_bytes(draw_curves(groups, styles, comparison, title=title))
+    (out_dir / PNG_NAME).write_bytes(png(compose(groups, styles, comparison, title=title)))
     parts = [
         f"# {title}",
         "\n".join(f"- {line}" for line in weigh(comparison).sentence.splitlines()),
@@ -103,16 +101,6 @@ def write_report(
     return comparison
 
 
-def draw_curves(
-    groups: Sequence[SeedGroup], styles: Sequence[LineStyle], comparison: Comparison | None = None, *, title: str = ""
-) -> bytes:
-    """PNG, 1500 × 1125: accuracy against passes, steps, tokens and minutes with 95% bands.
-
-    Bands are intervals over problems for a single seed, t-intervals over seeds for several. comparison: for its target.
-    """
-    return png(compose(groups, styles, comparison, title=title))
-
-
 def png(figure: Figure) -> bytes:
     """The picture; the same figure gives the same bytes."""
     buffer = io.BytesIO()
@@ -121,13 +109,19 @@ def png(figure: Figure) -> bytes:
 
 
 def compose(
-    groups: Sequence[SeedGroup], styles: Sequence[LineStyle], comparison: Comparison | None, *, title: str
+    groups: Sequence[SeedGroup], styles: Sequence[LineStyle], comparison: Comparison | None = None, *, title: str = ""
 ) -> Figure:
-    """The figure of `draw_curves`."""
+    """Accuracy against passes, steps, tokens and minutes with 95% bands, 1500 × 1125. comparison: for its target.
+
+    Bands are intervals over problems for a single seed, t-intervals over seeds for several.
+    """
     figure = Figure(figsize=(12, 9), dpi=125, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     curves = [mean_curve([run.curve for run in group.runs]) for group in groups]
     bands = [seed_band(group, curve) for group, curve in zip(groups, curves, strict=True)]
+    values = 100 * np.concatenate([curve.accuracy for curve in curves])
+    pad = max(5.0, 0.25 * float(values.max() - values.min()))
+    # Around the curves: the t-interval of two seeds can be wider than the axis.
+    limits = (max(0.0, float(values.min()) - pad), min(100.0, float(values.max()) + pad))
     shade = 0.13 if len(groups) <= 4 else 0.06
     dotted: dict[str, Any] = {"color": "#555555", "linewidth": 1, "linestyle": (0, (1, 2))}
     for axes, (axis, label, unit) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
@@ -138,7 +132,7 @@ def compose(
                 axes.fill_between(x, 100 * low, 100 * high, color=style.color, alpha=shade, linewidth=0)
         if comparison is not None:
             axes.axhline(100 * comparison.target.accuracy, **dotted)
-        axes.set(xlabel=label, ylabel="Accuracy (%)", ylim=_accuracy_limits(curves))
+        axes.set(xlabel=label, ylabel="Accuracy (%)", ylim=limits)
         axes.grid(alpha=0.25)
         axes.margins(x=0.03)
     handles = []
@@ -149,28 +143,14 @@ def compose(
     if comparison is not None:
         best = f"best of {_short(comparison.baseline)} ({percent(comparison.target.accuracy)})"
         handles.append(Line2D([], [], **dotted, label=_literal(best)))
-    font = FontProperties(size=11)
-    columns = min(4, _columns(canvas, font, [str(handle.get_label()) for handle in handles]))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, prop=font)
+    widest = _LEGEND_LINE + _LEGEND_CHARACTER * max(len(str(handle.get_label())) for handle in handles)
+    columns = max(1, min(4, len(handles), int(figure.bbox.width // widest)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=11)
     note = "means over seeds; bands: 95% over seeds"
     if any(len(group.runs) == 1 for group in groups):
         note = "bands: 95% over seeds, over problems for single seeds"
     figure.suptitle(f"{_literal(title)}\n{note}".strip(), fontsize=13)
     return figure
-
-
-def _accuracy_limits(curves: Sequence[EvaluationCurve]) -> tuple[float, float]:
-    """Limits around the curves; the t-interval of two seeds can be wider than the axis."""
-    values = 100 * np.concatenate([curve.accuracy for curve in curves])
-    pad = max(5.0, 0.25 * float(values.max() - values.min()))
-    return max(0.0, float(values.min()) - pad), min(100.0, float(values.max()) + pad)
-
-
-def _columns(canvas: FigureCanvasAgg, font: FontProperties, labels: Sequence[str]) -> int:
-    """Number of labels that fit next to each other."""
-    renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
-    widest = max(renderer.get_text_width_height_descent(label, font, ismath=False)[0] for label in labels)
-    return max(1, min(len(labels), int(canvas.figure.bbox.width / (widest + _LEGEND_LINE))))
 
 
 def _short(name: str) -> str:

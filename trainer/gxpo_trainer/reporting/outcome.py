@@ -36,27 +36,26 @@ class MemoryKill:
     is_victim: bool
 
 
-def parse_memory_kill(report: str) -> MemoryKill | None:
-    """The kill in Ray's report; None for any other text. A report of an unknown format keeps its first line."""
-    if _MARK not in report:
+def memory_kill(error: BaseException) -> MemoryKill | None:
+    """The kill by Ray's memory monitor that led to an error, if any. A report of an unknown format keeps one line."""
+    report = next((text for cause in _causes(error) if _MARK in (text := str(cause))), None)
+    if report is None:
         return None
-
-    def process(name: str, pid: str, gib: str) -> str:
-        return f"{name} (process {pid}, {float(gib):g} GiB)"
-
-    killed = {pid: process(task.partition(".")[0], pid, gib) for task, pid, gib in _KILLED.findall(report)}
-    users = [(float(gib), pid, process(command.strip()[:100], pid, gib)) for pid, gib, command in _USER.findall(report)]
-    _, pid, largest = max(users, key=lambda user: user[0], default=(0.0, None, ""))
-    is_victim = pid is not None and pid not in killed
+    killed = {pid: (task.partition(".")[0], gib) for task, pid, gib in _KILLED.findall(report)}
+    users = [(float(gib), pid, command.strip()[:100]) for pid, gib, command in _USER.findall(report)]
+    most, largest, command = max(users, default=(0.0, None, ""))
+    is_victim = largest is not None and largest not in killed
     node, threshold = _NODE.search(report), _THRESHOLD.search(report)
     if not killed or node is None:
         line = next(line for line in report.splitlines() if _MARK in line)
         return MemoryKill(line.strip()[:_LONGEST_LINE], is_victim)
     address, used, total = node.groups()
     limit = f"{int(threshold[1]) / 2**30:.2f} of {total} GiB" if threshold else f"{total} GiB"
-    names = ", ".join(killed.values())
+    names = ", ".join(f"{name} (process {pid}, {float(gib):g} GiB)" for pid, (name, gib) in killed.items())
     text = f"Ray killed {names}: node {address} had {used} GiB of memory in use, and its limit is {limit}."
-    return MemoryKill(f"{text} {largest} used most." if is_victim else text, is_victim)
+    return MemoryKill(
+        f"{text} {command} (process {largest}, {most:g} GiB) used most." if is_victim else text, is_victim
+    )
 
 
 OUTCOME = "outcome.json"
@@ -86,7 +85,7 @@ def failure_message(error: BaseException) -> str:
 
     NUL and lone surrogates, which databases cannot store, are escaped.
     """
-    kill = _memory_kill(error)
+    kill = memory_kill(error)
     if kill is not None and not isinstance(error, GxpoError):
         return kill.text
     text = str(error) if isinstance(error, GxpoError) else f"{type(error).__name__}: {error}"
@@ -101,26 +100,17 @@ def reason_of(error: BaseException, *, setting_up: bool = False) -> str:
     reason. setting_up: no step has begun, so an error without a reason is `setup_failed`.
     """
     chain = list(_causes(error))
-    for cause in chain:
-        if (resource := _exhausted_resource(cause)) is not None:
-            return resource
-    for cause in chain:
-        if isinstance(cause, GxpoError) and cause.reason != GxpoError.reason:
-            return cause.reason
-    return "setup_failed" if setting_up else GxpoError.reason
+    resources = [resource for cause in chain if (resource := _exhausted_resource(cause))]
+    reasons = [cause.reason for cause in chain if isinstance(cause, GxpoError) and cause.reason != GxpoError.reason]
+    return [*resources, *reasons, "setup_failed" if setting_up else GxpoError.reason][0]
 
 
 def is_recoverable(error: BaseException) -> bool:
     """Whether the same run may succeed when it is launched again: it stalled, was killed for the memory that another
     process used, or the disk was full."""
-    kill = _memory_kill(error)
+    kill = memory_kill(error)
     is_victim = kill is not None and kill.is_victim
     return is_victim or any(isinstance(cause, Stalled) for cause in _causes(error)) or reason_of(error) == "disk_full"
-
-
-def _memory_kill(error: BaseException) -> MemoryKill | None:
-    """The kill by Ray's memory monitor that led to an error, if any."""
-    return next((kill for cause in _causes(error) if (kill := parse_memory_kill(str(cause)))), None)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -139,8 +129,7 @@ def _exhausted_resource(error: BaseException) -> str | None:
     """Failure reason of an exhausted resource. Compares class names, to avoid importing Ray and torch."""
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error) if "RayActorError" in names else ""
-    died_of_memory = "OutOfMemoryError" in text or parse_memory_kill(text) is not None
-    if names & {"MemoryError", "OutOfMemoryError"} or died_of_memory:
+    if names & {"MemoryError", "OutOfMemoryError"} or "OutOfMemoryError" in text or _MARK in text:
         return "out_of_memory"
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if full or "OutOfDiskError" in names:

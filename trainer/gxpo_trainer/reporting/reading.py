@@ -16,7 +16,6 @@ import numpy as np
 
 from gxpo_trainer.compare.curves import RunCurves
 from gxpo_trainer.compare.rows import GATE_ENDS, GATE_Z, STEP_TIMES, Series, run_curves
-from gxpo_trainer.compare.seeds import SeedGroup, group_by_config
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row, decode_number, read_lines
 
@@ -101,14 +100,6 @@ def load_run(out_dir: Path, benchmark: str | None = None) -> RunCurves:
         return run_curves(identity, read_evaluations(out_dir), series, benchmarks=chosen)
     except DataError as error:
         raise DataError(f"{out_dir / EVALUATIONS}: {error}") from None
-
-
-def group_runs(folders: Sequence[Path], benchmark: str | None = None) -> list[SeedGroup]:
-    """Load runs and group those whose configs differ only in name and seed, in order of appearance.
-
-    Raises DataError when a group has a seed twice.
-    """
-    return group_by_config([(load_run(folder, benchmark), read_identity(folder)["config"]) for folder in folders])
 
 
 def _series(rows: Sequence[Row]) -> Series:

@@ -7,32 +7,16 @@ from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gxpo_trainer.compare.evidence import weigh
-from gxpo_trainer.compare.groups import Comparison
 from gxpo_trainer.compare.intervals import mean_interval
-from gxpo_trainer.compare.seeds import SeedGroup, incomparable
+from gxpo_trainer.compare.seeds import incomparable
 from gxpo_trainer.compare.text_tables import Table as TextTable
-from gxpo_trainer.compare.text_tables import all_tables
-
-
-def print_tables(
-    groups: Sequence[SeedGroup],
-    comparison: Comparison,
-    console: Console | None = None,
-    sampling_share: float | None = None,
-) -> None:
-    """Print the comparison's tables and its evidence statement."""
-    console = console if console is not None else Console()
-    for table in all_tables(groups, comparison, sampling_share):
-        console.print(rendered(table))
-    console.print(Text(weigh(comparison).sentence))
 
 
 def rendered(table: TextTable) -> Table:
+    """A table of a comparison for the console."""
     grid = Table(title=Text(table.title), title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(table.header):
         grid.add_column(Text(name), justify="left" if number == 0 else "right")
@@ -75,6 +59,5 @@ def _difference(record: Record, before: Record) -> str:
     if reasons:
         return "not comparable: " + "; ".join(reasons)
     interval = mean_interval(np.subtract(record["per_problem"], before["per_problem"]))
-    if interval.low is None or interval.high is None:
-        return f"{interval.mean:+.1%}"
-    return f"{interval.mean:+.1%} [{interval.low:+.1%}, {interval.high:+.1%}]"
+    bounds = "" if interval.low is None else f" [{interval.low:+.1%}, {interval.high:+.1%}]"
+    return f"{interval.mean:+.1%}{bounds}"

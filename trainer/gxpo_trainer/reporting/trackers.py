@@ -54,6 +54,7 @@ MOST_TRIES = 3
 LONGEST_TEXT = 4000
 """Characters of a prompt or response."""
 COLUMNS = ("prompt", "response", "gold", "verdict", "reward")
+_SHOWN = "\n".join(f"{name}: {{{name}}}" for name in COLUMNS)
 
 
 @dataclass
@@ -90,7 +91,7 @@ class TensorBoard:
         self._add(row["step"], row["time"], summary=Summary(value=values))
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._text("samples", step, _as_text(rows))
+        self._text("samples", step, "\n\n".join(map(_SHOWN.format_map, rows)))
 
     def close(self) -> None:
         self._writer.close()
@@ -119,9 +120,8 @@ class Wandb:
 
         mode: Any = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
         self._online = mode == "online"
-        self.note = (
-            "" if self._online else f"wandb is offline; `wandb sync {run.out_dir}/wandb/offline-run-*` uploads it"
-        )
+        offline = f"wandb is offline; `wandb sync {run.out_dir}/wandb/offline-run-*` uploads it"
+        self.note = "" if self._online else offline
         self._check()
         kept: dict[str, Any] = {"id": run.id, "resume": "allow"} if self._online else {}
         quiet: dict[str, Any] = {"console": "off", "disable_git": True, "save_code": False, "silent": True}
@@ -196,7 +196,7 @@ class MLflow:
             self._client.log_batch(self._id, metrics=metrics[begin : begin + 1000])
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._client.log_text(self._id, _as_text(rows), f"samples/step-{step:06}.txt")
+        self._client.log_text(self._id, "\n\n".join(map(_SHOWN.format_map, rows)), f"samples/step-{step:06}.txt")
 
     def close(self) -> None:
         ended = {"finished": "FINISHED", "failed": "FAILED"}.get(self._run.status, "KILLED")
@@ -228,10 +228,8 @@ class Trackio:
         """Raise unless the server accepts a write."""
         if self._url:
             headers = {"X-Trackio-Write-Token": os.environ.get("TRACKIO_WRITE_TOKEN", "")}
-            url = f"{self._url.rstrip('/')}/api/bulk_log"
-            _check_answer(
-                httpx.post(url, headers=headers, json={"kwargs": {"logs": [], "hf_token": None}}, timeout=ANSWER_S), 400
-            )
+            url, nothing = f"{self._url.rstrip('/')}/api/bulk_log", {"kwargs": {"logs": [], "hf_token": None}}
+            _check_answer(httpx.post(url, headers=headers, json=nothing, timeout=ANSWER_S), 400)
 
     def write(self, row: Row) -> None:
         self._check()
@@ -241,9 +239,8 @@ class Trackio:
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         import trackio
 
-        self._run.log(
-            {"samples": trackio.Table(data=[{name: str(row[name]) for name in COLUMNS} for row in rows])}, step
-        )
+        table = trackio.Table(data=[{name: str(row[name]) for name in COLUMNS} for row in rows])
+        self._run.log({"samples": table}, step)
 
     def close(self) -> None:
         self._run.finish()
@@ -474,10 +471,6 @@ def _check_answer(response: httpx.Response, least: int) -> None:
     """Raise for this HTTP status and above: W&B and Trackio queue, and do not tell that their server is away."""
     if response.status_code >= least:
         raise ConnectionError(f"{response.url} answered {response.status_code}: {response.text}")
-
-
-def _as_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    return "\n\n".join("\n".join(f"{name}: {row[name]}" for name in COLUMNS) for row in rows)
 
 
 def _words(error: Exception) -> str:

@@ -367,10 +367,7 @@ class BatchQueue:
     def delivered(self, offsets: Mapping[str, int]) -> bool:
         """Record that the current batch was applied. Returns False if its rows did not advance the offsets."""
         batch, before = self._take(), self.offsets
-        if batch.content == "identity":
-            self._identity_version = batch.version
-        elif batch.content == "outcome":
-            self._outcome = None
+        self._forget(batch)
         self._number += 1
         self._max_rows = min(MAX_ROWS * len(FILES), self._max_rows * 2)
         self.seek(offsets)
@@ -388,30 +385,28 @@ class BatchQueue:
         batch = self._take()
         if len(batch.rows) > 1:
             self._max_rows = len(batch.rows) // 2
-        else:
-            self._skip(batch, message)
+            return
+        self._forget(batch)
+        what = f"{IDENTITY} was rejected" if batch.content == "identity" else "the outcome was rejected"
+        for kind, line in batch.rows:
+            what = f"{FILES[kind]}, line {line + 1} was rejected and skipped"
+            self._skipped.add((kind, line))
+        self._num_rejections += 1
+        if self._num_rejections <= MAX_EVENTS:
+            last = "; further rejections are not recorded" if self._num_rejections == MAX_EVENTS else ""
+            self.events.append(f"{what}: {message}{last}")
+
+    def _forget(self, batch: Batch) -> None:
+        """Send an identity or outcome no more: the service has it, or rejects it."""
+        if batch.content == "identity":
+            self._identity_version = batch.version
+        elif batch.content == "outcome":
+            self._outcome = None
 
     def _take(self) -> Batch:
         batch, self._current = self._current, None
         assert batch is not None, "no batch in flight"
         return batch
-
-    def _skip(self, batch: Batch, message: str) -> None:
-        if batch.content == "identity":
-            self._identity_version = batch.version
-            what = f"{IDENTITY} was rejected"
-        elif batch.content == "outcome":
-            self._outcome = None
-            what = "the outcome was rejected"
-        else:
-            (row,) = batch.rows
-            kind, line = row
-            what = f"{FILES[kind]}, line {line + 1} was rejected and skipped"
-            self._skipped.add(row)
-        self._num_rejections += 1
-        if self._num_rejections <= MAX_EVENTS:
-            last = "; further rejections are not recorded" if self._num_rejections == MAX_EVENTS else ""
-            self.events.append(f"{what}: {message}{last}")
 
     def _identity(self) -> Batch | None:
         path = self._out_dir / IDENTITY

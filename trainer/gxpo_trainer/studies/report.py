@@ -6,7 +6,7 @@ PNG: accuracy against costs, and the tuning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from gxpo_trainer.compare.curves import Axis, in_plateau
 from gxpo_trainer.compare.intervals import ALPHA, Contrast, Interval
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.text_tables import Table, markdown, reach_cell
-from gxpo_trainer.reporting.figures import LineStyle, draw_curves, line_styles, png
+from gxpo_trainer.reporting.figures import LineStyle, line_styles, png
+from gxpo_trainer.reporting.figures import compose as draw_curves
 from gxpo_trainer.studies.data import StudyData, key_of
 from gxpo_trainer.studies.definition import Study, registration, run_config
 from gxpo_trainer.studies.findings import COLLAPSED, SWEPT, ArmFindings, Findings, find
@@ -34,10 +35,10 @@ def plateau_table(data: StudyData, findings: Findings) -> Table:
     for arm in findings.arms:
         cells = ["–"] * 7
         if (one := arm.against) is not None:
-            over = points(one.over_problems) if one.over_problems else "–"
+            over = bracket(one.over_problems) if one.over_problems else "–"
             p_values = map(_p_value, (one.p_value, one.adjusted, one.welch, one.equivalence))
-            cells = [points(one.difference), over, *p_values, one.verdict if arm.arm in tested(data) else "not tested"]
-        rows.append((arm.label, percent(arm.final), percent(arm.plateau), *cells))
+            cells = [bracket(one.difference), over, *p_values, one.verdict if arm.arm in tested(data) else "not tested"]
+        rows.append((arm.label, bracket(arm.final, "%"), bracket(arm.plateau, "%"), *cells))
     span = f"from {_first_pass(data):g} to {data.study.backward_passes} backward passes"
     title = f"Accuracy in %, mean of the evaluations {span}; differences in points; 95% intervals."
     if findings.detectable is not None:
@@ -63,7 +64,7 @@ def equal_cost_table(findings: Findings) -> Table:
 
 
 def _equal_cell(one: Contrast) -> str:
-    return f"{points(one.difference)}, p {_p_value(one.adjusted)}"
+    return f"{bracket(one.difference)}, p {_p_value(one.adjusted)}"
 
 
 def sweep_table(data: StudyData, findings: Findings, axis: Axis) -> Table:
@@ -75,9 +76,11 @@ def sweep_table(data: StudyData, findings: Findings, axis: Axis) -> Table:
         if arm.against is None:
             unit, digits = (1e-3, 0) if axis == "token_passes" else (1, 1)
             costs = [[f"{unit * c:.{digits}f}" for c in reach.costs if c is not None] for reach in reaches]
-            rows.append((f"{arm.label}: its cost", percent(arm.plateau), *("; ".join(cell) or "–" for cell in costs)))
+            rows.append(
+                (f"{arm.label}: its cost", bracket(arm.plateau, "%"), *("; ".join(cell) or "–" for cell in costs))
+            )
         else:
-            told = f"{points(arm.against.difference)}: {arm.against.verdict}"
+            told = f"{bracket(arm.against.difference)}: {arm.against.verdict}"
             rows.append((arm.label, told, *map(reach_cell, reaches)))
     grid = findings.grids.get(axis)
     step = "" if grid is None or len(grid) < 2 else f", every {np.diff(grid).max():g}"
@@ -121,7 +124,7 @@ def diagnostics_table(findings: Findings) -> Table:
         "gxpo/inactive_fraction": "inactive",
     }
     rows = [
-        (arm.label, *(_number(arm.medians.get(name)) for name in names), percent(arm.final))
+        (arm.label, *(_number(arm.medians.get(name)) for name in names), bracket(arm.final, "%"))
         for arm in findings.arms
         if arm.medians
     ]
@@ -132,12 +135,11 @@ def diagnostics_table(findings: Findings) -> Table:
     return Table("Medians", ("arm", *names.values(), "final accuracy"), tuple(rows))
 
 
-def percent(interval: Interval) -> str:
-    return _with_bounds(interval, lambda value: f"{100 * value:.1f}", "%")
-
-
-def points(interval: Interval) -> str:
-    return _with_bounds(interval, lambda value: f"{100 * value:+.1f}", "")
+def bracket(interval: Interval, unit: str = "") -> str:
+    """`41.3% [40.1, 42.5]`; of a difference, which has no unit, `+2.1 [−0.4, +4.6]`."""
+    form = ".1f" if unit else "+.1f"
+    mean, *bounds = (format(100 * v, form) for v in (interval.mean, interval.low, interval.high) if v is not None)
+    return (mean + unit + (f" [{', '.join(bounds)}]" if len(bounds) == 2 else "")).replace("-", "−")
 
 
 def _points(margin: float) -> str:
@@ -156,11 +158,6 @@ def _first_pass(data: StudyData) -> float:
     return float(
         min(c.backward_passes[in_plateau(c, passes, data.study.analysis.plateau)].min(initial=passes) for c in runs)
     )
-
-
-def _with_bounds(interval: Interval, show: Callable[[float], str], unit: str) -> str:
-    bounds = "" if interval.low is None or interval.high is None else f" [{show(interval.low)}, {show(interval.high)}]"
-    return f"{show(interval.mean)}{unit}{bounds}".replace("-", "−")
 
 
 def _p_value(value: float | None) -> str:
@@ -196,7 +193,7 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     styles = dict(zip(arms, line_styles(rules), strict=True))
     name = data.study.name
     return {
-        f"{name}-curves.png": draw_curves(list(groups.values()), [styles[arm] for arm in groups]),
+        f"{name}-curves.png": png(draw_curves(list(groups.values()), [styles[arm] for arm in groups])),
         f"{name}-ladder.png": draw_tuning(data, findings, styles),
     }
 
@@ -210,22 +207,22 @@ def compose(data: StudyData) -> str:
     name, base = study.name, findings.baseline.label
     follows = [
         f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT)}"
-        + ("" if arm.against is None else f"; plateau {points(arm.against.difference)}: {arm.against.verdict}")
+        + ("" if arm.against is None else f"; plateau {bracket(arm.against.difference)}: {arm.against.verdict}")
         + "."
         for arm in findings.candidates
     ]
     curves = "Held-out accuracy against backward passes, steps, tokens and time, by arm"
     rates = "Accuracy at the tuning budget against the learning rate, by arm"
-    blocks = [
+    blocks: list[str | list[str]] = [
         f"# {study.title}",
         "For readers who choose an update rule. The summary comes first; the tables below have all of its figures.",
-        _bullets(conclusion(data, findings)),
+        conclusion(data, findings),
         "## Question",
         study.question or f"Which arm is better than {base} at the same cost?",
         "## Task",
         study.task or f"That of the preset `{study.preset}`.",
         "## Method",
-        _bullets(_method(data, findings)),
+        _method(data, findings),
         "## Accuracy along the way",
         f"![{curves}]({IMAGES}/{name}-curves.png)",
         "## At the plateau",
@@ -254,30 +251,28 @@ def compose(data: StudyData) -> str:
         "that of the predicted θᴷ against a true K-step trajectory.",
         markdown(diagnostics_table(findings)),
         "## What follows",
-        _bullets(follows or ["Nothing yet: no other arm has all its seeds."]),
+        follows or ["Nothing yet: no other arm has all its seeds."],
         "## What does not follow",
-        _bullets([*study.limits, *_open_questions(data, findings)]),
+        [*study.limits, *_open_questions(data, findings)],
     ]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _bullets(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
+    texts = (block if isinstance(block, str) else "\n".join(f"- {line}" for line in block) for block in blocks)
+    return "\n\n".join(texts) + "\n"
 
 
 def conclusion(data: StudyData, findings: Findings) -> list[str]:
     """The study in at most ten lines, if its limits are few."""
     study, base = data.study, findings.baseline
     span = f"{_first_pass(data):g} to {study.backward_passes} backward passes"
+    plateau = bracket(base.plateau, "%")
     lines = [
         f"Arms against {base.label}: {len(findings.candidates)}, on {len(base.seeds)} seeds not used for tuning.",
-        f"{base.label} ends at {percent(base.plateau)} of the held-out problems (plateau: mean over {span}; brackets: "
+        f"{base.label} ends at {plateau} of the held-out problems (plateau: mean over {span}; brackets: "
         "95% intervals over seeds).",
     ]
     verdicts: dict[str, list[str]] = {}
     for arm in findings.candidates:
         if arm.against is not None and arm.arm in tested(data):
-            verdicts.setdefault(arm.against.verdict, []).append(f"{arm.label} {points(arm.against.difference)}")
+            verdicts.setdefault(arm.against.verdict, []).append(f"{arm.label} {bracket(arm.against.difference)}")
     told = [f"{verdict}: {', '.join(arms)}" for verdict, arms in sorted(verdicts.items())]
     if told:
         none = "" if "higher" in " ".join(verdicts) else "none is shown to be higher; "
@@ -286,7 +281,7 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
     low, high = (f"{100 * end(study.analysis.targets):g}%" for end in (min, max))
     for axis in ("backward_passes", "steps"):
         faster = [
-            f"{arm.label} ({saved}, plateau {points(arm.against.difference)}: {arm.against.verdict})"
+            f"{arm.label} ({saved}, plateau {bracket(arm.against.difference)}: {arm.against.verdict})"
             for arm in findings.candidates
             if arm.against and "fewer" in (saved := _saving(arm, axis))
         ]

@@ -39,14 +39,13 @@ class StudyRunner:
     jobs: int
     say: Callable[[str], None]
     _failures: dict[definition.RunKey, int] = field(default_factory=dict)
-    _timed: list[tuple[int, float]] = field(default_factory=list)
-    """Backward passes and minutes of the runs that ended here."""
 
     def run(self) -> None:
         """Execute until nothing is missing. Raises TrainingError when a run failed twice, once the others ended."""
         if not any((self.root / stage).exists() for stage in get_args(definition.Stage)):
             self.root.mkdir(parents=True, exist_ok=True)
             (self.root / REGISTERED).write_text(self.study.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        most, _ = definition.largest_cost(self.study)
         running: dict[definition.RunKey, tuple[subprocess.Popen[bytes], float]] = {}
         try:
             while True:
@@ -56,7 +55,7 @@ class StudyRunner:
                     key for key in definition.pending(self.study, results) if key not in running and key not in given_up
                 ]
                 for key in open_runs[: 0 if given_up else self.jobs - len(running)]:
-                    self.say(f"{key.folder}: started ({self._progress(results)})")
+                    self.say(f"{key.folder}: started ({len(results)} of at most {most} runs done)")
                     running[key] = (self._start(key), time.monotonic())
                 if not running:
                     break
@@ -70,16 +69,6 @@ class StudyRunner:
         if given_up:
             logs = ", ".join(f"{self.root / key.folder}.log" for key in sorted(given_up, key=str))
             raise TrainingError(f"{len(given_up)} runs of the study failed twice; see the end of {logs}")
-
-    def _progress(self, results: definition.Results) -> str:
-        """How much is done; and what is left, at the pace of the runs that ended here."""
-        runs, passes = definition.largest_cost(self.study)
-        text = f"{len(results)} of at most {runs} runs done"
-        if not self._timed:
-            return text
-        pace = sum(minutes for _, minutes in self._timed) / sum(passes for passes, _ in self._timed)
-        left = (passes - sum(definition.budget(self.study, key) for key in results)) * pace / self.jobs
-        return f"{text}, at most about {left:.0f} min left"
 
     def _start(self, key: definition.RunKey) -> subprocess.Popen[bytes]:
         folder = self.root / key.folder
@@ -104,7 +93,6 @@ class StudyRunner:
                 self._failures[key] = self._failures.get(key, 0) + 1
                 self.say(f"{key.folder}: ended with exit code {process.returncode} after {minutes:.1f} min")
             else:
-                self._timed.append((definition.budget(self.study, key), minutes))
                 end = "diverged" if result.diverged else f"accuracy {100 * result.accuracy:.1f}%"
                 self.say(f"{key.folder}: {end} after {minutes:.1f} min")
 
