@@ -22,7 +22,7 @@ class HttpServer:
     ) -> None:
         options: dict[str, Any] = {"port": port, "log_level": "error", "timeout_graceful_shutdown": grace_s}
         if http == "own":
-            config = server_config(app, head_s=10.0, descriptors=1024, **options)
+            config = server_config(app, head_s=10.0, **options)
         else:
             config = uvicorn.Config(app, http=http, **options)
         self._server = uvicorn.Server(config)

@@ -96,7 +96,10 @@ class Database:
         with self._write.begin() as session:
             yield session
         if session.info.pop(_CHANGED, False) and not self.is_sqlite:
-            self._notify()
+            # Within a transaction NOTIFY holds a lock of the whole server until the commit is on disk, so commits would
+            # wait for each other. One that is lost, as in a crash, only delays the streams.
+            with suppress(*UNAVAILABLE), self.autocommit_connection() as connection:
+                connection.exec_driver_sql("SELECT pg_notify(%s, '')", (CHANNEL,))
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -112,15 +115,6 @@ class Database:
         """A connection for single queries, each of which sees the latest state, without the cost of a session."""
         with self._reading_engine.connect() as connection:
             yield connection
-
-    def _notify(self) -> None:
-        """Notify of a change after the commit.
-
-        Within a transaction NOTIFY holds a lock of the whole server until the commit is on disk, so commits would wait
-        for each other. One that is lost, as in a crash, only delays the streams.
-        """
-        with suppress(*UNAVAILABLE), self.autocommit_connection() as connection:
-            connection.exec_driver_sql("SELECT pg_notify(%s, '')", (CHANNEL,))
 
     @property
     def is_sqlite(self) -> bool:

@@ -145,7 +145,7 @@ def begin(session: Session, run: Run, *, owner: str, actor: str, now: float, unt
 
 
 def relaunch(
-    session: Session, run: Run, *, lease_token: int, actor: str, now: float, counted: bool, message: str
+    session: Session, run: Run, lease_token: int, actor: str, now: float, *, counted: bool, message: str
 ) -> str:
     """Relaunch a run from its last checkpoint; returns the secret of the new launch.
 
@@ -164,14 +164,7 @@ def relaunch(
     return secret
 
 
-def renew_secret(session: Session, run: Run, *, lease_token: int) -> str:
-    """A new secret for the current launch, after its old one was lost with another scheduler. Raises StateChanged."""
-    secret = new_token("run")
-    set_held(session, run, lease_token, run_token_sha256=hash_token(secret))
-    return secret
-
-
-def fail(session: Session, run: Run, reason: str, detail: str, *, actor: str, lease_token: int) -> None:
+def fail(session: Session, run: Run, reason: str, detail: str, actor: str, lease_token: int) -> None:
     move = partial(lifecycle.move, session, run, actor=actor, lease_token=lease_token)
     if run.state == RunState.QUEUED:  # queued runs cannot fail
         move(RunState.STARTING, message="the run is about to start")

@@ -281,7 +281,7 @@ class Scheduler:
             for number, why in reasons.items():
                 with suppress(StateChanged, NoResultFound):  # cancelled or deleted in between
                     run = session.get_one(Run, number)
-                    leases.fail(session, run, "no_resources", why, actor=self._actor, lease_token=run.lease_token)
+                    leases.fail(session, run, "no_resources", why, self._actor, run.lease_token)
             admitted = decisions.admit(waiting, leases.candidates(session, leases.IS_EXECUTING), quotas)
             until = now + self._settings.lease_s
             for candidate in admitted:
