@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Literal
 
 import uvicorn
@@ -12,6 +14,15 @@ from fastapi import FastAPI
 from gxpo_services.api.connections import server_config
 
 _LONG_S = 60
+
+
+def received(connection: socket.socket) -> bytes:
+    """Everything until the server closes the connection."""
+    answer = b""
+    with suppress(ConnectionResetError):  # closed with unread bytes of ours
+        while piece := connection.recv(1 << 16):
+            answer += piece
+    return answer
 
 
 class HttpServer:

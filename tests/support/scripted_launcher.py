@@ -23,7 +23,6 @@ class ScriptedLauncher:
         self.calls: list[tuple[str, str]] = []
         self.away = False
         self.capacity = (1000.0, 1000.0)
-        self.stops_at_once = False
         self.before: Callable[[str, str], None] = lambda verb, job_id: None
         self.after: Callable[[str, str], None] = lambda verb, job_id: None
         self._lock = threading.Lock()
@@ -44,8 +43,6 @@ class ScriptedLauncher:
 
     def stop(self, job_id: str) -> None:
         self._begin("stop", job_id)
-        if self.stops_at_once and job_id in self.jobs:
-            self.ends(job_id, "stopped")
         self.after("stop", job_id)
 
     def statuses(self, artifacts: Path) -> dict[str, JobStatus]:

@@ -23,8 +23,7 @@ from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.principals import hash_token
-from gxpo_services.db import postgres
-from gxpo_services.db.database import CHANNEL, Database
+from gxpo_services.db.database import CHANNEL, Database, listen
 from gxpo_services.db.tables import AccessToken, Event, Run
 from gxpo_services.logging import ErrorLog
 from gxpo_services.run_states import SILENCE_S, TERMINAL, silent_s
@@ -156,7 +155,7 @@ class ChangeFeed:
     async def _listen(self) -> None:
         while True:
             with self._errors.outages("notifications", psycopg.Error, OSError, ValueError):
-                async for _ in postgres.listen(self._database.engine.url, CHANNEL):
+                async for _ in listen(self._database.engine.url, CHANNEL):
                     self._errors.recovered("notifications")
                     self._is_listening = True
                     if self._subscriptions:

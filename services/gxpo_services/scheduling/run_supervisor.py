@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from gxpo_services import logging
 from gxpo_services.api.principals import hash_token, new_token
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import Run
+from gxpo_services.db.tables import Run, SchedulerRow
 from gxpo_services.ingest.drain import drain, forget_lost_lines
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
@@ -65,7 +65,7 @@ class RunSupervisor:
     command: Callable[[Path], Sequence[str]]
     api_answers: Callable[[], bool]
     clock: Callable[[], float]
-    counters: leases.Counters
+    counters: SchedulerRow
     _api_away_at: float = field(default=0.0, init=False)
 
     @property

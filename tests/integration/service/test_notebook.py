@@ -26,6 +26,8 @@ import gxpo
 from gxpo_services.db.database import Database
 from gxpo_trainer import plugins
 
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
 NOTEBOOK = Path(__file__).parents[3] / "docs" / "tutorials" / "compare_runs.ipynb"
 RUNS = 4
 ACCURACIES = {"grpo": [0.25, 0.25, 0.5], "gxpo": [0.25, 0.5, 0.75]}
@@ -40,7 +42,6 @@ def execute(notebook: dict[str, Any]) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_notebook_submits_waits_compares_and_plots(
     url: str, database: Database, token_for: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +64,6 @@ def test_the_notebook_submits_waits_compares_and_plots(
     assert (tmp_path / "runs.zip").stat().st_size > 0
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_code_of_the_page_submits_a_run(
     url: str,
     token_for: Callable[[str], str],
@@ -144,7 +144,6 @@ def test_the_commands_for_administrators_work(url: str, token_for: Callable[[str
     assert "ci" in names
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_quick_start_submits_a_run_and_follows_it_to_its_end(
     url: str, database: Database, token_for: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -154,7 +153,6 @@ def test_the_quick_start_submits_a_run_and_follows_it_to_its_end(
     assert "succeeded" in reader.run("bash", ".venv/bin/gxpo runs")
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_service_that_lists_the_rule_of_the_tutorial_states_the_cost_of_its_sweep(
     app: FastAPI, url: str, token_for: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event, select
-from support.scripted_launcher import ScriptedLauncher
+from support.scheduling import Cluster
 
 from gxpo_services.api.idempotency import Creation, delete_expired_keys
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import IdempotencyKey
 from gxpo_services.runs.schemas import CloneRequest
-from gxpo_services.scheduling import scheduler as module
-from gxpo_services.scheduling.scheduler import Scheduler
+from gxpo_services.scheduling.scheduler import CLEAN_EVERY_S, CLEANED_AT_ONCE
 from gxpo_services.settings import ServiceSettings
 
 pytestmark = pytest.mark.each_database
 
 NOW = 1_800_000_000.0
+"""Of a cluster's clock."""
 WEEK_S = 7 * 24 * 3600
 
 
@@ -38,54 +38,22 @@ def keys(database: Database) -> set[str]:
         return set(session.scalars(select(IdempotencyKey.key)))
 
 
-@pytest.fixture
-def clock() -> list[float]:
-    """The scheduler's time, to be changed in place."""
-    return [NOW]
-
-
-@pytest.fixture
-def scheduler(database: Database, settings: ServiceSettings, clock: list[float]) -> Scheduler:
-    return Scheduler(database, settings, ScriptedLauncher(), api_answers=lambda: True, clock=lambda: clock[0])
-
-
-def test_keys_are_forgotten_after_a_week(database: Database, scheduler: Scheduler, clock: list[float]) -> None:
-    add_keys(database, 0, WEEK_S - 1, WEEK_S + 1, 10 * WEEK_S)
-    scheduler.tick()
-    assert keys(database) == {"k0", "k1"}
-    clock[0] += 2
-    scheduler.tick()
-    assert keys(database) == {"k0", "k1"}, "it does not look in every round"
-    clock[0] += module.CLEAN_EVERY_S
-    scheduler.tick()
-    assert keys(database) == {"k0"}
-
-
-def test_old_keys_go_few_at_a_time(
-    database: Database, scheduler: Scheduler, clock: list[float], monkeypatch: pytest.MonkeyPatch
+def test_keys_are_deleted_a_batch_at_a_time_after_a_week_or_as_set(
+    database: Database, settings: ServiceSettings
 ) -> None:
-    monkeypatch.setattr(module, "CLEANED_AT_ONCE", 3)
-    add_keys(database, *[2 * WEEK_S] * 7, 0)
+    cluster = Cluster(database, settings)
+    add_keys(database, 0, WEEK_S - 1, *[WEEK_S + 1] * (CLEANED_AT_ONCE + 1))
+    scheduler = cluster.scheduler()
     left = []
-    for _ in range(4):
+    for seconds in (0, 2, CLEAN_EVERY_S):
+        cluster.clock.passes(seconds)
         scheduler.tick()
-        clock[0] += module.CLEAN_EVERY_S
-        left.append(len(keys(database)))
-    assert left == [5, 2, 1, 1]
-
-
-def test_a_full_batch_fits_one_statement(database: Database) -> None:
-    add_keys(database, *[2 * WEEK_S] * (module.CLEANED_AT_ONCE + 1))
-    with database.writing() as session:
-        assert delete_expired_keys(session, NOW, module.CLEANED_AT_ONCE) == module.CLEANED_AT_ONCE
-    assert len(keys(database)) == 1
-
-
-def test_the_time_is_a_setting(database: Database, settings: ServiceSettings) -> None:
-    add_keys(database, 30, 90)
-    short = settings.model_copy(update={"idempotency_s": 60.0})
-    Scheduler(database, short, ScriptedLauncher(), api_answers=lambda: True, clock=lambda: NOW).tick()
-    assert keys(database) == {"k0"}
+        left.append(keys(database))
+    assert {"k0", "k1"} < left[0], "younger ones are kept"
+    assert [len(each) for each in left] == [3, 3, 1], "it does not look in every round"
+    assert left[2] == {"k0"}
+    cluster.scheduler(idempotency_s=CLEAN_EVERY_S).tick()
+    assert keys(database) == set()
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,15 +20,7 @@ from gxpo_services.db.tables import Group
 from gxpo_services.settings import ServiceSettings
 
 pytestmark = pytest.mark.each_database
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Iterator[Database]:
-    name = f"d{uuid.uuid4().hex}"
-    made = Database(postgres.create(name))
-    yield made
-    made.close()
-    postgres.drop(name)
+on_postgres = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 def backend(database: Database) -> int:
@@ -46,6 +36,7 @@ def end(database: Database, pid: int) -> None:
     other.close()
 
 
+@on_postgres
 def test_a_connection_closed_while_idle_is_replaced(database: Database) -> None:
     first = backend(database)
     assert backend(database) == first, "one that works is used again"
@@ -53,6 +44,7 @@ def test_a_connection_closed_while_idle_is_replaced(database: Database) -> None:
     assert backend(database) != first
 
 
+@on_postgres
 def test_questions_see_what_was_written_and_leave_no_transaction(database: Database) -> None:
     with database.writing() as session:
         session.execute(text("CREATE TABLE seen (n int)"))
@@ -100,18 +92,10 @@ def test_a_frozen_server_is_unavailable_until_it_goes_on(tmp_path: Path) -> None
         frozen.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_reading_session_refuses_changes(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    if kind == "postgresql":
-        database = request.getfixturevalue("database")
-    else:
-        database = Database(f"sqlite:///{tmp_path / 'some.sqlite'}")
-    upgrade(database.engine.url.render_as_string(hide_password=False))
+def test_a_reading_session_refuses_changes(database: Database) -> None:
     with database.reading() as session:
         session.add(Group(id="g1", name="one", created_at=1.0, created_by="test"))
         with pytest.raises(RuntimeError, match="changes in a reading session"):
             session.flush()
     with database.reading() as session:
         assert session.scalar(select(func.count()).select_from(Group)) == 0
-    if kind == "sqlite":
-        database.close()

@@ -8,17 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import queued_runs as runs
-from support.reporting import (
-    NOTHING,
-    body,
-    evaluation_row,
-    event_row,
-    launch,
-    metric_row,
-    sample_row,
-    send,
-    write_lines,
-)
+from support.reporting import body, evaluation_row, event_row, launch, metric_row, sample_row, send, write_lines
 
 from gxpo_services.db.database import Database
 from gxpo_services.ingest.drain import drain, forget_lost_lines
@@ -112,29 +102,24 @@ def test_a_scheduler_without_the_lease_reads_nothing(database: Database, folder:
     assert runs.get(database, run_id).offsets == {}
 
 
-def test_an_unusable_line_is_skipped_and_reported(database: Database, folder: Path) -> None:
+def test_an_unusable_line_is_skipped_and_reported_but_at_the_end_awaits_the_next_launch(
+    database: Database, folder: Path
+) -> None:
     run_id = launch(database).split()[0]
     good = [json.dumps(metric_row(step, a=float(step))) for step in range(4)]
     lines = [good[0], "what?", good[1], json.dumps(metric_row(-1)), '{"attempt": 1, "x": "\\u0000"}', good[2]]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    whole = "\n".join(lines) + "\n"
+    (folder / "metrics.jsonl").write_text(whole + '{"attempt": 1, "st\n' + '{"attempt": 1')
     drain(database, run_id, folder, 1, 1)
     assert runs.curve(database, run_id, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert runs.get(database, run_id).offsets["metrics"] == 6
     (reported,) = [message for kind, message in runs.messages(database, run_id) if kind == "lines_left_out"]
     assert reported.startswith("metrics.jsonl, line 2: is not valid JSON")
     assert reported.endswith("and 2 more")
-
-
-def test_an_incomplete_last_line_is_not_read(database: Database, folder: Path) -> None:
-    run_id = launch(database).split()[0]
-    whole = json.dumps(metric_row(0, a=1.0)) + "\n"
-    (folder / "metrics.jsonl").write_text(whole + '{"attempt": 1, "st\n' + '{"attempt": 1')
+    # The next launch cuts the end off and writes on from there.
+    (folder / "metrics.jsonl").write_text(whole + json.dumps(metric_row(3, 2, a=3.0)) + "\n")
     drain(database, run_id, folder, 1, 1)
-    assert runs.get(database, run_id).offsets["metrics"] == 1
-    # The next launch cuts it off and writes on from there.
-    (folder / "metrics.jsonl").write_text(whole + json.dumps(metric_row(1, 2, a=2.0)) + "\n")
-    drain(database, run_id, folder, 1, 1)
-    assert runs.curve(database, run_id, "a") == [(0, 1.0), (1, 2.0)]
+    assert runs.curve(database, run_id, "a") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory(database: Database, folder: Path) -> None:
@@ -170,7 +155,7 @@ def test_reading_files_while_the_trainer_sends_doubles_nothing(database: Databas
         together.wait()
         for number, begin in enumerate(range(0, 2000, 100), start=1):
             part = slice(begin, begin + 100)
-            offsets = NOTHING | {"metrics": begin, "events": begin}
+            offsets = {"metrics": begin, "events": begin}
             send(database, launched, body(number, offsets=offsets, metrics=rows[part], events=events[part]))
 
     thread = threading.Thread(target=trainer)

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from support.scheduling import Cluster
 from support.service_processes import until
 
-from gxpo_services.db.tables import Run, Sample
+from gxpo_services.db.tables import Sample
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import scheduler as module
 from gxpo_services.scheduling.decisions import OVERSIZED_S
@@ -155,7 +155,7 @@ def test_a_scheduler_without_a_recent_round_fails_its_check(
         return cli.main(["scheduler", "--check"]), capsys.readouterr().out
 
     assert check() == (1, "no round within 120 s\n")
-    module.mark_alive(tmp_path)
+    (tmp_path / module.LIVENESS_FILE).touch()
     assert check() == (0, "a round within 120 s\n")
     for seconds in (-module.LONGEST_ROUND_S - 1, module.LONGEST_ROUND_S + 3600):  # the latter: the clock was set back
         at = time.time() + seconds
@@ -184,15 +184,12 @@ def ended(cluster: Cluster, at: float | None, samples: int, **values: Any) -> st
     return run_id
 
 
-def num_samples(cluster: Cluster, run_id: str) -> int:
-    with cluster.database.reading() as session:
-        query = select(func.count()).select_from(Sample).join(Run, Run.number == Sample.run_number)
-        return session.scalar(query.where(Run.id == run_id)) or 0
-
-
 def left(cluster: Cluster, run_id: str) -> tuple[int, list[str]]:
+    """Number of samples; files."""
     folder = cluster.settings.artifacts / run_id
-    return num_samples(cluster, run_id), [name for name in FILES if (folder / name).exists()]
+    with cluster.database.reading() as session:
+        query = select(func.count()).select_from(Sample).where(Sample.run_number == cluster.get(run_id).number)
+        return session.scalar(query) or 0, [name for name in FILES if (folder / name).exists()]
 
 
 def test_only_runs_past_the_limit_lose_samples_and_log(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,9 +198,15 @@ def test_only_runs_past_the_limit_lose_samples_and_log(cluster: Cluster, monkeyp
     old = ended(cluster, cluster.clock.now - 31 * DAY_S, samples=5)
     young = ended(cluster, cluster.clock.now - 29 * DAY_S, samples=1)
     paused = ended(cluster, None, samples=1, state=RunState.PAUSED)
+    outside = cluster.settings.artifacts / "outside"
+    outside.write_text("x")
+    (cluster.settings.artifacts / old / "train.log").unlink()
+    (cluster.settings.artifacts / old / "train.log").symlink_to(outside)
+    cluster.scheduler("without the setting").tick()
+    assert left(cluster, old) == (5, list(FILES))
     scheduler = cluster.scheduler(retention_days=30.0)
     scheduler.tick()
-    assert num_samples(cluster, old) == 1, "two batches of two"
+    assert left(cluster, old) == (1, list(FILES)), "two batches of two"
     cluster.clock.passes(module.CLEAN_EVERY_S)
     scheduler.tick()
     assert left(cluster, old) == (0, ["metrics.jsonl"])
@@ -216,20 +219,6 @@ def test_only_runs_past_the_limit_lose_samples_and_log(cluster: Cluster, monkeyp
         scheduler.tick()
     assert left(cluster, young) == (0, ["metrics.jsonl"])
     assert len(cluster.messages(old)) == 1, "pruned once"
-
-
-def test_nothing_is_deleted_without_the_setting_and_links_lead_nowhere(cluster: Cluster) -> None:
-    run_id = ended(cluster, 1.0, samples=1)
-    cluster.scheduler().tick()
-    assert left(cluster, run_id) == (1, list(FILES))
-    outside = cluster.settings.artifacts / "outside"
-    outside.write_text("x")
-    (cluster.settings.artifacts / run_id / "train.log").unlink()
-    (cluster.settings.artifacts / run_id / "train.log").symlink_to(outside)
-    scheduler = cluster.scheduler("second", retention_days=1.0)
-    cluster.clock.passes(module.CLEAN_EVERY_S)
-    scheduler.tick()
-    assert left(cluster, run_id) == (0, ["metrics.jsonl"])
     assert outside.exists()
 
 
