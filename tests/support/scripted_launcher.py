@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from gxpo_services.scheduling.launcher import Job, JobState, JobStatus, LauncherUnavailable
+from gxpo_services.scheduling.launcher import Job, JobRefused, JobState, JobStatus, LauncherUnavailable
 
 
 class Crash(BaseException):
@@ -22,6 +22,8 @@ class ScriptedLauncher:
         self.submitted: list[Job] = []
         self.calls: list[tuple[str, str]] = []
         self.away = False
+        self.refusal = ""
+        """Why no job is taken; empty: jobs are."""
         self.capacity = (1000.0, 1000.0)
         self.before: Callable[[str, str], None] = lambda verb, job_id: None
         self.after: Callable[[str, str], None] = lambda verb, job_id: None
@@ -29,6 +31,8 @@ class ScriptedLauncher:
 
     def submit(self, job: Job) -> None:
         self._begin("submit", job.id)
+        if self.refusal:
+            raise JobRefused(self.refusal)
         with self._lock:
             if job.id not in self.jobs:
                 self.jobs[job.id] = JobStatus("running")

@@ -21,8 +21,11 @@ import yaml
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 from support import queued_runs as runs
 from support.http_server import HttpServer
+from support.scheduling import Cluster
 from support.service_processes import until
 
 from gxpo_services import logging as logs
@@ -30,6 +33,7 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import SchedulerRow
 from gxpo_services.local.ray_head import free_port
 from gxpo_services.run_states import RunState
+from gxpo_services.scheduling.scheduler import KEPT_S
 
 API = "/api/v1"
 FILES = Path(__file__).parents[3] / "deploy" / "monitoring"
@@ -99,22 +103,62 @@ def test_every_metric_of_alerts_and_dashboard_is_exported(client: TestClient, da
     with database.writing() as session:
         counters = {"launches": 0, "recoveries": 0, "lost_leases": 0, "claims": 0, "queue_wait_s": 0.0}
         session.add(SchedulerRow(owner="a", ticked_at=4e9, **counters))
-    client.get("/health/live")
-    used = {name for text in expressions() for name in re.findall(r"gxpo_[a-z_]+", text)}
-    assert len(used) >= 5
-    assert used <= {name for name, *_ in series(client)}
-
-
-def test_the_schedulers_work_is_measured(client: TestClient, database: Database) -> None:
     runs.add_run(database, queued_at=1000.0)
     held = {"state": RunState.RUNNING, "lease_owner": "a", "lease_expires_at": 4e9, "recoveries": 2}
     runs.add_run(database, **held)
     runs.add_run(database, **held | {"lease_expires_at": 1000.0, "recoveries": 1})
     runs.add_run(database, **held | {"lease_owner": None, "recoveries": 0})
+    client.get("/health/live")
     values = series(client)
+    used = {name for text in expressions() for name in re.findall(r"gxpo_[a-z_]+", text)}
+    assert len(used) >= 5
+    assert used <= {name for name, *_ in values}
     assert values["gxpo_runs_without_scheduler",] == 2
     assert values["gxpo_run_recoveries",] == 3
     assert values["gxpo_queue_wait_seconds",] > 1e9
+
+
+def test_launches_recoveries_waits_and_lost_leases_are_counted(cluster: Cluster, client: TestClient) -> None:
+    def schedulers(metrics: dict[tuple[str, ...], float]) -> set[str]:
+        return {owner for name, *owners in metrics for owner in owners if name.startswith("gxpo_scheduler_")}
+
+    first = cluster.scheduler("first")
+    run_ids = [cluster.add_run(queued_at=cluster.clock.now - wait) for wait in (10.0, 30.0)]
+    first.tick()
+    cluster.launcher.ends(f"{run_ids[0]}-1", "failed")
+    first.tick()
+    first.tick()
+    cluster.clock.passes(5)
+    first.tick()
+    metrics = series(client)
+    assert metrics["gxpo_scheduler_claims_total", "first"] == 2
+    assert metrics["gxpo_scheduler_queue_wait_seconds_total", "first"] == 40
+    assert (metrics["gxpo_scheduler_launches_total", "first"], metrics["gxpo_scheduler_recoveries_total", "first"]) == (
+        3,
+        1,
+    )
+    assert metrics["gxpo_scheduler_lost_leases_total", "first"] == 0
+
+    cluster.clock.passes(60)  # the leases have run out
+    cluster.scheduler("second").tick()
+    first.tick()
+    metrics = series(client)
+    assert metrics["gxpo_scheduler_lost_leases_total", "first"] == 2
+    assert schedulers(metrics) == {"first", "second"}
+    cluster.clock.passes(KEPT_S + 1)
+    first.tick()
+    assert schedulers(series(client)) == {"first"}
+    ended_at = cluster.clock.now
+
+    def gone(verb: str, job_id: str) -> None:
+        raise OperationalError("", {}, Exception("the database is gone"))
+
+    cluster.launcher.before = gone
+    cluster.clock.passes(60)
+    with pytest.raises(OperationalError):
+        first.tick()
+    with cluster.database.reading() as session:
+        assert session.scalars(select(SchedulerRow.ticked_at)).one() == ended_at, "that round did not end"
 
 
 @needs_promtool
@@ -134,17 +178,9 @@ def prometheus(app: FastAPI, token_for: Callable[[str], str], tmp_path: Path) ->
     with HttpServer(app) as url:
         config = (folder / "prometheus.yml").read_text().replace("15s", "1s")
         (folder / "prometheus.yml").write_text(config.replace("127.0.0.1:8000", url.removeprefix("http://")))
-        process = subprocess.Popen(
-            [
-                "prometheus",
-                "--config.file=prometheus.yml",
-                "--storage.tsdb.path=data",
-                f"--web.listen-address={address}",
-            ],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=(folder / "log").open("w"),
-        )
+        words = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}"]
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen(["prometheus", *words], cwd=folder, stdout=log, stderr=log)
         try:
             yield f"http://{address}"
         finally:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from alembic import command
 from fastapi.testclient import TestClient
-from sqlalchemy import create_engine, insert, inspect, select, text
+from sqlalchemy import create_engine, insert, inspect, text
 from support import queued_runs as runs
 from support.postgres import PostgresServer
 
@@ -31,7 +31,6 @@ DUMP = (Path(__file__).parent / "data" / "revision_0009.sql").read_text(encoding
 """`sqlite3 .dump` of a database at revision 0009 with rows in every table, made by the last version with ten
 migrations: two runs, one of them reported in two attempts and ended."""
 RUN, GROUP, SECRET = "r01m85w2e4t8wtbz4w2nz", "g01m85w2e3x2992g6gevm", "gxpo_secret"
-Rows = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture
@@ -66,16 +65,12 @@ def old_url(request: pytest.FixtureRequest, old_sqlite: str) -> Iterator[str]:
     server.drop(name)
 
 
-def rows_of(url: str) -> Rows:
-    """All rows by table."""
+def rows_of(url: str) -> dict[str, list[dict[str, Any]]]:
     engine = create_engine(url)
-    with engine.connect() as connection:
-        rows = {
-            table.name: [dict(row) for row in connection.execute(select(table).order_by(*table.primary_key)).mappings()]
-            for table in metadata.sorted_tables
-        }
-    engine.dispose()
-    return rows
+    try:
+        return runs.all_rows(engine)
+    finally:
+        engine.dispose()
 
 
 def test_migrate_keeps_rows_which_the_api_reads(old_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

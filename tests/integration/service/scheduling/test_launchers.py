@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+import tenacity
 from support.process_launcher import ProcessLauncher
 from support.processes import is_alive
 from support.ray_head import RayHead
 from support.service_processes import until
 
 from gxpo_services.scheduling.launcher import Job, JobStatus, Launcher, LauncherUnavailable, RayLauncher
-
-WAIT_S = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +33,14 @@ def ray_head() -> Iterator[RayHead]:
 class PatientRay(RayLauncher):
     """Retries as the scheduler does: on a busy machine a request to the head may time out."""
 
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(LauncherUnavailable),
+        stop=tenacity.stop_after_delay(90.0),
+        wait=tenacity.wait_fixed(1.0),
+        reraise=True,
+    )
     def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            try:
-                return super()._ask(method, path, **arguments)
-            except LauncherUnavailable:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(1.0)
+        return super()._ask(method, path, **arguments)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from support.scripted_launcher import Crash
 from gxpo_services.api.principals import hash_token
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import run_supervisor
-from gxpo_services.scheduling.launcher import JobRefused, JobStatus
+from gxpo_services.scheduling.launcher import JobStatus
 from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_run
@@ -58,12 +58,10 @@ def test_the_next_scheduler_heals_any_crash(cluster: Cluster, monkeypatch: pytes
         raise Crash
 
     run_id = cluster.add_run()
-    if point == "after submit":
-        cluster.launcher.after = crash
-    elif point == "prepare":
+    if point == "prepare":
         monkeypatch.setattr(run_supervisor, "prepare", crash_in_prepare)
     else:
-        cluster.launcher.before = crash
+        setattr(cluster.launcher, "after" if point == "after submit" else "before", crash)
     with pytest.raises(Crash):
         cluster.scheduler("first").tick()
     monkeypatch.undo()
@@ -81,17 +79,6 @@ def test_the_next_scheduler_heals_any_crash(cluster: Cluster, monkeypatch: pytes
     assert (run.state, run.launch, run.lease_owner, run.lease_token) == (S.STARTING, 1, "second", 2)
     service = json.loads((cluster.settings.artifacts / run_id / "service.json").read_text())
     assert hash_token(service["token"]) == run.run_token_sha256, "the trainer's secret must be the one that is checked"
-
-
-def test_a_job_that_runs_is_adopted_with_its_secret(cluster: Cluster) -> None:
-    run_id = cluster.running(cluster.scheduler("first"))
-    before = cluster.get(run_id)
-    cluster.clock.passes(cluster.settings.lease_s + 1)
-    cluster.scheduler("second").tick()
-    after = cluster.get(run_id)
-    assert (after.state, after.launch, after.lease_owner) == (S.RUNNING, 1, "second")
-    assert after.run_token_sha256 == before.run_token_sha256
-    assert len(cluster.launcher.submitted) == 1
 
 
 def test_a_clean_end_lets_go_of_the_leases(cluster: Cluster) -> None:
@@ -136,11 +123,7 @@ def test_a_folder_that_stays_unusable_fails_the_run_after_start_s(
 
 
 def test_a_job_that_ray_refuses_is_an_event_with_its_words_and_tried_again(cluster: Cluster) -> None:
-    def refuse(verb: str, job_id: str) -> None:
-        if verb == "submit":
-            raise JobRefused("Ray at http://ray rejected job: too many jobs")
-
-    cluster.launcher.before = refuse
+    cluster.launcher.refusal = "Ray at http://ray rejected job: too many jobs"
     run_id = cluster.add_run()
     scheduler = cluster.scheduler()
     scheduler.tick()
@@ -148,18 +131,24 @@ def test_a_job_that_ray_refuses_is_an_event_with_its_words_and_tried_again(clust
     assert [c for c in cluster.launcher.calls if c[0] == "submit"] == [("submit", f"{run_id}-1")], "it has to wait"
     delays = [message for kind, message in cluster.messages(run_id) if kind == "launch_delayed"]
     assert delays == ["Ray at http://ray rejected job: too many jobs"]
-    cluster.launcher.before = lambda verb, job_id: None
+    cluster.launcher.refusal = ""
     cluster.clock.passes(PAUSE_S)
     scheduler.tick()
     assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-1"]
     assert cluster.get(run_id).state == S.STARTING
 
 
-def test_a_scheduler_that_comes_back_late_changes_nothing(cluster: Cluster) -> None:
+def test_a_job_is_adopted_with_its_secret_and_a_scheduler_that_comes_back_late_changes_nothing(
+    cluster: Cluster,
+) -> None:
     first, second = cluster.scheduler("first"), cluster.scheduler("second")
     run_id = cluster.running(first)
+    own = cluster.row(run_id)
     cluster.clock.passes(cluster.settings.lease_s + 1)
     second.tick()
+    adopted = {"lease_owner": "second", "lease_token": 2, "lease_expires_at": cluster.get(run_id).lease_expires_at}
+    assert cluster.row(run_id) == own | adopted
+    assert len(cluster.launcher.submitted) == 1
     cluster.launcher.ends(f"{run_id}-1", "failed")
     before, messages = cluster.row(run_id), cluster.messages(run_id)
     calls = len(cluster.launcher.calls)
@@ -275,20 +264,15 @@ def test_a_launch_waits_no_longer_than_its_pause(cluster: Cluster) -> None:
 
 def test_a_clock_that_is_set_forward_uses_up_no_grace(cluster: Cluster) -> None:
     """The job of the second run is refused, so that it has not started."""
-
-    def refuse(verb: str, job_id: str) -> None:
-        if verb == "submit":
-            raise JobRefused("busy")
-
     scheduler, run_id = cluster.supervising()
     cluster.request(run_id, "pause")
-    cluster.launcher.before = refuse
+    cluster.launcher.refusal = "busy"
     starting = cluster.add_run()
     scheduler.tick()
     cluster.clock.passes(-BACK_S)
     scheduler.tick()
     assert cluster.launcher.stopped() == []
     assert cluster.get(starting).launch == 1
-    cluster.launcher.before = lambda verb, job_id: None
+    cluster.launcher.refusal = ""
     cluster.rounds(scheduler, cluster.settings.pause_grace_s + 1, reporting=run_id)
     assert f"{run_id}-1" in cluster.launcher.stopped()
