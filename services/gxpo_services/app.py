@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import resource
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -33,7 +33,7 @@ from gxpo_services.outputs.timeline import router as timeline
 from gxpo_services.runs import changes as run_changes
 from gxpo_services.runs.configs import router as configs
 from gxpo_services.runs.endpoints import router as runs
-from gxpo_services.settings import ServiceSettings, limit_plugins
+from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps.groups import router as groups
 from gxpo_services.sweeps.studies import router as studies
 
@@ -55,7 +55,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     """
     if settings is None:
         settings = ServiceSettings()
-        limit_plugins(settings)
+        os.environ.update(settings.allowlists)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -73,8 +73,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         app.state.read_gate = anyio.Semaphore(dependencies.READS_AT_ONCE)
         app.state.probe_gate = anyio.Semaphore(dependencies.PROBES_AT_ONCE)
         app.state.heavy_gate = anyio.Semaphore(dependencies.HEAVY_AT_ONCE)
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        app.state.stream_slots = dependencies.Slots("streams", most_connections(descriptors) // 2, STREAMS_OF_ONE)
+        app.state.stream_slots = dependencies.Slots("streams", most_connections() // 2, STREAMS_OF_ONE)
         app.state.changes = ChangeFeed(database, run_changes.messages)
         app.state.heavy_slots = dependencies.Slots("comparisons and heat maps", HEAVY_UNDER_WAY, HEAVY_OF_ONE)
         app.state.export_slots = dependencies.Slots("exports", EXPORTS_AT_ONCE, EXPORTS_OF_ONE)

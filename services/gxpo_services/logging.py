@@ -53,8 +53,10 @@ class ErrorLog:
         self._errors: dict[str, str] = {}
         self._log = get_logger(__name__)
 
-    def clear(self, subject: str) -> None:
-        self._errors.pop(subject, None)
+    def recovered(self, subject: str) -> None:
+        """Log the end of an outage, if there was one."""
+        if self._errors.pop(subject, None) is not None:
+            self._log.info("available again", what=subject)
 
     @contextmanager
     def once(self, subject: str, message: str, *passed: type[Exception], **values: Any) -> Iterator[None]:
@@ -83,5 +85,4 @@ class ErrorLog:
                 self._log.error("unavailable; retrying", what=subject, error=str(error))
             self._errors[subject] = str(error)
         else:
-            if self._errors.pop(subject, None) is not None:
-                self._log.info("available again", what=subject)
+            self.recovered(subject)

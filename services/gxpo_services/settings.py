@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,7 +97,8 @@ class ServiceSettings(BaseSettings):
 
     @property
     def allowlists(self) -> dict[str, str]:
-        """Environment variables that limit which custom components are imported (gxpo_trainer/plugins.py)."""
+        """Environment variables that keep a process from importing custom components that are not listed here
+        (gxpo_trainer/plugins.py)."""
         return {
             ALLOWLIST: ",".join(self.allowed_plugins),
             ALLOWLIST_OF_KIND["rewards"]: ",".join(self.allowed_rewards),
@@ -172,11 +172,6 @@ def read_settings(**given: Any) -> ServiceSettings:
     except ValidationError as error:
         lines = [f"  GXPO_{'_'.join(str(p) for p in e['loc']).upper()}: {e['msg']}" for e in error.errors()]
         raise ConfigError("\n".join(["invalid service settings:", *lines])) from None
-
-
-def limit_plugins(settings: ServiceSettings) -> None:
-    """Keep this process and its children from importing custom components that the settings do not list."""
-    os.environ.update(settings.allowlists)
 
 
 def make_home(settings: ServiceSettings) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Literal
 
 import uvicorn
@@ -14,6 +16,15 @@ from gxpo_services.api.connections import server_config
 _LONG_S = 60
 
 
+def received(connection: socket.socket) -> bytes:
+    """Everything until the server closes the connection."""
+    answer = b""
+    with suppress(ConnectionResetError):  # closed with unread bytes of ours
+        while piece := connection.recv(1 << 16):
+            answer += piece
+    return answer
+
+
 class HttpServer:
     """Entering starts it; the address is what `with` gives. http: `own` is that of `gxpo serve`."""
 
@@ -22,7 +33,7 @@ class HttpServer:
     ) -> None:
         options: dict[str, Any] = {"port": port, "log_level": "error", "timeout_graceful_shutdown": grace_s}
         if http == "own":
-            config = server_config(app, head_s=10.0, descriptors=1024, **options)
+            config = server_config(app, head_s=10.0, **options)
         else:
             config = uvicorn.Config(app, http=http, **options)
         self._server = uvicorn.Server(config)

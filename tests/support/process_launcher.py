@@ -10,8 +10,9 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import IO
 
-from gxpo_services.scheduling.launcher import Job, JobRefused, JobStatus
+from gxpo_services.scheduling.launcher import Job, JobStatus
 
 _HIDDEN = ("GXPO_DATABASE", "GXPO_TOKEN")
 """Beginnings of the variables that a trainer has no business with."""
@@ -39,21 +40,18 @@ class ProcessLauncher:
         folder.mkdir(parents=True, exist_ok=True)
 
     def submit(self, job: Job) -> None:
-        with contextlib.closing(_Lock(self._file(job.id, "lock"))) as lock:
-            if not lock.take() or self._file(job.id, "pid").exists():
+        with self._file(job.id, "lock").open("a") as lock:
+            if not _take(lock) or self._file(job.id, "pid").exists():
                 return  # it runs, or it ran
-            try:
-                child = subprocess.Popen(
-                    ["/bin/sh", "-c", self._script(job)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                    pass_fds=(lock.fd,),
-                    env={n: value for n, value in os.environ.items() if not n.startswith(_HIDDEN)} | dict(job.env),
-                )
-            except OSError as error:
-                raise JobRefused(f"no process can be started on this machine: {error}") from error
+            child = subprocess.Popen(
+                ["/bin/sh", "-c", self._script(job)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(lock.fileno(),),
+                env={n: value for n, value in os.environ.items() if not n.startswith(_HIDDEN)} | dict(job.env),
+            )
             self._children.append(child)
 
     def status(self, job_id: str) -> JobStatus:
@@ -97,35 +95,21 @@ class ProcessLauncher:
         )
 
     def _is_alive(self, job_id: str) -> bool:
-        try:
-            lock = _Lock(self._file(job_id, "lock"), create=False)
-        except FileNotFoundError:
-            return False
-        with contextlib.closing(lock):
-            return not lock.take()
+        with contextlib.suppress(FileNotFoundError), self._file(job_id, "lock").open("r+") as lock:
+            return not _take(lock)
+        return False
 
     def _number(self, job_id: str, kind: str) -> int | None:
-        try:
-            return int(self._file(job_id, kind).read_text(encoding="ascii"))
-        except FileNotFoundError:
-            return None
+        file = self._file(job_id, kind)
+        return int(file.read_text(encoding="ascii")) if file.exists() else None
 
     def _file(self, job_id: str, kind: str) -> Path:
         return self._folder / f"{job_id}.{kind}"
 
 
-class _Lock:
-    """flock on a file that is never removed."""
-
-    def __init__(self, path: Path, *, create: bool = True) -> None:
-        self.fd = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
-
-    def take(self) -> bool:
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def close(self) -> None:
-        os.close(self.fd)
+def _take(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sqlalchemy import inspect, select
+from sqlalchemy import Engine, inspect, select
 
 from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import Database, note_change
-from gxpo_services.db.tables import Event, Run
+from gxpo_services.db.tables import Event, Run, metadata
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import Action, RunState, requested_state
 from gxpo_services.runs import lifecycle
@@ -99,6 +99,15 @@ def curve(database: Database, run_id: str, name: str) -> list[tuple[int, float]]
         names = metrics.find_numbers(session, [name])
         stored = metrics.histories(session, list(names.values()), metrics.first_steps(session, [number]))
     return [pair for records in stored.values() for pair in records.tolist()]
+
+
+def all_rows(engine: Engine) -> dict[str, list[dict[str, Any]]]:
+    """Everything that a database holds, by table, in an order in which it can be written again."""
+    with engine.connect() as connection:
+        return {
+            table.name: [dict(row) for row in connection.execute(select(table).order_by(*table.primary_key)).mappings()]
+            for table in metadata.sorted_tables
+        }
 
 
 def count(database: Database) -> int:

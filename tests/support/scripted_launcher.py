@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from gxpo_services.scheduling.launcher import Job, JobState, JobStatus, LauncherUnavailable
+from gxpo_services.scheduling.launcher import Job, JobRefused, JobState, JobStatus, LauncherUnavailable
 
 
 class Crash(BaseException):
@@ -22,14 +22,17 @@ class ScriptedLauncher:
         self.submitted: list[Job] = []
         self.calls: list[tuple[str, str]] = []
         self.away = False
+        self.refusal = ""
+        """Why no job is taken; empty: jobs are."""
         self.capacity = (1000.0, 1000.0)
-        self.stops_at_once = False
         self.before: Callable[[str, str], None] = lambda verb, job_id: None
         self.after: Callable[[str, str], None] = lambda verb, job_id: None
         self._lock = threading.Lock()
 
     def submit(self, job: Job) -> None:
         self._begin("submit", job.id)
+        if self.refusal:
+            raise JobRefused(self.refusal)
         with self._lock:
             if job.id not in self.jobs:
                 self.jobs[job.id] = JobStatus("running")
@@ -44,8 +47,6 @@ class ScriptedLauncher:
 
     def stop(self, job_id: str) -> None:
         self._begin("stop", job_id)
-        if self.stops_at_once and job_id in self.jobs:
-            self.ends(job_id, "stopped")
         self.after("stop", job_id)
 
     def statuses(self, artifacts: Path) -> dict[str, JobStatus]:

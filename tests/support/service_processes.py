@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,5 @@ def trainers(artifacts: Path) -> list[int]:
 
 
 def kill_trainer(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):  # it ended by itself just now
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # it ended by itself just now

@@ -245,7 +245,7 @@ SECTIONS: dict[str, Any] = {
 @pytest.mark.parametrize("setting", SECTIONS)
 def test_a_service_refuses_the_unlisted_and_imports_nothing(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = ServiceSettings(allowed_plugins=("other",))
-    for name, value in server.allowlists.items():  # as limit_plugins does in a process of the service
+    for name, value in server.allowlists.items():  # as in a process of the service
         monkeypatch.setenv(name, value)
     with pytest.raises(Invalid) as refused:
         checked(SECTIONS[setting], server)

@@ -115,23 +115,25 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-def raise_descriptor_limit() -> int:
-    """Raise this process's limit of open files as far as its user may. The limit."""
+def most_connections() -> int:
+    """Connections that this process has descriptors for."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return max(16, min(MOST_CONNECTIONS, descriptors - RESERVED_DESCRIPTORS))
+
+
+def raise_descriptor_limit() -> None:
+    """Raise this process's limit of open files as far as its user may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return limit
 
 
-def most_connections(descriptors: int) -> int:
-    """Connections of a process that may have so many descriptors."""
-    return max(16, min(MOST_CONNECTIONS, descriptors - RESERVED_DESCRIPTORS))
-
-
-def server_config(app: Any, head_s: float, descriptors: int, **options: Any) -> Config:
-    """How uvicorn serves an application with these limits. descriptors: that the process may have."""
-    protocol: Any = functools.partial(Connection, head_s=head_s, most=most_connections(descriptors), idle={})
+def server_config(app: Any, head_s: float, **options: Any) -> Config:
+    """How uvicorn serves an application with these limits."""
+    protocol: Any = functools.partial(Connection, head_s=head_s, most=most_connections(), idle={})
     return Config(
         app,
         # Not the one that happens to be installed: parsers differ in what they accept.

@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from gxpo_services.db.postgres import ServerSilent
+from gxpo_services.db.database import ServerSilent
 
 MEDIA_TYPE = "application/problem+json"
 PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
@@ -56,13 +56,11 @@ class Problem(Exception):
 
     status: ClassVar[int]
     title: ClassVar[str]
-    slug: ClassVar[str]
     type: ClassVar[str]
 
     def __init_subclass__(cls, *, status: int, title: str) -> None:
         cls.status, cls.title = status, title
-        cls.slug = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
-        cls.type = f"{PROBLEMS}#{cls.slug}"
+        cls.type = PROBLEMS + "#" + re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
     def __init__(self, detail: str, *, errors: list[FieldError] | None = None, **extra: Any) -> None:
         super().__init__(detail)
@@ -148,8 +146,7 @@ def problem_response(
     **extra: Any,
 ) -> JSONResponse:
     """An error response. status: of a problem without a kind, whose title is `detail`."""
-    uri, title = ("about:blank", detail) if kind is None else (kind.type, kind.title)
-    status = kind.status if kind is not None else status
+    uri, title, status = ("about:blank", detail, status) if kind is None else (kind.type, kind.title, kind.status)
     members = [error.model_dump() for error in errors]
     body = {"type": uri, "title": title, "status": status, "detail": detail, "errors": members, **extra}
     own = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(status, {})
@@ -189,11 +186,10 @@ def install(app: FastAPI) -> None:
         return problem_response(kind, detail, status=error.status_code, headers=headers)
 
     @app.exception_handler(PoolTimeout)
-    def _busy(_: Request, __: PoolTimeout) -> JSONResponse:
-        return problem_response(Unavailable, "every database connection is in use; retry")
-
     @app.exception_handler(OperationalError)
-    def _database(_: Request, error: OperationalError) -> JSONResponse:
+    def _database(_: Request, error: PoolTimeout | OperationalError) -> JSONResponse:
+        if isinstance(error, PoolTimeout):
+            return problem_response(Unavailable, "every database connection is in use; retry")
         # The statement and its values go to the log, not to the client.
         reason = error.orig if isinstance(error.orig, ServerSilent) else type(error.orig).__name__
         return problem_response(Unavailable, f"the database is unavailable: {reason}")
@@ -208,7 +204,7 @@ _BY_STATUS: dict[int, type[Problem]] = {kind.status: kind for kind in Problem.__
 
 
 _PAGE = '<!doctype html><html lang="en"><meta charset="utf-8"><title>gxpo: problems</title><h1>Problems</h1>' + "".join(
-    f'<h2 id="{kind.slug}">{status} {kind.title}</h2><p>{html.escape(kind.__doc__ or "")}</p>'
+    f'<h2 id="{kind.type.rpartition("#")[2]}">{status} {kind.title}</h2><p>{html.escape(kind.__doc__ or "")}</p>'
     for status, kind in sorted(_BY_STATUS.items())
 )
 

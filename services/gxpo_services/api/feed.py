@@ -23,8 +23,7 @@ from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.principals import hash_token
-from gxpo_services.db import postgres
-from gxpo_services.db.database import CHANNEL, Database
+from gxpo_services.db.database import CHANNEL, Database, listen
 from gxpo_services.db.tables import AccessToken, Event, Run
 from gxpo_services.logging import ErrorLog
 from gxpo_services.run_states import SILENCE_S, TERMINAL, silent_s
@@ -89,7 +88,8 @@ class Subscription:
         """Whether all runs to follow have ended or were deleted."""
         self.end: Literal["revoked", "lost"] | None = None
         """Why it cannot go on: its token is invalid, or the database unavailable."""
-        self._news = anyio.Event()
+        self.news = anyio.Event()
+        """Set when there is something to send, or the stream ends."""
 
     def follows(self, number: int, *marks: _Mark | None) -> bool:
         """marks: of the run, before and now; the end of a run is one of its changes."""
@@ -98,24 +98,12 @@ class Subscription:
         return any(mark is not None and not mark.has_ended for mark in marks)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until there is something to send, or the stream ends; False after `seconds` without."""
+        """Wait for news; False after `seconds` without."""
         with anyio.move_on_after(seconds):
-            await self._news.wait()
+            await self.news.wait()
         # Nothing runs between these two lines, so what comes later sets the new one.
-        woken, self._news = self._news.is_set(), anyio.Event()
+        woken, self.news = self.news.is_set(), anyio.Event()
         return woken
-
-    def wake(self) -> None:
-        self._news.set()
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """marks: of all runs that are followed, or were. valid: hashes of the tokens that may read on."""
-
-    marks: dict[int, _Mark]
-    events: Sequence[Any]
-    valid: set[str]
 
 
 class ChangeFeed:
@@ -167,8 +155,8 @@ class ChangeFeed:
     async def _listen(self) -> None:
         while True:
             with self._errors.outages("notifications", psycopg.Error, OSError, ValueError):
-                async for _ in postgres.listen(self._database.engine.url, CHANNEL):
-                    self._errors.clear("notifications")
+                async for _ in listen(self._database.engine.url, CHANNEL):
+                    self._errors.recovered("notifications")
                     self._is_listening = True
                     if self._subscriptions:
                         self._wake.set()
@@ -180,18 +168,18 @@ class ChangeFeed:
         subscriptions = list(self._subscriptions)
         if not subscriptions:
             return
-        reading = None
+        valid: set[str] | None = None
         with self._errors.once("changes", "cannot read changes of runs"):  # which ends these streams, not the service
-            reading = await run_sync(self._read, subscriptions)
+            marks, events, valid = await run_sync(self._read, subscriptions)
         for stream in subscriptions:
-            if reading is None or stream.token_sha256 not in reading.valid:
-                stream.end = "lost" if reading is None else "revoked"
-                stream.wake()
-        if reading is not None:
-            self._pass_on(reading, [stream for stream in subscriptions if stream.end is None])
+            if valid is None or stream.token_sha256 not in valid:
+                stream.end = "lost" if valid is None else "revoked"
+                stream.news.set()
+        if valid is not None:
+            self._pass_on(marks, events, [stream for stream in subscriptions if stream.end is None])
 
-    def _read(self, subscriptions: list[Subscription]) -> _Reading:
-        """In a thread."""
+    def _read(self, subscriptions: list[Subscription]) -> tuple[dict[int, _Mark], Sequence[Any], set[str]]:
+        """Marks of all runs that are followed, or were; new events; hashes of valid tokens. In a thread."""
         now = time.time()
         with self._database.reading() as session:
             if self._last_event < 0:
@@ -202,14 +190,14 @@ class ChangeFeed:
             valid = or_(_tokens.expires_at.is_(None), _tokens.expires_at > now)
             query = select(_tokens.sha256).where(_tokens.sha256.in_(tokens), _tokens.revoked_at.is_(None), valid)
             events = session.execute(_events_after(self._last_event).limit(EVENTS_AT_ONCE)).all()
-            return _Reading(marks, events, {*session.scalars(query)})
+            return marks, events, {*session.scalars(query)}
 
-    def _pass_on(self, reading: _Reading, subscriptions: list[Subscription]) -> None:
-        """In the event loop."""
-        before, marks = self._marks, reading.marks
+    def _pass_on(self, marks: dict[int, _Mark], new: Sequence[Any], subscriptions: list[Subscription]) -> None:
+        """In the event loop. new: rows of events."""
+        before = self._marks
         changed = [number for number, mark in marks.items() if before.get(number) != mark]
         gone = before.keys() - marks.keys()
-        for row in reading.events:
+        for row in new:
             is_open = row.run_number in marks
             self._recent.append((row.number, row.run_number, is_open, _event_message(row)))
             self._last_event = row.number
@@ -226,16 +214,16 @@ class ChangeFeed:
             if stream.numbers is not None:
                 stream.is_over = all(number not in marks or marks[number].has_ended for number in stream.numbers)
             followed = marks if stream.numbers is None else stream.numbers
-            events = [row.number for row in reading.events if row.run_number in followed]
+            events = [row.number for row in new if row.run_number in followed]
             if not stream.is_ready:
                 stream.is_ready, stream.last_event = True, self._last_event
                 stream.after = self._last_event if stream.after is None else stream.after
             elif events:
                 stream.last_event = events[-1]
             if numbers or deleted or events or stream.is_over:
-                stream.wake()
+                stream.news.set()
         self._marks = marks
-        if len(reading.events) == EVENTS_AT_ONCE:
+        if len(new) == EVENTS_AT_ONCE:
             self._wake.set()  # there may be more, also of runs that have ended
         else:
             kept = _union(stream.numbers for stream in subscriptions)
@@ -312,7 +300,7 @@ def _mark(row: Any, now: float) -> _Mark:
 
 
 def _event_message(row: Any) -> bytes:
-    view = {name: getattr(row, name) for name in ("number", "time", "actor", "kind", "message", "fields", "run")}
+    view = {column.key: getattr(row, column.key) for column in _EVENT} | {"run": row.run}
     return sse("event", view, row.number)
 
 

@@ -11,6 +11,7 @@ import anyio
 import structlog
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -52,30 +53,31 @@ class _Refused(Exception):
 class _Exchange:
     """One request and its response: counts the body as it arrives, whatever its headers say of its length."""
 
-    def __init__(
-        self, receive: Receive, send: Send, request_id: str, limit: int, body_s: float, *, has_body: bool
-    ) -> None:
-        self._receive, self._send = receive, send
-        self._request_id, self._limit = request_id.encode(), limit
-        self._deadline = anyio.current_time() + body_s
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, settings: ServiceSettings) -> None:
+        self._receive, self._send, self._request_id = receive, send, request_id.encode()
+        self._limit, self._body_s = settings.max_body_bytes, settings.max_body_s
+        self._begin = anyio.current_time()
         self._received = 0
-        self._complete = not has_body
+        # Without one of these a request has no body (RFC 9112, section 6.3), and nothing that an endpoint could read.
+        self._complete = not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
         self.status: int | None = None
-        self.refusal: type[TooLarge | TooSlow] | None = None
+        self.refusal: JSONResponse | None = None
 
     async def receive(self) -> Message:
         """The next part of the body. Raises _Refused."""
         if self._complete:
             return await self._receive()
         try:
-            with anyio.fail_after(self._deadline - anyio.current_time()):
+            with anyio.fail_after(self._begin + self._body_s - anyio.current_time()):
                 message = await self._receive()
         except TimeoutError:
-            self.refusal = TooSlow
+            detail = f"the body did not arrive within {self._body_s:g} s; send it again"
+            self.refusal = problem_response(TooSlow, detail)
             raise _Refused from None
         self._received += len(message.get("body", b""))
         if self._received > self._limit:
-            self.refusal = TooLarge
+            detail = f"the body is larger than {self._limit} bytes; send smaller requests"
+            self.refusal = problem_response(TooLarge, detail)
             raise _Refused
         self._complete = message["type"] == "http.disconnect" or not message.get("more_body", False)
         return message
@@ -103,8 +105,7 @@ class RequestMiddleware:
     """Pure ASGI middleware; streamed responses stay streamed."""
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: HttpMetrics) -> None:
-        self.app, self.metrics = app, metrics
-        self.limit, self.body_s = settings.max_body_bytes, settings.max_body_s
+        self.app, self.settings, self.metrics = app, settings, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -115,9 +116,7 @@ class RequestMiddleware:
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
         begin = time.perf_counter()
-        # Without one of these a request has no body (RFC 9112, section 6.3), and nothing that an endpoint could read.
-        has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
-        exchange = _Exchange(receive, send, request_id, self.limit, self.body_s, has_body=has_body)
+        exchange = _Exchange(scope, receive, send, request_id, self.settings)
         try:
             await self._answer(scope, exchange, request_id)
         finally:
@@ -136,12 +135,7 @@ class RequestMiddleware:
             problem = problem_response(InternalError, detail, request_id=request_id)
             await problem(scope, exchange.receive, exchange.respond)
         if exchange.refusal is not None and exchange.status is None:
-            await self._refuse(exchange.refusal, scope, exchange)
-
-    async def _refuse(self, problem: type[TooLarge | TooSlow], scope: Scope, exchange: _Exchange) -> None:
-        large = f"the body is larger than {self.limit} bytes; send smaller requests"
-        detail = large if problem is TooLarge else f"the body did not arrive within {self.body_s:g} s; send it again"
-        await problem_response(problem, detail)(scope, exchange.receive, exchange.respond)
+            await exchange.refusal(scope, exchange.receive, exchange.respond)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         # Labels come from the routes: each invented method or path would be a series for ever.
@@ -195,9 +189,9 @@ def describe(app: FastAPI) -> None:
                     if "401" in operation["responses"]:
                         more |= responses(403)  # a token for /metrics alone
                     answers = {str(status): text for status, text in more.items()} | operation["responses"]
-                    errors = [text for status, text in answers.items() if status.isdigit() and int(status) >= 400]
-                    for text in errors:
-                        text["content"] = PROBLEM
+                    for status, text in answers.items():
+                        if status.isdigit() and int(status) >= 400:
+                            text["content"] = PROBLEM
                     operation["responses"] = answers
             app.openapi_schema = schema
         return app.openapi_schema

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import AccessToken
-from gxpo_services.logging import get_logger
+from gxpo_services.logging import ErrorLog
 
 
 class Role(IntEnum):
@@ -74,7 +74,6 @@ def find_by_secret(database: Session | Connection, token: str) -> Principal | No
 
 
 FLUSH_S = 30.0
-_log = get_logger(__name__)
 
 
 class TokenUses:
@@ -97,9 +96,8 @@ class TokenUses:
 
     async def keep_writing(self, database: Database) -> None:
         """Write every FLUSH_S seconds until cancelled; an unavailable database is tried again."""
+        errors = ErrorLog()
         while True:
             await anyio.sleep(FLUSH_S)
-            try:
+            with errors.once("tokens", "cannot write the last uses of tokens"):  # they are not worth the service
                 await run_sync(self.write, database)
-            except Exception:  # last uses are not worth the service
-                _log.exception("cannot write the last uses of tokens")

@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import bindparam, func, or_, select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
 from gxpo_services.api.errors import Conflict, NotFound, responses
 from gxpo_services.api.fields import Body, Page, PageQuery, Text, decode_cursor, encode_cursor, new_id
-from gxpo_services.api.principals import Role, find_by_secret, hash_token, new_token
+from gxpo_services.api.principals import find_by_secret, hash_token, new_token
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.db.tables import AccessToken
@@ -68,12 +68,6 @@ class NewTokenView(TokenView):
 
 
 _ORDER = "+tokens"
-_columns = AccessToken.__table__.c
-_COUNT_ADMINS = select(func.count(_columns.id)).where(
-    _columns.role == Role.ADMIN.word,
-    _columns.revoked_at.is_(None),
-    or_(_columns.expires_at.is_(None), _columns.expires_at > bindparam("now")),
-)
 
 
 def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenView:
@@ -133,8 +127,9 @@ def revoke_token(token_id: str, principal: Admin, session: WriteSession) -> Toke
         raise NotFound(f"there is no token {token_id}")
     if row.revoked_at is None:
         now = time.time()
-        expired = row.expires_at is not None and row.expires_at <= now
-        if row.role == Role.ADMIN.word and not expired and session.scalar(_COUNT_ADMINS, {"now": now}) == 1:
+        valid = or_(AccessToken.expires_at.is_(None), AccessToken.expires_at > now)
+        admins = select(AccessToken.id).where(AccessToken.role == "admin", AccessToken.revoked_at.is_(None), valid)
+        if session.scalars(admins.limit(2)).all() == [token_id]:
             raise Conflict("this is the last admin token; create another one first")
         row.revoked_at = now
         events.record(session, None, principal.actor, "token_revoked", f"token {row.name!r} was revoked", token=row.id)

@@ -70,11 +70,6 @@ def is_usable(present: str | None) -> bool:
     return present is not None and present >= newest_revision()
 
 
-def is_current(url: str) -> bool:
-    """Whether a database has this version's schema."""
-    return revision_at(url) == newest_revision()
-
-
 def need_current(url: str) -> None:
     """Raise ConfigError unless the database can be used by this version."""
     if not is_usable(revision_at(url)):
@@ -91,7 +86,7 @@ def back_up(url: str, target: Path) -> int:
     try:
         part.unlink(missing_ok=True)
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        with closing(_read_only(source)) as database, closing(sqlite3.connect(part)) as copy:
+        with closing(sqlite3.connect(source)) as database, closing(sqlite3.connect(part)) as copy:
             # In steps, a write in between restarts the copy: a busy service would never finish it.
             database.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")  # one file, without -wal and -shm
@@ -123,7 +118,7 @@ def restore(url: str, backup: Path) -> None:
         )
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        with closing(_read_only(backup)) as copy, closing(sqlite3.connect(target, timeout=1.0)) as database:
+        with closing(sqlite3.connect(backup)) as copy, closing(sqlite3.connect(target, timeout=1.0)) as database:
             # Only the last connection can end the WAL mode: nobody else uses the database.
             database.execute("PRAGMA journal_mode=DELETE")
             copy.backup(database)
@@ -143,14 +138,10 @@ def _file_of(url: str, *, must_exist: bool = True) -> Path:
     return file
 
 
-def _read_only(file: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)
-
-
 def _check(file: Path) -> str:
     """The schema revision of a back-up. Raises DataError unless the file is an intact database of a service."""
     try:
-        with closing(_read_only(file)) as database:
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as database:
             (result,) = database.execute("PRAGMA quick_check(1)").fetchone()
             row = database.execute("SELECT version_num FROM alembic_version").fetchone()
     except sqlite3.Error as error:

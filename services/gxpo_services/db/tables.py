@@ -296,7 +296,7 @@ class EvaluationRow(Base):
 
 
 class SchedulerRow(Base):
-    """A scheduler process, written every few seconds; one that is gone is deleted after a day."""
+    """What a scheduler has done since its start, written every few seconds; one that is gone is deleted after a day."""
 
     __tablename__ = "schedulers"
 
@@ -307,6 +307,7 @@ class SchedulerRow(Base):
     lost_leases: Mapped[int]
     claims: Mapped[int]
     queue_wait_s: Mapped[float]
+    """Sum of the waits of claimed runs."""
 
 
 class AccessToken(Base):

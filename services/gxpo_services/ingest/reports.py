@@ -52,11 +52,7 @@ class IngestView(BaseModel):
     request: Literal["pause", "cancel"] | None = Field(description="Request to carry out at the end of the step.")
 
 
-def _answer(applied: bool, offsets: dict[str, int], state: str) -> IngestView:
-    return IngestView(applied=applied, offsets=Offsets(**offsets), request=pending_request(RunState(state)))
-
-
-def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) -> None:
+def record_heartbeat(session: Session, run: Run, phase: str | None) -> None:
     """Record a heartbeat; the first one of a launch moves the run to `running`."""
     now = time.time()
     if silent_s(run.state, run.heartbeat_at, now) is not None:
@@ -65,18 +61,21 @@ def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) 
     if phase is not None and phase != run.phase:
         note_change(session)
         if half_of_limit_passed(phase) and not half_of_limit_passed(run.phase):
-            events.record(session, run.number, actor, "no_progress", phase)
+            events.record(session, run.number, TRAINER, "no_progress", phase)
         run.phase = phase
     if run.state in (RunState.STARTING, RunState.RECOVERING):
         message = f"launch {run.launch} sent its first heartbeat"
-        lifecycle.move(session, run, RunState.RUNNING, actor=actor, message=message)
+        lifecycle.move(session, run, RunState.RUNNING, actor=TRAINER, message=message)
 
 
-def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestView:
-    """Apply the new rows of a batch to a run whose row is locked. Raises Conflict when lines are missing."""
+def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> bool:
+    """Apply the new rows of a batch to a run whose row is locked; False for a heartbeat and for a repeated batch.
+
+    Raises Conflict when lines are missing.
+    """
     offsets: dict[str, int] = {kind: run.offsets.get(kind, 0) for kind in KINDS}
     if batch.number is not None and batch.number <= run.last_batch:
-        return _answer(False, offsets, run.state)
+        return False
     if any(rows and batch.offsets[kind] > offsets[kind] for kind, rows in batch.rows.items()):
         raise Conflict("lines are missing before this batch; continue from `offsets`", offsets=offsets)
     new: dict[str, list[Any]] = {kind: [] for kind in KINDS}
@@ -102,7 +101,7 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestV
     session.flush()
     if batch.outcome is not None:
         lifecycle.apply_outcome(session, run, batch.outcome, actor=actor)
-    return _answer(batch.number is not None, offsets, run.state)
+    return batch.number is not None
 
 
 def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> None:
@@ -117,12 +116,15 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     numbers = metrics.find_numbers(session, {*_COUNTED, *names})
     left_out = _beyond_limit(session, run.number, names, present, numbers)
     if left_out:
-        _tell_once(session, run.number, left_out)
         rows = [replace(row, values={n: v for n, v in row.values.items() if n not in left_out}) for row in rows]
     # Only names that the run has no values of could be deleted meanwhile.
     new = {name for name in names if name not in left_out and numbers.get(name) not in present}
     numbers |= metrics.numbers_of(session, new)
-    _append(session, run.number, rows, numbers)
+    for attempt in sorted({row.attempt for row in rows}):
+        values = [(row.step, row.values) for row in rows if row.attempt == attempt]
+        parts = {(numbers[name], block): data for (name, block), data in encode(values).items()}
+        if parts:
+            metrics.append_blocks(session, run.number, attempt, parts)
     is_replacing = bool(begun) and len(firsts) > 1
     changed = _summarise(session, run.number, rows, numbers, present, firsts, is_replacing=is_replacing)
     metrics.put_summaries(session, run.number, changed)
@@ -136,29 +138,19 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
 def _beyond_limit(
     session: Session, run_number: int, names: Sequence[str], present: Collection[int], known: Mapping[str, int]
 ) -> list[str]:
-    """Metrics that the run has no room for."""
+    """Metrics that the run has no room for; the first time is an event."""
     if all(known.get(name) in present for name in names):
         return []
     # Those of replaced steps too.
     had = set(session.scalars(select(MetricBlock.name_number).where(MetricBlock.run_number == run_number).distinct()))
     new = [name for name in names if known.get(name) not in had]
-    return new[max(0, metrics.MOST_OF_RUN - len(had)) :]
-
-
-def _tell_once(session: Session, run_number: int, left_out: Sequence[str]) -> None:
+    left_out = new[max(0, metrics.MOST_OF_RUN - len(had)) :]
     of_kind = select(Event.number).where(Event.run_number == run_number, Event.kind == METRICS_LEFT_OUT)
-    if session.scalar(of_kind.limit(1)) is None:
+    if left_out and session.scalar(of_kind.limit(1)) is None:
         limit = f"a run has at most {metrics.MOST_OF_RUN} metrics; report fewer names"
         message = f"metric {left_out[0]!r} and {len(left_out) - 1} more are left out: {limit}"
         events.record(session, run_number, TRAINER, METRICS_LEFT_OUT, message)
-
-
-def _append(session: Session, run_number: int, rows: Sequence[MetricRow], numbers: Mapping[str, int]) -> None:
-    for attempt in sorted({row.attempt for row in rows}):
-        values = [(row.step, row.values) for row in rows if row.attempt == attempt]
-        parts = {(numbers[name], block): data for (name, block), data in encode(values).items()}
-        if parts:
-            metrics.append_blocks(session, run_number, attempt, parts)
+    return left_out
 
 
 def _summarise(
@@ -222,17 +214,20 @@ def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestVie
     Raises Invalid naming the row, TooLarge, Gone, Unauthorized; Conflict when lines are missing before it.
     """
     batch = parse(body)
-    if batch.number is None and (view := _repeat_heartbeat(session, run_id, token, batch)) is not None:
-        return view
-    run = service.lock(session, run_id)
+    applied = False
+    run = _repeat_heartbeat(session, run_id, token, batch) if batch.number is None else None
     if run is None:
-        raise Gone(_TAKES_NONE)
-    # Checked again under the lock: another launch may own the run by now.
-    _check_owner(run.run_token_sha256, token)
-    if batch.launch != run.launch:
-        raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
-    record_heartbeat(session, run, TRAINER, batch.phase)
-    return apply_batch(session, run, batch, TRAINER)
+        run = service.lock(session, run_id)
+        if run is None:
+            raise Gone(_TAKES_NONE)
+        # Checked again under the lock: another launch may own the run by now.
+        _check_owner(run.run_token_sha256, token)
+        if batch.launch != run.launch:
+            raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
+        record_heartbeat(session, run, batch.phase)
+        applied = apply_batch(session, run, batch, TRAINER)
+    request = pending_request(RunState(run.state))
+    return IngestView(applied=applied, offsets=Offsets(**run.offsets), request=request)
 
 
 _table = Run.__table__.c
@@ -251,8 +246,11 @@ _REPEAT = (
 _REPEAT_PHASE = _REPEAT.where(_table.phase == bindparam("of_phase"))
 
 
-def _repeat_heartbeat(session: Session, run_id: str, token: str, batch: Batch) -> IngestView | None:
-    """Record a heartbeat that says nothing new, in one statement: most of what a service receives. None if it does."""
+def _repeat_heartbeat(session: Session, run_id: str, token: str, batch: Batch) -> Any:
+    """Record a heartbeat that says nothing new, in one statement: most of what a service receives.
+
+    The run's offsets and state; None if it says something new.
+    """
     now = time.time()
     values = {
         "run": run_id,
@@ -262,8 +260,7 @@ def _repeat_heartbeat(session: Session, run_id: str, token: str, batch: Batch) -
         "now": now,
     }
     query, phase = (_REPEAT, {}) if batch.phase is None else (_REPEAT_PHASE, {"of_phase": batch.phase})
-    row = session.connection().execute(query, values | phase).one_or_none()
-    return None if row is None else _answer(False, row.offsets, row.state)
+    return session.connection().execute(query, values | phase).one_or_none()
 
 
 def _check_owner(token_sha256: str | None, token: str) -> None:
@@ -278,8 +275,6 @@ router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=respons
 
 _INGEST = IngestRequest.model_json_schema(ref_template="#/components/schemas/{model}")
 _INGEST.pop("$defs")  # they are components: the answer has them too
-
-
 _SMALL_BODY = 65_536
 
 
@@ -289,9 +284,8 @@ def _check_token(database: Database, run_id: str, token: str) -> None:
         _check_owner(connection.scalar(select(_table.run_token_sha256).where(_table.id == run_id)), token)
 
 
-def _receive(database: Database, run_id: str, token: str, body: bytes, is_checked: bool) -> IngestView:
-    if not is_checked:
-        _check_token(database, run_id, token)
+def _receive(database: Database, run_id: str, token: str, body: bytes) -> IngestView:
+    _check_token(database, run_id, token)
     with database.writing() as session:
         return receive(session, run_id, token, body)
 
@@ -313,13 +307,11 @@ async def ingest(request: Request, run_id: RunId, token: BearerToken, database: 
     # The token is checked before a large body is read and before the row is locked. Each switch of threads costs as
     # much as a query, so everything about a small one happens in one thread.
     request.state.is_routine = True  # a line of the log for each heartbeat would be most of it
-    is_small = int(request.headers.get("content-length") or _SMALL_BODY + 1) <= _SMALL_BODY
-    if not is_small:
+    if int(request.headers.get("content-length") or _SMALL_BODY + 1) > _SMALL_BODY:
         await run_in_threadpool(_check_token, database, run_id, token)
     try:
         body = await request.body()
     except ClientDisconnect:
         body = b""  # the client is gone
     async with request.app.state.report_gate:
-        report = await run_in_threadpool(_receive, database, run_id, token, body, not is_small)
-    return answer(report)
+        return answer(await run_in_threadpool(_receive, database, run_id, token, body))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from gxpo_client import formats
 from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.cli.common import confirm
 from gxpo_services.db import migrate as databases
-from gxpo_services.settings import limit_plugins, make_home, need_roots, read_settings
+from gxpo_services.settings import make_home, need_roots, read_settings
 
 _SWITCH_S = 0.001
 
@@ -25,7 +26,7 @@ def serve(args: argparse.Namespace) -> int:
     from gxpo_services.app import create_app
 
     settings = read_settings(host=args.host, port=args.port)
-    limit_plugins(settings)
+    os.environ.update(settings.allowlists)
     need_roots(settings)
     if settings.is_loopback:
         prepare_local(settings)
@@ -33,16 +34,9 @@ def serve(args: argparse.Namespace) -> int:
         databases.need_current(settings.url)
     # Threads share the GIL: a comparison that computes would hold up each short query for 5 ms at every turn.
     sys.setswitchinterval(_SWITCH_S)
-    config = server_config(
-        create_app(settings),
-        settings.max_head_s,
-        raise_descriptor_limit(),
-        host=settings.host,
-        port=settings.port,
-        log_level="warning",
-        timeout_graceful_shutdown=5,
-    )
-    server = uvicorn.Server(config)
+    raise_descriptor_limit()
+    options = {"host": settings.host, "port": settings.port, "log_level": "warning", "timeout_graceful_shutdown": 5}
+    server = uvicorn.Server(server_config(create_app(settings), settings.max_head_s, **options))
     server.run()
     return 0 if server.started else 1
 
@@ -58,7 +52,7 @@ def scheduler(args: argparse.Namespace) -> int:
         alive = is_alive(settings.home)
         print(f"{'a' if alive else 'no'} round within {LONGEST_ROUND_S:g} s")
         return 0 if alive else 1
-    limit_plugins(settings)
+    os.environ.update(settings.allowlists)
     logging.configure(as_json=settings.log_json)
     need_roots(settings)
     make_home(settings)
@@ -69,7 +63,7 @@ def scheduler(args: argparse.Namespace) -> int:
 def migrate(args: argparse.Namespace) -> int:
     settings = read_settings()
     if args.check:
-        current = databases.is_current(settings.url)
+        current = databases.revision_at(settings.url) == databases.newest_revision()
         print(f"{'at' if current else 'not at'} revision {databases.newest_revision()}")
         return 0 if current else 1
     databases.upgrade(settings.url)

@@ -129,7 +129,11 @@ class Supervisor:
         for child in self._children:
             code = child.process.poll()
             if code is not None and child.restart_at is None:
-                self._schedule_restart(child, code, now)
+                child.deaths = 1 if now - child.begun > STEADY_S else child.deaths + 1
+                pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (child.deaths - 1))
+                child.restart_at = now + pause
+                how = f"code {code}" if code >= 0 else f"signal {-code}"
+                self._say(f"{child.name}: ended with {how}; restarting in {pause:g} s")
             if child.restart_at is not None and now >= child.restart_at:
                 self._spawn(child)
                 child.restart_at, child.ready_by = None, now + child.start_s
@@ -199,32 +203,24 @@ class Supervisor:
             if time.monotonic() > give_up:
                 raise StartError(f"{child.name} is not ready after {child.start_s:g} s{self._log_tail(child)}")
 
-    def _schedule_restart(self, child: Child, code: int, now: float) -> None:
-        child.deaths = 1 if now - child.begun > STEADY_S else child.deaths + 1
-        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (child.deaths - 1))
-        child.restart_at = now + pause
-        how = f"code {code}" if code >= 0 else f"signal {-code}"
-        self._say(f"{child.name}: ended with {how}; restarting in {pause:g} s")
-
     def _probe(self, child: Child, now: float) -> None:
         """End a child that hangs, or that does not become ready after its restart; the next round restarts it."""
         child.probed_at = now
         if child.is_ready():
             child.failures, child.ready_by = 0, None
-        elif child.ready_by is None:
+            return
+        if child.ready_by is None:
             child.failures += 1
-            if child.failures >= child.probes:
-                self._kill(child, f"{child.failures} health checks in a row failed")
-        elif now > child.ready_by:
-            self._kill(child, f"not ready {child.start_s:g} s after its restart")
-
-    def _kill(self, child: Child, why: str) -> None:
-        self._say(f"{child.name}: {why}; ending it")
-        child.failures = 0
-        family = psutil.Process(child.process.pid).children(recursive=True)
-        child.process.kill()
-        child.process.wait()  # not by psutil, which would take the exit code
-        _end_all(family, signal.SIGKILL)
+            hangs, why = child.failures >= child.probes, f"{child.failures} health checks in a row failed"
+        else:
+            hangs, why = now > child.ready_by, f"not ready {child.start_s:g} s after its restart"
+        if hangs:
+            self._say(f"{child.name}: {why}; ending it")
+            child.failures = 0
+            family = psutil.Process(child.process.pid).children(recursive=True)
+            child.process.kill()
+            child.process.wait()  # not by psutil, which would take the exit code
+            _end_all(family, signal.SIGKILL)
 
     def _rotate(self, child: Child) -> None:
         """Copy a large log and empty it: the child appends to the open file."""
@@ -240,21 +236,18 @@ class Supervisor:
         return "".join([f"; the end of {file}:", *(f"\n  {line}" for line in lines)]) if lines else f"; see {file}"
 
     def _record(self) -> None:
-        processes = [
-            {"name": child.name, "pid": child.process.pid, "start": process_start(child.process.pid)}
-            for child in self._children
-        ]
-        own = os.getpid()
-        write_json(self._state_file, {**self._about, "pid": own, "start": process_start(own), "processes": processes})
+        def of(pid: int) -> dict[str, int]:
+            return {"pid": pid, "start": process_start(pid)}
+
+        processes = [{"name": child.name, **of(child.process.pid)} for child in self._children]
+        write_json(self._state_file, {**self._about, **of(os.getpid()), "processes": processes})
 
     def _reap(self) -> None:
         own = {child.process.pid for child in self._children}
         for process in psutil.Process().children():
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
                 if process.pid not in own and process.status() == psutil.STATUS_ZOMBIE:
                     os.waitpid(process.pid, os.WNOHANG)
-            except (psutil.NoSuchProcess, ChildProcessError):
-                continue
 
 
 def stop_orphans(state_file: Path, say: Callable[[str], None]) -> None:

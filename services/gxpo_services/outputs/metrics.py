@@ -17,8 +17,7 @@ import numpy.typing as npt
 from sqlalchemy import LargeBinary, cast, delete, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
-from gxpo_services.db.database import INSERTS
-from gxpo_services.db.postgres import BINARY_ROWS
+from gxpo_services.db.database import BINARY_ROWS, INSERTS
 from gxpo_services.db.tables import Attempt, MetricBlock, MetricLast, MetricName
 
 BLOCK_STEPS = 128

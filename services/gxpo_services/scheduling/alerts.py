@@ -22,7 +22,7 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import AlertCursor, Event, Run
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import leases
-from gxpo_services.settings import AlertKind, ServiceSettings
+from gxpo_services.settings import ServiceSettings
 
 TIMEOUT_S = 10.0
 ATTEMPTS = 4
@@ -31,18 +31,8 @@ MOST_WAITING = 1_000
 """Alerts that wait for one receiver; further ones are not sent to it."""
 CLOSE_S = 5.0
 """Time for the alerts that wait when the scheduler stops; a container is killed 10 s after SIGTERM."""
-_OF_KIND: dict[str, AlertKind] = {
-    "gate_fired": "gate_fired",
-    "no_progress": "no_progress",
-    "no_signal": "no_signal",
-    "recovery": "recovering",
-}
-_OF_STATE: dict[str | None, AlertKind] = {
-    RunState.FAILED: "failed",
-    RunState.RECOVERING: "recovering",
-    RunState.SUCCEEDED: "budget_reached",
-}
-_WORDS: dict[AlertKind, str] = {
+_OF_STATE = {RunState.FAILED: "failed", RunState.RECOVERING: "recovering", RunState.SUCCEEDED: "budget_reached"}
+_WORDS: dict[str, str] = {
     "failed": "failed",
     "diverged": "diverged",
     "recovering": "is launched again",
@@ -51,14 +41,7 @@ _WORDS: dict[AlertKind, str] = {
     "gate_fired": "goes on without look-ahead",
     "budget_reached": "reached its budget",
 }
-
-
-def alert_kind(event: Event) -> AlertKind | None:
-    """The alert of an event, None for none. Trainers cannot report events of states and recoveries."""
-    if event.kind != "state":
-        return _OF_KIND.get(event.kind)
-    new, reason = event.fields.get("new"), event.fields.get("reason")
-    return "diverged" if (new, reason) == (RunState.FAILED, "diverged") else _OF_STATE.get(new)
+_EVENTS = ("state", "recovery", "no_progress", "no_signal", "gate_fired")
 
 
 class Alerts:
@@ -97,7 +80,7 @@ class Alerts:
         if cursor is None:
             session.add(AlertCursor(number=1, event_number=until))
             return []
-        query = select(Event, Run).join(Run, Run.number == Event.run_number).where(Event.kind.in_(["state", *_OF_KIND]))
+        query = select(Event, Run).join(Run, Run.number == Event.run_number).where(Event.kind.in_(_EVENTS))
         query = query.where(Event.number > cursor.event_number, Event.number <= until).order_by(Event.number)
         rows = session.execute(query.limit(MOST_AT_ONCE)).all()
         if cursor.event_number < until:
@@ -105,9 +88,11 @@ class Alerts:
         return [alert for event, run in rows if (alert := self._alert(event, run)) is not None]
 
     def _alert(self, event: Event, run: Run) -> Json | None:
-        """The body of a request; `time` in seconds since 1970."""
-        kind, chosen = alert_kind(event), self._settings.webhook_alerts
-        if kind is None or (chosen and kind not in chosen):
+        """The body of a request; `time` in seconds since 1970. Trainers cannot report states and recoveries."""
+        kind: str | None = "recovering" if event.kind == "recovery" else event.kind
+        if kind == "state":
+            kind = "diverged" if event.fields.get("reason") == "diverged" else _OF_STATE.get(event.fields["new"])
+        if kind is None or kind not in (self._settings.webhook_alerts or _WORDS):
             return None
         about = {"run": run.id, "name": run.name, "url": self._settings.link_to(run.id)}
         text = f"Run {run.name!r} ({run.id}) {_WORDS[kind]}: {event.message}"

@@ -106,10 +106,9 @@ class OversizedRuns:
 
     def overdue(self, waiting: Sequence[Candidate], quotas: Quotas, now: float) -> dict[int, str]:
         """Number → reason of the runs that have been too large for OVERSIZED_S. waiting: all queued runs."""
-        reasons = {run: reason for run in waiting if (reason := oversize_reason(run, quotas)) is not None}
-        keys = {run: (run.number, run.queued_at) for run in reasons}
-        self._since = {key: self._since.get(key, now) for key in keys.values()}
-        return {run.number: reasons[run] for run, key in keys.items() if now - self._since[key] >= OVERSIZED_S}
+        reasons = {(run.number, run.queued_at): oversize_reason(run, quotas) for run in waiting}
+        self._since = {key: self._since.get(key, now) for key, reason in reasons.items() if reason is not None}
+        return {key[0]: reasons[key] or "" for key, since in self._since.items() if now - since >= OVERSIZED_S}
 
 
 Action = Literal["wait", "submit", "stop", "finish"]
@@ -126,11 +125,8 @@ def next_action(
     silence_s: float,
     request_age_s: float,
 ) -> tuple[Action, str]:
-    """The next action and its reason.
-
-    launch_age_s: since the launch was recorded. silence_s: since the last heartbeat or API outage. request_age_s: since
-    the pause or cancel request.
-    """
+    """The next action and its reason. Ages are since the launch was recorded, the last heartbeat or API outage, and the
+    pause or cancel request."""
     begins = state in (RunState.STARTING, RunState.RECOVERING)
     if begins and job.state == "unknown" and launch_age_s <= timeouts.start_s:
         return "submit", "the launch has no job yet"
@@ -152,10 +148,7 @@ def _stop_after(age_s: float, limit_s: float, why: str) -> tuple[Action, str]:
 
 
 def losses_without_progress(steps: Iterable[int]) -> int:
-    """Number of consecutive losses, the last one included, since the run last made progress.
-
-    steps: step of the run at each loss of a job, in order.
-    """
+    """Number of consecutive losses since the run last made progress. steps: of the run at each loss, in order."""
     furthest = count = 0
     for step in steps:
         count = 1 if step > furthest else count + 1

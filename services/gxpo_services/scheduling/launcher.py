@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 from urllib.parse import quote
 
 import httpx
@@ -235,17 +235,12 @@ class RayLauncher:
             raise LauncherUnavailable(f"Ray at {self._address} returned an invalid response: {error!r}") from error
 
 
-_STATES: dict[str, JobState] = {
-    "PENDING": "pending",
-    "RUNNING": "running",
-    "SUCCEEDED": "succeeded",
-    "FAILED": "failed",
-    "STOPPED": "stopped",
-}
+_STATES: dict[str, JobState] = {state.upper(): state for state in get_args(JobState) if state != "unknown"}
 
 
 def _status(job: Mapping[str, Any]) -> JobStatus:
-    return JobStatus(_STATES[job["status"]], str(job.get("message") or "").replace("\0", ""))
+    message = str(job.get("message") or "")
+    return JobStatus(_STATES[job["status"]], message.replace("\0", ""))
 
 
 def _authorization(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,40 +8,22 @@ which must agree to within a fraction of `lease_s`; one far beyond any lease is 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.principals import hash_token, new_token
-from gxpo_services.db.tables import Event, Run, RunDocument, SchedulerRow
+from gxpo_services.db.tables import Event, Run, RunDocument
 from gxpo_services.outputs import events
 from gxpo_services.run_states import EXECUTING, RunState
 from gxpo_services.runs import lifecycle
 from gxpo_services.scheduling.decisions import Candidate
 
-KEPT_S = 86_400.0
-"""Time after its last round in which a scheduler that is gone is still listed."""
 IS_EXECUTING: ColumnElement[bool] = Run.state.in_(sorted(EXECUTING))
 IS_QUEUED: ColumnElement[bool] = Run.state == RunState.QUEUED
 _QUEUE_LOCK = 0x67787175  # "gxqu"
-
-
-@dataclass(slots=True)
-class Counters:
-    """What a scheduler has done since its start, for `/metrics`. queue_wait_s: the sum of the waits of claimed runs."""
-
-    launches: int = 0
-    recoveries: int = 0
-    lost_leases: int = 0
-    claims: int = 0
-    queue_wait_s: float = 0.0
-
-    def write(self, session: Session, owner: str, now: float) -> None:
-        session.merge(SchedulerRow(owner=owner, ticked_at=now, **asdict(self)))
-        session.execute(delete(SchedulerRow).where(SchedulerRow.ticked_at < now - KEPT_S))
 
 
 def renew(session: Session, owner: str, until: float, before: float) -> dict[str, int]:
@@ -72,12 +54,6 @@ def num_held_by_others(session: Session, owner: str, run_ids: Collection[str]) -
     """How many of these runs execute under the lease of another scheduler."""
     query = select(func.count()).where(Run.id.in_(run_ids), Run.lease_owner != owner, IS_EXECUTING)
     return session.scalar(query) or 0
-
-
-def release_all(session: Session, owner: str) -> None:
-    """Release every lease, so that the next scheduler does not wait for them to expire."""
-    query = update(Run).where(Run.lease_owner == owner).values(lease_owner=None, lease_expires_at=None)
-    session.execute(query.execution_options(synchronize_session=False))
 
 
 def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | None:
@@ -145,7 +121,7 @@ def begin(session: Session, run: Run, *, owner: str, actor: str, now: float, unt
 
 
 def relaunch(
-    session: Session, run: Run, *, lease_token: int, actor: str, now: float, counted: bool, message: str
+    session: Session, run: Run, lease_token: int, actor: str, now: float, *, counted: bool, message: str
 ) -> str:
     """Relaunch a run from its last checkpoint; returns the secret of the new launch.
 
@@ -155,23 +131,15 @@ def relaunch(
     values["recoveries"] = run.recoveries + counted
     message = f"launch {values['launch']} started: {message}"
     if run.state != RunState.RECOVERING:
-        lifecycle.move(
-            session, run, RunState.RECOVERING, actor=actor, message=message, lease_token=lease_token, **values
-        )
+        values |= {"actor": actor, "message": message, "lease_token": lease_token}
+        lifecycle.move(session, run, RunState.RECOVERING, **values)
     else:
         set_held(session, run, lease_token, updated_at=now, **values)
         events.record(session, run.number, actor, "recovery", message)
     return secret
 
 
-def renew_secret(session: Session, run: Run, *, lease_token: int) -> str:
-    """A new secret for the current launch, after its old one was lost with another scheduler. Raises StateChanged."""
-    secret = new_token("run")
-    set_held(session, run, lease_token, run_token_sha256=hash_token(secret))
-    return secret
-
-
-def fail(session: Session, run: Run, reason: str, detail: str, *, actor: str, lease_token: int) -> None:
+def fail(session: Session, run: Run, reason: str, detail: str, actor: str, lease_token: int) -> None:
     move = partial(lifecycle.move, session, run, actor=actor, lease_token=lease_token)
     if run.state == RunState.QUEUED:  # queued runs cannot fail
         move(RunState.STARTING, message="the run is about to start")

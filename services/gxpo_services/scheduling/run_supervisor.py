@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from gxpo_services import logging
+from gxpo_services.api.principals import hash_token, new_token
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import Run
+from gxpo_services.db.tables import Run, SchedulerRow
 from gxpo_services.ingest.drain import drain, forget_lost_lines
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
@@ -64,7 +65,7 @@ class RunSupervisor:
     command: Callable[[Path], Sequence[str]]
     api_answers: Callable[[], bool]
     clock: Callable[[], float]
-    counters: leases.Counters
+    counters: SchedulerRow
     _api_away_at: float = field(default=0.0, init=False)
 
     @property
@@ -111,26 +112,16 @@ class RunSupervisor:
         return True
 
     def _next_action(self, run: Any, hold: Hold, job: JobStatus, now: float) -> tuple[decisions.Action, str]:
-        return decisions.next_action(
-            RunState(run.state),
-            job,
-            self.settings,
-            launch_age_s=now - max(hold.since, self._past(run.launched_at, now)),
-            silence_s=self._silence(run, hold, now),
-            request_age_s=now - max(hold.since, self._past(run.request_at, now)),
-        )
+        def age_s(*times: float | None) -> float:
+            """Since the latest of these; one that is a lease ahead is from before the clock was set back."""
+            past = [at for at in times if at is not None and at <= now + self.settings.lease_s]
+            return now - max([hold.since, *past])
 
-    def _silence(self, run: Any, hold: Hold, now: float) -> float:
-        """Seconds since the last heartbeat, excluding outages of the API."""
-        stored = (run.heartbeat_at, run.launched_at, self._api_away_at)
-        last_seen = max(hold.since, *(self._past(at, now) for at in stored))
-        if now - last_seen > API_PROBE_FRACTION * self.settings.heartbeat_s and not self.api_answers():
-            self._api_away_at = last_seen = now
-        return now - last_seen
-
-    def _past(self, at: float | None, now: float) -> float:
-        """A stored time; 0 for none, and for one that is a lease ahead: the clock was set back since."""
-        return at if at is not None and at <= now + self.settings.lease_s else 0.0
+        silence_s = age_s(run.heartbeat_at, run.launched_at, self._api_away_at)
+        if silence_s > API_PROBE_FRACTION * self.settings.heartbeat_s and not self.api_answers():
+            self._api_away_at, silence_s = now, 0.0  # outages of the API do not count
+        ages = {"launch_age_s": age_s(run.launched_at), "silence_s": silence_s, "request_age_s": age_s(run.request_at)}
+        return decisions.next_action(RunState(run.state), job, self.settings, **ages)
 
     @contextmanager
     def _writing(self, run: Run, hold: Hold) -> Iterator[tuple[Session, Run]]:
@@ -155,10 +146,11 @@ class RunSupervisor:
         if kill_orphaned_trainer(folder):
             return
         if hold.secret is None:
+            secret = new_token("run")  # the old one was lost with another scheduler
             with self._writing(run, hold) as (session, current):
                 if current.state != run.state:
                     return
-                secret = leases.renew_secret(session, current, lease_token=hold.lease_token)
+                leases.set_held(session, current, hold.lease_token, run_token_sha256=hash_token(secret))
             hold.secret = secret
         forget_lost_lines(self.database, run.id, folder, run.launch, hold.lease_token)
         try:
@@ -181,8 +173,7 @@ class RunSupervisor:
 
     def _fail(self, run: Run, hold: Hold, detail: str) -> None:
         with self._writing(run, hold) as (session, current):
-            token = hold.lease_token
-            leases.fail(session, current, "invalid_config", detail, actor=self._actor, lease_token=token)
+            leases.fail(session, current, "invalid_config", detail, self._actor, hold.lease_token)
 
     def _delay(self, run: Run, hold: Hold, error: OSError | JobRefused, now: float) -> None:
         """Try again later to submit a job: a full disk or a busy Ray is no fault of the run."""
@@ -257,10 +248,8 @@ class RunSupervisor:
             elif job.message:
                 detail += f"; the launcher reported: {job.summary}"
             reason = reason or decisions.failure_reason(state, job)
-            leases.fail(session, run, reason, detail, actor=actor, lease_token=token)
+            leases.fail(session, run, reason, detail, actor, token)
             return None
         now = self.clock()
         hold.not_before = now + decisions.pause_before_launch(losses)
-        return leases.relaunch(
-            session, run, lease_token=token, actor=actor, now=now, counted=not forgotten, message=why
-        )
+        return leases.relaunch(session, run, token, actor, now, counted=not forgotten, message=why)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError, NoResultFound
 
 from gxpo_client.connection import is_up
@@ -25,7 +25,7 @@ from gxpo_services import logging
 from gxpo_services.api.idempotency import delete_expired_keys
 from gxpo_services.db.database import UNAVAILABLE, Database
 from gxpo_services.db.migrate import need_current, upgrade
-from gxpo_services.db.tables import STUDY, Group, Run
+from gxpo_services.db.tables import STUDY, Group, Run, SchedulerRow
 from gxpo_services.ingest.drain import FILES
 from gxpo_services.outputs import events
 from gxpo_services.outputs.files import RunFiles
@@ -47,6 +47,8 @@ RECONCILE_EVERY_S = 15.0
 """Interval at which the launcher's jobs are compared with the database; also at the first round."""
 CLEAN_EVERY_S = 300.0
 COUNT_EVERY_S = 5.0
+KEPT_S = 86_400.0
+"""Time after its last round in which a scheduler that is gone is still listed."""
 CLEANED_AT_ONCE = 500
 """Expired idempotency keys, and metric names without a run, deleted at a time."""
 SAMPLES_AT_ONCE, BATCHES_AT_ONCE = 1_000, 20
@@ -85,7 +87,9 @@ class Scheduler:
         self.owner = owner or f"{socket.gethostname()[:30]}:{os.getpid()}:{secrets.token_hex(6)}"
         self._actor = f"scheduler:{self.owner}"
         self._database, self._settings, self._launcher, self._clock = database, settings, launcher, clock
-        self._counters = leases.Counters()
+        self._counters = SchedulerRow(
+            owner=self.owner, launches=0, recoveries=0, lost_leases=0, claims=0, queue_wait_s=0.0
+        )
         self._alerts = Alerts(database, settings)
         self._supervisor = RunSupervisor(
             database,
@@ -114,10 +118,13 @@ class Scheduler:
         while not stop.is_set():
             with self._errors.outages("database", *UNAVAILABLE):
                 self.tick()
-            mark_alive(self._settings.home)
+            with suppress(OSError):  # a disk that fails is no reason to stop
+                (self._settings.home / LIVENESS_FILE).touch()
             stop.wait(self._settings.tick_s)
         with self._errors.outages("database", *UNAVAILABLE), self._database.writing() as session:
-            leases.release_all(session, self.owner)
+            # So that the next scheduler does not wait for the leases to expire.
+            query = update(Run).where(Run.lease_owner == self.owner).values(lease_owner=None, lease_expires_at=None)
+            session.execute(query.execution_options(synchronize_session=False))
         self._alerts.close()
         self._log.info("scheduler stopped", owner=self.owner)
 
@@ -127,7 +134,9 @@ class Scheduler:
         self._continue_studies()
         with self._errors.outages("launcher", LauncherUnavailable):
             self._claim()
-            jobs = self._jobs()
+            # In one request; none while nothing depends on them.
+            needed = self._held or self._clock() >= self._reconcile_at
+            jobs = self._launcher.statuses(self._settings.artifacts) if needed else {}
             for run_id in self._supervisor.due(self._held, jobs):
                 if self._clock() - self._renewed_at > self._settings.lease_s / 3:
                     self._hold_leases()
@@ -137,12 +146,6 @@ class Scheduler:
         self._alerts.send_new()
         self._clean()
         self._count()  # last: a round that raised has not ended
-
-    def _jobs(self) -> dict[str, JobStatus]:
-        """Status of all jobs, in one request; none while nothing depends on them."""
-        if not self._held and self._clock() < self._reconcile_at:
-            return {}
-        return self._launcher.statuses(self._settings.artifacts)
 
     def _advance(self, run_id: str, hold: Hold, jobs: Mapping[str, JobStatus]) -> None:
         """Supervise a run; an error of one must not stop the others.
@@ -255,8 +258,10 @@ class Scheduler:
         now = self._clock()
         if now < self._counted_at + COUNT_EVERY_S:
             return
+        self._counters.ticked_at = now
         with self._database.writing() as session:
-            self._counters.write(session, self.owner, now)
+            session.merge(self._counters)
+            session.execute(delete(SchedulerRow).where(SchedulerRow.ticked_at < now - KEPT_S))
         self._counted_at = now
 
     def _claim(self) -> None:
@@ -281,7 +286,7 @@ class Scheduler:
             for number, why in reasons.items():
                 with suppress(StateChanged, NoResultFound):  # cancelled or deleted in between
                     run = session.get_one(Run, number)
-                    leases.fail(session, run, "no_resources", why, actor=self._actor, lease_token=run.lease_token)
+                    leases.fail(session, run, "no_resources", why, self._actor, run.lease_token)
             admitted = decisions.admit(waiting, leases.candidates(session, leases.IS_EXECUTING), quotas)
             until = now + self._settings.lease_s
             for candidate in admitted:
@@ -302,12 +307,6 @@ class Scheduler:
             all_cpus, all_gpus = self._launcher.resources()
             cpus, gpus = all_cpus if cpus is None else cpus, all_gpus if gpus is None else gpus
         return decisions.Quotas(settings.max_concurrent_runs, cpus, gpus, settings.max_runs_per_user)
-
-
-def mark_alive(home: Path) -> None:
-    """Note the end of a round. A disk that fails is no reason to stop."""
-    with suppress(OSError):
-        (home / LIVENESS_FILE).touch()
 
 
 def is_alive(home: Path) -> bool:

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support.http_server import HttpServer
 from support.postgres import PostgresServer, find_programs
+from support.scheduling import Cluster
 
 from gxpo_services import logging
 from gxpo_services.auth import tokens
@@ -72,6 +73,12 @@ def database(database_url: str) -> Iterator[Database]:
     database = Database(database_url)
     yield database
     database.close()
+
+
+@pytest.fixture
+def cluster(database: Database, settings: ServiceSettings) -> Cluster:
+    """Schedulers on a clock that the test moves, with a scripted launcher."""
+    return Cluster(database, settings.model_copy(update={"max_concurrent_runs": 100}))
 
 
 @pytest.fixture

@@ -101,7 +101,8 @@ def strike(
 ) -> None:
     """Kill a trainer, a part of the service, or "all" at once, as when the machine is switched off."""
     if victim in ("trainer", "all"):
-        until(lambda: bool(trainers(artifacts)) or not any_waits(client), "a trainer to kill")
+        none_left = TERMINAL | {"paused"}
+        until(lambda: trainers(artifacts) or none_left.issuperset(states(client).values()), "a trainer to kill")
     for name in ("api", "scheduler"):
         if victim in (name, "all"):
             service.kill(name)
@@ -110,10 +111,8 @@ def strike(
         kill_trainer(pid)
 
 
-def any_waits(client: PatientClient) -> bool:
-    """Whether a run executes, or will."""
-    items = client.ask("GET", "/runs", params={"limit": 200}).json()["items"]
-    return any(run["state"] not in TERMINAL | {"paused"} for run in items)
+def states(client: PatientClient) -> dict[str, str]:
+    return {run["id"]: run["state"] for run in client.ask("GET", "/runs", params={"limit": 200}).json()["items"]}
 
 
 def finish(service: ServiceProcesses, client: PatientClient, ids: list[str]) -> None:
@@ -121,11 +120,10 @@ def finish(service: ServiceProcesses, client: PatientClient, ids: list[str]) -> 
 
     def ended() -> bool:
         service.check()
-        items = client.ask("GET", "/runs", params={"limit": 200}).json()["items"]
-        for run in items:
-            if run["state"] == "paused":
-                client.ask("POST", f"/runs/{run['id']}/resume")
-        return all(run["state"] in TERMINAL for run in items)
+        found = states(client)
+        for run_id in [run_id for run_id, state in found.items() if state == "paused"]:
+            client.ask("POST", f"/runs/{run_id}/resume")
+        return TERMINAL.issuperset(found.values())
 
     until(ended, f"all of {len(ids)} runs to end")
 

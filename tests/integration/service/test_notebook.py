@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -26,6 +25,8 @@ import gxpo
 from gxpo_services.db.database import Database
 from gxpo_trainer import plugins
 
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
 NOTEBOOK = Path(__file__).parents[3] / "docs" / "tutorials" / "compare_runs.ipynb"
 RUNS = 4
 ACCURACIES = {"grpo": [0.25, 0.25, 0.5], "gxpo": [0.25, 0.5, 0.75]}
@@ -40,13 +41,17 @@ def execute(notebook: dict[str, Any]) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.fixture(autouse=True)
+def _in_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GXPO_URL", url)
+    monkeypatch.delenv("GXPO_TOKEN", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
 def test_the_notebook_submits_waits_compares_and_plots(
     url: str, database: Database, token_for: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GXPO_URL", url)
     monkeypatch.setenv("GXPO_TOKEN", token_for("submitter"))
-    monkeypatch.chdir(tmp_path)
     matplotlib.use("Agg")
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     with trainer(url, database, lambda run: ACCURACIES[run.rule]):
@@ -63,19 +68,11 @@ def test_the_notebook_submits_waits_compares_and_plots(
     assert (tmp_path / "runs.zip").stat().st_size > 0
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_code_of_the_page_submits_a_run(
-    url: str,
-    token_for: Callable[[str], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    token_for: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "gxpo-home").mkdir()
     (tmp_path / "gxpo-home" / "token").write_text(token_for("submitter") + "\n")
-    monkeypatch.setenv("GXPO_URL", url)
-    monkeypatch.delenv("GXPO_TOKEN", raising=False)
-    monkeypatch.chdir(tmp_path)
     (block,) = [block for block in blocks("tutorials/notebook.md") if block.needs == "service"]
     names: dict[str, Any] = {}
     exec(compile(block.text, "notebook.md", "exec"), names)  # noqa: S102
@@ -108,31 +105,18 @@ def test_the_curl_lines_work(url: str, database: Database, token_for: Callable[[
         pytest.skip("curl is not installed")
     where, submit, look, end = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert "TOKEN=" in where
-    env = {**os.environ, "GXPO_URL": url, "TOKEN": token_for("submitter"), "no_proxy": "127.0.0.1"}
-
-    def bash(script: str, **more: str) -> str:
-        ended = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-            env=env | more,
-        )
-        assert ended.returncode == 0, f"{script}\n{ended.stdout}\n{ended.stderr}"
-        return ended.stdout
-
-    printed = bash(submit + '\necho "run:$RUN"')
-    run_id = printed.rpartition("run:")[2].strip()
-    assert bash(submit + '\necho "run:$RUN"').rpartition("run:")[2].strip() == run_id, "its key makes one run"
+    reader = Reader(tmp_path, GXPO_URL=url, TOKEN=token_for("submitter"), no_proxy="127.0.0.1")
+    run_id, again = (reader.run("bash", submit + '\necho "run:$RUN"').rpartition("run:")[2].strip() for _ in range(2))
+    assert run_id == again, "its key makes one run"
     finish(url, database, run_id, [0.0, 0.25, 0.5])
-    seen = bash(look, RUN=run_id)
+    seen = reader.run("bash", look, {"RUN": run_id})
     assert '"state":"succeeded"' in seen
     assert '"reward/mean":{"x":[1.0,2.0],"y":[0.25,0.25]' in seen
-    assert '"evidence"' in bash(end, RUN=run_id)
+    assert '"evidence"' in reader.run("bash", end, {"RUN": run_id})
     with zipfile.ZipFile(tmp_path / "export.zip") as export:
         assert len(export.namelist()) == 3
-    assert '"items":[]' in bash('curl -fsS "$GXPO_URL/api/v1/runs" -H "Authorization: Bearer $TOKEN"')
+    listed = reader.run("bash", 'curl -fsS "$GXPO_URL/api/v1/runs" -H "Authorization: Bearer $TOKEN"')
+    assert '"items":[]' in listed
 
 
 def test_the_commands_for_administrators_work(url: str, token_for: Callable[[str], str], tmp_path: Path) -> None:
@@ -144,7 +128,6 @@ def test_the_commands_for_administrators_work(url: str, token_for: Callable[[str
     assert "ci" in names
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_quick_start_submits_a_run_and_follows_it_to_its_end(
     url: str, database: Database, token_for: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -154,7 +137,6 @@ def test_the_quick_start_submits_a_run_and_follows_it_to_its_end(
     assert "succeeded" in reader.run("bash", ".venv/bin/gxpo runs")
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_service_that_lists_the_rule_of_the_tutorial_states_the_cost_of_its_sweep(
     app: FastAPI, url: str, token_for: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

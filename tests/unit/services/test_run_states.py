@@ -77,12 +77,9 @@ def test_what_people_may_ask_by_state() -> None:
     assert {word for words in table.values() for word in words.split()} == set(get_args(PossibleAction))
 
 
-def test_a_trainer_is_told_to_stop_exactly_when_somebody_wants_it_to() -> None:
+def test_a_trainer_is_told_to_stop_exactly_when_somebody_wants_it_to_and_only_states_with_a_job_execute() -> None:
     requests = {state.value: request for state in RunState if (request := pending_request(state)) is not None}
     assert requests == {"pausing": "pause", "cancelling": "cancel", "cancelled": "cancel"}
-
-
-def test_only_states_with_a_job_execute() -> None:
     assert EXECUTING.isdisjoint(TERMINAL | {RunState.QUEUED, RunState.PAUSED})
     assert set(RunState) == EXECUTING | TERMINAL | {RunState.QUEUED, RunState.PAUSED}
 
@@ -127,16 +124,8 @@ def test_every_state_is_documented_with_what_may_follow() -> None:
     assert following == {state.value: {new.value for new in TRANSITIONS[state]} for state in RunState}
 
 
-def test_every_reason_is_documented() -> None:
+def test_every_reason_and_command_is_documented() -> None:
     assert tuple(rows("| reason | what happened |")) == REASONS
-
-
-def registered() -> dict[str, argparse.ArgumentParser]:
     subparsers = argparse.ArgumentParser().add_subparsers()
     arguments.register(subparsers)
-    return subparsers.choices
-
-
-def test_every_command_is_documented() -> None:
-    named = set(re.findall(r"`(?:\.venv/bin/)?gxpo ([a-z]+)", PAGE)) | {"demo"}
-    assert named == set(registered())
+    assert set(re.findall(r"`(?:\.venv/bin/)?gxpo ([a-z]+)", PAGE)) | {"demo"} == set(subparsers.choices)

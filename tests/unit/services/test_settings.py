@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,8 @@ def test_a_run_s_link_leads_to_the_dashboard_if_its_address_is_known() -> None:
     assert known.api_url == "http://api:8000", "trainers go on to use it"
     with pytest.raises(ConfigError, match=r"GXPO_DASHBOARD_URL: .*'gxpo\.example'"):
         read_settings(dashboard_url="gxpo.example")
+    with pytest.raises(ConfigError, match=r"GXPO_WEBHOOKS: .*must look like http"):
+        read_settings(webhooks=["file:///etc/passwd"])
 
 
 def test_an_empty_variable_means_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,16 +93,14 @@ def test_the_token_is_made_once_for_its_owner_and_the_head_is_on_loopback_withou
     assert {"--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"} <= {*child.command}
 
 
-def test_a_long_home_gets_a_short_folder_that_is_its_owner_s_alone(long_home: Path, tmp_path: Path) -> None:
-    folder = RayHead(long_home).folder
-    assert folder.parent.parent == tmp_path
-    assert folder.parent.name.startswith("gxpo-ray-")
-    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
-    assert RayHead(long_home).folder == folder
-
-
-def test_a_folder_that_others_made_or_may_write_is_refused(long_home: Path, tmp_path: Path) -> None:
+def test_a_long_home_gets_a_short_folder_and_one_that_others_made_or_may_write_is_refused(
+    long_home: Path, tmp_path: Path
+) -> None:
     outer = RayHead(long_home).folder.parent
+    assert outer.parent == tmp_path
+    assert outer.name.startswith("gxpo-ray-")
+    assert stat.S_IMODE(outer.stat().st_mode) == 0o700
+    assert RayHead(long_home).folder.parent == outer
     outer.chmod(0o777)
     with pytest.raises(ConfigError, match="not a private folder"):
         RayHead(long_home)
@@ -123,15 +122,9 @@ def test_what_earlier_heads_left_is_removed_and_links_are_not_followed(long_home
     assert (precious / "inner").exists()
 
 
-@pytest.fixture
-def taken() -> Iterator[int]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        yield int(listener.getsockname()[1])
-
-
-def test_no_free_port_is_an_error(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gxpo_services.local.ray_head._TRIES", 1)
-    with pytest.raises(ConfigError, match=f"no free port from {taken} on"):
-        free_port(taken)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"no free port from {taken} on"):
+            free_port(taken)

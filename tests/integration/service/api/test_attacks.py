@@ -8,14 +8,13 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from support import queued_runs as runs
-from support.http_server import HttpServer
+from support.http_server import HttpServer, received
 from support.reporting import body, launch, metric_row, post
 
 from gxpo_services import logging as logs
@@ -42,10 +41,7 @@ def address(request: pytest.FixtureRequest, settings: ServiceSettings) -> Iterat
     """An API whose bodies end at LIMIT bytes, and at a second."""
     limited = settings.model_copy(update={"max_body_bytes": LIMIT, "max_body_s": 1.0})
     with HttpServer(create_app(limited), request.param) as url:
-        address = urlsplit(url)
-        assert address.hostname is not None
-        assert address.port is not None
-        yield address.hostname, address.port
+        yield "127.0.0.1", int(url.rpartition(":")[2])
 
 
 def raw(address: tuple[str, int], *parts: bytes) -> tuple[int, bytes]:
@@ -56,24 +52,14 @@ def raw(address: tuple[str, int], *parts: bytes) -> tuple[int, bytes]:
                 connection.sendall(part)
             except OSError:
                 break  # refused already
-        answer = b""
-        try:
-            while piece := connection.recv(1 << 16):
-                answer += piece
-        except ConnectionResetError:
-            pass  # closed with unread bytes of ours
+        answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 "), answer
     return int(answer.split()[1]), answer
 
 
 def head(secret: str, *more: str) -> bytes:
-    lines = [
-        f"POST {API}/runs HTTP/1.1",
-        "Host: localhost",
-        f"Authorization: Bearer {secret}",
-        "Content-Type: application/json",
-        *more,
-    ]
+    lines = [f"POST {API}/runs HTTP/1.1", "Host: localhost", f"Authorization: Bearer {secret}"]
+    lines += ["Content-Type: application/json", *more]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
@@ -187,15 +173,9 @@ def test_invented_methods_and_paths_make_no_series(client: TestClient) -> None:
     assert num_series(client) == before
 
 
-def test_a_method_that_is_not_there_names_those_that_are(client: TestClient) -> None:
-    answer = client.delete(f"{API}/runs")
-    assert answer.status_code == 405
-    assert answer.headers["allow"] == "GET, POST", "of both routes"
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert client.put(f"{API}/runs/{RUN}").headers["allow"] == "DELETE, GET, PATCH"
-
-
-def test_the_type_of_every_problem_leads_to_its_explanation(client: TestClient) -> None:
+def test_the_type_of_every_problem_leads_to_its_explanation_and_a_missing_method_names_those_that_are_there(
+    client: TestClient,
+) -> None:
     kinds = Problem.__subclasses__()
     assert len({kind.type for kind in kinds}) == len({kind.status for kind in kinds}) == len(kinds) > 10
     page = client.get(errors.PROBLEMS)
@@ -205,6 +185,10 @@ def test_the_type_of_every_problem_leads_to_its_explanation(client: TestClient) 
         assert where == errors.PROBLEMS
         assert f'<h2 id="{anchor}">{kind.status} ' in page.text
     assert client.get(f"{API}/runs/none").json()["type"] == f"{errors.PROBLEMS}#not-found"
+    answer = client.delete(f"{API}/runs")
+    assert (answer.status_code, answer.headers["content-type"]) == (405, "application/problem+json")
+    assert answer.headers["allow"] == "GET, POST", "of both routes"
+    assert client.put(f"{API}/runs/{RUN}").headers["allow"] == "DELETE, GET, PATCH"
 
 
 def test_an_internal_error_is_a_problem_with_the_request_id_and_its_traceback_is_in_the_log(
@@ -219,8 +203,7 @@ def test_an_internal_error_is_a_problem_with_the_request_id_and_its_traceback_is
 
     monkeypatch.setattr("gxpo_services.health.generate_latest", breaks)
     answer = client.get("/metrics", headers={"X-Request-ID": "mine-1"})
-    assert answer.status_code == 500
-    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
     assert answer.headers["x-request-id"] == "mine-1"
     assert "mine-1" in answer.json()["detail"]
     assert (answer.json()["request_id"], answer.json()["type"]) == ("mine-1", f"{errors.PROBLEMS}#internal-error")

@@ -11,13 +11,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from support.http_server import received
 from support.service_processes import free_port, until
+
+from gxpo_client.connection import is_up
 
 DESCRIPTORS = 1024
 HEAD_S = 2.0
@@ -27,10 +30,10 @@ class Api:
     """The process and an admin's token."""
 
     def __init__(self, home: Path, *, head_s: float) -> None:
-        self.port = free_port()
-        self.address = ("127.0.0.1", self.port)
+        self.address = ("127.0.0.1", free_port())
+        self.url = f"http://127.0.0.1:{self.address[1]}"
         self.home = home
-        variables = {"GXPO_HOME": str(home), "GXPO_PORT": str(self.port), "GXPO_MAX_HEAD_S": str(head_s)}
+        variables = {"GXPO_HOME": str(home), "GXPO_PORT": str(self.address[1]), "GXPO_MAX_HEAD_S": str(head_s)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gxpo_trainer.cli", "serve"],
             env={**os.environ, **variables},
@@ -43,13 +46,10 @@ class Api:
 
     def is_up(self) -> bool:
         assert self.process.poll() is None, (self.home / "log").read_text()
-        try:
-            return httpx.get(f"http://127.0.0.1:{self.port}/health/ready", timeout=5, trust_env=False).is_success
-        except httpx.HTTPError:
-            return False
+        return is_up(f"{self.url}/health/ready", 5.0)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=self.headers, timeout=30, trust_env=False)
+        return httpx.get(f"{self.url}{path}", headers=self.headers, timeout=30, trust_env=False)
 
     def head(self, path: str, *more: str) -> bytes:
         lines = [f"GET {path} HTTP/1.1", "Host: localhost", f"Authorization: {self.headers['Authorization']}", *more]
@@ -84,28 +84,15 @@ def _enough_descriptors() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    api = Api(tmp_path_factory.mktemp("home"), head_s=HEAD_S)
-    yield api
-    api.close()
+    with closing(Api(tmp_path_factory.mktemp("home"), head_s=HEAD_S)) as api:
+        yield api
 
 
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """An API whose time-out of heads does not help within a test."""
-    api = Api(tmp_path_factory.mktemp("home"), head_s=3600.0)
-    yield api
-    api.close()
-
-
-def received(connection: socket.socket) -> bytes:
-    """Everything until the server closes the connection."""
-    answer = b""
-    try:
-        while piece := connection.recv(1 << 16):
-            answer += piece
-    except ConnectionResetError:
-        pass
-    return answer
+    with closing(Api(tmp_path_factory.mktemp("home"), head_s=3600.0)) as api:
+        yield api
 
 
 def problem(answer: bytes) -> tuple[int, Any]:
@@ -125,17 +112,14 @@ def test_a_head_that_does_not_end_is_answered_and_its_connection_closed(api: Api
         status, body = problem(received(connection))
     assert (status, body["type"]) == (408, "/api/v1/problems#too-slow")
     assert "within 2 s" in body["detail"]
-
-
-def test_the_head_of_a_second_request_has_the_same_time_out(api: Api) -> None:
-    with api.connect(api.head("/health/live")) as connection:
+    with api.connect(api.head("/health/live")) as connection:  # that of a second request too
         connection.recv(1 << 16)
         connection.sendall(b"GET /health/live HTTP/1.1\r\nHost:")
         assert responses(received(connection)) == [408]
 
 
 def test_many_requests_are_answered_on_one_connection(api: Api) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{api.port}", headers=api.headers, trust_env=False) as client:
+    with httpx.Client(base_url=api.url, headers=api.headers, trust_env=False) as client:
         ports = set()
         for number in range(60):
             path = ("/health/live", "/api/v1/runs", "/api/v1/runs/none", "/metrics")[number % 4]
@@ -149,22 +133,30 @@ def test_many_requests_are_answered_on_one_connection(api: Api) -> None:
     assert len(ports) == 1
 
 
-def test_a_long_address_is_answered_with_a_problem(api: Api) -> None:
-    with api.connect(f"GET /api/v1/runs?search={'x' * 70_000} HTTP/1.1\r\n".encode()) as connection:
-        status, body = problem(received(connection))
-    assert (status, body["type"], body["title"]) == (431, "/api/v1/problems#head-too-large", "Head too large")
-    assert "65536 bytes" in body["detail"]
-
-
-@pytest.mark.parametrize("sent", [b"odd\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n"])
-def test_what_is_no_http_is_answered_with_a_problem(api: Api, sent: bytes) -> None:
+@pytest.mark.parametrize(
+    ("sent", "status", "detail"),
+    [
+        (f"GET /api/v1/runs?search={'x' * 70_000} HTTP/1.1\r\n".encode(), 431, "65536 bytes"),
+        (b"odd\r\n\r\n", 400, "no valid HTTP"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "no valid HTTP"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400, "no valid HTTP"),
+    ],
+    ids=["long address", "odd", "no host", "tls"],
+)
+def test_a_long_head_and_what_is_no_http_are_answered_with_a_problem(
+    api: Api, sent: bytes, status: int, detail: str
+) -> None:
     with api.connect(sent) as connection:
-        assert problem(received(connection))[0] == 400
+        answered, body = problem(received(connection))
+    assert answered == status
+    assert detail in body["detail"]
 
 
 def test_half_open_connections_keep_nobody_else_out(patient: Api) -> None:
     before = patient.num_open()
     with ExitStack() as held:
+        waiting = held.enter_context(patient.connect(patient.head("/api/v1/events/stream")))
+        assert b"200 OK" in waiting.recv(1 << 16)
         for number in range(1300):
             held.enter_context(patient.connect((b"", b"GET /api/v1/runs HTTP/1.1\r\n")[number % 2]))
             if number % 100 == 99:
@@ -173,28 +165,15 @@ def test_half_open_connections_keep_nobody_else_out(patient: Api) -> None:
         text = patient.get("/metrics").text
         assert f"gxpo_process_max_fds {DESCRIPTORS}.0" in text
         assert 300 < float(re.findall(r"^gxpo_process_open_fds (.+)$", text, re.M)[0]) < DESCRIPTORS - 100
+        poll = select.poll()
+        poll.register(waiting, select.POLLRDHUP)
+        assert poll.poll(0) == [], "a connection with a request under way is not replaced"
     until(lambda: patient.num_open() <= before, "the descriptors are free again")
 
 
-def test_connections_with_a_request_under_way_are_not_replaced(patient: Api) -> None:
-    with ExitStack() as held:
-        waiting = held.enter_context(patient.connect(patient.head("/api/v1/events/stream")))
-        assert b"200 OK" in waiting.recv(1 << 16)
-        for _ in range(600):
-            held.enter_context(patient.connect())
-        assert patient.get("/health/live").status_code == 200
-        poll = select.poll()
-        poll.register(waiting, select.POLLRDHUP)
-        assert poll.poll(0) == [], "the stream is still open"
-
-
 def test_slow_downloads_have_slots_and_leave_the_service_to_others(patient: Api) -> None:
-    run = httpx.post(
-        f"http://127.0.0.1:{patient.port}/api/v1/runs",
-        json={"preset": "demo"},
-        headers=patient.headers,
-        trust_env=False,
-    ).json()["id"]
+    sent: Any = {"json": {"preset": "demo"}, "headers": patient.headers}
+    run = httpx.post(f"{patient.url}/api/v1/runs", **sent, trust_env=False).json()["id"]
     policy = patient.home / "artifacts" / run / "checkpoints" / "step-00000010"
     (policy / "policy").mkdir(parents=True)
     (policy / "manifest.json").write_text("{}")

@@ -32,7 +32,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from schemathesis.specs.openapi.schemas import OpenApiSchema
-from sqlalchemy import Table
+from support.queued_runs import all_rows
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import metadata
@@ -56,7 +56,6 @@ SIZE = int(os.environ.get("GXPO_FUZZ", "1"))
 """How many times as many requests as in the test suite; `make fuzz` sends more than 20,000 to each database."""
 EXAMPLES_OF_ONE = 6 * SIZE
 SEQUENCES, STEPS = 25 * SIZE, 12
-TABLES = metadata.sorted_tables
 
 
 def settings_of(examples: int, **more: Any) -> hypothesis.settings:
@@ -135,7 +134,7 @@ def test_no_single_request_finds_an_undocumented_answer(schema: OpenApiSchema, t
 
 def test_every_answer_is_documented(schema: OpenApiSchema, tokens: list[str], known: Known, database: Database) -> None:
     known()
-    begin = rows(database)
+    begin = all_rows(database.engine)
     machine = schema.as_state_machine()
 
     class Clients(machine):  # type: ignore[misc, valid-type]
@@ -154,20 +153,11 @@ def test_every_answer_is_documented(schema: OpenApiSchema, tokens: list[str], kn
     run_state_machine_as_test(Clients, settings=settings_of(SEQUENCES, stateful_step_count=STEPS))
 
 
-Rows = dict[Table, list[dict[str, Any]]]
-
-
-def rows(database: Database) -> Rows:
-    """All that the database holds, by table, in an order in which it can be written again."""
-    with database.engine.connect() as connection:
-        return {table: [dict(row) for row in connection.execute(table.select()).mappings()] for table in TABLES}
-
-
-def put_back(database: Database, rows_of_tables: Rows) -> None:
+def put_back(database: Database, rows: dict[str, list[dict[str, Any]]]) -> None:
     """Make the database hold these rows and no others."""
     with database.engine.begin() as connection:
-        for table in reversed(TABLES):
+        for table in reversed(metadata.sorted_tables):
             connection.execute(table.delete())
-        for table in TABLES:
-            if rows_of_tables[table]:
-                connection.execute(table.insert(), rows_of_tables[table])
+        for table in metadata.sorted_tables:
+            if rows[table.name]:
+                connection.execute(table.insert(), rows[table.name])

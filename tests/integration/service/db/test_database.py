@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import anyio
+import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import OperationalError
@@ -22,15 +25,7 @@ from gxpo_services.db.tables import Group
 from gxpo_services.settings import ServiceSettings
 
 pytestmark = pytest.mark.each_database
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Iterator[Database]:
-    name = f"d{uuid.uuid4().hex}"
-    made = Database(postgres.create(name))
-    yield made
-    made.close()
-    postgres.drop(name)
+on_postgres = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 def backend(database: Database) -> int:
@@ -46,6 +41,7 @@ def end(database: Database, pid: int) -> None:
     other.close()
 
 
+@on_postgres
 def test_a_connection_closed_while_idle_is_replaced(database: Database) -> None:
     first = backend(database)
     assert backend(database) == first, "one that works is used again"
@@ -53,6 +49,7 @@ def test_a_connection_closed_while_idle_is_replaced(database: Database) -> None:
     assert backend(database) != first
 
 
+@on_postgres
 def test_questions_see_what_was_written_and_leave_no_transaction(database: Database) -> None:
     with database.writing() as session:
         session.execute(text("CREATE TABLE seen (n int)"))
@@ -100,18 +97,74 @@ def test_a_frozen_server_is_unavailable_until_it_goes_on(tmp_path: Path) -> None
         frozen.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_reading_session_refuses_changes(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    if kind == "postgresql":
-        database = request.getfixturevalue("database")
-    else:
-        database = Database(f"sqlite:///{tmp_path / 'some.sqlite'}")
-    upgrade(database.engine.url.render_as_string(hide_password=False))
+def test_a_reading_session_refuses_changes(database: Database) -> None:
     with database.reading() as session:
         session.add(Group(id="g1", name="one", created_at=1.0, created_by="test"))
         with pytest.raises(RuntimeError, match="changes in a reading session"):
             session.flush()
     with database.reading() as session:
         assert session.scalar(select(func.count()).select_from(Group)) == 0
-    if kind == "sqlite":
-        database.close()
+
+
+# Probes need no token: whatever the database does, they must not take threads from authenticated requests.
+
+
+PROBES = 60
+"""More than the 40 threads of the pool."""
+LONGEST_S = 20.0
+"""Less than the 30 s after which SQLite gives up waiting for a lock."""
+
+
+@contextmanager
+def locked(database: Database) -> Iterator[None]:
+    """SQLite's write lock, or the lock of a migration on PostgreSQL's table of revisions."""
+    with database.engine.begin() as connection:
+        if not database.is_sqlite:
+            connection.execute(text("LOCK TABLE alembic_version IN ACCESS EXCLUSIVE MODE"))
+        yield
+
+
+def test_probes_on_a_locked_database_delay_nobody(
+    app: FastAPI, database: Database, token_for: Callable[[str], str]
+) -> None:
+    viewer = {"Authorization": f"Bearer {token_for('viewer')}"}
+    others: list[tuple[str, int]] = []
+    probes: list[tuple[str, int]] = []
+
+    async def get(http: httpx.AsyncClient, path: str, answers: list[tuple[str, int]]) -> None:
+        answers.append((path, (await http.get(path, headers=viewer)).status_code))
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test") as http,
+            anyio.create_task_group() as tasks,
+        ):
+            with locked(database):
+                for _ in range(PROBES):
+                    tasks.start_soon(get, http, "/health/ready", probes)
+                await anyio.sleep(0.5)
+                with anyio.move_on_after(LONGEST_S):
+                    for path in ("/health/live", "/api/v1/tokens/me", "/api/v1/runs"):
+                        await get(http, path, others)
+                    while database.is_sqlite and len(probes) < PROBES:
+                        await anyio.sleep(0.01)
+                answered_while_locked = len(probes)
+        assert answered_while_locked == (PROBES if database.is_sqlite else 0)
+
+    anyio.run(ask)
+    assert others == [("/health/live", 200), ("/api/v1/tokens/me", 200), ("/api/v1/runs", 200)]
+    assert probes == [("/health/ready", 200)] * PROBES
+
+
+def test_liveness_needs_no_thread(app: FastAPI) -> None:
+    async def ask() -> int:
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        for number in range(int(limiter.total_tokens)):
+            limiter.acquire_on_behalf_of_nowait(number)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            with anyio.fail_after(LONGEST_S):
+                return (await http.get("/health/live")).status_code
+
+    assert anyio.run(ask) == 200

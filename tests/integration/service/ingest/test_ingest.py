@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,16 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 from support import queued_runs as runs
-from support.reporting import body, evaluation_row, event_row, launch, metric_row, post, sample_row, send
+from support.reporting import body, evaluation_row, event_row, launch, metric_row, post, sample_row, send, write_lines
 
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import MetricLast, MetricName
+from gxpo_services.ingest.drain import drain, forget_lost_lines
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import service
+from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_trainer.config.base import idle_phase
 
 COUNTERS = ("attempt", "step", "backward_passes", "tokens", "training_s", "score", "score_best", "score_step")
@@ -50,20 +54,11 @@ def totals(step: int, attempt: int = 1, **more: float) -> dict[str, Any]:
     return metric_row(step, attempt, **costs, **more)
 
 
-# ---- bounds ----------------------------------------------------------------------------------------------------
-
-
-def names_of(database: Database, launched: str) -> list[str]:
-    with database.reading() as session:
-        return metrics.names_of(session, runs.get(database, launched.split()[0]).number)
-
-
 def test_a_run_has_limited_metrics_and_says_what_is_out(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "MOST_OF_RUN", 3)
     launched = launch(database)
     run_id = launched.split()[0]
     send(database, launched, body(1, metrics=[metric_row(1, a=1.0, b=1.0), metric_row(2, a=2.0, c=2.0, d=2.0)]))
-    assert names_of(database, launched) == ["a", "b", "c"]
     send(database, launched, body(2, offsets={"metrics": 2}, metrics=[metric_row(3, a=3.0, e=3.0, f=3.0)]))
     assert last_values(database, run_id) == {"a": (3.0, 3, 1.0, 3.0), "b": (1.0, 1, 1.0, 1.0), "c": (2.0, 2, 2.0, 2.0)}
     said = [message for kind, message in runs.messages(database, run_id) if kind == "metrics_left_out"]
@@ -71,7 +66,7 @@ def test_a_run_has_limited_metrics_and_says_what_is_out(database: Database, monk
     assert said[0].startswith("metric 'd' and 0 more are left out: a run has at most 3 metrics")
     # Another attempt replaces the steps of the first, and its metrics count together with those of that.
     send(database, launched, body(3, offsets={"metrics": 3}, metrics=[metric_row(1, 2, g=1.0, a=5.0)]))
-    assert names_of(database, launched) == ["a"]
+    assert {*last_values(database, run_id)} == {"a"}
     with database.reading() as session:
         known = metrics.find_numbers(session, ["a", "b", "c", "d", "e", "f", "g"])
     assert {*known} == {"a", "b", "c"}, "what is left out leaves no name behind"
@@ -80,28 +75,22 @@ def test_a_run_has_limited_metrics_and_says_what_is_out(database: Database, monk
 # ---- over HTTP -------------------------------------------------------------------------------------------------
 
 
-def test_the_first_word_of_a_launch_makes_the_run_running(anonymous: TestClient, database: Database) -> None:
-    launched = launch(database)
-    answer = post(anonymous, launched, body(None))
-    assert answer.status_code == 200
-    nothing = {"metrics": 0, "samples": 0, "evaluations": 0, "events": 0}
-    assert answer.json() == {"applied": False, "offsets": nothing, "request": None}
-    run = runs.get(database, launched.split()[0])
-    assert run.state == RunState.RUNNING
-    assert run.heartbeat_at is not None
-    assert ("state", "launch 1 sent its first heartbeat") in runs.messages(database, run.id)
-
-
-def test_a_heartbeat_that_says_nothing_new_changes_its_time_alone(anonymous: TestClient, database: Database) -> None:
+def test_the_first_heartbeat_makes_the_run_running_and_one_that_says_nothing_new_changes_its_time_alone(
+    anonymous: TestClient, database: Database
+) -> None:
     launched = launch(database)
     run_id, secret = launched.split()
-    assert post(anonymous, launched, body(None) | {"phase": "training"}).status_code == 200
+    answer = post(anonymous, launched, body(None) | {"phase": "training"})
+    nothing = {"metrics": 0, "samples": 0, "evaluations": 0, "events": 0}
+    assert (answer.status_code, answer.json()) == (200, {"applied": False, "offsets": nothing, "request": None})
+    run = runs.get(database, run_id)
+    assert (run.state, run.phase) == (RunState.RUNNING, "training")
+    assert ("state", "launch 1 sent its first heartbeat") in runs.messages(database, run_id)
     assert post(anonymous, launched, body(1, metrics=[totals(1)])).status_code == 200
     before = runs.row(database, run_id)
     for phase in (None, "training"):
         answer = post(anonymous, launched, body(None) | {"phase": phase})
         assert answer.json() == {"applied": False, "offsets": before["offsets"], "request": None}
-    assert before["phase"] == "training"
     after = runs.row(database, run_id)
     assert after["heartbeat_at"] > before["heartbeat_at"]
     assert after | {"heartbeat_at": 0.0} == before | {"heartbeat_at": 0.0}
@@ -132,16 +121,10 @@ def test_rows_arrive_and_the_run_shows_how_far_it_is(anonymous: TestClient, data
     assert runs.get(database, run_id).identity == {"config": {"seed": 0}, "attempts": [{"attempt": 1}]}
     assert last_values(database, run_id)["loss"] == (None, 2, None, None)
     assert ("checkpoint", "step 2 saved") in runs.messages(database, run_id)
-
-
-def test_a_batch_with_missing_lines_gets_the_current_offsets(anonymous: TestClient, database: Database) -> None:
-    launched = launch(database)
-    post(anonymous, launched, body(1, metrics=[totals(1)]))
-    answer = post(anonymous, launched, body(2, offsets={"metrics": 1, "events": 5}, metrics=[totals(2)], events=[None]))
-    assert answer.status_code == 409
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["offsets"] == {"metrics": 1, "samples": 0, "evaluations": 0, "events": 0}
-    assert runs.curve(database, launched.split()[0], "time/training_s") == [(1, 0.5)]
+    gap = post(anonymous, launched, body(2, offsets={"metrics": 3, "events": 5}, metrics=[totals(3)], events=[None]))
+    assert (gap.status_code, gap.headers["content-type"]) == (409, "application/problem+json")
+    assert gap.json()["offsets"] == answer.json()["offsets"]
+    assert runs.curve(database, run_id, "time/training_s") == [(1, 0.5), (2, 1.0)]
 
 
 def test_a_bad_row_refuses_the_whole_batch_and_is_named(anonymous: TestClient, database: Database) -> None:
@@ -165,22 +148,12 @@ def test_only_the_present_launch_may_report(anonymous: TestClient, database: Dat
     new = launch(database, run_id, 2, RunState.RECOVERING)
     assert post(anonymous, old, body(2, metrics=[totals(2)], offsets={"metrics": 1})).status_code == 401
     assert post(anonymous, new, body(None, attempt=1)).status_code == 401, "token of launch 2, number of launch 1"
-    for role in ("viewer", "submitter", "admin"):
-        assert post(anonymous, f"{run_id} {token_for(role)}", body(None, 2)).status_code == 401
-    assert anonymous.post(f"/api/v1/runs/{run_id}/ingest", json=body(None, 2)).status_code == 401
+    assert post(anonymous, f"{run_id} {token_for('admin')}", body(None, 2)).status_code == 401
     assert runs.get(database, run_id).state == RunState.RECOVERING, "a refused call is no word of the trainer"
     answer = post(anonymous, new, body(None, 2))
     assert (answer.status_code, answer.json()["offsets"]["metrics"]) == (200, 1)
     # Batch numbers restart with each launch.
     assert post(anonymous, new, body(1, 2, offsets={"metrics": 1}, metrics=[totals(2, 2)])).json()["applied"] is True
-
-
-def test_a_run_that_is_over_or_gone_is_gone(anonymous: TestClient, database: Database) -> None:
-    launched = launch(database)
-    last = body(1, outcome={"attempt": 1, "outcome": "succeeded", "ended_by": "steps"})
-    assert post(anonymous, launched, last).status_code == 200
-    assert post(anonymous, launched, last).status_code == 410
-    assert post(anonymous, "r00000000000000000000 secret", body(None)).status_code == 410
 
 
 def test_the_answer_carries_pause_and_cancel_requests(anonymous: TestClient, database: Database) -> None:
@@ -208,8 +181,9 @@ def test_an_outcome_ends_the_run(
     anonymous: TestClient, database: Database, outcome: dict[str, Any], state: RunState, reason: str
 ) -> None:
     launched = launch(database)
-    answer = post(anonymous, launched, body(1, metrics=[totals(1)], outcome={"attempt": 1, **outcome}))
-    assert answer.status_code == 200
+    last = body(1, metrics=[totals(1)], outcome={"attempt": 1, **outcome})
+    assert [post(anonymous, launched, last).status_code for _ in range(2)] == [200, 410]
+    assert post(anonymous, "r00000000000000000000 secret", body(None)).status_code == 410
     run = runs.get(database, launched.split()[0])
     assert (run.state, run.reason, run.run_token_sha256, run.step) == (state, reason, None, 1)
     assert run.ended_at is not None
@@ -217,26 +191,8 @@ def test_an_outcome_ends_the_run(
 
 def test_an_outcome_of_an_earlier_launch_is_old_news(database: Database) -> None:
     launched = launch(database, number=2)
-    answer = send(database, launched, body(1, 2, outcome={"attempt": 1, "outcome": "failed"}))
-    assert answer.applied
+    assert send(database, launched, body(1, 2, outcome={"attempt": 1, "outcome": "failed"})).applied
     assert runs.get(database, launched.split()[0]).state == RunState.RUNNING
-
-
-def test_a_trainer_that_stops_as_asked_is_cancelled_or_paused(database: Database) -> None:
-    for action, word, state in (
-        ("cancel", "cancelled", RunState.CANCELLED),
-        ("pause", "paused", RunState.PAUSED),
-        ("cancel", "succeeded", RunState.SUCCEEDED),  # the end before it got the request counts
-    ):
-        launched = launch(database)
-        run_id = launched.split()[0]
-        send(database, launched, body(None))
-        runs.request(database, run_id, action, at=1.0)  # type: ignore[arg-type]
-        send(database, launched, body(1, outcome={"attempt": 1, "outcome": word, "ended_by": "steps"}))
-        assert runs.get(database, run_id).state == state
-
-
-# ---- attempts --------------------------------------------------------------------------------------------------
 
 
 def test_one_event_says_that_a_run_makes_no_progress(anonymous: TestClient, database: Database) -> None:
@@ -285,3 +241,148 @@ def test_names_go_with_their_last_run_and_numbers_are_never_given_again(database
     after = numbers()
     assert min(after["own/0"], after["new"]) > max(before.values())
     assert runs.curve(database, third.split()[0], "own/0") == [(1, 4.0)]
+
+
+# ---- files of a dead trainer: ingested exactly once by the scheduler that holds the run ------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "artifacts" / "run"
+    made.mkdir(parents=True)
+    return made
+
+
+def test_the_rest_of_the_files_and_the_outcome_are_read(database: Database, folder: Path) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    rows = [metric_row(step, a=float(step)) for step in range(1200)]
+    send(database, launched, body(1, metrics=rows[:3]))
+    write_lines(folder / "metrics.jsonl", rows)
+    write_lines(folder / "samples.jsonl", [sample_row(1)])
+    write_lines(folder / "evaluations.jsonl", [evaluation_row(1)])
+    write_lines(folder / "events.jsonl", [event_row("finished", "done")])
+    (folder / "run.json").write_text(json.dumps({"config": {"seed": 3}}))
+    (folder / "outcome.json").write_text(
+        json.dumps({"attempt": 1, "outcome": "failed", "reason": "diverged", "message": "NaN", "time": 1.0})
+    )
+    heartbeat = runs.get(database, run_id).heartbeat_at
+    outcome = drain(database, run_id, folder, 1, 1)
+    assert outcome is not None
+    assert (outcome.outcome, outcome.reason, outcome.message) == ("failed", "diverged", "NaN")
+    assert runs.curve(database, run_id, "a") == [(step, float(step)) for step in range(1200)]
+    run = runs.get(database, run_id)
+    assert run.offsets == {"metrics": 1200, "samples": 1, "evaluations": 1, "events": 1}
+    assert (run.step, run.identity) == (1199, {"config": {"seed": 3}})
+    assert run.state == RunState.RUNNING, "what the outcome leads to is the scheduler's to decide"
+    assert run.heartbeat_at == heartbeat, "reading a file is no heartbeat"
+    before = runs.row(database, run_id)
+    assert drain(database, run_id, folder, 1, 1) == outcome
+    assert runs.row(database, run_id) == before
+
+
+def test_lines_that_a_power_cut_took_do_not_hide_those_of_the_next_launch(database: Database, folder: Path) -> None:
+    """100 lines were received, 85 and a torn one are on disk: the next launch's lines count from 86 on."""
+    launched = launch(database)
+    run_id = launched.split()[0]
+    rows = [metric_row(step, a=float(step)) for step in range(1, 101)]
+    send(database, launched, body(1, metrics=rows, samples=[sample_row(1)]))
+    write_lines(folder / "metrics.jsonl", rows[:85])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"attempt": 1, "st')
+    assert drain(database, run_id, folder, 1, 1) is None
+    launch(database, run_id, number=2)
+    forget_lost_lines(database, run_id, folder, 2, 2)
+    assert runs.get(database, run_id).offsets["metrics"] == 85
+    assert runs.get(database, run_id).offsets["samples"] == 0, "this file is gone altogether"
+    messages = [message for kind, message in runs.messages(database, run_id) if kind == "lines_lost"]
+    assert messages[0] == "metrics.jsonl holds 85 lines of the 100 that were received"
+    # The second attempt resumes at the checkpoint of step 80.
+    repeated = [metric_row(step, attempt=2, a=-float(step)) for step in range(81, 111)]
+    write_lines(folder / "metrics.jsonl", rows[:85] + repeated)
+    drain(database, run_id, folder, 2, 2)
+    expected = [(step, float(step)) for step in range(1, 81)] + [(step, -float(step)) for step in range(81, 111)]
+    assert runs.curve(database, run_id, "a") == expected
+    assert runs.get(database, run_id).offsets["metrics"] == 115
+    before = runs.row(database, run_id)
+    forget_lost_lines(database, run_id, folder, 2, 2)
+    assert runs.row(database, run_id) == before, "nothing is missing"
+
+
+def test_only_the_outcome_of_this_launch_counts(database: Database, folder: Path) -> None:
+    run_id = launch(database, number=2).split()[0]
+    assert drain(database, run_id, folder, 2, 2) is None
+    for content in ('{"attempt": 1, "outcome": "failed"}', '{"attempt": 2', '{"attempt": 2, "outcome": "?"}', "[]"):
+        (folder / "outcome.json").write_text(content)
+        assert drain(database, run_id, folder, 2, 2) is None
+    (folder / "outcome.json").write_text('{"attempt": 2, "outcome": "paused"}')
+    outcome = drain(database, run_id, folder, 2, 2)
+    assert outcome is not None
+    assert outcome.outcome == "paused"
+
+
+def test_a_scheduler_without_the_lease_reads_nothing(database: Database, folder: Path) -> None:
+    run_id = launch(database, number=2).split()[0]
+    write_lines(folder / "metrics.jsonl", [metric_row(1, a=1.0)])
+    for number, lease_token in ((2, 1), (1, 2)):
+        with pytest.raises(StateChanged):
+            drain(database, run_id, folder, number, lease_token)
+    with pytest.raises(StateChanged):
+        drain(database, "r00000000000000000000", folder, 1, 1)
+    assert runs.get(database, run_id).offsets == {}
+
+
+def test_an_unusable_line_is_skipped_and_reported_but_at_the_end_awaits_the_next_launch(
+    database: Database, folder: Path
+) -> None:
+    run_id = launch(database).split()[0]
+    good = [json.dumps(metric_row(step, a=float(step))) for step in range(4)]
+    lines = [good[0], "what?", good[1], json.dumps(metric_row(-1)), '{"attempt": 1, "x": "\\u0000"}', good[2]]
+    whole = "\n".join(lines) + "\n"
+    (folder / "metrics.jsonl").write_text(whole + '{"attempt": 1, "st\n' + '{"attempt": 1')
+    drain(database, run_id, folder, 1, 1)
+    assert runs.curve(database, run_id, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert runs.get(database, run_id).offsets["metrics"] == 6
+    (reported,) = [message for kind, message in runs.messages(database, run_id) if kind == "lines_left_out"]
+    assert reported.startswith("metrics.jsonl, line 2: is not valid JSON")
+    assert reported.endswith("and 2 more")
+    # The next launch cuts the end off and writes on from there.
+    (folder / "metrics.jsonl").write_text(whole + json.dumps(metric_row(3, 2, a=3.0)) + "\n")
+    drain(database, run_id, folder, 1, 1)
+    assert runs.curve(database, run_id, "a") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(database: Database, folder: Path) -> None:
+    run_id = launch(database).split()[0]
+    long = '{"x": "' + "y" * (9 * 1024 * 1024) + '"}'
+    good = json.dumps(metric_row(0, a=1.0))
+    (folder / "metrics.jsonl").write_text(f"{long}\n{good}\n{long}")
+    drain(database, run_id, folder, 1, 1)
+    assert runs.get(database, run_id).offsets["metrics"] == 2
+    assert runs.curve(database, run_id, "a") == [(0, 1.0)]
+
+
+def test_reading_files_while_the_trainer_sends_doubles_nothing(database: Database, folder: Path) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    rows = [metric_row(step, a=float(step)) for step in range(2000)]
+    events = [event_row("step", str(step)) for step in range(2000)]
+    write_lines(folder / "metrics.jsonl", rows)
+    write_lines(folder / "events.jsonl", events)
+    together = threading.Barrier(2)
+
+    def trainer() -> None:
+        together.wait()
+        for number, begin in enumerate(range(0, 2000, 100), start=1):
+            part = slice(begin, begin + 100)
+            offsets = {"metrics": begin, "events": begin}
+            send(database, launched, body(number, offsets=offsets, metrics=rows[part], events=events[part]))
+
+    thread = threading.Thread(target=trainer)
+    thread.start()
+    together.wait()
+    drain(database, run_id, folder, 1, 1)
+    thread.join()
+    assert runs.curve(database, run_id, "a") == [(step, float(step)) for step in range(2000)]
+    reported = [message for kind, message in runs.messages(database, run_id) if kind == "step"]
+    assert reported == [str(step) for step in range(2000)]

@@ -102,10 +102,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 def test_it_serves_restarts_what_dies_and_a_killed_one_leaves_nothing(start: Callable[..., Up]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = int(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
         up = start("--port", str(port))
         up.wait_until_up()
     url = up.state["url"]

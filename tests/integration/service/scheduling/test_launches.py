@@ -16,18 +16,21 @@ from support.scripted_launcher import Crash
 from gxpo_services.api.principals import hash_token
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import run_supervisor
-from gxpo_services.scheduling.launcher import JobRefused, JobStatus
-from gxpo_services.scheduling.scheduler import RECONCILE_EVERY_S, Scheduler
+from gxpo_services.scheduling.launcher import JobStatus
+from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_run
 
 S = RunState
 
 
-def test_a_queued_run_is_launched_with_its_config_and_a_secret(cluster: Cluster) -> None:
+def test_a_queued_run_is_launched_with_its_config_a_secret_and_the_servers_lists(cluster: Cluster) -> None:
     config = RunConfig.model_validate({"seed": 7, "budget": {"steps": 3}})
     run_id = cluster.add_run(config=config.model_dump(mode="json"))
-    cluster.scheduler().tick()
+    lists: dict[str, Any] = {"allowed_plugins": ("lookahead", "e:F")}
+    for kind in ("reward", "environment"):
+        lists |= {f"allowed_{kind}s": ("a:B", kind), f"allowed_{kind}_urls": ("http://host:8100/", f"https://{kind}")}
+    cluster.scheduler(**lists).tick()
     run, folder = cluster.get(run_id), cluster.settings.artifacts / run_id
     assert (run.state, run.launch, run.job_id, run.lease_owner) == (S.STARTING, 1, f"{run_id}-1", "first")
     assert load_run(folder / "config.toml") == config
@@ -39,18 +42,10 @@ def test_a_queued_run_is_launched_with_its_config_and_a_secret(cluster: Cluster)
     assert job.id == run.job_id
     assert job.command[1:4] == ("-m", "gxpo_trainer.cli", "train")
     assert service["token"] not in job.entrypoint
-
-
-@pytest.mark.parametrize("kind", ["reward", "environment"])
-def test_the_servers_lists_reach_the_trainer(cluster: Cluster, kind: str) -> None:
-    cluster.add_run()
-    urls = ("http://host:8100/", "https://host.example/path")
-    lists: dict[str, Any] = {f"allowed_{kind}s": ("a:B", "c:D"), f"allowed_{kind}_urls": urls}
-    cluster.scheduler(**lists, allowed_plugins=("lookahead", "e:F")).tick()
-    (job,) = cluster.launcher.submitted
-    assert job.env[f"GXPO_{kind.upper()}_ALLOWLIST"] == "a:B,c:D"
     assert job.env["GXPO_PLUGIN_ALLOWLIST"] == "lookahead,e:F"
-    assert job.env[f"GXPO_{kind.upper()}_URLS"] == "http://host:8100/,https://host.example/path"
+    for kind in ("reward", "environment"):
+        assert job.env[f"GXPO_{kind.upper()}_ALLOWLIST"] == f"a:B,{kind}"
+        assert job.env[f"GXPO_{kind.upper()}_URLS"] == f"http://host:8100/,https://{kind}"
 
 
 @pytest.mark.parametrize("point", ["status", "prepare", "before submit", "after submit"])
@@ -63,12 +58,10 @@ def test_the_next_scheduler_heals_any_crash(cluster: Cluster, monkeypatch: pytes
         raise Crash
 
     run_id = cluster.add_run()
-    if point == "after submit":
-        cluster.launcher.after = crash
-    elif point == "prepare":
+    if point == "prepare":
         monkeypatch.setattr(run_supervisor, "prepare", crash_in_prepare)
     else:
-        cluster.launcher.before = crash
+        setattr(cluster.launcher, "after" if point == "after submit" else "before", crash)
     with pytest.raises(Crash):
         cluster.scheduler("first").tick()
     monkeypatch.undo()
@@ -86,17 +79,6 @@ def test_the_next_scheduler_heals_any_crash(cluster: Cluster, monkeypatch: pytes
     assert (run.state, run.launch, run.lease_owner, run.lease_token) == (S.STARTING, 1, "second", 2)
     service = json.loads((cluster.settings.artifacts / run_id / "service.json").read_text())
     assert hash_token(service["token"]) == run.run_token_sha256, "the trainer's secret must be the one that is checked"
-
-
-def test_a_job_that_runs_is_adopted_with_its_secret(cluster: Cluster) -> None:
-    run_id = cluster.running(cluster.scheduler("first"))
-    before = cluster.get(run_id)
-    cluster.clock.passes(cluster.settings.lease_s + 1)
-    cluster.scheduler("second").tick()
-    after = cluster.get(run_id)
-    assert (after.state, after.launch, after.lease_owner) == (S.RUNNING, 1, "second")
-    assert after.run_token_sha256 == before.run_token_sha256
-    assert len(cluster.launcher.submitted) == 1
 
 
 def test_a_clean_end_lets_go_of_the_leases(cluster: Cluster) -> None:
@@ -141,11 +123,7 @@ def test_a_folder_that_stays_unusable_fails_the_run_after_start_s(
 
 
 def test_a_job_that_ray_refuses_is_an_event_with_its_words_and_tried_again(cluster: Cluster) -> None:
-    def refuse(verb: str, job_id: str) -> None:
-        if verb == "submit":
-            raise JobRefused("Ray at http://ray rejected job: too many jobs")
-
-    cluster.launcher.before = refuse
+    cluster.launcher.refusal = "Ray at http://ray rejected job: too many jobs"
     run_id = cluster.add_run()
     scheduler = cluster.scheduler()
     scheduler.tick()
@@ -153,18 +131,24 @@ def test_a_job_that_ray_refuses_is_an_event_with_its_words_and_tried_again(clust
     assert [c for c in cluster.launcher.calls if c[0] == "submit"] == [("submit", f"{run_id}-1")], "it has to wait"
     delays = [message for kind, message in cluster.messages(run_id) if kind == "launch_delayed"]
     assert delays == ["Ray at http://ray rejected job: too many jobs"]
-    cluster.launcher.before = lambda verb, job_id: None
+    cluster.launcher.refusal = ""
     cluster.clock.passes(PAUSE_S)
     scheduler.tick()
     assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-1"]
     assert cluster.get(run_id).state == S.STARTING
 
 
-def test_a_scheduler_that_comes_back_late_changes_nothing(cluster: Cluster) -> None:
+def test_a_job_is_adopted_with_its_secret_and_a_scheduler_that_comes_back_late_changes_nothing(
+    cluster: Cluster,
+) -> None:
     first, second = cluster.scheduler("first"), cluster.scheduler("second")
     run_id = cluster.running(first)
+    own = cluster.row(run_id)
     cluster.clock.passes(cluster.settings.lease_s + 1)
     second.tick()
+    adopted = {"lease_owner": "second", "lease_token": 2, "lease_expires_at": cluster.get(run_id).lease_expires_at}
+    assert cluster.row(run_id) == own | adopted
+    assert len(cluster.launcher.submitted) == 1
     cluster.launcher.ends(f"{run_id}-1", "failed")
     before, messages = cluster.row(run_id), cluster.messages(run_id)
     calls = len(cluster.launcher.calls)
@@ -186,10 +170,9 @@ def test_a_scheduler_that_loses_its_lease_within_a_round_changes_nothing(cluster
     def taken_over(verb: str, _: str) -> None:
         job_id = f"{run_id}-1"
         cluster.launcher.before = lambda verb, job_id: None
-        cluster.launcher.jobs[job_id] = runs_still = type(cluster.launcher.jobs[job_id])("running")
+        cluster.launcher.jobs[job_id] = JobStatus("running")
         cluster.clock.passes(cluster.settings.lease_s + 1)
         second.tick()
-        assert runs_still.is_alive
         cluster.launcher.ends(job_id, "failed")
         seen.append(cluster.row(run_id))
 
@@ -241,19 +224,20 @@ def test_a_lease_from_before_is_taken_over_and_one_that_is_a_little_ahead_is_not
         assert cluster.get(run_id).lease_owner == owner
 
 
-def test_silence_is_noticed_as_before(cluster: Cluster) -> None:
+def test_silence_and_orphaned_jobs_are_noticed_as_before(cluster: Cluster) -> None:
     scheduler = cluster.scheduler()
     run_id, starting = cluster.running(scheduler), cluster.add_run()
     scheduler.tick()
     cluster.clock.passes(BACK_S)
+    cluster.launcher.jobs["orphan"] = JobStatus("running")
     scheduler.tick()
     cluster.rounds(scheduler, cluster.settings.heartbeat_s - 1)
-    assert cluster.launcher.stopped() == [], "they have had no time to report"
+    assert set(cluster.launcher.stopped()) == {"orphan"}, "the others have had no time to report"
     cluster.clock.passes(2)
     scheduler.tick()
-    assert cluster.launcher.stopped() == [f"{run_id}-1"]
+    assert set(cluster.launcher.stopped()) == {"orphan", f"{run_id}-1"}
     cluster.rounds(scheduler, cluster.settings.start_s - cluster.settings.heartbeat_s)
-    assert set(cluster.launcher.stopped()) == {f"{run_id}-1", f"{starting}-1"}
+    assert set(cluster.launcher.stopped()) == {"orphan", f"{run_id}-1", f"{starting}-1"}
 
 
 def test_a_cancel_request_from_before_ends_its_job(cluster: Cluster) -> None:
@@ -278,33 +262,17 @@ def test_a_launch_waits_no_longer_than_its_pause(cluster: Cluster) -> None:
     assert f"{run_id}-4" in cluster.launcher.jobs
 
 
-def test_orphaned_jobs_are_found_as_often(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler()
-    scheduler.tick()
-    cluster.clock.passes(BACK_S)
-    cluster.launcher.jobs["orphan"] = JobStatus("running")
-    for seconds in (RECONCILE_EVERY_S, cluster.settings.cancel_grace_s + 1):
-        cluster.clock.passes(seconds)
-        scheduler.tick()
-    assert cluster.launcher.stopped() == ["orphan"]
-
-
 def test_a_clock_that_is_set_forward_uses_up_no_grace(cluster: Cluster) -> None:
     """The job of the second run is refused, so that it has not started."""
-
-    def refuse(verb: str, job_id: str) -> None:
-        if verb == "submit":
-            raise JobRefused("busy")
-
     scheduler, run_id = cluster.supervising()
     cluster.request(run_id, "pause")
-    cluster.launcher.before = refuse
+    cluster.launcher.refusal = "busy"
     starting = cluster.add_run()
     scheduler.tick()
     cluster.clock.passes(-BACK_S)
     scheduler.tick()
     assert cluster.launcher.stopped() == []
     assert cluster.get(starting).launch == 1
-    cluster.launcher.before = lambda verb, job_id: None
+    cluster.launcher.refusal = ""
     cluster.rounds(scheduler, cluster.settings.pause_grace_s + 1, reporting=run_id)
     assert f"{run_id}-1" in cluster.launcher.stopped()

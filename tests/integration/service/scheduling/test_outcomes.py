@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ S = RunState
         ("pause", "paused", {}, S.PAUSED, None),
         ("cancel", "cancelled", {}, S.CANCELLED, None),
         ("cancel", "succeeded", {"ended_by": "steps"}, S.SUCCEEDED, "steps_done"),
+        ("pause", "failed", {"reason": "stalled", "message": "x", "recoverable": True}, S.PAUSED, None),
     ],
 )
 def test_the_outcome_on_disk_counts_when_the_service_never_received_it(
@@ -90,21 +92,6 @@ def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster) 
     assert message in run.detail
 
 
-def test_launches_that_never_report_are_ended_and_repeated_until_the_limit(cluster: Cluster) -> None:
-    scheduler = cluster.scheduler(max_recoveries=1)
-    cluster.launcher.stops_at_once = True
-    run_id = cluster.add_run()
-    scheduler.tick()
-    for _ in range(2):
-        assert cluster.launcher.jobs[cluster.get(run_id).job_id or ""].is_alive
-        cluster.rounds(scheduler, cluster.settings.start_s + 1)
-        for _ in range(3):
-            scheduler.tick()
-    run = cluster.get(run_id)
-    assert (run.state, run.reason, run.launch) == (S.FAILED, "setup_failed", 2)
-    assert "start_s" in run.detail
-
-
 def test_a_silent_trainer_is_ended_and_its_run_recovered(cluster: Cluster) -> None:
     scheduler, run_id = cluster.supervising()
     cluster.rounds(scheduler, cluster.settings.heartbeat_s - 1)
@@ -120,34 +107,22 @@ def test_a_silent_trainer_is_ended_and_its_run_recovered(cluster: Cluster) -> No
     assert "heartbeat_s" in cluster.messages(run_id)[-1][1]
 
 
-def test_silence_while_the_api_is_away_is_not_the_trainers_fault(cluster: Cluster) -> None:
+def test_silence_while_the_api_is_away_or_no_scheduler_watches_is_not_the_trainers_fault(cluster: Cluster) -> None:
     answers = [False]
-    scheduler = cluster.scheduler(api_answers=lambda: answers[0])
-    cluster.running(scheduler)
+    first, second = (cluster.scheduler(name, api_answers=lambda: answers[0]) for name in ("first", "second"))
+    cluster.running(first)
     for _ in range(20):
         cluster.clock.passes(cluster.settings.heartbeat_s / 2)
-        scheduler.tick()
+        first.tick()
     answers[0] = True
-    cluster.rounds(scheduler, cluster.settings.heartbeat_s - 1)
+    cluster.rounds(first, cluster.settings.heartbeat_s - 1)
+    cluster.clock.passes(10 * cluster.settings.heartbeat_s)
+    second.tick()
+    cluster.rounds(second, cluster.settings.heartbeat_s - 1)
     assert cluster.launcher.stopped() == [], "it has had no time to report yet"
     cluster.clock.passes(2)
-    scheduler.tick()
-    assert len(cluster.launcher.stopped()) == 1
-
-
-def test_silence_while_no_scheduler_watched_is_not_the_trainers_fault(cluster: Cluster) -> None:
-    cluster.running(cluster.scheduler("first"))
-    cluster.clock.passes(10 * cluster.settings.heartbeat_s)
-    second = cluster.scheduler("second")
     second.tick()
-    assert cluster.launcher.stopped() == []
-    for _ in range(13):
-        cluster.clock.passes(cluster.settings.heartbeat_s / 12)
-        second.tick()
-    assert len(set(cluster.launcher.stopped())) == 1
-
-
-# Cancel, pause and resume requests carried out by the scheduler.
+    assert len(cluster.launcher.stopped()) == 1
 
 
 def test_cancel_gives_the_trainer_time_then_ends_its_job(cluster: Cluster) -> None:
@@ -208,9 +183,6 @@ def test_a_resumed_run_waits_for_the_end_of_its_last_job(cluster: Cluster) -> No
     cluster.launcher.ends(f"{run_id}-1", "stopped")
     scheduler.tick()
     assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-1", f"{run_id}-2"]
-
-
-# Trainers that the launcher lost or that outlived it.
 
 
 def test_nothing_changes_while_the_launcher_is_away_and_a_lost_job_does_not_count(cluster: Cluster) -> None:
@@ -307,11 +279,25 @@ def test_a_job_without_a_run_is_found_after_a_restart_of_the_scheduler_and_ended
     assert cluster.get(alive).state == S.RUNNING
 
 
+@contextmanager
+def holder_of(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a folder's lock as a trainer does."""
+    code = (
+        "import sys, pathlib, time; from gxpo_trainer.runtime.locks import RunLock; "
+        "lock = RunLock(pathlib.Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_trainer_that_the_launcher_lost_is_killed_before_the_next_one_starts(cluster: Cluster) -> None:
     scheduler, run_id = cluster.supervising()
-    folder = cluster.settings.artifacts / run_id
-    orphan = holder_of(folder)
-    try:
+    with holder_of(cluster.settings.artifacts / run_id) as orphan:
         cluster.launcher.jobs.clear()
         scheduler.tick()
         assert orphan.wait(timeout=30) == -9
@@ -319,53 +305,23 @@ def test_a_trainer_that_the_launcher_lost_is_killed_before_the_next_one_starts(c
         scheduler.tick()
         scheduler.tick()
         assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-1", f"{run_id}-2"]
-    finally:
-        orphan.kill()
-        orphan.wait()
 
 
 def test_only_the_trainer_of_the_folder_is_killed(tmp_path: Path) -> None:
     folder, other = tmp_path / "run", tmp_path / "other"
     folder.mkdir()
     other.mkdir()
-    stranger = holder_of(other)
-    try:
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with holder_of(other) as stranger:
         pid, start = stranger.pid, process_start(stranger.pid)
-        for line in (f"{pid} {start}\n", f"{pid} {start + 1}\n", f"{2**22 + 1} 5\n", "", "x y\n"):
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, line.encode(), 0)
-            assert not kill_orphaned_trainer(folder), line
-        os.close(lock)
+        with (folder / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for line in (f"{pid} {start}\n", f"{pid} {start + 1}\n", f"{2**22 + 1} 5\n", "", "x y\n"):
+                (folder / ".lock").write_text(line)
+                assert not kill_orphaned_trainer(folder), line
         (folder / ".lock").write_text(f"{pid} {start}\n")
         assert not kill_orphaned_trainer(folder), "nobody holds the lock"
         assert not kill_orphaned_trainer(tmp_path / "none")
         assert stranger.poll() is None
-    finally:
-        stranger.kill()
-        stranger.wait()
-
-
-def holder_of(folder: Path) -> subprocess.Popen[str]:
-    """A process that holds a folder's lock as a trainer does."""
-    code = (
-        "import sys, pathlib, time; from gxpo_trainer.runtime.locks import RunLock; "
-        "lock = RunLock(pathlib.Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(600)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def test_a_pause_of_a_trainer_that_stalls_is_fulfilled(cluster: Cluster) -> None:
-    scheduler, run_id = cluster.supervising()
-    cluster.request(run_id, "pause")
-    cluster.write_outcome(run_id, 1, "failed", reason="stalled", message="x", recoverable=True)
-    cluster.launcher.ends(f"{run_id}-1", "failed")
-    scheduler.tick()
-    assert cluster.get(run_id).state == S.PAUSED
 
 
 def test_a_lease_is_renewed_when_a_third_of_it_has_passed(cluster: Cluster) -> None:

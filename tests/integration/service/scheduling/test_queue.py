@@ -1,4 +1,4 @@
-"""The order of the queue, quotas, and the process of the scheduler."""
+"""The order of the queue, quotas, the process of the scheduler, and what it deletes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, insert, select
+from sqlalchemy import event, func, insert, select
 from structlog.testing import capture_logs
 from support.scheduling import Cluster
 from support.service_processes import until
 
-from gxpo_services.db.tables import Run, Sample
+from gxpo_services.api.idempotency import Creation, delete_expired_keys
+from gxpo_services.api.principals import Principal, Role
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables import IdempotencyKey, Sample
 from gxpo_services.run_states import RunState
+from gxpo_services.runs.schemas import CloneRequest
 from gxpo_services.scheduling import scheduler as module
 from gxpo_services.scheduling.decisions import OVERSIZED_S
+from gxpo_services.settings import ServiceSettings
 from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
 
@@ -155,7 +160,7 @@ def test_a_scheduler_without_a_recent_round_fails_its_check(
         return cli.main(["scheduler", "--check"]), capsys.readouterr().out
 
     assert check() == (1, "no round within 120 s\n")
-    module.mark_alive(tmp_path)
+    (tmp_path / module.LIVENESS_FILE).touch()
     assert check() == (0, "a round within 120 s\n")
     for seconds in (-module.LONGEST_ROUND_S - 1, module.LONGEST_ROUND_S + 3600):  # the latter: the clock was set back
         at = time.time() + seconds
@@ -184,15 +189,12 @@ def ended(cluster: Cluster, at: float | None, samples: int, **values: Any) -> st
     return run_id
 
 
-def num_samples(cluster: Cluster, run_id: str) -> int:
-    with cluster.database.reading() as session:
-        query = select(func.count()).select_from(Sample).join(Run, Run.number == Sample.run_number)
-        return session.scalar(query.where(Run.id == run_id)) or 0
-
-
 def left(cluster: Cluster, run_id: str) -> tuple[int, list[str]]:
+    """Number of samples; files."""
     folder = cluster.settings.artifacts / run_id
-    return num_samples(cluster, run_id), [name for name in FILES if (folder / name).exists()]
+    with cluster.database.reading() as session:
+        query = select(func.count()).select_from(Sample).where(Sample.run_number == cluster.get(run_id).number)
+        return session.scalar(query) or 0, [name for name in FILES if (folder / name).exists()]
 
 
 def test_only_runs_past_the_limit_lose_samples_and_log(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,9 +203,15 @@ def test_only_runs_past_the_limit_lose_samples_and_log(cluster: Cluster, monkeyp
     old = ended(cluster, cluster.clock.now - 31 * DAY_S, samples=5)
     young = ended(cluster, cluster.clock.now - 29 * DAY_S, samples=1)
     paused = ended(cluster, None, samples=1, state=RunState.PAUSED)
+    outside = cluster.settings.artifacts / "outside"
+    outside.write_text("x")
+    (cluster.settings.artifacts / old / "train.log").unlink()
+    (cluster.settings.artifacts / old / "train.log").symlink_to(outside)
+    cluster.scheduler("without the setting").tick()
+    assert left(cluster, old) == (5, list(FILES))
     scheduler = cluster.scheduler(retention_days=30.0)
     scheduler.tick()
-    assert num_samples(cluster, old) == 1, "two batches of two"
+    assert left(cluster, old) == (1, list(FILES)), "two batches of two"
     cluster.clock.passes(module.CLEAN_EVERY_S)
     scheduler.tick()
     assert left(cluster, old) == (0, ["metrics.jsonl"])
@@ -216,20 +224,6 @@ def test_only_runs_past_the_limit_lose_samples_and_log(cluster: Cluster, monkeyp
         scheduler.tick()
     assert left(cluster, young) == (0, ["metrics.jsonl"])
     assert len(cluster.messages(old)) == 1, "pruned once"
-
-
-def test_nothing_is_deleted_without_the_setting_and_links_lead_nowhere(cluster: Cluster) -> None:
-    run_id = ended(cluster, 1.0, samples=1)
-    cluster.scheduler().tick()
-    assert left(cluster, run_id) == (1, list(FILES))
-    outside = cluster.settings.artifacts / "outside"
-    outside.write_text("x")
-    (cluster.settings.artifacts / run_id / "train.log").unlink()
-    (cluster.settings.artifacts / run_id / "train.log").symlink_to(outside)
-    scheduler = cluster.scheduler("second", retention_days=1.0)
-    cluster.clock.passes(module.CLEAN_EVERY_S)
-    scheduler.tick()
-    assert left(cluster, run_id) == (0, ["metrics.jsonl"])
     assert outside.exists()
 
 
@@ -253,3 +247,64 @@ def test_files_that_cannot_be_deleted_do_not_stop_other_runs(cluster: Cluster, m
         scheduler.tick()
         cluster.clock.passes(module.CLEAN_EVERY_S)
     assert [cluster.get(run_id).pruned_at is not None for run_id in bad] == [True, False, False]
+
+
+# Idempotency keys are kept for a week.
+
+
+NOW = 1_800_000_000.0
+"""Of a cluster's clock."""
+WEEK_S = 7 * DAY_S
+
+
+def add_keys(database: Database, *ages_s: float) -> None:
+    """Keys k0, k1, … that were used so long before NOW."""
+    with database.writing() as session:
+        for number, age_s in enumerate(ages_s):
+            key = IdempotencyKey(
+                token_id="t1", key=f"k{number}", body_sha256="0" * 64, resource_id="r1", created_at=NOW - age_s
+            )
+            session.add(key)
+
+
+def keys(database: Database) -> set[str]:
+    with database.reading() as session:
+        return set(session.scalars(select(IdempotencyKey.key)))
+
+
+def test_keys_are_deleted_a_batch_at_a_time_after_a_week_or_as_set(cluster: Cluster, database: Database) -> None:
+    add_keys(database, 0, WEEK_S - 1, *[WEEK_S + 1] * (module.CLEANED_AT_ONCE + 1))
+    scheduler = cluster.scheduler()
+    left = []
+    for seconds in (0, 2, module.CLEAN_EVERY_S):
+        cluster.clock.passes(seconds)
+        scheduler.tick()
+        left.append(keys(database))
+    assert {"k0", "k1"} < left[0], "younger ones are kept"
+    assert [len(each) for each in left] == [3, 3, 1], "it does not look in every round"
+    assert left[2] == {"k0"}
+    cluster.scheduler(idempotency_s=module.CLEAN_EVERY_S).tick()
+    assert keys(database) == set()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_key_that_vanishes_is_free(database: Database, database_url: str, settings: ServiceSettings) -> None:
+    """PostgreSQL alone lets others write between two statements of a transaction."""
+    add_keys(database, 2 * WEEK_S)
+    other = Database(database_url)
+    deleted = []
+
+    def delete_it(*arguments: Any) -> None:
+        if arguments[2].startswith("INSERT INTO idempotency_keys") and not deleted:
+            with other.writing() as session:
+                deleted.append(delete_expired_keys(session, NOW, 10))
+
+    event.listen(database.engine, "after_cursor_execute", delete_it)
+    with database.writing() as session:
+        request = Creation(Principal("t1", "me", Role.ADMIN), settings, session, request=None, key="k0")
+        made, is_new = request.claim("clone r1", CloneRequest(), "r")
+        assert is_new
+    other.close()
+    assert deleted == [1]
+    with database.reading() as session:
+        assert session.get_one(IdempotencyKey, ("t1", "k0")).resource_id == made

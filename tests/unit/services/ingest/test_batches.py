@@ -17,9 +17,10 @@ def parsed(content: Any) -> Any:
     return parse(json.dumps(content).encode())
 
 
-def test_the_words_for_what_json_lacks_become_numbers() -> None:
-    batch = parsed(body(1, metrics=[metric_row(5, a=math.nan, b=-math.inf, c=2, d=math.inf)]))
-    (row,) = batch.rows["metrics"]
+def test_the_words_for_what_json_lacks_become_numbers_and_a_row_left_out_is_null() -> None:
+    batch = parsed(body(1, metrics=[None, metric_row(5, a=math.nan, b=-math.inf, c=2, d=math.inf)], evaluations=[None]))
+    left_out, row = batch.rows["metrics"]
+    assert (left_out, list(batch.rows["evaluations"])) == (None, [None])
     assert (row.attempt, row.step) == (1, 5)
     assert math.isnan(row.values["a"])
     assert {name: row.values[name] for name in "bcd"} == {"b": -math.inf, "c": 2.0, "d": math.inf}
@@ -32,19 +33,10 @@ def test_what_a_line_has_beside_the_columns_is_kept() -> None:
     assert batch.rows["events"][0] == {"time": 3.25, "kind": "x", "message": "y", "fields": {"step": 3}}
 
 
-def test_a_row_left_out_is_null_and_still_a_row() -> None:
-    batch = parsed(body(1, metrics=[None, metric_row(0)], evaluations=[None]))
-    assert batch.rows["metrics"][0] is None
-    assert len(batch.rows["metrics"]) == 2
-    assert list(batch.rows["evaluations"]) == [None]
-
-
 def test_a_missing_answer_has_no_extract_and_no_reward() -> None:
-    (row,) = parsed(body(1, samples=[sample_row(1, extracted=None, reward=None)])).rows["samples"]
-    assert row["extracted"] is None
-    assert row["reward"] is None
-    (row,) = parsed(body(1, samples=[sample_row(1, reward="NaN")])).rows["samples"]
-    assert row["reward"] is None
+    for reward in (None, "NaN"):
+        (row,) = parsed(body(1, samples=[sample_row(1, extracted=None, reward=reward)])).rows["samples"]
+        assert (row["extracted"], row["reward"]) == (None, None)
 
 
 def test_a_heartbeat_may_carry_a_phase() -> None:
@@ -136,17 +128,14 @@ def test_the_longest_rows_are_accepted() -> None:
     metrics = {"n" * 200: 0.5} | {f"n{i}": 1.0 for i in range(499)}
     sample = sample_row(0, prompt_id="p" * 300, response="x" * 1_000_000, verdict="v" * 20, length=2**31 - 1)
     event = event_row("k" * 60, "m" * 20_000, deep=json.loads("[" * 31 + "]" * 31))
-    content = body(
-        1,
-        metrics=[metric_row(0, **metrics)],
-        samples=[sample],
-        evaluations=[evaluation_row(0, benchmark="b" * 200)],
-        events=[event],
-    )
-    batch = parsed(content)
+    evaluation = evaluation_row(0, benchmark="b" * 200)
+    rows = {"metrics": [metric_row(0, **metrics)], "samples": [sample], "evaluations": [evaluation], "events": [event]}
+    batch = parsed(body(1, **rows))
     assert batch.rows["metrics"][0].values == metrics
     assert batch.rows["samples"][0]["verdict"] == "v" * 20
     assert len(parsed(body(1, metrics=[None] * MOST_ROWS)).rows["metrics"]) == MOST_ROWS
+    with pytest.raises(TooLarge, match="at most 10000"):
+        parsed(body(1, metrics=[None] * (MOST_ROWS + 1)))
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])
@@ -160,8 +149,3 @@ def test_texts_with_escapes_are_searched_to_the_depth_that_json_may_have(opening
         check(64, r'"\u0000"')
     with pytest.raises(Invalid, match="nested deeper than 64 levels"):
         check(65, r'"\u0000"')
-
-
-def test_an_endless_batch_is_refused_by_its_size() -> None:
-    with pytest.raises(TooLarge, match="at most 10000"):
-        parsed(body(1, metrics=[None] * (MOST_ROWS + 1)))

@@ -35,36 +35,35 @@ def numbers(runs: list[Candidate]) -> list[int]:
     return [run.number for run in runs]
 
 
-def test_priority_comes_before_waiting_time() -> None:
-    waiting = [queued(1), queued(2, priority=5), queued(3, priority=-1), queued(4, priority=5)]
-    assert numbers(admit(waiting, [], WIDE)) == [2, 4, 1, 3]
-
-
-def test_the_submitter_with_the_fewest_runs_comes_first() -> None:
+FOUR_CPUS, TWO_EACH = Quotas(runs=100, cpus=4.0, gpus=0.0), Quotas(runs=100, cpus=1000.0, gpus=0.0, runs_per_user=2)
+ADMISSIONS: dict[str, tuple[list[Candidate], list[Candidate], Quotas, list[int]]] = {
+    "priority comes before waiting time": (
+        [queued(1), queued(2, priority=5), queued(3, priority=-1), queued(4, priority=5)], [], WIDE, [2, 4, 1, 3],
+    ),
     # a has two runs executing, b one, c none: c, then b and c are level and b has waited longer, ...
-    executing = [queued(90, "a"), queued(91, "a"), queued(92, "b")]
-    waiting = [queued(1, "a"), queued(2, "a"), queued(3, "b"), queued(4, "c"), queued(5, "c")]
-    assert numbers(admit(waiting, executing, WIDE)) == [4, 3, 5, 1, 2]
+    "the submitter with the fewest runs comes first": (
+        [queued(1, "a"), queued(2, "a"), queued(3, "b"), queued(4, "c"), queued(5, "c")],
+        [queued(90, "a"), queued(91, "a"), queued(92, "b")], WIDE, [4, 3, 5, 1, 2],
+    ),
+    "at most so many run at once": ([queued(n) for n in range(1, 9)], [queued(90)], replace(WIDE, runs=3), [1, 2]),
+    "no more when there are too many": ([queued(1)], [queued(n) for n in range(90, 94)], replace(WIDE, runs=3), []),
+    "a submitter at the limit holds up nobody else": (
+        [queued(1, "a", priority=9), queued(2, "a", priority=9), queued(3, "b")], [queued(90, "a")], TWO_EACH, [1, 3],
+    ),
+    "smaller runs do not go past one that waits for processors": (
+        [queued(1, cpus=3.0), queued(2, cpus=1.0)], [queued(90, cpus=2.0)], FOUR_CPUS, [],
+    ),
+    "one that fits starts": ([queued(1, cpus=3.0), queued(2, cpus=1.0)], [queued(90, cpus=1.0)], FOUR_CPUS, [1]),
+    "both fit": ([queued(1, cpus=3.0), queued(2, cpus=1.0)], [], FOUR_CPUS, [1, 2]),
+    "fractions of a processor add up to it": (
+        [queued(n, cpus=0.1) for n in range(1, 12)], [], replace(FOUR_CPUS, cpus=1.0), list(range(1, 11)),
+    ),
+}  # fmt: skip
 
 
-def test_at_most_so_many_run_at_once() -> None:
-    quotas = Quotas(runs=3, cpus=1000.0, gpus=0.0)
-    assert numbers(admit([queued(n) for n in range(1, 9)], [queued(90)], quotas)) == [1, 2]
-    assert admit([queued(1)], [queued(90), queued(91), queued(92), queued(93)], quotas) == []
-
-
-def test_a_submitter_at_the_limit_holds_up_nobody_else() -> None:
-    quotas = Quotas(runs=100, cpus=1000.0, gpus=0.0, runs_per_user=2)
-    waiting = [queued(1, "a", priority=9), queued(2, "a", priority=9), queued(3, "b")]
-    assert numbers(admit(waiting, [queued(90, "a")], quotas)) == [1, 3]
-
-
-def test_smaller_runs_do_not_go_past_one_that_waits_for_processors() -> None:
-    quotas = Quotas(runs=100, cpus=4.0, gpus=0.0)
-    waiting = [queued(1, cpus=3.0), queued(2, cpus=1.0)]
-    assert admit(waiting, [queued(90, cpus=2.0)], quotas) == []
-    assert numbers(admit(waiting, [queued(90, cpus=1.0)], quotas)) == [1]
-    assert numbers(admit(waiting, [], quotas)) == [1, 2]
+@pytest.mark.parametrize(("waiting", "executing", "quotas", "admitted"), ADMISSIONS.values(), ids=ADMISSIONS)
+def test_admission(waiting: list[Candidate], executing: list[Candidate], quotas: Quotas, admitted: list[int]) -> None:
+    assert numbers(admit(waiting, executing, quotas)) == admitted
 
 
 def test_a_run_that_can_never_fit_blocks_nobody_and_is_told_why() -> None:
@@ -73,11 +72,6 @@ def test_a_run_that_can_never_fit_blocks_nobody_and_is_told_why() -> None:
     assert "2.5 CPUs" in (oversize_reason(queued(1, cpus=2.5), quotas) or "")
     assert "2 GPUs" in (oversize_reason(queued(2, gpus=2.0), quotas) or "")
     assert oversize_reason(queued(3, cpus=2.0, gpus=1.0), quotas) is None
-
-
-def test_fractions_of_a_processor_add_up_to_it() -> None:
-    quotas = Quotas(runs=100, cpus=1.0, gpus=0.0)
-    assert numbers(admit([queued(n, cpus=0.1) for n in range(1, 12)], [], quotas)) == list(range(1, 11))
 
 
 runs = st.builds(
@@ -151,12 +145,8 @@ def test_a_run_is_overdue_after_being_too_large_without_a_break() -> None:
     assert oversized.overdue([LARGE], TWO_CPUS, 12.0 + OVERSIZED_S) == {}
     oversized.clear()
     assert oversized.overdue([LARGE], TWO_CPUS, 12.0 + 2 * OVERSIZED_S) == {}
-
-
-def test_the_next_run_of_the_same_number_begins_anew() -> None:
-    oversized = OversizedRuns()
-    oversized.overdue([LARGE], TWO_CPUS, 10.0)
-    assert oversized.overdue([replace(LARGE, queued_at=6.0)], TWO_CPUS, 10.0 + OVERSIZED_S) == {}
+    another = replace(LARGE, queued_at=6.0)
+    assert oversized.overdue([another], TWO_CPUS, 12.0 + 3 * OVERSIZED_S) == {}, "another run of the same number"
 
 
 TIMEOUTS = ServiceSettings(start_s=900, heartbeat_s=120, cancel_grace_s=60, pause_grace_s=300)
@@ -171,21 +161,14 @@ def action(state: RunState, job: str, *, launch: float = 0, silence: float = 0, 
     return chosen
 
 
-@pytest.mark.parametrize("job", ["succeeded", "failed", "stopped"])
 @pytest.mark.parametrize("state", sorted(EXECUTING))
-def test_the_end_of_a_job_ends_its_launch(state: RunState, job: str) -> None:
-    assert action(state, job) == "finish"
-
-
-@pytest.mark.parametrize("state", [S.STARTING, S.RECOVERING])
-def test_a_launch_without_a_job_gets_one_until_its_time_is_over(state: RunState) -> None:
-    assert action(state, "unknown", launch=900) == "submit"
+def test_the_end_of_a_job_ends_its_launch_and_one_without_a_job_gets_one_until_its_time_is_over(
+    state: RunState,
+) -> None:
+    assert {action(state, job) for job in ("succeeded", "failed", "stopped")} == {"finish"}
+    begins = state in (S.STARTING, S.RECOVERING)
+    assert action(state, "unknown", launch=900) == ("submit" if begins else "finish")
     assert action(state, "unknown", launch=901) == "finish"
-
-
-@pytest.mark.parametrize("state", [S.RUNNING, S.PAUSING, S.CANCELLING])
-def test_a_job_that_is_forgotten_ends_its_launch(state: RunState) -> None:
-    assert action(state, "unknown") == "finish"
 
 
 @pytest.mark.parametrize("job", ["pending", "running"])
