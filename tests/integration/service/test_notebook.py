@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -31,15 +30,6 @@ RUNS = 4
 ACCURACIES = {"grpo": [0.25, 0.25, 0.5], "gxpo": [0.25, 0.5, 0.75]}
 
 
-def execute(notebook: dict[str, Any]) -> dict[str, Any]:
-    """Run the code cells in order, as a kernel does; their common names."""
-    names: dict[str, Any] = {}
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)  # noqa: S102
-    return names
-
-
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_notebook_submits_waits_compares_and_plots(
     url: str, database: Database, token_for: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -48,9 +38,11 @@ def test_the_notebook_submits_waits_compares_and_plots(
     monkeypatch.setenv("GXPO_TOKEN", token_for("submitter"))
     monkeypatch.chdir(tmp_path)
     matplotlib.use("Agg")
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    names: dict[str, Any] = {}
     with trainer(url, database, lambda run: ACCURACIES[run.rule]):
-        names = execute(notebook)
+        for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), cell["id"], "exec"), names)  # noqa: S102
     assert len(names["runs"]) == RUNS
     assert names["checked"]["cost"]["backward_passes"] == names["PASSES"] == 30
     assert {group["name"] for group in names["comparison"]["groups"]} == {"GRPO lr 0.00048", "GXPO K=5 lr 0.00024"}
@@ -108,31 +100,19 @@ def test_the_curl_lines_work(url: str, database: Database, token_for: Callable[[
         pytest.skip("curl is not installed")
     where, submit, look, end = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert "TOKEN=" in where
-    env = {**os.environ, "GXPO_URL": url, "TOKEN": token_for("submitter"), "no_proxy": "127.0.0.1"}
-
-    def bash(script: str, **more: str) -> str:
-        ended = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-            env=env | more,
-        )
-        assert ended.returncode == 0, f"{script}\n{ended.stdout}\n{ended.stderr}"
-        return ended.stdout
-
-    printed = bash(submit + '\necho "run:$RUN"')
-    run_id = printed.rpartition("run:")[2].strip()
-    assert bash(submit + '\necho "run:$RUN"').rpartition("run:")[2].strip() == run_id, "its key makes one run"
+    reader = Reader(tmp_path, GXPO_URL=url, TOKEN=token_for("submitter"), no_proxy="127.0.0.1")
+    printed = [reader.run("bash", submit + '\necho "run:$RUN"').rpartition("run:")[2].strip() for _ in range(2)]
+    run_id = printed[0]
+    assert printed == [run_id, run_id], "its key makes one run"
     finish(url, database, run_id, [0.0, 0.25, 0.5])
-    seen = bash(look, RUN=run_id)
+    seen = reader.run("bash", look, {"RUN": run_id})
     assert '"state":"succeeded"' in seen
     assert '"reward/mean":{"x":[1.0,2.0],"y":[0.25,0.25]' in seen
-    assert '"evidence"' in bash(end, RUN=run_id)
+    assert '"evidence"' in reader.run("bash", end, {"RUN": run_id})
     with zipfile.ZipFile(tmp_path / "export.zip") as export:
         assert len(export.namelist()) == 3
-    assert '"items":[]' in bash('curl -fsS "$GXPO_URL/api/v1/runs" -H "Authorization: Bearer $TOKEN"')
+    runs = reader.run("bash", 'curl -fsS "$GXPO_URL/api/v1/runs" -H "Authorization: Bearer $TOKEN"')
+    assert '"items":[]' in runs
 
 
 def test_the_commands_for_administrators_work(url: str, token_for: Callable[[str], str], tmp_path: Path) -> None:
