@@ -35,7 +35,7 @@ class UpProcess:
         """All runs; none while the API is unavailable. Raises RuntimeError when `gxpo up` has ended."""
         self._check()
         try:
-            return self.client.all_runs()
+            return self.client.all_of("/runs")
         except ServiceError as error:
             print(f"the API is unavailable: {error}", flush=True)
             return []

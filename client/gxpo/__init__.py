@@ -207,7 +207,7 @@ class Client:
 
         options: baseline, metric, benchmark, x, as of `gxpo compare`.
         """
-        return self.api.compare(runs=list(runs), **options)
+        return self.api.get("/compare", runs=list(runs), **options)
 
     def _export(self, part: str, runs: str | Sequence[str]) -> DataFrame:
         query = {"runs": [runs] if isinstance(runs, str) else list(runs), "format": "csv", "parts": part}

@@ -22,16 +22,6 @@ class Client(Connection):
     of a collection, the others are quoted: a part such as `../tokens` cannot reach another path.
     """
 
-    def me(self) -> Json:
-        """{"id", "name", "role"} of the token; never cached."""
-        return self.send("GET", "/tokens/me")
-
-    # Runs
-
-    def all_runs(self, *, limit: int | None = None, **filters: Any) -> list[Json]:
-        """All matching runs, page by page, at most `limit`."""
-        return self.all_of("/runs", limit=limit, **filters)
-
     def run(self, run: str) -> Json:
         return self.get("/runs", run)
 
@@ -52,11 +42,6 @@ class Client(Connection):
     def submit(self, body: Json, key: str | None = None, *, to: str = "/runs") -> Json:
         """Submit a run, a sweep (to="/sweeps") or a study ("/studies"); the same `key` and body submit it once."""
         return self.post(to, body=body, key=key or secrets.token_hex(16))
-
-    def validate(self, body: Json) -> Json:
-        return self.post("/runs/validate", body=body)
-
-    # Records of a run
 
     def metrics(self, run: str, names: Sequence[str], x: str, after: int | None, max_points: int, **more: Any) -> Json:
         """Metrics of a run. more: `from` and `to`, the ends of a part of the axis; `smoothing`, the weight of an
@@ -80,11 +65,6 @@ class Client(Connection):
 
     def checkpoint_zip(self, run: str, step: int) -> bytes:
         return self.request("GET", "/runs", run, "checkpoints", str(step), "download", timeout=_DOWNLOAD_S).content
-
-    # Comparison
-
-    def compare(self, **query: Any) -> Json:
-        return self.get("/compare", **query)
 
     def heat_map(self, group: str, **query: Any) -> Json | None:
         """Heat map of a sweep; None when it does not vary two settings."""

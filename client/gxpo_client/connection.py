@@ -79,7 +79,7 @@ class ResponseCache:
     A response is used again within FRESH_S seconds, unless the session has changed something since.
     """
 
-    answers: dict[Any, tuple[float, Any, str | None]] = field(default_factory=dict)
+    answers: dict[Any, tuple[float, Json, str | None]] = field(default_factory=dict)
     offline: bool = False
     most: int = 100
     changed_at: float = -math.inf
@@ -122,11 +122,29 @@ class Connection:
 
     def get(self, path: str, *parts: str, **query: Any) -> Json:
         """A JSON object, cached for outages if there is a cache."""
-        return cast(Json, self._get(path_of(path, *parts), query))
+        params = parameters(query)
+        cache = self._cache
+        if cache is None:
+            return self.send("GET", path, *parts, params=params, retry=True)
+        key, now = (path, parts, tuple(params)), time.monotonic()
+        at, known, tag = cache.answers.get(key, (-math.inf, {}, None))
+        if key in cache.answers and (cache.offline or at > max(cache.changed_at, now - FRESH_S)):
+            return known
+        try:
+            headers = {"If-None-Match": tag} if tag else {}
+            response = self.request("GET", path, *parts, params=params, headers=headers)
+        except ServiceUnavailable:
+            cache.offline = True
+            if key in cache.answers:
+                return known
+            raise
+        if response.status_code != httpx.codes.NOT_MODIFIED:
+            known, tag = response.json(), response.headers.get("ETag")
+        return keep(cache.answers, key, (now, known, tag), cache.most)[1]
 
     def get_list(self, path: str, *parts: str, **query: Any) -> list[Any]:
         """The same for an array."""
-        return cast(list[Any], self._get(path_of(path, *parts), query))
+        return cast(list[Any], self.get(path, *parts, **query))
 
     def all_of(
         self, path: str, *parts: str, limit: int | None = None, page_size: int = PAGE, **filters: Any
@@ -164,7 +182,8 @@ class Connection:
 
         Raises the errors of `errors`.
         """
-        path = path_of(path, *parts)
+        # Quoted: input such as `../tokens` cannot reach another path.
+        path = "/".join([path, *(quote(part, safe="").replace("..", "%2E%2E") for part in parts)])
         give_up = time.monotonic() + (self._patience_s if retry else 0.0)
         pause = 0.2
         while True:
@@ -205,27 +224,6 @@ class Connection:
         with self.stream("/events/stream", runs=list(runs), after=after) as (_, pieces):
             yield from _server_sent(pieces)
 
-    def _get(self, path: str, query: Mapping[str, Any]) -> Any:
-        params = parameters(query)
-        cache = self._cache
-        if cache is None:
-            return self.request("GET", path, params=params, retry=True).json()
-        key, now = (path, tuple(params)), time.monotonic()
-        at, known, tag = cache.answers.get(key, (-math.inf, None, None))
-        if key in cache.answers and (cache.offline or at > max(cache.changed_at, now - FRESH_S)):
-            return known
-        try:
-            response = self.request("GET", path, params=params, headers={"If-None-Match": tag} if tag else {})
-        except ServiceUnavailable:
-            cache.offline = True
-            if key in cache.answers:
-                return known
-            raise
-        if response.status_code != httpx.codes.NOT_MODIFIED:
-            known, tag = response.json(), response.headers.get("ETag")
-        keep(cache.answers, key, (now, known, tag), cache.most)
-        return known
-
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
@@ -246,11 +244,6 @@ def _server_sent(pieces: Iterator[bytes]) -> Iterator[tuple[str, Json] | None]:
             if kind == "end":
                 return
             yield None if kind is None else (kind, cast(Json, json.loads(fields["data"])))
-
-
-def path_of(path: str, *parts: str) -> str:
-    """A path with further components, quoted: input such as `../tokens` cannot reach another path."""
-    return "/".join([path, *(quote(part, safe="").replace("..", "%2E%2E") for part in parts)])
 
 
 def parameters(query: Mapping[str, Any]) -> list[_Parameter]:

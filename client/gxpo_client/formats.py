@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
 NONE = "–"
+MINUS = "−"
+"""Sign of numbers, also of an exponent."""
 
 
 def known(value: Any) -> TypeGuard[float]:
@@ -16,14 +18,14 @@ def known(value: Any) -> TypeGuard[float]:
 
 def percent(value: Any, digits: int = 1) -> str:
     """0.4132 → `41.3%`."""
-    return _minus(f"{100 * value:.{digits}f}%") if known(value) else NONE
+    return f"{100 * value:.{digits}f}%".replace("-", MINUS) if known(value) else NONE
 
 
 def count(value: float | None) -> str:
     """12345.0 → `12,345`; fractions keep two digits."""
     if not known(value):
         return NONE
-    return _minus(f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}")
+    return (f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}").replace("-", MINUS)
 
 
 def number_of(number: int, what: str) -> str:
@@ -36,13 +38,13 @@ def comma_separated(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def figure(value: float | None) -> str:
-    """A value with four significant digits."""
+def figure(value: float | None, digits: int = 4) -> str:
+    """A value with at most so many significant digits."""
     if value is None:
         return NONE
     if not known(value):
         return str(value)
-    return _minus(f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}")
+    return (f"{value:,.{digits}g}" if abs(value) < 10_000 else f"{value:,.0f}").replace("-", MINUS)
 
 
 def significant(value: float | None, digits: int = 3) -> str:
@@ -52,17 +54,12 @@ def significant(value: float | None, digits: int = 3) -> str:
     if value == 0:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return _minus(f"{value:,.{decimals}f}" if decimals <= 6 else f"{value:.{digits}g}")
+    return (f"{value:,.{decimals}f}" if decimals <= 6 else f"{value:.{digits}g}").replace("-", MINUS)
 
 
 def signed(value: float, digits: int = 2) -> str:
     """-0.25 → `−0.25`; 0.5 → `+0.50`."""
-    return _minus(f"{value:+.{digits}f}")
-
-
-def _minus(text: str) -> str:
-    """A true minus as sign, also of an exponent."""
-    return text.replace("-", "−")
+    return f"{value:+.{digits}f}".replace("-", MINUS)
 
 
 def duration(seconds: float | None) -> str:
@@ -87,12 +84,10 @@ def size(num_bytes: float | None) -> str:
     """1536 → `1.5 KiB`."""
     if not known(num_bytes):
         return NONE
-    value, unit = float(num_bytes), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+    if abs(num_bytes) < 1024:
+        return f"{num_bytes:.0f} B"
+    power = next((power for power in (1, 2, 3) if abs(num_bytes) < 1024 ** (power + 1)), 4)
+    return f"{num_bytes / 1024**power:.1f} {'KMGT'[power - 1]}iB"
 
 
 def moment(seconds: float | None) -> str:

@@ -77,7 +77,7 @@ def enter() -> bool:
             _sign_in()
             return False
         try:
-            st.session_state["me"] = client().me()
+            st.session_state["me"] = client().send("GET", "/tokens/me")
         except ServiceUnavailable as error:
             _first_contact(str(error))
             return False
@@ -197,7 +197,7 @@ def headline(runs: Sequence[str], metric: str) -> str:
     """The service's sentence: of one run what became of it, of several how they compare at equal backward passes."""
     if len(runs) == 1:
         return str(client().get("/runs", runs[0], "headline")["text"])
-    return str(client().compare(runs=list(runs), metric=metric, gates=False)["evidence"].partition("\n")[0])
+    return str(client().get("/compare", runs=list(runs), metric=metric, gates=False)["evidence"].partition("\n")[0])
 
 
 LOG_WINDOW = 262_144
@@ -217,7 +217,7 @@ def whole_log(service: Client, run: str) -> bytes:
 def _watch() -> None:
     """The banner during an outage, and the recovery without a reload."""
     try:
-        client().me()
+        client().send("GET", "/tokens/me")
     except ServiceUnavailable:
         if "away_since" not in st.session_state and "dialog" not in st.session_state:
             # The banner may be out of view. A toast of a fragment takes the place of an open dialog.
@@ -245,7 +245,7 @@ def _watch() -> None:
 @st.fragment(run_every=RETRY_S)
 def _first_contact(reason: str) -> None:
     try:
-        client().me()
+        client().send("GET", "/tokens/me")
     except ServiceUnavailable:
         pass
     else:

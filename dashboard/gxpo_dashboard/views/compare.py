@@ -128,7 +128,7 @@ def _comparison(query: Json, everything: dict[str, Json]) -> None:
     """Headline, ranking, curves, evidence, tables and gates."""
     with visitor.guarded():
         try:
-            comparison = visitor.client().compare(**query)
+            comparison = visitor.client().get("/compare", **query)
         except InvalidRequest as error:
             if not error.left_out:
                 raise

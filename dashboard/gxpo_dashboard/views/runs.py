@@ -214,7 +214,7 @@ def _table(
             explorer.draw(previewed, PREVIEWED, "backward_passes", columns=1)
             if len(chosen) > 1 and all(run["score"] is not None for run in chosen):
                 with suppress(ServiceError):  # the list and its actions do without
-                    comparison = visitor.client().compare(runs=[run["id"] for run in chosen], gates=False)
+                    comparison = visitor.client().get("/compare", runs=[run["id"] for run in chosen], gates=False)
                     headline.markdown(f"**{plain(comparison['evidence'].partition(chr(10))[0])}**")
                     settings = settings_table(comparison)
                     in_all = settings[(settings != NONE).all(axis=1)]  # not those that one rule alone has

@@ -193,7 +193,7 @@ def _outcome(config: Json, problems: Problems, sweep: Json | None, clone_of: str
 
 
 def _one_run(body: Json) -> Problems:
-    checked, refused = visitor.client().validate(body), Problems()
+    checked, refused = visitor.client().post("/runs/validate", body=body), Problems()
     if not checked["valid"]:
         refused = _complaints([(error["field"], error["message"]) for error in checked["errors"]])
     else:
@@ -224,7 +224,7 @@ def _sweep(body: Json) -> Problems:
         return _complaints(error.errors or [("sweep", str(error))])
     if not plan["valid"]:
         return _complaints([(error["field"], error["message"]) for error in plan["errors"]])
-    cost, base = plan["cost"], visitor.client().validate(body["base"])
+    cost, base = plan["cost"], visitor.client().post("/runs/validate", body=body["base"])
     st.markdown(f"**{plain(sweep_words(cost['runs'], len(body['seeds']), base.get('plan')))}**")
     st.caption(plain(f"At most {count(cost['backward_passes'])} backward passes in all. {cost['per_step_words']}"))
     if made := _submitted(f"Submit {number_of(cost['runs'], 'run')}", "/sweeps", body):

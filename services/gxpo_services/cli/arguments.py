@@ -15,6 +15,9 @@ from gxpo_client.formats import comma_separated
 from gxpo_services.run_states import RunState
 
 Subparsers = Any  # argparse._SubParsersAction, which has no public name
+_SET: Any = {"metavar": "A.B=C", "action": "append", "default": [], "help": "override a setting; repeatable"}
+_NO_DASHBOARD: Any = {"action": "store_true", "help": "do not start the dashboard"}
+_HOME: Any = {"metavar": "DIR", "type": Path, "help": "home of the service; default GXPO_HOME, ./gxpo-home"}
 
 
 def register(subparsers: Subparsers) -> None:
@@ -23,7 +26,7 @@ def register(subparsers: Subparsers) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("config", metavar="RUN.toml", nargs="?", type=Path, help="run file (.toml or .json)")
     what.add_argument("--preset", metavar="NAME", help="start from a preset (see `gxpo config --list-presets`)")
-    _set(parser)
+    parser.add_argument("--set", **_SET)
     _about(parser)
     parser.add_argument("--group", metavar="ID", help="add it to this group")
     parser.add_argument("--key", metavar="TEXT", help="idempotency key: submitting again with it creates no second run")
@@ -34,9 +37,11 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("config", metavar="RUN.toml", nargs="?", type=Path, help="base run file (.toml or .json)")
     parser.add_argument("--base", metavar="NAME", help="base preset instead of a file")
     parser.add_argument("--study", metavar="STUDY.toml", type=Path, help="a study file instead (docs/studies.md)")
-    _set(parser)
+    parser.add_argument("--set", **_SET)
     parser.add_argument("--grid", metavar="A.B=X,Y", action="append", default=[], help="setting and values; repeatable")
-    parser.add_argument("--seeds", metavar="N,N", type=_whole_numbers, help="seeds per grid point, e.g. 0,1,2 or 0-4")
+    parser.add_argument(
+        "--seeds", metavar="N,N", type=_whole_numbers, default=[], help="seeds per grid point, e.g. 0,1,2 or 0-4"
+    )
     parser.add_argument("--preset", metavar="NAME", help="predefined grid: alpha, k, tau or rules")
     parser.add_argument("--control", action="store_true", help="add GRPO at learning rate × (αK + 1)")
     _about(parser)
@@ -52,13 +57,13 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--group", metavar="ID", help="filter by group")
     parser.add_argument("--owner", metavar="NAME", help="filter by the token that submitted them")
     parser.add_argument("--text", metavar="WORDS", help="search name, notes, id, model and tags")
-    parser.add_argument("--archived", action="store_true", help="archived runs")
+    parser.add_argument("--archived", action="store_true", default=None, help="archived runs")
     parser.add_argument("--sort", metavar="NAME", help="a column, or metric:<name>; default: newest first")
     parser.add_argument("--order", choices=("asc", "desc"), help="default desc")
     parser.add_argument("--limit", metavar="N", type=int, default=30, help="maximum number of runs; default 30")
 
     parser = _command(subparsers, "show", "commands:show", "show a run")
-    _runs(parser, None)
+    _runs(parser, 1)
     parser.add_argument("--config", action="store_true", help="print only its config, as TOML")
 
     parser = _command(subparsers, "watch", "watch:watch", "follow runs until they end; exit code 1 if one failed")
@@ -66,7 +71,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--group", metavar="ID", help="all runs of this group")
 
     parser = _command(subparsers, "logs", "commands:logs", "print a run's log")
-    _runs(parser, None)
+    _runs(parser, 1)
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
 
     parser = _command(subparsers, "cancel", "commands:cancel", "cancel runs at the end of their step")
@@ -77,14 +82,14 @@ def register(subparsers: Subparsers) -> None:
     _runs(_command(subparsers, "resume", "commands:resume", "resume paused runs"))
 
     parser = _command(subparsers, "clone", "commands:clone", "submit a copy of a run with changed settings")
-    _runs(parser, None)
-    _set(parser)
+    _runs(parser, 1)
+    parser.add_argument("--set", **_SET)
     parser.add_argument("--name", metavar="NAME", help="name of the clone")
 
     _runs(_command(subparsers, "retry", "commands:retry", "retry failed or cancelled runs as new runs"))
 
     parser = _command(subparsers, "edit", "commands:edit", "change a run's name, tags, notes, priority; archive it")
-    _runs(parser, None)
+    _runs(parser, 1)
     parser.add_argument("--name", metavar="NAME")
     parser.add_argument("--tags", metavar="A,B", type=comma_separated, help="replace the tags; '' for none")
     parser.add_argument("--notes", metavar="TEXT")
@@ -102,11 +107,8 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--baseline", metavar="NAME", help="baseline configuration; default: the most accurate GRPO")
     parser.add_argument("--metric", metavar="NAME", help="default pass@1")
     parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
-    parser.add_argument(
-        "--sampling-share",
-        metavar="S",
-        help="share of a step that sampling takes, to say when it pays; default: measured",
-    )
+    words = "share of a step that sampling takes, to say when it pays; default: measured"
+    parser.add_argument("--sampling-share", metavar="S", help=words)
 
     parser = _command(subparsers, "export", "commands:export", "export metrics and evaluations")
     _runs_or_groups(parser)
@@ -119,9 +121,8 @@ def register(subparsers: Subparsers) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     create = _command(actions, "create", "commands:create", "create a token; its secret is printed once")
     create.add_argument("name", metavar="NAME", help="name of its owner")
-    create.add_argument(
-        "--role", choices=("metrics", "viewer", "submitter", "admin"), default="viewer", help="default viewer"
-    )
+    roles = ("metrics", "viewer", "submitter", "admin")
+    create.add_argument("--role", choices=roles, default="viewer", help="default viewer")
     create.add_argument("--days", metavar="N", type=float, help="days until it expires; default: never")
     create.add_argument("--database", action="store_true", help="write to the database, for a service's first token")
     _command(actions, "list", "commands:list_tokens", "list tokens, without secrets")
@@ -132,18 +133,15 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--home", metavar="DIR", type=Path, help="for database, runs and token; default ./gxpo-home")
     parser.add_argument("--port", metavar="N", type=int, help="port of the API; default 8000 or the next free one")
     parser.add_argument("--dashboard-port", metavar="N", type=int, default=8501, help="default 8501 or the next free")
-    _no_dashboard(parser)
+    parser.add_argument("--no-dashboard", **_NO_DASHBOARD)
 
     parser = _process(subparsers, "demo", "demo:demo", "train with several rules on an embedded task, at equal passes")
-    parser.add_argument(
-        "--task",
-        choices=("word_problems", "arithmetic_skill"),
-        default="word_problems",
-        help="default word_problems, whose policy guesses too often; that of arithmetic_skill miscalculates",
-    )
+    tasks = ("word_problems", "arithmetic_skill")
+    words = "default word_problems, whose policy guesses too often; that of arithmetic_skill miscalculates"
+    parser.add_argument("--task", choices=tasks, default=tasks[0], help=words)
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/demo"), help="default runs/demo")
     parser.add_argument("--passes", metavar="N", type=int, help="a run's passes; default 30, arithmetic_skill 60")
-    _no_dashboard(parser)
+    parser.add_argument("--no-dashboard", **_NO_DASHBOARD)
 
     settings = "settings from GXPO_… (docs/service.md)"
     parser = _process(subparsers, "serve", "commands:serve", f"start the API; {settings}")
@@ -159,13 +157,13 @@ def register(subparsers: Subparsers) -> None:
     words = "copy the SQLite database of a service, which may be in use"
     parser = _process(subparsers, "backup", "commands:backup", words)
     parser.add_argument("file", metavar="FILE", type=Path, help="new file; an existing one is replaced")
-    _home(parser)
+    parser.add_argument("--home", **_HOME)
 
     words = "replace the SQLite database of a stopped service by a back-up"
     parser = _process(subparsers, "restore", "commands:restore", words)
     parser.add_argument("file", metavar="FILE", type=Path, help="made by `gxpo backup` of this or an older version")
     parser.add_argument("--yes", action="store_true", help="skip the confirmation")
-    _home(parser)
+    parser.add_argument("--home", **_HOME)
 
 
 def _lazy(target: str, *, connects: bool = False) -> Callable[[argparse.Namespace], int | None]:
@@ -200,13 +198,9 @@ def _process(subparsers: Subparsers, name: str, target: str, words: str) -> argp
     return parser
 
 
-def _runs(parser: argparse.ArgumentParser, nargs: str | None = "+") -> None:
-    """RUN as `runs`; nargs None: a single one as `run_id`."""
-    if nargs is None:
-        parser.add_argument("run_id", metavar="RUN", help="id, unique end of an id, or unique name")
-    else:
-        words = "ids, unique ends of ids, or unique names"
-        parser.add_argument("runs", metavar="RUN", nargs=nargs, help=words)
+def _runs(parser: argparse.ArgumentParser, nargs: str | int = "+") -> None:
+    words = "ids, unique ends of ids, or unique names" if nargs != 1 else "id, unique end of an id, or unique name"
+    parser.add_argument("runs", metavar="RUN", nargs=nargs, help=words)
 
 
 def _runs_or_groups(parser: argparse.ArgumentParser) -> None:
@@ -214,23 +208,11 @@ def _runs_or_groups(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group", metavar="ID", action="append", default=[], help="all runs of this group; repeatable")
 
 
-def _set(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", metavar="A.B=C", action="append", default=[], help="override a setting; repeatable")
-
-
 def _about(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NAME", help="default: the config's")
     parser.add_argument("--tags", metavar="A,B", type=comma_separated, default=[], help="tags")
     parser.add_argument("--notes", metavar="TEXT", default="")
     parser.add_argument("--priority", metavar="N", type=int, default=0, help="higher starts first; default 0")
-
-
-def _no_dashboard(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
-
-
-def _home(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--home", metavar="DIR", type=Path, help="home of the service; default GXPO_HOME, ./gxpo-home")
 
 
 def _whole_numbers(text: str) -> list[int]:

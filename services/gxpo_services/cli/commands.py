@@ -14,7 +14,7 @@ from gxpo_client.client import Client, Json
 from gxpo_client.errors import ServiceError, ServiceUnavailable
 from gxpo_client.formats import number_of
 from gxpo_services.cli import tables
-from gxpo_services.cli.common import confirm, message_of, one_line, output, plain, resolve, resolve_all, say
+from gxpo_services.cli.common import confirm, message_of, one_line, output, plain, resolve, say
 from gxpo_services.run_states import TERMINAL
 from gxpo_trainer.errors import ConfigError
 
@@ -22,20 +22,16 @@ _LAST_EVENTS = 12
 
 
 def runs(args: argparse.Namespace, client: Client) -> None:
-    filters: dict[str, Any] = {
-        name: getattr(args, name)
-        for name in ("state", "rule", "model", "tag", "group", "owner", "text", "sort", "order")
-    }
-    filters["archived"] = "true" if args.archived else "false"
-    rows = client.all_runs(limit=args.limit, **filters)
+    names = ("state", "rule", "model", "tag", "group", "owner", "text", "sort", "order", "limit", "archived")
+    rows = client.all_of("/runs", **{name: getattr(args, name) for name in names})
     if rows and not args.json:
-        tables.console().print(tables.runs_table(rows))
+        tables.SCREEN.print(tables.runs_table(rows))
     else:
         output(args, rows, note="no matching runs; submit one with `gxpo submit --preset demo`")
 
 
 def show(args: argparse.Namespace, client: Client) -> None:
-    run = client.run(resolve(client, args.run_id))
+    run = client.run(*resolve(client, args.runs))
     if args.config:
         from gxpo_trainer.config.io import build, to_toml
 
@@ -46,9 +42,8 @@ def show(args: argparse.Namespace, client: Client) -> None:
         return
     newest = client.all_of("/runs", run["id"], "events", limit=_LAST_EVENTS, order="desc")
     headline = client.get("/runs", run["id"], "headline")["text"]
-    console = tables.console()
     for part in tables.run_details(run, headline, newest[::-1]):
-        console.print(part)
+        tables.SCREEN.print(part)
 
 
 def logs(args: argparse.Namespace, client: Client) -> None:
@@ -56,7 +51,7 @@ def logs(args: argparse.Namespace, client: Client) -> None:
 
     With -f an outage of the service is waited for.
     """
-    run_id = resolve(client, args.run_id)
+    (run_id,) = resolve(client, args.runs)
     offset, is_away = 0, False
     while True:
         try:
@@ -71,25 +66,20 @@ def logs(args: argparse.Namespace, client: Client) -> None:
             time.sleep(1.0)
             continue
         is_away, offset = False, section["next_offset"]
-        _write(section["text"])
+        # Unchanged to a file or pipe, and without control sequences to a terminal.
+        print(plain(section["text"]) if sys.stdout.isatty() else section["text"], end="", flush=True)
         if not section["text"]:
             if ended:
                 return
             time.sleep(1.0)
 
 
-def _write(text: str) -> None:
-    """Print text unchanged to a file or pipe, and without control sequences to a terminal."""
-    print(plain(text) if sys.stdout.isatty() else text, end="", flush=True)
-
-
 def compare(args: argparse.Namespace, client: Client) -> None:
-    ids = resolve_all(client, args.runs)
+    ids = resolve(client, args.runs)
     if not ids and not args.group:
         raise ConfigError("name runs to compare, or use --group")
-    options = {"baseline": args.baseline, "metric": args.metric, "benchmark": args.benchmark}
-    options["sampling_share"] = args.sampling_share
-    comparison = client.compare(runs=ids, groups=args.group, **options)
+    options = {name: getattr(args, name) for name in ("baseline", "metric", "benchmark", "sampling_share")}
+    comparison = client.get("/compare", runs=ids, groups=args.group, **options)
     if args.json:
         output(args, comparison)
     else:
@@ -98,7 +88,7 @@ def compare(args: argparse.Namespace, client: Client) -> None:
 
 def export(args: argparse.Namespace, client: Client) -> None:
     """Export several tables to a zip file, written atomically through a temporary file next to it."""
-    ids = resolve_all(client, args.runs)
+    ids = resolve(client, args.runs)
     if not ids and not args.group:
         raise ConfigError("name runs to export, or use --group")
     parts = ["metrics", "evaluations", "runs", *(["samples"] if args.samples else [])]
@@ -119,10 +109,8 @@ def export(args: argparse.Namespace, client: Client) -> None:
 
 
 def clone(args: argparse.Namespace, client: Client) -> None:
-    body: dict[str, Any] = {"overrides": args.set}
-    if args.name:
-        body["name"] = args.name
-    run = client.act(resolve(client, args.run_id), "clone", body)
+    (original,) = resolve(client, args.runs)
+    run = client.act(original, "clone", {"overrides": args.set, "name": args.name})
     output(args, [run], _origin(run))
 
 
@@ -131,12 +119,12 @@ def edit(args: argparse.Namespace, client: Client) -> None:
     changes = {name: value for name, value in given.items() if value is not None}
     if not changes:
         raise ConfigError("nothing to change; use --name, --tags, --notes, --priority, --archive or --unarchive")
-    run = client.change(resolve(client, args.run_id), **changes)
+    run = client.change(*resolve(client, args.runs), **changes)
     output(args, [run], f"{run['id']} {one_line(run['name'])}: changed {', '.join(changes)}")
 
 
 def delete(args: argparse.Namespace, client: Client) -> None:
-    ids = resolve_all(client, args.runs)
+    ids = resolve(client, args.runs)
     names = ", ".join(f"{run_id} ({one_line(client.run(run_id)['name'], 60)})" for run_id in ids)
     confirm(f"Delete {number_of(len(ids), 'run')} with metrics, samples and checkpoints: {names}?", args.yes, "deleted")
     for run_id in ids:
@@ -163,7 +151,7 @@ def cancel(args: argparse.Namespace, client: Client) -> int:
 def _act(action: str, line: Callable[[Json], str], args: argparse.Namespace, client: Client) -> int:
     """Apply an action to every run; failures are reported and do not stop the others."""
     done, refused = [], 0
-    for run_id in resolve_all(client, args.runs):
+    for run_id in resolve(client, args.runs):
         try:
             done.append(client.act(run_id, action))
         except ServiceError as error:
@@ -215,16 +203,13 @@ def list_tokens(args: argparse.Namespace, client: Client) -> None:
     if args.json:
         output(args, tokens)
         return
-    times = ("created_at", "last_used_at", "expires_at", "revoked_at")
+    moments = ("created_at", "last_used_at", "expires_at", "revoked_at")
+    words = ("id", "name", "role", "created_by")
     rows = [
-        (
-            *(one_line(token[name], 60) for name in ("id", "name", "role", "created_by")),
-            *(tables.clock(token[name]) for name in times),
-        )
-        for token in tokens
+        (*(one_line(t[word], 60) for word in words), *(tables.clock(t[moment]) for moment in moments)) for t in tokens
     ]
     header = ("id", "name", "role", "created by", "created", "last used", "expires", "revoked")
-    tables.console().print(tables.table(header, rows, left=8))
+    tables.SCREEN.print(tables.table(header, rows, left=8))
 
 
 def revoke(args: argparse.Namespace, client: Client) -> None:

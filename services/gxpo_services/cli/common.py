@@ -117,27 +117,27 @@ def message_of(error: ServiceError) -> str:
     return "\n".join([detail, *(f"  {field}: {message}" for field, message in error.errors)])
 
 
-def resolve(client: Client, word: str) -> str:
-    """The id of the run that a word names: an id, the end of one, or a name.
+def resolve(client: Client, words: Iterable[str]) -> list[str]:
+    """The ids of the runs that words name, each once: an id, the end of one, or a name.
 
     Raises NotFound for no match, ConfigError with the candidates for several.
     """
-    if _ID.fullmatch(word):
-        return word
-    runs = client.all_runs(text=word, archived="any")
-    # An exact name takes precedence over a part of an id, whose end is random and whose beginning is a time.
-    matches = [run for run in runs if run["name"] == word]
-    matches = matches or [run for run in runs if len(word) >= 4 and run["id"].endswith(word)]
-    if not matches:
-        raise NotFound(f"there is no run {word!r}; `gxpo runs` lists them")
-    if len(matches) > 1:
-        lines = [f"  {run['id']}  {plain(run['name'])}" for run in matches[:10]]
-        raise ConfigError("\n".join([f"{word!r} matches {len(matches)} runs; use an id:", *lines]))
-    return str(matches[0]["id"])
-
-
-def resolve_all(client: Client, words: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(resolve(client, word) for word in words))
+    ids: dict[str, None] = {}
+    for word in words:
+        if _ID.fullmatch(word):
+            ids[word] = None
+            continue
+        runs = client.all_of("/runs", text=word, archived="any")
+        # An exact name takes precedence over a part of an id, whose end is random and whose beginning is a time.
+        matches = [run for run in runs if run["name"] == word]
+        matches = matches or [run for run in runs if len(word) >= 4 and run["id"].endswith(word)]
+        if not matches:
+            raise NotFound(f"there is no run {word!r}; `gxpo runs` lists them")
+        if len(matches) > 1:
+            lines = [f"  {run['id']}  {plain(run['name'])}" for run in matches[:10]]
+            raise ConfigError("\n".join([f"{word!r} matches {len(matches)} runs; use an id:", *lines]))
+        ids[matches[0]["id"]] = None
+    return list(ids)
 
 
 def output(args: argparse.Namespace, response: Any, text: str = "", note: str = "") -> None:

@@ -51,22 +51,19 @@ def submit(args: argparse.Namespace, client: Client) -> int:
 
 
 def run_body(config: RunConfig, client: Client) -> Json:
-    """A request for one run. The config is sent as TOML, which represents infinities and missing values."""
-    config = with_absolute_paths(config) if is_loopback(client.url) else config
-    return {"toml": to_toml(config), "name": config.name}
+    """A request for one run. The config is sent as TOML, which represents infinities and missing values.
+
+    Relative paths of existing files become absolute for a local service, which has another working directory.
+    """
+    body: Any = config.model_dump()
+    for path in _PATHS if is_loopback(client.url) else ():
+        body = _absolute(body, path.split("."))
+    return {"toml": to_toml(RunConfig.model_validate(body)), "name": config.name}
 
 
 def _about(args: argparse.Namespace) -> Json:
     name = {"name": args.name} if args.name else {}
     return name | {"tags": args.tags, "notes": args.notes, "priority": args.priority}
-
-
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Make relative paths of existing files absolute: a local service has another working directory."""
-    body: Any = config.model_dump()
-    for path in _PATHS:
-        body = _absolute(body, path.split("."))
-    return RunConfig.model_validate(body)
 
 
 def _absolute(value: Any, names: list[str]) -> Any:
@@ -80,9 +77,9 @@ def _absolute(value: Any, names: list[str]) -> Any:
 
 
 def _check(args: argparse.Namespace, client: Client, body: Json) -> int:
-    check = client.validate(body)
+    check = client.post("/runs/validate", body=body)
     if not check["valid"] and not args.json:
-        raise InvalidRequest("\n".join(["invalid config:", *_error_lines(check)]))
+        raise _invalid("config", check)
     lines = [f"valid; {cost_words(check['cost'])}"] if check["valid"] else []
     if (check.get("plan") or {}).get("advice"):
         lines.append(f"does not fit on {check['plan']['device']}: {one_line(check['plan']['advice'])}")
@@ -107,10 +104,11 @@ def sweep(args: argparse.Namespace, client: Client) -> None:
         _study(args, client)
         return
     config = load_preset(args.base, args.set) if args.base else load_run(args.config, args.set)
-    body = _sweep_body(config, client, args)
+    body = run_body(config, client) | _about(args) | {"control": args.control, "preset": args.preset}
+    body |= {"base": {"toml": body.pop("toml")}, "grid": dict(map(_grid_axis, args.grid)), "seeds": args.seeds}
     plan = client.post("/sweeps/validate", body=body)
     if not plan["valid"]:
-        raise InvalidRequest("\n".join(["invalid sweep:", *_error_lines(plan)]))
+        raise _invalid("sweep", plan)
     if not args.json:
         print(f"{number_of(len(plan['runs']), 'run')}: {cost_words(plan['cost'])}")
     elif args.check:
@@ -138,14 +136,6 @@ def _study(args: argparse.Namespace, client: Client) -> None:
     output(args, submitted, group["id"], f"{group['num_runs']} runs queued; the others follow as these end")
 
 
-def _sweep_body(config: RunConfig, client: Client, args: argparse.Namespace) -> Json:
-    body = run_body(config, client) | _about(args)
-    grid = dict(_grid_axis(text) for text in args.grid)
-    body |= {"base": {"toml": body.pop("toml")}, "grid": grid, "control": args.control}
-    given = {"seeds": args.seeds, "preset": args.preset}
-    return body | {name: value for name, value in given.items() if value is not None}
-
-
 def _grid_axis(text: str) -> tuple[str, list[Any]]:
     """`learner.rule.k=3,5,10` as a setting and its values."""
     path, equals, words = text.partition("=")
@@ -160,5 +150,6 @@ def _grid_axis(text: str) -> tuple[str, list[Any]]:
     return path.strip(), values
 
 
-def _error_lines(check: Json) -> list[str]:
-    return [f"  {item['field']}: {item['message']}" for item in check["errors"]]
+def _invalid(what: str, check: Json) -> InvalidRequest:
+    lines = [f"  {item['field']}: {item['message']}" for item in check["errors"]]
+    return InvalidRequest("\n".join([f"invalid {what}:", *lines]))

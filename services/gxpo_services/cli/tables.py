@@ -16,12 +16,9 @@ from gxpo_client.client import Json
 from gxpo_client.formats import NONE, duration, percent
 from gxpo_services.cli.common import one_line, plain
 
+SCREEN = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+"""Has the terminal's width, or 200 columns for a pipe (rich's default is 80)."""
 _COLOURS = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "paused": "yellow"}
-
-
-def console() -> Console:
-    """A console with the terminal's width, or 200 columns for a pipe (rich's default is 80)."""
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, title: str = "", left: int = 1) -> Table:
@@ -52,7 +49,7 @@ def _run_row(run: Json) -> tuple[str | Text, ...]:
         percent(run["score"]),
         number(run["reward"]),
         time_left(run),
-        age(run["created_at"]),
+        duration(max(0.0, time.time() - run["created_at"])),
     )
 
 
@@ -73,7 +70,7 @@ def state_text(run: Json) -> Text:
 
 def run_details(run: Json, headline: str, events: Sequence[Json]) -> list[Table | Text]:
     """Headline, settings, progress and latest events of a run."""
-    progress = run["progress"]
+    progress, age = run["progress"], duration(max(0.0, time.time() - run["created_at"]))
     about: dict[str, str | Text] = {
         "id": run["id"],
         "state": state_text(run),
@@ -82,7 +79,7 @@ def run_details(run: Json, headline: str, events: Sequence[Json]) -> list[Table 
         "seed": str(run["seed"]),
         "tags": one_line(", ".join(run["tags"])) or NONE,
         "group": run["group"] or NONE,
-        "created": f"{age(run['created_at'])} ago by {one_line(run['created_by'])}",
+        "created": f"{age} ago by {one_line(run['created_by'])}",
         "progress": f"{100 * progress['fraction']:.0f}%",
         "steps": of_budget(progress["steps"], progress["step_budget"]),
         "backward passes": of_budget(progress["backward_passes"], progress["backward_passes_budget"]),
@@ -103,14 +100,14 @@ def run_details(run: Json, headline: str, events: Sequence[Json]) -> list[Table 
 
 def print_comparison(comparison: Json) -> None:
     """Print the headline, the tables, the excluded runs and the rest of what the evidence supports."""
-    screen, (headline, *evidence) = console(), plain(comparison["evidence"]).splitlines()
-    screen.print(Text(f"{headline}\n", style="bold"), soft_wrap=True)
+    headline, *evidence = plain(comparison["evidence"]).splitlines()
+    SCREEN.print(Text(f"{headline}\n", style="bold"), soft_wrap=True)
     for part in comparison["tables"]:
         rows = [[one_line(cell) for cell in row] for row in part["rows"]]
-        screen.print(table(part["header"], rows, title=one_line(part["title"])))
+        SCREEN.print(table(part["header"], rows, title=one_line(part["title"])))
     for run in comparison["left_out"]:
-        screen.print(Text(f"excluded: {one_line(run['name'])} ({run['run']}): {one_line(run['reason'])}"))
-    screen.print(Text("\n".join(evidence)))
+        SCREEN.print(Text(f"excluded: {one_line(run['name'])} ({run['run']}): {one_line(run['reason'])}"))
+    SCREEN.print(Text("\n".join(evidence)))
 
 
 def of_budget(used: float, budget: float | None) -> str:
@@ -126,10 +123,6 @@ def number(value: Any) -> str:
 
 def time_left(run: Json) -> str:
     return duration(run["progress"]["seconds_left"]) if run["state"] != "queued" else NONE
-
-
-def age(then: float) -> str:
-    return duration(max(0.0, time.time() - then))
 
 
 def clock(moment: float | None) -> str:

@@ -18,7 +18,7 @@ from gxpo_client.client import Client, Json
 from gxpo_client.errors import NotFound, ServiceUnavailable
 from gxpo_client.formats import percent
 from gxpo_services.cli import tables
-from gxpo_services.cli.common import message_of, one_line, resolve_all, say
+from gxpo_services.cli.common import message_of, one_line, resolve, say
 from gxpo_services.run_states import TERMINAL
 from gxpo_trainer.errors import ConfigError
 
@@ -30,7 +30,7 @@ _QUIET = {"submitted", "state", "checkpoint", "finished", "attempt"}
 
 def watch(args: argparse.Namespace, client: Client) -> int:
     """Watch runs; exit code 0 if all succeeded, else 1. Ctrl-C does not affect the runs."""
-    ids = resolve_all(client, args.runs)
+    ids = resolve(client, args.runs)
     if args.group:
         runs = sorted(client.get("/groups", args.group)["runs"], key=lambda run: (run["created_at"], run["id"]))
         ids = list(dict.fromkeys([*ids, *(run["id"] for run in runs)]))

@@ -20,7 +20,6 @@ from gxpo_services.api.dependencies import DatabaseDep, Heavy, ServiceRoute, Set
 from gxpo_services.api.errors import Unavailable, responses
 from gxpo_services.api.fields import GroupId
 from gxpo_services.compare import service
-from gxpo_services.compare.cache import ComparisonCache
 from gxpo_services.compare.export import MEDIA_TYPES, export
 from gxpo_services.compare.loading import select_runs, split_ids
 from gxpo_services.compare.schemas import CompareQuery, ComparisonView, ExportQuery, HeatMapQuery, HeatMapView
@@ -28,7 +27,6 @@ from gxpo_services.db.database import Database
 
 router = APIRouter(route_class=ServiceRoute, tags=["comparisons"], responses=responses(401, 403, 404, 422, 503))
 
-_HEAVY: dict[str, Any] = {"responses": responses(429), "dependencies": [Heavy]}
 _TEXT = {"schema": {"type": "string"}}
 _FILES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -40,33 +38,25 @@ _FILES: dict[int | str, dict[str, Any]] = {
         },
     }
 }
-
-
+_UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The comparison of If-None-Match still holds."}}
 Result = TypeVar("Result")
-# Of the process that compares.
-_CACHE = ComparisonCache()
-_database = cache(Database)
+_database = cache(Database)  # of the process that compares
 
 
-async def in_worker(function: Callable[..., Result], *arguments: Any) -> Result:
-    """The function's result or exception from the other process. Raises Unavailable when that is killed meanwhile."""
+async def in_worker(function: Callable[..., Result], database_url: str, *arguments: Any) -> Result:
+    """Result or exception of a function of a session and the arguments, from the other process.
+
+    Raises Unavailable when that is killed meanwhile.
+    """
     try:
-        return await to_process.run_sync(function, *arguments, cancellable=True)
+        return await to_process.run_sync(_with_session, function, database_url, *arguments, cancellable=True)
     except BrokenWorkerProcess as error:
         raise Unavailable("the process that compares runs was killed, perhaps for its memory; retry") from error
 
 
-def _compare(database_url: str, query: CompareQuery) -> bytes:
+def _with_session(function: Callable[..., Result], database_url: str, *arguments: Any) -> Result:
     with _database(database_url).reading() as session:
-        return service.compare_as_json(session, query, _CACHE)
-
-
-def _heat_map(database_url: str, group_id: str, query: HeatMapQuery) -> HeatMapView:
-    with _database(database_url).reading() as session:
-        return service.group_heat_map(session, group_id, query)
-
-
-_UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The comparison of If-None-Match still holds."}}
+        return function(session, *arguments)
 
 
 @router.get(
@@ -88,19 +78,24 @@ async def compare_runs(
     budgets; confidence intervals over seeds and over problems; differing conditions; and what the evidence supports.
     A run without evaluations is listed in `left_out` with the reason.
     """
-    body = await in_worker(_compare, settings.url, query)
+    body = await in_worker(service.compare_as_json, settings.url, query)
     headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"'}
     if if_none_match == headers["ETag"]:
         return Response(status_code=304, headers=headers)
     return Response(body, headers=headers, media_type="application/json")
 
 
-@router.get("/groups/{group_id}/heatmap", summary="A sweep over two settings", **_HEAVY)
+@router.get(
+    "/groups/{group_id}/heatmap",
+    summary="A sweep over two settings",
+    responses=responses(429),
+    dependencies=[Heavy],
+)
 async def group_heat_map(
     group_id: GroupId, query: Annotated[HeatMapQuery, Query()], _: Viewer, settings: Settings
 ) -> HeatMapView:
     """The mean over seeds for each combination of two varied settings."""
-    return await in_worker(_heat_map, settings.url, group_id, query)
+    return await in_worker(service.group_heat_map, settings.url, group_id, query)
 
 
 @router.get(
@@ -121,6 +116,6 @@ def export_runs(query: Annotated[ExportQuery, Query()], _: Viewer, database: Dat
     run_ids, group_ids = split_ids(query.runs, "runs"), split_ids(query.groups, "groups")
     with database.reading() as session:
         runs = select_runs(session, run_ids, group_ids)
-    file = export(database, runs, query.format, query.parts)
-    headers = {"Content-Disposition": f'attachment; filename="{file.name}"'}
-    return StreamingResponse(file.pieces, media_type=file.media_type, headers=headers)
+    name, media_type, pieces = export(database, runs, query.format, query.parts)
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(pieces, media_type=media_type, headers=headers)

@@ -12,7 +12,6 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -22,22 +21,22 @@ from zipstream import ZIP_DEFLATED, ZipStream
 from gxpo_client.formats import literal
 from gxpo_services.compare import loading
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import Run, Sample
+from gxpo_services.db.tables import Run
 from gxpo_services.outputs import metrics, samples
 from gxpo_trainer.compare.rows import decode_evaluation
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import plain
 
 Format = Literal["csv", "jsonl"]
-Pages = Iterable[list[dict[str, Any]]]
+Row = dict[str, Any]
 
 MEDIA_TYPES: dict[Format, str] = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 
 
-def write_rows(form: Format, columns: Sequence[str], pages: Pages) -> Iterator[bytes]:
+def write_rows(form: Format, columns: Sequence[str], pages: Iterable[list[Row]]) -> Iterator[bytes]:
     """The file including its header, page by page. jsonl has every member of a row, csv those in `columns`."""
     if form == "csv":
-        yield _csv_lines([dict(zip(columns, columns, strict=True))], columns)
+        yield _csv_lines([{name: name for name in columns}], columns)
     for page in pages:
         if form == "csv":
             yield _csv_lines(page, columns)
@@ -48,13 +47,11 @@ def write_rows(form: Format, columns: Sequence[str], pages: Pages) -> Iterator[b
 
 def _csv_lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
     text = io.StringIO(newline="")
-    csv.writer(text).writerows([plain(literal(_cell(row.get(name)))) for name in columns] for row in rows)
+    for row in rows:
+        cells = (row.get(name) for name in columns)
+        texts = (json.dumps(c, ensure_ascii=False) if isinstance(c, bool | list | dict) else c for c in cells)
+        csv.writer(text).writerow([plain(literal(cell)) for cell in texts])
     return text.getvalue().encode()
-
-
-def _cell(value: Any) -> Any:
-    """Nested values and booleans as JSON text."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list | dict) else value
 
 
 Part = Literal["metrics", "evaluations", "runs", "samples"]
@@ -77,41 +74,35 @@ _RUN_FIELDS = (
 RUN_COLUMNS = ("run", *_RUN_FIELDS, "group", "group_values", "tags", "config")
 
 
-@dataclass(frozen=True, slots=True)
-class ExportFile:
-    """A file to send. name: offered to the client."""
-
-    name: str
-    media_type: str
-    pieces: Iterator[bytes]
-
-
-def export(database: Database, runs: Sequence[Run], form: Format, parts: Sequence[Part]) -> ExportFile:
-    """One table as a file, several as a zip of files."""
-    chosen = list(dict.fromkeys(parts))
-    if len(chosen) == 1:
-        return ExportFile(f"gxpo-{chosen[0]}.{form}", MEDIA_TYPES[form], _WRITERS[chosen[0]](database, runs, form))
+def export(
+    database: Database, runs: Sequence[Run], form: Format, parts: Sequence[Part]
+) -> tuple[str, str, Iterator[bytes]]:
+    """Name, media type and content: one table as a file, several as a zip of files."""
+    files = {
+        f"{part}.{form}": write_rows(form, columns, pages(database, runs, form))
+        for part, (columns, pages) in _TABLES.items()
+        if part in parts
+    }
+    if len(files) == 1:
+        ((name, pieces),) = files.items()
+        return f"gxpo-{name}", MEDIA_TYPES[form], pieces
     archive = ZipStream(compress_type=ZIP_DEFLATED, compress_level=3)
-    for part in chosen:
-        archive.add(_WRITERS[part](database, runs, form), f"{part}.{form}")
-    return ExportFile("gxpo-export.zip", "application/zip", iter(archive))
+    for name, pieces in files.items():
+        archive.add(pieces, name)
+    return "gxpo-export.zip", "application/zip", iter(archive)
 
 
-def _metrics(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
+def _metrics(database: Database, runs: Sequence[Run], _: Format) -> Iterator[list[Row]]:
     """Long form: one row per value of the effective history."""
-
-    def pages() -> Iterator[list[dict[str, Any]]]:
-        for run in runs:
+    for run in runs:
+        with database.reading() as session:
+            names = metrics.names_of(session, run.number)
+        for begin in range(0, len(names), _METRICS_AT_ONCE):
             with database.reading() as session:
-                names = metrics.names_of(session, run.number)
-            for begin in range(0, len(names), _METRICS_AT_ONCE):
-                with database.reading() as session:
-                    yield _points(session, run, names[begin : begin + _METRICS_AT_ONCE])
-
-    return write_rows(form, METRIC_COLUMNS, pages())
+                yield _points(session, run, names[begin : begin + _METRICS_AT_ONCE])
 
 
-def _points(session: Session, run: Run, names: Sequence[str]) -> list[dict[str, Any]]:
+def _points(session: Session, run: Run, names: Sequence[str]) -> list[Row]:
     """All values of the named metrics of a run, metric by metric in order of steps."""
     firsts = metrics.first_steps(session, [run.number])[run.number]
     rows = []
@@ -125,20 +116,16 @@ def _points(session: Session, run: Run, names: Sequence[str]) -> list[dict[str, 
     return rows
 
 
-def _evaluations(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
+def _evaluations(database: Database, runs: Sequence[Run], form: Format) -> Iterator[list[Row]]:
     """jsonl: the trainer's full records, including the scores of each problem; otherwise one row per score."""
-
-    def pages() -> Iterator[list[dict[str, Any]]]:
-        for run in runs:
-            with database.reading() as session:
-                evaluations = samples.evaluations_of(session, [run.number])[run.number]
-            records = [{"run": run.id, "name": run.name, **record} for record in evaluations]
-            yield records if form == "jsonl" else [row for record in records for row in _scores(record)]
-
-    return write_rows(form, EVALUATION_COLUMNS, pages())
+    for run in runs:
+        with database.reading() as session:
+            evaluations = samples.evaluations_of(session, [run.number])[run.number]
+        records = [{"run": run.id, "name": run.name, **record} for record in evaluations]
+        yield records if form == "jsonl" else [row for record in records for row in _scores(record)]
 
 
-def _scores(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _scores(record: Row) -> Iterator[Row]:
     """One row per score; none for an invalid record."""
     try:
         evaluation = decode_evaluation(record)
@@ -148,32 +135,29 @@ def _scores(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield evaluation | {"metric": metric, "value": value}
 
 
-def _samples(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
+def _samples(database: Database, runs: Sequence[Run], _: Format) -> Iterator[list[Row]]:
     """One row per response of the effective history."""
-
-    def pages() -> Iterator[list[dict[str, Any]]]:
-        for run in runs:
-            after = 0
-            while True:
-                with database.reading() as session:
-                    rows = samples.arrived_samples(session, run.number, after=after, limit=_SAMPLES_AT_ONCE)
-                    page = [_sample(run, row) for row in rows]
-                if not page:
-                    break
-                after = rows[-1].number
-                yield page
-
-    return write_rows(form, SAMPLE_COLUMNS, pages())
-
-
-def _sample(run: Run, row: Sample) -> dict[str, Any]:
-    own = {"run": run.id, "name": run.name, "group": row.group_index, "sample": row.sample_index}
-    return {name: own[name] if name in own else getattr(row, name) for name in SAMPLE_COLUMNS}
+    columns = {"group": "group_index", "sample": "sample_index"}
+    for run in runs:
+        after: int | None = 0
+        while after is not None:
+            with database.reading() as session:
+                rows = samples.arrived_samples(session, run.number, after=after, limit=_SAMPLES_AT_ONCE)
+                own = {"run": run.id, "name": run.name}
+                page = [
+                    {
+                        name: own[name] if name in own else getattr(row, columns.get(name, name))
+                        for name in SAMPLE_COLUMNS
+                    }
+                    for row in rows
+                ]
+                after = rows[-1].number if rows else None
+            yield page
 
 
-def _runs(_: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
+def _runs(_: Database, runs: Sequence[Run], _form: Format) -> Iterator[list[Row]]:
     """One row per run, with its config."""
-    rows = [
+    yield [
         {
             "run": run.id,
             **{name: getattr(run, name) for name in _RUN_FIELDS},
@@ -185,12 +169,11 @@ def _runs(_: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
         }
         for run in runs
     ]
-    return write_rows(form, RUN_COLUMNS, [rows])
 
 
-_WRITERS: dict[Part, Callable[[Database, Sequence[Run], Format], Iterator[bytes]]] = {
-    "metrics": _metrics,
-    "evaluations": _evaluations,
-    "runs": _runs,
-    "samples": _samples,
+_TABLES: dict[Part, tuple[Sequence[str], Callable[[Database, Sequence[Run], Format], Iterator[list[Row]]]]] = {
+    "metrics": (METRIC_COLUMNS, _metrics),
+    "evaluations": (EVALUATION_COLUMNS, _evaluations),
+    "runs": (RUN_COLUMNS, _runs),
+    "samples": (SAMPLE_COLUMNS, _samples),
 }

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from gxpo_client.formats import figure
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import RunId
@@ -83,9 +84,9 @@ def gate_sentence(rule: Mapping[str, Any], last: Last, ended: bool) -> str:
     if not isinstance(gate, Mapping) or _TAU not in last:
         return ""
     tau, two_sided, z = last[_TAU].last, bool(gate.get("two_sided")), last.get(GATE_Z)
-    limit = f", τ {_figure(tau)}" if gate.get("mode") != "never" and tau is not None and math.isfinite(tau) else ""
+    limit = f", τ {figure(tau, 3)}" if gate.get("mode") != "never" and tau is not None and math.isfinite(tau) else ""
     scores = [abs(end) if two_sided else end for end in (z.lowest, z.highest) if end is not None] if z else []
-    measured = f" (largest {'|z|' if two_sided else 'z'} {_figure(max(scores))}{limit})" if scores else ""
+    measured = f" (largest {'|z|' if two_sided else 'z'} {figure(max(scores), 3)}{limit})" if scores else ""
     if _SHUTOFF in last and (fired := last[_SHUTOFF].last) is not None:
         again = "; the look-ahead is on again" if _ACTIVE in last and last[_ACTIVE].last else ""
         return f"The gate fired at step {fired:,.0f}{measured}{again}."
@@ -103,7 +104,7 @@ def evaluation_sentence(curve: EvaluationCurve | None, last: Last, ended: bool) 
         higher = f"; best {percent(best.accuracy)} {_place(best)}" if best.accuracy > now.accuracy else ""
         return f"{percent(now.accuracy)} {_place(now)}{higher}."
     if REWARD not in last and _LOSS in last and (loss := last[_LOSS].last) is not None:
-        return f"Loss {_figure(loss)} at step {last[_LOSS].last_step:,}."
+        return f"Loss {figure(loss, 3)} at step {last[_LOSS].last_step:,}."
     return ("It was not evaluated." if ended else "No evaluation yet.") if last else ""
 
 
@@ -142,10 +143,6 @@ def _place(point: Point) -> str:
     if math.isnan(point.backward_passes):
         return f"at step {point.steps:,.0f}"
     return f"after {point.backward_passes:,.0f} backward passes" if point.backward_passes else "before the first step"
-
-
-def _figure(value: float) -> str:
-    return f"{value:.3g}".replace("-", "−")
 
 
 router = APIRouter(route_class=ServiceRoute, tags=["runs"], responses=responses(401, 404, 422, 503))
@@ -189,12 +186,12 @@ def _baselines(session: Session, run: Run) -> list[tuple[int, str, str]]:
     query = select(Run.number, Run.id, Run.rule_label, Run.group_values).where(
         Run.group_number == run.group_number, Run.seed == run.seed, Run.rule.in_(rules), Run.score_step.is_not(None)
     )
-    found = []
+    baselines = []
     for number, run_id, label, values in session.execute(query.order_by(Run.number)):
         if _others(values) == _others(run.group_values):
             rate = (values or {}).get(_RATE)
-            found.append((number, run_id, label if rate is None else f"{label} lr {float(rate):g}"))
-    return found[:_MOST_BASELINES]
+            baselines.append((number, run_id, label if rate is None else f"{label} lr {float(rate):g}"))
+    return baselines[:_MOST_BASELINES]
 
 
 def _others(values: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -23,13 +23,12 @@ from gxpo_trainer.jsonl import Row
 
 def series_of(session: Session, run_numbers: Sequence[int], names: Collection[str]) -> dict[int, Series]:
     """The named metrics of each run as arrays, from the effective history."""
-    numbers = metrics.find_numbers(session, names)
     series: dict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = {number: {} for number in run_numbers}
-    names_by_number = {number: name for name, number in numbers.items()}
+    by_number = {number: name for name, number in metrics.find_numbers(session, names).items()}
     firsts = metrics.first_steps(session, run_numbers)
-    for (run, name), records in metrics.histories(session, list(names_by_number), firsts).items():
+    for (run, name), records in metrics.histories(session, list(by_number), firsts).items():
         steps, values = records["step"].astype(np.float64), records["value"].astype(np.float64)
-        series[run][names_by_number[name]] = (steps, values)
+        series[run][by_number[name]] = (steps, values)
     return dict(series)
 
 
@@ -94,17 +93,15 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
     if evaluations and not benchmarks:
         raise Invalid.of("benchmark", "the runs have no common benchmark; name one, and runs without it are excluded")
     names = (GATE_Z, *GATE_ENDS) if gates else GATE_ENDS
-    series = series_of(session, [run.number for run in runs if run.id in evaluations], names)
+    evaluated = [run for run in runs if run.id in evaluations]
+    series = series_of(session, [run.number for run in evaluated], names)
     loaded: list[tuple[Run, RunCurves]] = []
-    for run in runs:
-        if run.id in evaluations:
-            own = series[run.number]
-            try:
-                curves = run_curves(identity_of(run), evaluations[run.id], own, benchmarks=benchmarks, metric=metric)
-            except DataError as error:
-                left_out[run.id] = str(error)
-            else:
-                loaded.append((run, curves))
+    for run in evaluated:
+        rows, own = evaluations[run.id], series[run.number]
+        try:
+            loaded.append((run, run_curves(identity_of(run), rows, own, benchmarks=benchmarks, metric=metric)))
+        except DataError as error:
+            left_out[run.id] = str(error)
     without = [LeftOutView.of(run, left_out[run.id]) for run in runs if run.id in left_out]
     return Loaded(benchmarks, loaded, without)
 
@@ -118,13 +115,14 @@ def _evaluations(session: Session, runs: Sequence[Run]) -> tuple[dict[str, list[
         records = samples.evaluations_of(session, [run.number for run in some])
         for run in some:
             try:
-                evaluations[run.id] = [decode_evaluation(row) for row in records.pop(run.number)]
+                rows = [decode_evaluation(row) for row in records.pop(run.number)]
             except DataError as error:
                 left_out[run.id] = str(error)
+                continue
+            if rows:
+                evaluations[run.id] = rows
             else:
-                if not evaluations[run.id]:
-                    del evaluations[run.id]
-                    left_out[run.id] = "it has no evaluation (yet)"
+                left_out[run.id] = "it has no evaluation (yet)"
     return evaluations, left_out
 
 

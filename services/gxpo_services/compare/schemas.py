@@ -307,22 +307,17 @@ def compared_group(
     result = comparison.group(group.name)
     curve = mean_curve([run.curve for run in group.runs])
     own = {name: getattr(result, name) for name in ComparedGroup.model_fields if hasattr(result, name)}
-    runs = []
-    for curves, seed in zip(group.runs, result.by_seed, strict=True):
-        run = rows[curves]
-        runs.append(
-            {
-                "id": run.id,
-                "name": run.name,
-                "state": run.state,
-                "seed": curves.seed,
-                "group": run.group.id if run.group else None,
-                "group_values": run.group_values,
-                "curve": curve_view(curves.curve, smoothing, (curves.curve.ci_low, curves.curve.ci_high)),
-                "gate": gate_view(curves.gate, _GATE_POINTS),
-                **{name: getattr(seed, name) for name in ("peak", "target", "match", "speed_ups")},
-            }
-        )
+    runs = [
+        {
+            **{name: getattr(rows[curves], name) for name in ("id", "name", "state", "group_values")},
+            **{name: getattr(seed, name) for name in ("peak", "target", "match", "speed_ups")},
+            "seed": curves.seed,
+            "group": getattr(rows[curves].group, "id", None),
+            "curve": curve_view(curves.curve, smoothing, (curves.curve.ci_low, curves.curve.ci_high)),
+            "gate": gate_view(curves.gate, _GATE_POINTS),
+        }
+        for curves, seed in zip(group.runs, result.by_seed, strict=True)
+    ]
     mean = curve_view(curve, smoothing, seed_band(group, curve))
     own |= {"rule": group.runs[0].rule, "is_baseline": group.name == comparison.baseline, "mean": mean, "runs": runs}
     return ComparedGroup.model_validate(own)

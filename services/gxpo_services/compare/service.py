@@ -1,18 +1,21 @@
-"""Comparisons and heat maps: the trainer's pure functions (gxpo_trainer.compare) on what runs reported."""
+"""Comparisons and heat maps: the trainer's pure functions (gxpo_trainer.compare) on what runs reported.
+
+A page requests its comparison every few seconds, while evaluations arrive every few minutes: comparisons are kept until
+their inputs change. The stamp of the inputs is a few numbers: lines received, attempts, time of the last update.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.errors import Invalid, NotFound
 from gxpo_services.compare import loading
-from gxpo_services.compare.cache import ComparisonCache, read_stamp
 from gxpo_services.compare.loading import Loaded
 from gxpo_services.compare.schemas import (
     CompareQuery,
@@ -38,21 +41,45 @@ _MOST_BUDGETS = 20
 _AXIS_OF: dict[str, Axis] = {axis: axis for axis in AXES} | {"step": "steps", "time": "hours"}
 
 
-def compare_as_json(session: Session, query: CompareQuery, cache: ComparisonCache) -> bytes:
-    """A ComparisonView as JSON, cached until its inputs change.
+_MAX_BYTES = 32 << 20
+"""Total size of the responses that a process keeps; a comparison of 20 runs takes 75 KB."""
+_kept: dict[str, tuple[Hashable, bytes]] = {}
+
+
+def _stamp(session: Session, runs: Sequence[str], groups: Sequence[str], *, gates: bool) -> Hashable:
+    """A value that changes whenever a comparison of the runs may change. gates: it has the gate's z-scores.
+
+    Without them thresholds and shut-off steps are those of the last evaluation. Read it before the data, so that a
+    concurrent change invalidates the entry.
+    """
+    columns = Run.__table__.c
+    members = columns.group_number.in_(select(Group.__table__.c.number).where(Group.__table__.c.id.in_(groups)))
+    wanted = or_(columns.id.in_(runs), members) if groups else columns.id.in_(runs)
+    query = select(columns.number, columns.updated_at, columns.attempt, columns.offsets).where(wanted)
+    kinds = ("evaluations", "metrics") if gates else ("evaluations",)
+    return tuple(
+        (row.number, row.updated_at, row.attempt, *(row.offsets.get(kind, 0) for kind in kinds))
+        for row in session.execute(query.order_by(columns.number))
+    )
+
+
+def compare_as_json(session: Session, query: CompareQuery) -> bytes:
+    """A ComparisonView as JSON, kept until its inputs change.
 
     Raises NotFound for unknown ids; Invalid for invalid parameters, or when nothing can be compared.
     """
     budgets = _budgets(query.budgets, _AXIS_OF[query.x])
     ids = (loading.split_ids(query.runs, "runs"), loading.split_ids(query.groups, "groups"))
     question = query.model_dump_json()
-    stamp = read_stamp(session, *ids, gates=query.gates)
-    body = cache.get(question, stamp)
-    if body is None:
+    stamp = _stamp(session, *ids, gates=query.gates)
+    kept_stamp, body = _kept.pop(question, (None, b""))
+    if kept_stamp != stamp:
         runs = loading.select_runs(session, *ids)
         loaded = loading.load(session, runs, query.benchmark, query.metric, gates=query.gates)
         body = compare(session, loaded, query, budgets).model_dump_json().encode()
-        cache.put(question, stamp, body)
+    _kept[question] = stamp, body
+    while sum(len(response) for _, response in _kept.values()) > _MAX_BYTES:
+        del _kept[next(iter(_kept))]  # the least recently used
     return body
 
 
@@ -69,11 +96,7 @@ def compare(
         left_out = [run.model_dump() for run in loaded.left_out]
         raise Invalid(f"nothing can be compared: {reasons}", left_out=left_out)
     rows = {curves: run for run, curves in loaded.runs}
-    comparison = compare_groups(
-        groups,
-        _baseline(query.baseline, groups, rows),
-        budgets=budgets or None,
-    )
+    comparison = compare_groups(groups, _baseline(query.baseline, groups, rows), budgets=budgets or None)
     evidence = weigh(comparison)
     return ComparisonView(
         metric=query.metric,
@@ -120,7 +143,8 @@ def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
 def _grouped(loaded: Loaded) -> list[SeedGroup]:
     """Configurations with their seeds. Excludes duplicate seeds, and configurations whose seeds share no step."""
     keys = {run.id: (config_key(run.config), curves.seed) for run, curves in loaded.runs}
-    furthest = {keys[run.id]: run for run, _ in sorted(loaded.runs, key=_reach)}
+    by_reach = sorted(loaded.runs, key=lambda pair: (pair[1].curve.steps[-1], pair[0].number))
+    furthest = {keys[run.id]: run for run, _ in by_reach}
     for run, _ in loaded.runs:
         if (winner := furthest[keys[run.id]]) is not run:
             reason = f"run {winner.id} has the same config and seed, and more steps or a later start"
@@ -138,11 +162,6 @@ def _grouped(loaded: Loaded) -> list[SeedGroup]:
     return groups
 
 
-def _reach(loaded: tuple[Run, RunCurves]) -> tuple[float, int]:
-    run, curves = loaded
-    return float(curves.curve.steps[-1]), run.number
-
-
 def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> str:
     """A configuration by its name, or by id or name of one of its runs."""
     names = [group.name for group in groups]
@@ -151,9 +170,9 @@ def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCu
     if word in names:
         return word
     for attribute in ("id", "name"):
-        for group in groups:
-            if any(getattr(rows[run], attribute) == word for run in group.runs):
-                return group.name
+        named = [group.name for group in groups if any(getattr(rows[run], attribute) == word for run in group.runs)]
+        if named:
+            return named[0]
     raise Invalid.of("baseline", f"{word!r} is neither one of {', '.join(map(repr, names))} nor one of their runs")
 
 
@@ -191,14 +210,18 @@ def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> Heat
     group = session.scalar(select(Group).where(Group.id == group_id))
     if group is None:
         raise NotFound(f"there is no group {group_id}")
-    members_query = select(Run).where(Run.group_number == group.number).order_by(Run.number).limit(_MOST_RUNS)
-    runs = session.scalars(members_query).all()
+    runs = session.scalars(
+        select(Run).where(Run.group_number == group.number).order_by(Run.number).limit(_MOST_RUNS)
+    ).all()
     settings = {
         run.id: {name: value for name, value in (run.group_values or {}).items() if name != "seed"} for run in runs
     }
     varied = _varied([values for values in settings.values() if values])
     x, y = _axes(query, varied)
-    members, left_out = _members(runs, settings, (x, y))
+    absent = {run: [name for name in (x, y) if name not in settings[run.id]] for run in runs}
+    reason = "it has no value of {} in the sweep"
+    left_out = [LeftOutView.of(run, reason.format(" and ".join(names))) for run, names in absent.items() if names]
+    members = [run for run, names in absent.items() if not names]
     loaded = loading.load(session, members, query.benchmark, query.metric)
     values = {run.id: _VALUES[query.show](curves) for run, curves in loaded.runs}
     x_values, y_values = (_in_order([settings[run.id][name] for run in members]) for name in (x, y))
@@ -252,17 +275,3 @@ def _axes(query: HeatMapQuery, varied: Sequence[str]) -> tuple[str, str]:
     if x == y:
         raise Invalid.of("y", f"is {y!r}, the same as x; choose two settings")
     return str(x), str(y)
-
-
-def _members(
-    runs: Sequence[Run], settings: Mapping[str, Mapping[str, Any]], axes: Sequence[str]
-) -> tuple[list[Run], list[LeftOutView]]:
-    """Runs with both settings, and the others with the reason."""
-    members, left_out = [], []
-    for run in runs:
-        absent = [name for name in axes if name not in settings[run.id]]
-        if absent:
-            left_out.append(LeftOutView.of(run, f"it has no value of {' and '.join(absent)} in the sweep"))
-        else:
-            members.append(run)
-    return members, left_out

@@ -82,7 +82,7 @@ def demo(args: argparse.Namespace, stack_of: type[Stack] = Stack) -> int:
             if failed := [run for run in runs if run["state"] != "succeeded"]:
                 lines = [f"{r['name']} ({r['id']}): {r['reason'] or r['state']}: {r['detail']}" for r in failed]
                 raise TrainingError("\n  ".join([f"{len(failed)} of {len(runs)} runs did not succeed:", *lines]))
-            comparison = client.compare(runs=ids)
+            comparison = client.get("/compare", runs=ids)
         folders = [stack.settings.artifacts / run_id for run_id in ids]
         _trainer("cannot write the report", "report", *folders, "--out", home, "--title", task.title)
     print_comparison(comparison)

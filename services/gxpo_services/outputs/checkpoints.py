@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import Annotated, Any, BinaryIO
 
 from fastapi import Header, Path
@@ -54,14 +54,9 @@ def stored_checkpoints(run: RunFiles) -> list[CheckpointView]:
     except FileNotFoundError:
         return []
     checkpoints = []
-    for name in names:
-        match = _NAME.fullmatch(name)
-        if match is None:
-            continue
-        try:
-            checkpoints.append(_inspect(run, name, int(match[1])))
-        except (OSError, ValueError):
-            continue  # deleted since it was listed, or not loadable
+    for match in filter(None, map(_NAME.fullmatch, names)):
+        with suppress(OSError, ValueError):  # deleted since it was listed, or not loadable
+            checkpoints.append(_inspect(run, match[0], int(match[1])))
     checkpoints.sort(key=lambda checkpoint: checkpoint.step)
     scored = [checkpoint for checkpoint in checkpoints if isinstance(checkpoint.score, float)]  # else null or "NaN"
     if scored:
@@ -105,12 +100,11 @@ def pieces_of(archive: ZipStream, begin: int, end: int) -> Generator[bytes]:
     """Bytes of an archive from `begin` to before `end`, once; its files must be open meanwhile."""
     at = 0
     for piece in archive:
+        if part := piece[max(0, begin - at) : max(0, end - at)]:
+            yield part
+        at += len(piece)
         if at >= end:
             return
-        part = piece[max(0, begin - at) : end - at]
-        at += len(piece)
-        if part:
-            yield part
 
 
 def _inspect(run: RunFiles, name: str, step: int) -> CheckpointView:
@@ -145,8 +139,6 @@ def requested_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 router = run_router()
-
-
 _ZIP: dict[str, Any] = {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}
 
 
@@ -184,9 +176,7 @@ def download_checkpoint(
         "Content-Length": str(end - begin),
         "Accept-Ranges": "bytes",
         "ETag": tag,
+        **({"Content-Range": f"bytes {begin}-{end - 1}/{size}"} if part else {}),
     }
-    if part is not None:
-        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
-    status = 200 if part is None else 206
     pieces = opened.enter_context(closing(pieces_of(archive, begin, end)))
-    return StreamingResponse(pieces, status, headers, "application/zip")
+    return StreamingResponse(pieces, 206 if part else 200, headers, "application/zip")

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -80,20 +80,15 @@ class RunFiles:
     def remove(self, *parts: str) -> None:
         """Delete a file, or a link instead of what it names; does nothing where there is none."""
         *folders, name = parts
-        try:
-            with self._folder(*folders) as folder:
-                _status(folder, name)
-                os.unlink(name, dir_fd=folder)
-        except FileNotFoundError:
-            pass
+        with suppress(FileNotFoundError), self._folder(*folders) as folder:
+            _status(folder, name)
+            os.unlink(name, dir_fd=folder)
 
     @contextmanager
     def _folder(self, *parts: str) -> Iterator[int]:
-        try:
+        with _absent():
             # The root is the admin's own setting and may well be a link; what is below it may not.
             descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise _absent(error) from error
         try:
             for part in (self._run_id, *parts):
                 inner = _open(descriptor, part, _FOLDER)
@@ -104,26 +99,14 @@ class RunFiles:
             os.close(descriptor)
 
 
-def _check_name(name: str) -> None:
-    """Raises FileNotFoundError for what is not the name of one entry of a folder."""
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise FileNotFoundError(errno.ENOENT, "no name of a file", name)
-
-
 def _open(folder: int, name: str, flags: int) -> int:
-    _check_name(name)
-    try:
+    with _absent(name):
         return os.open(name, flags, dir_fd=folder)
-    except OSError as error:
-        raise _absent(error) from error
 
 
 def _status(folder: int, name: str) -> os.stat_result:
-    _check_name(name)
-    try:
+    with _absent(name):
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError as error:
-        raise _absent(error) from error
 
 
 def _is_file(folder: int, name: str) -> bool:
@@ -133,11 +116,21 @@ def _is_file(folder: int, name: str) -> bool:
         return False  # deleted since it was listed
 
 
-def _absent(error: OSError) -> OSError:
-    """FileNotFoundError for all that means: there is no such file here. Other errors stay what they are."""
-    if error.errno in _ABSENT:
-        return FileNotFoundError(errno.ENOENT, "there is no such file in the run's folder", error.filename)
-    return error
+@contextmanager
+def _absent(name: str | None = None) -> Iterator[None]:
+    """Raise FileNotFoundError for all that means: there is no such file here. Other errors stay what they are.
+
+    name: to be opened; anything but the name of one entry of a folder is absent.
+    """
+    if name is not None and (name in ("", ".", "..") or "/" in name or "\0" in name):
+        raise FileNotFoundError(errno.ENOENT, "no name of a file", name)
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
+        text = "there is no such file in the run's folder"
+        raise FileNotFoundError(errno.ENOENT, text, error.filename) from error
 
 
 RUN_DELETED = "run_deleted"

@@ -65,8 +65,7 @@ def read_log(run: RunFiles, offset: int, limit: int) -> LogView:
         begin, data = begin + len(data) - len(whole), whole
     decoder = _Decoder("replace")
     text = decoder.decode(data)
-    incomplete, _ = decoder.getstate()
-    end = begin + len(data) - len(incomplete)
+    end = begin + len(data) - len(decoder.getstate()[0])
     return LogView(text=text, offset=begin, next_offset=end, size=size)
 
 
@@ -97,8 +96,7 @@ async def follow(
             yield sse("truncated", {"offset": 0})
         offset = piece.next_offset
         if piece.text:
-            data = {"text": piece.text, "offset": piece.offset, "next_offset": offset}
-            yield sse("log", data, offset)
+            yield sse("log", piece.model_dump(exclude={"size"}), offset)
             quiet_since = anyio.current_time()
             continue
         if over:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -110,8 +110,10 @@ def series_of(histories: Mapping[str, Records], query: SeriesQuery, costs: Recor
     steps = np.unique(np.concatenate([line.steps for line in lines.values()]))
     steps = steps[spread(len(steps), query.max_points)]
     return {
-        name: line.at(np.flatnonzero(np.isin(line.steps, steps, assume_unique=True))) | _sum(histories[name])
+        name: line.at(np.flatnonzero(np.isin(line.steps, steps, assume_unique=True)))
+        | {"sum": float(finite.sum()), "count": len(finite)}
         for name, line in lines.items()
+        for finite in [histories[name]["value"][np.isfinite(histories[name]["value"])]]
     }
 
 
@@ -130,23 +132,11 @@ def _line(name: str, records: Records, query: SeriesQuery, costs: Records | None
     return _Line(steps[chosen], places[chosen], values[chosen])
 
 
-def _sum(records: Records) -> Json:
-    values = records["value"]
-    values = values[np.isfinite(values)]
-    return {"sum": float(values.sum()), "count": len(values)}
-
-
 def smooth(values: Floats, weight: float) -> Floats:
     """m₀ = a₀, mᵢ = weight·mᵢ₋₁ + (1 − weight)·aᵢ; values that are not finite are kept and skipped."""
-    averaged: list[float] = []
-    last: float | None = None
-    for value in values.tolist():
-        if not math.isfinite(value):
-            averaged.append(value)
-            continue
-        last = value if last is None else weight * last + (1 - weight) * value
-        averaged.append(last)
-    return np.array(averaged, dtype=np.float64)
+    averaged, finite = values.copy(), np.isfinite(values)
+    averaged[finite] = [*accumulate(values[finite].tolist(), lambda last, new: weight * last + (1 - weight) * new)]
+    return averaged
 
 
 def costs_at(steps: Steps, costs: Records | None) -> Floats:
@@ -219,15 +209,15 @@ def curves(session: Session, run_ids: Sequence[str], query: SeriesQuery) -> dict
         raise Invalid(f"{asked} × max_points ({query.max_points}) exceed {MOST_POINTS} points; {fix}")
     if len(run_ids) * len(metrics) > MOST_CURVES:
         raise Invalid(f"{asked} exceed {MOST_CURVES} series; request fewer")
-    query_of_heads = select(Run.id, Run.number, Run.step, Run.attempt).where(Run.id.in_(run_ids))
-    heads = {row.id: row for row in session.execute(query_of_heads)}
-    missing = [run_id for run_id in run_ids if run_id not in heads]
-    if missing:
-        raise NotFound(f"there is no run {missing[0]}")
+    columns = (Run.id, Run.number, Run.step, Run.attempt)
+    heads = {row.id: row for row in session.execute(select(*columns).where(Run.id.in_(run_ids)))}
+    if missing := next((run_id for run_id in run_ids if run_id not in heads), None):
+        raise NotFound(f"there is no run {missing}")
     firsts = stored.first_steps(session, [head.number for head in heads.values()])
     numbers = stored.find_numbers(session, metrics)
     axis = stored.find_numbers(session, [_AXES[query.x]]) if query.x != "step" else {}
-    all_steps = query.after is None or query.needs_all_steps
+    # Sums and averages of points after `after` depend on earlier ones.
+    all_steps = query.after is None or query.joined or query.smoothing > 0
     # The whole axis: the last cost at or before a point may precede `after`.
     whole = {*numbers.values(), *axis.values()} if all_steps else set(axis.values())
     read = stored.histories(session, whole, firsts) if whole else {}
@@ -236,16 +226,15 @@ def curves(session: Session, run_ids: Sequence[str], query: SeriesQuery) -> dict
     answer: dict[str, Json] = {}
     for run_id in run_ids:
         head = heads[run_id]
-        number = head.number
-        histories = {name: values.get((number, numbers.get(name, -1)), _NO_RECORDS) for name in metrics}
+        histories = {name: values.get((head.number, numbers.get(name, -1)), _NO_RECORDS) for name in metrics}
         answer[run_id] = {
             "x": query.x,
             "run": run_id,
             "last_step": head.step,
             "attempt": head.attempt,
             # Every attempt but the first one replaces some history.
-            "revision": len(firsts[number]),
-            "series": series_of(histories, query, costs.get(number)),
+            "revision": len(firsts[head.number]),
+            "series": series_of(histories, query, costs.get(head.number)),
         }
     return answer
 
@@ -269,11 +258,6 @@ class SeriesQuery(BaseModel):
     max_points: int = Field(1000, ge=4, le=20_000, description="Points per series; minima, maxima and ends are kept.")
     joined: bool = Field(False, description="Thin all series of a run to the same, even steps instead, and add sums.")
     smoothing: float = Field(0.0, ge=0, lt=1, description="Weight of an exponential average, not of the gate.")
-
-    @property
-    def needs_all_steps(self) -> bool:
-        """Whether points after `after` depend on earlier ones."""
-        return self.joined or self.smoothing > 0
 
 
 class ManySeriesQuery(SeriesQuery):

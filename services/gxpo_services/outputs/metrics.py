@@ -53,13 +53,10 @@ def one_history(by_attempt: Mapping[int, Records], first_steps: Mapping[int, int
     metric too. So what is left of an attempt lies before all that is left of later ones.
     """
     parts = []
-    for attempt in sorted(by_attempt):
+    for attempt, records in sorted(by_attempt.items()):
         later = [first for other, first in first_steps.items() if other > attempt]
-        records = by_attempt[attempt]
         parts.append(records[records["step"] < min(later)] if later else records)
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.empty(0, dtype=RECORD)
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 BACKWARD_PASSES, TOKENS, TRAINING_S = "update/backward_passes_total", "rollout/tokens_total", "time/training_s"
@@ -85,13 +82,10 @@ class Summary:
 
     def add(self, step: int, value: float) -> None:
         """One more value, of a later step."""
-        self.last_step = step
-        if math.isnan(value):
-            self.last = None
-            return
-        self.last = value
-        self.lowest = value if self.lowest is None else min(self.lowest, value)
-        self.highest = value if self.highest is None else max(self.highest, value)
+        self.last, self.last_step = (None if math.isnan(value) else value), step
+        if self.last is not None:
+            self.lowest = value if self.lowest is None else min(self.lowest, value)
+            self.highest = value if self.highest is None else max(self.highest, value)
 
 
 def find_numbers(session: Session, names: Collection[str], *, lock: bool = False) -> dict[str, int]:
@@ -147,8 +141,7 @@ def first_steps(session: Session, run_numbers: Iterable[int]) -> dict[int, dict[
 
 def put_first_steps(session: Session, run_number: int, firsts: Mapping[int, int]) -> None:
     rows = [{"run_number": run_number, "attempt": a, "first_step": first} for a, first in sorted(firsts.items())]
-    if rows:
-        session.execute(_upsert(session.get_bind().dialect.name, Attempt, ("first_step",)), rows)
+    _put(session, Attempt, ("first_step",), rows)
 
 
 def append_blocks(session: Session, run_number: int, attempt: int, parts: Mapping[tuple[int, int], bytes]) -> None:
@@ -157,7 +150,7 @@ def append_blocks(session: Session, run_number: int, attempt: int, parts: Mappin
         {"run_number": run_number, "name_number": name, "attempt": attempt, "block": block, "data": data}
         for (name, block), data in sorted(parts.items())
     ]
-    session.execute(_upsert(session.get_bind().dialect.name, MetricBlock, ("data",)), rows)
+    _put(session, MetricBlock, ("data",), rows)
 
 
 def summaries(session: Session, run_number: int) -> dict[int, Summary]:
@@ -178,8 +171,7 @@ def put_summaries(session: Session, run_number: int, changed: Mapping[int, Summa
         for name, summary in sorted(changed.items())
         if summary is not None
     ]
-    if rows:
-        session.execute(_upsert(session.get_bind().dialect.name, MetricLast, _SUMMARY), rows)
+    _put(session, MetricLast, _SUMMARY, rows)
 
 
 def histories(
@@ -218,6 +210,11 @@ def summary_of(records: Records) -> Summary | None:
 
 
 _SUMMARY = Summary.__slots__
+
+
+def _put(session: Session, table: Any, names: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+    if rows:
+        session.execute(_upsert(session.get_bind().dialect.name, table, names), rows)
 
 
 @functools.cache

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import Query
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat
 
 from gxpo_services.api.dependencies import ExistingRun, Settings, run_router
 from gxpo_services.api.fields import read_json
@@ -54,17 +55,13 @@ def last_steps(run: RunFiles, count: int) -> list[StepTimeline]:
         lines = os.pread(file.fileno(), LARGEST_TAIL, begin).split(b"\n")
     if begin:
         del lines[0]  # it may begin in the middle of a line
-    steps = [step for line in lines if (step := _step(line)) is not None]
+    steps = []
+    for line in lines:
+        with suppress(ValueError, TypeError, KeyError):  # among them pydantic's ValidationError
+            row: dict[str, Any] = read_json(line)
+            spans = [dict(zip(SpanView.model_fields, span, strict=True)) for span in row["spans"]]
+            steps.append(StepTimeline.model_validate({**row, "spans": spans}))
     return steps[-count:]
-
-
-def _step(line: bytes) -> StepTimeline | None:
-    try:
-        row: dict[str, Any] = read_json(line)
-        spans = [dict(zip(("process", "activity", "begin", "end"), span, strict=True)) for span in row["spans"]]
-        return StepTimeline.model_validate({**row, "spans": spans})
-    except (ValueError, TypeError, KeyError, ValidationError):
-        return None
 
 
 router = run_router()

@@ -21,9 +21,10 @@ from gxpo_services.runs.schemas import RunView
 
 def messages(session: Session, numbers: Sequence[int]) -> dict[int, bytes]:
     """The message of each run as lists have it, by number, without those deleted meanwhile."""
-    rows = listing.list_rows(session, numbers)
-    views = (RunView.model_validate(schemas.with_progress(row)).model_dump(mode="json") for row in rows)
-    return {row["number"]: sse("run", view) for row, view in zip(rows, views, strict=True)}
+    return {
+        row["number"]: sse("run", RunView.model_validate(schemas.with_progress(row)).model_dump(mode="json"))
+        for row in listing.list_rows(session, numbers)
+    }
 
 
 async def follow(

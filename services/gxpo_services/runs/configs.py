@@ -80,10 +80,7 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
     incomplete; wrong types are left to the config's validation."""
     refused: Refusals = []
 
-    def check_place(
-        path: str, embedded: Collection[str], roots: tuple[Path, ...], *, hub: bool | None, name: Any = None
-    ) -> None:
-        name = setting(values, path) if name is None else name
+    def check_place(path: str, name: Any, embedded: Collection[str], roots: tuple[Path, ...], hub: bool | None) -> None:
         fault = _place_fault(name, roots, hub=hub) if isinstance(name, str) and name not in embedded else None
         if fault is not None:
             refused.append((path, fault))
@@ -94,7 +91,7 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
             refused.append((path, fault))
 
     for name in ("model.path", "teacher.path"):
-        check_place(name, STARTER_POLICIES, server.model_roots, hub=server.allow_hub)
+        check_place(name, setting(values, name), STARTER_POLICIES, server.model_roots, server.allow_hub)
     if setting(values, "model.trust_remote_code") not in (None, False) and not server.allow_remote_code:
         refused.append(("model.trust_remote_code", "is not allowed on this server; set it to false"))
     for section in ("data", "warm_start.data"):
@@ -103,29 +100,28 @@ def refusals(values: Mapping[str, Any], server: ServiceSettings) -> Refusals:
             if not isinstance(data, Mapping):
                 continue
             key = "source" if place == section else "path"
-            path, roots = f"{place}.{key}", server.data_roots
-            check_place(path, EMBEDDED_TASKS, roots, hub=server.allow_hub, name=data.get(key))
+            check_place(f"{place}.{key}", data.get(key), EMBEDDED_TASKS, server.data_roots, server.allow_hub)
             for name in ("split", "subset"):  # parts of file names below the source
                 if isinstance(part := data.get(name), str) and not _is_inner_name(part):
                     refused.append((f"{place}.{name}", "must be a relative path inside the data set, without .."))
-    check_place("evaluation.data_root", ("none",), server.data_roots, hub=None)
-    from_hub = setting(values, "evaluation.data_root") in (None, "none")
+    data_root = setting(values, "evaluation.data_root")
+    check_place("evaluation.data_root", data_root, ("none",), server.data_roots, None)
+    from_hub = data_root in (None, "none")
     for number, name in enumerate(_items(values, "evaluation.benchmarks")):
-        fault = None
+        path = f"evaluation.benchmarks[{number}]"
         if isinstance(name, str) and name.endswith(_DATA_FILES):
-            fault = _place_fault(name, server.data_roots, hub=None)
+            check_place(path, name, (), server.data_roots, None)
         elif isinstance(name, str) and name not in EMBEDDED_TASKS and from_hub and not server.allow_hub:
             fault = "is a hub data set, which this server does not allow; set evaluation.data_root"
-        if fault is not None:
-            refused.append((f"evaluation.benchmarks[{number}]", fault))
+            refused.append((path, fault))
     refused += _unlisted(values, server)
-    urls = server.allowed_reward_urls
-    for number, reward in enumerate(_items(values, "verifier.rewards")):
-        if isinstance(reward, Mapping):
-            check_address(f"verifier.rewards[{number}].url", reward.get("url"), urls)
-    for number, tracker in enumerate(_items(values, "logging.trackers")):
-        if isinstance(tracker, Mapping):  # the administrator's keys are sent there
-            check_address(f"logging.trackers[{number}].address", tracker.get("address"), server.allowed_tracker_urls)
+    for section, key, urls in (
+        ("verifier.rewards", "url", server.allowed_reward_urls),
+        ("logging.trackers", "address", server.allowed_tracker_urls),  # the administrator's keys are sent there
+    ):
+        for number, part in enumerate(_items(values, section)):
+            if isinstance(part, Mapping):
+                check_address(f"{section}[{number}].{key}", part.get(key), urls)
     check_address("environment.url", setting(values, "environment.url"), server.allowed_environment_urls)
     agent = setting(values, "environment.name") == AGENT
     startable = sorted(plugins.allowed("environments", server.allowlists) or ())
@@ -210,10 +206,10 @@ def settings_of(source: RunSource, where: str = "") -> Settings:
     where: prefix of member names in errors, such as `base.`. Raises Invalid.
     """
     if source.preset is not None:
-        if source.preset not in preset_names():
-            message = f"there is no preset {source.preset!r}; choose from {', '.join(preset_names())}"
-            raise Invalid.of(f"{where}preset", message)
-        values = plain(load_preset(source.preset).model_dump())
+        try:
+            values = plain(load_preset(source.preset).model_dump())
+        except ConfigError as error:
+            raise Invalid.of(f"{where}preset", str(error)) from None
     elif source.toml is not None:
         try:
             values = tomllib.loads(source.toml)
@@ -221,8 +217,7 @@ def settings_of(source: RunSource, where: str = "") -> Settings:
             raise Invalid.of(f"{where}toml", f"is not valid TOML: {error}") from None
     else:
         values = source.config or {}
-    unstorable = faults(values)
-    if unstorable:
+    if unstorable := faults(values):
         raise invalid(_fields(unstorable))
     return overridden(values, source.overrides, f"{where}overrides")
 
@@ -328,12 +323,13 @@ def get_published(_: Viewer) -> PublishedPaper:
 
 def config_schema() -> dict[str, Any]:
     """The JSON schema of a config, with the custom settings classes that this server allows."""
-    return _schema_of(tuple(settings for choice in CHOICES.values() for settings in choice.known()))
+    known = tuple(settings for choice in CHOICES.values() for settings in choice.known())
+    if known not in _schemas:
+        _schemas[known] = RunConfig.model_json_schema()
+    return _schemas[known]
 
 
-@functools.lru_cache(maxsize=4)
-def _schema_of(_known: tuple[type[BaseModel], ...]) -> dict[str, Any]:
-    return RunConfig.model_json_schema()
+_schemas: dict[tuple[type[BaseModel], ...], dict[str, Any]] = {}
 
 
 @functools.cache

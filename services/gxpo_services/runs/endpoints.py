@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, BackgroundTasks, Query, Response
+from fastapi import APIRouter, BackgroundTasks, Depends, Query, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -66,24 +66,22 @@ def validate_run(body: schemas.RunRequest, _: Submitter, settings: Settings, ses
     try:
         config, _group = _prepared(session, settings, body)
     except Invalid as error:
-        return answer(
-            schemas.RunValidation(valid=False, errors=error.errors, cost=None, config=None, toml=None, equal_runs=[])
-        )
+        wrong = {"valid": False, "errors": error.errors, "cost": None, "config": None, "toml": None, "equal_runs": []}
+        return answer(schemas.RunValidation.model_validate(wrong))
     same = select(Run.number).where(Run.config_sha256 == config.sha256())
     equal_runs = session.scalars(same.order_by(Run.number.desc()).limit(_MOST_EQUAL_RUNS)).all()
     plan, problem = planned(config, settings)
-    return answer(
-        schemas.RunValidation(
-            valid=True,
-            errors=[],
-            cost=expected_cost(config),
-            config=stored(config),
-            toml=to_toml(config),
-            equal_runs=service.views(session, equal_runs),
-            plan=plan,
-            plan_problem=problem,
-        )
+    validation = schemas.RunValidation(
+        valid=True,
+        errors=[],
+        cost=expected_cost(config),
+        config=stored(config),
+        toml=to_toml(config),
+        equal_runs=service.views(session, equal_runs),
+        plan=plan,
+        plan_problem=problem,
     )
+    return answer(validation)
 
 
 def _prepared(session: Session, server: ServiceSettings, request: schemas.RunRequest) -> tuple[RunConfig, Group | None]:
@@ -117,7 +115,8 @@ def _group(session: Session, group_id: str | None) -> Group | None:
 def _add(by: Submission, run: Run, tags: list[str], kind: str) -> Response:
     """Queue a run. kind: of the event."""
     service.set_tags(run, tags)
-    service.add(by.session, [run])
+    by.session.add(run)
+    by.session.flush()
     source = f" from {run.parent_id}" if run.parent_id else ""
     events.record(by.session, run.number, by.principal.actor, kind, f"{kind}{source}", parent=run.parent_id)
     return by.created(service.detail(by.session, run), True, "get_run", run_id=run.id)
@@ -159,31 +158,34 @@ def patch_run(
     return answer(changed, ETag=schemas.version(changed))
 
 
-@router.delete("/{run_id}", status_code=204, summary="Delete a run that has ended", responses=responses(404, 409))
-def delete_run(
-    run_id: RunId,
-    principal: Submitter,
-    settings: Settings,
-    session: WriteSession,
-    database: DatabaseDep,
-    background: BackgroundTasks,
-) -> None:
-    """Removes its record, metrics, samples, log and checkpoints. Allowed for the submitting token and for admins."""
-    service.delete(session, principal, run_id)
+async def _remove_files(settings: Settings, database: DatabaseDep, background: BackgroundTasks) -> None:
     background.add_task(files.remove_deleted, settings.artifacts, database)
 
 
-@router.post(
-    "/actions", summary="One action on many runs", response_model=schemas.BulkAnswer, responses=responses(400, 413)
+FilesRemoved = Depends(_remove_files)
+"""Dependency of a route that deletes runs: their folders are removed after the commit."""
+
+
+@router.delete(
+    "/{run_id}",
+    status_code=204,
+    summary="Delete a run that has ended",
+    responses=responses(404, 409),
+    dependencies=[FilesRemoved],
 )
-def act_on_runs(
-    body: schemas.BulkRequest,
-    principal: Submitter,
-    settings: Settings,
-    session: WriteSession,
-    database: DatabaseDep,
-    background: BackgroundTasks,
-) -> Response:
+def delete_run(run_id: RunId, principal: Submitter, session: WriteSession) -> None:
+    """Removes its record, metrics, samples, log and checkpoints. Allowed for the submitting token and for admins."""
+    service.delete(session, principal, run_id)
+
+
+@router.post(
+    "/actions",
+    summary="One action on many runs",
+    response_model=schemas.BulkAnswer,
+    responses=responses(400, 413),
+    dependencies=[FilesRemoved],
+)
+def act_on_runs(body: schemas.BulkRequest, principal: Submitter, session: WriteSession) -> Response:
     """Cancel, pause, resume, archive, unarchive or delete runs. The answer says of each run what became of it: one that
     refuses the action does not stop the others."""
     items = []
@@ -201,7 +203,6 @@ def act_on_runs(
             state = session.scalar(select(Run.state).where(Run.id == run_id))
             problem = ProblemDetails(type=error.type, title=error.title, status=error.status, detail=error.detail)
         items.append(schemas.BulkItem(run=run_id, state=state, problem=problem))
-    background.add_task(files.remove_deleted, settings.artifacts, database)
     return answer(schemas.BulkAnswer(items=items))
 
 
@@ -218,11 +219,8 @@ def _add_action(action: Action, summary: str, words: str) -> None:
         return answer(service.act(session, run_id, action, actor=principal.actor))
 
 
-_add_action(
-    "cancel",
-    "Cancel a run",
-    "A queued or paused run is cancelled immediately; a running one stops at the end of its step.",
-)
+_CANCEL = "A queued or paused run is cancelled immediately; a running one stops at the end of its step."
+_add_action("cancel", "Cancel a run", _CANCEL)
 _add_action("pause", "Pause a run", "The trainer writes a checkpoint at the end of its step and frees its resources.")
 _add_action("resume", "Resume a paused run", "The run is queued again and resumes from its checkpoint.")
 

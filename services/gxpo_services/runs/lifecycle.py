@@ -84,23 +84,21 @@ def apply_outcome(session: Session, run: Run, outcome: Outcome, *, actor: str, l
         # It ran: heartbeat and outcome arrived together.
         move(session, run, RunState.RUNNING, actor=actor, message="the trainer reported", lease_token=lease_token)
         state = RunState.RUNNING
-    new, values, message = _end(state, outcome)
-    if new is None:
-        return False
-    move(session, run, new, actor=actor, message=message, lease_token=lease_token, **values)
-    return True
-
-
-def _end(state: RunState, outcome: Outcome) -> tuple[RunState | None, dict[str, Any], str]:
+    values: dict[str, Any] = {}
     if outcome.outcome == "succeeded":
         reason = "steps_done" if outcome.ended_by == "steps" else "budget_reached"
         values = {"reason": reason, "ended_by": outcome.ended_by, "detail": ""}
-        return RunState.SUCCEEDED, values, f"budget.{outcome.ended_by} reached"
-    if outcome.outcome == "failed":
+        new, message = RunState.SUCCEEDED, f"budget.{outcome.ended_by} reached"
+    elif outcome.outcome == "failed":
         reason = outcome.reason if outcome.reason in REASONS else "training_error"
-        return RunState.FAILED, {"reason": reason, "detail": outcome.message}, f"{reason}: {outcome.message}"
-    if state is RunState.CANCELLING:
-        return RunState.CANCELLED, {"reason": None}, "the trainer stopped at the end of a step"
-    if state is RunState.PAUSING and outcome.outcome == "paused":
-        return RunState.PAUSED, {}, "the trainer wrote a checkpoint and exited"
-    return None, {}, ""
+        values = {"reason": reason, "detail": outcome.message}
+        new, message = RunState.FAILED, f"{reason}: {outcome.message}"
+    elif state is RunState.CANCELLING:
+        values = {"reason": None}
+        new, message = RunState.CANCELLED, "the trainer stopped at the end of a step"
+    elif state is RunState.PAUSING and outcome.outcome == "paused":
+        new, message = RunState.PAUSED, "the trainer wrote a checkpoint and exited"
+    else:
+        return False
+    move(session, run, new, actor=actor, message=message, lease_token=lease_token, **values)
+    return True

@@ -82,22 +82,23 @@ def _page(
 ) -> list[tuple[int, Value]]:
     """Numbers of at most `limit` runs after `after`, with their sort values: those with one in index order, then those
     without."""
+
+    def following(query: Any, columns: Sequence[Any], values: Sequence[Any] | None, most: int) -> Any:
+        """Rows of a query in this order of columns, behind `values`."""
+        ordered = query.where(*conditions).order_by(*(c.desc() if order.descending else c.asc() for c in columns))
+        if values is not None:
+            row, here = tuple_(*columns), tuple_(*values)
+            ordered = ordered.where(row < here if order.descending else row > here)
+        return session.execute(ordered.limit(most))
+
     page: list[tuple[int, Value]] = []
     if after is None or after[0] is not None:
-        query = order.rows.where(*conditions).order_by(*_directed(order, order.value, order.number))
-        if after is not None:
-            query = query.where(_behind(order, (order.value, order.number), (after[0], after[1])))
-        page = [(number, value) for number, value in session.execute(query.limit(limit))]
+        page = [(number, value) for number, value in following(order.rows, (order.value, order.number), after, limit)]
     if len(page) < limit:
-        rest = select(_run.number).where(*conditions, order.lacks).order_by(*_directed(order, _run.number))
-        if after is not None and after[0] is None:
-            rest = rest.where(_behind(order, (_run.number,), (after[1],)))
-        page += [(number, None) for number in session.scalars(rest.limit(limit - len(page)))]
+        last = after[1:] if after is not None and after[0] is None else None
+        rest = select(_run.number).where(order.lacks)
+        page += [(number, None) for (number,) in following(rest, (_run.number,), last, limit - len(page))]
     return page
-
-
-def _directed(order: _Order, *columns: Any) -> list[ColumnElement[Any]]:
-    return [column.desc() if order.descending else column.asc() for column in columns]
 
 
 def _conditions(filters: ListQuery, dialect: str) -> list[ColumnElement[bool]]:
@@ -113,9 +114,8 @@ def _conditions(filters: ListQuery, dialect: str) -> list[ColumnElement[bool]]:
     equal = {_run.rule: filters.rule, _run.model: filters.model, _run.created_by: filters.owner}
     conditions += [column == value for column, value in equal.items() if value is not None]
     if filters.group is not None:
-        conditions.append(
-            _run.group_number == select(_group.number).where(_group.id == filters.group).scalar_subquery()
-        )
+        group = select(_group.number).where(_group.id == filters.group)
+        conditions.append(_run.group_number == group.scalar_subquery())
     if filters.created_after is not None:
         conditions.append(_run.created_at > filters.created_after)
     if filters.created_before is not None:
@@ -140,13 +140,6 @@ def _has_part(dialect: str, part: str) -> ColumnElement[bool]:
     return _search.text.like(f"%{pattern}%", escape=None if dialect == "postgresql" else escape)
 
 
-def _behind(order: _Order, columns: Sequence[Any], values: Sequence[Any]) -> ColumnElement[bool]:
-    """Whether the row of `columns` follows `values`."""
-    row, here = tuple_(*columns), tuple_(*values)
-    behind: ColumnElement[bool] = row < here if order.descending else row > here
-    return behind
-
-
 REWARD = "reward/mean"
 _NOT_LISTED = frozenset(
     {
@@ -156,13 +149,10 @@ _NOT_LISTED = frozenset(
 )
 
 
+_LISTED = (column for column in _run if column.key not in _NOT_LISTED)
 _ROWS = (
     # Columns instead of ORM objects, which take several times as long.
-    select(
-        *(column for column in _run if column.key not in _NOT_LISTED),
-        _group.id.label("group"),
-        _last.last.label("reward"),
-    )
+    select(*_LISTED, _group.id.label("group"), _last.last.label("reward"))
     .outerjoin_from(Run.__table__, Group.__table__, _group.number == _run.group_number)
     .outerjoin(MetricLast.__table__, (_last.run_number == _run.number) & (_last.name_number == bindparam("metric")))
     .where(_run.number.in_(bindparam("numbers", expanding=True)))

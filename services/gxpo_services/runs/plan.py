@@ -29,30 +29,22 @@ def expected_cost(config: RunConfig) -> ExpectedCostView:
     Without repeated steps and diagnostics. `learner.mini_batches` changes nothing: passes are counted in full batches.
     """
     rule, budget = config.learner.rule, config.budget
-    per_step, words = _per_step(config)
+    per_step, formula = rule.passes_per_step(gate_open=True), rule.passes_formula()
+    words = f"{rule.label}: {per_step} backward pass{'es' if per_step > 1 else ''} per step"
+    words += f" ({formula})" if formula else ""
+    if (gate := rule.gate_config) is not None and gate.can_fire:
+        when = "while the gate is closed" if gate.mode == "rearm" else "after the gate has fired"
+        words += f", {rule.passes_per_step(gate_open=False)} {when} (upper bound)"
     steps, passes = budget.steps, budget.backward_passes
     by_steps = None if steps is None else steps * per_step
     bounds = [bound for bound in (by_steps, passes) if bound is not None]
     if passes is not None and (by_steps is None or passes < by_steps):
         words += f"; budget.backward_passes = {passes} ends the run"
-        if rule.gate_config is None:
+        if gate is None:
             steps = -(-passes // per_step)
     if not bounds:
         words += "; hours or tokens end the run, so the number of steps is unknown"
     return ExpectedCostView(steps=steps, backward_passes=min(bounds, default=None), per_step_words=words)
-
-
-def _per_step(config: RunConfig) -> tuple[int, str]:
-    rule = config.learner.rule
-    per_step, formula = rule.passes_per_step(gate_open=True), rule.passes_formula()
-    words = f"{rule.label}: {per_step} backward pass{'es' if per_step > 1 else ''} per step"
-    words += f" ({formula})" if formula else ""
-    gate = rule.gate_config
-    if gate is None or not gate.can_fire:
-        return per_step, words
-    closed = rule.passes_per_step(gate_open=False)
-    when = "while the gate is closed" if gate.mode == "rearm" else "after the gate has fired"
-    return per_step, f"{words}, {closed} {when} (upper bound)"
 
 
 def resources(config: RunConfig) -> tuple[float, float]:
@@ -77,8 +69,8 @@ def cannot_work(config: RunConfig, server: ServiceSettings) -> list[tuple[str, s
     """(setting, reason) of what the run's files show, as far as this host has the folders of the trainers."""
     roots = {"model": server.model_roots, "data": server.data_roots}
     unseen = [name for name, folders in roots.items() if folders and not any(folder.is_dir() for folder in folders)]
-    found = check_files(config, most=FIRST_ROWS, unseen=unseen)
-    return [(setting, str(error)) for setting, error in found.faults]
+    checks = check_files(config, most=FIRST_ROWS, unseen=unseen)
+    return [(setting, str(error)) for setting, error in checks.faults]
 
 
 def cannot_fit(config: RunConfig, server: ServiceSettings) -> list[tuple[str, str]]:

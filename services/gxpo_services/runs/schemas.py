@@ -201,8 +201,6 @@ class ListQuery(PageQuery):
 
 
 RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})
-
-
 _BUDGETS = ("step_budget", "backward_passes_budget", "tokens_budget", "hours_budget")
 
 RunRow = dict[str, Any]
@@ -216,11 +214,8 @@ def version(run: RunDetail) -> str:
 
 def detail(run: RunRow, document: RunDocument) -> RunDetail:
     cost = expected_cost(RunConfig.model_validate(document.config))
-    more = {
-        "config": document.config,
-        "identity": document.identity,
-        "cost": RunCost(backward_passes=cost.backward_passes, formula=cost.per_step_words),
-    }
+    words = {"backward_passes": cost.backward_passes, "formula": cost.per_step_words}
+    more = {"config": document.config, "identity": document.identity, "cost": words}
     return RunDetail.model_validate(with_progress(run) | more)
 
 
@@ -244,15 +239,13 @@ def possible_actions(state: RunState) -> tuple[PossibleAction, ...]:
 
 def _progress(run: RunRow) -> dict[str, Any]:
     """Progress of a run; `fraction` is the largest share of any budget limit."""
-    spent = {"steps": run["step"], **{name: run[name] for name in ("backward_passes", "tokens", "training_s")}}
-    bounds = {name: run[name] for name in _BUDGETS}
     training_s = run["training_s"]
-    used = (run["step"], run["backward_passes"], run["tokens"], training_s / 3600)
+    spent = {"steps": run["step"], "backward_passes": run["backward_passes"], "tokens": run["tokens"]}
+    bounds = {name: run[name] for name in _BUDGETS}
+    used = (*spent.values(), training_s / 3600)
     shares = (min(1.0, done / bound) for done, bound in zip(used, bounds.values(), strict=True) if bound is not None)
-    fraction = max(shares, default=0.0)
-    if run["state"] == RunState.SUCCEEDED:
-        fraction = 1.0
-    left = None
-    if run["state"] == RunState.RUNNING and 0.0 < fraction < 1.0 and training_s > 0:
-        left = training_s * (1 - fraction) / fraction
-    return spent | bounds | {"fraction": fraction, "seconds_left": left, "queue_position": run["queue_position"]}
+    fraction = 1.0 if run["state"] == RunState.SUCCEEDED else max(shares, default=0.0)
+    is_known = run["state"] == RunState.RUNNING and 0.0 < fraction < 1.0 and training_s > 0
+    left = training_s * (1 - fraction) / fraction if is_known else None
+    more = {"training_s": training_s, "queue_position": run["queue_position"]}
+    return spent | bounds | more | {"fraction": fraction, "seconds_left": left}

@@ -74,11 +74,6 @@ def new_run(
     )
 
 
-def set_tags(run: Run, tags: Iterable[str]) -> None:
-    """Replace a run's tags."""
-    run.tags = [RunTag(tag=tag) for tag in sorted(set(tags))]
-
-
 def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
     """A run by its public id. lock: SELECT … FOR UPDATE. Raises NotFound."""
     query = select(Run).where(Run.id == run_id)
@@ -96,17 +91,11 @@ def lock(session: Session, run_id: str) -> Run | None:
     return session.scalar(select(Run).where(Run.id == run_id).options(*alone).with_for_update(of=Run))
 
 
-def add(session: Session, runs: Sequence[Run]) -> None:
-    """Insert runs and assign their numbers."""
-    for run in runs:
-        run.search_text = search_text(run)
-    session.add_all(runs)
-    session.flush()
-
-
-def search_text(run: Run) -> str:
-    """Searchable text of a run (name, notes, id, model and tags) in Unicode folded case, the same on both databases."""
-    return "\n".join([run.name, run.notes or "", run.id, run.model, *(tag.tag for tag in run.tags)]).casefold()
+def set_tags(run: Run, tags: Iterable[str]) -> None:
+    """Replace a run's tags, and its searchable text: in Unicode folded case, the same on both databases."""
+    run.tags = [RunTag(tag=tag) for tag in sorted(set(tags))]
+    words = [run.name, run.notes or "", run.id, run.model, *(tag.tag for tag in run.tags)]
+    run.search_text = "\n".join(words).casefold()
 
 
 def views(session: Session, numbers: Sequence[int]) -> list[RunView]:
@@ -133,13 +122,10 @@ def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None
     changes = {name: defaults[name] if value is None else value for name, value in named.items()}
     if changes.get("priority", run.priority) != run.priority:
         check_priority(principal, changes["priority"])
-    for name, value in changes.items():
-        if name == "tags":
-            set_tags(run, value)
-        else:
-            setattr(run, name, value)
+    for name in changes.keys() - {"tags"}:
+        setattr(run, name, changes[name])
     if changes:
-        run.search_text = search_text(run)
+        set_tags(run, changes.get("tags", [tag.tag for tag in run.tags]))
         run.updated_at = time.time()
         events.record(session, run.number, principal.actor, "edited", f"changed {', '.join(changes)}", **changes)
     session.flush()

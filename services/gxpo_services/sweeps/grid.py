@@ -4,9 +4,9 @@ server's policy for configs."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError
@@ -28,6 +28,7 @@ GridValue = Scalar | Annotated[list[Scalar], Field(max_length=20)] | None
 Path = Annotated[Text, Field(min_length=1, max_length=200)]
 MAX_RUNS = 500
 """Runs of one sweep."""
+_TOO_MANY = f"makes {{size}} runs including seeds; a sweep has at most {MAX_RUNS}"
 
 
 class SweepRequest(Body):
@@ -100,7 +101,10 @@ _PRESETS = (
 PRESETS: dict[SweepPreset, SweepPresetView] = {preset.name: preset for preset in _PRESETS}
 
 
-def rule_variants(base: RunConfig) -> list[tuple[RunConfig, dict[str, Any]]]:
+Variant = tuple[RunConfig, dict[str, Any]]
+
+
+def rule_variants(base: RunConfig) -> list[Variant]:
     """The base with each rule, and its distinguishing settings. Raises Invalid for a base without a look-ahead."""
     rule = base.learner.rule
     if not rule.sweep_base:
@@ -119,15 +123,11 @@ def rule_variants(base: RunConfig) -> list[tuple[RunConfig, dict[str, Any]]]:
     return variants
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """A run of a sweep. values: its settings in the sweep by dotted path, including the seed."""
 
     config: RunConfig
     values: dict[str, Any]
-
-
-Variant = tuple[RunConfig, dict[str, Any]]
 
 
 def plan(request: SweepRequest, server: ServiceSettings) -> list[Planned]:
@@ -144,18 +144,16 @@ def plan(request: SweepRequest, server: ServiceSettings) -> list[Planned]:
     variants = _variants(request, server, base, grid)
     if request.control or (preset is not None and preset.control):
         variants += _controls(variants)
-    size = len(variants) * max(1, len(request.seeds))
-    if size > MAX_RUNS:
-        raise invalid([_too_many(size)])
     planned = [
         _seeded(request.name, config, values, seed)
         for config, values in variants
         for seed in request.seeds or [config.seed]
     ]
+    if len(planned) > MAX_RUNS:
+        raise Invalid.of("grid", _TOO_MANY.format(size=len(planned)))
     seen: dict[str, Planned] = {}
     for run in planned:
-        other = seen.setdefault(run.config.sha256(), run)
-        if other is not run:
+        if (other := seen.setdefault(run.config.sha256(), run)) is not run:
             message = f"contains a duplicate: {other.config.name!r} and {run.config.name!r} have the same config"
             raise Invalid.of("grid", message)
     return planned
@@ -169,16 +167,10 @@ def _shape_errors(request: SweepRequest, grid: dict[str, list[Any]]) -> list[Fie
         twice = [value for number, value in enumerate(values) if value in values[:number]]
         if twice:
             errors.append(FieldError(field=path, message=f"contains {twice[0]!r} twice; name each value once"))
-    size = max(1, len(request.seeds))
-    for values in grid.values():
-        size *= len(values)
+    size = math.prod(map(len, grid.values()), start=max(1, len(request.seeds)))
     if size > MAX_RUNS:
-        errors.append(_too_many(size))
+        errors.append(FieldError(field="grid", message=_TOO_MANY.format(size=size)))
     return errors
-
-
-def _too_many(size: int) -> FieldError:
-    return FieldError(field="grid", message=f"makes {size} runs including seeds; a sweep has at most {MAX_RUNS}")
 
 
 def _variants(
@@ -219,15 +211,12 @@ def _controls(variants: Sequence[Variant]) -> list[Variant]:
     controls: dict[str, Variant] = {}
     present = {config.sha256() for config, _ in variants}
     for config, _ in variants:
-        if config.learner.rule.learning_rate_factor is None:
-            continue
-        control = learning_rate_control(config)
-        learner = control.learner
-        if control.sha256() not in present:
-            rate = learner.optimizer.learning_rate
-            values = {"learner.rule.name": learner.rule.name, "learner.optimizer.learning_rate": rate}
+        if config.learner.rule.learning_rate_factor is not None:
+            control = learning_rate_control(config)
+            rule, rate = control.learner.rule.name, control.learner.optimizer.learning_rate
+            values = {"learner.rule.name": rule, "learner.optimizer.learning_rate": rate}
             controls.setdefault(control.sha256(), (control, values))
-    return list(controls.values())
+    return [variant for sha256, variant in controls.items() if sha256 not in present]
 
 
 def _seeded(name: str, config: RunConfig, values: dict[str, Any], seed: int) -> Planned:

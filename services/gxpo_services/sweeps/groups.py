@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, BackgroundTasks, Query, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import (
-    DatabaseDep,
     ReadSession,
     ServiceRoute,
     Settings,
@@ -34,9 +33,10 @@ from gxpo_services.api.idempotency import (
 )
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.tables import Group, Run, RunDocument
-from gxpo_services.outputs import events, files
+from gxpo_services.outputs import events
 from gxpo_services.run_states import TERMINAL, RunState
 from gxpo_services.runs import service as runs
+from gxpo_services.runs.endpoints import FilesRemoved
 from gxpo_services.runs.plan import ExpectedCostView, expected_cost
 from gxpo_services.runs.schemas import RunView
 from gxpo_services.sweeps.grid import PRESETS, Planned, SweepPresetView, SweepRequest, plan
@@ -139,19 +139,12 @@ def queue_runs(
     session: Session, principal: Principal, group: Group, planned: Iterable[Planned], request: Mapping[str, Any]
 ) -> None:
     """Queue the runs of a sweep or study. request: their tags, notes and priority."""
-    queued = []
-    for item in planned:
-        run = runs.new_run(
-            item.config,
-            principal,
-            notes=request["notes"],
-            priority=request["priority"],
-            group=group,
-            group_values=plain(item.values),
-        )
+    about = {"notes": request["notes"], "priority": request["priority"], "group": group}
+    queued = [runs.new_run(item.config, principal, group_values=plain(item.values), **about) for item in planned]
+    for run in queued:
         runs.set_tags(run, request["tags"])
-        queued.append(run)
-    runs.add(session, queued)
+    session.add_all(queued)
+    session.flush()
     for run in queued:
         message = f"submitted by {group.kind} {group.name!r}"
         events.record(session, run.number, principal.actor, "submitted", message, group=group.id)
@@ -199,17 +192,17 @@ def validate_sweep(body: SweepRequest, _: Submitter, settings: Settings) -> Swee
         return SweepPlan(valid=False, errors=error.errors, cost=None, runs=[])
     planned_runs = [
         PlannedRun(
-            name=item.config.name,
-            rule=item.config.learner.rule.name,
-            rule_label=run_label(item.config.learner.rule.model_dump()),
-            seed=item.config.seed,
-            group_values=plain(item.values),
-            backward_passes=expected_cost(item.config).backward_passes,
-            config_sha256=item.config.sha256(),
+            name=config.name,
+            rule=config.learner.rule.name,
+            rule_label=run_label(config.learner.rule.model_dump()),
+            seed=config.seed,
+            group_values=plain(values),
+            backward_passes=expected_cost(config).backward_passes,
+            config_sha256=config.sha256(),
         )
-        for item in planned
+        for config, values in planned
     ]
-    return SweepPlan(valid=True, errors=[], cost=_cost([item.config for item in planned]), runs=planned_runs)
+    return SweepPlan(valid=True, errors=[], cost=_cost([config for config, _ in planned]), runs=planned_runs)
 
 
 @router.get("/sweeps/presets", summary="Sweep presets")
@@ -257,9 +250,8 @@ def create_group(body: GroupRequest, by: Submission) -> Response:
 def get_group(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
     """The group with the request that created it and its runs."""
     group = find(session, group_id)
-    members = runs.views(session, _run_numbers(session, group))
-    detail = GroupDetail(**view_of(session, group).model_dump(), spec=group.spec, runs=members)
-    return answer(detail, ETag=etag({"name": group.name}))
+    detail = view_of(session, group).model_dump() | {"spec": group.spec, "runs": _members(session, group)}
+    return answer(GroupDetail.model_validate(detail), ETag=etag({"name": group.name}))
 
 
 @router.patch(
@@ -304,14 +296,17 @@ def cancel_group(group_id: GroupId, principal: Submitter, session: WriteSession)
     return answer(view_of(session, group))
 
 
-@router.delete("/groups/{group_id}", status_code=204, summary="Delete a group", responses=responses(404, 409))
+@router.delete(
+    "/groups/{group_id}",
+    status_code=204,
+    summary="Delete a group",
+    responses=responses(404, 409),
+    dependencies=[FilesRemoved],
+)
 def delete_group(
     group_id: GroupId,
     principal: Submitter,
-    settings: Settings,
     session: WriteSession,
-    database: DatabaseDep,
-    background: BackgroundTasks,
     members: Annotated[
         Literal["keep", "delete"],
         Query(alias="runs", description="keep: they stay without a group. delete: all must have ended."),
@@ -331,28 +326,28 @@ def delete_group(
     session.delete(group)
     session.flush()
     events.record(session, None, principal.actor, "group_deleted", f"group {group.name!r} was deleted", group=group_id)
-    background.add_task(files.remove_deleted, settings.artifacts, database)
 
 
 def repeated(session: Session, group_id: str, kind: str = "group") -> Group:
     """The group that an earlier request with the same idempotency key created. Raises Gone when it was deleted."""
-    group = session.scalar(select(Group).where(Group.id == group_id))
-    if group is None:
-        raise Gone(f"{kind} {group_id}, created with this Idempotency-Key, no longer exists; use a new key")
-    return group
+    try:
+        return find(session, group_id)
+    except NotFound:
+        message = f"{kind} {group_id}, created with this Idempotency-Key, no longer exists; use a new key"
+        raise Gone(message) from None
 
 
-def _run_numbers(session: Session, group: Group) -> Sequence[int]:
+def _members(session: Session, group: Group) -> list[RunView]:
     """In order of creation."""
     query = select(Run.number).where(Run.group_number == group.number).order_by(Run.number).limit(_MOST_RUNS)
-    return session.scalars(query).all()
+    return runs.views(session, session.scalars(query).all())
 
 
 def _answer(session: Session, group: Group) -> SweepAnswer:
-    numbers = _run_numbers(session, group)
-    documents = select(RunDocument.config).where(RunDocument.run_number.in_(numbers)).order_by(RunDocument.run_number)
-    cost = _cost([RunConfig.model_validate(config) for config in session.scalars(documents)])
-    return SweepAnswer(group=view_of(session, group), runs=runs.views(session, numbers), cost=cost)
+    documents = select(RunDocument.config).join(Run, Run.number == RunDocument.run_number)
+    mine = documents.where(Run.group_number == group.number).order_by(Run.number).limit(_MOST_RUNS)
+    cost = _cost([RunConfig.model_validate(config) for config in session.scalars(mine)])
+    return SweepAnswer(group=view_of(session, group), runs=_members(session, group), cost=cost)
 
 
 def view_of(session: Session, group: Group) -> GroupView:
@@ -378,11 +373,10 @@ def _views(session: Session, groups: Sequence[Group]) -> list[GroupView]:
 
 def _cost(configs: Sequence[RunConfig]) -> SweepCost:
     costs = [expected_cost(config) for config in configs]
-    steps = [cost.steps for cost in costs if cost.steps is not None]
-    passes = [cost.backward_passes for cost in costs if cost.backward_passes is not None]
+    steps, passes = [cost.steps for cost in costs], [cost.backward_passes for cost in costs]
     return SweepCost(
         runs=len(costs),
-        steps=sum(steps) if len(steps) == len(costs) else None,
-        backward_passes=sum(passes) if len(passes) == len(costs) else None,
+        steps=None if None in steps else sum(filter(None, steps)),
+        backward_passes=None if None in passes else sum(filter(None, passes)),
         per_step_words="; ".join(dict.fromkeys(cost.per_step_words for cost in costs)),
     )

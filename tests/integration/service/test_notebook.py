@@ -32,15 +32,6 @@ RUNS = 4
 ACCURACIES = {"grpo": [0.25, 0.25, 0.5], "gxpo": [0.25, 0.5, 0.75]}
 
 
-def execute(notebook: dict[str, Any]) -> dict[str, Any]:
-    """Run the code cells in order, as a kernel does; their common names."""
-    names: dict[str, Any] = {}
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)  # noqa: S102
-    return names
-
-
 @pytest.fixture(autouse=True)
 def _in_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GXPO_URL", url)
@@ -53,9 +44,11 @@ def test_the_notebook_submits_waits_compares_and_plots(
 ) -> None:
     monkeypatch.setenv("GXPO_TOKEN", token_for("submitter"))
     matplotlib.use("Agg")
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    names: dict[str, Any] = {}
     with trainer(url, database, lambda run: ACCURACIES[run.rule]):
-        names = execute(notebook)
+        for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), cell["id"], "exec"), names)  # noqa: S102
     assert len(names["runs"]) == RUNS
     assert names["checked"]["cost"]["backward_passes"] == names["PASSES"] == 30
     assert {group["name"] for group in names["comparison"]["groups"]} == {"GRPO lr 0.00048", "GXPO K=5 lr 0.00024"}

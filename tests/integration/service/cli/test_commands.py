@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 import tomllib
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -65,33 +65,25 @@ def test_a_submitted_run_prints_its_id_and_shows_as_it_was_sent(gxpo: Gxpo) -> N
     assert all(words in details for words in (run_id, "GXPO K=7", "0/40", "cancel"))
 
 
-def test_one_key_makes_one_run(gxpo: Gxpo) -> None:
-    once, again = (gxpo.out("submit", "--preset", "demo", "--key", "mine") for _ in range(2))
-    assert once == again
+def test_files_that_are_here_travel_as_absolute_paths_and_one_key_makes_one_run(gxpo: Gxpo, tmp_path: Path) -> None:
+    Path("mine.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n')
+    Path("run.toml").write_text('[data]\nsource = "mine.jsonl"\n[evaluation]\nbenchmarks = ["mine.jsonl"]\n')
+    once, again = (gxpo.json("submit", "run.toml", "--key", "mine") for _ in range(2))
+    here, config = str(tmp_path / "work" / "mine.jsonl"), once["config"]
+    assert (config["data"]["source"], config["evaluation"]["benchmarks"]) == (here, [here])
+    assert config["model"]["path"] == "starter"
+    assert once["id"] == again["id"]
     assert "mine" in gxpo.error(1, "submit", "--preset", "demo-grpo", "--key", "mine")
 
 
-def test_files_that_are_here_travel_as_absolute_paths(gxpo: Gxpo, tmp_path: Path) -> None:
-    Path("mine.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n')
-    Path("run.toml").write_text('[data]\nsource = "mine.jsonl"\n[evaluation]\nbenchmarks = ["mine.jsonl"]\n')
-    config = gxpo.json("submit", "run.toml")["config"]
-    here = str(tmp_path / "work" / "mine.jsonl")
-    assert (config["data"]["source"], config["evaluation"]["benchmarks"]) == (here, [here])
-    assert config["model"]["path"] == "starter"
-
-
-def test_a_check_prints_the_cost_and_creates_nothing(gxpo: Gxpo) -> None:
-    assert gxpo("submit", "--preset", "demo", "--check") == 0
-    assert gxpo.printed().out.startswith("valid; 40 steps, at most 120 backward passes (GXPO: 3 backward passes")
-    assert gxpo.json("runs") == []
-
-
-def test_a_config_that_only_the_server_refuses_ends_with_code_2(gxpo: Gxpo) -> None:
+def test_a_check_prints_the_cost_or_what_only_the_server_refuses_and_creates_nothing(gxpo: Gxpo) -> None:
+    cost = gxpo.out("submit", "--preset", "demo", "--check")
+    assert cost.startswith("valid; 40 steps, at most 120 backward passes (GXPO: 3 backward passes")
     for words in ((), ("--check",)):
         assert gxpo("submit", "--preset", "demo", "--set", "model.trust_remote_code=true", *words) == 2
         out, err = gxpo.printed()
-        assert "model.trust_remote_code: is not allowed on this server" in err
-        assert out == ""
+        assert ("model.trust_remote_code: is not allowed on this server" in err, out) == (True, "")
+    assert gxpo.json("runs") == []
 
 
 def test_a_sweep_shows_its_cost_before_it_is_made(gxpo: Gxpo) -> None:
@@ -111,15 +103,14 @@ def test_a_sweep_shows_its_cost_before_it_is_made(gxpo: Gxpo) -> None:
     assert gxpo("sweep") == 2
 
 
-def test_runs_are_listed_filtered_and_sorted(gxpo: Gxpo) -> None:
-    ids = [gxpo.submit(name, "--tags", tag) for name, tag in (("one", "x"), ("two", "y"), ("three", "x"))]
+def test_runs_are_listed_filtered_and_sorted_and_do_not_steer_the_terminal(gxpo: Gxpo) -> None:
+    names = {"one": "x", "two": "y", "three\x1b[2Jx\x07": "x"}
+    ids = [gxpo.submit(name, "--tags", tag) for name, tag in names.items()]
     sorted_runs = gxpo.json("runs", "--tag", "x", "--sort", "name", "--order", "asc")
-    assert [run["name"] for run in sorted_runs] == ["one", "three"]
+    assert [run["id"] for run in sorted_runs] == [ids[0], ids[2]]
     table = gxpo.out("runs", "--limit", 2)
-    assert ids[0] not in table
-    assert ids[1] in table
-    assert ids[2] in table
-    assert "queued #3" in table
+    assert [run_id in table for run_id in ids] == [False, True, True]
+    assert ("queued #3" in table, "\x1b" in table, "threex�" in table) == (True, False, True)
     assert gxpo("runs", "--state", "failed") == 0
     out, err = gxpo.printed()
     assert (out, err) == ("", "no matching runs; submit one with `gxpo submit --preset demo`\n")
@@ -151,27 +142,19 @@ def test_runs_are_cancelled_and_each_refusal_is_named(gxpo: Gxpo, database: Data
     gxpo.printed()
 
 
-def test_a_clone_has_other_settings_and_names_its_original(gxpo: Gxpo) -> None:
-    original = gxpo.submit("mine")
-    (made,) = gxpo.json("clone", "mine", "--set", "learner.rule.k=9", "--name", "other")
-    assert (made["name"], made["parent_id"], made["config"]["learner"]["rule"]["k"]) == ("other", original, 9)
-
-
-def test_name_tags_and_notes_can_be_edited_and_runs_archived(gxpo: Gxpo) -> None:
+def test_a_run_is_cloned_edited_archived_and_after_a_question_deleted_once_it_has_ended(gxpo: Gxpo) -> None:
     run_id = gxpo.submit("mine", "--tags", "a")
-    assert gxpo("edit", "mine", "--name", "yours", "--tags", "", "--archive") == 0
-    assert gxpo.printed().out == f"{run_id} yours: changed name, tags, archived\n"
-    assert gxpo.json("runs") == []
+    (made,) = gxpo.json("clone", "mine", "--set", "learner.rule.k=9", "--name", "other")
+    assert (made["name"], made["parent_id"], made["config"]["learner"]["rule"]["k"]) == ("other", run_id, 9)
+    changed = gxpo.out("edit", "mine", "--name", "yours", "--tags", "", "--archive")
+    assert changed == f"{run_id} yours: changed name, tags, archived\n"
+    assert [run["name"] for run in gxpo.json("runs")] == ["other"]
     assert [(run["name"], run["tags"]) for run in gxpo.json("runs", "--archived")] == [("yours", [])]
     assert "nothing to change" in gxpo.error(2, "edit", "yours")
-
-
-def test_deleting_asks_first_and_needs_an_ended_run(gxpo: Gxpo) -> None:
-    run_id = gxpo.submit("mine")
-    assert "No terminal to confirm on; add --yes" in gxpo.error(2, "delete", "mine")
-    assert gxpo("delete", "mine", "--yes") == 1
-    assert gxpo("cancel", "mine") == 0
-    assert f"{run_id} deleted" in gxpo.out("delete", "mine", "--yes")
+    assert "No terminal to confirm on; add --yes" in gxpo.error(2, "delete", "yours")
+    assert gxpo("delete", "yours", "--yes") == 1
+    assert gxpo("cancel", "yours") == 0
+    assert f"{run_id} deleted" in gxpo.out("delete", "yours", "--yes")
     assert gxpo("show", run_id) == 1
 
 
@@ -189,14 +172,12 @@ def test_watching_ends_with_the_run_and_its_exit_code_is_the_outcome(gxpo: Gxpo,
 
 def test_watching_continues_until_the_run_ends(gxpo: Gxpo, database: Database) -> None:
     run_id = gxpo.submit("mine")
-    codes: list[int] = []
-    watcher = threading.Thread(target=lambda: codes.append(gxpo("watch", run_id)))
-    watcher.start()
-    move(database, run_id, RunState.STARTING, RunState.RUNNING)
-    assert watcher.is_alive()
-    move(database, run_id, RunState.SUCCEEDED, reason="steps_done")
-    watcher.join(LONG_S)
-    assert codes == [0]
+    with ThreadPoolExecutor(1) as pool:
+        watcher = pool.submit(gxpo, "watch", run_id)
+        move(database, run_id, RunState.STARTING, RunState.RUNNING)
+        assert not watcher.done()
+        move(database, run_id, RunState.SUCCEEDED, reason="steps_done")
+        assert watcher.result(LONG_S) == 0
     assert gxpo.printed().err.splitlines()[-1] == "mine: succeeded"
 
 
@@ -213,14 +194,11 @@ def test_logs_are_printed_and_followed(gxpo: Gxpo, database: Database, settings:
     write_log(settings, run_id, "".join(lines) + "half")
     assert gxpo.out("logs", "mine") == "".join(lines) + "half"
     move(database, run_id, RunState.STARTING, RunState.RUNNING)
-    codes: list[int] = []
-    reader = threading.Thread(target=lambda: codes.append(gxpo("logs", "mine", "-f")))
-    reader.start()
-    write_log(settings, run_id, " and half\n")
-    move(database, run_id, RunState.SUCCEEDED)
-    write_log(settings, run_id, "")
-    reader.join(LONG_S)
-    assert codes == [0]
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(gxpo, "logs", "mine", "-f")
+        write_log(settings, run_id, " and half\n")
+        move(database, run_id, RunState.SUCCEEDED)
+        assert reader.result(LONG_S) == 0
     assert gxpo.printed().out.endswith("half and half\n")
 
 
@@ -307,9 +285,3 @@ def test_the_local_token_is_used_on_loopback_and_nowhere_else(
     assert gxpo("token", "list") == 0
     with connect("http://192.0.2.1:8000") as client:
         assert "Authorization" not in client._headers()
-
-
-def test_a_run_s_text_cannot_steer_the_terminal(gxpo: Gxpo) -> None:
-    gxpo.submit("mine\x1b[2Jx\x07", "--notes", "n")
-    out = gxpo.out("runs")
-    assert ("\x1b" in out, "minex�" in out) == (False, True)

@@ -21,7 +21,6 @@ from support.service_processes import ServiceProcesses, until
 
 from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.compare import service
-from gxpo_services.compare.cache import ComparisonCache
 from gxpo_services.compare.schemas import CompareQuery
 from gxpo_services.db.database import Database
 from gxpo_services.settings import ServiceSettings
@@ -39,11 +38,10 @@ def compare(client: TestClient, **query: Any) -> dict[str, Any]:
     return content
 
 
-def compare_here(database: Database, cache: ComparisonCache | None = None, **query: Any) -> dict[str, Any]:
+def compare_here(database: Database, **query: Any) -> dict[str, Any]:
     """The same in this process, where a test can look inside."""
     with database.reading() as session:
-        body = service.compare_as_json(session, CompareQuery(**query), cache or ComparisonCache())
-    content: dict[str, Any] = json.loads(body)
+        content: dict[str, Any] = json.loads(service.compare_as_json(session, CompareQuery(**query)))
     return content
 
 
@@ -141,10 +139,8 @@ def test_a_run_without_evaluations_is_listed_and_the_rest_is_compared(
     other = evaluated_run(database, config(GXPO, 8), RISING, benchmarks=("hard",))
     answer = compare(client, runs=[*two, waiting, other], benchmark="easy")
     assert len(answer["groups"]) == 2
-    assert answer["left_out"] == [
-        {"run": waiting, "name": "waiting", "reason": "it has no evaluation (yet)"},
-        {"run": other, "name": "run", "reason": "no evaluation of 'easy'; it has ['hard']"},
-    ]
+    reasons = {waiting: "it has no evaluation (yet)", other: "no evaluation of 'easy'; it has ['hard']"}
+    assert {run["run"]: run["reason"] for run in answer["left_out"]} == reasons
     refused = client.get("/api/v1/compare", params={"runs": [waiting]})
     assert refused.status_code == 422
     assert refused.json()["left_out"][0]["run"] == waiting
@@ -181,31 +177,14 @@ def test_unequal_conditions_are_named_apart_from_the_compared_settings(client: T
     hot = config(GXPO, rate=2e-5, rollout={"temperature": 0.7})
     second = evaluated_run(database, hot, FASTER, data_sha256="other")
     answer = compare(client, runs=[first, second])
-    assert [difference["setting"] for difference in answer["differences"]] == [
-        "eval.easy.data_sha256",
-        "rollout.temperature",
-    ]
+    named = [difference["setting"] for difference in answer["differences"]]
+    assert named == ["eval.easy.data_sha256", "rollout.temperature"]
     settings = {difference["setting"]: difference["values"] for difference in answer["settings"]}
     name, other = "GRPO lr 1e-05", "GXPO K=5 lr 2e-05"
     assert settings["rollout.temperature"] == {name: "1.0", other: "0.7"}
     assert settings["learner.rule.k"] == {name: None, other: "5"}
     assert settings["learner.optimizer.learning_rate"] == {name: "1e-05", other: "2e-05"}
     assert not {"name", "seed"} & settings.keys()
-
-
-def test_an_attempt_from_step_0_replaces_what_it_repeats(client: TestClient, database: Database) -> None:
-    run = add_run(database, config(GRPO))
-    rows = [reporting.metric_row(step, **{"gate/z": float(step)}) for step in (1, 2, 3)]
-    rows += [reporting.metric_row(step, 2, **{"gate/z": -float(step)}) for step in (2, 3)]
-    evaluations = [
-        reporting.evaluation_row(step, attempt, scores={"pass@1": value}, training_s=seconds)
-        for step, attempt, value, seconds in ((0, 1, 0.1, 0.0), (2, 1, 0.9, "NaN"), (2, 2, 0.3, "NaN"))
-    ]
-    report(database, run, metrics=rows, evaluations=evaluations)
-    seen = compare(client, runs=run)["groups"][0]["runs"][0]
-    assert seen["curve"]["accuracy"] == [0.1, 0.3]
-    assert seen["curve"]["hours"] == [0.0, "NaN"]
-    assert seen["gate"]["z"] == [1.0, -2.0, -3.0]
 
 
 @pytest.fixture
@@ -223,19 +202,18 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_without_z_scores_a_step_changes_nothing(database: Database, worked_out: list[str]) -> None:
-    cache = ComparisonCache()
     run = evaluated_run(database, config(GXPO), RISING, shutoff=12)
     launched = reporting.launch(database, run, 2)
     reporting.send(database, launched, reporting.body(1, 2))  # it runs from now on
-    without = compare_here(database, cache, runs=[run], gates=False)
+    without = compare_here(database, runs=[run], gates=False)
     gate = without["groups"][0]["runs"][0]["gate"]
     assert (gate["steps"], gate["z"], gate["threshold"], gate["shutoff_step"]) == ([], [], 0.5, 12)
-    compare_here(database, cache, runs=[run])
+    compare_here(database, runs=[run])
     rows = [reporting.metric_row(21, **{"gate/z": 9.0, "gate/threshold": 0.5})]
     reporting.send(database, launched, reporting.body(2, 2, metrics=rows, offsets={"metrics": 20}))
-    assert compare_here(database, cache, runs=[run], gates=False) == without
+    assert compare_here(database, runs=[run], gates=False) == without
     assert len(worked_out) == 2
-    assert compare_here(database, cache, runs=[run])["groups"][0]["runs"][0]["gate"]["z"][-1] == 9.0
+    assert compare_here(database, runs=[run])["groups"][0]["runs"][0]["gate"]["z"][-1] == 9.0
     assert len(worked_out) == 3
 
 
@@ -274,6 +252,7 @@ def test_every_change_is_in_the_next_answer(client: TestClient, database: Databa
         change()
         answer = compare(client, groups=group_id)
         assert answer != before, word
+        service._kept.clear()
         assert compare_here(database, groups=[group_id]) == answer, word
         before = answer
 
@@ -367,18 +346,14 @@ def test_a_sweep_as_a_heat_map(client: TestClient, sweep: str) -> None:
 
 
 def test_a_group_that_varies_too_little_has_no_heat_map(client: TestClient, database: Database, sweep: str) -> None:
-    empty = add_group(database)
-    path = f"/api/v1/groups/{empty}/heatmap"
-    assert "varies no setting" in client.get(path).json()["detail"]
-    assert client.get("/api/v1/groups/g404/heatmap").status_code == 404
-    path = f"/api/v1/groups/{sweep}/heatmap"
-    for query, word in (
-        ({"x": "learner.rule.gate"}, "does not vary"),
-        ({"x": "learner.rule.k", "y": "learner.rule.k"}, "choose two settings"),
+    for group, query, status, word in (
+        ("g404", {}, 404, "there is no group"),
+        (add_group(database), {}, 422, "varies no setting"),
+        (sweep, {"x": "learner.rule.gate"}, 422, "does not vary"),
+        (sweep, {"x": "learner.rule.k", "y": "learner.rule.k"}, 422, "choose two settings"),
     ):
-        answer = client.get(path, params=query)
-        assert answer.status_code == 422
-        assert word in answer.json()["detail"]
+        answer = client.get(f"/api/v1/groups/{group}/heatmap", params=query)
+        assert (answer.status_code, word in answer.json()["detail"]) == (status, True)
 
 
 # The process that compares ends with the service, however that ends.

@@ -65,13 +65,11 @@ def test_a_sweep_queues_all_its_runs_as_one_group(client: TestClient, database: 
 
 def test_a_sweep_with_one_bad_run_makes_nothing(client: TestClient, database: Database) -> None:
     bad = SWEEP | {"grid": {"learner.rule.alpha": [0.1, 7], "x.y": [1]}}
-    planned = client.post(f"{API}/sweeps/validate", json=bad)
-    assert planned.status_code == 200
-    assert not planned.json()["valid"]
+    planned = client.post(f"{API}/sweeps/validate", json=bad).raise_for_status().json()
     answer = client.post(f"{API}/sweeps", json=bad)
-    assert answer.status_code == 422
-    assert answer.json()["errors"] == planned.json()["errors"]
-    assert {error["field"] for error in answer.json()["errors"]} == {"grid.x.y"}
+    assert (planned["valid"], answer.status_code) == (False, 422)
+    assert answer.json()["errors"] == planned["errors"]
+    assert {error["field"] for error in planned["errors"]} == {"grid.x.y"}
     assert (count(database, Run), count(database, Group)) == (0, 0)
 
 
@@ -114,11 +112,8 @@ def test_a_group_is_cancelled_as_a_whole_and_twice_is_once(
     runs.change(database, ids[0], state=RunState.SUCCEEDED)
     runs.change(database, ids[1], state=RunState.RUNNING)
     for _ in range(2):
-        answer = client.post(f"{API}/groups/{group}/cancel")
-        assert (answer.status_code, answer.json()["by_state"]) == (
-            200,
-            {"succeeded": 1, "cancelling": 1, "cancelled": 1},
-        )
+        answer = client.post(f"{API}/groups/{group}/cancel").raise_for_status()
+        assert answer.json()["by_state"] == {"succeeded": 1, "cancelling": 1, "cancelled": 1}
     assert len(audit(client, "group_cancelled")) == 1
     assert client.post(f"{API}/groups/g0/cancel").status_code == 404
 
@@ -158,7 +153,7 @@ def test_a_deleted_group_keeps_its_runs_or_takes_those_that_ended(
 
 
 def test_others_delete_no_group(
-    client: TestClient, anonymous: TestClient, token_for: Callable[[str], str], sweep: tuple[str, list[str]]
+    anonymous: TestClient, token_for: Callable[[str], str], sweep: tuple[str, list[str]]
 ) -> None:
     other = {"Authorization": f"Bearer {token_for('submitter')}"}
     assert anonymous.delete(f"{API}/groups/{sweep[0]}", headers=other).status_code == 403
@@ -247,8 +242,8 @@ def test_a_study_climbs_ladders_to_all_seeds(client: TestClient, database: Datab
     group = client.get(f"{API}/groups/{made.json()['group']['id']}").json()
     assert (group["kind"], group["name"], group["num_runs"]) == ("study", "small", 2)
     run = group["runs"][0]
-    assert (run["name"], run["tags"], run["notes"]) == ("small grpo 1e-05 seed 7", ["night"], "n")
-    assert run["priority"] == 2
+    about = (run["name"], run["tags"], run["notes"], run["priority"])
+    assert about == ("small grpo 1e-05 seed 7", ["night"], "n", 2)
     # 2 arms × (2 rates × 6 passes + 2 seeds × 12 passes).
     assert made.json()["cost"] == {"runs": 8, "backward_passes": 72}
     scheduler.tick()
@@ -295,56 +290,39 @@ def test_a_run_that_diverges_is_a_result(client: TestClient, database: Database,
     assert client.get(made.headers["location"]).json()["failed"] == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"baseline": "ppo"}, "is no arm"),
-        ({"arms": STUDY["arms"] | {"bad": {"label": "B", "overrides": ["learner.rule.name=ppo"]}}}, "arms.bad: "),
-        ({"overrides": ["model.trust_remote_code=true"]}, "arms.grpo: "),
-        ({"seeds": [0, -1]}, "arms.grpo: preset demo cannot be used:\\n  seed = -1: must be at least 0"),
-        # The floats end at 1.8e308.
-        (
-            {
-                "arms": STUDY["arms"]
-                | {"far": {"label": "F", "learning_rate_factor": 1e308, "learning_rate_of": "gxpo"}},
-                "ladder": STUDY["ladder"] | {"learning_rates": [1e-5, 20.0]},
-            },
-            "arms.far: learning_rate: is inf",
-        ),
-    ],
-)
-def test_a_bad_study_is_refused_and_queues_nothing(
-    client: TestClient, database: Database, changes: dict[str, Any], message: str
-) -> None:
-    answer = client.post(f"{API}/studies", json={"toml": tomli_w.dumps(STUDY | changes)})
-    assert answer.status_code == 422
-    assert message in answer.text
-    assert queued(database) == []
+def test_a_bad_study_is_refused_and_queues_nothing(client: TestClient, database: Database) -> None:
+    arms, ladder = STUDY["arms"], STUDY["ladder"]
+    far = {"label": "F", "learning_rate_factor": 1e308, "learning_rate_of": "gxpo"}  # the floats end at 1.8e308
+    refused: dict[str, dict[str, Any]] = {
+        "is no arm": {"baseline": "ppo"},
+        "arms.bad: ": {"arms": arms | {"bad": {"label": "B", "overrides": ["learner.rule.name=ppo"]}}},
+        "arms.grpo: ": {"overrides": ["model.trust_remote_code=true"]},
+        "arms.grpo: preset demo cannot be used:\\n  seed = -1: must be at least 0": {"seeds": [0, -1]},
+        "arms.far: learning_rate: is inf": {
+            "arms": arms | {"far": far},
+            "ladder": ladder | {"learning_rates": [1e-5, 20.0]},
+        },
+    }
+    for message, changes in refused.items():
+        answer = client.post(f"{API}/studies", json={"toml": tomli_w.dumps(STUDY | changes)})
+        assert (answer.status_code, message in answer.text) == (422, True), message
     assert client.post(f"{API}/studies", json={"toml": "a = "}).status_code == 422
+    assert queued(database) == []
 
 
-@pytest.mark.parametrize("cancelled", [False, True])
-def test_a_cancelled_study_queues_no_further_runs(
-    cancelled: bool, client: TestClient, database: Database, scheduler: Scheduler
+def test_a_cancelled_study_queues_no_further_runs_and_nobody_adds_any(
+    client: TestClient, database: Database, scheduler: Scheduler
 ) -> None:
-    made = client.post(f"{API}/studies", json=BODY).json()["group"]
-    if cancelled:
-        assert client.post(f"{API}/groups/{made['id']}/cancel").json()["by_state"] == {"cancelled": made["num_runs"]}
-    for run in client.get(f"{API}/groups/{made['id']}").json()["runs"]:
-        runs.change(database, run["id"], state=RunState.SUCCEEDED, score=0.5)
-    scheduler.tick()
-    assert (runs.count(database) == made["num_runs"]) == cancelled
-
-
-def test_nobody_adds_runs_to_a_study(client: TestClient, database: Database) -> None:
     group = client.post(f"{API}/studies", json=BODY).json()["group"]["id"]
-    before = runs.count(database)
     run = client.get(f"{API}/groups/{group}").json()["runs"][0]["id"]
     for path in ("/runs", f"/runs/{run}/clone"):
         answer = client.post(f"{API}{path}", json={"group": group} | ({"preset": "demo"} if path == "/runs" else {}))
-        assert answer.status_code == 422
-        assert "is a study, which queues its own runs" in answer.text
-    assert runs.count(database) == before
+        assert (answer.status_code, "is a study, which queues its own runs" in answer.text) == (422, True)
+    assert client.post(f"{API}/groups/{group}/cancel").json()["by_state"] == {"cancelled": 2}
+    for run in client.get(f"{API}/groups/{group}").json()["runs"]:
+        runs.change(database, run["id"], state=RunState.SUCCEEDED, score=0.5)
+    scheduler.tick()
+    assert runs.count(database) == 2
 
 
 def test_a_study_of_another_version_is_a_conflict_and_stops_no_other(

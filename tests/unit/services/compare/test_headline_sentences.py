@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from gxpo_services.compare.schemas import gate_view
 from gxpo_services.outputs.metrics import Summary
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.schemas import Progress, RunView
-from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
+from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace
 
 
 def view(state: str, steps: int = 12, **fields: Any) -> RunView:
@@ -144,21 +143,6 @@ def test_no_signal_is_told_while_the_latest_step_has_none() -> None:
 
 
 # What the API shows of a comparison.
-
-
-def rising_curve(*accuracy: float) -> EvaluationCurve:
-    steps = np.arange(len(accuracy)) * 10.0
-    values = np.array(accuracy)
-    return EvaluationCurve(steps, steps * 3, steps / 100, steps * 7, values, values - 0.1, values + 0.1)
-
-
-def run(seed: int, *accuracy: float, gate: GateTrace | None = None, rule: str = "GRPO") -> RunCurves:
-    return RunCurves(f"run-{seed}", rule, seed, rising_curve(*accuracy), gate or GateTrace(np.empty(0), np.empty(0)))
-
-
-def stored(name: str, group: str | None = None) -> Any:
-    owner = None if group is None else SimpleNamespace(id=group)
-    return SimpleNamespace(id=f"id-{name}", name=name, state="succeeded", group=owner, group_values={"k": 3})
 
 
 def test_a_gate_says_whether_it_was_thinned() -> None:
