@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,11 +40,6 @@ def pager(name: str, visited: list[str], following: str | None, first: int, num:
         st.caption(f"{name.capitalize()} {count(first + 1)} to {count(first + num)}{of}")
 
 
-def live(function: Callable[[], None], every_s: float | None) -> None:
-    """Show a fragment that refreshes every `every_s` seconds; None: only on interaction."""
-    st.fragment(run_every=every_s)(function)()
-
-
 def focus(selector: str) -> None:
     """Give an input the keys once it is drawn, where no other has them.
 
@@ -58,29 +53,6 @@ def focus(selector: str) -> None:
     }}, 50);
     }}</script>"""
     st.html(script, unsafe_allow_javascript=True)
-
-
-_NO_CHART = {"mark": {"type": "point", "aria": False}, "data": {"values": []}}
-"""For which the browser loads Vega."""
-
-
-@contextmanager
-def charts_ahead() -> Iterator[None]:
-    """On the first page of a session, load Vega while the page's data is being computed."""
-    place, first = st.empty(), "charts" not in st.session_state
-    if first:
-        place.vega_lite_chart(None, _NO_CHART, height=1)
-    yield
-    if first:
-        place.empty()
-        st.session_state["charts"] = True
-
-
-def load_charts() -> None:
-    """Load Vega after a first page without charts, so that a click on a run waits for no scripts."""
-    if "charts" not in st.session_state:
-        st.vega_lite_chart(None, _NO_CHART, height=1)
-        st.session_state["charts"] = True
 
 
 _DRAWING_S = 0.8

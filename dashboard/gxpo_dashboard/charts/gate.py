@@ -15,7 +15,7 @@ from gxpo_client.formats import count, figure, known
 from gxpo_dashboard.charts import base
 from gxpo_dashboard.charts.base import Chart, Spec
 from gxpo_dashboard.view_models.rules import HUES
-from gxpo_dashboard.view_models.series import Series
+from gxpo_dashboard.view_models.series import Points, Series
 
 METRICS = tuple(f"gate/{name}" for name in ("active", "z", "threshold", "value", "shutoff_step"))
 WINDOW = ("gate/mean", "gate/std")
@@ -36,17 +36,16 @@ def phases(series: Series, x: str = "step") -> pd.DataFrame:
 
     `gate/active` is the state after a step, so a change applies from that step on.
     """
-    active = series.get("gate/active")
+    active = series.get("gate/active") or Points()
     rows: list[tuple[float, float, str]] = []
-    if active:
-        start, state = active.steps[0], bool(active.y[0])
-        # The last interval ends with the last step.
-        changes = [*zip(active.steps[1:], map(bool, active.y[1:]), strict=True), (active.steps[-1], None)]
-        for step, value in changes:
-            if value != state:
-                if state:
-                    rows.append((base.value_at(active, start, x), base.value_at(active, step, x), LOOK_AHEAD))
-                start, state = step, bool(value)
+    start = None
+    # The last interval ends with the last step.
+    for step, on in [*zip(active.steps, active.y, strict=True), *((step, 0.0) for step in active.steps[-1:])]:
+        if on and start is None:
+            start = step
+        elif not on and start is not None:
+            rows.append((base.value_at(active, start, x), base.value_at(active, step, x), LOOK_AHEAD))
+            start = None
     return base.typed_frame(rows, x="float64", x2="float64", phase="str")
 
 
@@ -54,12 +53,12 @@ def z_chart(series: Series, x: str = "step", settings: Mapping[str, Any] = {}, c
     """z-score with τ, shut-off and phases, in units of the window's standard deviation. settings: of the gate; one that
     never fires has no τ. color: of the rule."""
     two_sided, watches = bool(settings.get("two_sided")), settings.get("mode") == "never"
-    data = base.long_frame(series, {"gate/z": "z-score"}, x)
+    data = base.line_data(series, {"gate/z": "z-score"}, x)
     tau = series["gate/threshold"].last if series.get("gate/threshold") else math.nan
     limits = [] if watches else [tau, -tau] if two_sided else [tau]
     words = [(limit, f"{'−' if limit < 0 else ''}τ = {figure(limit)}") for limit in limits if known(limit)]
     rules = base.typed_frame(words, **base.LABELS)
-    layers = [*base.line_layers(["z-score"], x, base.z_encoding()), *base.threshold_layers()]
+    layers = [*base.line_layers(["z-score"], x, base.Z_SCORE), *base.threshold_layers()]
     drawn = Chart(
         "gate-z",
         "Gate: z-score",
@@ -81,7 +80,7 @@ def value_chart(series: Series, x: str = "step", watched: str = "monitored value
     """The monitored value, called `watched`, and the window's mean ± one standard deviation as a band."""
     names = {"gate/value": watched, "gate/mean": "window mean"}
     present = {name: label for name, label in names.items() if series.get(name)}
-    data = base.long_frame(series, present, x)
+    data = base.line_data(series, present, x)
     bounds = {"x": base.x_encoding(x), "y": base.quantity("low", title=watched), "y2": {"field": "high"}}
     band = base.layer("band", "area", bounds, opacity=0.22, color=base.MUTED)
     layers = [band, *base.line_layers(list(present.values()), x, base.y_encoding(watched))]

@@ -77,7 +77,7 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     layers = [
         base.layer("own", "area", area, opacity=0.6),
         base.layer("others", "line", {"x": x, "y": y, **styles}, strokeWidth=2),
-        base.layer("points", "point", dots, params=base.hover_params(), filled=True, size=45, color=base.MUTED),
+        base.layer("points", "point", dots, param=base.HOVER, filled=True, size=45, color=base.MUTED),
     ]
     place = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -2}
     layers += base.rule_layers("limit", {"color": base.MUTED}, {"x": {"value": 0}}, {"y": base.quantity()}, place)

@@ -10,20 +10,19 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_client.errors import Refused
-from gxpo_dashboard.charts import benchmarks as charts
+from gxpo_dashboard.charts import scores as charts
 from gxpo_dashboard.charts.base import COMPARED_AXES, with_colors
 from gxpo_dashboard.labels import TERMINAL, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.tables import csv_file
 from gxpo_dashboard.views import explorer
 from gxpo_dashboard.views.run import evaluated_at
-from gxpo_dashboard.widgets import axis, chart, charts_ahead, download, empty, grid, live
+from gxpo_dashboard.widgets import axis, chart, download, empty, grid
 
 Json = dict[str, Any]
 MOST_RUNS = 8
 
 
-@charts_ahead()
 def show() -> None:
     header = st.container(horizontal=True, vertical_alignment="center", gap="small")
     header.title("Benchmarks", width="content")
@@ -37,7 +36,7 @@ def show() -> None:
             )
             return
         evaluations = {run: visitor.client().evaluations(run) for run in runs}
-        metrics = charts.metrics_of(record for records in evaluations.values() for record in records)
+        metrics = charts.sorted_scores(name for rows in evaluations.values() for row in rows for name in row["scores"])
         going = any(view["state"] not in TERMINAL for view in runs.values())
         if not metrics:
             first = "The first one runs before step 1, unless `evaluation.at_start` is false."
@@ -45,7 +44,7 @@ def show() -> None:
             return
         with header:
             x, metric, published = _controls(metrics)
-        live(lambda: _body(runs, x, metric, published), visitor.SLOW_S if going else None)
+        st.fragment(run_every=visitor.SLOW_S if going else None)(_body)(runs, x, metric, published)
 
 
 def _controls(metrics: list[str]) -> tuple[str, str, pd.DataFrame]:

@@ -11,14 +11,14 @@ import streamlit as st
 from gxpo_client.formats import NONE, count, duration, known, moment, percent, significant
 from gxpo_dashboard.charts import base, curves, gate, steps
 from gxpo_dashboard.charts.base import Chart, Plot
-from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
+from gxpo_dashboard.charts.scores import accuracy_chart, sorted_scores
 from gxpo_dashboard.labels import REASONS, TERMINAL, plain, state_chip
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.rules import Rule
 from gxpo_dashboard.view_models.series import Series, number
 from gxpo_dashboard.view_models.tables import time_left
 from gxpo_dashboard.views import actions, explorer, records, samples
-from gxpo_dashboard.widgets import axis, chart, charts_ahead, empty, grid, live
+from gxpo_dashboard.widgets import axis, chart, empty, grid
 
 Json = dict[str, Any]
 
@@ -26,14 +26,13 @@ _LEARNED = (curves.REWARD, curves.COMPLETIONS, curves.WARM_START)
 OVERVIEW = (*(name for plot in _LEARNED for name in plot.metrics), *gate.METRICS, *steps.PASSES)
 
 
-@charts_ahead()
 def show() -> None:
     actions.dialogs()
     run = _chosen()
     if run is None:
         return
     ended = run["state"] in TERMINAL
-    live(lambda: _header(run["id"], ended), None if ended else visitor.LIVE_S)
+    st.fragment(run_every=None if ended else visitor.LIVE_S)(_header)(run["id"], ended)
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute", gap="small"):
         _open_section()
         part = permalinks.choice("Part", "part", list(PARTS), "Overview")
@@ -44,11 +43,12 @@ def show() -> None:
         x = axis("x", "step") if part in CHARTED else "step"
     draw, every = sections[section]
 
+    @st.fragment(run_every=None if ended else every)
     def body() -> None:
         with visitor.guarded():
             draw(run["id"], x)
 
-    live(body, None if ended else every)
+    body()
 
 
 def _open_section() -> None:
@@ -166,7 +166,8 @@ def _overview(run_id: str, x: str) -> None:
     if (rule := visitor.rules().of(settings)).watched is not None:
         charts.append(gate.z_chart(series, x, settings.get("gate") or {}, rule.color))
     charts.append(_budget(run, series, x))
-    others = [metric for metric in metrics_of(evaluations) if metric != "pass@1"]
+    metrics = sorted_scores(name for record in evaluations for name in record["scores"])
+    others = [metric for metric in metrics if metric != "pass@1"]
     charts += [accuracy_chart(evaluations, metric, x, evaluated_at(run_id, x)) for metric in others]
     _grid(charts, run)
 

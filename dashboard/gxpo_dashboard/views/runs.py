@@ -12,15 +12,15 @@ from gxpo_client.client import Client
 from gxpo_client.connection import keep
 from gxpo_client.errors import Refused, ServiceError
 from gxpo_client.formats import NONE, comma_separated, count, number_of
-from gxpo_dashboard.charts.compare import settings_table
 from gxpo_dashboard.charts.curves import EVALUATED, sparkline
+from gxpo_dashboard.charts.scores import settings_table
 from gxpo_dashboard.labels import ACTIONS, STATES, plain, state_chip
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import tables
 from gxpo_dashboard.view_models.series import Points
 from gxpo_dashboard.views import actions, explorer
-from gxpo_dashboard.widgets import cursors, empty, live, pager, table, text_table
+from gxpo_dashboard.widgets import cursors, empty, pager, table, text_table
 
 Json = dict[str, Any]
 
@@ -65,7 +65,7 @@ def show() -> None:
     query, columns, baseline = _filters()
     query["with_metric"] = tables.further(columns, tables.METRIC)
     query["with_setting"] = tables.further(columns, tables.SETTING)
-    live(lambda: _list(query, columns, baseline), visitor.LIVE_S + 1)
+    st.fragment(run_every=visitor.LIVE_S + 1)(_list)(query, columns, baseline)
 
 
 def _filters() -> tuple[Json, list[str], str]:

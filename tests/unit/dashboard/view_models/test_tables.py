@@ -11,7 +11,7 @@ import pytest
 
 from gxpo_dashboard import labels
 from gxpo_dashboard.charts.base import Chart
-from gxpo_dashboard.charts.benchmarks import score_table
+from gxpo_dashboard.charts.scores import score_table
 from gxpo_dashboard.view_models import tables
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import listing
