@@ -184,15 +184,11 @@ def table(
         """What has changed is read from what this function returns."""
 
     data = {"sorted": "", "descending": False, "links": False, "single": False, **options}
-    return st.components.v2.component("gxpo_table", js=_TABLE, isolate_styles=False)(
-        key=key,
-        data={**data, "title": title, "columns": columns, "rows": rows, "selected": selected},
-        on_selected_change=report,
-        on_pointed_change=report,
-        on_order_change=report,
-        on_opened_change=report,
-        on_compared_change=report,
-    )
+    data |= {"title": title, "columns": columns, "rows": rows, "selected": selected}
+    changes: dict[str, Any] = {
+        f"on_{name}_change": report for name in ("selected", "pointed", "order", "opened", "compared")
+    }
+    return st.components.v2.component("gxpo_table", js=_TABLE, isolate_styles=False)(key=key, data=data, **changes)
 
 
 def download(what: str, name: str, make: Callable[[], bytes], key: str) -> None:

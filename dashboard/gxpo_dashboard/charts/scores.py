@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_client.formats import count, figure, known, percent
+from gxpo_client.formats import NONE, count, figure, known, percent
 from gxpo_dashboard.charts import base
 from gxpo_dashboard.charts.base import Chart, Spec
 from gxpo_dashboard.view_models.series import EVEN, Points, number
@@ -129,23 +129,22 @@ def _chart(key: str, title: str, frame: pd.DataFrame, names: Sequence[str], metr
 
 
 def score_table(frame: pd.DataFrame, published: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Latest and best score per run and benchmark, with the published values of one model."""
+    """Latest and best score per run and benchmark as text, with the published values of one model."""
     rows = []
     for (benchmark, label), scores in frame.groupby(["benchmark", "series"], sort=False):
         newest, best = scores.loc[scores["step"].idxmax()], scores.loc[scores["y"].idxmax()]
         row = {
             "Benchmark": TITLES.get(str(benchmark), benchmark),
             "Run": label,
-            "Latest": newest["y"],
-            "95% low": newest["low"],
-            "95% high": newest["high"],
-            "At step": newest["step"],
-            "Best": best["y"],
-            "Best at step": best["step"],
+            "Latest": percent(newest["y"]),
+            "95% interval": f"{percent(newest['low'])} to {percent(newest['high'])}",
+            "At step": count(int(newest["step"])),
+            "Best": percent(best["y"]),
+            "Best at step": count(int(best["step"])),
         }
         rules = _rules(str(benchmark), published).itertuples()
-        rows.append(row | {f"Published {rule.method}": rule.y for rule in rules})
-    return pd.DataFrame(rows)
+        rows.append(row | {f"Published {rule.method}": percent(rule.y) for rule in rules})
+    return pd.DataFrame(rows, dtype="str").fillna(NONE)
 
 
 def _rules(benchmark: str, published: pd.DataFrame | None) -> pd.DataFrame:
@@ -163,7 +162,7 @@ def _words(frame: pd.DataFrame, metric: str) -> str:
     for label, scores in frame.groupby("series", sort=False):
         row = scores.loc[scores["step"].idxmax()]
         interval = f"{percent(row['low'])} to {percent(row['high'])}"
-        parts.append(f"{label}: {metric} {percent(row['y'])} ({interval}) at step {count(row['step'])}")
+        parts.append(f"{label}: {metric} {percent(row['y'])} ({interval}) at step {count(int(row['step']))}")
     return "; ".join(parts) + "."
 
 

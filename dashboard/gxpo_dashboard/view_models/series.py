@@ -8,6 +8,7 @@ evaluation may report on the same step later.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,6 @@ BANDS, EVEN = "means in a band of minima and maxima", "evenly spaced steps"
 
 Fetch = Callable[[list[str], int | None], Mapping[str, Mapping[str, Any]]]
 """The responses of runs, by run, with the points after a step, or all for None."""
-
-
 Bucket = tuple[int, float, float, float, float]
 """Step, x, y, low and high."""
 
@@ -63,19 +62,12 @@ class Points:
         points = zip(self.steps, self.x, self.y, strict=True)
         return [*self.band, *((*point, math.nan, math.nan) for point in points if point[0] > self._complete)]
 
-    def cut(self, step: int) -> None:
-        """Drop points after `step`."""
-        while self.steps and self.steps[-1] > step:
-            self.steps.pop(), self.x.pop(), self.y.pop()
-
-    def extend(self, entry: Mapping[str, Any]) -> None:
-        """Append the points of a response after the last one."""
-        newest = self.steps[-1] if self.steps else -1
-        for step, x, y in zip(entry["steps"], entry["x"], entry["y"], strict=True):
-            if step > newest:
-                self.steps.append(int(step))
-                self.x.append(number(x))
-                self.y.append(number(y))
+    def extend(self, entry: Mapping[str, Any], after: int = -1) -> None:
+        """Replace the points after a step by those of a response."""
+        kept = bisect_right(self.steps, after)
+        self.steps[kept:] = map(int, entry["steps"])
+        self.x[kept:] = map(number, entry["x"])
+        self.y[kept:] = map(number, entry["y"])
         if band := entry.get("band"):
             columns = (map(number, band[name]) for name in ("x", "mean", "low", "high"))
             self.band = list(zip(band["steps"], *columns, strict=True))
@@ -125,11 +117,9 @@ class LiveSeries:
             self.points = {}
         elif response["revision"] != self.revision or any(e.get("band") for e in response["series"].values()):
             return False
-        for points in self.points.values():
-            points.cut(after or 0)
         for name, entry in response["series"].items():
             points = self.points.setdefault(name, Points())
-            points.extend(entry)
+            points.extend(entry, -1 if after is None else after)
             if entry.get("downsampled"):
                 points.thinned = EVEN if self.joined else BANDS
             if self.joined:

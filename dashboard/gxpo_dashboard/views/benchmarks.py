@@ -14,10 +14,9 @@ from gxpo_dashboard.charts import scores as charts
 from gxpo_dashboard.charts.base import COMPARED_AXES, with_colors
 from gxpo_dashboard.labels import TERMINAL, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.view_models.tables import csv_file
 from gxpo_dashboard.views import explorer
 from gxpo_dashboard.views.run import evaluated_at
-from gxpo_dashboard.widgets import axis, chart, download, empty, grid
+from gxpo_dashboard.widgets import axis, chart, empty, grid, text_table
 
 Json = dict[str, Any]
 MOST_RUNS = 8
@@ -78,14 +77,7 @@ def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -
             for name in dict.fromkeys(frame["benchmark"])
         ]
         grid(drawn, partial(chart, scope="-".join(runs)[:80]))
-        table = charts.score_table(frame, published)
-        st.markdown(f"#### {plain(metric)} summary")
-        percent = st.column_config.NumberColumn(format="%.1f%%")
-        columns = [name for name in table.columns if table[name].dtype == "float64"]
-        config = dict.fromkeys(columns, percent)
-        percentages = table.assign(**{name: 100 * table[name] for name in columns})
-        st.dataframe(percentages, hide_index=True, column_config=config, key="scores", alt="Scores of all runs")
-        download("CSV", "benchmarks.csv", lambda: csv_file(table), "scores-csv")
+        text_table(charts.score_table(frame, published), f"{metric} summary")
         if not published.empty:
             st.caption(
                 "Published: arXiv 2605.06755, Table 1, sampled pass@1 with 16 responses at temperature 1. Grader, "

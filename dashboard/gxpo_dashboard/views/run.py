@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from gxpo_client.formats import NONE, count, duration, known, moment, percent, significant
-from gxpo_dashboard.charts import base, curves, gate, steps
+from gxpo_dashboard.charts import base, curves, steps
 from gxpo_dashboard.charts.base import Chart, Plot
 from gxpo_dashboard.charts.scores import accuracy_chart, sorted_scores
 from gxpo_dashboard.labels import REASONS, TERMINAL, plain, state_chip
@@ -23,7 +23,7 @@ from gxpo_dashboard.widgets import axis, chart, empty, grid
 Json = dict[str, Any]
 
 _LEARNED = (curves.REWARD, curves.COMPLETIONS, curves.WARM_START)
-OVERVIEW = (*(name for plot in _LEARNED for name in plot.metrics), *gate.METRICS, *steps.PASSES)
+OVERVIEW = (*(name for plot in _LEARNED for name in plot.metrics), *steps.GATE, *steps.PASSES)
 
 
 def show() -> None:
@@ -164,7 +164,7 @@ def _overview(run_id: str, x: str) -> None:
     charts = [base.metric_chart(curves.COMPLETIONS if supervised else curves.REWARD, series, x), scores]
     charts += base.metric_charts([curves.WARM_START], series, x)
     if (rule := visitor.rules().of(settings)).watched is not None:
-        charts.append(gate.z_chart(series, x, settings.get("gate") or {}, rule.color))
+        charts.append(steps.z_chart(series, x, settings.get("gate") or {}, rule.color))
     charts.append(_budget(run, series, x))
     metrics = sorted_scores(name for record in evaluations for name in record["scores"])
     others = [metric for metric in metrics if metric != "pass@1"]
@@ -195,9 +195,9 @@ def _gate(run_id: str, x: str) -> None:
     if rule.watched is None:
         empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")
     else:
-        chart(gate.z_chart(series, x, settings.get("gate") or {}, rule.color), run_id)
-        window = visitor.live_series(run_id, x, gate.WINDOW, joined=True).points
-        chart(gate.value_chart({**series, **window}, x, rule.watched, rule.color), run_id)
+        chart(steps.z_chart(series, x, settings.get("gate") or {}, rule.color), run_id)
+        window = visitor.live_series(run_id, x, steps.WINDOW, joined=True).points
+        chart(steps.value_chart({**series, **window}, x, rule.watched, rule.color), run_id)
     chart(_budget(run, series, x), run_id)
 
 

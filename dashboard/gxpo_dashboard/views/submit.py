@@ -187,8 +187,7 @@ def _outcome(config: Json, problems: Problems, sweep: Json | None, clone_of: str
     if problems:
         return _complaints(list(problems.items()))
     if sweep is None:
-        origin = {"clone_of": clone_of} if clone_of else {}
-        return _one_run({"config": config, "tags": tags, **origin})
+        return _one_run({"config": config, "tags": tags, **({"clone_of": clone_of} if clone_of else {})})
     return _sweep({"name": str(config.get("name", "sweep")), "base": {"config": config}, "tags": tags, **sweep})
 
 

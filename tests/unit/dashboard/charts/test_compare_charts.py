@@ -188,11 +188,11 @@ def test_the_chart_of_a_benchmark_holds_its_runs_and_its_published_values() -> N
     chart = scores.benchmark_chart("gsm8k", frame, "pass@1", ["a", "b"], published)
     assert chart.points["y"].tolist() == [0.2]
     assert chart.datasets["rules"]["label"].tolist() == ["GRPO 43.5%", "GXPO K=3 51.5%"]
-    assert chart.summary.endswith("Published: GRPO 43.5%, GXPO K=3 51.5%.")
+    own = "a: pass@1 20.0% (10.0% to 30.0%) at step 0."
+    assert chart.summary == f"{own} Published: GRPO 43.5%, GXPO K=3 51.5%."
 
 
 def test_the_table_gives_newest_and_best() -> None:
     frame = scores.scores_frame([record(0, 0.2), record(10, 0.5), record(20, 0.4)], "pass@1", "a")
     row = scores.score_table(frame, scores.published_scores(PUBLISHED).query("model == 'N'")).iloc[0]
-    assert (row["Latest"], row["At step"], row["Best"], row["Best at step"]) == (0.4, 20, 0.5, 10)
-    assert row["Published GRPO"] == 0.7873
+    assert row.tolist()[2:] == ["40.0%", "30.0% to 50.0%", "20", "50.0%", "10", "78.7%"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gxpo_dashboard.charts import gate, steps
-from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
+from gxpo_dashboard.charts import steps
+from gxpo_dashboard.charts.steps import FALLBACK, LOOK_AHEAD
 from gxpo_dashboard.view_models.rules import rules_of
 from gxpo_dashboard.view_models.series import Points, Total
 from gxpo_trainer.config import RunConfig
@@ -44,7 +44,8 @@ def test_the_step_that_fires_the_gate_still_looked_ahead() -> None:
     ],
 )
 def test_a_run_is_compared_with_the_other_rules_at_its_settings(settings: Any, passes: dict[str, float]) -> None:
-    others = steps.others([10], settings, RULES)
+    drawn = steps.budget_chart({"update/backward_passes_total": points([10], [20])}, settings, None, RULES)
+    others = drawn.datasets["others"].query("x == 10")
     assert dict(others[["series", "y"]].to_numpy().tolist()) == passes
 
 
@@ -149,17 +150,17 @@ GATE_SERIES = {
 
 
 def test_phases_change_at_the_step_that_fired() -> None:
-    intervals = gate.phases(GATE_SERIES)
-    assert intervals.to_dict("records") == [{"x": 1.0, "x2": 3.0, "phase": gate.LOOK_AHEAD}]
+    intervals = steps.phases(GATE_SERIES)
+    assert intervals.to_dict("records") == [{"x": 1.0, "x2": 3.0, "phase": LOOK_AHEAD}]
 
 
 def test_a_rearmed_gate_gives_a_phase_for_each_stretch() -> None:
-    intervals = gate.phases({"gate/active": gate_points(GATE_STEPS, [1, 0, 0, 1, 1])})
+    intervals = steps.phases({"gate/active": gate_points(GATE_STEPS, [1, 0, 0, 1, 1])})
     assert intervals[["x", "x2"]].to_numpy().tolist() == [[1.0, 2.0], [4.0, 5.0]]
 
 
 def test_the_z_chart_marks_threshold_and_shutoff() -> None:
-    chart = gate.z_chart(GATE_SERIES)
+    chart = steps.z_chart(GATE_SERIES)
     assert chart.points[["x", "y"]].to_numpy().tolist() == [[2.0, 0.25], [3.0, 2.5]]
     assert chart.datasets["rules"].to_dict("records") == [{"y": 2.0, "label": "τ = 2"}]
     assert chart.datasets["shutoff"].to_dict("records") == [{"x": 3.0, "label": "shut off at step 3"}]
@@ -167,23 +168,25 @@ def test_the_z_chart_marks_threshold_and_shutoff() -> None:
 
 
 def test_a_two_sided_gate_has_both_limits() -> None:
-    chart = gate.z_chart(GATE_SERIES, settings={"two_sided": True})
+    chart = steps.z_chart(GATE_SERIES, settings={"two_sided": True})
     assert list(chart.datasets["rules"]["y"]) == [2.0, -2.0]
     assert list(chart.datasets["rules"]["label"]) == ["τ = 2", "−τ = −2"]
 
 
 def test_the_summary_names_an_infinite_threshold_the_warm_up_and_a_run_without_steps() -> None:
-    chart = gate.z_chart({**GATE_SERIES, "gate/threshold": gate_points([1], [math.inf]), "gate/shutoff_step": Points()})
+    chart = steps.z_chart(
+        {**GATE_SERIES, "gate/threshold": gate_points([1], [math.inf]), "gate/shutoff_step": Points()}
+    )
     assert chart.datasets["rules"].empty
     assert "never fires" in chart.summary
-    assert gate.z_chart({}).summary == "No steps yet."
-    chart = gate.z_chart({"gate/active": gate_points([1], [1]), "gate/threshold": gate_points([1], [0.5])})
+    assert steps.z_chart({}).summary == "No steps yet."
+    chart = steps.z_chart({"gate/active": gate_points([1], [1]), "gate/threshold": gate_points([1], [0.5])})
     assert chart.points.empty
     assert "warm-up" in chart.summary
 
 
 def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> None:
-    chart = gate.value_chart(GATE_SERIES)
+    chart = steps.value_chart(GATE_SERIES)
     band = chart.datasets["band"]
     assert list(band["x"]) == [2.0, 3.0, 4.0, 5.0]
     assert list(band["low"]) == pytest.approx([0.4, 0.5, 0.5, 0.6])
@@ -194,7 +197,7 @@ def test_over_another_axis_the_shutoff_lies_where_that_step_lies() -> None:
     # Three passes a step until the gate fires at step 3, one afterwards.
     passes = [3.0, 6.0, 9.0, 10.0, 11.0]
     series = {name: gate_points(p.steps, p.y, [passes[s - 1] for s in p.steps]) for name, p in GATE_SERIES.items()}
-    chart = gate.z_chart(series, "backward_passes")
+    chart = steps.z_chart(series, "backward_passes")
     assert list(chart.datasets["shutoff"]["x"]) == [9.0]
     assert list(chart.datasets["phases"]["x2"]) == [9.0]
     assert list(chart.points["x"]) == [6.0, 9.0]
@@ -203,6 +206,6 @@ def test_over_another_axis_the_shutoff_lies_where_that_step_lies() -> None:
 def test_new_data_of_the_gate_does_not_change_its_specification() -> None:
     # The browser swaps data into the drawn chart and keeps its zoom only while the specification stays.
     short = {name: gate_points(p.steps[:2], p.y[:2]) for name, p in GATE_SERIES.items()}
-    for make in (gate.z_chart, gate.value_chart):
+    for make in (steps.z_chart, steps.value_chart):
         assert json.dumps(make(short).spec) == json.dumps(make(GATE_SERIES).spec)
         assert make(short).alt == make(GATE_SERIES).alt

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from streamlit.testing.v1 import AppTest
 
 from gxpo_client.connection import is_loopback_host
-from gxpo_dashboard.server import compressed
+from gxpo_dashboard.server import CompressedScripts
 from gxpo_dashboard.session import link
 from gxpo_dashboard.session.permalinks import adopt, view_of
 
@@ -110,7 +110,7 @@ def test_the_link_gives_a_cookie_not_its_secret(shown: str, tmp_path: Path, monk
 
 def test_scripts_are_compressed_and_downloads_are_not() -> None:
     page = Starlette(routes=[Route("/{path:path}", lambda _: PlainTextResponse("the page" * 1000))])
-    browser = TestClient(compressed(page))
+    browser = TestClient(CompressedScripts(page))
     encodings = [browser.get(path).headers.get("content-encoding") for path in ("/static/js/a.js", "/media/runs.zip")]
     assert encodings == ["gzip", None]
 

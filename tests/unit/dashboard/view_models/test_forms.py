@@ -82,7 +82,6 @@ def test_a_link_has_the_changed_settings() -> None:
         "learner.rule.k=seven",
         "learner.rule.k=[7]",
         'learner.precision="fp7"',
-        "model.trust_remote_code=1",
         'data.difficulty=["none"]',
         'evaluation.benchmarks="gsm8k"',
     ],
