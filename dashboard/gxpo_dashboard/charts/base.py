@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_client.formats import count, figure, known
+from gxpo_client.formats import count, figure
 from gxpo_dashboard.view_models.series import Points, Series
 
 Spec = dict[str, Any]
@@ -104,13 +104,10 @@ class Chart:
             empty.append("step")
         labels = {"x": AXES.get(self.x, "x"), "y": "value", **self.labels}
         frame = self.points.drop(columns=empty)
-        frame = frame.rename(columns={name: heading(labels.get(name, name)) for name in frame.columns})
+        # In sentence case; names with digits or symbols, such as `pass@1`, stay as they are.
+        words = [labels.get(name, name) for name in frame.columns]
+        frame.columns = [word[:1].upper() + word[1:] if word.partition(" ")[0].isalpha() else word for word in words]
         return frame.assign(**{"Thinned to": self.thinned}) if self.thinned else frame
-
-
-def heading(label: str) -> str:
-    """A column header in sentence case; names with digits or symbols, such as `pass@1`, stay as they are."""
-    return label[:1].upper() + label[1:] if label.partition(" ")[0].isalpha() else label
 
 
 def with_colors(chart: Chart, colors: Mapping[str, str]) -> Chart:
@@ -192,9 +189,8 @@ def line_data(series: Series, names: Mapping[str, str], x: str = "step") -> dict
 
 def column(points: Points | None) -> pd.Series:
     """The finite values of a metric by step."""
-    return pd.Series(
-        {s: y for s, y in zip(points.steps, points.y, strict=True) if known(y)} if points else {}, dtype=float
-    )
+    values = pd.Series(points.y, points.steps, dtype=float) if points else pd.Series(dtype=float)
+    return values[values.map(math.isfinite)]
 
 
 def axis_value(value: float, x: str) -> float:

@@ -165,7 +165,7 @@ def passes_by_phase(series: Series, rule: Rule) -> pd.DataFrame:
         spent[LOOK_AHEAD if on else FALLBACK] += value - before
         before, on = value, bool(after.get(step, on))
         if rule.watched is None:
-            rows.append((step, _areas(rule)[0], value))
+            rows.append((step, f"{rule.label} steps", value))
         else:
             rows += [(step, phase, passes) for phase, passes in spent.items()]
     return base.typed_frame(rows, **base.PARTS)
@@ -184,7 +184,15 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     costs = {label: other.passes_per_step(settings) for label, other in lines.items()}
     rows = [(step, label, cost * step) for label, cost in costs.items() for step in (0, *sorted(set(own["x"])))]
     hypothetical = base.typed_frame(rows, **base.PARTS)
-    styles = _styles(_areas(rule), (rule.color, shade(rules.baseline.color, 1)), lines)
+    # One colour and dash per name, areas and lines in one legend; those of a rule are the same for every run.
+    areas, dashed = [f"{rule.label} steps"] if rule.watched is None else [LOOK_AHEAD, FALLBACK], base.DASHES[1:]
+    names, key = [*areas, *lines], base.legend([*areas, *lines])
+    fills = [rule.color, shade(rules.baseline.color, 1)][: len(areas)]
+    dashes = [(1, 0)] * len(areas) + [dashed[other.position % len(dashed)] for other in lines.values()]
+    styles = {
+        "color": base.by_series(key, names, range=[*fills, *(other.color for other in lines.values())]),
+        "strokeDash": base.by_series(key, names, range=dashes),
+    }
     x, axis = base.x_encoding("step"), {"format": "~s", "tickCount": 5, "titlePadding": 8, "labelFlush": False}
     y = base.quantity(title="backward passes", axis=axis, scale={"padding": 18, "nice": False})
     order = {"condition": [{"test": f"datum.series === '{FALLBACK}'", "value": 1}], "value": 0}
@@ -217,20 +225,6 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
         x="step",
         thinned=EVEN if base.thinned(series.get("update/backward_passes_total")) else "",
     )
-
-
-def _areas(rule: Rule) -> list[str]:
-    return [f"{rule.label} steps"] if rule.watched is None else [LOOK_AHEAD, FALLBACK]
-
-
-def _styles(areas: list[str], area_colors: tuple[str, str], lines: Mapping[str, Rule]) -> Spec:
-    """One colour and dash per name, areas and lines in one legend; those of a rule are the same for every run."""
-    names = [*areas, *lines]
-    colors = [*area_colors[: len(areas)], *(rule.color for rule in lines.values())]
-    dashed = base.DASHES[1:]
-    dashes = [[1, 0]] * len(areas) + [list(dashed[rule.position % len(dashed)]) for rule in lines.values()]
-    key = base.legend(names)
-    return {"color": base.by_series(key, names, range=colors), "strokeDash": base.by_series(key, names, range=dashes)}
 
 
 def _spent(own: pd.DataFrame, hypothetical: pd.DataFrame, budget: float | None) -> str:
@@ -271,9 +265,9 @@ def step_parts(series: Series) -> pd.DataFrame:
 
 def mean_seconds(totals: Totals, parts: Mapping[str, str]) -> dict[str, float]:
     """Mean seconds a step of these metrics (name → label), over all steps; empty without a step."""
-    num_steps = totals[WHOLE].count if WHOLE in totals else 0
-    present = {label: totals[name] for name, label in parts.items() if name in totals and totals[name].count}
-    return {label: total.sum / num_steps for label, total in present.items()} if num_steps else {}
+    _, num_steps = totals.get(WHOLE, (0.0, 0))
+    present = {label: totals[name] for name, label in parts.items() if name in totals}
+    return {label: total / num_steps for label, (total, num) in present.items() if num and num_steps}
 
 
 def step_time_chart(series: Series, totals: Totals) -> Chart:
@@ -317,20 +311,15 @@ _ROW = 28
 """Height of a process in pixels."""
 
 
-def spans_frame(steps: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Rows (process, series, x, x2, step): activities in seconds since the first step began."""
+def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
+    """One row per process, activities in seconds since the first step began; a gap is idle time."""
     rows = [
         (span["process"], span["activity"], shift + span["begin"], shift + span["end"], step["step"])
         for step in steps
         for shift in [step["begin"] - steps[0]["begin"]]
         for span in step["spans"]
     ]
-    return base.typed_frame(rows, process="str", series="str", x="float64", x2="float64", step="int64")
-
-
-def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
-    """One row per process; a gap is idle time."""
-    frame = spans_frame(steps)
+    frame = base.typed_frame(rows, process="str", series="str", x="float64", x2="float64", step="int64")
     processes = sorted(set(frame["process"]), key=lambda name: (not name.startswith("learner"), len(name), name))
     encoding: Spec = {
         "x": base.quantity("x", title="seconds", axis={"grid": False, "tickCount": 8}, scale={"nice": False}),

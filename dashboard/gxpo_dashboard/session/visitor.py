@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -35,13 +35,10 @@ _FEWEST_DRAWN = 60
 """Minimum points per run."""
 
 
-def service_url() -> str:
-    return os.environ.get("GXPO_URL", "http://127.0.0.1:8000")
-
-
-def external_url() -> str:
-    """URL of the API for the visitor's own commands, without a slash at its end."""
-    return (os.environ.get("GXPO_EXTERNAL_URL") or service_url()).rstrip("/")
+def service_url(*, external: bool = False) -> str:
+    """URL of the API; `external`: for the visitor's own commands, without a slash at its end."""
+    own = os.environ.get("GXPO_URL", "http://127.0.0.1:8000")
+    return (os.environ.get("GXPO_EXTERNAL_URL") or own).rstrip("/") if external else own
 
 
 _connection = st.cache_resource(connect)
@@ -107,7 +104,7 @@ def guarded() -> Iterator[None]:
     try:
         yield
     except ServiceUnavailable:
-        st.caption("The service is not responding. This section appears when it is back.")
+        st.caption("The service is not responding.")
     except NotSignedIn:
         sign_out()
         st.rerun()
@@ -181,13 +178,6 @@ def _stored(key: tuple[Any, ...], fresh: LiveSeries) -> LiveSeries:
     """This session's series of the key, `fresh` if there is none."""
     store: dict[tuple[Any, ...], LiveSeries] = st.session_state.setdefault("series", {})
     return keep(store, key, store.get(key, fresh), _MAX_SERIES)
-
-
-def headline(runs: Sequence[str], metric: str) -> str:
-    """The service's sentence: of one run what became of it, of several how they compare at equal backward passes."""
-    if len(runs) == 1:
-        return str(client().get("/runs", runs[0], "headline")["text"])
-    return str(client().compare(runs=list(runs), metric=metric, gates=False)["evidence"].partition("\n")[0])
 
 
 LOG_WINDOW = 262_144

@@ -261,17 +261,13 @@ def _float(text: str) -> float | str:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-def _json(text: str) -> Any:
-    """JSON if it looks like it, otherwise the text (`auto`, `none`)."""
-    return json.loads(text) if text[:1] in '[{"-0123456789' else text
-
-
 _PARSERS: Mapping[Kind, tuple[Callable[[str], Any], str]] = {
     "integer": (int, "an integer"),
     "number": (_float, "a number"),
     "text": (str, "text"),
     "list": (values, "a comma-separated list"),
-    "json": (_json, "a value such as [0.5, 2.0]"),
+    # JSON if it looks like it, otherwise the text (`auto`, `none`).
+    "json": (lambda text: json.loads(text) if text[:1] in '[{"-0123456789' else text, "a value such as [0.5, 2.0]"),
 }
 
 

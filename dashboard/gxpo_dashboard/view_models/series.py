@@ -77,15 +77,8 @@ class Points:
 Series = Mapping[str, Points]
 
 
-@dataclass(frozen=True, slots=True)
-class Total:
-    """Sum of a metric's finite values over all steps, and their number; thinning does not change them."""
-
-    sum: float
-    count: int
-
-
-Totals = Mapping[str, Total]
+Totals = Mapping[str, tuple[float, int]]
+"""Sum of a metric's finite values over all steps, and their number; thinning does not change them."""
 
 
 class LiveSeries:
@@ -100,7 +93,7 @@ class LiveSeries:
         self.revision: int | None = None
         self.last_step = -1
         self.points: dict[str, Points] = {}
-        self.totals: dict[str, Total] = {}
+        self.totals: dict[str, tuple[float, int]] = {}
 
     @property
     def overlap(self) -> int | None:
@@ -123,7 +116,7 @@ class LiveSeries:
             if entry.get("downsampled"):
                 points.thinned = EVEN if self.joined else BANDS
             if self.joined:
-                self.totals[name] = Total(number(entry["sum"]), int(entry["count"]))
+                self.totals[name] = (number(entry["sum"]), int(entry["count"]))
         self.revision = response["revision"]
         self.last_step = int(response["last_step"] if response.get("last_step") is not None else -1)
         return after is None or all(len(points) <= 2 * self.max_points for points in self.points.values())

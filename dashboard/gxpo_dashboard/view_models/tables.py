@@ -89,12 +89,6 @@ def _text(value: Any) -> str:
     return formats.figure(value) if formats.known(value) else value if isinstance(value, str) else json.dumps(value)
 
 
-def passes_used(progress: Json) -> str:
-    """`37 of 90`, or `37` without a budget in backward passes."""
-    used, budget = formats.count(number(progress.get("backward_passes"))), progress.get("backward_passes_budget")
-    return f"{used} of {formats.count(number(budget))}" if formats.known(budget) else used
-
-
 def time_left(run: Json) -> str:
     """Time left as text; the queue position for a queued run."""
     progress = run.get("progress") or {}
@@ -108,6 +102,7 @@ def cells(run: Json, *, baseline: Json | None = None, trend: str | None = None) 
     colour, times in seconds since 1970, and a dash for what is missing. trend: address of a picture."""
     progress = run.get("progress") or {}
     difference = 100 * (number(run.get("score")) - number((baseline or {}).get("score")))
+    passes, budget = progress.get("backward_passes"), progress.get("backward_passes_budget")
     state = str(run["state"])
     states = [STATES.get(state, state), *([NO_HEARTBEAT] if run.get("silent_s") else [])]
     return {
@@ -120,7 +115,7 @@ def cells(run: Json, *, baseline: Json | None = None, trend: str | None = None) 
         "difference": formats.signed(difference, 1) if formats.known(difference) else NONE,
         "reward": formats.significant(number(run.get("reward"))),
         "trend": trend,
-        "passes": passes_used(progress),
+        "passes": formats.count(passes) + (f" of {formats.count(budget)}" if formats.known(budget) else ""),
         "left": time_left(run),
         "seed": str(run["seed"]),
         "tags": [[tag, "gray"] for tag in run.get("tags") or ()],

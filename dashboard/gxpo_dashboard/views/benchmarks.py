@@ -41,27 +41,26 @@ def show() -> None:
             first = "The first one runs before step 1, unless `evaluation.at_start` is false."
             empty("No evaluations", first if going else "The runs ended without one.")
             return
+        published = charts.published_scores(visitor.client().get("/published"))
         with header:
-            x, metric, published = _controls(metrics)
+            x = axis("over", "backward_passes", COMPARED_AXES)
+            with st.popover("Settings", icon=":material/tune:"):
+                metric = permalinks.select("Score", "score", metrics, metrics[0]) or metrics[0]
+                models = {"": "none"} | {model: model for model in published["model"]}
+                model = permalinks.select("Published results", "published", models, "")
+        published = published[published["model"] == model]
         st.fragment(run_every=visitor.SLOW_S if going else None)(_body)(runs, x, metric, published)
-
-
-def _controls(metrics: list[str]) -> tuple[str, str, pd.DataFrame]:
-    """The x-axis, the score, and the published results to show."""
-    x = axis("over", "backward_passes", COMPARED_AXES)
-    published = charts.published_scores(visitor.client().get("/published"))
-    with st.popover("Settings", icon=":material/tune:"):
-        metric = permalinks.select("Score", "score", metrics, metrics[0]) or metrics[0]
-        models = {"": "none"} | {model: model for model in published["model"]}
-        model = permalinks.select("Published results", "published", models, "")
-    return x, metric, published[published["model"] == model]
 
 
 def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -> None:
     labels = unique_labels(runs)
     with visitor.guarded():
         with suppress(Refused):  # a run without an evaluation yet
-            st.info(plain(visitor.headline(list(runs), metric)), icon=":material/help:")
+            if len(runs) == 1:
+                headline = visitor.client().get("/runs", *runs, "headline")["text"]
+            else:
+                headline = visitor.client().compare(runs=list(runs), metric=metric, gates=False)["evidence"]
+            st.info(plain(headline.partition("\n")[0]), icon=":material/help:")
         frames = [
             charts.scores_frame(visitor.client().evaluations(run), metric, labels[run], evaluated_at(run, x))
             for run in runs

@@ -41,7 +41,9 @@ def show() -> None:
     with visitor.guarded():
         with header.popover("Select runs", icon=":material/checklist:"):
             runs = explorer.runs("Runs", "runs", most=_MOST)
-            groups = _groups()
+            items = visitor.client().get("/groups", limit=200)["items"]
+            names = {item["id"]: f"{item['name']} ({number_of(item['num_runs'], 'run')})" for item in items}
+            groups = permalinks.multi("Groups", "groups", names, placeholder="sweeps")
         if not runs and not groups:
             empty(
                 "Nothing selected",
@@ -60,17 +62,12 @@ def show() -> None:
         for group in groups:
             refreshing(_sweep)(group, {name: query[name] for name in ("metric", "benchmark")})
         _metrics(everything, query["x"])
-        _export(list(everything))
-
-
-def _groups() -> list[str]:
-    names = {
-        group["id"]: f"{group['name']} ({number_of(group['num_runs'], 'run')})"
-        for group in visitor.client().get("/groups", limit=200)["items"]
-    }
-    if not names and not st.query_params.get_all("groups"):
-        return []
-    return permalinks.multi("Groups", "groups", names, placeholder="sweeps")
+        st.markdown("#### Export")
+        with st.container(horizontal=True):
+            for form in ("csv", "jsonl"):
+                label = f"metrics and evaluations ({form.upper()})"
+                fetch = partial(visitor.client().export, list(everything), form)
+                download(label, f"gxpo-{form}.zip", fetch, f"export-{form}")
 
 
 def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> Json:
@@ -208,12 +205,3 @@ def _metrics(everything: dict[str, Json], x: str) -> None:
             explorer.show(runs, x)
 
     body()
-
-
-def _export(runs: list[str]) -> None:
-    st.markdown("#### Export")
-    service = visitor.client()
-    with st.container(horizontal=True):
-        for form in ("csv", "jsonl"):
-            label = f"metrics and evaluations ({form.upper()})"
-            download(label, f"gxpo-{form}.zip", partial(service.export, runs, form), f"export-{form}")

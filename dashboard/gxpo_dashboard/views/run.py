@@ -28,13 +28,22 @@ OVERVIEW = (*(name for plot in _LEARNED for name in plot.metrics), *steps.GATE, 
 
 def show() -> None:
     actions.dialogs()
-    run = _chosen()
+    run: Json | None = None
+    with visitor.guarded():
+        if requested := st.query_params.get("run", ""):
+            run = visitor.client().run(requested)
+        else:
+            st.title("Run")
+            empty("No run selected", "Open one in **Runs**, or start one in **Submit**.")
     if run is None:
         return
     ended = run["state"] in TERMINAL
     st.fragment(run_every=None if ended else visitor.LIVE_S)(_header)(run["id"], ended)
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute", gap="small"):
-        _open_section()
+        requested = st.query_params.get("part", "")
+        for part, sections in PARTS.items():
+            if requested in sections and requested not in PARTS:  # a link whose part is a section
+                st.query_params["part"], st.query_params["section"] = part, requested
         part = permalinks.choice("Part", "part", list(PARTS), "Overview")
         sections = PARTS[part]
         section = next(iter(sections))
@@ -49,24 +58,6 @@ def show() -> None:
             draw(run["id"], x)
 
     body()
-
-
-def _open_section() -> None:
-    """Rewrite the address of a link whose part is a section."""
-    section = st.query_params.get("part", "")
-    for part, sections in PARTS.items():
-        if section in sections and section not in PARTS:
-            st.query_params["part"], st.query_params["section"] = part, section
-
-
-def _chosen() -> Json | None:
-    """The run in the URL, if any."""
-    with visitor.guarded():
-        if run := st.query_params.get("run", ""):
-            return visitor.client().run(run)
-        st.title("Run")
-        empty("No run selected", "Open one in **Runs**, or start one in **Submit**.")
-    return None
 
 
 def _header(run_id: str, was_ended: bool) -> None:

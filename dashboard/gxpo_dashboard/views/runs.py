@@ -128,18 +128,14 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
             _nothing(query, bool(visited))
         else:
             baseline = _baseline(baseline_id, runs)
-            _table(runs, columns, key, query, _summary(runs, total), baseline)
+            states = [run["state"] for run in runs]
+            chips = [f"{states.count(state)} {state_chip(state)}" for state in STATES if state in states]
+            here = "on this page " if total is not None and total > len(runs) else ""
+            summary = f"**{number_of(total or len(runs), 'run')}**", f"{here}{' '.join(chips)}"
+            _table(runs, columns, key, query, summary, baseline)
         if visited or page["next_cursor"]:
             of = f" of {count(total)}" if total is not None else ""
             pager("runs", visited, page["next_cursor"], len(visited) * query["limit"], len(runs), of)
-
-
-def _summary(runs: list[Json], total: int | None) -> tuple[str, str]:
-    """How many runs the filters leave, and the states of those on this page."""
-    states = [run["state"] for run in runs]
-    chips = [f"{states.count(state)} {state_chip(state)}" for state in STATES if state in states]
-    here = "on this page " if total is not None and total > len(runs) else ""
-    return f"**{number_of(total or len(runs), 'run')}**", f"{here}{' '.join(chips)}"
 
 
 def _table(

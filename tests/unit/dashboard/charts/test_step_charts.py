@@ -11,7 +11,7 @@ import pytest
 from gxpo_dashboard.charts import steps
 from gxpo_dashboard.charts.steps import FALLBACK, LOOK_AHEAD
 from gxpo_dashboard.view_models.rules import rules_of
-from gxpo_dashboard.view_models.series import Points, Total
+from gxpo_dashboard.view_models.series import Points
 from gxpo_trainer.config import RunConfig
 
 RULES = rules_of(RunConfig.model_json_schema())
@@ -74,7 +74,7 @@ SERIES = {
     "time/sync_s": points([1, 2], [0.5, 0.5]),
     "time/evaluate_s": points([2], [5.0]),
 }
-TOTALS = {name: Total(sum(series.y), len(series)) for name, series in SERIES.items()}
+TOTALS = {name: (sum(series.y), len(series)) for name, series in SERIES.items()}
 
 
 def test_the_rest_is_what_the_parts_leave_without_evaluation() -> None:
@@ -99,7 +99,7 @@ def test_means_and_shares_are_over_all_steps_and_evaluation_is_spread_over_them(
 
 def test_without_a_step_or_timeline_charts_say_so() -> None:
     assert steps.step_time_chart({}, {}).points.empty
-    assert steps.step_time_chart({}, {"time/step_s": Total(0.0, 0)}).summary == "No steps yet."
+    assert steps.step_time_chart({}, {"time/step_s": (0.0, 0)}).summary == "No steps yet."
     assert steps.budget_chart({}, GXPO, None, RULES).summary == "No steps yet."
     assert steps.timeline_chart([]).summary == "No timeline yet."
 
@@ -114,7 +114,7 @@ STEPS = [
 
 
 def test_seconds_count_from_the_first_step() -> None:
-    rows = steps.spans_frame(STEPS).values.tolist()
+    rows = steps.timeline_chart(STEPS).points.values.tolist()
     assert rows == [
         ["engine 0", "sampling", 0.0, 2.0, 7],
         ["learner", "updating", 2.0, 4.0, 7],
