@@ -36,16 +36,12 @@ def answer() -> Json:
 
 
 @pytest.mark.parametrize(("x", "last"), [("step", 10.0), ("backward_passes", 30.0), ("time", 1.0), ("tokens", 1000.0)])
-def test_the_axis_is_the_cost_that_was_chosen(x: str, last: float) -> None:
+def test_smoothed_values_are_drawn_with_their_bounds_over_the_cost_that_was_chosen(x: str, last: float) -> None:
     frame = scores.comparison_chart(answer(), x).points
-    assert frame[frame["series"] == "GXPO K=5"]["x"].tolist() == [0.0, last]
-
-
-def test_the_smoothed_values_are_drawn_with_their_bounds() -> None:
-    frame = scores.comparison_chart(answer(), "step").points
-    row = frame[(frame["series"] == "GXPO K=5") & (frame["x"] == 10)].iloc[0]
+    first, row = frame[frame["series"] == "GXPO K=5"].to_dict("records")
+    assert (first["x"], row["x"]) == (0.0, last)
     assert (row["y"], row["low"], row["high"]) == pytest.approx((0.401, 0.38, 0.42))
-    assert math.isnan(frame.iloc[0]["high"])
+    assert math.isnan(first["high"])
 
 
 def test_new_data_does_not_change_the_specification() -> None:
@@ -56,13 +52,10 @@ def test_new_data_does_not_change_the_specification() -> None:
     assert (before.spec, before.alt) == (after.spec, after.alt)
 
 
-def test_the_table_of_accuracy_has_the_bounds_of_each_band() -> None:
+def test_the_table_has_the_bounds_of_each_band_and_over_a_cost_the_step_of_each_evaluation() -> None:
     table = scores.comparison_chart(answer(), "step").table()
     assert list(table.columns) == ["Series", "Training step", "pass@1", "95% low", "95% high"]
     assert table[table["Series"] == "GXPO K=5"]["95% low"].tolist() == pytest.approx([0.18, 0.38])
-
-
-def test_the_table_over_a_cost_has_the_step_of_each_evaluation() -> None:
     table = scores.comparison_chart(answer(), "backward_passes").table()
     # 10 steps of one backward pass, and 10 of three; both start at step 0.
     assert table[["Backward passes", "Step"]].to_numpy().tolist() == [[0, 0], [10, 10], [0, 0], [30, 10]]
@@ -97,21 +90,13 @@ def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
 
 def heat() -> Json:
     interval = {"mean": 0.41, "low": 0.4, "high": 0.42, "num": 3}
-    return {
-        "group": "g1",
-        "x": "learner.rule.alpha",
-        "y": "learner.rule.k",
-        "show": "final",
-        "metric": "pass@1",
-        "x_values": [0.1, 0.5],
-        "y_values": [3, "Infinity"],
-        "cells": [
-            {"x": 0, "y": 0, "value": {**interval, "mean": 0.2, "low": None}, "runs": ["r1"]},
-            {"x": 1, "y": 1, "value": interval, "runs": ["r2", "r3", "r4"]},
-            {"x": 0, "y": 1, "value": None, "runs": ["r5"]},
-        ],
-        "mixed": ["learner.zero_stage"],
-    }
+    cells = [
+        {"x": 0, "y": 0, "value": {**interval, "mean": 0.2, "low": None}, "runs": ["r1"]},
+        {"x": 1, "y": 1, "value": interval, "runs": ["r2", "r3", "r4"]},
+        {"x": 0, "y": 1, "value": None, "runs": ["r5"]},
+    ]
+    axes = {"x": "learner.rule.alpha", "y": "learner.rule.k", "x_values": [0.1, 0.5], "y_values": [3, "Infinity"]}
+    return {"group": "g1", "show": "final", "metric": "pass@1", "cells": cells, "mixed": ["learner.zero_stage"], **axes}
 
 
 def test_heat_map_cells_lie_at_their_values_and_the_best_is_named() -> None:
@@ -148,19 +133,13 @@ def record(step: int, value: float, benchmark: str = "gsm8k", **scores: float) -
     return {"step": step, "benchmark": benchmark, "scores": {"pass@1": value, **interval, **scores}}
 
 
-PUBLISHED = {
-    "tables": [
-        {"name": "convergence", "rows": [{"method": "grpo"}]},
-        {
-            "name": "sampled_pass@1",
-            "rows": [
-                {"model": "M", "method": "grpo", "k": None, "scores": {"gsm8k": 43.53, "amc23": None}},
-                {"model": "M", "method": "gxpo", "k": 3, "scores": {"gsm8k": 51.49}},
-                {"model": "N", "method": "grpo", "k": None, "scores": {"gsm8k": 78.73}},
-            ],
-        },
-    ]
-}
+ROWS = [
+    {"model": "M", "method": "grpo", "k": None, "scores": {"gsm8k": 43.53, "amc23": None}},
+    {"model": "M", "method": "gxpo", "k": 3, "scores": {"gsm8k": 51.49}},
+    {"model": "N", "method": "grpo", "k": None, "scores": {"gsm8k": 78.73}},
+]
+OTHERS = {"name": "convergence", "rows": [{"method": "grpo"}]}
+PUBLISHED = {"tables": [OTHERS, {"name": "sampled_pass@1", "rows": ROWS}]}
 
 
 def test_published_scores_become_shares() -> None:
