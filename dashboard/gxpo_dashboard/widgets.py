@@ -78,6 +78,8 @@ def axis(name: str, default: str, words: Mapping[str, str] = AXIS_WORDS) -> str:
             "Smoothing", "smooth", permalinks.SMOOTHING, "0", help="Over all steps; not of gates and passes."
         )
         permalinks.check("Hide outliers", "calm", help="Values further from the quartiles than 3 interquartile ranges.")
+        permalinks.text("Visible from", "from", help="With *Visible to*, what dragging over a chart selects.")
+        permalinks.text("Visible to", "to")
     if (span := permalinks.span(x)) is not None:
         label = f"Reset zoom ({figure(span[0])} to {figure(span[1])})"
         st.button(label, icon=":material/zoom_out_map:", type="tertiary", on_click=permalinks.zoom, key="reset-zoom")

@@ -150,6 +150,26 @@ def test_defaults_stay_out_of_the_address_and_an_emptied_text_with_a_default_is_
     assert dict(page.query_params) == {"cols": "b", "seeds": "", "group": ""}
 
 
+def _zoomed() -> None:
+    import streamlit as st
+
+    from gxpo_dashboard.session import permalinks
+    from gxpo_dashboard.widgets import axis
+
+    st.session_state["span"] = permalinks.span(axis("over", "step"))
+
+
+def test_a_zoom_is_typed_and_reset_by_keyboard() -> None:
+    page = AppTest.from_function(_zoomed).run(timeout=60)
+    for box, position in zip(page.text_input, ("5", "10"), strict=True):
+        box.set_value(position).run()
+    assert page.session_state["span"] == (5.0, 10.0)
+    (reset,) = [button for button in page.button if button.label == "Reset zoom (5 to 10)"]
+    reset.click().run()
+    assert page.session_state["span"] is None
+    assert [box.value for box in page.text_input] == ["", ""]
+
+
 @pytest.mark.parametrize(
     ("address", "path", "view"),
     [
