@@ -121,15 +121,10 @@ def state_chip(state: str) -> str:
 
 def unique_labels(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Run id → unique label: the name, with the seed or the end of the id where names repeat."""
-    names = {run: str(view["name"]) for run, view in runs.items()}
     labels: dict[str, str] = {}
-    for run, name in names.items():
-        same = [other for other in names if names[other] == name]
-        seeds = {runs[other].get("seed") for other in same}
-        if len(same) == 1:
-            labels[run] = name
-        elif len(seeds) == len(same):
-            labels[run] = f"{name} (seed {runs[run].get('seed')})"
-        else:
-            labels[run] = f"{name} ({run[-6:]})"
+    for run, view in runs.items():
+        seeds = [other.get("seed") for other in runs.values() if other["name"] == view["name"]]
+        told_by_seed = len(set(seeds)) == len(seeds)
+        mark = "" if len(seeds) == 1 else f" (seed {view.get('seed')})" if told_by_seed else f" ({run[-6:]})"
+        labels[run] = f"{view['name']}{mark}"
     return labels

@@ -6,23 +6,19 @@ from pathlib import Path
 
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from streamlit.starlette import App
 
 from gxpo_dashboard.session.link import LinkSignIn
 
 
-def compressed(page: ASGIApp) -> ASGIApp:
-    """The page with its scripts compressed: Streamlit sends them as they are, two thirds of the bytes of a first load.
+class CompressedScripts(GZipMiddleware):
+    """Compress scripts: Streamlit sends them as they are, two thirds of the bytes of a first load. Downloads stay as
+    they are; their archives would hold up the event loop for nothing."""
 
-    Downloads stay as they are; their archives would hold up the event loop for nothing.
-    """
-    smaller = GZipMiddleware(page, compresslevel=6)
-
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        await (smaller if "/static/" in scope.get("path", "") else page)(scope, receive, send)
-
-    return serve
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = super().__call__ if "/static/" in scope.get("path", "") else self.app
+        await answer(scope, receive, send)
 
 
-app = App(Path(__file__).with_name("app.py"), middleware=[Middleware(LinkSignIn), Middleware(compressed)])
+app = App(Path(__file__).with_name("app.py"), middleware=[Middleware(LinkSignIn), Middleware(CompressedScripts)])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,11 +40,6 @@ def pager(name: str, visited: list[str], following: str | None, first: int, num:
         st.caption(f"{name.capitalize()} {count(first + 1)} to {count(first + num)}{of}")
 
 
-def live(function: Callable[[], None], every_s: float | None) -> None:
-    """Show a fragment that refreshes every `every_s` seconds; None: only on interaction."""
-    st.fragment(run_every=every_s)(function)()
-
-
 def focus(selector: str) -> None:
     """Give an input the keys once it is drawn, where no other has them.
 
@@ -58,29 +53,6 @@ def focus(selector: str) -> None:
     }}, 50);
     }}</script>"""
     st.html(script, unsafe_allow_javascript=True)
-
-
-_NO_CHART = {"mark": {"type": "point", "aria": False}, "data": {"values": []}}
-"""For which the browser loads Vega."""
-
-
-@contextmanager
-def charts_ahead() -> Iterator[None]:
-    """On the first page of a session, load Vega while the page's data is being computed."""
-    place, first = st.empty(), "charts" not in st.session_state
-    if first:
-        place.vega_lite_chart(None, _NO_CHART, height=1)
-    yield
-    if first:
-        place.empty()
-        st.session_state["charts"] = True
-
-
-def load_charts() -> None:
-    """Load Vega after a first page without charts, so that a click on a run waits for no scripts."""
-    if "charts" not in st.session_state:
-        st.vega_lite_chart(None, _NO_CHART, height=1)
-        st.session_state["charts"] = True
 
 
 _DRAWING_S = 0.8
@@ -106,6 +78,8 @@ def axis(name: str, default: str, words: Mapping[str, str] = AXIS_WORDS) -> str:
             "Smoothing", "smooth", permalinks.SMOOTHING, "0", help="Over all steps; not of gates and passes."
         )
         permalinks.check("Hide outliers", "calm", help="Values further from the quartiles than 3 interquartile ranges.")
+        permalinks.text("Visible from", "from", help="With *Visible to*, what dragging over a chart selects.")
+        permalinks.text("Visible to", "to")
     if (span := permalinks.span(x)) is not None:
         label = f"Reset zoom ({figure(span[0])} to {figure(span[1])})"
         st.button(label, icon=":material/zoom_out_map:", type="tertiary", on_click=permalinks.zoom, key="reset-zoom")
@@ -212,15 +186,11 @@ def table(
         """What has changed is read from what this function returns."""
 
     data = {"sorted": "", "descending": False, "links": False, "single": False, **options}
-    return st.components.v2.component("gxpo_table", js=_TABLE, isolate_styles=False)(
-        key=key,
-        data={**data, "title": title, "columns": columns, "rows": rows, "selected": selected},
-        on_selected_change=report,
-        on_pointed_change=report,
-        on_order_change=report,
-        on_opened_change=report,
-        on_compared_change=report,
-    )
+    data |= {"title": title, "columns": columns, "rows": rows, "selected": selected}
+    changes: dict[str, Any] = {
+        f"on_{name}_change": report for name in ("selected", "pointed", "order", "opened", "compared")
+    }
+    return st.components.v2.component("gxpo_table", js=_TABLE, isolate_styles=False)(key=key, data=data, **changes)
 
 
 def download(what: str, name: str, make: Callable[[], bytes], key: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_client.formats import count, figure, known
+from gxpo_client.formats import count, figure
 from gxpo_dashboard.view_models.series import Points, Series
 
 Spec = dict[str, Any]
@@ -104,32 +104,25 @@ class Chart:
             empty.append("step")
         labels = {"x": AXES.get(self.x, "x"), "y": "value", **self.labels}
         frame = self.points.drop(columns=empty)
-        frame = frame.rename(columns={name: heading(labels.get(name, name)) for name in frame.columns})
+        # In sentence case; names with digits or symbols, such as `pass@1`, stay as they are.
+        words = [labels.get(name, name) for name in frame.columns]
+        frame.columns = [word[:1].upper() + word[1:] if word.partition(" ")[0].isalpha() else word for word in words]
         return frame.assign(**{"Thinned to": self.thinned}) if self.thinned else frame
-
-
-def heading(label: str) -> str:
-    """A column header in sentence case; names with digits or symbols, such as `pass@1`, stay as they are."""
-    return label[:1].upper() + label[1:] if label.partition(" ")[0].isalpha() else label
 
 
 def with_colors(chart: Chart, colors: Mapping[str, str]) -> Chart:
     """The chart with these colours of series; charts of other series, or with colours of their own, are unchanged."""
 
-    def colored(node: Any) -> Any:
-        if isinstance(node, list):
-            return [colored(item) for item in node]
-        if not isinstance(node, dict):
-            return node
-        node = {name: colored(part) for name, part in node.items()}
-        encoding = node.get("color")
-        if isinstance(encoding, dict) and encoding.get("field") == "series":
-            names = encoding["scale"]["domain"]
-            if names and "range" not in encoding["scale"] and all(name in colors for name in names):
-                node["color"] = {**encoding, "scale": {**encoding["scale"], "range": [colors[name] for name in names]}}
-        return node
+    def colored(layer: Spec) -> Spec:
+        color = layer["encoding"].get("color", {})
+        scale = color.get("scale", {})
+        names = scale.get("domain", ())
+        if color.get("field") != "series" or "range" in scale or not names or not colors.keys() >= set(names):
+            return layer
+        color = {**color, "scale": {**scale, "range": [colors[name] for name in names]}}
+        return {**layer, "encoding": {**layer["encoding"], "color": color}}
 
-    return replace(chart, spec=colored(chart.spec))
+    return replace(chart, spec={**chart.spec, "layer": [colored(layer) for layer in chart.spec["layer"]]})
 
 
 def between(chart: Chart, low: float, high: float) -> Chart:
@@ -173,33 +166,31 @@ def with_brush(chart: Chart) -> Spec:
     return {**chart.spec, "layer": [{**first, "params": params}, *others]}
 
 
-def line_data(rows: Iterable[Sequence[Any]]) -> dict[str, pd.DataFrame]:
-    """Datasets of line_layers: `points`, and the hover points `near` with `lone`, whether a point has no neighbour to
-    which a line could lead."""
-    frame = typed_frame(rows, **POINTS)
-    known = frame["y"].notna()
-    joined = [known & known.groupby(frame["series"]).shift(way, fill_value=False) for way in (1, -1)]
-    frame["lone"] = known & ~joined[0] & ~joined[1]
-    evenly = near(frame)
-    dots = frame[frame.index.isin(evenly.index) | frame["lone"]]
-    return {"points": frame.drop(columns="lone"), "near": dots}
+_MOST_NEAR = 500
+"""Hover points. The browser rebuilds its nearest-point index on new data, which takes seconds for tens of thousands."""
 
 
-def long_frame(series: Series, names: Mapping[str, str], x: str = "step") -> dict[str, pd.DataFrame]:
-    """Datasets of metrics (name → label); hours for `time`."""
-    return line_data(
+def line_data(series: Series, names: Mapping[str, str], x: str = "step") -> dict[str, pd.DataFrame]:
+    """Datasets of line_layers of metrics (name → label), hours for `time`: `points`, and evenly spaced hover points
+    `near` with `lone`, whether a point has no neighbour to which a line could lead."""
+    rows = [
         (label, axis_value(at, x), value, low, high, step)
         for name, label in names.items()
         if (points := series.get(name))
         for step, at, value, low, high in points.drawn
-    )
+    ]
+    frame = typed_frame(rows, **POINTS)
+    known = frame["y"].notna()
+    joined = [known & known.groupby(frame["series"]).shift(way, fill_value=False) for way in (1, -1)]
+    lone = known & ~joined[0] & ~joined[1]
+    evenly = frame.index % max(1, math.ceil(len(frame) / _MOST_NEAR)) == 0
+    return {"points": frame, "near": frame.assign(lone=lone)[evenly | lone]}
 
 
 def column(points: Points | None) -> pd.Series:
     """The finite values of a metric by step."""
-    return pd.Series(
-        {s: y for s, y in zip(points.steps, points.y, strict=True) if known(y)} if points else {}, dtype=float
-    )
+    values = pd.Series(points.y, points.steps, dtype=float) if points else pd.Series(dtype=float)
+    return values[values.map(math.isfinite)]
 
 
 def axis_value(value: float, x: str) -> float:
@@ -218,18 +209,6 @@ def value_at(points: Points | None, step: int, x: str = "step") -> float:
         return float(step)
     before = [at for at, known in zip(points.x, points.steps, strict=True) if known <= step] if points else []
     return axis_value(before[-1], x) if before else math.nan
-
-
-def positive(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame without what has no place on a logarithmic axis."""
-    values = frame[["y", *BOUNDS]]
-    return frame.assign(**values.where(values > 0))
-
-
-def near(frame: pd.DataFrame, most: int = 500) -> pd.DataFrame:
-    """At most `most` evenly spaced rows as hover points. The browser rebuilds its nearest-point index on new data,
-    which takes seconds for tens of thousands."""
-    return frame.iloc[:: max(1, math.ceil(len(frame) / most))]
 
 
 def quantity(field: str = "y", **properties: Any) -> Spec:
@@ -256,9 +235,8 @@ def y_encoding(title: str, form: str = NUMBER, zero: bool = False, log: bool = F
     return quantity(title=title, axis=axis, scale=scale)
 
 
-def z_encoding() -> Spec:
-    """y-axis of gate z-scores, with room above τ for its label."""
-    return {**y_encoding("z-score"), "scale": {"zero": True, "nice": False, "padding": 18}}
+Z_SCORE: Spec = {**y_encoding("z-score"), "scale": {"zero": True, "nice": False, "padding": 18}}
+"""y-axis of gate z-scores, with room above τ for its label."""
 
 
 def legend(names: Sequence[str], **symbol: Any) -> Spec | None:
@@ -301,17 +279,20 @@ def line_styles(names: Sequence[str], marks: bool = False) -> dict[str, Spec]:
     }
 
 
-def layer(data: str, mark: str, encoding: Spec, *, params: Sequence[Spec] = (), **properties: Any) -> Spec:
+def layer(data: str, mark: str, encoding: Spec, *, param: Spec | None = None, **properties: Any) -> Spec:
     """Marks of the dataset `data`; properties: of the mark.
 
     Screen readers get no description of every mark, which is expensive: the chart has one, and a table.
     """
     spec: Spec = {"data": {"name": data}, "mark": {"type": mark, "aria": False, **properties}, "encoding": encoding}
-    return {**spec, "params": list(params)} if params else spec
+    return {**spec, "params": [param]} if param else spec
 
 
-def hover_params() -> list[Spec]:
-    return [{"name": "hover", "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}}]
+HOVER: Spec = {
+    "name": "hover",
+    "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"},
+}
+"""The point under the pointer."""
 
 
 def on_hover(always: bool = False) -> Spec:
@@ -341,17 +322,17 @@ def line_layers(
     if marks:
         dots["shape"] = styles["shape"]
     lines = {**place, "strokeDash": styles["strokeDash"]}
-    press: list[Spec] = []
+    press: Spec | None = None
     if len(names) > 1:
         lines["opacity"] = {"condition": {"param": "chosen", "value": 1}, "value": 0.08}
-        press = [{"name": "chosen", "select": {"type": "point", "fields": ["series"]}, "bind": "legend"}]
+        press = {"name": "chosen", "select": {"type": "point", "fields": ["series"]}, "bind": "legend"}
     alone = {"joinaggregate": [{"op": "count", "as": "num"}], "groupby": ["series"]}
     bars = layer("points", "rule", bounds, opacity=0.5)
     return [
         layer("points", "area", bounds, opacity=0.2),
         *([{**bars, "transform": [*known, alone, {"filter": "datum.num == 1"}]}] if marks else []),
-        layer("points", "line", lines, params=press, strokeWidth=2, interpolate="linear"),
-        layer("points" if marks else "near", "point", dots, params=hover_params(), filled=True, size=55),
+        layer("points", "line", lines, param=press, strokeWidth=2, interpolate="linear"),
+        layer("points" if marks else "near", "point", dots, param=HOVER, filled=True, size=55),
     ]
 
 
@@ -399,9 +380,10 @@ class Plot:
 def metric_chart(plot: Plot, series: Series, x: str = "step") -> Chart:
     """The chart of a plot. Metrics without points are omitted."""
     present = {name: label for name, label in plot.metrics.items() if series.get(name)}
-    data = long_frame(series, present, x)
-    if plot.log:
-        data = {name: positive(frame) for name, frame in data.items()}
+    data = line_data(series, present, x)
+    if plot.log:  # which has no place for other values
+        positive = {name: frame[["y", *BOUNDS]].where(lambda values: values > 0) for name, frame in data.items()}
+        data = {name: frame.assign(**positive[name]) for name, frame in data.items()}
     y = y_encoding(plot.y_title, plot.form, plot.zero, plot.log)
     words = ", ".join(f"{label} {plot.say(series[name].last)}" for name, label in present.items())
     return Chart(

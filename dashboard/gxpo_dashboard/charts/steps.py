@@ -1,18 +1,149 @@
-"""Charts of steps: backward passes by phase compared with other rules, step times, and the timeline of processes."""
+"""Charts of a run's steps: the gate, backward passes by phase compared with other rules, times, and the timeline.
+
+The z-score of the gate is never smoothed: a single step above τ fires it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from gxpo_client.formats import count, duration, known
+from gxpo_client.formats import count, duration, figure, known
 from gxpo_dashboard.charts import base
 from gxpo_dashboard.charts.base import Chart, Spec
-from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
-from gxpo_dashboard.view_models.rules import Rule, Rules, shade
-from gxpo_dashboard.view_models.series import EVEN, Series, Totals
+from gxpo_dashboard.view_models.rules import HUES, Rule, Rules, shade
+from gxpo_dashboard.view_models.series import EVEN, Points, Series, Totals
+
+GATE = tuple(f"gate/{name}" for name in ("active", "z", "threshold", "value", "shutoff_step"))
+WINDOW = ("gate/mean", "gate/std")
+"""Requested as joined series: both bounds of the band need both."""
+LOOK_AHEAD, FALLBACK = "look-ahead on", "fallback to GRPO"
+PHASE_OPACITY = 0.22
+"""Visible on light and dark pages: tests measure it."""
+
+
+def shutoff_step(series: Series) -> int | None:
+    """The step at which the gate fired, if any."""
+    steps = series.get("gate/shutoff_step")
+    return int(steps.last) if steps and known(steps.last) else None
+
+
+def phases(series: Series, x: str = "step") -> pd.DataFrame:
+    """Intervals (x, x2, phase) with the look-ahead on; several for a re-armed gate.
+
+    `gate/active` is the state after a step, so a change applies from that step on.
+    """
+    active = series.get("gate/active") or Points()
+    rows: list[tuple[float, float, str]] = []
+    start = None
+    # The last interval ends with the last step.
+    for step, on in [*zip(active.steps, active.y, strict=True), *((step, 0.0) for step in active.steps[-1:])]:
+        if on and start is None:
+            start = step
+        elif not on and start is not None:
+            rows.append((base.value_at(active, start, x), base.value_at(active, step, x), LOOK_AHEAD))
+            start = None
+    return base.typed_frame(rows, x="float64", x2="float64", phase="str")
+
+
+def z_chart(series: Series, x: str = "step", settings: Mapping[str, Any] = {}, color: str = HUES[2]) -> Chart:
+    """z-score with τ, shut-off and phases, in units of the window's standard deviation. settings: of the gate; one that
+    never fires has no τ. color: of the rule."""
+    two_sided, watches = bool(settings.get("two_sided")), settings.get("mode") == "never"
+    data = base.line_data(series, {"gate/z": "z-score"}, x)
+    tau = series["gate/threshold"].last if series.get("gate/threshold") else math.nan
+    limits = [] if watches else [tau, -tau] if two_sided else [tau]
+    words = [(limit, f"{'−' if limit < 0 else ''}τ = {figure(limit)}") for limit in limits if known(limit)]
+    rules = base.typed_frame(words, **base.LABELS)
+    layers = [*base.line_layers(["z-score"], x, base.Z_SCORE), *base.threshold_layers()]
+    chart = Chart(
+        "gate-z",
+        "Gate: z-score",
+        {"layer": layers},
+        {**data, "rules": rules},
+        f"z-score of the gate against its threshold over {base.AXES[x]}, look-ahead shaded, shut-off marked",
+        _z_words(series, math.inf if watches and known(tau) else tau, two_sided),
+        "Not smoothed. 0 is the window mean, 1 its standard deviation; "
+        + ("with mode never the look-ahead stays on." if watches else "at τ the look-ahead is switched off.")
+        + (" Two-sided: also at −τ." if two_sided and not watches else ""),
+        x=x,
+        labels={"y": "z-score"},
+        thinned=base.thinned(series.get("gate/z")),
+    )
+    return base.with_colors(_with_phases(chart, series, color), {"z-score": base.TEXT})
+
+
+def value_chart(series: Series, x: str = "step", watched: str = "monitored value", color: str = HUES[2]) -> Chart:
+    """The monitored value, called `watched`, and the window's mean ± one standard deviation as a band."""
+    names = {"gate/value": watched, "gate/mean": "window mean"}
+    present = {name: label for name, label in names.items() if series.get(name)}
+    data = base.line_data(series, present, x)
+    bounds = {"x": base.x_encoding(x), "y": base.quantity("low", title=watched), "y2": {"field": "high"}}
+    band = base.layer("band", "area", bounds, opacity=0.22, color=base.MUTED)
+    layers = [band, *base.line_layers(list(present.values()), x, base.y_encoding(watched))]
+    last = {name: series[name].last for name in ("gate/value", *WINDOW) if series.get(name)}
+    words = (
+        f"Latest value {figure(last.get('gate/value'))}; window mean {figure(last.get('gate/mean'))} "
+        f"and standard deviation {figure(last.get('gate/std'))}."
+    )
+    mean, std = (base.column(series.get(name)) for name in WINDOW)
+    spread = pd.DataFrame({"x": 0.0, "low": mean - std, "high": mean + std}).dropna()
+    spread["x"] = [base.value_at(series.get("gate/mean"), step, x) for step in spread.index]
+    chart = Chart(
+        "gate-value",
+        "Gate: monitored value",
+        {"layer": layers},
+        {**data, "band": spread},
+        f"{watched} with the gate window's mean and spread over {base.AXES[x]}",
+        words if last else "No data yet.",
+        "Band: window mean ± one standard deviation.",
+        x=x,
+        thinned=base.thinned(*(series[name] for name in present)),
+    )
+    colors = {watched: base.TEXT, "window mean": base.MUTED}
+    return base.with_colors(_with_phases(chart, series, color), colors)
+
+
+def _with_phases(chart: Chart, series: Series, shading: str) -> Chart:
+    """The chart above the shaded phases with the look-ahead, and below the marked shut-off."""
+    step, points = shutoff_step(series), series.get("gate/value") or series.get("gate/active")
+    rows = [] if step is None else [(base.value_at(points, step, chart.x), f"shut off at step {count(step)}")]
+    marks = {"phases": phases(series, chart.x), "shutoff": base.typed_frame(rows, x="float64", label="str")}
+    fill = {
+        "field": "phase",
+        "type": "nominal",
+        "scale": {"domain": [LOOK_AHEAD], "range": [shading]},
+        "legend": {"orient": "top", "title": None, "symbolType": "square", "symbolOpacity": PHASE_OPACITY},
+    }
+    place = {"x": base.x_encoding(chart.x), "x2": {"field": "x2"}, "fill": fill}
+    label = {"align": "right", "baseline": "top", "dx": -5, "dy": 4}
+    rule = {"strokeDash": [2, 3], "color": base.MUTED}
+    layers = [
+        base.layer("phases", "rect", place, opacity=PHASE_OPACITY),
+        *chart.spec["layer"],
+        *base.rule_layers("shutoff", rule, {"y": {"value": 0}}, {"x": base.x_encoding(chart.x)}, label),
+    ]
+    return replace(chart, spec={"layer": layers}, datasets={**chart.datasets, **marks})
+
+
+def _z_words(series: Series, tau: float, two_sided: bool) -> str:
+    z, step = series.get("gate/z"), shutoff_step(series)
+    sign = "±" if two_sided else ""
+    threshold = f"τ is {sign}{figure(tau)}" if known(tau) else "it never fires"
+    scores = [value for value in z.y if known(value)] if z else []
+    if step is not None:
+        most = f" The maximum z-score was {figure(max(scores))}." if scores else ""
+        return f"The gate fired at step {count(step)}; {threshold}.{most}"
+    if math.isnan(tau):
+        return "No steps yet."
+    if not scores:
+        return f"No z-score yet: the gate is in its warm-up; {threshold}."
+    return f"Latest z-score {figure(scores[-1])}, maximum {figure(max(scores))}; {threshold}. The gate is open."
+
 
 PASSES = ("update/backward_passes", "update/backward_passes_total")
 
@@ -34,36 +165,34 @@ def passes_by_phase(series: Series, rule: Rule) -> pd.DataFrame:
         spent[LOOK_AHEAD if on else FALLBACK] += value - before
         before, on = value, bool(after.get(step, on))
         if rule.watched is None:
-            rows.append((step, _phases(rule)[0], value))
+            rows.append((step, f"{rule.label} steps", value))
         else:
             rows += [(step, phase, passes) for phase, passes in spent.items()]
     return base.typed_frame(rows, **base.PARTS)
 
 
-def others(steps: list[int], settings: Mapping[str, Any], rules: Rules) -> pd.DataFrame:
-    """Rows (x, series, y): backward passes of the other rules on the same steps with open gates.
-
-    With the settings of the run where the rule has them, and its defaults elsewhere.
-    """
-    rows = [
-        (step, rule.label_with_cost(settings), rule.passes_per_step(settings) * step)
-        for rule in _other_rules(settings, rules)
-        for step in steps
-    ]
-    return base.typed_frame(rows, **base.PARTS)
-
-
 def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | None, rules: Rules) -> Chart:
-    """Stacked area of the run's backward passes, lines of the other rules, a rule at the budget.
+    """Stacked area of the run's backward passes, a rule at the budget, and lines of the other rules on the same steps
+    with open gates: with the settings of the run where the rule has them, and its defaults elsewhere.
 
     settings: the run's `learner.rule`.
     """
     rule = rules.of(settings)
     own = passes_by_phase(series, rule)
-    steps = sorted({int(step) for step in own["x"]})
-    hypothetical = others([0, *steps] if steps else [], settings, rules)
-    lines = {other.label_with_cost(settings): other for other in _other_rules(settings, rules)} if steps else {}
-    styles = _styles(_phases(rule), (rule.color, shade(rules.baseline.color, 1)), lines)
+    others = [other for other in rules.known if other.name != rule.name and other.family != "control"]
+    lines = {} if own.empty else {other.label_with_cost(settings): other for other in others}
+    costs = {label: other.passes_per_step(settings) for label, other in lines.items()}
+    rows = [(step, label, cost * step) for label, cost in costs.items() for step in (0, *sorted(set(own["x"])))]
+    hypothetical = base.typed_frame(rows, **base.PARTS)
+    # One colour and dash per name, areas and lines in one legend; those of a rule are the same for every run.
+    areas, dashed = [f"{rule.label} steps"] if rule.watched is None else [LOOK_AHEAD, FALLBACK], base.DASHES[1:]
+    names, key = [*areas, *lines], base.legend([*areas, *lines])
+    fills = [rule.color, shade(rules.baseline.color, 1)][: len(areas)]
+    dashes = [(1, 0)] * len(areas) + [dashed[other.position % len(dashed)] for other in lines.values()]
+    styles = {
+        "color": base.by_series(key, names, range=[*fills, *(other.color for other in lines.values())]),
+        "strokeDash": base.by_series(key, names, range=dashes),
+    }
     x, axis = base.x_encoding("step"), {"format": "~s", "tickCount": 5, "titlePadding": 8, "labelFlush": False}
     y = base.quantity(title="backward passes", axis=axis, scale={"padding": 18, "nice": False})
     order = {"condition": [{"test": f"datum.series === '{FALLBACK}'", "value": 1}], "value": 0}
@@ -77,7 +206,7 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     layers = [
         base.layer("own", "area", area, opacity=0.6),
         base.layer("others", "line", {"x": x, "y": y, **styles}, strokeWidth=2),
-        base.layer("points", "point", dots, params=base.hover_params(), filled=True, size=45, color=base.MUTED),
+        base.layer("points", "point", dots, param=base.HOVER, filled=True, size=45, color=base.MUTED),
     ]
     place = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -2}
     layers += base.rule_layers("limit", {"color": base.MUTED}, {"x": {"value": 0}}, {"y": base.quantity()}, place)
@@ -96,24 +225,6 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
         x="step",
         thinned=EVEN if base.thinned(series.get("update/backward_passes_total")) else "",
     )
-
-
-def _other_rules(settings: Mapping[str, Any], rules: Rules) -> list[Rule]:
-    return [rule for rule in rules.known if rule.name != settings.get("name") and rule.family != "control"]
-
-
-def _phases(rule: Rule) -> list[str]:
-    return [f"{rule.label} steps"] if rule.watched is None else [LOOK_AHEAD, FALLBACK]
-
-
-def _styles(areas: list[str], area_colors: tuple[str, str], lines: Mapping[str, Rule]) -> Spec:
-    """One colour and dash per name, areas and lines in one legend; those of a rule are the same for every run."""
-    names = [*areas, *lines]
-    colors = [*area_colors[: len(areas)], *(rule.color for rule in lines.values())]
-    dashed = base.DASHES[1:]
-    dashes = [[1, 0]] * len(areas) + [list(dashed[rule.position % len(dashed)]) for rule in lines.values()]
-    key = base.legend(names)
-    return {"color": base.by_series(key, names, range=colors), "strokeDash": base.by_series(key, names, range=dashes)}
 
 
 def _spent(own: pd.DataFrame, hypothetical: pd.DataFrame, budget: float | None) -> str:
@@ -154,9 +265,9 @@ def step_parts(series: Series) -> pd.DataFrame:
 
 def mean_seconds(totals: Totals, parts: Mapping[str, str]) -> dict[str, float]:
     """Mean seconds a step of these metrics (name → label), over all steps; empty without a step."""
-    num_steps = totals[WHOLE].count if WHOLE in totals else 0
-    present = {label: totals[name] for name, label in parts.items() if name in totals and totals[name].count}
-    return {label: total.sum / num_steps for label, total in present.items()} if num_steps else {}
+    _, num_steps = totals.get(WHOLE, (0.0, 0))
+    present = {label: totals[name] for name, label in parts.items() if name in totals}
+    return {label: total / num_steps for label, (total, num) in present.items() if num and num_steps}
 
 
 def step_time_chart(series: Series, totals: Totals) -> Chart:
@@ -200,20 +311,15 @@ _ROW = 28
 """Height of a process in pixels."""
 
 
-def spans_frame(steps: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Rows (process, series, x, x2, step): activities in seconds since the first step began."""
+def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
+    """One row per process, activities in seconds since the first step began; a gap is idle time."""
     rows = [
         (span["process"], span["activity"], shift + span["begin"], shift + span["end"], step["step"])
         for step in steps
         for shift in [step["begin"] - steps[0]["begin"]]
         for span in step["spans"]
     ]
-    return base.typed_frame(rows, process="str", series="str", x="float64", x2="float64", step="int64")
-
-
-def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
-    """One row per process; a gap is idle time."""
-    frame = spans_frame(steps)
+    frame = base.typed_frame(rows, process="str", series="str", x="float64", x2="float64", step="int64")
     processes = sorted(set(frame["process"]), key=lambda name: (not name.startswith("learner"), len(name), name))
     encoding: Spec = {
         "x": base.quantity("x", title="seconds", axis={"grid": False, "tickCount": 8}, scale={"nice": False}),

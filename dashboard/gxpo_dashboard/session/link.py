@@ -34,10 +34,8 @@ FORWARDING_HEADERS = frozenset(
 
 def host_of(authority: str | None) -> str | None:
     """`localhost:8501` → `localhost`; `[::1]:8501` → `::1`; None when it is malformed."""
-    if not authority:
-        return None
     try:
-        return urlsplit(f"//{authority}").hostname
+        return urlsplit(f"//{authority or ''}").hostname
     except ValueError:
         return None
 

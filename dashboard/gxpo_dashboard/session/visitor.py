@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,6 @@ from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh
 
 Json = dict[str, Any]
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 RETRY_S = 3.0
 LIVE_S = 2.0
 SLOW_S = 5.0
@@ -35,13 +35,10 @@ _FEWEST_DRAWN = 60
 """Minimum points per run."""
 
 
-def service_url() -> str:
-    return os.environ.get("GXPO_URL", DEFAULT_URL)
-
-
-def external_url() -> str:
-    """URL of the API for the visitor's own commands, without a slash at its end."""
-    return (os.environ.get("GXPO_EXTERNAL_URL") or service_url()).rstrip("/")
+def service_url(*, external: bool = False) -> str:
+    """URL of the API; `external`: for the visitor's own commands, without a slash at its end."""
+    own = os.environ.get("GXPO_URL", "http://127.0.0.1:8000")
+    return (os.environ.get("GXPO_EXTERNAL_URL") or own).rstrip("/") if external else own
 
 
 _connection = st.cache_resource(connect)
@@ -58,16 +55,11 @@ def _token() -> str | None:
     if own or st.session_state.get("signed_out"):
         return own
     headers, address = st.context.headers, st.get_option("server.address")
-    if may_use_local_token(
-        service_url(), address, st.context.ip_address, headers.get("Host"), headers.keys()
-    ) and sessions.is_open(_link_session(), time.monotonic()):
+    host = headers.get("Host")
+    local = may_use_local_token(service_url(), address, st.context.ip_address, host, headers.keys())
+    if local and sessions.is_open(st.context.cookies.get(cookie_name(host)), time.monotonic()):
         return read_secret(os.environ.get("GXPO_TOKEN_FILE"))
     return None
-
-
-def _link_session() -> str | None:
-    """The session of this browser that the link of `gxpo up` opened, if any."""
-    return st.context.cookies.get(cookie_name(st.context.headers.get("Host")))
 
 
 def enter() -> bool:
@@ -97,7 +89,7 @@ def may_change() -> bool:
 
 def sign_out() -> None:
     """End the session of this tab, and that of the link in all tabs of this browser."""
-    sessions.close(_link_session())
+    sessions.close(st.context.cookies.get(cookie_name(st.context.headers.get("Host"))))
     for key in ("token", "me", "series", "cache", "trends", "dialog"):
         st.session_state.pop(key, None)
     st.session_state["signed_out"] = True
@@ -112,7 +104,7 @@ def guarded() -> Iterator[None]:
     try:
         yield
     except ServiceUnavailable:
-        st.caption("The service is not responding. This section appears when it is back.")
+        st.caption("The service is not responding.")
     except NotSignedIn:
         sign_out()
         st.rerun()
@@ -160,8 +152,8 @@ def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = Fals
     series = _stored((run, x, names, joined, *part.values()), LiveSeries(joined=joined))
     service = client()
     try:
-        most, more = series.max_points, {"joined": joined or None, **part}
-        refresh({run: series}, lambda _, after: {run: service.metrics(run, names, x, after, most, **more)})
+        more = {"joined": joined or None, **part}
+        refresh({run: series}, lambda _, after: {run: service.metrics(run, names, x, after, MAX_POINTS, **more)})
     except ServiceUnavailable:
         if series.revision is None:
             raise
@@ -170,18 +162,13 @@ def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = Fals
 
 def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> dict[str, LiveSeries]:
     """The same for several runs (id → view); complete series of ended runs are not requested again."""
-    # Up to twice as many are held before they are thinned.
+    # A series has up to twice as many points before it is thinned.
     most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
     more = {"smoothing": permalinks.smoothing() or None, **_visible(x)}
     series = {run: _stored((run, x, names, most, *more.values()), LiveSeries(most)) for run in runs}
     service = client()
-    due = {
-        run: live
-        for run, live in series.items()
-        if live.revision is None
-        or runs[run]["state"] not in TERMINAL
-        or runs[run]["progress"]["steps"] > live.last_step
-    }
+    complete = {run: view["progress"]["steps"] if view["state"] in TERMINAL else math.inf for run, view in runs.items()}
+    due = {run: live for run, live in series.items() if live.revision is None or live.last_step < complete[run]}
     with suppress(ServiceUnavailable):
         refresh(due, lambda ids, after: service.metrics_of(ids, names, x, after, most, **more))
     return series
@@ -191,13 +178,6 @@ def _stored(key: tuple[Any, ...], fresh: LiveSeries) -> LiveSeries:
     """This session's series of the key, `fresh` if there is none."""
     store: dict[tuple[Any, ...], LiveSeries] = st.session_state.setdefault("series", {})
     return keep(store, key, store.get(key, fresh), _MAX_SERIES)
-
-
-def headline(runs: Sequence[str], metric: str) -> str:
-    """The service's sentence: of one run what became of it, of several how they compare at equal backward passes."""
-    if len(runs) == 1:
-        return str(client().get("/runs", runs[0], "headline")["text"])
-    return str(client().get("/compare", runs=list(runs), metric=metric, gates=False)["evidence"].partition("\n")[0])
 
 
 LOG_WINDOW = 262_144

@@ -21,7 +21,6 @@ MAIN = (
 )  # fmt: skip
 """Settings shown first, with those of the rule that have a symbol; the others are in their sections."""
 _RULE = "learner.rule."
-_NO_VALUE = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,7 @@ def widget_value(setting: Setting, value: Any) -> Any:
     if setting.kind == "choice":
         return value if value in setting.options else setting.options[0]
     if setting.kind == "choices":
-        return list(value or [])
+        return [item for item in value or () if item in setting.options]
     if value is None:
         return ""
     if setting.kind == "list":
@@ -207,35 +206,21 @@ def of_link(words: Iterable[str], settings: Mapping[str, Setting]) -> tuple[Json
         try:
             # The API takes NaN and the infinities as strings.
             value = json.loads(text, parse_constant=str, parse_float=_float)
-        except (ValueError, RecursionError):
-            value = _NO_VALUE
-        if path in settings and _is_input(settings[path], value):
-            changes[path] = value
-        else:
+            # What its widget can show; whether it is valid is for the service to say.
+            entered = parse(settings[path], widget_value(settings[path], value))
+            if entered != value:
+                raise BadValue(word)
+            changes[path] = entered
+        except (KeyError, TypeError, ValueError, RecursionError):
             others.append(word)
     return changes, others
-
-
-def _is_input(setting: Setting, value: Any) -> bool:
-    """Whether the setting's widget can show the value; whether it is valid is for the service to say."""
-    if setting.kind == "choice":
-        return value in setting.options
-    if setting.kind == "choices":
-        return isinstance(value, list) and all(item in setting.options for item in value)
-    if setting.kind == "boolean":
-        return isinstance(value, bool)
-    if setting.kind == "list":
-        return isinstance(value, list)
-    return value is not _NO_VALUE and (setting.kind == "json" or not isinstance(value, list | dict | bool))
 
 
 def get(config: Mapping[str, Any], path: str) -> Any:
     """The value at a dotted path, or None."""
     place: Any = config
     for part in path.split("."):
-        if not isinstance(place, Mapping) or part not in place:
-            return None
-        place = place[part]
+        place = place.get(part) if isinstance(place, Mapping) else None
     return place
 
 
@@ -276,17 +261,13 @@ def _float(text: str) -> float | str:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-def _json(text: str) -> Any:
-    """JSON if it looks like it, otherwise the text (`auto`, `none`)."""
-    return json.loads(text) if text[:1] in '[{"-0123456789' else text
-
-
 _PARSERS: Mapping[Kind, tuple[Callable[[str], Any], str]] = {
     "integer": (int, "an integer"),
     "number": (_float, "a number"),
     "text": (str, "text"),
     "list": (values, "a comma-separated list"),
-    "json": (_json, "a value such as [0.5, 2.0]"),
+    # JSON if it looks like it, otherwise the text (`auto`, `none`).
+    "json": (lambda text: json.loads(text) if text[:1] in '[{"-0123456789' else text, "a value such as [0.5, 2.0]"),
 }
 
 

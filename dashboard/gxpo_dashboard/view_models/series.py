@@ -8,6 +8,7 @@ evaluation may report on the same step later.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,6 @@ BANDS, EVEN = "means in a band of minima and maxima", "evenly spaced steps"
 
 Fetch = Callable[[list[str], int | None], Mapping[str, Mapping[str, Any]]]
 """The responses of runs, by run, with the points after a step, or all for None."""
-
-
 Bucket = tuple[int, float, float, float, float]
 """Step, x, y, low and high."""
 
@@ -63,19 +62,12 @@ class Points:
         points = zip(self.steps, self.x, self.y, strict=True)
         return [*self.band, *((*point, math.nan, math.nan) for point in points if point[0] > self._complete)]
 
-    def cut(self, step: int) -> None:
-        """Drop points after `step`."""
-        while self.steps and self.steps[-1] > step:
-            self.steps.pop(), self.x.pop(), self.y.pop()
-
-    def extend(self, entry: Mapping[str, Any]) -> None:
-        """Append the points of a response after the last one."""
-        newest = self.steps[-1] if self.steps else -1
-        for step, x, y in zip(entry["steps"], entry["x"], entry["y"], strict=True):
-            if step > newest:
-                self.steps.append(int(step))
-                self.x.append(number(x))
-                self.y.append(number(y))
+    def extend(self, entry: Mapping[str, Any], after: int = -1) -> None:
+        """Replace the points after a step by those of a response."""
+        kept = bisect_right(self.steps, after)
+        self.steps[kept:] = map(int, entry["steps"])
+        self.x[kept:] = map(number, entry["x"])
+        self.y[kept:] = map(number, entry["y"])
         if band := entry.get("band"):
             columns = (map(number, band[name]) for name in ("x", "mean", "low", "high"))
             self.band = list(zip(band["steps"], *columns, strict=True))
@@ -85,15 +77,8 @@ class Points:
 Series = Mapping[str, Points]
 
 
-@dataclass(frozen=True, slots=True)
-class Total:
-    """Sum of a metric's finite values over all steps, and their number; thinning does not change them."""
-
-    sum: float
-    count: int
-
-
-Totals = Mapping[str, Total]
+Totals = Mapping[str, tuple[float, int]]
+"""Sum of a metric's finite values over all steps, and their number; thinning does not change them."""
 
 
 class LiveSeries:
@@ -108,7 +93,7 @@ class LiveSeries:
         self.revision: int | None = None
         self.last_step = -1
         self.points: dict[str, Points] = {}
-        self.totals: dict[str, Total] = {}
+        self.totals: dict[str, tuple[float, int]] = {}
 
     @property
     def overlap(self) -> int | None:
@@ -125,15 +110,13 @@ class LiveSeries:
             self.points = {}
         elif response["revision"] != self.revision or any(e.get("band") for e in response["series"].values()):
             return False
-        for points in self.points.values():
-            points.cut(after or 0)
         for name, entry in response["series"].items():
             points = self.points.setdefault(name, Points())
-            points.extend(entry)
+            points.extend(entry, -1 if after is None else after)
             if entry.get("downsampled"):
                 points.thinned = EVEN if self.joined else BANDS
             if self.joined:
-                self.totals[name] = Total(number(entry["sum"]), int(entry["count"]))
+                self.totals[name] = (number(entry["sum"]), int(entry["count"]))
         self.revision = response["revision"]
         self.last_step = int(response["last_step"] if response.get("last_step") is not None else -1)
         return after is None or all(len(points) <= 2 * self.max_points for points in self.points.values())

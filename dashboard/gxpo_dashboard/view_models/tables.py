@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -17,57 +18,58 @@ from gxpo_dashboard.view_models.series import number
 
 Json = Mapping[str, Any]
 
-COLUMNS: dict[str, str] = {
-    "name": "Name",
-    "state": "State",
-    "rule": "Rule",
-    "progress": "Progress",
-    "score": "Accuracy",
-    "difference": "Δ baseline",
-    "reward": "Reward",
-    "trend": "Trend",
-    "passes": "Backward passes",
-    "left": "Time left",
-    "model": "Model",
-    "seed": "Seed",
-    "tags": "Tags",
-    "best": "Best",
-    "step": "Step",
-    "training": "Training time",
-    "tokens": "Tokens",
-    "created": "Created",
-    "updated": "Changed",
-    "by": "By",
-    "group": "Group",
-    "reason": "Reason",
-    "id": "Id",
-}
-DEFAULTS = ("name", "state", "rule", "progress", "score", "difference", "trend", "passes", "left", "model", "tags")
-"""Columns of the table at first."""
-ORDERS = {
-    **{name: name for name in ("name", "state", "rule", "score", "model", "seed", "step", "tokens", "reason")},
-    "best": "score_best", "reward": "metric:reward/mean", "passes": "backward_passes", "training": "training_s",
-    "created": "created_at", "updated": "updated_at", "by": "created_by",
-}  # fmt: skip
-"""Column → what the service orders by; a column of a metric is itself an order."""
-KINDS = {"name": "name", "state": "chips", "tags": "chips", "progress": "progress", "trend": "picture"}
-KINDS |= dict.fromkeys(("created", "updated"), "time")
-KINDS |= dict.fromkeys(("score", "difference", "reward", "seed", "best", "step"), "number")
-"""How the browser shows a column that is more than text."""
-_EMPTY: tuple[Any, ...] = (None, "", NONE, [])
-_CHIPS = {STATES[state]: color for state, color in STATE_COLORS.items()} | {NO_HEARTBEAT: "orange"}
 METRIC, SETTING = "metric:", "config:"
 """Prefixes of further columns: last value of a metric, and a setting of the config."""
 
 
-def column_label(name: str) -> str:
-    """`config:learner.rule.k` → `learner.rule.k`."""
-    return COLUMNS.get(name) or name.removeprefix(METRIC).removeprefix(SETTING)
+@dataclass(frozen=True, slots=True)
+class Column:
+    """kind: how the browser shows it. order: what the service orders by, empty for none."""
+
+    label: str
+    kind: str = "text"
+    order: str = ""
+    help: str = ""
 
 
-def ordered_column(order: str) -> str:
-    """The column that shows what an order compares."""
-    return next((column for column, name in ORDERS.items() if name == order), order)
+COLUMNS = {
+    "name": Column("Name", "name", "name"),
+    "state": Column("State", "chips", "state"),
+    "rule": Column("Rule", order="rule"),
+    "progress": Column("Progress", "progress"),
+    "score": Column("Accuracy", "number", "score", "Latest macro average of pass@1."),
+    "difference": Column("Δ baseline", "number", help="Percentage points relative to the pinned run."),
+    "reward": Column("Reward", "number", "metric:reward/mean", "Latest mean reward."),
+    "trend": Column("Trend", "picture", help="Reward so far, each on its own scale."),
+    "passes": Column("Backward passes", order="backward_passes", help="Backward passes, of the budget."),
+    "left": Column("Time left", help="Estimated from the pace so far."),
+    "model": Column("Model", order="model"),
+    "seed": Column("Seed", "number", "seed"),
+    "tags": Column("Tags", "chips"),
+    "best": Column("Best", "number", "score_best"),
+    "step": Column("Step", "number", "step"),
+    "training": Column("Training time", order="training_s"),
+    "tokens": Column("Tokens", order="tokens"),
+    "created": Column("Created", "time", "created_at"),
+    "updated": Column("Changed", "time", "updated_at"),
+    "by": Column("By", order="created_by"),
+    "group": Column("Group"),
+    "reason": Column("Reason", order="reason"),
+    "id": Column("Id"),
+}
+DEFAULTS = ("name", "state", "rule", "progress", "score", "difference", "trend", "passes", "left", "model", "tags")
+"""Columns of the table at first."""
+ORDERED = {column.order: name for name, column in COLUMNS.items() if column.order}
+"""What the service orders by → the column that shows it; a column of a metric is itself an order."""
+_EMPTY: tuple[Any, ...] = (None, "", NONE, [])
+_CHIPS = {STATES[state]: color for state, color in STATE_COLORS.items()} | {NO_HEARTBEAT: "orange"}
+
+
+def column(name: str) -> Column:
+    """A column; `config:learner.rule.k` has the label `learner.rule.k`."""
+    if name.startswith(METRIC):
+        return Column(name.removeprefix(METRIC), "number", name)
+    return COLUMNS.get(name) or Column(name.removeprefix(SETTING))
 
 
 def further(columns: Iterable[str], prefix: str) -> list[str]:
@@ -87,12 +89,6 @@ def _text(value: Any) -> str:
     return formats.figure(value) if formats.known(value) else value if isinstance(value, str) else json.dumps(value)
 
 
-def passes_used(progress: Json) -> str:
-    """`37 of 90`, or `37` without a budget in backward passes."""
-    used, budget = formats.count(number(progress.get("backward_passes"))), progress.get("backward_passes_budget")
-    return f"{used} of {formats.count(number(budget))}" if formats.known(budget) else used
-
-
 def time_left(run: Json) -> str:
     """Time left as text; the queue position for a queued run."""
     progress = run.get("progress") or {}
@@ -106,6 +102,7 @@ def cells(run: Json, *, baseline: Json | None = None, trend: str | None = None) 
     colour, times in seconds since 1970, and a dash for what is missing. trend: address of a picture."""
     progress = run.get("progress") or {}
     difference = 100 * (number(run.get("score")) - number((baseline or {}).get("score")))
+    passes, budget = progress.get("backward_passes"), progress.get("backward_passes_budget")
     state = str(run["state"])
     states = [STATES.get(state, state), *([NO_HEARTBEAT] if run.get("silent_s") else [])]
     return {
@@ -118,7 +115,7 @@ def cells(run: Json, *, baseline: Json | None = None, trend: str | None = None) 
         "difference": formats.signed(difference, 1) if formats.known(difference) else NONE,
         "reward": formats.significant(number(run.get("reward"))),
         "trend": trend,
-        "passes": passes_used(progress),
+        "passes": formats.count(passes) + (f" of {formats.count(budget)}" if formats.known(budget) else ""),
         "left": time_left(run),
         "seed": str(run["seed"]),
         "tags": [[tag, "gray"] for tag in run.get("tags") or ()],

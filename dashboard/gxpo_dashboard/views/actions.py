@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, NoReturn
 
@@ -18,12 +17,12 @@ from gxpo_dashboard.session.permalinks import go
 Json = dict[str, Any]
 
 
-def act(runs: Sequence[str], action: str, body: Json | None = None) -> list[Json]:
+def act(runs: Sequence[str], action: str) -> list[Json]:
     """Apply an action to runs and show the result; returns the changed runs."""
     done, refused = [], []
     for run in runs:
         try:
-            done.append(visitor.client().act(run, action, body))
+            done.append(visitor.client().act(run, action))
         except (Refused, ServiceUnavailable) as error:
             refused.append(str(error))
     label = ACTIONS[action][0]
@@ -81,16 +80,21 @@ def ask(dialog: str, about: Json | list[Json]) -> NoReturn:
     st.rerun()
 
 
+_CONFIRMED = {
+    "cancel": "A run stops at the end of its step and cannot be resumed. Its results are kept.",
+    "delete": "Metrics, samples, logs and checkpoints are deleted permanently.",
+}
+
+
 def dialogs() -> None:
     """Show the open dialog. Call it outside fragments."""
     dialog, about, page = st.session_state.get("dialog", (None, None, None))
     if page != _page():
         _close()
+    elif dialog in _CONFIRMED:
+        st.dialog(f"{dialog.capitalize()} runs?", on_dismiss=_close)(_confirm)(dialog, about)
     elif dialog is not None:
-        views: dict[str, Callable[[Any], None]] = {
-            "cancel": _confirm_cancel, "edit": _edit, "delete": _confirm_delete,
-        }  # fmt: skip
-        views[dialog](about)
+        _edit(about)
 
 
 def _page() -> tuple[str | None, str | None]:
@@ -101,48 +105,25 @@ def _close() -> None:
     st.session_state.pop("dialog", None)
 
 
-@contextmanager
-def _errors_displayed() -> Iterator[None]:
-    """Show the service's errors in a dialog, which stays open."""
-    try:
-        yield
-    except (Refused, ServiceUnavailable) as error:
-        st.error(plain(str(error)))
-        for field, message in error.errors:
-            st.text(f"{field}: {message}")
-
-
-@st.dialog("Cancel runs?", on_dismiss=_close)
-def _confirm_cancel(runs: list[Json]) -> None:
-    st.write("A run stops at the end of its step and cannot be resumed. Its results are kept.")
-    st.text("\n".join(run["name"] for run in runs))
-    label = "Cancel run" if len(runs) == 1 else f"Cancel {len(runs)} runs"
-    if st.button(label, type="primary", key="confirm-cancel"):
-        act([run["id"] for run in runs], "cancel")
-        _close()
-        st.rerun()
-
-
-@st.dialog("Delete runs?", on_dismiss=_close)
-def _confirm_delete(runs: list[Json]) -> None:
-    """Delete runs. Those that the service refuses to delete stay in the dialog, with the reason."""
-    st.write("Metrics, samples, logs and checkpoints are deleted permanently.")
+def _confirm(action: str, runs: list[Json]) -> None:
+    """Cancel or delete runs. Those that the service refuses stay in the dialog, with the reason."""
+    st.write(_CONFIRMED[action])
     st.text("\n".join(run["name"] for run in runs))
     for run in runs:
         if refusal := run.get("refusal"):
             st.error(plain(f"{run['name']}: {refusal}"), icon=":material/error:")
-    label = "Delete run" if len(runs) == 1 else f"Delete {len(runs)} runs"
-    if st.button(label, type="primary", key="confirm-delete"):
-        with _errors_displayed():
-            items = visitor.client().act_on_all([run["id"] for run in runs], "delete")
+    label = f"{action.capitalize()} run" if len(runs) == 1 else f"{action.capitalize()} {len(runs)} runs"
+    if st.button(label, type="primary", key=f"confirm-{action}"):
+        with visitor.guarded():
+            items = visitor.client().act_on_all([run["id"] for run in runs], action)
             # A run that no longer exists counts as deleted.
             problems = {item["run"]: problem for item in items if (problem := item["problem"]) is not None}
             refused = {run: problem for run, problem in problems.items() if problem["status"] != HTTPStatus.NOT_FOUND}
             kept = [run | {"refusal": refused[run["id"]]["detail"]} for run in runs if run["id"] in refused]
             if kept:
-                ask("delete", kept)
+                ask(action, kept)
             _close()
-            if "run" in st.query_params:
+            if action == "delete" and "run" in st.query_params:
                 go("runs")
             st.rerun()  # the list, with its filters
 
@@ -155,7 +136,7 @@ def _edit(run: Json) -> None:
     notes = st.text_area("Notes", value=run["notes"])
     archived = st.checkbox("Archived", value=run["archived"], help="Archived runs are hidden from the list.")
     if st.button("Save", type="primary", key="edit-save"):
-        with _errors_displayed():
+        with visitor.guarded():
             visitor.client().change(run["id"], name=name, tags=comma_separated(tags), notes=notes, archived=archived)
             _close()
             st.rerun()

@@ -10,20 +10,18 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_client.errors import Refused
-from gxpo_dashboard.charts import benchmarks as charts
+from gxpo_dashboard.charts import scores as charts
 from gxpo_dashboard.charts.base import COMPARED_AXES, with_colors
 from gxpo_dashboard.labels import TERMINAL, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.view_models.tables import csv_file
 from gxpo_dashboard.views import explorer
 from gxpo_dashboard.views.run import evaluated_at
-from gxpo_dashboard.widgets import axis, chart, charts_ahead, download, empty, grid, live
+from gxpo_dashboard.widgets import axis, chart, empty, grid, text_table
 
 Json = dict[str, Any]
 MOST_RUNS = 8
 
 
-@charts_ahead()
 def show() -> None:
     header = st.container(horizontal=True, vertical_alignment="center", gap="small")
     header.title("Benchmarks", width="content")
@@ -37,33 +35,32 @@ def show() -> None:
             )
             return
         evaluations = {run: visitor.client().evaluations(run) for run in runs}
-        metrics = charts.metrics_of(record for records in evaluations.values() for record in records)
+        metrics = charts.sorted_scores(name for rows in evaluations.values() for row in rows for name in row["scores"])
         going = any(view["state"] not in TERMINAL for view in runs.values())
         if not metrics:
             first = "The first one runs before step 1, unless `evaluation.at_start` is false."
             empty("No evaluations", first if going else "The runs ended without one.")
             return
+        published = charts.published_scores(visitor.client().get("/published"))
         with header:
-            x, metric, published = _controls(metrics)
-        live(lambda: _body(runs, x, metric, published), visitor.SLOW_S if going else None)
-
-
-def _controls(metrics: list[str]) -> tuple[str, str, pd.DataFrame]:
-    """The x-axis, the score, and the published results to show."""
-    x = axis("over", "backward_passes", COMPARED_AXES)
-    published = charts.published_scores(visitor.client().get("/published"))
-    with st.popover("Settings", icon=":material/tune:"):
-        metric = permalinks.select("Score", "score", metrics, metrics[0]) or metrics[0]
-        models = {"": "none"} | {model: model for model in published["model"]}
-        model = permalinks.select("Published results", "published", models, "")
-    return x, metric, published[published["model"] == model]
+            x = axis("over", "backward_passes", COMPARED_AXES)
+            with st.popover("Settings", icon=":material/tune:"):
+                metric = permalinks.select("Score", "score", metrics, metrics[0]) or metrics[0]
+                models = {"": "none"} | {model: model for model in published["model"]}
+                model = permalinks.select("Published results", "published", models, "")
+        published = published[published["model"] == model]
+        st.fragment(run_every=visitor.SLOW_S if going else None)(_body)(runs, x, metric, published)
 
 
 def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -> None:
     labels = unique_labels(runs)
     with visitor.guarded():
         with suppress(Refused):  # a run without an evaluation yet
-            st.info(plain(visitor.headline(list(runs), metric)), icon=":material/help:")
+            if len(runs) == 1:
+                headline = visitor.client().get("/runs", *runs, "headline")["text"]
+            else:
+                headline = visitor.client().compare(runs=list(runs), metric=metric, gates=False)["evidence"]
+            st.info(plain(headline.partition("\n")[0]), icon=":material/help:")
         frames = [
             charts.scores_frame(visitor.client().evaluations(run), metric, labels[run], evaluated_at(run, x))
             for run in runs
@@ -79,14 +76,7 @@ def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -
             for name in dict.fromkeys(frame["benchmark"])
         ]
         grid(drawn, partial(chart, scope="-".join(runs)[:80]))
-        table = charts.score_table(frame, published)
-        st.markdown(f"#### {plain(metric)} summary")
-        percent = st.column_config.NumberColumn(format="%.1f%%")
-        columns = [name for name in table.columns if table[name].dtype == "float64"]
-        config = dict.fromkeys(columns, percent)
-        percentages = table.assign(**{name: 100 * table[name] for name in columns})
-        st.dataframe(percentages, hide_index=True, column_config=config, key="scores", alt="Scores of all runs")
-        download("CSV", "benchmarks.csv", lambda: csv_file(table), "scores-csv")
+        text_table(charts.score_table(frame, published), f"{metric} summary")
         if not published.empty:
             st.caption(
                 "Published: arXiv 2605.06755, Table 1, sampled pass@1 with 16 responses at temperature 1. Grader, "

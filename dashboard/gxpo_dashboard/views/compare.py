@@ -8,16 +8,14 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_client.client import Client
 from gxpo_client.errors import InvalidRequest
 from gxpo_client.formats import number_of
-from gxpo_dashboard.charts import compare as charts
+from gxpo_dashboard.charts import scores as charts
 from gxpo_dashboard.charts.base import COMPARED_AXES, MUTED, with_colors
-from gxpo_dashboard.charts.benchmarks import sorted_scores
 from gxpo_dashboard.labels import TERMINAL, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.views import explorer
-from gxpo_dashboard.widgets import axis, chart, charts_ahead, download, draw_first, empty, live, text_table
+from gxpo_dashboard.widgets import axis, chart, download, draw_first, empty, text_table
 
 Json = dict[str, Any]
 
@@ -33,20 +31,19 @@ CELL_VALUES = {
 _MOST = 60
 _MOST_LINES = 20
 _GATE_Z = "gate/z"
-_NAMES_S = 10.0
-"""Time until the names of a run's metrics are requested again."""
 _OPEN_TABLES = 3
 """Cost to the baseline's best, accuracy at equal backward passes and at equal time; others are collapsed."""
 
 
-@charts_ahead()
 def show() -> None:
     header = st.container(horizontal=True, vertical_alignment="center", gap="small")
     header.title("Compare", width="content")
     with visitor.guarded():
         with header.popover("Select runs", icon=":material/checklist:"):
             runs = explorer.runs("Runs", "runs", most=_MOST)
-            groups = _groups()
+            items = visitor.client().get("/groups", limit=200)["items"]
+            names = {item["id"]: f"{item['name']} ({number_of(item['num_runs'], 'run')})" for item in items}
+            groups = permalinks.multi("Groups", "groups", names, placeholder="sweeps")
         if not runs and not groups:
             empty(
                 "Nothing selected",
@@ -60,29 +57,27 @@ def show() -> None:
         with header:
             query = _controls(everything, list(runs), groups)
         going = any(run["state"] not in TERMINAL for run in everything.values())
-        every = visitor.SLOW_S if going else None
-        live(lambda: _comparison(query, everything), every)
+        refreshing = st.fragment(run_every=visitor.SLOW_S if going else None)
+        refreshing(_comparison)(query, everything)
         for group in groups:
-            live(partial(_sweep, group, {name: query[name] for name in ("metric", "benchmark")}), every)
+            refreshing(_sweep)(group, {name: query[name] for name in ("metric", "benchmark")})
         _metrics(everything, query["x"])
-        _export(list(everything))
-
-
-def _groups() -> list[str]:
-    names = {
-        group["id"]: f"{group['name']} ({number_of(group['num_runs'], 'run')})"
-        for group in visitor.client().get("/groups", limit=200)["items"]
-    }
-    if not names and not st.query_params.get_all("groups"):
-        return []
-    return permalinks.multi("Groups", "groups", names, placeholder="sweeps")
+        st.markdown("#### Export")
+        with st.container(horizontal=True):
+            for form in ("csv", "jsonl"):
+                label = f"metrics and evaluations ({form.upper()})"
+                fetch = partial(visitor.client().export, list(everything), form)
+                download(label, f"gxpo-{form}.zip", fetch, f"export-{form}")
 
 
 def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> Json:
     """The query of the comparison."""
     # Runs of a sweep are evaluated alike: one of them is asked.
     first = {run["group"] or run["id"]: run["id"] for run in reversed(everything.values())}
-    scores, benchmarks = _measured(list(first.values())[:_MOST_LINES])
+    metrics = {name for run in list(first.values())[:_MOST_LINES] for name in visitor.client().metric_names(run)}
+    parts = [name.split("/") for name in metrics if name.startswith("eval/")]
+    scores = charts.sorted_scores(part[2] for part in parts if len(part) == 3) or ["pass@1"]
+    benchmarks = sorted({part[1] for part in parts} - {"average"})
     baselines = {"": f"first {visitor.rules().baseline.label}"} | unique_labels(everything)
     averaged = {"": "average of all"} | {name: name for name in benchmarks}
     x = axis("over", "backward_passes", COMPARED_AXES)
@@ -110,20 +105,6 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
     }
 
 
-@st.cache_data(ttl=_NAMES_S, max_entries=200, show_spinner=False)
-def _names(url: str, run: str, _service: Client) -> list[str]:
-    """Names of a run's metrics."""
-    return _service.metric_names(run)
-
-
-def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
-    """Scores and benchmarks of the runs, pass@1 first."""
-    names = [name.split("/") for run in runs for name in _names(visitor.service_url(), run, visitor.client())]
-    parts = [part for part in names if part[0] == "eval"]
-    scores = sorted_scores({part[2] for part in parts if len(part) == 3})
-    return scores or ["pass@1"], sorted({part[1] for part in parts} - {"average"})
-
-
 def _comparison(query: Json, everything: dict[str, Json]) -> None:
     """Headline, ranking, curves, evidence, tables and gates."""
     with visitor.guarded():
@@ -146,7 +127,7 @@ def _comparison(query: Json, everything: dict[str, Json]) -> None:
         colors = _colors(first, everything)
         dots = [colors.get(name, MUTED) for name in comparison["ranking"]]
         text_table(charts.text_table(ranking), ranking["title"], colors=dots)
-        chart(with_colors(charts.accuracy_chart(comparison, query["x"]), colors), "compare")
+        chart(with_colors(charts.comparison_chart(comparison, query["x"]), colors), "compare")
         draw_first()
         with st.container(border=True):
             st.markdown("##### Evidence")
@@ -218,17 +199,9 @@ def _metrics(everything: dict[str, Json], x: str) -> None:
         st.caption(f"Showing {_MOST_LINES} of {len(everything)} runs.")
     going = any(run["state"] not in TERMINAL for run in runs.values())
 
+    @st.fragment(run_every=visitor.LIVE_S if going else None)
     def body() -> None:
         with visitor.guarded():
             explorer.show(runs, x)
 
-    live(body, visitor.LIVE_S if going else None)
-
-
-def _export(runs: list[str]) -> None:
-    st.markdown("#### Export")
-    service = visitor.client()
-    with st.container(horizontal=True):
-        for form in ("csv", "jsonl"):
-            label = f"metrics and evaluations ({form.upper()})"
-            download(label, f"gxpo-{form}.zip", partial(service.export, runs, form), f"export-{form}")
+    body()

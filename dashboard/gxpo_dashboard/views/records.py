@@ -149,5 +149,5 @@ def checkpoints(run: str, x: str) -> None:
                 fetch = partial(visitor.client().checkpoint_zip, run, step)
                 download("policy", f"{run}-step-{step}.zip", fetch, f"checkpoint-{step}")
             else:
-                url = f"{visitor.external_url()}/api/v1/runs/{run}/checkpoints/{step}/download"
+                url = f"{visitor.service_url(external=True)}/api/v1/runs/{run}/checkpoints/{step}/download"
                 st.code(f'curl -H "Authorization: Bearer $GXPO_TOKEN" -o step-{step}.zip {url}', language=None)

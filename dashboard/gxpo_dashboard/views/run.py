@@ -9,33 +9,41 @@ from typing import Any
 import streamlit as st
 
 from gxpo_client.formats import NONE, count, duration, known, moment, percent, significant
-from gxpo_dashboard.charts import base, curves, gate, steps
+from gxpo_dashboard.charts import base, curves, steps
 from gxpo_dashboard.charts.base import Chart, Plot
-from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
+from gxpo_dashboard.charts.scores import accuracy_chart, sorted_scores
 from gxpo_dashboard.labels import REASONS, TERMINAL, plain, state_chip
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.rules import Rule
 from gxpo_dashboard.view_models.series import Series, number
 from gxpo_dashboard.view_models.tables import time_left
 from gxpo_dashboard.views import actions, explorer, records, samples
-from gxpo_dashboard.widgets import axis, chart, charts_ahead, empty, grid, live
+from gxpo_dashboard.widgets import axis, chart, empty, grid
 
 Json = dict[str, Any]
 
 _LEARNED = (curves.REWARD, curves.COMPLETIONS, curves.WARM_START)
-OVERVIEW = (*(name for plot in _LEARNED for name in plot.metrics), *gate.METRICS, *steps.PASSES)
+OVERVIEW = (*(name for plot in _LEARNED for name in plot.metrics), *steps.GATE, *steps.PASSES)
 
 
-@charts_ahead()
 def show() -> None:
     actions.dialogs()
-    run = _chosen()
+    run: Json | None = None
+    with visitor.guarded():
+        if requested := st.query_params.get("run", ""):
+            run = visitor.client().run(requested)
+        else:
+            st.title("Run")
+            empty("No run selected", "Open one in **Runs**, or start one in **Submit**.")
     if run is None:
         return
     ended = run["state"] in TERMINAL
-    live(lambda: _header(run["id"], ended), None if ended else visitor.LIVE_S)
+    st.fragment(run_every=None if ended else visitor.LIVE_S)(_header)(run["id"], ended)
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute", gap="small"):
-        _open_section()
+        requested = st.query_params.get("part", "")
+        for part, sections in PARTS.items():
+            if requested in sections and requested not in PARTS:  # a link whose part is a section
+                st.query_params["part"], st.query_params["section"] = part, requested
         part = permalinks.choice("Part", "part", list(PARTS), "Overview")
         sections = PARTS[part]
         section = next(iter(sections))
@@ -44,29 +52,12 @@ def show() -> None:
         x = axis("x", "step") if part in CHARTED else "step"
     draw, every = sections[section]
 
+    @st.fragment(run_every=None if ended else every)
     def body() -> None:
         with visitor.guarded():
             draw(run["id"], x)
 
-    live(body, None if ended else every)
-
-
-def _open_section() -> None:
-    """Rewrite the address of a link whose part is a section."""
-    section = st.query_params.get("part", "")
-    for part, sections in PARTS.items():
-        if section in sections and section not in PARTS:
-            st.query_params["part"], st.query_params["section"] = part, section
-
-
-def _chosen() -> Json | None:
-    """The run in the URL, if any."""
-    with visitor.guarded():
-        if run := st.query_params.get("run", ""):
-            return visitor.client().run(run)
-        st.title("Run")
-        empty("No run selected", "Open one in **Runs**, or start one in **Submit**.")
-    return None
+    body()
 
 
 def _header(run_id: str, was_ended: bool) -> None:
@@ -164,9 +155,10 @@ def _overview(run_id: str, x: str) -> None:
     charts = [base.metric_chart(curves.COMPLETIONS if supervised else curves.REWARD, series, x), scores]
     charts += base.metric_charts([curves.WARM_START], series, x)
     if (rule := visitor.rules().of(settings)).watched is not None:
-        charts.append(gate.z_chart(series, x, settings.get("gate") or {}, rule.color))
+        charts.append(steps.z_chart(series, x, settings.get("gate") or {}, rule.color))
     charts.append(_budget(run, series, x))
-    others = [metric for metric in metrics_of(evaluations) if metric != "pass@1"]
+    metrics = sorted_scores(name for record in evaluations for name in record["scores"])
+    others = [metric for metric in metrics if metric != "pass@1"]
     charts += [accuracy_chart(evaluations, metric, x, evaluated_at(run_id, x)) for metric in others]
     _grid(charts, run)
 
@@ -194,9 +186,9 @@ def _gate(run_id: str, x: str) -> None:
     if rule.watched is None:
         empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")
     else:
-        chart(gate.z_chart(series, x, settings.get("gate") or {}, rule.color), run_id)
-        window = visitor.live_series(run_id, x, gate.WINDOW, joined=True).points
-        chart(gate.value_chart({**series, **window}, x, rule.watched, rule.color), run_id)
+        chart(steps.z_chart(series, x, settings.get("gate") or {}, rule.color), run_id)
+        window = visitor.live_series(run_id, x, steps.WINDOW, joined=True).points
+        chart(steps.value_chart({**series, **window}, x, rule.watched, rule.color), run_id)
     chart(_budget(run, series, x), run_id)
 
 

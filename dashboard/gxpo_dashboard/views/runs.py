@@ -12,30 +12,20 @@ from gxpo_client.client import Client
 from gxpo_client.connection import keep
 from gxpo_client.errors import Refused, ServiceError
 from gxpo_client.formats import NONE, comma_separated, count, number_of
-from gxpo_dashboard.charts.compare import settings_table
 from gxpo_dashboard.charts.curves import EVALUATED, sparkline
+from gxpo_dashboard.charts.scores import settings_table
 from gxpo_dashboard.labels import ACTIONS, STATES, plain, state_chip
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import tables
 from gxpo_dashboard.view_models.series import Points
 from gxpo_dashboard.views import actions, explorer
-from gxpo_dashboard.widgets import cursors, empty, live, pager, table, text_table
+from gxpo_dashboard.widgets import cursors, empty, pager, table, text_table
 
 Json = dict[str, Any]
 
 _TREND_RUNS = 100
 """Runs per request of reward trends."""
-SORTS = {name: tables.column_label(tables.ordered_column(name)) for name in tables.ORDERS.values()}
-SORTS |= {name: tables.column_label(name) for name in ("metric:policy/entropy", "metric:rollout/logprob_gap_mean")}
-_HELP = {
-    "score": "Latest macro average of pass@1.",
-    "reward": "Latest mean reward.",
-    "difference": "Percentage points relative to the pinned run.",
-    "trend": "Reward so far, each on its own scale.",
-    "passes": "Backward passes, of the budget.",
-    "left": "Estimated from the pace so far.",
-}
 PAGE = 50
 """Runs of a page."""
 _METRIC_RUNS = 50
@@ -43,7 +33,6 @@ _METRIC_COLUMNS_S = 30.0
 """Time until the metrics that are offered as columns are requested again."""
 PREVIEWED = ("reward/mean", EVALUATED)
 _MOST_PREVIEWED = 8
-_ORDER = {"desc": "descending", "asc": "ascending"}
 SAVED: dict[str, Json] = {
     "All runs": {},
     "Active": {"state": ["queued", "starting", "running", "recovering", "pausing"]},
@@ -65,7 +54,7 @@ def show() -> None:
     query, columns, baseline = _filters()
     query["with_metric"] = tables.further(columns, tables.METRIC)
     query["with_setting"] = tables.further(columns, tables.SETTING)
-    live(lambda: _list(query, columns, baseline), visitor.LIVE_S + 1)
+    st.fragment(run_every=visitor.LIVE_S + 1)(_list)(query, columns, baseline)
 
 
 def _filters() -> tuple[Json, list[str], str]:
@@ -78,30 +67,29 @@ def _filters() -> tuple[Json, list[str], str]:
         names = rules.names or st.query_params.get_all("rule")
         labels = {"": "any"} | {name: rules.of({"name": name}).label for name in names}
         rule = permalinks.select("Rule", "rule", labels, "")
-    with st.expander("More filters, order and columns", icon=":material/tune:"):
+    with st.expander("More filters, and columns", icon=":material/tune:"):
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            further = [*st.query_params.get_all("cols"), *st.query_params.get_all("sort")]
-            orders = SORTS | {name: tables.column_label(name) for name in further if name.startswith(tables.METRIC)}
-            sort = permalinks.select("Sort by", "sort", orders, "created_at") or "created_at"
-            order = permalinks.select("Order", "order", _ORDER, "desc")
             tags = permalinks.text("Tags", "tag", placeholder="all of these, comma-separated")
             group = permalinks.text("Group", "group", placeholder="group id")
             baseline = permalinks.text("Baseline run", "base", placeholder="run id, or pin one below")
         columns = permalinks.multi("Columns", "cols", _offered(), tables.DEFAULTS)
         archived = permalinks.check("Include archived", "archived")
+    sort = st.query_params.get("sort", "")  # written by a click on a header
+    if sort not in tables.ORDERED and not sort.startswith(tables.METRIC):
+        sort = "created_at"
     query = {
         "text": text,
         "state": states,
         "rule": rule,
         "sort": sort,
-        "order": order,
+        "order": "asc" if st.query_params.get("order") == "asc" else "desc",
         "tag": comma_separated(tags),
         "group": group,
         "limit": PAGE,
         "archived": "any" if archived else "false",
     }
     first, *others = columns or tables.DEFAULTS
-    if (ordered := tables.ordered_column(sort)) not in (first, *others):
+    if (ordered := tables.ORDERED.get(sort, sort)) not in (first, *others):
         others.insert(0, ordered)
     return query, [first, *others], baseline
 
@@ -113,7 +101,7 @@ def _offered() -> dict[str, str]:
         metrics = _metric_columns(visitor.service_url(), visitor.client())
     settings = [tables.SETTING + path for path in visitor.rules().settings]
     columns = (*tables.COLUMNS, *settings, *metrics, *st.query_params.get_all("cols"))
-    return {name: tables.column_label(name) for name in columns}
+    return {name: tables.column(name).label for name in columns}
 
 
 @st.cache_data(ttl=_METRIC_COLUMNS_S, max_entries=4, show_spinner=False)
@@ -140,18 +128,14 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
             _nothing(query, bool(visited))
         else:
             baseline = _baseline(baseline_id, runs)
-            _table(runs, columns, key, query, _summary(runs, total), baseline)
+            states = [run["state"] for run in runs]
+            chips = [f"{states.count(state)} {state_chip(state)}" for state in STATES if state in states]
+            here = "on this page " if total is not None and total > len(runs) else ""
+            summary = f"**{number_of(total or len(runs), 'run')}**", f"{here}{' '.join(chips)}"
+            _table(runs, columns, key, query, summary, baseline)
         if visited or page["next_cursor"]:
             of = f" of {count(total)}" if total is not None else ""
             pager("runs", visited, page["next_cursor"], len(visited) * query["limit"], len(runs), of)
-
-
-def _summary(runs: list[Json], total: int | None) -> tuple[str, str]:
-    """How many runs the filters leave, and the states of those on this page."""
-    states = [run["state"] for run in runs]
-    chips = [f"{states.count(state)} {state_chip(state)}" for state in STATES if state in states]
-    here = "on this page " if total is not None and total > len(runs) else ""
-    return f"**{number_of(total or len(runs), 'run')}**", f"{here}{' '.join(chips)}"
 
 
 def _table(
@@ -177,7 +161,8 @@ def _table(
     previewed = {run["id"]: run for run in (*chosen[: _MOST_PREVIEWED - len(pointed)], *pointed)}
     rules = visitor.rules()
     colors = rules.colors({id: run["rule"] for id, run in previewed.items()})
-    ordered = tables.ordered_column(query["sort"])
+    sort: str = query["sort"]
+    ordered = tables.ORDERED.get(sort, sort)
     trends = _trends(runs) if "trend" in columns else {}
     rows = [tables.cells(run, baseline=baseline, trend=trends.get(run["id"])) for run in runs]
     shown = tables.filled(rows, columns, ("name", "state", ordered))
@@ -187,7 +172,10 @@ def _table(
         report = table(
             key,
             "Runs with state, progress, accuracy and cost",
-            [_column(name) for name in shown],
+            [
+                {"name": name, "label": shape.label, "help": shape.help, "kind": shape.kind, "order": bool(shape.order)}
+                for name, shape in ((name, tables.column(name)) for name in shown)
+            ],
             [
                 {
                     "id": run["id"],
@@ -203,7 +191,7 @@ def _table(
             links=True,
         )
     if report.order:
-        st.query_params["sort"] = tables.ORDERS.get(report.order, report.order)
+        st.query_params["sort"] = tables.column(report.order).order
         st.query_params["order"] = "asc" if report.order == ordered and query["order"] == "desc" else "desc"
         st.rerun()
     if report.compared:
@@ -220,17 +208,6 @@ def _table(
                     in_all = settings[(settings != NONE).all(axis=1)]  # not those that one rule alone has
                     if len(in_all):
                         text_table(in_all, "Settings that differ")
-
-
-def _column(name: str) -> Json:
-    order = tables.ORDERS.get(name, name)
-    return {
-        "name": name,
-        "label": tables.column_label(name),
-        "help": _HELP.get(name, ""),
-        "kind": tables.KINDS.get(name) or ("number" if name.startswith(tables.METRIC) else "text"),
-        "order": order in SORTS or order.startswith(tables.METRIC),
-    }
 
 
 def _trends(runs: Sequence[Json]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import streamlit as st
 
 from gxpo_client.errors import Refused
 from gxpo_client.formats import comma_separated, count, number_of
-from gxpo_dashboard.labels import NO_RIGHT, STATES, plain
+from gxpo_dashboard.labels import NO_RIGHT, plain
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import forms
@@ -89,7 +89,15 @@ def _form(schema: Json, preset: Json) -> tuple[Json, Problems, dict[str, Any]]:
     changes: Json = st.session_state.setdefault("changes", {})
     problems: Problems = {}
     places: dict[str, Any] = {}
-    _adopt_link(settings, keys, changes)
+    if (words := permalinks.received(_LINK)) is not None:  # by a link or a reload
+        linked, others = forms.of_link(words, settings)
+        for path, key in keys.items():
+            st.session_state.pop(key, None)
+            changes.pop(key, None)
+            if path in linked:
+                changes[key] = linked[path]
+        if others:
+            st.warning(f"The link has settings that this form does not have: {plain(', '.join(others))}")
 
     def ask(path: str) -> None:
         setting, key = settings[path], keys[path]
@@ -125,21 +133,6 @@ def _form(schema: Json, preset: Json) -> tuple[Json, Problems, dict[str, Any]]:
     changed = {path: changes[key] for path, key in keys.items() if key in changes}
     permalinks.send(_LINK, forms.in_link(changed))
     return forms.changed(config, changed), problems, places
-
-
-def _adopt_link(settings: dict[str, forms.Setting], keys: dict[str, str], changes: Json) -> None:
-    """Take the changed settings from the URL, if a link or a reload brought it."""
-    words = permalinks.received(_LINK)
-    if words is None:
-        return
-    linked, others = forms.of_link(words, settings)
-    for path, key in keys.items():
-        st.session_state.pop(key, None)
-        changes.pop(key, None)
-        if path in linked:
-            changes[key] = linked[path]
-    if others:
-        st.warning(f"The link has settings that this form does not have: {plain(', '.join(others))}")
 
 
 def _widget(setting: forms.Setting, value: Any, key: str, label: str, words: str) -> Any:
@@ -187,8 +180,7 @@ def _outcome(config: Json, problems: Problems, sweep: Json | None, clone_of: str
     if problems:
         return _complaints(list(problems.items()))
     if sweep is None:
-        origin = {"clone_of": clone_of} if clone_of else {}
-        return _one_run({"config": config, "tags": tags, **origin})
+        return _one_run({"config": config, "tags": tags, **({"clone_of": clone_of} if clone_of else {})})
     return _sweep({"name": str(config.get("name", "sweep")), "base": {"config": config}, "tags": tags, **sweep})
 
 
@@ -203,12 +195,8 @@ def _one_run(body: Json) -> Problems:
         words = plain(str(cost.get("per_step_words") or ""))
         st.success(f"Valid. {most}{words}", icon=":material/check_circle:")
         if checked["equal_runs"]:
-            st.info("Runs with the same settings exist:", icon=":material/content_copy:")
-            for run in checked["equal_runs"][:5]:
-                if st.button(
-                    f"{plain(run['name'])} · {plain(STATES.get(run['state'], run['state']))}", key=f"equal-{run['id']}"
-                ):
-                    go("run", run=run["id"])
+            equal = [f"[{plain(run['name'])}](?view=run&run={run['id']})" for run in checked["equal_runs"][:5]]
+            st.info(f"Runs with the same settings exist: {', '.join(equal)}", icon=":material/content_copy:")
     if made := _submitted("Submit run", "/runs", body, possible=checked["valid"]):
         go("run", run=made["id"])
     if checked["valid"]:
@@ -243,7 +231,7 @@ def _equivalents(checked: Json, path: str, body: Json) -> None:
     with st.expander("TOML", expanded=checked["valid"]):
         st.code(checked.get("toml") or "# invalid config", language=None, height=420)
     with st.expander("curl"):
-        st.code(forms.curl(visitor.external_url(), path, body), language=None, height=300)
+        st.code(forms.curl(visitor.service_url(external=True), path, body), language=None, height=300)
 
 
 def _submitted(label: str, path: str, body: Json, *, possible: bool = True) -> Json | None:

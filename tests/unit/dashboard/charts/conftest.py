@@ -4,7 +4,6 @@ misplaced property, which the browser would ignore, fails the test."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,24 +17,23 @@ from gxpo_dashboard.charts.base import Chart, with_brush
 _SCHEMA = Path(v6.__file__).parent / "schema" / "vega-lite-schema.json"
 
 
+def _read(node: dict[str, Any]) -> dict[str, Any]:
+    # Names such as `ScaleDatumDef<string>` are no addresses yet.
+    return {**node, "$ref": quote(node["$ref"], safe="#/")} if "$ref" in node else node
+
+
 @pytest.fixture(scope="session")
-def faults() -> Callable[[str], list[str]]:
-    """What is wrong with a specification in JSON."""
-
-    def read(node: dict[str, Any]) -> dict[str, Any]:
-        # Names such as `ScaleDatumDef<string>` are no addresses yet.
-        return {**node, "$ref": quote(node["$ref"], safe="#/")} if "$ref" in node else node
-
-    schema = Draft7Validator(json.loads(_SCHEMA.read_text(encoding="utf-8"), object_hook=read))
-    return lambda spec: [error.message[-300:] for error in schema.iter_errors(json.loads(spec))]
+def schema() -> Draft7Validator:
+    return Draft7Validator(json.loads(_SCHEMA.read_text(encoding="utf-8"), object_hook=_read))
 
 
 @pytest.fixture(autouse=True)
-def accepted(faults: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def accepted(schema: Draft7Validator, monkeypatch: pytest.MonkeyPatch) -> None:
     build = Chart.__init__
 
     def checked(chart: Chart, *args: Any, **kwargs: Any) -> None:
         build(chart, *args, **kwargs)
-        assert not faults(json.dumps(with_brush(chart) if chart.x else chart.spec))
+        spec = json.loads(json.dumps(with_brush(chart) if chart.x else chart.spec))
+        assert not [error.message[-300:] for error in schema.iter_errors(spec)]
 
     monkeypatch.setattr(Chart, "__init__", checked)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gxpo_dashboard.charts import benchmarks, compare
+from gxpo_dashboard.charts import scores
 from gxpo_dashboard.view_models.series import Points
 
 Json = dict[str, Any]
@@ -36,34 +36,27 @@ def answer() -> Json:
 
 
 @pytest.mark.parametrize(("x", "last"), [("step", 10.0), ("backward_passes", 30.0), ("time", 1.0), ("tokens", 1000.0)])
-def test_the_axis_is_the_cost_that_was_chosen(x: str, last: float) -> None:
-    frame = compare.accuracy_chart(answer(), x).points
-    assert frame[frame["series"] == "GXPO K=5"]["x"].tolist() == [0.0, last]
-
-
-def test_the_smoothed_values_are_drawn_with_their_bounds() -> None:
-    frame = compare.accuracy_chart(answer(), "step").points
-    row = frame[(frame["series"] == "GXPO K=5") & (frame["x"] == 10)].iloc[0]
+def test_smoothed_values_are_drawn_with_their_bounds_over_the_cost_that_was_chosen(x: str, last: float) -> None:
+    frame = scores.comparison_chart(answer(), x).points
+    first, row = frame[frame["series"] == "GXPO K=5"].to_dict("records")
+    assert (first["x"], row["x"]) == (0.0, last)
     assert (row["y"], row["low"], row["high"]) == pytest.approx((0.401, 0.38, 0.42))
-    assert math.isnan(frame.iloc[0]["high"])
+    assert math.isnan(first["high"])
 
 
 def test_new_data_does_not_change_the_specification() -> None:
     longer = answer()
     for group in longer["groups"]:
         group["mean"] = curve([0, 10, 20], [0.2, 0.3, 0.9])
-    before, after = (compare.accuracy_chart(each, "step") for each in (answer(), longer))
+    before, after = (scores.comparison_chart(each, "step") for each in (answer(), longer))
     assert (before.spec, before.alt) == (after.spec, after.alt)
 
 
-def test_the_table_of_accuracy_has_the_bounds_of_each_band() -> None:
-    table = compare.accuracy_chart(answer(), "step").table()
+def test_the_table_has_the_bounds_of_each_band_and_over_a_cost_the_step_of_each_evaluation() -> None:
+    table = scores.comparison_chart(answer(), "step").table()
     assert list(table.columns) == ["Series", "Training step", "pass@1", "95% low", "95% high"]
     assert table[table["Series"] == "GXPO K=5"]["95% low"].tolist() == pytest.approx([0.18, 0.38])
-
-
-def test_the_table_over_a_cost_has_the_step_of_each_evaluation() -> None:
-    table = compare.accuracy_chart(answer(), "backward_passes").table()
+    table = scores.comparison_chart(answer(), "backward_passes").table()
     # 10 steps of one backward pass, and 10 of three; both start at step 0.
     assert table[["Backward passes", "Step"]].to_numpy().tolist() == [[0, 0], [10, 10], [0, 0], [30, 10]]
 
@@ -78,7 +71,7 @@ def gated(name: str, *seeds: int, tau: float | str | None = 0.5, shutoff: int | 
 
 def test_each_configuration_has_its_first_gate_before_any_has_its_second() -> None:
     groups = [gated("GRPO", 0, 1, tau=None), gated("A", 0, 1, 2), gated("B", 0, tau="Infinity")]
-    runs = compare.gates({"groups": groups})
+    runs = scores.gates({"groups": groups})
     assert {series: run["id"] for series, run in runs.items()} == {
         "A, seed 0": "A 0", "B": "B 0", "A, seed 1": "A 1", "A, seed 2": "A 2",
     }  # fmt: skip
@@ -86,9 +79,9 @@ def test_each_configuration_has_its_first_gate_before_any_has_its_second() -> No
 
 
 def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
-    runs = compare.gates({"groups": [gated("A", 0, 1), gated("B", 0, shutoff=3), gated("C", 0, tau="Infinity")]})
+    runs = scores.gates({"groups": [gated("A", 0, 1), gated("B", 0, shutoff=3), gated("C", 0, tau="Infinity")]})
     z = {name: Points([2, 3], [2.0, 3.0], [0.1, 0.7]) for name in ("A 0", "A 1", "B 0", "C 0")}
-    chart = compare.gate_chart(runs, z)
+    chart = scores.gate_chart(runs, z)
     assert chart.points["series"].unique().tolist() == ["A, seed 0", "B", "C", "A, seed 1"]
     assert chart.points["y"].tolist()[:2] == [0.1, 0.7]
     assert chart.datasets["rules"].to_dict("records") == [{"y": 0.5, "label": "τ = 0.5"}]
@@ -97,25 +90,17 @@ def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
 
 def heat() -> Json:
     interval = {"mean": 0.41, "low": 0.4, "high": 0.42, "num": 3}
-    return {
-        "group": "g1",
-        "x": "learner.rule.alpha",
-        "y": "learner.rule.k",
-        "show": "final",
-        "metric": "pass@1",
-        "x_values": [0.1, 0.5],
-        "y_values": [3, "Infinity"],
-        "cells": [
-            {"x": 0, "y": 0, "value": {**interval, "mean": 0.2, "low": None}, "runs": ["r1"]},
-            {"x": 1, "y": 1, "value": interval, "runs": ["r2", "r3", "r4"]},
-            {"x": 0, "y": 1, "value": None, "runs": ["r5"]},
-        ],
-        "mixed": ["learner.zero_stage"],
-    }
+    cells = [
+        {"x": 0, "y": 0, "value": {**interval, "mean": 0.2, "low": None}, "runs": ["r1"]},
+        {"x": 1, "y": 1, "value": interval, "runs": ["r2", "r3", "r4"]},
+        {"x": 0, "y": 1, "value": None, "runs": ["r5"]},
+    ]
+    axes = {"x": "learner.rule.alpha", "y": "learner.rule.k", "x_values": [0.1, 0.5], "y_values": [3, "Infinity"]}
+    return {"group": "g1", "show": "final", "metric": "pass@1", "cells": cells, "mixed": ["learner.zero_stage"], **axes}
 
 
 def test_heat_map_cells_lie_at_their_values_and_the_best_is_named() -> None:
-    chart = compare.heat_map_chart(heat())
+    chart = scores.heat_map_chart(heat())
     assert chart.points[["x", "y", "text", "runs"]].to_numpy().tolist() == [
         ["0.1", "3", "20.0%", 1],
         ["0.5", "Infinity", "41.0%", 3],
@@ -132,13 +117,11 @@ def test_costs_are_not_written_as_shares() -> None:
     steps = heat() | {"show": "steps_to_best"}
     steps["cells"][0]["value"]["mean"] = 210
     steps["cells"][1]["value"] |= {"mean": 180, "low": None, "high": None}
-    chart = compare.heat_map_chart(steps)
+    chart = scores.heat_map_chart(steps)
     assert chart.points["text"].tolist() == ["210", "180", "–"]
     # Fewer steps are better: they are named, and darker.
     assert chart.summary.startswith("Lowest: 180 at learner.rule.alpha = 0.5")
-    ranges = [
-        c.spec["layer"][0]["encoding"]["color"]["scale"]["range"] for c in (chart, compare.heat_map_chart(heat()))
-    ]
+    ranges = [c.spec["layer"][0]["encoding"]["color"]["scale"]["range"] for c in (chart, scores.heat_map_chart(heat()))]
     assert ranges[0] == ranges[1][::-1]
 
 
@@ -150,51 +133,45 @@ def record(step: int, value: float, benchmark: str = "gsm8k", **scores: float) -
     return {"step": step, "benchmark": benchmark, "scores": {"pass@1": value, **interval, **scores}}
 
 
-PUBLISHED = {
-    "tables": [
-        {"name": "convergence", "rows": [{"method": "grpo"}]},
-        {
-            "name": "sampled_pass@1",
-            "rows": [
-                {"model": "M", "method": "grpo", "k": None, "scores": {"gsm8k": 43.53, "amc23": None}},
-                {"model": "M", "method": "gxpo", "k": 3, "scores": {"gsm8k": 51.49}},
-                {"model": "N", "method": "grpo", "k": None, "scores": {"gsm8k": 78.73}},
-            ],
-        },
-    ]
-}
+ROWS = [
+    {"model": "M", "method": "grpo", "k": None, "scores": {"gsm8k": 43.53, "amc23": None}},
+    {"model": "M", "method": "gxpo", "k": 3, "scores": {"gsm8k": 51.49}},
+    {"model": "N", "method": "grpo", "k": None, "scores": {"gsm8k": 78.73}},
+]
+OTHERS = {"name": "convergence", "rows": [{"method": "grpo"}]}
+PUBLISHED = {"tables": [OTHERS, {"name": "sampled_pass@1", "rows": ROWS}]}
 
 
 def test_published_scores_become_shares() -> None:
-    published = benchmarks.published_scores(PUBLISHED)
+    published = scores.published_scores(PUBLISHED)
     assert published[["model", "method", "benchmark"]].to_numpy().tolist() == [
         ["M", "GRPO", "gsm8k"],
         ["M", "GXPO K=3", "gsm8k"],
         ["N", "GRPO", "gsm8k"],
     ]
     assert published["y"].round(4).tolist() == [0.4353, 0.5149, 0.7873]
-    assert benchmarks.published_scores({"tables": []}).empty
+    assert scores.published_scores({"tables": []}).empty
 
 
 def test_records_become_rows_with_their_interval_where_it_is_known() -> None:
-    frame = benchmarks.scores_frame([record(0, 0.25), record(10, 0.5)], "pass@1", "a")
+    frame = scores.scores_frame([record(0, 0.25), record(10, 0.5)], "pass@1", "a")
     assert frame[["x", "y", "low", "high"]].round(3).to_numpy().tolist() == [[0, 0.25, 0.15, 0.35], [10, 0.5, 0.4, 0.6]]
-    frame = benchmarks.scores_frame([{"step": 1, "benchmark": "b", "scores": {"maj@4": "NaN"}}], "maj@4", "a")
+    frame = scores.scores_frame([{"step": 1, "benchmark": "b", "scores": {"maj@4": "NaN"}}], "maj@4", "a")
     assert math.isnan(frame["y"][0])
     assert math.isnan(frame["low"][0])
 
 
 def test_the_chart_of_a_benchmark_holds_its_runs_and_its_published_values() -> None:
-    frame = benchmarks.scores_frame([record(0, 0.2), record(0, 0.9, "amc23")], "pass@1", "a")
-    published = benchmarks.published_scores(PUBLISHED).query("model == 'M'")
-    chart = benchmarks.benchmark_chart("gsm8k", frame, "pass@1", ["a", "b"], published)
+    frame = scores.scores_frame([record(0, 0.2), record(0, 0.9, "amc23")], "pass@1", "a")
+    published = scores.published_scores(PUBLISHED).query("model == 'M'")
+    chart = scores.benchmark_chart("gsm8k", frame, "pass@1", ["a", "b"], published)
     assert chart.points["y"].tolist() == [0.2]
     assert chart.datasets["rules"]["label"].tolist() == ["GRPO 43.5%", "GXPO K=3 51.5%"]
-    assert chart.summary.endswith("Published: GRPO 43.5%, GXPO K=3 51.5%.")
+    own = "a: pass@1 20.0% (10.0% to 30.0%) at step 0."
+    assert chart.summary == f"{own} Published: GRPO 43.5%, GXPO K=3 51.5%."
 
 
 def test_the_table_gives_newest_and_best() -> None:
-    frame = benchmarks.scores_frame([record(0, 0.2), record(10, 0.5), record(20, 0.4)], "pass@1", "a")
-    row = benchmarks.score_table(frame, benchmarks.published_scores(PUBLISHED).query("model == 'N'")).iloc[0]
-    assert (row["Latest"], row["At step"], row["Best"], row["Best at step"]) == (0.4, 20, 0.5, 10)
-    assert row["Published GRPO"] == 0.7873
+    frame = scores.scores_frame([record(0, 0.2), record(10, 0.5), record(20, 0.4)], "pass@1", "a")
+    row = scores.score_table(frame, scores.published_scores(PUBLISHED).query("model == 'N'")).iloc[0]
+    assert row.tolist()[2:] == ["40.0%", "30.0% to 50.0%", "20", "50.0%", "10", "78.7%"]

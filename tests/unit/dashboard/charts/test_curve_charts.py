@@ -67,7 +67,7 @@ def test_a_point_without_neighbours_is_drawn_and_kept_among_the_hover_points() -
     assert {"test": "datum.lone", "value": 1} in condition
 
 
-def test_a_thinned_series_is_a_line_of_means_in_a_band_and_its_newer_points() -> None:
+def test_a_thinned_series_is_a_line_of_means_in_a_band_and_its_newer_points_and_named_as_such() -> None:
     series = Points([1, 4, 8, 9], [1.0, 4.0, 8.0, 9.0], [9.0, 1.0, 3.0, 2.0], BANDS)
     series.band, series._complete = [(2, 2.0, 5.0, 1.0, 9.0), (6, 6.0, 3.0, 3.0, 3.0)], 8
     chart = drawn({"a": series}, {"a": "A"})
@@ -77,6 +77,10 @@ def test_a_thinned_series_is_a_line_of_means_in_a_band_and_its_newer_points() ->
     band, line, _ = chart.spec["layer"]
     assert (band["encoding"]["y"]["field"], band["encoding"]["y2"]["field"]) == ("low", "high")
     assert line["encoding"]["y"]["field"] == "y"
+    assert chart.text.endswith("Thinned to means in a band of minima and maxima; the export in Compare has every step.")
+    assert set(chart.table()["Thinned to"]) == {BANDS}
+    whole = drawn({"b": points([2.0])}, {"b": "B"})
+    assert (whole.thinning, "Thinned to" in whole.table()) == ("", False)
 
 
 def test_the_part_of_a_chart_has_its_data_alone() -> None:
@@ -106,16 +110,6 @@ def test_metrics_match_their_group_and_every_word_of_a_search_in_any_order() -> 
     assert matching(NAMES, "gate", "") == ["gate/value", "gate/z"]
     assert matching(NAMES, "", "step TIME") == ["time/step_s"]
     assert matching(NAMES, "gate", "mean") == []
-
-
-def test_a_thinned_series_is_named_below_the_chart_and_in_its_table() -> None:
-    series = {"a": Points([1, 9], [1.0, 9.0], [0.0, 4.0], BANDS), "b": Points([1], [1.0], [2.0])}
-    chart = drawn(series, {"a": "A", "b": "B"})
-    assert chart.thinned == BANDS
-    assert chart.text.endswith("Thinned to means in a band of minima and maxima; the export in Compare has every step.")
-    assert set(chart.table()["Thinned to"]) == {BANDS}
-    whole = drawn({"b": series["b"]}, {"b": "B"})
-    assert (whole.thinning, "Thinned to" in whole.table()) == ("", False)
 
 
 def test_hidden_outliers_are_counted_and_bands_end_at_their_limits() -> None:

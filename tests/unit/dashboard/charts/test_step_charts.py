@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gxpo_dashboard.charts import gate, steps
-from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
+from gxpo_dashboard.charts import steps
+from gxpo_dashboard.charts.steps import FALLBACK, LOOK_AHEAD
 from gxpo_dashboard.view_models.rules import rules_of
-from gxpo_dashboard.view_models.series import Points, Total
+from gxpo_dashboard.view_models.series import Points
 from gxpo_trainer.config import RunConfig
 
 RULES = rules_of(RunConfig.model_json_schema())
@@ -44,7 +44,8 @@ def test_the_step_that_fires_the_gate_still_looked_ahead() -> None:
     ],
 )
 def test_a_run_is_compared_with_the_other_rules_at_its_settings(settings: Any, passes: dict[str, float]) -> None:
-    others = steps.others([10], settings, RULES)
+    drawn = steps.budget_chart({"update/backward_passes_total": points([10], [20])}, settings, None, RULES)
+    others = drawn.datasets["others"].query("x == 10")
     assert dict(others[["series", "y"]].to_numpy().tolist()) == passes
 
 
@@ -73,7 +74,7 @@ SERIES = {
     "time/sync_s": points([1, 2], [0.5, 0.5]),
     "time/evaluate_s": points([2], [5.0]),
 }
-TOTALS = {name: Total(sum(series.y), len(series)) for name, series in SERIES.items()}
+TOTALS = {name: (sum(series.y), len(series)) for name, series in SERIES.items()}
 
 
 def test_the_rest_is_what_the_parts_leave_without_evaluation() -> None:
@@ -81,9 +82,7 @@ def test_the_rest_is_what_the_parts_leave_without_evaluation() -> None:
     assert list(wide[steps.REST]) == [0.5, 0.5]
     assert list(wide.sum(axis=1)) == [4.0, 6.0]
     assert "evaluation" not in wide
-
-
-def test_clocks_that_overlap_leave_no_negative_rest() -> None:
+    # Clocks that overlap leave no negative rest.
     parts = steps.step_parts({"time/step_s": points([1], [1.0]), "time/update_s": points([1], [1.2])})
     assert list(parts[parts["series"] == steps.REST]["y"]) == [0.0]
 
@@ -98,7 +97,7 @@ def test_means_and_shares_are_over_all_steps_and_evaluation_is_spread_over_them(
 
 def test_without_a_step_or_timeline_charts_say_so() -> None:
     assert steps.step_time_chart({}, {}).points.empty
-    assert steps.step_time_chart({}, {"time/step_s": Total(0.0, 0)}).summary == "No steps yet."
+    assert steps.step_time_chart({}, {"time/step_s": (0.0, 0)}).summary == "No steps yet."
     assert steps.budget_chart({}, GXPO, None, RULES).summary == "No steps yet."
     assert steps.timeline_chart([]).summary == "No timeline yet."
 
@@ -112,17 +111,14 @@ STEPS = [
 ]  # fmt: skip
 
 
-def test_seconds_count_from_the_first_step() -> None:
-    rows = steps.spans_frame(STEPS).values.tolist()
-    assert rows == [
+def test_seconds_count_from_the_first_step_the_learner_is_first_and_the_words_say_who_was_busy() -> None:
+    chart = steps.timeline_chart(STEPS)
+    assert chart.points.values.tolist() == [
         ["engine 0", "sampling", 0.0, 2.0, 7],
         ["learner", "updating", 2.0, 4.0, 7],
         ["engine 0", "syncing", 4.5, 5.0, 8],
     ]
 
-
-def test_the_learner_comes_first_and_the_words_say_who_was_busy() -> None:
-    chart = steps.timeline_chart(STEPS)
     assert chart.spec["layer"][0]["encoding"]["y"]["sort"] == ["learner", "engine 0"]
     # 2.5 of 5 seconds and 2 of 5.
     assert chart.summary == "Busy over the last 2 steps: engine 0 50%, learner 40%."
@@ -131,59 +127,47 @@ def test_the_learner_comes_first_and_the_words_say_who_was_busy() -> None:
 # The gate's pictures hold the right numbers: z, τ, window, phases and shut-off.
 
 
-def gate_points(steps: list[int], y: list[float], x: list[float] | None = None) -> Points:
-    return Points(list(steps), list(x or [float(step) for step in steps]), list(y))
-
-
 GATE_STEPS = [1, 2, 3, 4, 5]
 GATE_SERIES = {
     # Fired at step 3: the state after steps 1 and 2 is on, after 3 and later off.
-    "gate/active": gate_points(GATE_STEPS, [1, 1, 0, 0, 0]),
-    "gate/z": gate_points([2, 3], [0.25, 2.5]),
-    "gate/threshold": gate_points(GATE_STEPS, [2.0] * 5),
-    "gate/value": gate_points(GATE_STEPS, [0.5, 0.6, 0.9, 0.7, 0.6]),
-    "gate/mean": gate_points(GATE_STEPS, [math.nan, 0.5, 0.55, 0.6, 0.62]),
-    "gate/std": gate_points(GATE_STEPS, [math.nan, 0.1, 0.05, 0.1, 0.02]),
-    "gate/shutoff_step": gate_points([3, 4, 5], [3.0, 3.0, 3.0]),
+    "gate/active": points(GATE_STEPS, [1, 1, 0, 0, 0]),
+    "gate/z": points([2, 3], [0.25, 2.5]),
+    "gate/threshold": points(GATE_STEPS, [2.0] * 5),
+    "gate/value": points(GATE_STEPS, [0.5, 0.6, 0.9, 0.7, 0.6]),
+    "gate/mean": points(GATE_STEPS, [math.nan, 0.5, 0.55, 0.6, 0.62]),
+    "gate/std": points(GATE_STEPS, [math.nan, 0.1, 0.05, 0.1, 0.02]),
+    "gate/shutoff_step": points([3, 4, 5], [3.0, 3.0, 3.0]),
 }
 
 
-def test_phases_change_at_the_step_that_fired() -> None:
-    intervals = gate.phases(GATE_SERIES)
-    assert intervals.to_dict("records") == [{"x": 1.0, "x2": 3.0, "phase": gate.LOOK_AHEAD}]
-
-
-def test_a_rearmed_gate_gives_a_phase_for_each_stretch() -> None:
-    intervals = gate.phases({"gate/active": gate_points(GATE_STEPS, [1, 0, 0, 1, 1])})
+def test_phases_change_at_the_step_that_fired_and_a_rearmed_gate_has_one_for_each_stretch() -> None:
+    assert steps.phases(GATE_SERIES).to_dict("records") == [{"x": 1.0, "x2": 3.0, "phase": LOOK_AHEAD}]
+    intervals = steps.phases({"gate/active": points(GATE_STEPS, [1, 0, 0, 1, 1])})
     assert intervals[["x", "x2"]].to_numpy().tolist() == [[1.0, 2.0], [4.0, 5.0]]
 
 
-def test_the_z_chart_marks_threshold_and_shutoff() -> None:
-    chart = gate.z_chart(GATE_SERIES)
+def test_the_z_chart_marks_threshold_and_shutoff_and_both_limits_of_a_two_sided_gate() -> None:
+    chart = steps.z_chart(GATE_SERIES)
     assert chart.points[["x", "y"]].to_numpy().tolist() == [[2.0, 0.25], [3.0, 2.5]]
     assert chart.datasets["rules"].to_dict("records") == [{"y": 2.0, "label": "τ = 2"}]
     assert chart.datasets["shutoff"].to_dict("records") == [{"x": 3.0, "label": "shut off at step 3"}]
     assert chart.summary == "The gate fired at step 3; τ is 2. The maximum z-score was 2.5."
-
-
-def test_a_two_sided_gate_has_both_limits() -> None:
-    chart = gate.z_chart(GATE_SERIES, settings={"two_sided": True})
-    assert list(chart.datasets["rules"]["y"]) == [2.0, -2.0]
-    assert list(chart.datasets["rules"]["label"]) == ["τ = 2", "−τ = −2"]
+    chart = steps.z_chart(GATE_SERIES, settings={"two_sided": True})
+    assert chart.datasets["rules"].to_numpy().tolist() == [[2.0, "τ = 2"], [-2.0, "−τ = −2"]]
 
 
 def test_the_summary_names_an_infinite_threshold_the_warm_up_and_a_run_without_steps() -> None:
-    chart = gate.z_chart({**GATE_SERIES, "gate/threshold": gate_points([1], [math.inf]), "gate/shutoff_step": Points()})
+    chart = steps.z_chart({**GATE_SERIES, "gate/threshold": points([1], [math.inf]), "gate/shutoff_step": Points()})
     assert chart.datasets["rules"].empty
     assert "never fires" in chart.summary
-    assert gate.z_chart({}).summary == "No steps yet."
-    chart = gate.z_chart({"gate/active": gate_points([1], [1]), "gate/threshold": gate_points([1], [0.5])})
+    assert steps.z_chart({}).summary == "No steps yet."
+    chart = steps.z_chart({"gate/active": points([1], [1]), "gate/threshold": points([1], [0.5])})
     assert chart.points.empty
     assert "warm-up" in chart.summary
 
 
 def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> None:
-    chart = gate.value_chart(GATE_SERIES)
+    chart = steps.value_chart(GATE_SERIES)
     band = chart.datasets["band"]
     assert list(band["x"]) == [2.0, 3.0, 4.0, 5.0]
     assert list(band["low"]) == pytest.approx([0.4, 0.5, 0.5, 0.6])
@@ -193,8 +177,8 @@ def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> No
 def test_over_another_axis_the_shutoff_lies_where_that_step_lies() -> None:
     # Three passes a step until the gate fires at step 3, one afterwards.
     passes = [3.0, 6.0, 9.0, 10.0, 11.0]
-    series = {name: gate_points(p.steps, p.y, [passes[s - 1] for s in p.steps]) for name, p in GATE_SERIES.items()}
-    chart = gate.z_chart(series, "backward_passes")
+    series = {name: Points(p.steps, [passes[s - 1] for s in p.steps], p.y) for name, p in GATE_SERIES.items()}
+    chart = steps.z_chart(series, "backward_passes")
     assert list(chart.datasets["shutoff"]["x"]) == [9.0]
     assert list(chart.datasets["phases"]["x2"]) == [9.0]
     assert list(chart.points["x"]) == [6.0, 9.0]
@@ -202,7 +186,7 @@ def test_over_another_axis_the_shutoff_lies_where_that_step_lies() -> None:
 
 def test_new_data_of_the_gate_does_not_change_its_specification() -> None:
     # The browser swaps data into the drawn chart and keeps its zoom only while the specification stays.
-    short = {name: gate_points(p.steps[:2], p.y[:2]) for name, p in GATE_SERIES.items()}
-    for make in (gate.z_chart, gate.value_chart):
+    short = {name: points(p.steps[:2], p.y[:2]) for name, p in GATE_SERIES.items()}
+    for make in (steps.z_chart, steps.value_chart):
         assert json.dumps(make(short).spec) == json.dumps(make(GATE_SERIES).spec)
         assert make(short).alt == make(GATE_SERIES).alt

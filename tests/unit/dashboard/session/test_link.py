@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from streamlit.testing.v1 import AppTest
 
 from gxpo_client.connection import is_loopback_host
-from gxpo_dashboard.server import compressed
+from gxpo_dashboard.server import CompressedScripts
 from gxpo_dashboard.session import link
 from gxpo_dashboard.session.permalinks import adopt, view_of
 
@@ -51,23 +51,16 @@ def test_everybody_else_may_not(name: str, value: Any) -> None:
 
 def test_loopback_is_told_by_address_and_not_by_prefix() -> None:
     assert is_loopback_host("127.8.9.1")
-    assert not is_loopback_host("127.0.0.1.nip.example")
-    assert not is_loopback_host("128.0.0.1")
-    assert not is_loopback_host(None)
-    assert link.host_of("[::1]:80") == "::1"
-    assert link.host_of("a:80") == "a"
+    assert not any(is_loopback_host(host) for host in ("127.0.0.1.nip.example", "128.0.0.1", None))
+    assert [link.host_of(authority) for authority in ("[::1]:80", "a:80", None, "")] == ["::1", "a", None, None]
 
 
-def test_only_the_links_secret_signs_in() -> None:
+def test_only_the_links_secret_signs_in_and_a_file_that_cannot_be_read_has_none(tmp_path: Path) -> None:
     assert link.has_secret("s3cret", "s3cret")
     assert not any(link.has_secret("s3cret", other) for other in ("", "S3CRET", "s3cre", "ü"))
     assert not link.has_secret(None, "")
-
-
-def test_a_token_file_that_cannot_be_read_is_no_token(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    assert link.read_secret(str(file)) is None
-    assert link.read_secret(None) is None
+    assert link.read_secret(str(file)) is link.read_secret(None) is None
     file.write_text(" \n", encoding="utf-8")
     assert link.read_secret(str(file)) is None
     file.write_text("gxpo_abc\n", encoding="utf-8")
@@ -110,7 +103,7 @@ def test_the_link_gives_a_cookie_not_its_secret(shown: str, tmp_path: Path, monk
 
 def test_scripts_are_compressed_and_downloads_are_not() -> None:
     page = Starlette(routes=[Route("/{path:path}", lambda _: PlainTextResponse("the page" * 1000))])
-    browser = TestClient(compressed(page))
+    browser = TestClient(CompressedScripts(page))
     encodings = [browser.get(path).headers.get("content-encoding") for path in ("/static/js/a.js", "/media/runs.zip")]
     assert encodings == ["gzip", None]
 
@@ -155,6 +148,26 @@ def test_defaults_stay_out_of_the_address_and_an_emptied_text_with_a_default_is_
     page.button_group[0].set_value("").run()
     assert page.session_state["group"] == ""
     assert dict(page.query_params) == {"cols": "b", "seeds": "", "group": ""}
+
+
+def _zoomed() -> None:
+    import streamlit as st
+
+    from gxpo_dashboard.session import permalinks
+    from gxpo_dashboard.widgets import axis
+
+    st.session_state["span"] = permalinks.span(axis("over", "step"))
+
+
+def test_a_zoom_is_typed_and_reset_by_keyboard() -> None:
+    page = AppTest.from_function(_zoomed).run(timeout=60)
+    for box, position in zip(page.text_input, ("5", "10"), strict=True):
+        box.set_value(position).run()
+    assert page.session_state["span"] == (5.0, 10.0)
+    (reset,) = [button for button in page.button if button.label == "Reset zoom (5 to 10)"]
+    reset.click().run()
+    assert page.session_state["span"] is None
+    assert [box.value for box in page.text_input] == ["", ""]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 
 from gxpo_dashboard import labels
 from gxpo_dashboard.charts.base import Chart
-from gxpo_dashboard.charts.benchmarks import score_table
+from gxpo_dashboard.charts.scores import score_table
 from gxpo_dashboard.view_models import tables
+from gxpo_dashboard.views.records import in_context
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import listing
 from gxpo_trainer.errors import REASONS
@@ -68,75 +69,43 @@ def test_neither_a_cell_nor_a_header_of_a_table_is_a_formula(name: str) -> None:
     assert table[1][table[0].index("Run")] == f"'{name}"
 
 
-def a_plan(**changes: Any) -> dict[str, Any]:
-    seconds = {"sampling": 30.0, "verify": 0.5, "passes": 60.0, "look_ahead": 2.0, "sync": 1.5, "other": 1.0}
-    rule = {
-        "label": "GXPO K=5",
-        "own": True,
-        "seconds": seconds | {"step": 95.0},
-        "backward_passes": 900,
-        "hours": 7.5,
-        "gpu_hours": 30.0,
-    }
-    plan = {
-        "device": "h100-80",
-        "devices_needed": 4,
-        "shared_devices": False,
-        "fits": True,
-        "advice": None,
-        "rules": [rule, rule | {"label": "GRPO", "own": False, "hours": None, "gpu_hours": None}],
-    }
-    return plan | changes
-
-
-def test_the_verdict_names_the_devices_or_the_setting_to_change() -> None:
-    assert tables.verdict(a_plan()) == "Fits on 4 × h100-80."
-    assert tables.verdict(a_plan(shared_devices=True)) == "Fits on 4 × h100-80, shared by learner and sampler."
-    assert tables.verdict(a_plan(device="cpu")) == "Planned for a host without GPUs."
-    refused = a_plan(fits=False, advice="learner: needs 90.0 GiB; set learner.zero_stage = 3")
-    assert tables.verdict(refused) == "Learner: needs 90.0 GiB; set learner.zero_stage = 3."
-
-
-def test_rows_of_time_mark_the_runs_own_rule() -> None:
-    own, other = tables.time_table(a_plan()).values.tolist()
-    assert own == ["GXPO K=5 (this run)", "30 s", "1 min 2 s", "1 min 35 s", "900", "7 h 30 min", "30"]
-    assert other[0] == "GRPO"
-    assert other[-2:] == ["–", "–"]
-
-
-def item(turns: list[dict[str, Any]] | None, **fields: Any) -> dict[str, Any]:
-    return {"turns": turns, "end": "done", "length": 20, "sampled_length": 15, "reward": 1.0, **fields}
-
-
-def turn(speaker: str, text: str, reward: float | None = None) -> dict[str, Any]:
-    return {"speaker": speaker, "text": text, "reward": reward}
+def test_the_verdict_of_a_plan_names_the_devices_or_the_setting_and_its_rows_mark_the_runs_own_rule() -> None:
+    seconds = {"sampling": 30.0, "passes": 60.0, "look_ahead": 2.0, "step": 95.0}
+    rule = {"label": "GXPO K=5", "own": True, "seconds": seconds, "backward_passes": 900, "hours": 7.5, "gpu_hours": 30}
+    other = rule | {"label": "GRPO", "own": False, "hours": None, "gpu_hours": None}
+    plan = {"device": "h100-80", "devices_needed": 4, "shared_devices": False, "fits": True, "rules": [rule, other]}
+    assert tables.verdict(plan) == "Fits on 4 × h100-80."
+    assert tables.verdict(plan | {"shared_devices": True}) == "Fits on 4 × h100-80, shared by learner and sampler."
+    assert tables.verdict(plan | {"device": "cpu"}) == "Planned for a host without GPUs."
+    refused = {"fits": False, "advice": "learner: needs 90.0 GiB; set learner.zero_stage = 3"}
+    assert tables.verdict(plan | refused) == "Learner: needs 90.0 GiB; set learner.zero_stage = 3."
+    assert tables.time_table(plan).values.tolist() == [
+        ["GXPO K=5 (this run)", "30 s", "1 min 2 s", "1 min 35 s", "900", "7 h 30 min", "30"],
+        ["GRPO", "30 s", "1 min 2 s", "1 min 35 s", "900", "–", "–"],
+    ]
 
 
 def test_facts_say_how_it_ended_and_where_the_reward_came_from() -> None:
-    policy = [turn("policy", "\\boxed{4}")]
-    assert tables.episode_facts(item(policy)) == (
-        "ended by the environment, 15 of 20 tokens by the policy, reward from the verifier"
-    )
-    rewarded = [*policy, turn("environment", "", 0.0)]
-    assert tables.episode_facts(item(rewarded, end="max_turns")) == (
-        "turn limit reached, 15 of 20 tokens by the policy, reward from the environment"
-    )
-    assert tables.episode_facts(item(policy, extra={"branches": 1})) == (
-        "ended by the environment, 15 of 20 tokens by the policy, 2 rows of tokens, reward from the verifier"
-    )
-    assert tables.episode_facts(item(policy, end="timeout", reward=None)) == (
-        "environment timed out, 15 of 20 tokens by the policy"
-    )
+    policy, rewarded = ({"speaker": "policy", "reward": reward} for reward in (None, 0.0))
+    facts = {
+        "ended by the environment, 15 of 20 tokens by the policy, reward from the verifier": {},
+        "turn limit reached, 15 of 20 tokens by the policy, reward from the environment": {
+            "turns": [policy, rewarded], "end": "max_turns",
+        },
+        "ended by the environment, 15 of 20 tokens by the policy, 2 rows of tokens, reward from the verifier": {
+            "extra": {"branches": 1},
+        },
+        "environment timed out, 15 of 20 tokens by the policy": {"end": "timeout", "reward": None},
+    }  # fmt: skip
+    for words, fields in facts.items():
+        item = {"turns": [policy], "end": "done", "length": 20, "sampled_length": 15, "reward": 1.0, **fields}
+        assert tables.episode_facts(item) == words
 
 
 def test_equal_answers_are_merged_and_the_worst_is_first() -> None:
     answered = [
-        ("wrong", "4", 0.0),
-        ("correct", "5", 1.0),
-        ("wrong", "3", 0.0),
-        ("wrong", "3", 0.0),
-        ("error", "", None),
-    ]
+        ("wrong", "4", 0.0), ("correct", "5", 1.0), ("wrong", "3", 0.0), ("wrong", "3", 0.0), ("error", "", None),
+    ]  # fmt: skip
     items = [{"verdict": verdict, "extracted": answer, "reward": reward} for verdict, answer, reward in answered]
     assert [(group[0]["extracted"], len(group)) for group in tables.answers(items)] == [
         ("", 1), ("3", 2), ("4", 1), ("5", 1)
@@ -147,10 +116,10 @@ def test_equal_answers_are_merged_and_the_worst_is_first() -> None:
 
 
 def test_every_order_of_a_column_is_known_to_the_service_and_shown_in_that_column() -> None:
-    assert {name for name in tables.ORDERS.values() if not name.startswith(tables.METRIC)} <= set(listing.COLUMNS)
-    assert set(tables.ORDERS) <= set(tables.COLUMNS)
-    shown = {order: tables.ordered_column(order) for order in ("score", "score_best", "metric:reward/mean", "metric:m")}
-    assert list(shown.values()) == ["score", "best", "reward", "metric:m"]
+    assert {name for name in tables.ORDERED if not name.startswith(tables.METRIC)} <= set(listing.COLUMNS)
+    assert (tables.ORDERED["score_best"], tables.ORDERED["metric:reward/mean"]) == ("best", "reward")
+    assert tables.column("metric:m").order == "metric:m"
+    assert (tables.column("config:a.b").label, tables.column("config:a.b").order) == ("a.b", "")
 
 
 # Untrusted text is harmless, and states, reasons and runs have words.
@@ -203,3 +172,10 @@ def test_names_that_repeat_are_told_apart() -> None:
     assert list(labels.unique_labels(views).values()) == [
         "a (seed 0)", "a (seed 1)", "b", "c (000004)", "c (000005)"
     ]  # fmt: skip
+
+
+def test_matches_of_a_log_are_marked_between_the_lines_around_them() -> None:
+    lines = [f"line {number}" for number in range(12)]
+    assert in_context(lines, "LINE 9") == (1, ["⋯", "  line 7", "  line 8", "▸ line 9", "  line 10", "  line 11"])
+    assert in_context(lines, "line 1")[1][:4] == ["  line 0", "▸ line 1", "  line 2", "  line 3"]
+    assert in_context(lines, "error") == (0, [])
