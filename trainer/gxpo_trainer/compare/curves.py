@@ -207,5 +207,6 @@ def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
         return np.asarray(stacked.mean(axis=0), dtype=np.float64)
 
     unknown = np.full(len(common), np.nan)
-    columns = map(mean, ("backward_passes", "hours", "tokens", "accuracy"))
-    return EvaluationCurve(np.array(common), *columns, unknown, unknown, forward_passes=curves[0].forward_passes)
+    passes, hours, tokens, accuracy = map(mean, ("backward_passes", "hours", "tokens", "accuracy"))
+    forward = curves[0].forward_passes
+    return EvaluationCurve(np.array(common), passes, hours, tokens, accuracy, unknown, unknown, forward_passes=forward)
