@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from selenium import webdriver
-from support.browsing import TEXTS, Page, open_browser, set_mode
-from support.pictures import color, in_card, picture, text_contrast
+from support.browsing import TEXTS, Page, color, in_card, open_browser, picture, set_mode, text_contrast
 from support.service_processes import until
 from support.site import NOT_LOOPBACK, Site
 
