@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -54,7 +53,7 @@ const cover = element => {
   return control.contains(top) ? null : top ? top.outerHTML.slice(0, 200) : 'nothing';
 };
 """
-_COVERED = f"""{_COVER}
+COVERED = f"""{_COVER}
 const boxes = 'summary, input:enabled, textarea:enabled, [data-testid=stDataFrame]';
 return [...document.querySelectorAll(`a[href]:not([href^="#"]), button:enabled, ${{boxes}}`)]
   .filter(item => (item.closest('label') || item).checkVisibility({{opacityProperty: true, visibilityProperty: true}}))
@@ -207,11 +206,17 @@ class Page:
 
     def covered(self, width: int) -> list[tuple[str, str]]:
         """Controls of the page, in a window of this width, whose centre is covered, each with what covers it."""
+        with self.sized(width):
+            self.settle()
+            return [(control, top) for control, top in self.script(COVERED)]
+
+    @contextmanager
+    def sized(self, width: int) -> Iterator[None]:
+        """In a window of this width."""
         size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         try:
-            self.settle()
-            return [(control, top) for control, top in self.script(_COVERED)]
+            yield
         finally:
             self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -338,10 +343,6 @@ class Page:
 
     def assert_marked(self) -> None:
         assert self.script("return window.gxpoMark") == 1, "the page was reloaded"
-
-    def download_to(self, folder: Path) -> None:
-        where = {"behavior": "allow", "downloadPath": str(folder)}
-        self.driver.execute_cdp_cmd("Browser.setDownloadBehavior", where)
 
     def card(self, title: str) -> str:
         """The words of the card with this title."""
