@@ -9,8 +9,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from support.durations import Durations
-from support.tiers import SELECTIONS, tier
+from support.tiers import SELECTIONS, Durations, tier
 
 from gxpo_trainer import plugins
 

@@ -60,20 +60,18 @@ const boxes = titles.slice(first, first + 2)
   .map(title => title.closest('[data-testid=stVerticalBlock]').getBoundingClientRect());
 return [boxes[0].left - 6, boxes[0].top - 6, boxes[0].right + 6, boxes[boxes.length - 1].bottom + 6];
 """
-_WHOLE_PAGE = 8000
+_WHOLE_PAGE, _MOST_PX = 8000, 1500
+_LIVE_SHARE = 0.6
+"""Share of the live run's steps that is reported."""
 
 
-def shoot(page: Page, file: Path, query: dict[str, Any], most: int) -> None:
-    """A view from its top, as high as its content; above `most` pixels it ends below the last whole card. With a `card`
-    in the query, that card alone."""
+def shoot(page: Page, file: Path, query: dict[str, Any]) -> None:
+    """A view from its top, as high as its content; a higher one ends below the last whole card. With a `card` in the
+    query, that card alone."""
     card = query.get("card")
     page.open(**{name: value for name, value in query.items() if name != "card"})
-    size = {
-        "width": WIDTH,
-        "height": max(int(page.script(_HEIGHT, _WHOLE_PAGE if card else most)), 600),
-        "deviceScaleFactor": SCALE,
-        "mobile": False,
-    }
+    height = max(int(page.script(_HEIGHT, _WHOLE_PAGE if card else _MOST_PX)), 600)
+    size = {"width": WIDTH, "height": height, "deviceScaleFactor": SCALE, "mobile": False}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     page.settle()
     picture = Image.open(io.BytesIO(page.driver.get_screenshot_as_png())).convert("RGB")
@@ -117,65 +115,52 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
     }
 
 
-def arguments_of(given: Sequence[str] | None) -> argparse.Namespace:
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--home", type=Path, default=ROOT / "runs" / "demo", help="home of a service with ended runs")
     parser.add_argument("--ended", type=Path, nargs="+", default=(), help="instead of a home: folders of ended runs")
     parser.add_argument("--live", type=Path, default=None, help="with --ended: folder of the run that is shown live")
-    parser.add_argument("--live-share", type=float, default=0.6, help="share of the live run's steps that is reported")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="folder of the pictures")
-    parser.add_argument("--height", type=int, default=1500, help="most pixels of a picture's height")
-    parser.add_argument("--only", nargs="*", default=None, help="names of the pictures to take")
-    return parser.parse_args(given)
-
-
-def main(given: Sequence[str] | None = None) -> None:
-    chosen = arguments_of(given)
+    chosen = parser.parse_args()
     if find_programs() is None:
         raise SystemExit("chromium and chromedriver are missing; install the packages chromium and chromium-driver")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    chosen.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        service, token = replayed(Path(scratch), chosen) if chosen.ended else existing(chosen.home)
+        if chosen.ended:
+            service, token = replayed(Path(scratch) / "home", chosen.ended, chosen.live)
+        else:
+            if not (chosen.home / "token").is_file():
+                raise SystemExit(
+                    f"{chosen.home} is no home of a service: it has no token; run `make demo`, or name one"
+                )
+            token = (chosen.home / "token").read_text(encoding="utf-8").strip()
+            service = ServedHome(chosen.home, free_port(8000))
         token_file = Path(scratch) / "token"
         token_file.write_text(token, encoding="utf-8")
         environment = {"GXPO_URL": service.url, "GXPO_TOKEN_FILE": str(token_file)}
         dashboard = DashboardProcess(Path(scratch) / "dashboard.log", environment)
         try:
             dashboard.wait()
-            take(dashboard, views(Client(connect(service.url), token)), chosen)
+            pictures = views(Client(connect(service.url), token))
+            for mode in MODES:
+                with open_browser(width=WIDTH, mode=mode) as driver:
+                    for name, query in pictures.items():
+                        page = Page(driver, dashboard.url, dashboard.cookie)
+                        shoot(page, ROOT / "docs" / "images" / f"{name}-{mode}.png", query)
         finally:
             dashboard.close()
             service.stop()
 
 
-def existing(home: Path) -> tuple[ServedHome, str]:
-    """The API on the home of a service, and its token."""
-    token_file = home / "token"
-    if not token_file.is_file():
-        raise SystemExit(f"{home} is no home of a service: it has no token; run `make demo`, or name one")
-    return ServedHome(home, free_port(8000)), token_file.read_text(encoding="utf-8").strip()
-
-
-def replayed(home: Path, chosen: argparse.Namespace) -> tuple[ReplayedService, str]:
-    """A service to which the chosen runs have reported, and a token."""
-    service = ReplayedService(home / "home", free_port(8000))
-    for folder in chosen.ended:
+def replayed(home: Path, ended: Sequence[Path], live: Path | None) -> tuple[ServedHome, str]:
+    """A service to which these runs have reported, and a token."""
+    service = ReplayedService(home, free_port(8000))
+    for folder in ended:
         service.replay(folder, name=Recording(folder).identity["config"]["name"])
-    if chosen.live is not None:
-        live = service.launch(chosen.live, name=Recording(chosen.live).identity["config"]["name"])
-        live.report(round(chosen.live_share * Recording(chosen.live).last_step))
+    if live is not None:
+        recording = Recording(live)
+        run = service.launch(live, name=recording.identity["config"]["name"])
+        run.report(round(_LIVE_SHARE * recording.last_step))
     return service, service.token("admin")
-
-
-def take(dashboard: DashboardProcess, pictures: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
-    for mode in MODES:
-        with open_browser(width=WIDTH, mode=mode) as driver:
-            for name, query in pictures.items():
-                if chosen.only is None or name in chosen.only:
-                    file = chosen.out / f"{name}-{mode}.png"
-                    shoot(Page(driver, dashboard.url, dashboard.cookie), file, query, chosen.height)
-                    sys.stdout.write(f"{file}: {file.stat().st_size // 1000} kB\n")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from support.browsing import TEXTS, Page, open_browser
-from support.site import FORMULA, Site
-
-from gxpo_dashboard.view_models.tables import worst_first
+from support.browsing import COVERED, TEXTS, Page, open_browser
+from support.site import Site
 
 ROWS = "view.data('points').map(row => [row.series, row.x, row.y])"
 SERIES = "[...new Set(view.data('points').map(row => row.series))].sort()"
@@ -83,68 +81,52 @@ def test_a_click_on_a_header_is_the_order_of_the_service_and_shown(page: Page) -
     page.wait(lambda: page.script(sorted_by) == "Name ↑", "the direction in the header")
 
 
-def test_a_legend_is_not_cut_on_a_narrow_page(site: Site, page: Page) -> None:
-    size = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
+def test_a_narrow_page_cuts_no_legend_covers_no_control_and_does_not_scroll_sideways(
+    site: Site, page: Page, live_run: str
+) -> None:
+    wider = "[document.documentElement, document.querySelector('[data-testid=stMain]')].map(e => e.scrollWidth)"
+    with page.sized(390):
         page.open("run", run=site.fired)
         texts = page.wait(lambda: page.chart("budget", TEXTS), "the budget")
         width = page.chart("budget", "view.container().getBoundingClientRect().width")
         legend = [box for words, box in texts if "per step" in words]
         assert len(legend) == 2
         assert all(left >= 0 and right <= width for left, _, right, _ in legend)
-    finally:
-        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        for view in ("runs", "run"):
+            page.open(view, run=live_run)
+            if view == "run":
+                page.shows("Running: step")
+                page.wait(lambda: page.chart("-reward", ROWS), "the live curve")
+            assert max(page.script(f"return {wider}")) <= 390
+            page.settle()
+            assert page.script(COVERED) == []
 
 
-@pytest.mark.parametrize("view", ["runs", "run"])
-def test_the_list_and_a_live_run_are_used_on_a_narrow_page(page: Page, live_run: str, view: str) -> None:
-    size = {"width": 390, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
-    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        page.open(view, run=live_run)
-        if view == "run":
-            page.shows("Running: step")
-            page.wait(lambda: page.chart("-reward", ROWS), "the live curve")
-        wider = "[document.documentElement, document.querySelector('[data-testid=stMain]')].map(e => e.scrollWidth)"
-        assert max(page.script(f"return {wider}")) <= 390, "the page does not scroll sideways"
-        assert page.covered(390) == []
-    finally:
-        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def test_an_evaluation_is_seen_in_the_timeline(site: Site, page: Page) -> None:
-    run = site.submit_short("with a timeline")
+def test_an_evaluation_is_seen_in_the_timeline_and_the_whole_log_is_downloaded(
+    site: Site, page: Page, tmp_path: Path
+) -> None:
+    run = site.submit_short("with records")
     spans = [["learner", "updating", 0.0, 2.0], ["evaluation", "evaluating", 2.0, 5.0]]
     line = json.dumps({"attempt": 1, "step": 3, "begin": 5.0, "spans": spans})
     (site.home / "artifacts" / run / "timeline.jsonl").write_text(line, encoding="utf-8")
     page.open("run", run=run, part="System")
     drawn = "view.data('points').map(row => [row.process, row.series, row.x, row.x2])"
     assert page.wait(lambda: page.chart_of("Timeline", drawn), "the timeline") == spans
-
-
-def test_notes_and_formulas_are_text_and_formulas_are_typeset_next_to_it(site: Site, page: Page) -> None:
-    site.http.patch(f"/runs/{site.fired}", json={"notes": "<b>look</b> **here**"}).raise_for_status()
-    page.open("run", run=site.fired, part="Samples")
-    page.one("summary").click()
-    page.shows("<b>look</b> **here**")
-    listed = site.http.get(f"/runs/{site.fired}/samples", params={"step": 30, "limit": 500}).json()
-    group = next(sample["group"] for sample in listed["items"] if sample["response"] == FORMULA)
-    page.select_row([counts["group"] for counts in worst_first(listed["groups"])].index(group))
-    page.shows(FORMULA)
-    assert page.wait(lambda: page.all(".katex .mfrac"), "the fraction")
-    assert page.all("img[src=x]") == []
-
-
-def test_the_whole_log_is_downloaded(site: Site, page: Page, tmp_path: Path) -> None:
-    run = site.submit_short("with a log")
     page.open("run", run=run, part="Log")
     page.shows("lines of the last")
-    page.download_to(tmp_path)
+    where = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", where)
     page.press("Download log")
     file = tmp_path / f"{run}.log"
     page.wait(file.exists, "the file")
     assert file.read_bytes() == (site.home / "artifacts" / run / "train.log").read_bytes()
+
+
+def test_notes_are_text(site: Site, page: Page) -> None:
+    site.http.patch(f"/runs/{site.fired}", json={"notes": "<b>look</b> **here**"}).raise_for_status()
+    page.open("run", run=site.fired, part="Samples")
+    page.one("summary").click()
+    page.shows("<b>look</b> **here**")
 
 
 # Two recorded trainings are compared, linked and exported.

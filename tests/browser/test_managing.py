@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from selenium import webdriver
-from support.browsing import TEXTS, Page, open_browser, set_mode
-from support.pictures import color, in_card, picture, text_contrast
+from support.browsing import TEXTS, Page, color, in_card, open_browser, picture, set_mode, text_contrast
 from support.service_processes import until
 from support.site import NOT_LOOPBACK, Site
 
@@ -128,32 +124,25 @@ def test_a_log_is_searched(site: Site, page: Page, live_run: str) -> None:
 # Who sees what: a visitor from elsewhere, and one whose token only reads.
 
 
-@pytest.fixture
-def elsewhere(site: Site) -> Iterator[Page]:
-    """The same dashboard under a name that is not loopback's: this machine's token is not lent to who asks for it."""
+def test_a_visitor_from_elsewhere_signs_in_and_a_viewer_cannot_cancel_runs(site: Site, live_run: str) -> None:
+    """Under a name that is not loopback's: this machine's token is not lent to who asks for it."""
     with open_browser(resolve=f"MAP {NOT_LOOPBACK} 127.0.0.1") as driver:
-        yield Page(driver, f"http://{NOT_LOOPBACK}:{site.dashboard.port}")
-
-
-def test_a_visitor_from_elsewhere_sees_the_sign_in_and_nothing_else(site: Site, elsewhere: Page, live_run: str) -> None:
-    for address in ({}, {"view": "run", "run": live_run}, {"view": "compare", "runs": list(site.recorded.values())}):
-        elsewhere.open(**address)
-        elsewhere.shows("Access token")
-        assert "live run" not in elsewhere.text
-        assert [heading.text for heading in elsewhere.all("h1")] == ["Sign in"]
-        assert [box.get_attribute("aria-label") for box in elsewhere.all("input, textarea")] == ["Access token"]
-        assert not elsewhere.all("[data-testid=stDataFrame], [data-testid=stVegaLiteChart], [class*=st-key-nav]")
-
-
-def test_a_viewer_sees_runs_and_cannot_cancel_them(site: Site, elsewhere: Page, live_run: str) -> None:
-    elsewhere.open("run", run=live_run)
-    elsewhere.fill("Access token", "gxpo_nobody")
-    elsewhere.shows("rejected this token")
-    elsewhere.fill("Access token", site.viewer_token)
-    elsewhere.shows("▶ running")
-    elsewhere.shows("live run")
-    elsewhere.wait(lambda: elsewhere.all(".st-key-run-cancel button"), "the row of buttons")
-    assert elsewhere.button("Cancel") is None, "it is there to be seen, and cannot be pressed"
+        page = Page(driver, f"http://{NOT_LOOPBACK}:{site.dashboard.port}")
+        both = {"view": "compare", "runs": list(site.recorded.values())}
+        for address in ({}, both, {"view": "run", "run": live_run}):
+            page.open(**address)
+            page.shows("Access token")
+            assert "live run" not in page.text
+            assert [heading.text for heading in page.all("h1")] == ["Sign in"]
+            assert [box.get_attribute("aria-label") for box in page.all("input, textarea")] == ["Access token"]
+            assert not page.all("[data-testid=stDataFrame], [data-testid=stVegaLiteChart], [class*=st-key-nav]")
+        page.fill("Access token", "gxpo_nobody")
+        page.shows("rejected this token")
+        page.fill("Access token", site.viewer_token)
+        page.shows("▶ running")
+        page.shows("live run")
+        page.wait(lambda: page.all(".st-key-run-cancel button"), "the row of buttons")
+        assert page.button("Cancel") is None, "it is there to be seen, and cannot be pressed"
 
 
 def test_another_account_of_this_machine_sees_the_sign_in_and_the_link_opens_everything_once(

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from selenium.webdriver.common.keys import Keys
-from support.browsing import TEXTS, Mode, Page, set_mode
+from support.browsing import CHART, TEXTS, Mode, Page, color, keyed, picture, set_mode, text_contrast
 from support.contrast import contrast
-from support.pictures import CHART, color, keyed, picture, text_contrast
 from support.site import Site
 
 FIRST_CHART = f"return document.querySelector('{CHART}').getBoundingClientRect().top"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
+from PIL import Image
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
@@ -17,6 +18,8 @@ from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+
+from support.contrast import contrast
 
 T = TypeVar("T")
 Mode = Literal["light", "dark"]
@@ -50,7 +53,7 @@ const cover = element => {
   return control.contains(top) ? null : top ? top.outerHTML.slice(0, 200) : 'nothing';
 };
 """
-_COVERED = f"""{_COVER}
+COVERED = f"""{_COVER}
 const boxes = 'summary, input:enabled, textarea:enabled, [data-testid=stDataFrame]';
 return [...document.querySelectorAll(`a[href]:not([href^="#"]), button:enabled, ${{boxes}}`)]
   .filter(item => (item.closest('label') || item).checkVisibility({{opacityProperty: true, visibilityProperty: true}}))
@@ -203,11 +206,17 @@ class Page:
 
     def covered(self, width: int) -> list[tuple[str, str]]:
         """Controls of the page, in a window of this width, whose centre is covered, each with what covers it."""
+        with self.sized(width):
+            self.settle()
+            return [(control, top) for control, top in self.script(COVERED)]
+
+    @contextmanager
+    def sized(self, width: int) -> Iterator[None]:
+        """In a window of this width."""
         size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         try:
-            self.settle()
-            return [(control, top) for control, top in self.script(_COVERED)]
+            yield
         finally:
             self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -335,10 +344,6 @@ class Page:
     def assert_marked(self) -> None:
         assert self.script("return window.gxpoMark") == 1, "the page was reloaded"
 
-    def download_to(self, folder: Path) -> None:
-        where = {"behavior": "allow", "downloadPath": str(folder)}
-        self.driver.execute_cdp_cmd("Browser.setDownloadBehavior", where)
-
     def card(self, title: str) -> str:
         """The words of the card with this title."""
         cards = self.driver.find_elements(
@@ -351,3 +356,37 @@ class Page:
 
     def keys(self) -> ActionChains:
         return ActionChains(self.driver)
+
+
+# Pictures of charts as a visitor sees them, and the contrast of their pixels.
+
+
+CHART = "[data-testid=stVegaLiteChart]"
+
+
+def keyed(key: str) -> str:
+    """Selector of the chart with a key."""
+    return f'[class*="{key}"] {CHART}'
+
+
+def in_card(title: str) -> str:
+    """Selector of a chart that `Page.chart_of` has marked."""
+    return f'[data-card="{title}"] {CHART}'
+
+
+def picture(page: Page, selector: str) -> Image.Image:
+    chart = page.one(selector)
+    page.script("arguments[0].scrollIntoView({block: 'center'})", chart)
+    page.settle()
+    return Image.open(io.BytesIO(chart.screenshot_as_png)).convert("RGB")
+
+
+def text_contrast(words: Image.Image) -> float:
+    """The highest contrast of a pixel of the words with their most frequent colour, the background."""
+    counted = sorted(words.getcolors(1 << 20) or ())
+    back = color(counted[-1][1])  # type: ignore[arg-type]
+    return max(contrast(back, color(pixel)) for _, pixel in counted)  # type: ignore[arg-type]
+
+
+def color(pixel: tuple[int, ...]) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*pixel)

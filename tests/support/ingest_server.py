@@ -6,8 +6,9 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from support.recording_server import RecordingServer, Request
 
 KINDS = ("metrics", "samples", "evaluations", "events")
 
@@ -39,7 +40,7 @@ class IngestServer:
         self.statuses: list[int] = []
         self.lock = threading.Lock()
         self.reset()
-        self._server: ThreadingHTTPServer | None = None
+        self._server: RecordingServer | None = None
         self.port = 0
 
     def reset(self) -> None:
@@ -55,41 +56,23 @@ class IngestServer:
 
     def start(self) -> IngestServer:
         """Listen, on the same port after `stop`."""
-        ingest = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                with ingest.lock:
-                    answer = ingest.answer(self.path, self.headers.get("Authorization", ""), body)
-                if answer is None:
-                    self.close_connection = True
-                    return
-                status, content = answer
-                ingest.statuses.append(status)
-                data = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args: Any) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        self._server = RecordingServer(self._respond, self.port).__enter__()
+        self.port = self._server.port
         return self
 
     def stop(self) -> None:
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.__exit__()
             self._server = None
+
+    def _respond(self, request: Request) -> tuple[int, bytes] | None:
+        with self.lock:
+            answer = self.answer(request.path, request.headers.get("Authorization", ""), request.body)
+        if answer is None:
+            return None
+        status, content = answer
+        self.statuses.append(status)
+        return status, content if isinstance(content, bytes) else json.dumps(content).encode()
 
     def forget(self, kind: str, number: int) -> None:
         """A database that was restored from before the last `number` rows."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from gxpo_services.local.ray_head import RayHead as ProductHead
 from gxpo_services.local.ray_head import free_port
 
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
@@ -137,3 +139,37 @@ def end_tree(head: subprocess.Popen[bytes], started: Iterable[psutil.Process] = 
         if process.is_running():  # psutil knows a process by its start time too
             process.kill()
     psutil.wait_procs(tree, timeout=20)
+
+
+class RayHead:
+    """The product's Ray head as a process tree that a test starts and ends.
+
+    address: of its jobs endpoint. environment: what every process needs that speaks with it.
+    """
+
+    def __init__(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="gxpo-ray-"))
+        self._head = ProductHead(self.home)
+        self.address, self.environment = self._head.address, dict(self._head.env)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._tree: list[psutil.Process] = []
+
+    def start(self) -> None:
+        """Returns when jobs can be submitted. Raises RuntimeError with its log when that takes too long."""
+        child = self._head.child()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        with (self.home / "ray.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                list(child.command), stdout=log, stderr=log, env=environment | dict(child.env), start_new_session=True
+            )
+        deadline = time.monotonic() + child.start_s
+        while not child.ready():
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                raise RuntimeError("Ray did not start:\n" + (self.home / "ray.log").read_text()[-3000:])
+            time.sleep(0.5)
+        self._tree = psutil.Process(self._process.pid).children(recursive=True)
+
+    def close(self) -> None:
+        if self._process is not None:
+            end_tree(self._process, self._tree)
+        shutil.rmtree(self.home, ignore_errors=True)

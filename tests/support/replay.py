@@ -16,8 +16,8 @@ from gxpo_services.db.migrate import upgrade
 from gxpo_services.local.ray_head import free_port
 from gxpo_services.settings import ServiceSettings
 from support import reporting
-from support.finished_runs import finish
 from support.http_server import HttpServer
+from support.reported_runs import finish
 
 Json = dict[str, Any]
 _ROWS = 150
@@ -130,7 +130,7 @@ class ReplayedService(ServedHome):
 
     def finish(self, run: str, accuracies: list[float]) -> None:
         """Bring a submitted run to its end, with evaluations of these accuracies."""
-        finish(self.url, self._database, run, accuracies)
+        finish(self._database, run, accuracies)
 
     def report(self, run: str, **rows: list[Json]) -> None:
         """Launch a run and report rows of these kinds, once."""

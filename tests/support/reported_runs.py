@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import select
@@ -10,10 +12,11 @@ from sqlalchemy import select
 from gxpo_services.api.fields import new_id
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import Group
+from gxpo_services.db.tables import Group, Run
 from gxpo_services.runs import service
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
+from gxpo_trainer.reporting.identity import run_identity
 from support import reporting
 
 PRINCIPAL = Principal("t1", "tests", Role.SUBMITTER)
@@ -100,3 +103,48 @@ def evaluated_run(
     identity = {"config": made.model_dump(mode="json"), "policy_sha256": "policy", "hardware": {"cpu": "x"}}
     report(database, run_id, metrics=metrics, evaluations=evaluations, identity=identity)
     return run_id
+
+
+def finish(database: Database, run_id: str, accuracies: list[float]) -> None:
+    """A submitted run brought to its end: one step, one pass and 6 s between two evaluations, of four problems each."""
+    with database.reading() as session:
+        run = service.find(session, run_id)
+        identity = run_identity(RunConfig.model_validate(run.config), policy_sha256="policy")
+    metrics, evaluations = [], []
+    for step, accuracy in enumerate(accuracies):
+        costs = {"backward_passes_total": float(step), "training_s": 6.0 * step, "tokens_total": 100.0 * step}
+        if step > 0:
+            names = ("update/backward_passes_total", "time/training_s", "rollout/tokens_total")
+            values = dict(zip(names, costs.values(), strict=True))
+            metrics.append(reporting.metric_row(step, **values, **{"reward/mean": 0.25}))
+        per_problem = {"per_problem": [accuracy] * 4, "problem_ids": list("abcd"), "num_problems": 4}
+        scores = {"pass@1": accuracy}
+        evaluations.append(
+            reporting.evaluation_row(step, benchmark="word_problems", scores=scores, **per_problem, **costs)
+        )
+    outcome = {"attempt": 1, "outcome": "succeeded", "ended_by": "steps", "reason": None, "message": "", "time": 9.0}
+    content = reporting.body(1, identity=identity, metrics=metrics, evaluations=evaluations, outcome=outcome)
+    reporting.send(database, reporting.launch(database, run_id), content)
+
+
+@contextmanager
+def trainer(database: Database, accuracies: Callable[[Run], list[float]]) -> Iterator[None]:
+    """A thread that ends each run once it is submitted."""
+    stop = threading.Event()
+
+    def report() -> None:
+        done: set[str] = set()
+        while not stop.wait(0.05):
+            with database.reading() as session:
+                submitted = [run for run in session.scalars(select(Run)) if run.id not in done]
+            for run in submitted:
+                finish(database, run.id, accuracies(run))
+                done.add(run.id)
+
+    thread = threading.Thread(target=report)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

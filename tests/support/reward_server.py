@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from http.client import parse_headers
 from typing import Any
 
 from gxpo_trainer.config import HttpRewardConfig
@@ -57,7 +58,7 @@ class RewardServer:
             connection.settimeout(PATIENCE_S)
             try:
                 headers, body = _request(connection)
-            except OSError:
+            except (OSError, ValueError):  # the client has gone
                 return
             with self._lock:
                 number = len(self.requests)
@@ -89,23 +90,11 @@ def wait_for_close(connection: socket.socket) -> None:
 
 
 def _request(connection: socket.socket) -> tuple[str, Any]:
-    """Headers and decoded body of the request."""
-    received = b""
-    while b"\r\n\r\n" not in received:
-        received += _some(connection)
-    head, _, body = received.partition(b"\r\n\r\n")
-    headers = head.decode()
-    length = next(int(line.split(":")[1]) for line in headers.splitlines() if line.lower().startswith("content-length"))
-    while len(body) < length:
-        body += _some(connection)
-    return headers, json.loads(body)
-
-
-def _some(connection: socket.socket) -> bytes:
-    data = connection.recv(65536)
-    if not data:
-        raise ConnectionResetError
-    return data
+    """Request line with headers, and the decoded body."""
+    with connection.makefile("rb") as stream:
+        line = stream.readline().decode()
+        headers = parse_headers(stream)
+        return f"{line}{headers}", json.loads(stream.read(int(headers["Content-Length"] or 0)))
 
 
 def ask(url: str, *bodies: Any, token: str | None = None, together: bool = True, **settings: Any) -> list[HttpAnswer]:

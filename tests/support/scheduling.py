@@ -90,6 +90,7 @@ class Cluster:
     def messages(self, run_id: str) -> list[tuple[str, str]]:
         return runs.messages(self.database, run_id)
 
-    def write_outcome(self, run_id: str, attempt: int, outcome: str, **values: Any) -> None:
-        body = {"attempt": attempt, "outcome": outcome, "ended_by": None, "reason": None, "message": "", "time": 1.0}
-        (self.settings.artifacts / run_id / "outcome.json").write_text(json.dumps(body | values))
+
+def write_outcome(settings: ServiceSettings, run_id: str, attempt: int, outcome: str, **values: Any) -> None:
+    body = {"attempt": attempt, "outcome": outcome, "ended_by": None, "reason": None, "message": "", "time": 1.0}
+    (settings.artifacts / run_id / "outcome.json").write_text(json.dumps(body | values))

@@ -198,10 +198,4 @@ def _metrics(everything: dict[str, Json], x: str) -> None:
     if len(runs) < len(everything):
         st.caption(f"Showing {_MOST_LINES} of {len(everything)} runs.")
     going = any(run["state"] not in TERMINAL for run in runs.values())
-
-    @st.fragment(run_every=visitor.LIVE_S if going else None)
-    def body() -> None:
-        with visitor.guarded():
-            explorer.show(runs, x)
-
-    body()
+    st.fragment(run_every=visitor.LIVE_S if going else None)(visitor.guarded()(explorer.show))(runs, x)

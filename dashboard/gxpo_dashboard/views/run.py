@@ -51,13 +51,7 @@ def show() -> None:
             section = permalinks.choice("Section", "section", list(sections), section)
         x = axis("x", "step") if part in CHARTED else "step"
     draw, every = sections[section]
-
-    @st.fragment(run_every=None if ended else every)
-    def body() -> None:
-        with visitor.guarded():
-            draw(run["id"], x)
-
-    body()
+    st.fragment(run_every=None if ended else every)(visitor.guarded()(draw))(run["id"], x)
 
 
 def _header(run_id: str, was_ended: bool) -> None:

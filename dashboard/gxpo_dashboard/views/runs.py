@@ -265,13 +265,6 @@ def _bar(chosen: list[Json], baseline: Json | None, total: str, states: str) -> 
             for run in chosen:
                 visitor.client().change(run["id"], archived=not archived)
             st.rerun(scope="fragment")
-        with st.popover("Tag…", icon=":material/label:", disabled=not visitor.may_change()):
-            word = st.text_input("Tag", key="tag-word", max_chars=60)
-            if st.button("Add tag", disabled=not word.strip()):
-                for run in chosen:
-                    if word.strip() not in run["tags"]:
-                        visitor.client().change(run["id"], tags=[*run["tags"], word.strip()])
-                st.rerun(scope="fragment")
 
 
 def _baseline(run: str, listed: list[Json]) -> Json | None:

@@ -112,20 +112,28 @@ def test_another_rule_starts_from_its_own_defaults(pages: Pages) -> None:
     assert settings(page) == ["7", *gxpo[1:]]
 
 
-def test_rule_and_sweep_are_kept_in_another_view_and_by_a_reload(pages: Pages) -> None:
+def test_a_sweep_is_planned_and_kept_in_another_view_and_by_a_reload(pages: Pages) -> None:
     page = pages.open("submit", preset="demo", sweep="1")
     labelled(page.selectbox, "Rule name").set_value("sfpo").run()
-    labelled(page.text_input, "Seeds").set_value("0, 1, 2, 3, 4").run()
     labelled(page.text_input, "K").set_value("3, 5").run()
+    labelled(page.text_input, "τ").set_value("inf").run()
+    assert labelled(page.button, "Submit 2 runs"), "nothing but what was typed"
+    labelled(page.text_input, "Seeds").set_value("0, 1, 2").run()
     labelled(page.checkbox, "Learning-rate control").check().run()
     labelled(page.button, "Runs").click().run()
     labelled(page.button, "Submit").click().run()
+    # Two depths with three seeds, and the control of each depth with three seeds.
+    words = "Plan of one run with the base settings; the sweep has 12 runs."
     for same in (page, pages.reload(page)):
         assert labelled(same.selectbox, "Rule name").value == "sfpo"
-        assert labelled(same.text_input, "Seeds").value == "0, 1, 2, 3, 4"
+        assert labelled(same.text_input, "Seeds").value == "0, 1, 2"
         assert labelled(same.text_input, "K").value == "3, 5"
         assert labelled(same.checkbox, "Learning-rate control").value is True
-        assert any(plain("4 settings × 5 seeds = 20 runs") in words.value for words in same.markdown)
+        assert labelled(same.button, "Submit 12 runs")
+        assert any(plain("4 settings × 3 seeds = 12 runs, about ") in text.value for text in same.markdown)
+        assert words in [caption.value for caption in same.caption]
+        planned = next(table.value for table in same.table if "Run" in table.value)
+        assert sorted(planned["Seed"]) == ["0"] * 4 + ["1"] * 4 + ["2"] * 4
 
 
 def test_a_link_changes_settings_of_collapsed_sections_and_names_what_it_cannot(pages: Pages) -> None:
@@ -144,18 +152,3 @@ def test_what_is_wrong_is_said_below_its_field(pages: Pages) -> None:
         below = [words.value for words in page.markdown if words.value.startswith(":red[")]
         assert len(below) == 1, typed
         assert plain(message) in below[0]
-
-
-def test_a_sweep_is_planned_before_it_is_submitted(pages: Pages) -> None:
-    page = pages.open("submit", preset="demo", sweep="1")
-    labelled(page.text_input, "K").set_value("3, 5").run()
-    labelled(page.text_input, "τ").set_value("inf").run()
-    assert labelled(page.button, "Submit 2 runs"), "nothing but what was typed"
-    labelled(page.text_input, "Seeds").set_value("0, 1, 2").run()
-    labelled(page.checkbox, "Learning-rate control").check().run()
-    # Two depths with three seeds, and the control of each depth with three seeds.
-    assert labelled(page.button, "Submit 12 runs")
-    assert any(plain("4 settings × 3 seeds = 12 runs, about ") in words.value for words in page.markdown)
-    assert "Plan of one run with the base settings; the sweep has 12 runs." in [words.value for words in page.caption]
-    planned = next(table.value for table in page.table if "Run" in table.value)
-    assert sorted(planned["Seed"]) == ["0"] * 4 + ["1"] * 4 + ["2"] * 4

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from streamlit.testing.v1 import AppTest
 from support.dashboard_pages import Pages, labelled, table_columns
-
-
-def select(pages: Pages, *runs: str, token: str | None = None, **query: str) -> AppTest:
-    """The Runs view with selected runs."""
-    return pages.open("runs", {"selection-runs-0": runs, "token": token or pages.token}, **query)
 
 
 def test_a_run_that_may_not_be_deleted_does_not_keep_the_others(pages: Pages) -> None:
@@ -17,7 +11,7 @@ def test_a_run_that_may_not_be_deleted_does_not_keep_the_others(pages: Pages) ->
     runs = {name: pages.submit(name, token=owner) for name, owner in owners.items()}
     for run in runs.values():
         pages.cancel(run)
-    page = select(pages, *runs.values(), token=token)
+    page = pages.open("runs", {"selection-runs-0": [*runs.values()], "token": token})
     labelled(page.button, "Delete…").click().run()
     pages.http.delete(f"/runs/{runs['gone']}").raise_for_status()
     labelled(page.button, "Delete 4 runs").click().run()

@@ -18,7 +18,7 @@ from typing import Any
 import matplotlib
 import pytest
 from fastapi import FastAPI
-from support.finished_runs import finish, trainer
+from support.reported_runs import finish, trainer
 from support.walkthrough import Reader, blocks, install_the_rule
 
 import gxpo
@@ -45,7 +45,7 @@ def test_the_notebook_submits_waits_compares_and_plots(
     monkeypatch.setenv("GXPO_TOKEN", token_for("submitter"))
     matplotlib.use("Agg")
     names: dict[str, Any] = {}
-    with trainer(url, database, lambda run: ACCURACIES[run.rule]):
+    with trainer(database, lambda run: ACCURACIES[run.rule]):
         for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
             if cell["cell_type"] == "code":
                 exec(compile("".join(cell["source"]), cell["id"], "exec"), names)  # noqa: S102
@@ -101,7 +101,7 @@ def test_the_curl_lines_work(url: str, database: Database, token_for: Callable[[
     reader = Reader(tmp_path, GXPO_URL=url, TOKEN=token_for("submitter"), no_proxy="127.0.0.1")
     run_id, again = (reader.run("bash", submit + '\necho "run:$RUN"').rpartition("run:")[2].strip() for _ in range(2))
     assert run_id == again, "its key makes one run"
-    finish(url, database, run_id, [0.0, 0.25, 0.5])
+    finish(database, run_id, [0.0, 0.25, 0.5])
     seen = reader.run("bash", look, {"RUN": run_id})
     assert '"state":"succeeded"' in seen
     assert '"reward/mean":{"x":[1.0,2.0],"y":[0.25,0.25]' in seen
@@ -124,7 +124,7 @@ def test_the_commands_for_administrators_work(url: str, token_for: Callable[[str
 def test_the_quick_start_submits_a_run_and_follows_it_to_its_end(
     url: str, database: Database, token_for: Callable[[str], str], tmp_path: Path
 ) -> None:
-    with trainer(url, database, lambda _: [0.25, 0.5]):
+    with trainer(database, lambda _: [0.25, 0.5]):
         reader = Reader(tmp_path, GXPO_URL=url, GXPO_TOKEN=token_for("submitter"), no_proxy="127.0.0.1")
         reader.follow("quickstart.md", needs=frozenset({"service"}))
     assert "succeeded" in reader.run("bash", ".venv/bin/gxpo runs")

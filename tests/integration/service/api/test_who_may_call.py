@@ -15,8 +15,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support import queued_runs, reporting
-from support.finished_runs import finish
 from support.http_server import HttpServer
+from support.reported_runs import finish
 from support.reporting import launch
 
 from gxpo_services.db.database import Database
@@ -149,7 +149,7 @@ def test_a_generated_client_submits_watches_pauses_resumes_compares_and_exports(
         assert runs["get"].sync(run_id=first, client=client).state == "paused"
         assert runs["resume"].sync(run_id=first, client=client).state == "queued"
         for run_id, accuracies in zip(ids, ([0.0, 0.25, 0.5], [0.0, 0.5, 0.75]), strict=True):
-            finish(url, database, run_id, accuracies)
+            finish(database, run_id, accuracies)
         listed = runs["list"].sync(client=client, state=[models.RunState(RunState.SUCCEEDED.value)])
         assert {run.id for run in listed.items} == set(ids)
         compared = generated("api.comparisons.comparisons_compare_runs").sync(client=client, runs=ids)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import Gxpo
-from support.finished_runs import finish
+from support.reported_runs import finish
 
 from gxpo_services.api.principals import hash_token
 from gxpo_services.db.database import Database
@@ -204,7 +204,7 @@ def test_logs_are_printed_and_followed(gxpo: Gxpo, database: Database, settings:
 
 def test_runs_are_compared_with_tables_and_the_sentence(gxpo: Gxpo, database: Database, url: str) -> None:
     grpo, plain = gxpo.submit("plain", "--set", "learner.rule.name=grpo"), gxpo.submit("unfinished")
-    finish(url, database, grpo, [0.0, 0.25, 0.5])
+    finish(database, grpo, [0.0, 0.25, 0.5])
     out = gxpo.out("compare", "plain", "unfinished")
     assert "50.0%" in out
     assert "GRPO" in out
@@ -216,7 +216,7 @@ def test_runs_are_compared_with_tables_and_the_sentence(gxpo: Gxpo, database: Da
 
 
 def test_an_export_is_a_whole_file_or_none(gxpo: Gxpo, database: Database, url: str) -> None:
-    finish(url, database, gxpo.submit("mine"), [0.0, 0.5])
+    finish(database, gxpo.submit("mine"), [0.0, 0.5])
     file = Path(gxpo.out("export", "mine").strip())
     assert file.read_bytes()[:2] == b"PK", "several tables travel as one zip file"
     exported = gxpo.json("export", "mine", "--format", "jsonl", "--out", "numbers.zip")

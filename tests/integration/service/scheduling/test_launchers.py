@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 import tenacity
-from support.process_launcher import ProcessLauncher
+from support.chaos_scheduler import ProcessLauncher
 from support.processes import is_alive
-from support.ray_head import RayHead
+from support.ray_clusters import RayHead
 from support.service_processes import until
 
 from gxpo_services.scheduling.launcher import Job, JobStatus, Launcher, LauncherUnavailable, RayLauncher

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scheduling import PAUSE_S, Cluster
+from support.scheduling import PAUSE_S, Cluster, write_outcome
 
 from gxpo_services.api.fields import new_id
 from gxpo_services.outputs import events
@@ -41,7 +41,7 @@ def test_the_outcome_on_disk_counts_when_the_service_never_received_it(
     scheduler, run_id = cluster.supervising()
     if request_:
         cluster.request(run_id, request_)
-    cluster.write_outcome(run_id, 1, outcome, **values)
+    write_outcome(cluster.settings, run_id, 1, outcome, **values)
     cluster.launcher.ends(f"{run_id}-1", "succeeded")
     scheduler.tick()
     run = cluster.get(run_id)
@@ -76,7 +76,7 @@ def test_a_run_is_recovered_so_often_and_then_fails(cluster: Cluster) -> None:
 def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster) -> None:
     scheduler, run_id = cluster.supervising(max_recoveries=1)
     message = "no progress for 60 s while checkpointing (timeouts.checkpointing_s = 60)"
-    cluster.write_outcome(run_id, 1, "failed", reason="stalled", message=message, recoverable=True)
+    write_outcome(cluster.settings, run_id, 1, "failed", reason="stalled", message=message, recoverable=True)
     cluster.launcher.ends(f"{run_id}-1", "failed")
     scheduler.tick()
     scheduler.tick()
@@ -84,7 +84,7 @@ def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster) 
     assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, 2, 1)
     assert cluster.messages(run_id)[-1][1].endswith(f"stalled: {message}")
     cluster.report(run_id)
-    cluster.write_outcome(run_id, 2, "failed", reason="stalled", message=message, recoverable=True)
+    write_outcome(cluster.settings, run_id, 2, "failed", reason="stalled", message=message, recoverable=True)
     cluster.launcher.ends(f"{run_id}-2", "failed")
     scheduler.tick()
     run = cluster.get(run_id)

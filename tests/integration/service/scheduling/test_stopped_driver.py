@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from support.ray_head import RayHead
+from support.ray_clusters import RayHead
 from support.service_processes import ServiceProcesses, trainers, until
 
 from gxpo_services.auth.tokens import prepare_local
