@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import ray
 from support.ingest_server import KINDS, IngestServer
-from support.rollouts import assert_equal_to_the_bit
+from support.rollouts import assert_equal_to_the_bit, history
 
 from gxpo_trainer import cli
-from gxpo_trainer.config import CheckpointConfig
+from gxpo_trainer.config import CheckpointConfig, RunConfig
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
@@ -98,6 +98,25 @@ def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, 
     total = "update/backward_passes_total"
     twice = rows[3]["metrics"][total] - rows[1]["metrics"][total]
     assert rows[3]["metrics"]["update/repeated_passes_total"] == twice > 0
+
+
+@pytest.mark.long("a whole run; that states are resharded: test_learner_stages.py")
+def test_a_run_goes_on_at_another_zero_stage_on_another_number_of_ranks(tmp_path, small_run, whole):
+    """The third step starts from the same weights, so it samples the same answers; its gradient differs by rounding."""
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "checkpoints" / "step-00000004")
+    body = deterministic(small_run, 3).model_dump()
+    body["learner"] |= {"zero_stage": 3}
+    body["placement"] |= {"learner_ranks": 2, "learner_cpus": 0.5, "sampler_cpus": 0.5, "verifier_cpus": 0.25}
+    train_run(RunConfig.model_validate(body), out, resume=True)
+    (event,) = [event for event in read_events(out) if event["kind"] == "resharded"]
+    assert event["message"].endswith("of 1 rank at ZeRO stage 0 loaded on 2 ranks at ZeRO stage 3")
+    result, expected = (history(folder)[2] for folder in (out, whole))
+    for name in ("reward/mean", "rollout/length_mean", "update/backward_passes_total"):
+        assert result[name] == expected[name], name
+    for name in ("policy/loss", "grad/norm_g0"):
+        assert result[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
 
 
 @pytest.mark.long("a pause without a service")
