@@ -230,35 +230,6 @@ def checkpoint(run: Rank, **settings: Any) -> None:
     assert (other.learning_rate, other.optimizer_state().step) == (7e-4, 2)
 
 
-def whole_state(learner: Any) -> dict[str, Tensor]:
-    """Masters and moments as whole tensors, `<kind>/<parameter>`, without the learner's own view of its shards."""
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
-    named = {name: p for name, p in learner.model.named_parameters() if p.requires_grad}
-    optimizer, stage = learner._optimizer, learner.config.learner.zero_stage
-    state: dict[str, Tensor] = {}
-    for kind in ("parameter", *learner.optimizer_state().moments()):
-        if stage == 3:
-            # DeepSpeed's own calls.
-            whole = {
-                name: safe_get_full_fp32_param(p) if kind == "parameter" else safe_get_full_optimizer_state(p, kind)
-                for name, p in named.items()
-            }
-        elif stage == 0:
-            whole = {name: p.detach() if kind == "parameter" else optimizer.state[p][kind] for name, p in named.items()}
-        else:
-            # One flat buffer in the order of the parameters, cut into equal parts; the padding is at its end.
-            (master,) = optimizer.param_groups[0]["params"]
-            part = master.detach() if kind == "parameter" else optimizer.state[master][kind]
-            parts = [torch.empty_like(part) for _ in range(learner.world_size)]
-            torch.distributed.all_gather(parts, part.contiguous())
-            sizes = [p.numel() for p in named.values()]
-            pieces = torch.cat(parts)[: sum(sizes)].split(sizes)
-            whole = {name: piece.view(p.shape) for (name, p), piece in zip(named.items(), pieces, strict=True)}
-        state |= {f"{kind}/{name}": tensor.clone() for name, tensor in whole.items()}
-    return state
-
-
 def next_rule_step(run: Rank, learner: Any, rule: Any, *, supervised: bool = False) -> dict[str, Any]:
     learner.load_batches([replace(run.share, supervised=supervised)])
     before = weights(learner)
@@ -283,7 +254,7 @@ def save_state(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str,
     folder = run.saved(learner, run.case)
     if run.rank == 0:
         (folder / "rule.json").write_text(json.dumps(made.state_dict()))
-    return {"state": whole_state(learner), "step": learner.optimizer_state().step, **next_rule_step(run, learner, made)}
+    return {"step": learner.optimizer_state().step, **next_rule_step(run, learner, made)}
 
 
 def load_state(run: Rank, *, folder: str, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:
@@ -294,7 +265,6 @@ def load_state(run: Rank, *, folder: str, rule: dict[str, Any], **settings: Any)
     made.load_state_dict(json.loads((Path(folder) / "rule.json").read_text()))
     return {
         "resharded": resharded,
-        "state": whole_state(learner),
         "step": learner.optimizer_state().step,
         "learning_rate": learner.learning_rate,
         **next_rule_step(run, learner, made),

@@ -166,6 +166,15 @@ def relative_error(
     return math.sqrt(apart / reference)
 
 
+def assert_same_steps(result: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Losses, norms before clipping and updates of two steps."""
+    assert result["losses"] == pytest.approx(expected["losses"], rel=1e-4, abs=1e-7)
+    assert result["norms"] == pytest.approx(expected["norms"], rel=1e-4)
+    for step in range(2):
+        after, reference = (of["weights"][step : step + 2] for of in (result, expected))
+        assert relative_error(*after, *reference) <= 1e-3
+
+
 @pytest.fixture(scope="module")
 def reference(model_folder: str) -> dict[str, Any]:
     return reference_steps(PlainTorch(model_folder))
@@ -180,12 +189,7 @@ def lora_reference(model_folder: str) -> dict[str, Any]:
                                   "recomputed-0", "recomputed-3", "overlap-2", "overlap-3"])  # fmt: skip
 def test_two_adamw_steps_equal_plain_torch(results: Results, reference: dict[str, Any], world: int, case: str) -> None:
     result = results.load(world, case)
-    for number in (1, 2):
-        weights, expected = result["weights"], reference["weights"]
-        error = relative_error(weights[number - 1], weights[number], expected[number - 1], expected[number])
-        assert error <= 1e-3
-    assert result["losses"] == pytest.approx(reference["losses"], rel=1e-4)
-    assert result["norms"] == pytest.approx(reference["norms"], rel=1e-4)
+    assert_same_steps(result, reference)
     assert result["clipped"] == pytest.approx([0.5, 0.5], rel=1e-5)
     assert result["optimizer_step"] == 2
     assert result["num_parameters"] == sum(tensor.numel() for tensor in reference["weights"][0].values())
@@ -221,12 +225,8 @@ def test_sequences_without_advantage_only_count(results: Results, model_folder: 
     expected = reference_steps(plain)
     result = results.load(world, f"no-grad-{stage}")
     assert result["no_grad_tokens"] == sum(len(s.response_ids) for s in plain.sequences if s.advantage == 0.0)
-    assert result["losses"] == pytest.approx(expected["losses"], rel=1e-4, abs=1e-7)
-    assert result["norms"] == pytest.approx(expected["norms"], rel=1e-4)
+    assert_same_steps(result, expected)
     assert result["gap"] == pytest.approx(expected["gap"], rel=1e-4), "of all tokens in the loss, moving or not"
-    for step in range(2):
-        pair, reference = result["weights"][step : step + 2], expected["weights"][step : step + 2]
-        assert relative_error(*pair, *reference) < 1e-3
 
 
 @on_ranks("stage", STAGES)
@@ -288,13 +288,8 @@ def test_what_the_ranks_assert_by_themselves_holds(results: Results, world: int,
 
 @on_ranks("stage", ENDS)
 def test_a_teachers_scores_are_the_advantages(results: Results, model_folder: str, world: int, stage: int) -> None:
-    result = results.load(world, f"distilled-{stage}")
     expected = reference_steps(PlainTorch(model_folder, kl_beta=0.0, teacher="teacher"))
-    assert result["losses"] == pytest.approx(expected["losses"], rel=1e-4)
-    assert result["norms"] == pytest.approx(expected["norms"], rel=1e-4)
-    for index in (0, 1):
-        moved = (result["weights"][index], result["weights"][index + 1])
-        assert relative_error(*moved, expected["weights"][index], expected["weights"][index + 1]) <= 1e-3
+    assert_same_steps(results.load(world, f"distilled-{stage}"), expected)
 
 
 @on_ranks("case", [*(f"gxpo-{s}" for s in STAGES), *(f"{rule}-{s}" for rule in ("replay", "supervised") for s in ENDS)])
@@ -416,14 +411,13 @@ LONG = pytest.mark.long("further stages and ranks")
 @pytest.mark.parametrize(
     "pair", [pytest.param(pair, id=name_of(pair), marks=() if pair in SHORT else LONG) for pair in PAIRS]
 )
-def test_masters_and_moments_are_the_saved_ones_to_the_bit_and_training_continues(
+def test_weights_are_the_saved_ones_to_the_bit_and_the_next_step_is_that_of_the_uninterrupted_run(
     resharded: Callable[[Pair], Resharded], pair: Pair
 ) -> None:
     expected, resumed = resharded(pair).uninterrupted(pair), resharded(pair).resumed(pair)
-    assert resumed["state"].keys() == expected["state"].keys()
-    for name, tensor in expected["state"].items():
-        assert torch.equal(resumed["state"][name], tensor), name
-    assert any(tensor.any() for name, tensor in expected["state"].items() if name.startswith("exp_avg_sq/"))
+    assert resumed["before"].keys() == expected["before"].keys()
+    for name, tensor in expected["before"].items():
+        assert torch.equal(resumed["before"][name], tensor), name
     assert resumed["step"] == expected["step"] > 0
     assert resumed["learning_rate"] == 7e-4
     (_, (old_stage, old_ranks), (stage, ranks)), words = pair, {1: "1 rank", 2: "2 ranks"}
@@ -432,7 +426,7 @@ def test_masters_and_moments_are_the_saved_ones_to_the_bit_and_training_continue
         f"ZeRO stage {stage}"
     )
 
-    # The next step is that of the uninterrupted run.
+    # By Adam: other moments would be another step.
     assert resumed["passes"] == expected["passes"]
     assert resumed["rule"]["gate"]["num_seen"] == expected["rule"]["gate"]["num_seen"] == 3
     error = relative_error(resumed["before"], resumed["after"], expected["before"], expected["after"])
