@@ -96,8 +96,8 @@ def test_what_was_saved_last_is_loaded_unless_it_has_another_format(tmp_path):
     subject.save(4, {"attempt": 2}, parts(b"new"))
     loaded = subject.latest()
     assert (loaded.step, loaded.state["attempt"], loaded.state["rule"]) == (4, 2, {"gate": 1})
-    assert (loaded.learner / "rank-0.safetensors").read_bytes() == b"new"
-    assert (loaded.policy / "model.safetensors").read_bytes() == b"newnew"
+    assert (loaded.path / "learner" / "rank-0.safetensors").read_bytes() == b"new"
+    assert (loaded.path / "policy" / "model.safetensors").read_bytes() == b"newnew"
     manifest = subject.path(4) / "manifest.json"
     body = json.loads(manifest.read_text(encoding="utf-8"))
     manifest.write_text(json.dumps({**body, "format": 99}), encoding="utf-8")

@@ -31,7 +31,7 @@ _POLL_S = 0.5
 _FIRST_POLL_S = 2.0
 """A group that fits what is available is ready in milliseconds, and is not reported as waiting."""
 _STACKS_SIGNAL, _STACKS_FILE = signal.SIGUSR2, "gxpo-stacks"
-_STACKS_WRITE_S, _STACKS_POLL_S = 3.0, 0.1
+_STACKS_POLLS, _STACKS_POLL_S = 30, 0.1
 
 
 @contextmanager
@@ -204,8 +204,8 @@ def stacks(pid: int, descriptor: int) -> str:
             return "the process has ended"
         before = file.stat().st_size
         os.kill(pid, _STACKS_SIGNAL)
-        deadline, size = time.monotonic() + _STACKS_WRITE_S, before
-        while time.monotonic() < deadline:
+        size = before
+        for _ in range(_STACKS_POLLS):
             time.sleep(_STACKS_POLL_S)
             now = file.stat().st_size
             if now == size > before:
