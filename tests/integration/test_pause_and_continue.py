@@ -1,5 +1,4 @@
-"""A whole run on real engines, and runs that end early and resume: by --resume, by a request between steps, by a
-service over HTTP."""
+"""A whole run on real engines, and runs that end early and resume: by --resume, by a service over HTTP."""
 
 from __future__ import annotations
 
@@ -16,12 +15,10 @@ import ray
 from support.ingest_server import KINDS, IngestServer
 from support.rollouts import assert_equal_to_the_bit, history
 
-from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
-from gxpo_trainer.training.launch import Launch
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
@@ -79,6 +76,8 @@ def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, 
     assert_equal_to_the_bit(out, whole)
     rows = read_metrics(out)
     assert [row["attempt"] for row in rows] == [1, 1, 2, 2]
+    elapsed = [row["metrics"]["time/elapsed_s"] for row in rows]
+    assert elapsed == sorted(elapsed), "the clock of a run continues where it was"
     total = "update/backward_passes_total"
     twice = rows[3]["metrics"][total] - rows[1]["metrics"][total]
     assert rows[3]["metrics"]["update/repeated_passes_total"] == twice > 0
@@ -101,31 +100,6 @@ def test_a_run_goes_on_at_another_zero_stage_on_another_number_of_ranks(tmp_path
         assert result[name] == expected[name], name
     for name in ("policy/loss", "grad/norm_g0"):
         assert result[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
-
-
-@pytest.mark.long("a pause without a service")
-def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, whole, monkeypatch):
-    """The pause comes between a step and the evaluation that is due after it."""
-    out = tmp_path / "parts"
-    file = tmp_path / "run.toml"
-    file.write_text(to_toml(deterministic(small_run, 4)), encoding="utf-8")
-    arguments = cli.build_parser().parse_args(["train", str(file), "--out", str(out), "--continue"])
-
-    def request_pause(launch):
-        rows = read_metrics(launch.out_dir)
-        return "pause" if rows and rows[-1]["step"] == 2 else None
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Launch, "control_request", request_pause)
-        assert cli.run_train(arguments) == 0
-    assert json.loads((out / "outcome.json").read_text())["outcome"] == "paused"
-    assert (len(read_metrics(out)), read_evaluations(out)) == (2, [])
-    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000002"]
-    assert cli.run_train(arguments) == 0
-    assert json.loads((out / "outcome.json").read_text())["outcome"] == "succeeded"
-    assert_equal_to_the_bit(out, whole)
-    elapsed = [row["metrics"]["time/elapsed_s"] for row in read_metrics(out)]
-    assert elapsed == sorted(elapsed), "the clock of a run continues where it was paused"
 
 
 class Job:

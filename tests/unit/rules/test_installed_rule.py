@@ -55,14 +55,11 @@ def test_the_schema_and_the_page_of_settings_have_it() -> None:
     assert not undescribed()
 
 
-def test_the_cost_preview_and_the_command_line_know_its_passes() -> None:
+def test_the_cost_preview_and_the_command_line_know_its_passes_and_its_label() -> None:
     cost = expected_cost(config(repeats=3))
     assert cost.backward_passes == 30
     assert cost.per_step_words == "Repeated: 3 backward passes per step (R), 1 after the gate has fired (upper bound)"
     assert _comments(config())[0] == "Repeated: 2 backward passes per step while the look-ahead is on, 1 after it."
-
-
-def test_runs_of_it_have_its_label() -> None:
     assert run_label(config(repeats=3).learner.rule.model_dump()) == "Repeated R=3"
     # A run of a version that had no such setting, and one of a version that is newer than this one.
     assert run_label({"name": "repeated"}) == "Repeated"
