@@ -1,7 +1,8 @@
 """One learner rank in a process of its own: `python learner_worker.py JOB.json RANK`.
 
 The job names the model folder, the world size and the port; every case in it is run on a learner of its own, and
-rank 0 writes what it saw to `<out>/<case>.pt` for the tests to judge. The parent process compares with plain torch.
+what rank 0 returns is written to `<out>/<case>.pt`. Ranks assert what they see alone; the parent process compares with
+plain torch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, shard, with_scale
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError, Diverged
 from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights
-from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner, sum_over_ranks
+from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 from gxpo_trainer.learner.models import load_policy
 from gxpo_trainer.learner.rank import LearnerRank
 from gxpo_trainer.learner.setup import join_process_group, load_partitioned
@@ -103,26 +105,20 @@ def equal(left: list[Tensor], right: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-def on_all_ranks(learner: Any, holds: bool) -> bool:
-    return float(sum_over_ranks(torch.tensor([0.0 if holds else 1.0]), learner.device)[0]) == 0.0
-
-
 def take_steps(learner: Any) -> dict[str, Any]:
     """Two GRPO steps on one batch; the second has ρ ≠ 1 and moments."""
     out: dict[str, Any] = {"weights": [weights(learner)], "losses": [], "norms": [], "statistics": [], "clipped": []}
-    held = True
     for _ in range(2):
         result = learner.backward()
         gradients = copies(learner.gradients())
         square = torch.stack([g.double().square().sum() for g in gradients]).sum()[None]
         learner.optimizer_step()
-        held = held and equal(gradients, learner.gradients())
+        assert equal(gradients, learner.gradients()), "readable after the step"
         out["weights"].append(weights(learner))
         out["losses"].append(result.loss)
         out["norms"].append(result.grad_norm)
         out["statistics"].append(dict(result.statistics))
         out["clipped"].append(math.sqrt(float(learner.all_reduce(square)[0])))
-    out["gradient_held"] = on_all_ranks(learner, held)
     out["gap"] = learner.logprob_gap()
     return out
 
@@ -131,11 +127,10 @@ def two_steps(run: Rank, **settings: Any) -> dict[str, Any]:
     learner = run.learner(**settings)
     out = take_steps(learner)
     shapes = [p.shape for p in learner.parameters()]
-    moments = learner.optimizer_state().moments()
-    aligned = all(p.dim() == 1 for p in learner.parameters())
-    aligned = aligned and all([t.shape for t in ts] == shapes for ts in [learner.gradients(), *moments.values()])
-    out["aligned"] = on_all_ranks(learner, aligned)
-    out["master_dtypes"] = sorted({str(p.dtype) for p in [*learner.parameters(), *learner.gradients()]})
+    assert all(len(shape) == 1 for shape in shapes)
+    for aligned in (learner.gradients(), *learner.optimizer_state().moments().values()):
+        assert [tensor.shape for tensor in aligned] == shapes
+    assert {p.dtype for p in [*learner.parameters(), *learner.gradients()]} == {torch.float32}
     sizes = torch.tensor([float(sum(p.numel() for p in learner.parameters()))], dtype=torch.float64)
     out["num_parameters"] = int(learner.all_reduce(sizes)[0])
     out["optimizer_step"] = learner.optimizer_state().step
@@ -172,7 +167,7 @@ def written_parameters(run: Rank, **settings: Any) -> dict[str, Any]:
     return {"before": before, "after": weights(learner), "gap": learner.logprob_gap(), "norm": result.grad_norm}
 
 
-def parked(run: Rank, **settings: Any) -> dict[str, Any]:
+def parked(run: Rank, **settings: Any) -> None:
     """A learner whose memory is offloaded in the middle of a canary and restored continues like one that was not."""
     learner = run.learner(**settings)
     rank = LearnerRank(learner.config, run.rank, run.world_size)
@@ -202,16 +197,14 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
     rank.unpark()
     rank.restore()
     returned = next_step()
-    return {
-        "buffers": buffers == 4,
-        "released_enough": on_all_ranks(learner, released >= moments),
-        "nothing_held": on_all_ranks(learner, held == 0 and again == 0),
-        "same_masters": on_all_ranks(learner, equal(stayed[0], returned[0])),
-        "same_forward": on_all_ranks(learner, all(torch.equal(t, returned[1][name]) for name, t in stayed[1].items())),
-    }
+    assert buffers == 4
+    assert released >= moments
+    assert held == again == 0
+    assert equal(stayed[0], returned[0])
+    assert equal(list(stayed[1].values()), list(returned[1].values()))
 
 
-def checkpoint(run: Rank, **settings: Any) -> dict[str, Any]:
+def checkpoint(run: Rank, **settings: Any) -> None:
     """A new learner that loads the state continues bit for bit."""
 
     def next_step(learner: Any) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
@@ -229,45 +222,12 @@ def checkpoint(run: Rank, **settings: Any) -> dict[str, Any]:
     noise, masters, forward = next_step(learner)
     run.at_close.close()
     other = run.learner(**settings)
-    resharded = other.load(folder)
+    assert other.load(folder) is None, "nothing was resharded"
     same_noise, same_masters, same_forward = next_step(other)
-    same = equal(same_masters, masters) and all(torch.equal(same_forward[n], forward[n]) for n in forward)
-    return {
-        "equal": on_all_ranks(other, same),
-        "rng": on_all_ranks(other, torch.equal(noise, same_noise)),
-        "resharded": resharded,
-        "learning_rate": other.learning_rate,
-        "step": other.optimizer_state().step,
-    }
-
-
-def whole_state(learner: Any) -> dict[str, Tensor]:
-    """Masters and moments as whole tensors, `<kind>/<parameter>`, without the learner's own view of its shards."""
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
-    named = {name: p for name, p in learner.model.named_parameters() if p.requires_grad}
-    optimizer, stage = learner._optimizer, learner.config.learner.zero_stage
-    state: dict[str, Tensor] = {}
-    for kind in ("parameter", *learner.optimizer_state().moments()):
-        if stage == 3:
-            # DeepSpeed's own calls.
-            whole = {
-                name: safe_get_full_fp32_param(p) if kind == "parameter" else safe_get_full_optimizer_state(p, kind)
-                for name, p in named.items()
-            }
-        elif stage == 0:
-            whole = {name: p.detach() if kind == "parameter" else optimizer.state[p][kind] for name, p in named.items()}
-        else:
-            # One flat buffer in the order of the parameters, cut into equal parts; the padding is at its end.
-            (master,) = optimizer.param_groups[0]["params"]
-            part = master.detach() if kind == "parameter" else optimizer.state[master][kind]
-            parts = [torch.empty_like(part) for _ in range(learner.world_size)]
-            torch.distributed.all_gather(parts, part.contiguous())
-            sizes = [p.numel() for p in named.values()]
-            pieces = torch.cat(parts)[: sum(sizes)].split(sizes)
-            whole = {name: piece.view(p.shape) for (name, p), piece in zip(named.items(), pieces, strict=True)}
-        state |= {f"{kind}/{name}": tensor.clone() for name, tensor in whole.items()}
-    return state
+    assert torch.equal(noise, same_noise)
+    assert equal(same_masters, masters)
+    assert equal(list(same_forward.values()), list(forward.values()))
+    assert (other.learning_rate, other.optimizer_state().step) == (7e-4, 2)
 
 
 def next_rule_step(run: Rank, learner: Any, rule: Any, *, supervised: bool = False) -> dict[str, Any]:
@@ -294,7 +254,7 @@ def save_state(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str,
     folder = run.saved(learner, run.case)
     if run.rank == 0:
         (folder / "rule.json").write_text(json.dumps(made.state_dict()))
-    return {"state": whole_state(learner), "step": learner.optimizer_state().step, **next_rule_step(run, learner, made)}
+    return {"step": learner.optimizer_state().step, **next_rule_step(run, learner, made)}
 
 
 def load_state(run: Rank, *, folder: str, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:
@@ -305,14 +265,13 @@ def load_state(run: Rank, *, folder: str, rule: dict[str, Any], **settings: Any)
     made.load_state_dict(json.loads((Path(folder) / "rule.json").read_text()))
     return {
         "resharded": resharded,
-        "state": whole_state(learner),
         "step": learner.optimizer_state().step,
         "learning_rate": learner.learning_rate,
         **next_rule_step(run, learner, made),
     }
 
 
-def loaded(run: Rank, **settings: Any) -> dict[str, Any]:
+def loaded(run: Rank, **settings: Any) -> None:
     """A learner's weights and buffers against those of the model loaded whole, and a model that lacks a weight."""
     learner = run.learner(**settings)
     config = learner.config
@@ -324,15 +283,13 @@ def loaded(run: Rank, **settings: Any) -> dict[str, Any]:
     for name, parameter in plain.named_parameters():
         if ".lora_" in name:
             expected[name], actual[name] = parameter, adapter[name.replace(".default.", ".")]
-    same = expected.keys() == actual.keys() and all(
-        tensor.dtype == actual[name].dtype and torch.equal(tensor, actual[name]) for name, tensor in expected.items()
-    )
-    try:
+    assert expected.keys() == actual.keys()
+    for name, tensor in expected.items():
+        assert tensor.dtype == actual[name].dtype, name
+        assert torch.equal(tensor, actual[name]), name
+    with pytest.raises(ConfigError) as refused:
         run.learner(folder=run.job["incomplete"], **settings)
-        refused = ""
-    except ConfigError as error:
-        refused = str(error)
-    return {"equal": on_all_ranks(learner, same), "refused": refused}
+    assert run.rank or "lacks the weight" in str(refused.value)
 
 
 def rule_step(run: Rank, *, rule: dict[str, Any], supervised: bool = False, **settings: Any) -> dict[str, Any]:
@@ -367,14 +324,14 @@ def no_grad(run: Rank, **settings: Any) -> dict[str, Any]:
     out = take_steps(learner)
     tokens = sum(micro.target_ids.numel() for micro in loaded.no_grad)
     # A dummy micro-batch, on a rank without sequences that have a gradient, has the advantage 0 too.
-    out["only_moving"] = on_all_ranks(learner, len(moved) == 1 or 0.0 not in moved)
+    assert len(moved) == 1 or 0.0 not in moved
     out["no_grad_tokens"] = int(learner.all_reduce(torch.tensor([float(tokens)], dtype=torch.float64))[0])
     if learner._shards.replicated:
         out["no_grad_tokens"] *= run.world_size
     return out
 
 
-def not_finite(run: Rank, **settings: Any) -> dict[str, Any]:
+def not_finite(run: Rank, **settings: Any) -> None:
     """A NaN on one rank is a NaN norm on all; the optimizer refuses it; the next pass is clean."""
     learner = run.learner(**settings)
     before = copies(learner.parameters())
@@ -382,20 +339,13 @@ def not_finite(run: Rank, **settings: Any) -> dict[str, Any]:
     if run.rank == 0:
         learner._batches[0].grad[0].advantages[0] = math.nan
     result = learner.backward()
-    try:
+    with pytest.raises(Diverged):
         learner.optimizer_step()
-        refused = False
-    except Diverged:
-        refused = True
-    untouched = equal(before, learner.parameters())
+    assert equal(before, learner.parameters())
     learner.load_batches([run.share])
     again = learner.backward()
-    return {
-        "finite": [clean.finite, result.finite, again.finite],
-        "refused": on_all_ranks(learner, refused),
-        "untouched": on_all_ranks(learner, untouched),
-        "norms": [clean.grad_norm, again.grad_norm],
-    }
+    assert [clean.finite, result.finite, again.finite] == [True, False, True]
+    assert again.grad_norm == pytest.approx(clean.grad_norm, rel=1e-6)
 
 
 def alive() -> dict[int, Tensor]:

@@ -1,9 +1,8 @@
-"""A learner whose rank fails or waits for another in a collective; a run whose checkpoints cannot be written."""
+"""A learner whose rank fails or waits for another in a collective."""
 
 from __future__ import annotations
 
 import errno
-import json
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -17,13 +16,10 @@ import ray
 
 from gxpo_trainer.algo.batch import ScoredSequence, shard, with_scale
 from gxpo_trainer.config import CheckpointConfig
-from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.learner import group
 from gxpo_trainer.learner.group import LearnerGroup
-from gxpo_trainer.reporting.reading import read_events, read_metrics
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.training.checkpoints import CheckpointStore
-from gxpo_trainer.training.run import train_run
 
 pytestmark = pytest.mark.engine
 
@@ -82,29 +78,3 @@ def test_closing_ends_a_rank_that_waits_for_another(learners: LearnerGroup, monk
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(waiting)
     assert not psutil.wait_procs(processes, timeout=60)[1]
-
-
-@pytest.mark.long("a whole run of what a full disk does to a rank")
-@pytest.mark.usefixtures("ray_on_loopback")
-def test_a_run_goes_on_without_a_checkpoint_but_does_not_end_without_the_last_one(
-    tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    save = LearnerGroup.save
-
-    def limited(self: LearnerGroup, folder: Path) -> dict[str, Any]:
-        """Buckets of weights are files too, so the limit holds for a checkpoint alone."""
-        try:
-            self.ranks[0].__ray_call__.remote(limit_files(1000))
-            return save(self, folder)
-        finally:
-            self.ranks[0].__ray_call__.remote(limit_files(resource.RLIM_INFINITY))
-
-    monkeypatch.setattr(LearnerGroup, "save", limited)
-    with pytest.raises(TrainingError, match=r"last checkpoint at step 3 could not be written: .*File too large"):
-        train_run(small_run(budget={"steps": 3}), tmp_path / "run")
-    outcome = json.loads((tmp_path / "run" / "outcome.json").read_text(encoding="utf-8"))
-    assert outcome["outcome"] == "failed"
-    assert [event["step"] for event in read_events(tmp_path / "run") if event["kind"] == "checkpoint_failed"] == [2, 3]
-    assert read_metrics(tmp_path / "run")[-1]["step"] == 3
-    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

@@ -25,77 +25,29 @@ HERE = Path(__file__).parent
 SMALL = {"device": "cpu", "wait_s": 600, "learner_cpus": 1.0, "sampler_cpus": 0.75, "verifier_cpus": 0.25}
 
 
-class Run:
-    """A process of waiting_worker.py."""
-
-    def __init__(self, address: str, *, async_depth: int = 0, visible_gpus: str = "", **settings: Any) -> None:
-        config = {"placement": SMALL | settings | {"ray_address": address}, "rollout": {"async_depth": async_depth}}
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "waiting_worker.py"), json.dumps(config)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | LOOPBACK | {"CUDA_VISIBLE_DEVICES": visible_gpus},
-        )
-
-    def line(self) -> str:
-        return self._process.stdout.readline().strip()  # type: ignore[union-attr]
-
-    def becomes_ready(self) -> bool:
-        """Whether its output contains the text, whatever it waits for until then."""
-        while (line := self.line()).startswith("waiting for "):
-            continue
-        return line == "ready"
-
-    def proceed(self) -> None:
-        print(file=self._process.stdin, flush=True)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
 @contextmanager
-def runs(address: str, *settings: dict[str, Any]) -> Iterator[list[Run]]:
-    """Runs that start one after another, each when the one before it is ready."""
-    started: list[Run] = []
-    try:
-        for one in settings:
-            assert all(run.becomes_ready() for run in started[-1:])
-            started.append(Run(address, **one))
-        yield started
-    finally:
-        for run in started:
-            run.close()
+def waiting_run(address: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of waiting_worker.py, which prints what it waits for."""
+    command = [
+        sys.executable,
+        str(HERE / "waiting_worker.py"),
+        json.dumps({"placement": SMALL | {"ray_address": address}}),
+    ]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=os.environ | LOOPBACK | {"CUDA_VISIBLE_DEVICES": ""}, **pipes) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
 
 
-@pytest.fixture(scope="module")
-def two_cpus() -> Iterator[str]:
-    with running_head(2) as address:
-        yield address
-
-
-def test_a_run_waits_for_one_that_holds_the_resources_and_then_runs(two_cpus: str) -> None:
-    with runs(two_cpus, {}, {}) as (first, second):
-        assert second.line() == "waiting for 2 CPUs"
-        first.proceed()
-        assert second.becomes_ready()
-
-
-def test_two_runs_that_fit_run_side_by_side(two_cpus: str) -> None:
-    half = {"learner_cpus": 0.5, "sampler_cpus": 0.25}
-    with runs(two_cpus, half, half) as (_, second):
-        assert second.becomes_ready()
-
-
-@pytest.mark.long("autoscaling")
-def test_a_cluster_grows_for_a_run_that_samples_ahead() -> None:
-    gpus = {"CPU": 2, "GPU": 1}
-    settings = {"device": "gpu", "async_depth": 1, "learner_cpus": 0.5, "sampler_cpus": 0.25}
-    with running_head(0, autoscaling={"worker": gpus}) as address, runs(address, settings) as (run,):
-        assert run.becomes_ready()
-        run.proceed()
-        assert run.line() == "3 nodes"
+def test_a_run_waits_for_one_that_holds_the_resources_and_then_runs() -> None:
+    with running_head(2) as address, waiting_run(address) as first:
+        assert "ready\n" in first.stdout  # type: ignore[operator]
+        with waiting_run(address) as second:
+            assert second.stdout.readline() == "waiting for 2 CPUs\n"  # type: ignore[union-attr]
+            print(file=first.stdin, flush=True)
+            assert "ready\n" in second.stdout  # type: ignore[operator]
 
 
 @pytest.mark.engine

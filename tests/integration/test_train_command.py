@@ -21,7 +21,6 @@ from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_m
 
 pytestmark = pytest.mark.engine
 
-ALLOWLIST = "GXPO_REWARD_ALLOWLIST"
 OWN = '''
 class Brevity:
     """1 for an empty response, less by a fortieth for each token."""
@@ -68,30 +67,12 @@ backward_passes = 7
 """
 
 
-def train(folder: Path, allowed: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
-    """What a user types in `folder`, with the lists of an administrator."""
-    environment = {name: value for name, value in os.environ.items() if name not in (ALLOWLIST, URLS)}
-    environment |= {"PYTHONPATH": str(folder), **allowed}
-    command = [sys.executable, "-m", "gxpo_trainer.cli", "train", "run.toml", "--out", "out", *options]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
-def refused() -> list[Any]:
-    """Requests that the judge answered with 503, each once."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def judge(refused: list[Any]) -> Iterator[RewardServer]:
+def judge() -> Iterator[RewardServer]:
     """1 for a response with an even number of characters, else 0."""
 
     def answer(number: int, body: dict[str, Any], connection: socket.socket) -> None:
-        if number % 5 == 4 and body not in refused:
-            refused.append(body)
-            reply(connection, "", "503 Service Unavailable")
-        else:
-            reply(connection, json.dumps({"reward": 1 - len(body["response"]) % 2}))
+        reply(connection, json.dumps({"reward": 1 - len(body["response"]) % 2}))
 
     with RewardServer(answer) as server:
         yield server
@@ -109,25 +90,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, judge: RewardServer) -> Pat
 @pytest.fixture(scope="module")
 def out(folder: Path, judge: RewardServer) -> Path:
     """The run, trained to its end."""
-    ended = train(folder, {URLS: judge.url})
+    environment = {name: value for name, value in os.environ.items() if name != "GXPO_REWARD_ALLOWLIST"}
+    environment |= {"PYTHONPATH": str(folder), URLS: judge.url}
+    command = [sys.executable, "-m", "gxpo_trainer.cli", "train", "run.toml", "--out", "out"]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "ended by budget.backward_passes" in ended.stderr
     return folder / "out"
-
-
-def test_what_no_list_has_is_refused_before_anything_starts(tmp_path: Path, folder: Path, judge: RewardServer) -> None:
-    for file in folder.glob("*.*"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    for allowed, named in (({URLS: judge.url, ALLOWLIST: ""}, "own_rewards:Brevity"), ({}, judge.url)):
-        ended = train(tmp_path, allowed)
-        assert ended.returncode == 2
-        assert named in ended.stderr
-        assert not (tmp_path / "out").exists()
-    server = 'environment={name="openenv", url="http://127.0.0.1:9"}'
-    ended = train(tmp_path, {URLS: judge.url}, "--set", server, "--set", "model.max_length=2048")
-    assert ended.returncode == 2
-    assert "GXPO_ENVIRONMENT_URLS" in ended.stderr
-    assert not (tmp_path / "out").exists()
 
 
 def test_sfpo_trains_until_its_passes_are_spent(out: Path) -> None:
@@ -157,15 +126,10 @@ def test_a_run_trains_on_the_weighted_sum_of_its_rewards(out: Path) -> None:
         assert math.isclose(sample["reward"], expected, abs_tol=1e-9)
 
 
-def test_the_cost_of_rewards_over_http_is_the_servers_work(out: Path, judge: RewardServer, refused: list[Any]) -> None:
+def test_the_cost_of_rewards_over_http_is_the_servers_work(out: Path, judge: RewardServer) -> None:
     rows = [row["metrics"] for row in read_metrics(out)]
     calls = sum(row["reward/http_calls"] for row in rows)
     assert calls == len(judge.requests)
-    retries = len(refused)
-    assert retries > 0
-    # Every sample of 3 steps, 8 prompts, 4 samples is either one request, apart from retries, or a cache hit.
-    assert calls - retries + sum(row["reward/http_cache_hits"] for row in rows) == 3 * 8 * 4
+    # Every sample of 3 steps, 8 prompts, 4 samples is either one request or a cache hit.
+    assert calls + sum(row["reward/http_cache_hits"] for row in rows) == 3 * 8 * 4
     assert all(row["reward/http_s"] > 0 for row in rows)
-    assert not [sample for sample in read_samples(out) if sample["verdict"] in ("timeout", "error")]
-    posted = {body["problem"] for body in judge.requests}
-    assert len(posted) == 3 * 8

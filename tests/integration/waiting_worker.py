@@ -3,7 +3,7 @@
 usage: waiting_worker.py SETTINGS
 
 SETTINGS: those of a run as JSON, with placement.ray_address. Prints what it waits for, one line a change, then `ready`
-once its actor runs. When a line comes in it removes the reservation, prints the number of nodes and ends.
+once its actor runs. When a line comes in it removes the reservation and ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ def main() -> None:
     print(placement.group.get(actor.answer.remote(), "setup"), flush=True)
     sys.stdin.readline()
     placement.group.remove()
-    print(f"{len([node for node in ray.nodes() if node['Alive']])} nodes", flush=True)
     ray.shutdown()
 
 

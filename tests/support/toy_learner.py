@@ -120,10 +120,7 @@ class RankLearner(ToyLearner):
     def logprob_gap(self) -> tuple[float, float]:
         return 0.0, 0.0
 
-    def memory_metrics(self) -> dict[str, float]:
-        return {}
-
-    def importance_metrics(self) -> dict[str, float]:
+    def own_metrics(self) -> dict[str, float]:
         return {}
 
 

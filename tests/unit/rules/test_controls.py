@@ -49,6 +49,7 @@ def test_epochs_stop_at_a_gradient_that_is_not_finite(at, left):
     assert toy.flat().item() == left
     assert report.backward_passes == at + 1
     assert report.finite == (at > 0)
+    assert ("grad/norm_g1" in report.metrics) is (at == 2)
     assert "not finite" in report.fallback
 
 

@@ -300,6 +300,7 @@ def test_a_gradient_that_is_not_finite_falls_back_to_the_first_probe(predictor, 
     assert report.fallback is not None
     assert (report.finite, report.backward_passes) == (True, at + 1)
     assert toy.published == (0 if at == 1 else 2), "θ̃ for the corrective pass, then the point returned to"
+    assert ("grad/norm_g1" in report.metrics) is (at == 2), "a norm that is not finite is no value"
     assert "gate/value" not in report.metrics
     assert rule.gate.state.window == []
 

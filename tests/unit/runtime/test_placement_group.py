@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,8 +18,7 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.reporting.outcome import failure_message, reason_of
 from gxpo_trainer.runtime import placement as placement_module
 from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.runtime.placement_group import Bundles, RunPlacementGroup, missing, result_of, unplaced
-from gxpo_trainer.runtime.ray_session import reserve
+from gxpo_trainer.runtime.placement_group import Bundles, missing, result_of, unplaced
 
 
 def placement(device: str = "cpu", **settings: Any) -> Placement:
@@ -80,20 +78,6 @@ def test_bundles_of_each_kind_of_placement(settings: dict[str, Any], bundles: Bu
 
 
 @pytest.mark.parametrize(
-    ("settings", "learner", "engines"),
-    [({"samplers": 2}, [0, 1, 2], [3, 4]), ({"strategy": "split", "samplers": 2}, [0, 0, 0], [1, 1])],
-)
-def test_each_process_uses_its_bundle(settings: dict[str, Any], learner: list[int], engines: list[int]) -> None:
-    decided = placement(learner_ranks=3, **settings)
-    decided = replace(decided, group=RunPlacementGroup(object(), decided.bundles()))
-    ranks = [decided.learner_options(rank)["scheduling_strategy"] for rank in range(3)]
-    assert [strategy.placement_group_bundle_index for strategy in ranks] == learner
-    samplers = [decided.sampler_options(index)["scheduling_strategy"] for index in range(2)]
-    assert [strategy.placement_group_bundle_index for strategy in samplers] == engines
-    assert decided.verifier_options()["scheduling_strategy"].placement_group_bundle_index == engines[0]
-
-
-@pytest.mark.parametrize(
     ("settings", "available", "words"),
     [
         ({"samplers": 3}, {"CPU": 16, "GPU": 1}, "3 GPUs"),
@@ -108,21 +92,6 @@ def test_each_process_uses_its_bundle(settings: dict[str, Any], learner: list[in
 def test_a_run_that_waits_says_for_what(settings: dict[str, Any], available: dict[str, float], words: str) -> None:
     # One rank with 1 CPU; engines with 0.75 each; 0.25 for the verifier.
     assert missing(placement("gpu", **settings).bundles(), available) == words
-
-
-@pytest.mark.parametrize(("available", "first"), [({}, 0.0), ({"CPU": 2.0}, 2.0)])
-def test_what_is_in_use_is_waited_for_at_once(
-    available: dict[str, float], first: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A group that fits is ready in milliseconds, and gets two seconds before anything is said."""
-    asked, said = Mock(side_effect=[False, True]), Mock()
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
-    monkeypatch.setattr(ray, "available_resources", lambda: available)
-    monkeypatch.setattr(RunPlacementGroup, "create", lambda group, bundles: setattr(group, "bundles", bundles))
-    monkeypatch.setattr(RunPlacementGroup, "is_ready", asked)
-    reserve(placement(), owned=False, on_wait=said)
-    assert asked.call_args_list[0].args == (first,)
-    said.assert_called_once_with("2 CPUs" if not available else "a node with 1 CPU")
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
@@ -156,40 +153,31 @@ wait_for_a_peer()
 """
 
 
-@pytest.fixture
-def hung() -> Iterator[SimpleNamespace]:
-    process = subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, text=True)
-    pid, descriptor = map(int, process.stdout.readline().split())
-    yield SimpleNamespace(process=process, pid=pid, descriptor=descriptor)
-    process.kill()
-    process.wait()
+def test_stacks_name_the_function_that_does_not_return_and_are_printed_for_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "this_node", lambda: "node")
+    with subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, text=True) as hung:
+        assert hung.stdout is not None
+        pid, descriptor = map(int, hung.stdout.readline().split())
+        assert stacks(pid, descriptor).count("in wait_for_a_peer") == 1
+        print_stacks("verifier", TracedProcess("node", pid, descriptor))
+        print_stacks("sampler 1", None)
+        print_stacks("sampler 2", TracedProcess("another node", 7, 3))
+        assert hung.poll() is None, "it goes on"
+        os.kill(pid, signal.SIGSTOP)
+        assert "it is stopped" in stacks(pid, descriptor)
+        hung.kill()
+    log = capsys.readouterr().err
+    assert log.startswith("the stacks of the verifier follow\n")
+    assert log.count("in wait_for_a_peer") == 1, "those of this time alone"
+    assert "the stacks of the sampler 1 follow\nit hangs before it could be traced\n" in log
+    assert log.endswith("it is process 7 of another node (another ), where `py-spy dump` reads them\n")
 
 
-def test_they_name_the_function_that_does_not_return_each_time_they_are_asked_for(hung: SimpleNamespace) -> None:
-    for _ in range(2):
-        text = stacks(hung.pid, hung.descriptor)
-        assert text.count("in wait_for_a_peer") == 1
-    assert hung.process.poll() is None, "it goes on"
-    os.kill(hung.pid, signal.SIGSTOP)
-    assert "it is stopped" in stacks(hung.pid, hung.descriptor)
-
-
-def test_a_process_that_was_never_asked_to_trace_is_not_signalled(hung: SimpleNamespace) -> None:
+def test_a_process_that_was_never_asked_to_trace_is_not_signalled() -> None:
     with subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL) as other:
         assert stacks(other.pid, 0) == "the process has ended"
         assert other.poll() is None
         other.kill()
     assert "has ended" in stacks(other.pid, 0)
-
-
-def test_they_are_printed_for_the_log(
-    hung: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(module, "this_node", lambda: "node")
-    print_stacks("verifier", TracedProcess("node", hung.pid, hung.descriptor))
-    print_stacks("sampler 1", None)
-    print_stacks("sampler 2", TracedProcess("another node", 7, 3))
-    log = capsys.readouterr().err
-    assert re.match(r"the stacks of the verifier follow\n(?s:.*)in wait_for_a_peer", log)
-    assert "the stacks of the sampler 1 follow\nit hangs before it could be traced\n" in log
-    assert log.endswith("it is process 7 of another node (another ), where `py-spy dump` reads them\n")

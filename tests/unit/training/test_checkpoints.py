@@ -6,16 +6,14 @@ import errno
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gxpo_trainer import cli
 from gxpo_trainer.config import CheckpointConfig, RunConfig
 from gxpo_trainer.errors import CheckpointError
-from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.training.checkpoints import (
     Checkpoint,
     CheckpointStore,
@@ -96,8 +94,8 @@ def test_what_was_saved_last_is_loaded_unless_it_has_another_format(tmp_path):
     subject.save(4, {"attempt": 2}, parts(b"new"))
     loaded = subject.latest()
     assert (loaded.step, loaded.state["attempt"], loaded.state["rule"]) == (4, 2, {"gate": 1})
-    assert (loaded.learner / "rank-0.safetensors").read_bytes() == b"new"
-    assert (loaded.policy / "model.safetensors").read_bytes() == b"newnew"
+    assert (loaded.path / "learner" / "rank-0.safetensors").read_bytes() == b"new"
+    assert (loaded.path / "policy" / "model.safetensors").read_bytes() == b"newnew"
     manifest = subject.path(4) / "manifest.json"
     body = json.loads(manifest.read_text(encoding="utf-8"))
     manifest.write_text(json.dumps({**body, "format": 99}), encoding="utf-8")
@@ -184,21 +182,19 @@ def test_other_weights_are_no_resume(tmp_path: Path) -> None:
         check_same_model(RunConfig(), tmp_path, "a" * 64)
 
 
-def test_an_export_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    CheckpointStore(run / "checkpoints", CheckpointConfig()).save(
-        1, {}, lambda folder: shutil.copytree(STARTER_FOLDER, folder / "policy") and {}
-    )
-    limited = (
-        "import resource, sys; from gxpo_trainer.cli import main\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16)); sys.exit(main(sys.argv[1:]))"
-    )
+def test_an_export_that_cannot_be_written_says_so_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store(tmp_path).save(1, {}, parts())
     target = tmp_path / "exported" / "policy"
-    target.parent.mkdir()
-    command = ["checkpoints", str(run), "--export", str(target)]
-    # -B: bytecode would be cut off as well.
-    done = subprocess.run([sys.executable, "-B", "-c", limited, *command], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"gxpo: cannot write {target} (")
-    assert "File too large" in done.stderr
+
+    def fill(source: Path, copy: Path) -> None:
+        copy.mkdir()
+        raise shutil.Error([(str(source), str(copy), "No space left on device")])
+
+    monkeypatch.setattr(shutil, "copytree", fill)
+    assert cli.main(["checkpoints", str(tmp_path), "--export", str(target)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"gxpo: cannot write {target} (No space left on device); ")
     assert list(target.parent.iterdir()) == []

@@ -28,7 +28,6 @@ from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.runtime.locks import RunLock, process_start
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch
-from gxpo_trainer.runtime.ray_session import connect_ray
 from gxpo_trainer.training.checkpoints import Checkpoint, next_attempt, repeated_passes
 from gxpo_trainer.training.controller import Controller, Counters
 from gxpo_trainer.training.launch import TERMINATED, Launch
@@ -335,6 +334,18 @@ def test_samples_are_given_up_for_a_checkpoint_but_not_a_learner_that_is_not_the
     assert state["evaluation_owed"]
 
 
+@pytest.mark.parametrize("owed", [True, False])
+def test_a_resumed_run_begins_with_the_evaluation_that_is_still_due(
+    owed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Interrupting("never", tmp_path, monkeypatch)
+    evaluated: list[int] = []
+    monkeypatch.setattr(run.controller, "_evaluate", lambda: evaluated.append(run.controller.counters.step))
+    monkeypatch.setattr(run.controller, "_next", lambda: "steps")
+    assert run.controller.run(Checkpoint(tmp_path, 3, {"evaluation_owed": owed})) == "steps"
+    assert evaluated == [3] * owed
+
+
 def test_a_run_that_does_not_end_after_sigterm_exits_at_the_limit(tmp_path: Path) -> None:
     program = """
         import pathlib, sys, time
@@ -375,17 +386,14 @@ def test_ranks_that_are_still_being_built_are_not_waited_for(monkeypatch: pytest
     assert group.ranks == []
 
 
-def test_signals_end_the_process_while_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler of Python would run only when Ray's call returns, after up to 30 s."""
-    monkeypatch.setattr(os, "environ", {})
-    seen: list[Any] = []
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-
-    def init(**_: Any) -> None:
-        seen.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM))
-
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setattr("ray.init", init)
-    assert connect_ray(Placement.decide(RunConfig()))
-    assert seen == [signal.SIG_DFL, signal.SIG_DFL]
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+def test_a_run_goes_on_without_a_checkpoint_but_does_not_end_without_the_last_one(tmp_path: Path) -> None:
+    runtime: Any = Mock(config=RunConfig(), watch=ProgressWatch())
+    reporter: Any = Mock(out_dir=tmp_path)
+    store: Any = Mock(save=Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    controller = Controller(runtime, Mock(), reporter, store, Mock())
+    controller._checkpoint()
+    kind, message = reporter.log_event.call_args.args
+    assert (kind, message.partition(": ")[0]) == ("checkpoint_failed", "step 0")
+    reporter.log_metrics.assert_not_called()
+    with pytest.raises(TrainingError, match=r"last checkpoint at step 0 could not be written: .*No space left.*free"):
+        controller._checkpoint(last=True)

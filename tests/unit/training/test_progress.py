@@ -64,8 +64,8 @@ def test_a_warm_start_has_a_count_of_its_own() -> None:
 
 
 def test_a_line_has_what_is_known_without_shares_of_0() -> None:
-    row = {"gate/active": 0.0, "gate/shutoff_step": 9.0, "eval/b/pass@1": 0.5}
-    assert describe(BudgetConfig(hours=2), 10, row, None) == "step 10  gate shut at 9  accuracy 0.500"
+    row = {"gate/active": 0.0, "gate/shutoff_step": 9.0}
+    assert describe(BudgetConfig(hours=2), 10, row, None) == "step 10  gate shut at 9"
     row = {"rollout/length_mean": 41.6, "rollout/truncated_fraction": 0.125, "verify/timeout_fraction": 0.001}
     assert describe(BudgetConfig(steps=9), 3, row, None) == "step 3/9  length 42  truncated 12%  failed verdicts <1%"
     row = dict.fromkeys(row, 0.0) | {"rollout/length_mean": 41.6}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -77,10 +78,7 @@ def sum_over_ranks(values: Tensor, device: torch.device) -> Tensor:
 
 def statistics_over_ranks(parts: Sequence[Statistics], device: torch.device) -> Statistics:
     """Statistics of this rank's micro-batches combined, then those of all ranks."""
-    own: Statistics | None = None
-    for part in parts:
-        own = combine_statistics(own, part)
-    assert own is not None, "a rank has at least one micro-batch"
+    own = functools.reduce(combine_statistics, parts)
     sums, maxima = sorted(own.keys() - MAXIMA), sorted(own.keys() & MAXIMA)
     total = sum_over_ranks(torch.stack([own[name].double() for name in sums]), device)
     largest = torch.stack([own[name].double() for name in maxima]) if maxima else total[:0]
@@ -202,7 +200,7 @@ class DeepSpeedLearner:
 
         temperature: None for `rollout.temperature`; another one is for measurements only, no step may follow.
         """
-        loaded = self._loaded()
+        loaded = self._batches[self._index]
         passes = self._forward_all(loaded, temperature)
         loaded.old = [outputs.logprobs for outputs in passes]
         without_kl = self._loss.model_copy(update={"kl_beta": 0.0})
@@ -211,18 +209,12 @@ class DeepSpeedLearner:
 
     def logprob_gap(self) -> tuple[float, float]:
         """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss of all loaded mini-batches,
-        at their first pass; 0 when there is none. RuntimeError before the first pass."""
+        at their first pass; 0 when there is none."""
         metrics = self._first_pass_metrics()
         return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)
 
-    def importance_metrics(self) -> Metrics:
-        """`importance/…` at the first passes of all loaded mini-batches; empty where they are not measured."""
-        metrics = self._first_pass_metrics()
-        prefix = "importance_"
-        return {f"importance/{n.removeprefix(prefix)}": v for n, v in metrics.items() if n.startswith(prefix)}
-
     def backward(self) -> BackwardResult:
-        loaded = self._loaded()
+        loaded = self._batches[self._index]
         if self._with_reference and loaded.reference is None and not loaded.supervised:
             loaded.reference = self._reference_logprobs(loaded)
         self._shards.begin()
@@ -296,9 +288,12 @@ class DeepSpeedLearner:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
 
-    def memory_metrics(self) -> Metrics:
-        """`system/learner_…`: resident set before the model was loaded, and on a GPU the most that torch reserved."""
-        metrics = {"system/learner_idle_bytes": float(self.idle_bytes)}
+    def own_metrics(self) -> Metrics:
+        """`importance/…` at the first passes of all loaded mini-batches, where they are measured; `system/learner_…`:
+        resident set before the model was loaded, and on a GPU the most that torch reserved."""
+        first, prefix = self._first_pass_metrics(), "importance_"
+        metrics = {f"importance/{n.removeprefix(prefix)}": v for n, v in first.items() if n.startswith(prefix)}
+        metrics["system/learner_idle_bytes"] = float(self.idle_bytes)
         if self.device.type == "cuda":
             metrics["system/learner_device_peak_bytes"] = float(torch.cuda.max_memory_reserved(self.device))
         return metrics
@@ -360,24 +355,14 @@ class DeepSpeedLearner:
         )
 
     def _first_pass_metrics(self) -> Metrics:
-        """Of the first passes over all batches that had one. Raises RuntimeError when none had."""
-        total: Statistics | None = None
-        for batch in self._batches:
-            if batch.first_pass is not None:
-                total = combine_statistics(total, batch.first_pass)
-        if total is None:
-            raise RuntimeError("no pass was made on this batch yet: call backward() or fix_old_logprobs() first")
-        return finish_statistics(total)
-
-    def _loaded(self) -> LoadedBatch:
-        if not self._batches:
-            raise RuntimeError("no batch is loaded: call load_batches() first")
-        return self._batches[self._index]
+        """Of the first passes over all batches that had one; there must be one."""
+        done = [batch.first_pass for batch in self._batches if batch.first_pass is not None]
+        return finish_statistics(functools.reduce(combine_statistics, done))
 
     def _forward(self, micro: MicroBatch, *, with_entropy: bool, temperature: float | None = None) -> TokenOutputs:
         chosen = temperature
         if temperature is None:
-            chosen = 1.0 if self._loaded().supervised else self.config.rollout.temperature
+            chosen = 1.0 if self._batches[self._index].supervised else self.config.rollout.temperature
         outputs: TokenOutputs = self._engine(micro, chosen, with_entropy)
         return outputs
 

@@ -134,8 +134,7 @@ class LearnerRank:
             metrics={
                 **extra,
                 **mean_metrics([report.metrics for report in reports]),
-                **self.learner.importance_metrics(),
-                **self.learner.memory_metrics(),
+                **self.learner.own_metrics(),
             },
             backward_passes=sum(r.backward_passes for r in reports) / count,
             diagnostic_passes=diagnostic_passes / count,

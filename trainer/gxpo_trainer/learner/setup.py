@@ -45,7 +45,7 @@ GROUP_TIMEOUT = timedelta(minutes=30)
 def join_process_group(*, rank: int, world_size: int, master_address: str, master_port: int, device: Device) -> None:
     """Join the ranks of one learner: gloo on CPUs, NCCL on GPUs. Does nothing when the process has joined already.
 
-    Raises RuntimeError when the process belongs to a group of another size, and ConfigError without a GPU to use.
+    Raises ConfigError without a GPU to use.
     """
     if device == "gpu" and not torch.cuda.is_available():
         raise ConfigError(
@@ -66,11 +66,6 @@ def join_process_group(*, rank: int, world_size: int, master_address: str, maste
             rank=rank,
             world_size=world_size,
             timeout=GROUP_TIMEOUT,
-        )
-    elif torch.distributed.get_world_size() != world_size:
-        raise RuntimeError(
-            f"this process is one of {torch.distributed.get_world_size()} ranks already, "
-            f"but the learner has {world_size}; start each learner in separate processes"
         )
     import deepspeed
 

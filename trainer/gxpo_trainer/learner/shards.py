@@ -120,15 +120,13 @@ class Shards(ABC):
         return {id(parameter): name for name, parameter in self._engine.module.model.named_parameters()}
 
     def gradients(self) -> list[Tensor]:
-        """Live flat fp32 gradients, shaped like `parameters()`. Raises RuntimeError before the first pass."""
-        if self._gradients is None:
-            raise RuntimeError("there is no gradient to read: call backward() first")
+        """Live flat fp32 gradients, shaped like `parameters()`."""
+        assert self._gradients is not None, "a pass comes first"
         return self._unpadded(self._gradients)
 
     def step(self) -> None:
         """One step of the base optimizer on the collected gradient, then `publish`."""
-        if self._gradients is None:
-            raise RuntimeError("there is no gradient to step on: call backward() first")
+        assert self._gradients is not None, "a pass comes first"
         for master, gradient in zip(self._masters, self._gradients, strict=True):
             master.grad = gradient
         (group,) = self._optimizer.param_groups
@@ -173,12 +171,14 @@ class ShardState:
         self._optimizer = optimizer
         self._masters = masters
         self._unpadded = unpadded
-        self._names = moment_names(optimizer)
+        adam = isinstance(optimizer, torch.optim.AdamW)
+        with_momentum = not adam and optimizer.param_groups[0]["momentum"] > 0
+        self._names = ["exp_avg", "exp_avg_sq"] if adam else ["momentum_buffer"] * with_momentum
         self.step = 0
         """Optimizer steps taken so far."""
         for master in masters:
             entry: dict[str, Any] = {name: torch.zeros_like(master, requires_grad=False) for name in self._names}
-            if isinstance(optimizer, torch.optim.AdamW):
+            if adam:
                 # The fused kernel reads the count on the parameter's device.
                 entry["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
             optimizer.state[master] = entry
@@ -194,13 +194,6 @@ class ShardState:
     def moments(self) -> dict[str, list[Tensor]]:
         """Live moments by name, each a list shaped like `parameters()`."""
         return {name: self._unpadded([self._optimizer.state[m][name] for m in self._masters]) for name in self._names}
-
-
-def moment_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Names of the state tensors of AdamW and of SGD (with momentum, else none)."""
-    if isinstance(optimizer, torch.optim.AdamW):
-        return ("exp_avg", "exp_avg_sq")
-    return ("momentum_buffer",) if optimizer.param_groups[0]["momentum"] else ()
 
 
 def open_shards(engine: Any, optimizer: torch.optim.Optimizer, *, zero_stage: int, precision: str) -> Shards:

@@ -58,7 +58,8 @@ class Epochs(Stateless):
             passes.append(learner.backward())
             if passes[-1].finite:
                 learner.optimizer_step()
-        return finish_passes(learner, passes, theta0, {"grad/norm_g1": passes[1].grad_norm})
+        metrics = {"grad/norm_g1": passes[1].grad_norm} if passes[1].finite else {}
+        return finish_passes(learner, passes, theta0, metrics)
 
 
 class Extragradient(Stateless):

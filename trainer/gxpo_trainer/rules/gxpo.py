@@ -152,7 +152,7 @@ class GXPO(GatedLookAhead):
         learner.publish()
 
     def _report(self, learner: RuleLearner, passes: Passes, theta0: list[Tensor], metrics: Metrics) -> StepReport:
-        if self.settings.probes == 2 and len(passes) > 1:
+        if self.settings.probes == 2 and len(passes) > 1 and passes[1].finite:
             metrics["grad/norm_g1"] = passes[1].grad_norm
         if passes[-1].finite:
             metrics["grad/norm_slow"] = passes[-1].grad_norm

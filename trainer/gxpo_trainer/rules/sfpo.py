@@ -99,7 +99,7 @@ class SFPO(GatedLookAhead):
         return self._report(learner, passes, theta0, {})
 
     def _report(self, learner: RuleLearner, passes: Passes, theta0: list[Tensor], metrics: Metrics) -> StepReport:
-        if len(passes) > 1:
+        if passes[1].finite:
             metrics["grad/norm_g1"] = passes[1].grad_norm
         if len(passes) == self.settings.k + 1 and passes[-1].finite:
             metrics["grad/norm_slow"] = passes[-1].grad_norm

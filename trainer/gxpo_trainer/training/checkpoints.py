@@ -60,14 +60,6 @@ class Checkpoint:
     step: int
     state: dict[str, Any]
 
-    @property
-    def learner(self) -> Path:
-        return self.path / LEARNER
-
-    @property
-    def policy(self) -> Path:
-        return self.path / POLICY
-
 
 class CheckpointStore:
     """The `checkpoints/` folder of one run."""

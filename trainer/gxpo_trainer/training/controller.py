@@ -27,7 +27,7 @@ from gxpo_trainer.rollout.sources import Rollouts
 from gxpo_trainer.rollout.timeline import Span, overlap_fraction
 from gxpo_trainer.runtime.processes import HostLoad
 from gxpo_trainer.training import proofs
-from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
+from gxpo_trainer.training.checkpoints import LEARNER, Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import Evaluator
 from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.runtime import Runtime
@@ -412,7 +412,7 @@ class Controller:
         if checkpoint is None:
             self.reporter.start_attempt(self.attempt, self.counters.step)
             return
-        resharded = self.learners.load(checkpoint.learner, checkpoint.state["rule"])
+        resharded = self.learners.load(checkpoint.path / LEARNER, checkpoint.state["rule"])
         if resharded is not None:
             self.reporter.log_event("resharded", resharded, step=checkpoint.step)
             self.progress.message(resharded)

@@ -54,9 +54,7 @@ class TrainingProgress:
                 self._stream = None
 
     def _time_left(self, done: float, metrics: Mapping[str, float]) -> float | None:
-        elapsed = metrics.get("time/elapsed_s")
-        if elapsed is None:
-            return None
+        elapsed = metrics["time/elapsed_s"]
         self._pace.append((elapsed, done))
         first_elapsed, first_done = self._pace[0]
         if done <= first_done:
@@ -98,8 +96,4 @@ def describe(budget: BudgetConfig, step: int, metrics: Mapping[str, float], left
         parts.append(f"passes {metrics['update/backward_passes_total']:.0f}{bound}")
     if left_s is not None:
         parts.append(f"left {hours(left_s / 3600)}")
-    scores = [name for name in metrics if name.startswith("eval/") and name.endswith("/pass@1")]
-    average = "eval/average/pass@1" if "eval/average/pass@1" in metrics else next(iter(scores), None)
-    if average is not None:
-        parts.append(f"accuracy {metrics[average]:.3f}")
     return "  ".join(parts)

@@ -123,16 +123,12 @@ def build_runtime(
     )
     pool = RolloutPool(config, engines, source=learners, devices=learners.devices)
     planner = RolloutPlanner(config, prompts.prompts, prompts.token_ids)
-    rollouts: RolloutSource
-    if rows is not None and config.warm_start is None:
+    sampled = AsyncRollouts(config, pool, planner) if config.rollout.async_depth else OnPolicyRollouts(pool, planner)
+    rollouts: RolloutSource = sampled
+    if rows is not None and config.warm_start is not None:
+        rollouts = DatasetSource(config, pool, rows, config.warm_start.rows_per_step, after=sampled)
+    elif rows is not None:
         rollouts = DatasetSource(config, pool, rows, config.rollout.prompts_per_step)
-    else:
-        sampled = (
-            AsyncRollouts(config, pool, planner) if config.rollout.async_depth else OnPolicyRollouts(pool, planner)
-        )
-        rollouts = sampled
-        if rows is not None and config.warm_start is not None:
-            rollouts = DatasetSource(config, pool, rows, config.warm_start.rows_per_step, after=sampled)
     return Runtime(config, learners, pool, planner, rollouts)
 
 
