@@ -1,4 +1,4 @@
-"""Conversations in a template that leaves earlier reasoning out: what was sampled stays, row by row, token by token."""
+"""Conversations in a template that keeps turns, and in one that drops earlier reasoning: what was sampled stays."""
 
 from __future__ import annotations
 
@@ -68,23 +68,29 @@ class ScriptedEngine(EngineDriver):
 class Echo:
     """An environment that answers each turn with its number, and ends after the fourth."""
 
+    def __init__(self) -> None:
+        self.histories: list[tuple[str, ...]] = []
+        self.ended = 0
+
     def advance(self, call: Call) -> Future[Reply]:
+        self.histories.append(call.actions)
         number = len(call.actions)
         future: Future[Reply] = Future()
         turn = Turn(f"again {number}", reward=float(number == 4), done=number == 4)
         future.set_result(Reply(turn if number else Observation.of_text("6*7?")))
         return future
 
-    def end(self, name: str) -> None: ...
+    def end(self, name: str) -> None:
+        self.ended += 1
 
 
-def play(template: str | None, turns: Sequence[str]) -> tuple[Group, ScriptedEngine, Any]:
+def play(template: str | None, turns: Sequence[str], echo: Echo | None = None) -> tuple[Group, ScriptedEngine, Any]:
     tokenizer: Any = AutoTokenizer.from_pretrained(STARTER_FOLDER)
     tokenizer.chat_template = template or tokenizer.chat_template
     engine, intake = ScriptedEngine(tokenizer, turns), Intake()
     environment = EnvironmentConfig(name="calculator", max_turns=5, max_observation_tokens=20)
     parts = engine, tokenizer, SamplingSettings(160), 400
-    conversations = Conversations(*parts, environments=Echo(), config=environment, intake=intake)
+    conversations = Conversations(*parts, environments=echo or Echo(), config=environment, intake=intake)
     start = EpisodeStart(Problem("p", "6*7?", "42", {}), 0)
     conversations.begin(0, SampleRequest(Prompt("p", "6*7?", "42"), np.zeros(1, np.int32), 1, episode=start))
     while True:
@@ -93,6 +99,21 @@ def play(template: str | None, turns: Sequence[str]) -> tuple[Group, ScriptedEng
         complete += conversations.finish(engine.step())
         if complete:
             return complete[0][1], engine, tokenizer
+
+
+def test_a_template_that_keeps_turns_makes_one_row_and_each_action_reaches_the_environment_once() -> None:
+    echo, turns = Echo(), [FIRST, THOUGHT, PLAIN, LAST]
+    group, engine, tokenizer = play(None, turns, echo)
+    (row,) = group.samples[0].rows
+    answers = [f"<|user|>again {number}<|end|><|assistant|>" for number in (1, 2, 3)]
+    expected = "".join(f"{turn}<|end|>{answer}" for turn, answer in zip(turns, [*answers, ""], strict=True))
+    assert tokenizer.decode(row.token_ids, clean_up_tokenization_spaces=False) == expected
+    assert row.sampled is not None
+    assert row.token_ids[row.sampled].tolist() == [token for turn in engine.sampled for token in turn]
+    assert row.logprobs.tolist() == (-1.0 * row.sampled).tolist()
+    assert (row.finish_reason, row.versions, group.weights_version) == ("stop", ((3, len(row.token_ids)),), 3)
+    assert echo.histories == [tuple(turns[:number]) for number in range(5)]
+    assert echo.ended == 1
 
 
 def test_each_rendered_history_with_what_was_sampled_after_it_is_a_row() -> None:
