@@ -18,46 +18,7 @@ from gxpo_trainer.training.run import train_run
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 SAMPLED = 48
 BUILT_IN = {"name": "calculator", "max_turns": 4, "max_observation_tokens": 12}
-ASK = """
-import json, os, sys, urllib.request
-from gxpo_trainer.environments.calculator import calculate, last_calculation
-
-def post(path, body):
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
-    return json.load(urllib.request.urlopen(request))
-
-def ask(*messages):
-    return post("/chat/completions", {"model": "policy", "messages": messages})["choices"][0]
-
-def user(text):
-    return {"role": "user", "content": text}
-
-problem = json.load(sys.stdin)
-"""
-CALCULATES = (
-    ASK
-    + """
-messages = [user(problem["text"])]
-while True:
-    choice = ask(*messages)
-    expression = last_calculation(choice["message"]["content"])
-    if choice["finish_reason"] == "length" or expression is None:
-        break
-    messages += [choice["message"], user(calculate(expression))]
-"""
-)
-EDITS_AND_DIES = (
-    ASK
-    + """
-first = ask(user(problem["text"]))["message"]["content"]
-post("/episodes/reward", {"reward": 0.5})
-if len(first) % 3 == 0:
-    sys.exit("no more, after " + str(len(first)))
-ask(user(problem["text"]), user("Again, after " + first[:10]))
-post("/episodes/reward", {"reward": float(len(first) % 2)})
-"""
-)
+AGENTS = Path(__file__).parents[1] / "unit/environments/agents_of_tests.py"
 
 
 def settings(small_run: Any, environment: dict[str, Any], **parts: Any) -> RunConfig:
@@ -71,7 +32,7 @@ def settings(small_run: Any, environment: dict[str, Any], **parts: Any) -> RunCo
 
 def test_an_agent_trains_as_the_built_in_environment_does(tmp_path: Path, small_run: Any) -> None:
     """The same requests give the same tokens, the same batches and the same losses, step by step."""
-    agent = {"name": "agent", "command": [sys.executable, "-c", CALCULATES], "max_turns": 4}
+    agent = {"name": "agent", "command": [sys.executable, str(AGENTS), "calculates"], "max_turns": 4}
     rows: list[list[dict[str, float]]] = []
     samples = []
     for name, environment in (("agent", agent), ("built_in", BUILT_IN)):
@@ -106,7 +67,7 @@ def test_rows_rewards_and_faults_of_a_run_that_samples_ahead(tmp_path: Path, sma
     """Each episode edits its history, and so has two rows; some of the agents die."""
     config = settings(
         small_run,
-        {"name": "agent", "command": [sys.executable, "-c", EDITS_AND_DIES]},
+        {"name": "agent", "command": [sys.executable, str(AGENTS), "edits_and_dies"]},
         rollout={"max_new_tokens": SAMPLED, "async_depth": 1, "update_in_flight": True},
         evaluation={"benchmarks": []},
         verifier={"max_failed_fraction": 1.0},

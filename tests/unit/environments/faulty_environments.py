@@ -1,7 +1,6 @@
 """Environments that fail in every way that a process can; the action names the way."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -30,10 +29,6 @@ class Counter:
     def _sleep(self) -> None:
         time.sleep(600)
 
-    def _spin(self) -> NoReturn:
-        while True:
-            pass
-
     def _stop(self) -> Turn:
         os.kill(os.getpid(), signal.SIGSTOP)
         return Turn("continued")
@@ -43,9 +38,6 @@ class Counter:
 
     def _quit(self) -> NoReturn:
         sys.exit("bye")
-
-    def _segfault(self) -> None:
-        ctypes.string_at(0)
 
     def _kill_itself(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -152,24 +144,6 @@ class FailingConstructor(NoMessages):
 class NoStep:
     def reset(self, problem: Problem, seed: int) -> Observation:
         return Observation.of_text("")
-
-
-class WrongStep(NoStep):
-    def step(self) -> Turn:
-        return Turn()
-
-
-class AsynchronousStep(NoStep):
-    async def step(self, action: str) -> Turn:
-        return Turn()
-
-
-class NeedsArguments(NoMessages):
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-
-NUMBER = 3
 
 
 class TextStep(Counter):

@@ -80,17 +80,12 @@ async def play(
         return replies
 
 
-@pytest.mark.parametrize("function", [False, True])
-async def test_an_agent_asks_and_rewards(started: Configured, function: bool) -> None:
+@pytest.mark.parametrize(("name", "function"), [("twice", False), ("twice", True), ("asynchronous", True)])
+async def test_an_agent_asks_and_rewards(started: Configured, name: str, function: bool) -> None:
     first = message("How much?")
     history = (*first, {"role": "assistant", "content": "12"}, *message("again 12"))
     replies = Reply(ChatRequest(first)), Reply(ChatRequest(history, reward=0.25)), Reply(Turn(reward=0.5, done=True))
-    assert await play(started("twice", function=function)) == [*replies]
-
-
-async def test_a_coroutine_function_is_awaited(started: Configured) -> None:
-    replies = await play(started("asynchronous", function=True))
-    assert replies == [Reply(ChatRequest(message("42"))), Reply(Turn(done=True))]
+    assert await play(started(name, function=function)) == [*replies]
 
 
 async def test_the_documented_agent_calculates(
@@ -203,12 +198,10 @@ async def test_tool_calls_reach_the_client_and_come_back(started: Configured) ->
 @pytest.mark.parametrize(
     ("name", "failure", "detail"),
     [
-        ("hangs", "timeout", "the agent did not return within environment.deadline_s = 2 s"),
         ("forks", "timeout", "the agent did not return within environment.deadline_s = 2 s"),
         ("dies", "error", "the agent ended with exit code 1: RuntimeError: no idea what to do"),
         ("kills_itself", "error", "the agent was killed by signal 9 (Killed)"),
         ("silent", "error", "the agent ended without a request; let it use"),
-        ("missing", "error", "the agent ended with exit code 1: KeyError: 'missing'"),
     ],
 )
 async def test_a_fault_is_a_verdict_and_leaves_no_process(
