@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from gxpo_trainer.config.tasks import AgentConfig
-from gxpo_trainer.environments.contract import Call, ChatRequest, Message, Observation, Reply, Turn
+from gxpo_trainer.environments.contract import Call, ChatRequest, Observation, Reply, Turn
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
@@ -21,41 +21,29 @@ from gxpo_trainer.types import Group
 class ScriptedEnvironments:
     """Answers by `Problem.extra`, and from the history alone, as a replayed episode would.
 
-    observations: one for each turn of the policy; the last has `done`. fails: number of actions at
-    which the call fails, raises: at which no environment can be run. waits: number of actions at which the call waits
-    for the gate. differs: number of the group's reset that shows other messages. system: a message before the problem.
+    observations: one for each turn of the policy; the last has `done`. raises: number of actions at which no
+    environment can be run. waits: number of actions at which the call waits for the gate.
     """
 
     def __init__(self) -> None:
         self.calls: deque[Call] = deque()
-        self.ended: Counter[str] = Counter()
         self.gate = threading.Event()
-        self._resets: Counter[str] = Counter()
         self._threads = ThreadPoolExecutor(32)
 
     def advance(self, call: Call) -> Future[Reply]:
         self.calls.append(call)
-        number = self._resets[call.problem.id]
-        if not call.actions:
-            self._resets[call.problem.id] += 1
-        return self._threads.submit(self._answer, call, number)
+        return self._threads.submit(self._answer, call)
 
-    def end(self, episode: str) -> None:
-        self.ended[episode] += 1
+    def end(self, episode: str) -> None: ...
 
-    def _answer(self, call: Call, number: int) -> Reply:
+    def _answer(self, call: Call) -> Reply:
         script, actions = call.problem.extra, len(call.actions)
         if script.get("waits") == actions:
             self.gate.wait()
-        if script.get("fails") == actions:
-            return Reply(None, "timeout", f"no answer to {actions} actions")
         if script.get("raises") == actions:
             raise TrainingError("no environment can be run")
         if not actions:
-            text = call.problem.text + (" again" if script.get("differs") == number else "")
-            user = Message(role="user", content=text)
-            system = script.get("system")
-            return Reply(Observation((*([Message(**system)] if system else []), user)))
+            return Reply(Observation.of_text(call.problem.text))
         observations = script["observations"]
         return Reply(Turn(observations[actions - 1], done=actions == len(observations)))
 
@@ -64,7 +52,7 @@ class ScriptedAgents(ScriptedEnvironments):
     """Agents that ask by `Problem.extra["asks"]`, one after the other: `say` is the user's message, after those before
     it unless `alone`; further entries are fields of ChatRequest."""
 
-    def _answer(self, call: Call, number: int) -> Reply:
+    def _answer(self, call: Call) -> Reply:
         messages: tuple[dict[str, Any], ...] = ()
         for place, ask in enumerate(call.problem.extra["asks"]):
             fields = dict(ask)
@@ -90,8 +78,8 @@ class ConversationActor(SamplerActor):
         update: Any = None,
         update_at: tuple[int, int] = (0, 0),
         agents: AgentConfig | None = None,
-    ) -> tuple[list[Group], list[Call], list[int], list[str]]:
-        """Groups as they finish; calls, how often each episode was ended, and the order of events.
+    ) -> tuple[list[Group], list[Call], list[str]]:
+        """Groups as they finish, calls, and the order of events.
 
         let_go_after: name of the group whose completion releases waiting calls. update: the bucket of a version that is
         received between two engine steps, once a response has been answered `update_at[0]` times and has sampled
@@ -130,13 +118,4 @@ class ConversationActor(SamplerActor):
             del driver.step
             self._settings = settings
             environments.gate.set()
-        return groups, list(environments.calls), list(environments.ended.values()), events
-
-    def close_early(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> list[int]:
-        """Close a stream at its first group; how often each episode was ended."""
-        self.environments = environments = ScriptedEnvironments()
-        stream = self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version)
-        next(stream)
-        stream.close()
-        environments.gate.set()
-        return [environments.ended[name] for name in {call.episode for call in environments.calls}]
+        return groups, list(environments.calls), events

@@ -182,8 +182,6 @@ def test_every_group_comes_once_and_whole_whatever_the_order(pair: Pair) -> None
         assert (len(group.samples), group.weights_version) == (request.num_samples, pair.version)
         assert np.array_equal(group.prompt_token_ids, request.prompt_token_ids)
         for sample in group.samples:
-            assert (sample.token_ids.dtype, sample.logprobs.dtype) == (np.int32, np.float32)
-            assert sample.token_ids.shape == sample.logprobs.shape
             ended = [int(token) == END for token in sample.token_ids]
             assert not any(ended[:-1])
             assert sample.finish_reason == ("stop" if ended[-1] else "length")

@@ -13,12 +13,13 @@ from transformers import AutoTokenizer
 from gxpo_trainer.algo.batch import make_batch
 from gxpo_trainer.config import GroupAdvantageConfig, LossConfig
 from gxpo_trainer.config.tasks import EnvironmentConfig
-from gxpo_trainer.environments.contract import Call, Observation, Problem, Reply, Turn
+from gxpo_trainer.data.chat import render_messages
+from gxpo_trainer.environments.contract import Call, Message, Observation, Problem, Reply, Turn
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.conversations import Conversations
 from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, Weights
-from gxpo_trainer.types import Group, Prompt, ScoredGroup, Verdict
+from gxpo_trainer.types import Episode, Group, Prompt, ScoredGroup, Verdict
 
 # As Qwen3: the reasoning of a turn is rendered only where no message of the user follows; a last turn always has some.
 QWEN3 = (
@@ -66,9 +67,10 @@ class ScriptedEngine(EngineDriver):
 
 
 class Echo:
-    """An environment that answers each turn with its number, and ends after the fourth."""
+    """An environment that answers each turn with its number, and ends after the fourth. first: to each reset."""
 
-    def __init__(self) -> None:
+    def __init__(self, *first: Reply) -> None:
+        self.first = iter(first or (Reply(Observation.of_text("6*7?")),))
         self.histories: list[tuple[str, ...]] = []
         self.ended = 0
 
@@ -77,28 +79,37 @@ class Echo:
         number = len(call.actions)
         future: Future[Reply] = Future()
         turn = Turn(f"again {number}", reward=float(number == 4), done=number == 4)
-        future.set_result(Reply(turn if number else Observation.of_text("6*7?")))
+        future.set_result(Reply(turn) if number else next(self.first))
         return future
 
     def end(self, name: str) -> None:
         self.ended += 1
 
 
-def play(template: str | None, turns: Sequence[str], echo: Echo | None = None) -> tuple[Group, ScriptedEngine, Any]:
+def begun(
+    template: str | None, turns: Sequence[str], echo: Echo, samples: int = 1, limit: int | None = None
+) -> tuple[Conversations, ScriptedEngine, Intake]:
     tokenizer: Any = AutoTokenizer.from_pretrained(STARTER_FOLDER)
     tokenizer.chat_template = template or tokenizer.chat_template
     engine, intake = ScriptedEngine(tokenizer, turns), Intake()
     environment = EnvironmentConfig(name="calculator", max_turns=5, max_observation_tokens=20)
     parts = engine, tokenizer, SamplingSettings(160), 400
-    conversations = Conversations(*parts, environments=echo or Echo(), config=environment, intake=intake)
-    start = EpisodeStart(Problem("p", "6*7?", "42", {}), 0)
-    conversations.begin(0, SampleRequest(Prompt("p", "6*7?", "42"), np.zeros(1, np.int32), 1, episode=start))
+    conversations = Conversations(*parts, environments=echo, config=environment, intake=intake)
+    start = EpisodeStart(Problem("p", "6*7?", "42", {}), 0, limit)
+    conversations.begin(0, SampleRequest(Prompt("p", "6*7?", "42"), np.zeros(1, np.int32), samples, episode=start))
+    return conversations, engine, intake
+
+
+def play(
+    template: str | None, turns: Sequence[str], echo: Echo | None = None, **options: Any
+) -> tuple[Group, ScriptedEngine, Any]:
+    conversations, engine, intake = begun(template, turns, echo or Echo(), **options)
     while True:
         intake.run_calls(wait=False)
         complete = conversations.proceed()
         complete += conversations.finish(engine.step())
         if complete:
-            return complete[0][1], engine, tokenizer
+            return complete[0][1], engine, engine.tokenizer
 
 
 def test_a_template_that_keeps_turns_makes_one_row_and_each_action_reaches_the_environment_once() -> None:
@@ -114,6 +125,44 @@ def test_a_template_that_keeps_turns_makes_one_row_and_each_action_reaches_the_e
     assert (row.finish_reason, row.versions, group.weights_version) == ("stop", ((3, len(row.token_ids)),), 3)
     assert echo.histories == [tuple(turns[:number]) for number in range(5)]
     assert echo.ended == 1
+
+
+def test_all_episodes_of_a_group_begin_with_the_messages_of_its_first() -> None:
+    messages = Message(role="system", content="Count."), Message(role="user", content="6*7?")
+    echo = Echo(Reply(Observation(messages)), Reply(Observation.of_text("7*8?")))
+    group, _, tokenizer = play(None, [PLAIN] * 4, echo, samples=2)
+    assert group.prompt_token_ids.tolist() == render_messages(messages, tokenizer).tolist()
+    first, other = (sample.episode for sample in group.samples)
+    assert first is not None
+    assert first.end == "done"
+    detail = "calculator.reset returned other messages for the same problem and seed; all episodes of a group must see "
+    assert other == Episode((), "error", f"{detail}the same")
+    assert echo.ended == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "limit", "end", "detail"),
+    [
+        (Reply(Observation((Message(role="critic", content=""),))), None, "error", "unknown role critic"),
+        (Reply(Observation.of_text("6*7?")), 4, "error", "which must have 1 to 4; shorten them, or raise"),
+        (Reply(None, "timeout", "no answer"), None, "timeout", "no answer"),
+    ],
+)
+def test_an_episode_whose_first_messages_cannot_be_used_ends(
+    first: Reply, limit: int | None, end: str, detail: str
+) -> None:
+    echo = Echo(first)
+    (sample,) = play(None, [], echo, limit=limit)[0].samples
+    assert sample.episode is not None
+    assert sample.episode.end == end
+    assert detail in sample.episode.detail
+    assert (echo.ended, len(sample.token_ids)) == (1, 0)
+
+
+def test_closing_releases_the_environments_of_open_episodes() -> None:
+    echo = Echo(*[Reply(Observation.of_text("6*7?"))] * 2)
+    begun(None, [], echo, samples=2)[0].close()
+    assert echo.ended == 2
 
 
 def test_each_rendered_history_with_what_was_sampled_after_it_is_a_row() -> None:
