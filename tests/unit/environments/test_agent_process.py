@@ -12,8 +12,8 @@ import sys
 import textwrap
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,13 +51,8 @@ def message(text: str) -> tuple[dict[str, str]]:
     return ({"role": "user", "content": text},)
 
 
-@asynccontextmanager
-async def hosting(config: AgentConfig) -> AsyncIterator[EnvironmentHost]:
-    host = EnvironmentHost(config)
-    try:
-        yield host
-    finally:
-        await host.close()
+def hosting(config: AgentConfig) -> aclosing[EnvironmentHost]:
+    return aclosing(EnvironmentHost(config))
 
 
 async def play(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import psutil
@@ -31,13 +31,8 @@ def call(*actions: str, episode: str = "a") -> Call:
     return Call(episode, PROBLEM, 5, actions)
 
 
-@asynccontextmanager
-async def running(config: EnvironmentConfig) -> AsyncIterator[EnvironmentHost]:
-    host = EnvironmentHost(config)
-    try:
-        yield host
-    finally:
-        await host.close()
+def running(config: EnvironmentConfig) -> aclosing[EnvironmentHost]:
+    return aclosing(EnvironmentHost(config))
 
 
 async def until(condition: Callable[[], bool]) -> None:
