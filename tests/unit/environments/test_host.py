@@ -197,16 +197,6 @@ async def test_a_worker_that_was_stopped_is_replaced(configured: Configured, mon
         assert await host.advance(call("x", episode="b")) == Reply(Turn("turn 1: x"))
 
 
-async def test_another_answer_after_a_lost_process_is_an_error(configured: Configured) -> None:
-    async with running(configured("Forgetful")) as host:
-        await host.advance(call("x"))
-        os.kill(host.pids()["a"], signal.SIGKILL)
-        await until(lambda: not host.pids())
-        reply = await host.advance(call("x", "y"))
-    assert (reply.answer, reply.failure) == (None, "error")
-    assert reply.detail.startswith("faulty_environments:Forgetful.reset gave another answer when the episode was ")
-
-
 async def test_a_call_of_an_ended_episode_fails_at_once(configured: Configured) -> None:
     async with running(configured(workers=1)) as host:
         await host.advance(call())

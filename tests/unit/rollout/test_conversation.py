@@ -14,25 +14,6 @@ POLICY = Utterance("policy", "one")
 LATE = Reply(None, "timeout", "Mine.step did not return")
 
 
-def test_an_episode_that_the_environment_ends() -> None:
-    conversation = Conversation(3)
-    assert conversation.open(Reply(Observation.of_text("12 * 7?"))) == Observation.of_text("12 * 7?")
-    assert conversation.add_turn("<calc>12*7</calc>", complete=True)
-    assert conversation.add_reply(Reply(Turn("84", reward=0.25)), room=True) == "84"
-    assert conversation.end is None
-    assert conversation.add_turn("It is 84.", complete=True)
-    assert conversation.actions == ("<calc>12*7</calc>", "It is 84.")
-    assert conversation.add_reply(Reply(Turn(reward=1.0, done=True)), room=True) is None
-    expected = (
-        Utterance("policy", "<calc>12*7</calc>"),
-        Utterance("environment", "84", 0.25),
-        Utterance("policy", "It is 84."),
-        Utterance("environment", "", 1.0),
-    )
-    assert conversation.episode == Episode(expected, "done")
-    assert conversation.episode.reward == 1.25
-
-
 @pytest.mark.parametrize(
     ("max_turns", "reply", "room", "end", "turns", "reward"),
     [

@@ -19,7 +19,7 @@ from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.conversations import Conversations
 from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, Weights
-from gxpo_trainer.types import Episode, Group, Prompt, ScoredGroup, Verdict
+from gxpo_trainer.types import Episode, Group, Prompt, ScoredGroup, Utterance, Verdict
 
 # As Qwen3: the reasoning of a turn is rendered only where no message of the user follows; a last turn always has some.
 QWEN3 = (
@@ -123,6 +123,12 @@ def test_a_template_that_keeps_turns_makes_one_row_and_each_action_reaches_the_e
     assert row.token_ids[row.sampled].tolist() == [token for turn in engine.sampled for token in turn]
     assert row.logprobs.tolist() == (-1.0 * row.sampled).tolist()
     assert (row.finish_reason, row.versions, group.weights_version) == ("stop", ((3, len(row.token_ids)),), 3)
+    said = [
+        part
+        for n, turn in enumerate(turns, start=1)
+        for part in (Utterance("policy", turn), Utterance("environment", f"again {n}", float(n == 4)))
+    ]
+    assert group.samples[0].episode == Episode(tuple(said), "done")
     assert echo.histories == [tuple(turns[:number]) for number in range(5)]
     assert echo.ended == 1
 

@@ -28,15 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gxpo_trainer.config.tasks import AgentConfig, EnvironmentConfig
-from gxpo_trainer.environments.contract import (
-    Call,
-    ChatRequest,
-    EnvironmentFailed,
-    Observation,
-    Problem,
-    Reply,
-    Turn,
-)
+from gxpo_trainer.environments.contract import Call, ChatRequest, EnvironmentFailed, Observation, Problem, Reply, Turn
 from gxpo_trainer.environments.loading import check_allowed
 from gxpo_trainer.environments.processes import EpisodeDied, EpisodeProcess, WorkerFailed, WorkerProcess
 from gxpo_trainer.errors import ConfigError, TrainingError
