@@ -137,7 +137,7 @@ def bench(ray_on_loopback: None) -> Iterator[Bench]:
 
 
 def test_sampler_and_learner_agree_over_whole_conversations(bench: Bench) -> None:
-    """The course of an episode and its tokens: tests/unit/rollout/test_rewritten_turns.py."""
+    """The course of an episode and its tokens: tests/unit/rollout/test_turns.py."""
     played = bench.play([bench.request(TWICE, seed=seed) for seed in range(8)])
     gaps = []
     for group, sample in played.samples:

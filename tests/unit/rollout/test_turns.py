@@ -1,4 +1,7 @@
-"""Conversations in a template that keeps turns, and in one that drops earlier reasoning: what was sampled stays."""
+"""Conversations in a template that keeps turns, and in one that drops earlier reasoning: what was sampled stays.
+
+Who speaks next, why an episode ends, and what the environment sees, without an engine.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.environments.contract import Call, Message, Observation, Problem, Reply, Turn
 from gxpo_trainer.learner.models import STARTER_FOLDER
-from gxpo_trainer.rollout.conversations import Conversations
+from gxpo_trainer.rollout.conversations import Conversation, Conversations
 from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, Weights
 from gxpo_trainer.types import Episode, Group, Prompt, ScoredGroup, Utterance, Verdict
@@ -211,3 +214,44 @@ def test_the_rows_of_an_episode_weigh_as_one_response(aggregation: Any) -> None:
     assert len(rows) == 3
     assert {sequence.advantage for sequence in rows} == {-batch.sequences[-1].advantage}
     assert all(row.response_sampled == branched.num_sampled for row in rows)
+
+
+# Why an episode ends, by hand.
+
+POLICY = Utterance("policy", "one")
+LATE = Reply(None, "timeout", "Mine.step did not return")
+
+
+@pytest.mark.parametrize(
+    ("max_turns", "reply", "room", "end", "turns", "reward"),
+    [
+        (3, Reply(Turn(done=True)), True, "done", (POLICY,), None),
+        (1, Reply(Turn(done=True)), False, "done", (POLICY,), None),
+        (1, Reply(Turn("on", reward=-1.0)), True, "max_turns", (POLICY, Utterance("environment", "on", -1.0)), -1.0),
+        (3, Reply(Turn("84", reward=0.5)), False, "length", (POLICY, Utterance("environment", "84", 0.5)), 0.5),
+        (3, LATE, True, "timeout", (POLICY,), None),
+        (3, Reply(Observation.of_text("84")), True, "error", (POLICY,), None),
+    ],
+)
+def test_a_reply_that_ends_an_episode(
+    max_turns: int, reply: Reply, room: bool, end: Any, turns: tuple[Utterance, ...], reward: float | None
+) -> None:
+    conversation = Conversation(max_turns)
+    assert conversation.add_turn("one", complete=True)
+    assert conversation.add_reply(reply, room=room) is None
+    detail = reply.detail or ("the environment returned Observation" if end == "error" else "")
+    assert conversation.episode == Episode(turns, end, detail)
+    assert conversation.episode.reward == reward
+
+
+def test_an_episode_that_does_not_begin_or_whose_turn_was_cut() -> None:
+    for reply, expected in (
+        (LATE, Episode((), "timeout", LATE.detail)),
+        (Reply(Turn("84")), Episode((), "error", "the environment returned Turn")),
+    ):
+        conversation = Conversation(3)
+        assert conversation.open(reply) is None
+        assert conversation.episode == expected
+    conversation = Conversation(3)
+    assert not conversation.add_turn("one", complete=False)
+    assert conversation.episode == Episode((POLICY,), "length")
