@@ -11,13 +11,13 @@ import signal
 import sys
 import textwrap
 import threading
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from agents_of_tests import post
 from support.walkthrough import titled
 
 from gxpo_trainer.config import RunConfig
@@ -124,13 +124,9 @@ async def test_a_running_agent_is_posted_the_problem(started: Configured, monkey
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             posted.append(body["problem"])
-            request = urllib.request.Request(
-                f"{body['base_url']}/chat/completions",
-                json.dumps({"messages": message("from outside")}).encode(),
-                {"Authorization": f"Bearer {body['api_key']}"},
-            )
             if self.path == "/play":
-                urllib.request.urlopen(request).read()
+                asked = {"messages": message("from outside")}
+                post("/chat/completions", asked, key=body["api_key"], base=body["base_url"])
             self.send_response(200 if self.path == "/play" else 302)
             self.send_header("Location", "/play")
             self.end_headers()
