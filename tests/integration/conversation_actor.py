@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,12 +21,11 @@ class ScriptedEnvironments:
     """Answers by `Problem.extra`, and from the history alone, as a replayed episode would.
 
     observations: one for each turn of the policy; the last has `done`. raises: number of actions at which no
-    environment can be run. waits: number of actions at which the call waits for the gate.
+    environment can be run.
     """
 
     def __init__(self) -> None:
         self.calls: deque[Call] = deque()
-        self.gate = threading.Event()
         self._threads = ThreadPoolExecutor(32)
 
     def advance(self, call: Call) -> Future[Reply]:
@@ -38,8 +36,6 @@ class ScriptedEnvironments:
 
     def _answer(self, call: Call) -> Reply:
         script, actions = call.problem.extra, len(call.actions)
-        if script.get("waits") == actions:
-            self.gate.wait()
         if script.get("raises") == actions:
             raise TrainingError("no environment can be run")
         if not actions:
@@ -74,48 +70,38 @@ class ConversationActor(SamplerActor):
         sampling: SamplingSettings,
         version: int,
         *,
-        let_go_after: str = "",
         update: Any = None,
         update_at: tuple[int, int] = (0, 0),
         agents: AgentConfig | None = None,
-    ) -> tuple[list[Group], list[Call], list[str]]:
-        """Groups as they finish, calls, and the order of events.
+    ) -> tuple[list[Group], list[Call], int]:
+        """Groups as they finish, calls, and how many updates were received.
 
-        let_go_after: name of the group whose completion releases waiting calls. update: the bucket of a version that is
-        received between two engine steps, once a response has been answered `update_at[0]` times and has sampled
-        `update_at[1]` tokens since.
+        update: the bucket of a version that is received between two engine steps, once a response has been answered
+        `update_at[0]` times and has sampled `update_at[1]` tokens since.
         """
         settings = self._settings
         if agents is not None:
             self._settings = replace(settings, config=settings.config.model_copy(update={"environment": agents}))
         self.environments = environments = ScriptedEnvironments() if agents is None else ScriptedAgents()
-        events: list[str] = []
         groups: list[Group] = []
         driver, step = self._driver, self._driver.step
         due = [] if update is None else [update]
 
         def watched_step() -> Any:
             finished = step()
-            events.append("step")
             answered, since = update_at
             for response in [*driver.running.values()]:
                 new = len(response.token_ids) - (response.observed[-1][1] if response.observed else 0)
                 if due and len(response.observed) == answered and new >= since:
                     self.receive(due.pop())
-                    events.append("update")
             return finished
 
         driver.step = watched_step  # type: ignore[method-assign]
         try:
             intake = Intake(list(enumerate(requests)), closed=True)
             for item in self.sample(intake, sampling, version):
-                for _, group in item.groups:
-                    events.append(group.prompt.id)
-                    groups.append(group)
-                    if group.prompt.id == let_go_after:
-                        environments.gate.set()
+                groups += [group for _, group in item.groups]
         finally:
             del driver.step
             self._settings = settings
-            environments.gate.set()
-        return groups, list(environments.calls), events
+        return groups, list(environments.calls), int(update is not None and not due)

@@ -20,7 +20,7 @@ from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.environments.contract import Call, Message, Observation, Problem, Reply, Turn
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.conversations import Conversation, Conversations
-from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplingSettings, sample_seed
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, Weights
 from gxpo_trainer.types import Episode, Group, Prompt, ScoredGroup, Utterance, Verdict
 
@@ -34,6 +34,7 @@ QWEN3 = (
     "{{ parts[-1] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 FIRST, THOUGHT, PLAIN, LAST = "<think>6*7</think>42", "<think>so</think>43", "44", "<think>no</think>45"
+BEGIN = Reply(Observation.of_text("6*7?"))
 
 
 class ScriptedEngine(EngineDriver):
@@ -45,12 +46,15 @@ class ScriptedEngine(EngineDriver):
         self.limits: list[int] = []
         self.sampled: list[list[int]] = []
         self.waiting: list[Response] = []
+        self.seeds: list[int | None] = []
 
     def start(self, token_ids: Sequence[int], sampling: SamplingSettings, seeds: Any) -> list[Response]:
+        self.seeds += seeds
         self.waiting.append(Response(None, len(token_ids), sampling.max_new_tokens, [(3, 0)]))
         return self.waiting[-1:]
 
     def _continue(self, response: Response, seed: int | None) -> None:
+        self.seeds.append(seed)
         self.waiting.append(response)
 
     def step(self) -> list[Response]:
@@ -72,17 +76,20 @@ class ScriptedEngine(EngineDriver):
 class Echo:
     """An environment that answers each turn with its number, and ends after the fourth. first: to each reset."""
 
-    def __init__(self, *first: Reply) -> None:
-        self.first = iter(first or (Reply(Observation.of_text("6*7?")),))
+    def __init__(self, *first: Reply | Future[Reply]) -> None:
+        self.first = iter(first or (BEGIN,))
         self.histories: list[tuple[str, ...]] = []
         self.ended = 0
 
     def advance(self, call: Call) -> Future[Reply]:
         self.histories.append(call.actions)
         number = len(call.actions)
+        reply = None if number else next(self.first)
+        if isinstance(reply, Future):
+            return reply
         future: Future[Reply] = Future()
         turn = Turn(f"again {number}", reward=float(number == 4), done=number == 4)
-        future.set_result(Reply(turn) if number else next(self.first))
+        future.set_result(reply or Reply(turn))
         return future
 
     def end(self, name: str) -> None:
@@ -99,7 +106,7 @@ def begun(
     parts = engine, tokenizer, SamplingSettings(160), 400
     conversations = Conversations(*parts, environments=echo, config=environment, intake=intake)
     start = EpisodeStart(Problem("p", "6*7?", "42", {}), 0, limit)
-    conversations.begin(0, SampleRequest(Prompt("p", "6*7?", "42"), np.zeros(1, np.int32), samples, episode=start))
+    conversations.begin(0, SampleRequest(Prompt("p", "6*7?", "42"), np.zeros(1, np.int32), samples, 5, episode=start))
     return conversations, engine, intake
 
 
@@ -132,6 +139,7 @@ def test_a_template_that_keeps_turns_makes_one_row_and_each_action_reaches_the_e
         for part in (Utterance("policy", turn), Utterance("environment", f"again {n}", float(n == 4)))
     ]
     assert group.samples[0].episode == Episode(tuple(said), "done")
+    assert engine.seeds == [sample_seed(5, 0, turn) for turn in range(4)]
     assert echo.histories == [tuple(turns[:number]) for number in range(5)]
     assert echo.ended == 1
 
@@ -153,7 +161,7 @@ def test_all_episodes_of_a_group_begin_with_the_messages_of_its_first() -> None:
     ("first", "limit", "end", "detail"),
     [
         (Reply(Observation((Message(role="critic", content=""),))), None, "error", "unknown role critic"),
-        (Reply(Observation.of_text("6*7?")), 4, "error", "which must have 1 to 4; shorten them, or raise"),
+        (BEGIN, 4, "error", "which must have 1 to 4; shorten them, or raise"),
         (Reply(None, "timeout", "no answer"), None, "timeout", "no answer"),
     ],
 )
@@ -168,8 +176,17 @@ def test_an_episode_whose_first_messages_cannot_be_used_ends(
     assert (echo.ended, len(sample.token_ids)) == (1, 0)
 
 
+def test_a_slow_environment_holds_up_no_other_sample() -> None:
+    conversations, engine, intake = begun(None, [PLAIN] * 4, Echo(Future(), BEGIN), samples=2)
+    for _ in range(4):
+        intake.run_calls(wait=False)
+        assert conversations.proceed() == conversations.finish(engine.step()) == []
+    assert not engine.turns
+    assert conversations.waiting
+
+
 def test_closing_releases_the_environments_of_open_episodes() -> None:
-    echo = Echo(*[Reply(Observation.of_text("6*7?"))] * 2)
+    echo = Echo(BEGIN, BEGIN)
     begun(None, [], echo, samples=2)[0].close()
     assert echo.ended == 2
 
