@@ -74,9 +74,6 @@ class RolloutPool:
         self.engines.start(self.environments)
         self.verifier.start()
 
-    def nodes(self) -> list[str]:
-        return [engine.node for engine in self.engines.ready]
-
     def sync(self, version: int) -> SyncReport:
         """Load the source's weights into every engine and verify them. Raises WeightSyncMismatch, LearnerDied.
 
