@@ -1,4 +1,4 @@
-"""A sampler actor that plays scripted environments in threads of its own process, and the course of events in it."""
+"""A sampler actor that plays scripted agents in threads of its own process, and the course of events in it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import json
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
-from gxpo_trainer.config.tasks import AgentConfig
-from gxpo_trainer.environments.contract import Call, ChatRequest, Observation, Reply, Turn
-from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.environments.contract import Call, ChatRequest, Reply, Turn
 from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
 
 
-class ScriptedEnvironments:
-    """Answers by `Problem.extra`, and from the history alone, as a replayed episode would.
-
-    observations: one for each turn of the policy; the last has `done`. raises: number of actions at which no
-    environment can be run.
-    """
+class ScriptedAgents:
+    """Agents that ask by `Problem.extra["asks"]`, one after the other: `say` is the user's message, after those before
+    it unless `alone`; further entries are fields of ChatRequest. They answer from the history alone, as a replayed
+    episode would."""
 
     def __init__(self) -> None:
         self.calls: deque[Call] = deque()
@@ -33,20 +28,6 @@ class ScriptedEnvironments:
         return self._threads.submit(self._answer, call)
 
     def end(self, episode: str) -> None: ...
-
-    def _answer(self, call: Call) -> Reply:
-        script, actions = call.problem.extra, len(call.actions)
-        if script.get("raises") == actions:
-            raise TrainingError("no environment can be run")
-        if not actions:
-            return Reply(Observation.of_text(call.problem.text))
-        observations = script["observations"]
-        return Reply(Turn(observations[actions - 1], done=actions == len(observations)))
-
-
-class ScriptedAgents(ScriptedEnvironments):
-    """Agents that ask by `Problem.extra["asks"]`, one after the other: `say` is the user's message, after those before
-    it unless `alone`; further entries are fields of ChatRequest."""
 
     def _answer(self, call: Call) -> Reply:
         messages: tuple[dict[str, Any], ...] = ()
@@ -62,27 +43,22 @@ class ScriptedAgents(ScriptedEnvironments):
 
 
 class ConversationActor(SamplerActor):
-    """A sampler with scripted environments; every call of `play` has new ones."""
+    """A sampler with scripted agents; every call of `play` has new ones."""
 
     def play(
         self,
         requests: Sequence[SampleRequest],
         sampling: SamplingSettings,
         version: int,
-        *,
-        update: Any = None,
-        update_at: tuple[int, int] = (0, 0),
-        agents: AgentConfig | None = None,
+        update: Any,
+        update_at: tuple[int, int],
     ) -> tuple[list[Group], list[Call], int]:
         """Groups as they finish, calls, and how many updates were received.
 
         update: the bucket of a version that is received between two engine steps, once a response has been answered
         `update_at[0]` times and has sampled `update_at[1]` tokens since.
         """
-        settings = self._settings
-        if agents is not None:
-            self._settings = replace(settings, config=settings.config.model_copy(update={"environment": agents}))
-        self.environments = environments = ScriptedEnvironments() if agents is None else ScriptedAgents()
+        self.environments = environments = ScriptedAgents()
         groups: list[Group] = []
         driver, step = self._driver, self._driver.step
         due = [] if update is None else [update]
@@ -103,5 +79,4 @@ class ConversationActor(SamplerActor):
                 groups += [group for _, group in item.groups]
         finally:
             del driver.step
-            self._settings = settings
         return groups, list(environments.calls), int(update is not None and not due)

@@ -1,4 +1,7 @@
-"""Conversations in a real engine: the sampler's log-probabilities over turns, ends, failures, order, updates."""
+"""Agents' conversations in a real engine: the sampler's log-probabilities over rows, limits, updates in flight.
+
+What conversations do with turns: tests/unit/rollout/test_turns.py. A whole run in an environment: test_agents.py.
+"""
 
 from __future__ import annotations
 
@@ -18,34 +21,25 @@ from support.rollouts import token_logprobs
 from transformers import AutoTokenizer, Qwen2ForCausalLM
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.tasks import AgentConfig
-from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.environments.contract import Call, Problem
-from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplerSettings, SamplingSettings
 from gxpo_trainer.rollout.sampler import remote_sampler
-from gxpo_trainer.types import Group, Prompt, Sample
+from gxpo_trainer.types import Group, Sample
 from gxpo_trainer.weights.buckets import BucketPacker, WeightBucket
 from gxpo_trainer.weights.transports import SharedMemoryPublisher
 
 pytestmark = pytest.mark.engine
 
-SAMPLING = SamplingSettings(max_new_tokens=120)
 PROBLEMS = generate("train", 64, seed=5, difficulty=("easy",))
-TWICE = {"observations": ["no", "try 7 + 5", "ok"]}
 
 
 @dataclass
 class Played:
-    groups: dict[str, Group]
+    groups: list[Group]
     calls: list[Call]
     updates: int
-
-    @property
-    def samples(self) -> list[tuple[Group, Sample]]:
-        return [(group, sample) for group in self.groups.values() for sample in group.samples]
 
 
 class Bench:
@@ -57,7 +51,7 @@ class Bench:
         self.publisher = SharedMemoryPublisher()
         self.version = 0
         self.weights = {0: copy.deepcopy(self.model.state_dict())}
-        environment = {"name": "calculator", "max_turns": 3, "max_observation_tokens": 12}
+        environment = {"name": "agent", "command": ["scripted"], "max_request_tokens": 30}
         config = RunConfig.model_validate(
             {"model": {"max_length": 256}, "rollout": {"max_num_seqs": 64}, "environment": environment}
         )
@@ -66,26 +60,19 @@ class Bench:
         self.actor = remote_sampler(ConversationActor).options(**options).remote(settings)
 
     def request(self, script: dict[str, Any], samples: int = 3, *, seed: int = 0) -> SampleRequest:
-        """A request of a problem of its own, named by its seed."""
+        """A request of a problem of its own, chosen by its seed."""
         prompt = PROBLEMS[seed].prompt
         problem = Problem(str(seed), prompt.text, prompt.gold, script)
-        ids = render_messages([{"role": "user", "content": prompt.text}], self.tokenizer)
-        named = Prompt(str(seed), prompt.text, prompt.gold)
-        return SampleRequest(named, ids, samples, seed, episode=EpisodeStart(problem, seed))
+        start = EpisodeStart(problem, seed)
+        return SampleRequest(prompt, np.zeros(1, np.int32), samples, seed, episode=start)
 
     def play(
-        self,
-        requests: Sequence[SampleRequest],
-        sampling: SamplingSettings = SAMPLING,
-        update_at: tuple[int, int] | None = None,
-        **options: Any,
+        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, update_at: tuple[int, int] | None = None
     ) -> Played:
         """update_at: when the engine receives the next version (ConversationActor.play), which then is the bench's."""
         version = self.version
-        if update_at is not None:
-            options |= {"update": self.change(), "update_at": update_at}
-        groups, *rest = ray.get(self.actor.play.remote(requests, sampling, version, **options))
-        return Played({group.prompt.id: group for group in groups}, *rest)
+        update = None if update_at is None else self.change()
+        return Played(*ray.get(self.actor.play.remote(requests, sampling, version, update, update_at or (0, 0))))
 
     def change(self) -> WeightBucket:
         """The next version, which differs from the present one."""
@@ -136,30 +123,6 @@ def bench(ray_on_loopback: None) -> Iterator[Bench]:
     ray.cloudpickle.unregister_pickle_by_value(conversation_actor)
 
 
-def test_sampler_and_learner_agree_over_whole_conversations(bench: Bench) -> None:
-    """The course of an episode and its tokens: tests/unit/rollout/test_turns.py."""
-    played = bench.play([bench.request(TWICE, seed=seed) for seed in range(8)])
-    gaps = []
-    for group, sample in played.samples:
-        assert sample.sampled is not None
-        assert sample.logprobs[~sample.sampled].tolist() == [0.0] * int((~sample.sampled).sum())
-        expected = token_logprobs(bench.model, group.prompt_token_ids, sample.token_ids)
-        gaps.append(np.abs(expected - sample.logprobs)[sample.sampled])
-        assert sample.versions == ((bench.version, len(sample.token_ids)),)
-        assert sample.episode is not None
-        assert sample.finish_reason == ("length" if sample.episode.end == "length" else "stop")
-    assert sum(len(spans(sample)) >= 3 for _, sample in played.samples) > 12
-    assert np.concatenate(gaps).mean() <= 1e-6
-    assert np.concatenate(gaps).max() <= 1e-4
-
-
-def test_a_stream_ends_when_no_environment_can_be_run(bench: Bench) -> None:
-    with pytest.raises(TrainingError, match="no environment can be run"):
-        bench.play([bench.request({**TWICE, "raises": 1}, 2, seed=0), bench.request(TWICE, 2, seed=1)])
-    assert len(bench.play([bench.request(TWICE, 2, seed=1)]).groups) == 1
-
-
-AGENT = AgentConfig(command=("scripted",), max_request_tokens=30)
 ASKS = [
     {"say": PROBLEMS[0].prompt.text},
     {"say": "no"},
@@ -178,7 +141,7 @@ def test_every_row_of_an_agent_has_the_tokens_that_were_sampled_for_it(
     within the second, and while the second waits for its first token."""
     first = bench.version
     requests = [bench.request({"asks": ASKS}, 3, seed=seed) for seed in range(4)]
-    played = bench.play(requests, SamplingSettings(max_new_tokens=200), update_at, agents=AGENT)
+    played = bench.play(requests, SamplingSettings(max_new_tokens=200), update_at)
     answers = {call.episode: [json.loads(action) for action in call.actions] for call in played.calls}
     texts = []
     for given in answers.values():
@@ -189,7 +152,7 @@ def test_every_row_of_an_agent_has_the_tokens_that_were_sampled_for_it(
         assert "=" not in texts[-1][4]
         assert "1" not in texts[-1][4]
     versions = set()
-    for _, sample in played.samples:
+    for sample in [sample for group in played.groups for sample in group.samples]:
         assert sample.episode is not None
         assert sample.episode.end == "done"
         turns = [turn.text for turn in sample.episode.turns if turn.speaker == "policy"]
@@ -204,16 +167,16 @@ def test_every_row_of_an_agent_has_the_tokens_that_were_sampled_for_it(
             assert row.prompt_token_ids is not None
             versions |= {*bench.verified_versions(row.prompt_token_ids, row)}
     assert versions == {first, bench.version}
-    assert {group.weights_version for group in played.groups.values()} <= versions
+    assert {group.weights_version for group in played.groups} <= versions
     assert played.updates == (update_at is not None)
-    assert sum(len(sample.rows) == 2 for _, sample in played.samples) > 6
+    assert sum(len(sample.rows) == 2 for group in played.groups for sample in group.samples) > 6
 
 
 def test_an_agent_is_told_of_a_full_context_and_ended_by_an_empty_budget(bench: Bench) -> None:
     asks = [{"say": "How many? " * 200}, {"say": "short", "alone": True}, {"say": "on"}, {"say": "on"}]
     endless = SamplingSettings(max_new_tokens=40, ignore_eos=True)
-    played = bench.play([bench.request({"asks": asks}, 2, seed=0)], endless, agents=AGENT)
-    for _, sample in played.samples:
+    played = bench.play([bench.request({"asks": asks}, 2, seed=0)], endless)
+    for sample in [sample for group in played.groups for sample in group.samples]:
         assert sample.episode is not None
         assert (sample.episode.end, sample.num_sampled) == ("length", 40)
     last = max(played.calls, key=lambda call: len(call.actions))

@@ -18,6 +18,7 @@ from gxpo_trainer.config import GroupAdvantageConfig, LossConfig
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.environments.contract import Call, Message, Observation, Problem, Reply, Turn
+from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.conversations import Conversation, Conversations
 from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplingSettings, sample_seed
@@ -183,6 +184,13 @@ def test_a_slow_environment_holds_up_no_other_sample() -> None:
         assert conversations.proceed() == conversations.finish(engine.step()) == []
     assert not engine.turns
     assert conversations.waiting
+
+
+def test_a_stream_ends_when_no_environment_can_be_run() -> None:
+    failed: Future[Reply] = Future()
+    failed.set_exception(TrainingError("no environment can be run"))
+    with pytest.raises(TrainingError, match="no environment can be run"):
+        play(None, [], Echo(failed))
 
 
 def test_closing_releases_the_environments_of_open_episodes() -> None:
