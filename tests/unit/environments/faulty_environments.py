@@ -33,9 +33,6 @@ class Counter:
         os.kill(os.getpid(), signal.SIGSTOP)
         return Turn("continued")
 
-    def _exit(self) -> NoReturn:
-        os._exit(7)
-
     def _quit(self) -> NoReturn:
         sys.exit("bye")
 
@@ -65,9 +62,6 @@ class Counter:
 
     def _nan(self) -> Turn:
         return Turn("", reward=float("nan"))
-
-    def _raise(self) -> NoReturn:
-        raise ValueError("no such tool")
 
     def _print(self) -> Turn:
         print('{"observation": "printed", "reward": 100.0, "done": true}', flush=True)
@@ -100,7 +94,7 @@ class Counter:
 
     def _leave_children_and_exit(self) -> NoReturn:
         self._leave_children()
-        os._exit(0)
+        os._exit(7)
 
     def _done(self) -> Turn:
         return Turn("over", reward=0.5, done=True)
