@@ -105,7 +105,7 @@ def started(environment: dict[str, Any]) -> Iterator[tuple[EnvironmentConfig, En
     try:
         yield config, EnvironmentHandle(actor)
     finally:
-        ray.get(actor.close.remote())
+        ray.get(actor.aclose.remote())
         ray.kill(actor)
 
 

@@ -1,70 +1,35 @@
-"""A sampler actor that plays scripted environments in threads of its own process, and the course of events in it."""
+"""A sampler actor that plays scripted agents in threads of its own process, and the course of events in it."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
-from gxpo_trainer.config.tasks import AgentConfig
-from gxpo_trainer.environments.contract import Call, ChatRequest, Message, Observation, Reply, Turn
-from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.environments.contract import Call, ChatRequest, Reply, Turn
 from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
 
 
-class ScriptedEnvironments:
-    """Answers by `Problem.extra`, and from the history alone, as a replayed episode would.
-
-    observations: one for each turn of the policy; the last has `done`. fails: number of actions at
-    which the call fails, raises: at which no environment can be run. waits: number of actions at which the call waits
-    for the gate. differs: number of the group's reset that shows other messages. system: a message before the problem.
-    """
+class ScriptedAgents:
+    """Agents that ask by `Problem.extra["asks"]`, one after the other: `say` is the user's message, after those before
+    it unless `alone`; further entries are fields of ChatRequest. They answer from the history alone, as a replayed
+    episode would."""
 
     def __init__(self) -> None:
         self.calls: deque[Call] = deque()
-        self.ended: Counter[str] = Counter()
-        self.gate = threading.Event()
-        self._resets: Counter[str] = Counter()
         self._threads = ThreadPoolExecutor(32)
 
     def advance(self, call: Call) -> Future[Reply]:
         self.calls.append(call)
-        number = self._resets[call.problem.id]
-        if not call.actions:
-            self._resets[call.problem.id] += 1
-        return self._threads.submit(self._answer, call, number)
+        return self._threads.submit(self._answer, call)
 
-    def end(self, episode: str) -> None:
-        self.ended[episode] += 1
+    def end(self, episode: str) -> None: ...
 
-    def _answer(self, call: Call, number: int) -> Reply:
-        script, actions = call.problem.extra, len(call.actions)
-        if script.get("waits") == actions:
-            self.gate.wait()
-        if script.get("fails") == actions:
-            return Reply(None, "timeout", f"no answer to {actions} actions")
-        if script.get("raises") == actions:
-            raise TrainingError("no environment can be run")
-        if not actions:
-            text = call.problem.text + (" again" if script.get("differs") == number else "")
-            user = Message(role="user", content=text)
-            system = script.get("system")
-            return Reply(Observation((*([Message(**system)] if system else []), user)))
-        observations = script["observations"]
-        return Reply(Turn(observations[actions - 1], done=actions == len(observations)))
-
-
-class ScriptedAgents(ScriptedEnvironments):
-    """Agents that ask by `Problem.extra["asks"]`, one after the other: `say` is the user's message, after those before
-    it unless `alone`; further entries are fields of ChatRequest."""
-
-    def _answer(self, call: Call, number: int) -> Reply:
+    def _answer(self, call: Call) -> Reply:
         messages: tuple[dict[str, Any], ...] = ()
         for place, ask in enumerate(call.problem.extra["asks"]):
             fields = dict(ask)
@@ -78,65 +43,40 @@ class ScriptedAgents(ScriptedEnvironments):
 
 
 class ConversationActor(SamplerActor):
-    """A sampler with scripted environments; every call of `play` has new ones."""
+    """A sampler with scripted agents; every call of `play` has new ones."""
 
     def play(
         self,
         requests: Sequence[SampleRequest],
         sampling: SamplingSettings,
         version: int,
-        *,
-        let_go_after: str = "",
-        update: Any = None,
-        update_at: tuple[int, int] = (0, 0),
-        agents: AgentConfig | None = None,
-    ) -> tuple[list[Group], list[Call], list[int], list[str]]:
-        """Groups as they finish; calls, how often each episode was ended, and the order of events.
+        update: Any,
+        update_at: tuple[int, int],
+    ) -> tuple[list[Group], list[Call], int]:
+        """Groups as they finish, calls, and how many updates were received.
 
-        let_go_after: name of the group whose completion releases waiting calls. update: the bucket of a version that is
-        received between two engine steps, once a response has been answered `update_at[0]` times and has sampled
-        `update_at[1]` tokens since.
+        update: the bucket of a version that is received between two engine steps, once a response has been answered
+        `update_at[0]` times and has sampled `update_at[1]` tokens since.
         """
-        settings = self._settings
-        if agents is not None:
-            self._settings = replace(settings, config=settings.config.model_copy(update={"environment": agents}))
-        self.environments = environments = ScriptedEnvironments() if agents is None else ScriptedAgents()
-        events: list[str] = []
+        self.environments = environments = ScriptedAgents()
         groups: list[Group] = []
         driver, step = self._driver, self._driver.step
         due = [] if update is None else [update]
 
         def watched_step() -> Any:
             finished = step()
-            events.append("step")
             answered, since = update_at
             for response in [*driver.running.values()]:
                 new = len(response.token_ids) - (response.observed[-1][1] if response.observed else 0)
                 if due and len(response.observed) == answered and new >= since:
                     self.receive(due.pop())
-                    events.append("update")
             return finished
 
         driver.step = watched_step  # type: ignore[method-assign]
         try:
             intake = Intake(list(enumerate(requests)), closed=True)
             for item in self.sample(intake, sampling, version):
-                for _, group in item.groups:
-                    events.append(group.prompt.id)
-                    groups.append(group)
-                    if group.prompt.id == let_go_after:
-                        environments.gate.set()
+                groups += [group for _, group in item.groups]
         finally:
             del driver.step
-            self._settings = settings
-            environments.gate.set()
-        return groups, list(environments.calls), list(environments.ended.values()), events
-
-    def close_early(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> list[int]:
-        """Close a stream at its first group; how often each episode was ended."""
-        self.environments = environments = ScriptedEnvironments()
-        stream = self.sample(Intake(list(enumerate(requests)), closed=True), sampling, version)
-        next(stream)
-        stream.close()
-        environments.gate.set()
-        return [environments.ended[name] for name in {call.episode for call in environments.calls}]
+        return groups, list(environments.calls), int(update is not None and not due)

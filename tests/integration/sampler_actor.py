@@ -7,17 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.tiny_families import save_tokenizer
 from support.tiny_policy import qwen2
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
 from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.types import Group
-
-END = 1
-FIRST_LETTER = 3
-LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=. "
 
 
 class BreakableSamplerActor(SamplerActor):
@@ -109,17 +105,10 @@ def restore_worker(worker: Any) -> None:
 
 def save_policy(folder: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
     """A random Qwen2 (2 layers, width 128) with a letter-by-letter tokenizer, saved to `folder`."""
-    vocabulary = {"<pad>": 0, "<end>": END, "<unk>": 2} | {c: i for i, c in enumerate(LETTERS, FIRST_LETTER)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>", unk_token="<unk>"
-    ).save_pretrained(folder)
+    tokens = save_tokenizer(folder)
     torch.manual_seed(seed)
-    tokens = {"eos_token_id": END, "pad_token_id": 0, "bos_token_id": None}
     others = {"max_position_embeddings": 256, "initializer_range": 0.06, "tie_word_embeddings": tied}
-    model = qwen2(len(vocabulary), 128, 192, 2, 4, 2, **tokens, **others).float().eval()
+    model = qwen2(tokens.pop("vocab_size"), 128, 192, 2, 4, 2, **tokens, **others).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +18,7 @@ from gxpo_trainer.training.run import train_run
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 SAMPLED = 48
 BUILT_IN = {"name": "calculator", "max_turns": 4, "max_observation_tokens": 12}
-CALCULATION = re.compile(r"<calc>(\d+)([-+*])(\d+)</calc>$")
-ASK = """
-import json, os, sys, urllib.request
-from gxpo_trainer.environments.calculator import calculate, last_calculation
-
-def post(path, body):
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
-    return json.load(urllib.request.urlopen(request))
-
-def ask(*messages):
-    return post("/chat/completions", {"model": "policy", "messages": messages})["choices"][0]
-
-def user(text):
-    return {"role": "user", "content": text}
-
-problem = json.load(sys.stdin)
-"""
-CALCULATES = (
-    ASK
-    + """
-messages = [user(problem["text"])]
-while True:
-    choice = ask(*messages)
-    expression = last_calculation(choice["message"]["content"])
-    if choice["finish_reason"] == "length" or expression is None:
-        break
-    messages += [choice["message"], user(calculate(expression))]
-"""
-)
-EDITS_AND_DIES = (
-    ASK
-    + """
-first = ask(user(problem["text"]))["message"]["content"]
-post("/episodes/reward", {"reward": 0.5})
-if len(first) % 3 == 0:
-    sys.exit("no more, after " + str(len(first)))
-ask(user(problem["text"]), user("Again, after " + first[:10]))
-post("/episodes/reward", {"reward": float(len(first) % 2)})
-"""
-)
+AGENTS = Path(__file__).parents[1] / "unit/environments/agents_of_tests.py"
 
 
 def settings(small_run: Any, environment: dict[str, Any], **parts: Any) -> RunConfig:
@@ -72,25 +30,9 @@ def settings(small_run: Any, environment: dict[str, Any], **parts: Any) -> RunCo
     )
 
 
-def checked_calculations(row: dict[str, Any]) -> int:
-    """Calculations at the end of a turn, each followed by its value; how many there are."""
-    policy = [turn["text"] for turn in row["turns"] if turn["speaker"] == "policy"]
-    assert row["response"] == "\n".join(policy)
-    assert row["end"] in ("done", "max_turns", "length")
-    assert row["truncated"] == (row["end"] == "length")
-    assert row["sampled_length"] <= min(SAMPLED, row["length"])
-    checked = 0
-    for turn, answer in pairwise(row["turns"]):
-        if answer["speaker"] == "environment" and (last := CALCULATION.search(turn["text"])):
-            a, operator, b = int(last[1]), last[2], int(last[3])
-            assert answer["text"] == str(a + b if operator == "+" else a - b if operator == "-" else a * b)
-            checked += 1
-    return checked
-
-
 def test_an_agent_trains_as_the_built_in_environment_does(tmp_path: Path, small_run: Any) -> None:
     """The same requests give the same tokens, the same batches and the same losses, step by step."""
-    agent = {"name": "agent", "command": [sys.executable, "-c", CALCULATES], "max_turns": 4}
+    agent = {"name": "agent", "command": [sys.executable, str(AGENTS), "calculates"], "max_turns": 4}
     rows: list[list[dict[str, float]]] = []
     samples = []
     for name, environment in (("agent", agent), ("built_in", BUILT_IN)):
@@ -101,7 +43,7 @@ def test_an_agent_trains_as_the_built_in_environment_does(tmp_path: Path, small_
     assert not undescribed({name for row in ours for name in row})
     for own, other in zip(ours, theirs, strict=True):
         assert own["env/branches_mean"] == own["env/timeout_fraction"] == own["env/error_fraction"] == 0
-        assert own["rollout/logprob_gap_mean"] <= 1e-6
+        assert max(row["rollout/logprob_gap_mean"] for row in (own, other)) <= 1e-6
         for name in ("policy/loss", "grad/norm_g0", "reward/mean", "rollout/tokens", "env/turns_mean"):
             assert own[name] == pytest.approx(other[name], rel=1e-5, abs=1e-9), name
         assert 0 < own["env/observation_tokens"] == other["env/observation_tokens"] <= 3 * 12
@@ -110,7 +52,10 @@ def test_an_agent_trains_as_the_built_in_environment_does(tmp_path: Path, small_
         assert all(own[name] == other[name] for name in ("length", "sampled_length", "end"))
         policy = [[turn["text"] for turn in row["turns"] if turn["speaker"] == "policy"] for row in (own, other)]
         assert policy[0] == policy[1]
-    assert sum(map(checked_calculations, samples[1])) > 8
+    for row in samples[1]:
+        assert row["response"] == "\n".join(turn["text"] for turn in row["turns"] if turn["speaker"] == "policy")
+        assert row["truncated"] == (row["end"] == "length")
+        assert row["sampled_length"] <= min(SAMPLED, row["length"])
     for name in ("agent", "built_in"):
         (record,) = read_evaluations(tmp_path / name)
         assert record["scores"]["pass@1"] > 0.05
@@ -122,7 +67,7 @@ def test_rows_rewards_and_faults_of_a_run_that_samples_ahead(tmp_path: Path, sma
     """Each episode edits its history, and so has two rows; some of the agents die."""
     config = settings(
         small_run,
-        {"name": "agent", "command": [sys.executable, "-c", EDITS_AND_DIES]},
+        {"name": "agent", "command": [sys.executable, str(AGENTS), "edits_and_dies"]},
         rollout={"max_new_tokens": SAMPLED, "async_depth": 1, "update_in_flight": True},
         evaluation={"benchmarks": []},
         verifier={"max_failed_fraction": 1.0},

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,57 +23,34 @@ from gxpo_trainer.environments import Observation, Problem, Turn
 from gxpo_trainer.environments.contract import Call, Reply
 from gxpo_trainer.errors import ConfigError, TrainingError
 from gxpo_trainer.rollout import environments as environment_handle
-from gxpo_trainer.rollout.environments import EnvironmentHandle, RunEnvironments
+from gxpo_trainer.rollout.environments import EnvironmentHandle, start_environments
 
 pytestmark = pytest.mark.engine
-MODULE = "tool_environments"
+MODULE, FOLDER = "faulty_environments", Path(__file__).parents[1] / "unit/environments"
 MARK = uuid.uuid4().hex
-SOURCE = """
-import os, signal, subprocess, sys
-from gxpo_trainer.environments import Observation, Turn
-
-class Tool:
-    def reset(self, problem, seed):
-        self.turns = 0
-        return Observation.of_text(f"{problem.text} {seed}")
-
-    def step(self, action):
-        self.turns += 1
-        if action == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        if action == "leave a child":
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-        return Turn(f"{self.turns}: {action}")
-
-class NoTool:
-    pass
-"""
 
 
 @pytest.fixture(scope="module")
-def environments(ray_on_loopback: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Starts the actor of a run with a class of the module above."""
-    folder = tmp_path_factory.mktemp("environments")
-    (folder / f"{MODULE}.py").write_text(SOURCE)
+def environments(ray_on_loopback: None) -> Callable[..., Any]:
+    """Starts the actor of a run with a class of the faulty environments."""
     variables = {
         "TEST_OF_ENVIRONMENTS": MARK,
-        "PYTHONPATH": str(folder),
-        "GXPO_ENVIRONMENT_ALLOWLIST": f"{MODULE}:Tool,{MODULE}:NoTool",
+        "PYTHONPATH": str(FOLDER),
+        "GXPO_ENVIRONMENT_ALLOWLIST": f"{MODULE}:Counter,{MODULE}:NoStep",
     }
     placement = SimpleNamespace(
         environment_options=lambda: {"num_cpus": 0, "max_concurrency": 100, "runtime_env": {"env_vars": variables}}
     )
 
     @contextmanager
-    def start(name: str = "Tool") -> Iterator[tuple[RunEnvironments, EnvironmentHandle]]:
+    def start(name: str = "Counter") -> Iterator[EnvironmentHandle]:
         config = RunConfig.model_validate({"environment": {"name": f"{MODULE}:{name}", "deadline_s": 120.0}})
-        run = RunEnvironments(config, placement)  # type: ignore[arg-type]
-        handle = run.start()
+        handle = start_environments(config, placement)  # type: ignore[arg-type]
         assert handle is not None
         try:
-            yield run, handle
+            yield handle
         finally:
-            run.kill()
+            handle.kill()
 
     return start
 
@@ -91,10 +69,10 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def stopped(run: RunEnvironments, episode: str, *, other_than: int | None = None) -> int:
+def stopped(handle: EnvironmentHandle, episode: str, *, other_than: int | None = None) -> int:
     """Process id of an episode that has stopped itself, once it has."""
     while True:
-        pid = ray.get(run.actor.pids.remote()).get(episode)
+        pid = ray.get(handle.actor.pids.remote()).get(episode)
         if pid not in (None, other_than) and psutil.Process(pid).status() == psutil.STATUS_STOPPED:
             return int(pid)
         time.sleep(0.05)
@@ -102,21 +80,21 @@ def stopped(run: RunEnvironments, episode: str, *, other_than: int | None = None
 
 def test_episodes_continue_when_their_actor_is_killed(environments: Callable[..., Any]) -> None:
     before = workers()
-    with environments() as (run, handle):
+    with environments() as handle:
         handle = pickle.loads(pickle.dumps(handle))  # noqa: S301 - engines get it like this
-        assert handle.advance(call()).result() == Reply(Observation.of_text("Count 5"))
-        assert handle.advance(call("x")).result() == Reply(Turn("1: x"))
+        assert handle.advance(call()).result() == Reply(Observation.of_text("Count with seed 5"))
+        assert handle.advance(call("x")).result() == Reply(Turn("turn 1: x"))
         waiting = handle.advance(call("x", "stop"))
-        first = stopped(run, "a")
-        os.kill(ray.get(run.actor.pid.remote()), signal.SIGKILL)
-        second = stopped(run, "a", other_than=first)
+        first = stopped(handle, "a")
+        os.kill(ray.get(handle.actor.pid.remote()), signal.SIGKILL)
+        second = stopped(handle, "a", other_than=first)
         until(lambda: first not in workers())
         os.kill(second, signal.SIGCONT)
-        assert waiting.result() == Reply(Turn("2: stop"))
-        assert handle.advance(call("y", episode="b")).result() == Reply(Turn("1: y"))
+        assert waiting.result() == Reply(Turn("continued"))
+        assert handle.advance(call("y", episode="b")).result() == Reply(Turn("turn 1: y"))
         handle.end("b")
-        until(lambda: set(ray.get(run.actor.pids.remote())) == {"a"})
-        assert handle.advance(call("leave a child", episode="c")).result() == Reply(Turn("1: leave a child"))
+        until(lambda: set(ray.get(handle.actor.pids.remote())) == {"a"})
+        assert handle.advance(call("leave_children", episode="c")).result() == Reply(Turn("left"))
     until(lambda: workers() <= before)
 
 
@@ -126,12 +104,12 @@ def test_an_actor_that_hangs_is_killed_and_the_call_repeated(
     monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.2)
     monkeypatch.setattr(environment_handle, "PROBE_LIMIT_S", 20.0)
     before = workers()
-    with environments() as (run, handle):
-        assert handle.advance(call("x")).result() == Reply(Turn("1: x"))
-        hung = ray.get(run.actor.pid.remote())
+    with environments() as handle:
+        assert handle.advance(call("x")).result() == Reply(Turn("turn 1: x"))
+        hung = ray.get(handle.actor.pid.remote())
         os.kill(hung, signal.SIGSTOP)
-        assert handle.advance(call("x", "y")).result() == Reply(Turn("2: y"))
-        assert ray.get(run.actor.pid.remote()) != hung
+        assert handle.advance(call("x", "y")).result() == Reply(Turn("turn 2: y"))
+        assert ray.get(handle.actor.pid.remote()) != hung
     until(lambda: workers() <= before)
 
 
@@ -140,18 +118,18 @@ def test_a_call_that_outlives_no_actor_fails_alone(
 ) -> None:
     monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.1)
     monkeypatch.setattr(environment_handle, "MAX_DEATHS", 2)
-    with environments() as (run, handle):
+    with environments() as handle:
         waiting = handle.advance(call("stop"))
         killed = None
         while not waiting.done():
-            pid = ray.get(run.actor.pids.remote()).get("a")
+            pid = ray.get(handle.actor.pids.remote()).get("a")
             if pid not in (None, killed):
                 killed = pid
-                os.kill(ray.get(run.actor.pid.remote()), signal.SIGKILL)
+                os.kill(ray.get(handle.actor.pid.remote()), signal.SIGKILL)
             time.sleep(0.2)
         detail = "the environment actor died 2 times while this call was running"
         assert waiting.result() == Reply(None, "error", detail)
-        assert handle.advance(call("x", episode="b")).result() == Reply(Turn("1: x"))
+        assert handle.advance(call("x", episode="b")).result() == Reply(Turn("turn 1: x"))
 
 
 def test_an_actor_that_never_answers_ends_the_run(
@@ -159,11 +137,11 @@ def test_an_actor_that_never_answers_ends_the_run(
 ) -> None:
     monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.0)
     monkeypatch.setattr(environment_handle, "PROBE_LIMIT_S", 0.001)
-    with environments() as (_, handle), pytest.raises(TrainingError, match="did not answer 5 times in a row") as raised:
+    with environments() as handle, pytest.raises(TrainingError, match="did not answer 5 times in a row") as raised:
         handle.advance(call("x")).result()
     assert raised.value.reason == "stalled"
 
 
 def test_a_class_that_cannot_be_used_on_the_actors_node_ends_the_run(environments: Callable[..., Any]) -> None:
-    with environments("NoTool") as (_, handle), pytest.raises(ConfigError, match="it has no method reset"):
+    with environments("NoStep") as handle, pytest.raises(ConfigError, match="it has no method step"):
         handle.advance(call()).result()

@@ -47,7 +47,30 @@ def twice(problem):
 
 
 async def asynchronous(problem):
-    ask([user(problem["gold"])])
+    twice(problem)
+
+
+def calculates(problem):
+    """What the policy asks, as the built-in environment does."""
+    from gxpo_trainer.environments.calculator import calculate, last_calculation
+
+    messages = [user(problem["text"])]
+    while True:
+        choice = ask(messages)
+        expression = last_calculation(choice["message"]["content"])
+        if choice["finish_reason"] == "length" or expression is None:
+            break
+        messages += [choice["message"], user(calculate(expression))]
+
+
+def edits_and_dies(problem):
+    """Edits its history, unless it ends by an error after the first turn."""
+    first = ask([user(problem["text"])])["message"]["content"]
+    post("/episodes/reward", {"reward": 0.5})
+    if len(first) % 3 == 0:
+        sys.exit(f"no more, after {len(first)}")
+    ask([user(problem["text"]), user("Again, after " + first[:10])])
+    post("/episodes/reward", {"reward": float(len(first) % 2)})
 
 
 def hangs(problem):

@@ -27,7 +27,7 @@ def configured(
     monkeypatch: pytest.MonkeyPatch, descendants: Callable[[], set[int]]
 ) -> Iterator[Callable[..., EnvironmentConfig]]:
     """The settings for one of the faulty classes, which are allowed and importable. No process is left at the end."""
-    monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", ",".join(f"{MODULE}:{n}" for n in (*CLASSES, "NUMBER", "Missing")))
+    monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", ",".join(f"{MODULE}:{n}" for n in (*CLASSES, "Missing")))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.syspath_prepend(Path(__file__).parent)
 

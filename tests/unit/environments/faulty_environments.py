@@ -1,7 +1,6 @@
 """Environments that fail in every way that a process can; the action names the way."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -30,22 +29,12 @@ class Counter:
     def _sleep(self) -> None:
         time.sleep(600)
 
-    def _spin(self) -> NoReturn:
-        while True:
-            pass
-
     def _stop(self) -> Turn:
         os.kill(os.getpid(), signal.SIGSTOP)
         return Turn("continued")
 
-    def _exit(self) -> NoReturn:
-        os._exit(7)
-
     def _quit(self) -> NoReturn:
         sys.exit("bye")
-
-    def _segfault(self) -> None:
-        ctypes.string_at(0)
 
     def _kill_itself(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -73,9 +62,6 @@ class Counter:
 
     def _nan(self) -> Turn:
         return Turn("", reward=float("nan"))
-
-    def _raise(self) -> NoReturn:
-        raise ValueError("no such tool")
 
     def _print(self) -> Turn:
         print('{"observation": "printed", "reward": 100.0, "done": true}', flush=True)
@@ -108,7 +94,7 @@ class Counter:
 
     def _leave_children_and_exit(self) -> NoReturn:
         self._leave_children()
-        os._exit(0)
+        os._exit(7)
 
     def _done(self) -> Turn:
         return Turn("over", reward=0.5, done=True)
@@ -152,24 +138,6 @@ class FailingConstructor(NoMessages):
 class NoStep:
     def reset(self, problem: Problem, seed: int) -> Observation:
         return Observation.of_text("")
-
-
-class WrongStep(NoStep):
-    def step(self) -> Turn:
-        return Turn()
-
-
-class AsynchronousStep(NoStep):
-    async def step(self, action: str) -> Turn:
-        return Turn()
-
-
-class NeedsArguments(NoMessages):
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-
-NUMBER = 3
 
 
 class TextStep(Counter):

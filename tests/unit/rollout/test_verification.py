@@ -23,17 +23,7 @@ from gxpo_trainer.rollout.requests import Sampled
 from gxpo_trainer.rollout.sources import http_usage
 from gxpo_trainer.rollout.verification import VerifierActor, check_rewards, episode_verdict
 from gxpo_trainer.training.proofs import check_verdicts
-from gxpo_trainer.types import (
-    Episode,
-    EpisodeEnd,
-    Group,
-    HttpUsage,
-    Prompt,
-    Sample,
-    ScoredGroup,
-    Utterance,
-    Verdict,
-)
+from gxpo_trainer.types import Episode, EpisodeEnd, Group, HttpUsage, Prompt, Sample, ScoredGroup, Utterance, Verdict
 
 IDS = np.zeros(3, np.int32)
 LOGPROBS = np.zeros(3, np.float32)
@@ -251,32 +241,27 @@ def test_a_judge_of_groups_sees_all_judged_responses_and_its_failure_is_one_of_t
     assert [verdict.detail for verdict in broken] == ["reward judge: was answered with HTTP 500"] * 2 + ["it broke"]
 
 
-def test_a_run_stops_when_a_server_fails_for_too_many_answers(server: RewardServer) -> None:
+def test_a_run_stops_when_a_server_fails_too_often_and_a_step_costs_the_sum_over_its_answers(
+    server: RewardServer,
+) -> None:
     rewards = (RewardConfig(), judge(server.url))
-    ours = group("5", "break", "break 5", "6")
+    ours = group("5", "break", "break 5", "6", "5")
     verdicts = score(rewards, ours)
     groups = [ScoredGroup(ours, verdicts)]
     allowed, stopped = (
         RunConfig.model_validate({"verifier": {"rewards": rewards, "max_failed_fraction": share}})
-        for share in (0.5, 0.4)
+        for share in (0.4, 0.3)
     )
     check_verdicts(allowed, groups)
-    with pytest.raises(
-        VerifierFailed,
-        match=r"2 of 4 verdicts are timeout or error \(50%; .* 'reward judge: was answered with HTTP 500'",
-    ):
+    failed = r"2 of 5 verdicts are timeout or error \(40%; .* 'reward judge: was answered with HTTP 500'"
+    with pytest.raises(VerifierFailed, match=failed):
         check_verdicts(stopped, groups)
-
-
-def test_the_cost_of_a_step_is_the_sum_over_its_answers(server: RewardServer) -> None:
-    ours = group("5", "5", "6", FAILED)
-    verdicts = score((judge(server.url),), ours)
-    usage: Any = http_usage([ScoredGroup(ours, verdicts)] * 2)
-    assert (usage.calls, usage.cache_hits) == (4, 2)
+    usage: Any = http_usage(groups * 2)
+    assert (usage.calls, usage.cache_hits) == (8, 2)
     assert usage.seconds > 0
-    more: Any = http_usage([ScoredGroup(ours, verdicts)], usage)
-    assert more.calls == 6
-    assert http_usage([ScoredGroup(ours, (Verdict("correct", "5", 0.0),) * 4)]) is None
+    more: Any = http_usage(groups, usage)
+    assert more.calls == 12
+    assert http_usage([ScoredGroup(ours, (Verdict("correct", "5", 0.0),) * 5)]) is None
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------
@@ -287,14 +272,12 @@ def test_the_cost_of_a_step_is_the_sum_over_its_answers(server: RewardServer) ->
     [
         ({}, "verifier.rewards[0].url: is missing; set it"),
         ({"url": "ftp://host/"}, 'verifier.rewards[0].url = "ftp://host/": must look like https://host:port/path'),
-        ({"url": "http://"}, "must look like https://host:port/path"),
         ({"url": "http://host:99999/"}, "must look like https://host:port/path"),
         (
             {"url": "http://me:secret@host/"},
             "has credentials; the administrator gives a token in GXPO_REWARD_TOKEN_FILE",
         ),
         ({"url": "http://host/#part"}, "has a fragment, which is not sent; remove it"),
-        ({"url": "http://host/a,b"}, "has a blank, comma, backslash or control character"),
         ({"url": "http://host/\r\nX: 1"}, "has a blank, comma, backslash or control character"),
         ({"url": "http://host/", "label": "a/b"}, "verifier.rewards[0].label"),
         ({"url": "http://host/", "weight": 0}, "must be a finite number other than 0"),

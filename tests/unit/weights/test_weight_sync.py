@@ -56,10 +56,13 @@ def contents(bucket: WeightBucket) -> dict[tuple[str, int], torch.Tensor]:
     return {(entry.name, entry.first_row): tensor.clone() for entry, tensor in tensors_of(bucket, buffer)}
 
 
-def test_published_buffer_is_private_and_removed_on_close(publisher: SharedMemoryPublisher) -> None:
-    bucket = publisher.publish(packer(("weight", torch.ones(3, 5))), 1, 0)
+def test_published_buffers_are_private_stay_readable_and_are_removed_on_close(publisher: SharedMemoryPublisher) -> None:
+    first = publisher.publish(packer(("weight", torch.full((7,), 1.0))), 1, 0)
+    content = Path(first.location).read_bytes()
+    publisher.publish(packer(("weight", torch.full((7,), 2.0))), 2, 0)
+    assert Path(first.location).read_bytes() == content, "while the next is written"
     assert publisher.directory.stat().st_mode & 0o777 == 0o700
-    assert Path(bucket.location).stat().st_mode & 0o777 == 0o600
+    assert Path(first.location).stat().st_mode & 0o777 == 0o600
     assert publisher.directory not in remove_abandoned(SHM_ROOT, PREFIX)
     publisher.close()
     assert not publisher.directory.exists()
@@ -81,13 +84,6 @@ def test_next_publisher_removes_the_buffers_of_a_killed_one() -> None:
     assert left.exists()
     SharedMemoryPublisher().close()
     assert not left.exists()
-
-
-def test_a_bucket_stays_readable_while_the_next_is_written(publisher: SharedMemoryPublisher) -> None:
-    first = publisher.publish(packer(("weight", torch.full((7,), 1.0))), 1, 0)
-    content = Path(first.location).read_bytes()
-    publisher.publish(packer(("weight", torch.full((7,), 2.0))), 2, 0)
-    assert Path(first.location).read_bytes() == content
 
 
 def test_buckets_hold_at_most_their_capacity_and_every_row_once(publisher: SharedMemoryPublisher) -> None:

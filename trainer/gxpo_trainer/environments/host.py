@@ -22,20 +22,13 @@ import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from gxpo_trainer.config.tasks import AgentConfig, EnvironmentConfig
-from gxpo_trainer.environments.contract import (
-    Call,
-    ChatRequest,
-    EnvironmentFailed,
-    Observation,
-    Problem,
-    Reply,
-    Turn,
-)
+from gxpo_trainer.environments.contract import Call, ChatRequest, EnvironmentFailed, Observation, Problem, Reply, Turn
 from gxpo_trainer.environments.loading import check_allowed
 from gxpo_trainer.environments.processes import EpisodeDied, EpisodeProcess, WorkerFailed, WorkerProcess
 from gxpo_trainer.errors import ConfigError, TrainingError
@@ -103,7 +96,7 @@ class EnvironmentHost:
             if episode.asked <= oldest and not episode.lock.locked():
                 self.end(name)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """End all episodes and processes, and wait for it."""
         for name in list(self._episodes):
             self.end(name)
@@ -242,8 +235,7 @@ def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) ->
 async def _first_messages(config: EnvironmentConfig, problem: Problem, seed: int) -> Observation | ChatRequest:
     """Raises ConfigError, TrainingError."""
     named = f"environment.name = {config.name!r}"
-    host = EnvironmentHost(config)
-    try:
+    async with aclosing(EnvironmentHost(config)) as host:
         first = await host.advance(Call("first", problem, seed))
         if isinstance(first.answer, ChatRequest):
             return first.answer
@@ -260,5 +252,3 @@ async def _first_messages(config: EnvironmentConfig, problem: Problem, seed: int
         if turn.failure == "error" and f"{config.name}.step raised" not in turn.detail:
             raise ConfigError(f"{named} violates the contract: {turn.detail}")
         return first.answer
-    finally:
-        await host.close()

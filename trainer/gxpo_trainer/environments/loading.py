@@ -26,10 +26,6 @@ from gxpo_trainer.errors import ConfigError
 URLS = "GXPO_ENVIRONMENT_URLS"
 
 
-class ServerFailed(Exception):
-    """The server reported an error, or did not follow the protocol."""
-
-
 class OpenEnvEnvironment:
     """Sends the policy's text as one field of an action, and shows the observation as JSON or one field of it."""
 
@@ -65,8 +61,8 @@ class OpenEnvEnvironment:
             case {"type": "observation", "data": {"observation": _} as body}:
                 return dict(body)
             case {"type": "error", "data": {"code": code, "message": message}}:
-                raise ServerFailed(f"the server answers {kind} with {code}: {message}")
-        raise ServerFailed(f"the answer to {kind} is no observation of OpenEnv: {answer!r:.100}")
+                raise RuntimeError(f"the server answers {kind} with {code}: {message}")
+        raise RuntimeError(f"the answer to {kind} is no observation of OpenEnv: {answer!r:.100}")
 
     def _shown(self, observation: Any) -> str:
         """The observation as text for the policy; empty where it has nothing."""
@@ -74,7 +70,7 @@ class OpenEnvEnvironment:
             return json.dumps(observation, ensure_ascii=False) if observation else ""
         if not isinstance(observation, dict) or self._observation_field not in observation:
             fields = ", ".join(observation) if isinstance(observation, dict) else "none"
-            raise ServerFailed(
+            raise RuntimeError(
                 f"environment.observation_field = {self._observation_field!r} is no field of the observation; "
                 f"it has {fields}"
             )

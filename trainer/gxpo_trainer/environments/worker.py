@@ -49,13 +49,7 @@ from gxpo_trainer.environments.contract import (
 )
 from gxpo_trainer.environments.loading import AGENT, load_agent, load_environment
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.grading.pool import (
-    PR_SET_CHILD_SUBREAPER,
-    PR_SET_PDEATHSIG,
-    die_with_parent,
-    limit_process,
-    prctl,
-)
+from gxpo_trainer.grading.pool import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, die_with_parent, limit_process, prctl
 
 OUT_OF_MEMORY = "out of memory (environment.memory_mb)"
 SUCCESS = "ended with exit code 0"

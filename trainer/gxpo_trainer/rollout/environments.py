@@ -35,14 +35,14 @@ class EnvironmentHandle:
     """`Environments` over the actor. May be sent to another process before the first call."""
 
     def __init__(self, actor: Any) -> None:
-        self._actor = actor
+        self.actor = actor
         self._changed = threading.Condition()
         self._deaths: dict[Future[Reply], int] = {}
         """Of the actor, since each of the calls that wait was made."""
         threading.Thread(target=self._watch, name="environments", daemon=True).start()
 
     def __reduce__(self) -> tuple[type[EnvironmentHandle], tuple[Any]]:
-        return EnvironmentHandle, (self._actor,)
+        return EnvironmentHandle, (self.actor,)
 
     def advance(self, call: Call) -> Future[Reply]:
         """Reply to a call. The future has an exception, a GxpoError, only when no environment can be run at all."""
@@ -50,11 +50,17 @@ class EnvironmentHandle:
         with self._changed:
             self._deaths[future] = 0
             self._changed.notify_all()
-        self._actor.advance.remote(call).future().add_done_callback(lambda done: self._settle(future, done))
+        self.actor.advance.remote(call).future().add_done_callback(lambda done: self._settle(future, done))
         return future
 
     def end(self, episode: str) -> None:
-        self._actor.end.remote(episode)
+        self.actor.end.remote(episode)
+
+    def kill(self) -> None:
+        """End the actor and its processes."""
+        # A process that an episode has started survives when its ancestors are killed all at once.
+        ray.wait([self.actor.aclose.remote()], timeout=CLOSE_LIMIT_S)
+        ray.kill(self.actor, no_restart=True)
 
     def _settle(self, future: Future[Reply], done: Future[Reply]) -> None:
         error = done.exception()
@@ -80,10 +86,10 @@ class EnvironmentHandle:
             with self._changed:
                 self._changed.wait_for(lambda: self._deaths)
             try:
-                pid = ray.get(self._actor.pid.remote(), timeout=PROBE_LIMIT_S)
+                pid = ray.get(self.actor.pid.remote(), timeout=PROBE_LIMIT_S)
                 silent = 0
             except ray.exceptions.GetTimeoutError:
-                ray.kill(self._actor, no_restart=False)
+                ray.kill(self.actor, no_restart=False)
                 silent, pid = silent + 1, last_pid
             except ray.exceptions.RayActorError:
                 return  # dead for good: the calls fail by themselves
@@ -102,28 +108,10 @@ class EnvironmentHandle:
             time.sleep(PROBE_INTERVAL_S)
 
 
-class RunEnvironments:
-    """The actor of a run with an environment of several turns; nothing in other runs."""
-
-    def __init__(self, config: RunConfig, placement: Placement) -> None:
-        self._config, self._placement = config.environment, placement
-        self.actor: Any = None
-
-    def start(self) -> EnvironmentHandle | None:
-        """Start the actor without waiting; its handle for the engines."""
-        if not self._config.multi_turn:
-            return None
-        # Ray itself restarts it and repeats the calls: the engines, not this process, wait for them.
-        restarted = {"max_restarts": -1, "max_task_retries": -1}
-        options = {**self._placement.environment_options(), **restarted}
-        self.actor = ray.remote(EnvironmentHost).options(**options).remote(self._config)
-        return EnvironmentHandle(self.actor)
-
-    def kill(self) -> None:
-        """End the actor and its processes."""
-        if self.actor is None:
-            return
-        # A process that an episode has started survives when its ancestors are killed all at once.
-        ray.wait([self.actor.close.remote()], timeout=CLOSE_LIMIT_S)
-        ray.kill(self.actor, no_restart=True)
-        self.actor = None
+def start_environments(config: RunConfig, placement: Placement) -> EnvironmentHandle | None:
+    """Start the actor of a run with an environment of several turns, without waiting; None for other runs."""
+    if not config.environment.multi_turn:
+        return None
+    # Ray itself restarts it and repeats the calls: the engines, not this process, wait for them.
+    options = {**placement.environment_options(), "max_restarts": -1, "max_task_retries": -1}
+    return EnvironmentHandle(ray.remote(EnvironmentHost).options(**options).remote(config.environment))

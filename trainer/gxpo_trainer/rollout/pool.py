@@ -22,7 +22,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.base import Phase
 from gxpo_trainer.errors import Stalled, TrainingError
 from gxpo_trainer.rollout.engines import Engine, Engines, WeightSource
-from gxpo_trainer.rollout.environments import RunEnvironments
+from gxpo_trainer.rollout.environments import EnvironmentHandle, start_environments
 from gxpo_trainer.rollout.requests import Sampled, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.rollout.verification import Submitted, VerifierHandle
@@ -63,18 +63,16 @@ class RolloutPool:
         self.devices = devices or Devices()
         self.group = engines.placement.group
         self.verifier = VerifierHandle(config, engines.placement, engines.log_event)
-        self.environments = RunEnvironments(config, engines.placement)
+        self.environments: EnvironmentHandle | None = None
         self.timeline = Timeline()
         self.stream_ids = itertools.count(1)
         self._source = source
 
     def start(self) -> None:
         """Start all actors without waiting; the first call waits for them."""
-        self.engines.start(self.environments.start())
+        self.environments = start_environments(self.config, self.engines.placement)
+        self.engines.start(self.environments)
         self.verifier.start()
-
-    def nodes(self) -> list[str]:
-        return [engine.node for engine in self.engines.ready]
 
     def sync(self, version: int) -> SyncReport:
         """Load the source's weights into every engine and verify them. Raises WeightSyncMismatch, LearnerDied.
@@ -136,7 +134,8 @@ class RolloutPool:
     def kill(self) -> None:
         self.engines.kill()
         self.verifier.kill()
-        self.environments.kill()
+        if self.environments is not None:
+            self.environments.kill()
 
 
 class Dispatcher:

@@ -26,13 +26,7 @@ from gxpo_trainer.environments.contract import Environments
 from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.rollout.agents import AgentConversations
 from gxpo_trainer.rollout.conversations import Conversations
-from gxpo_trainer.rollout.requests import (
-    Indexed,
-    Intake,
-    Sampled,
-    SamplerSettings,
-    SamplingSettings,
-)
+from gxpo_trainer.rollout.requests import Indexed, Intake, Sampled, SamplerSettings, SamplingSettings
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, SingleTurns, Weights
 from gxpo_trainer.runtime.locks import OwnedDirectory
 from gxpo_trainer.runtime.processes import LOOPBACK, frozen_allocations, interface_to, listen_on

@@ -292,7 +292,7 @@ class Controller:
 
     def _log_placement(self) -> None:
         """Record the nodes of all processes where there are several, and the weight transport."""
-        learner, samplers = self.learners.nodes(), self.pool.nodes()
+        learner, samplers = self.learners.nodes(), [engine.node for engine in self.pool.engines.ready]
         if {*learner} != {*samplers}:
             ranks, engines = (", ".join(node[:8] for node in nodes) for nodes in (learner, samplers))
             message = f"learner ranks on Ray nodes {ranks}; samplers on nodes {engines}"
