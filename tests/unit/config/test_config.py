@@ -1,10 +1,8 @@
-"""RunConfig: what is refused, and with which words; what is documented; configs of earlier versions are still read."""
+"""RunConfig: what is refused, and with which words, and what is documented."""
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +30,6 @@ def refusal(*overrides: str) -> str:
         ("learner.rule.k=1", "learner.rule.k = 1: must be at least 2"),
         ("learner.rule.alpha=1.5", "learner.rule.alpha = 1.5: must be at most 1"),
         ("budget.steps=0", "budget: steps = 0 leaves nothing to train; set it above 0"),
-        ("budget.hours=-1.0", "budget: hours = -1.0 leaves nothing to train"),
         ("budget.steps=none", "budget: no bound is set; set one of steps, backward_passes, hours, tokens"),
         ("learner.precision=bf16", 'learner: precision = "bf16" with zero_stage = 0'),
         ("learner.zero_stage=4", "learner.zero_stage = 4: must be 0, 1, 2 or 3"),
@@ -41,7 +38,6 @@ def refusal(*overrides: str) -> str:
         ("learner.rule.ratio_clip=[3, -2]", "learner.rule: ratio_clip = [3.0, -2.0] is empty"),
         ("learner.rule.gate.threshold=nan", "learner.rule.gate: threshold is NaN"),
         ("learner.rule.gate={mode='rearm',rearm_threshold=nan}", "rearm_threshold must be below threshold"),
-        ("learner.lora.rank=513", "learner.lora.rank = 513: must be at most 512"),
         ("learner.lora.dropout=0.1", "learner.lora.dropout = 0.1: must be 0"),
         ("rollout.top_p=0.9", "rollout.top_p = 0.9: must be 1.0"),
         ("rollout.update_in_flight=true", "rollout: update_in_flight = true with async_depth = 0"),
@@ -68,7 +64,6 @@ def test_an_impossible_setting_is_refused_by_name_with_its_value(override: str, 
     [
         ("seed", True, "seed = true: must be a whole number"),
         ("seed", "1", 'seed = "1": must be a whole number'),
-        ("budget.hours", False, "budget.hours = false: must be a number"),
         ("learner.optimizer.betas", [True, 0.9], "learner.optimizer.betas = [true, 0.9]: must be a number"),
         ("data.levels", ["3"], 'data.levels = ["3"]: must be a whole number'),
         ("rollout.deterministic", 1, "rollout.deterministic = 1: must be true or false"),
@@ -122,17 +117,6 @@ def test_every_setting_has_a_description() -> None:
 def test_every_count_text_and_list_has_an_upper_bound(settings: type[Settings], exceptions: set[str]) -> None:
     schema = settings.model_json_schema()
     assert set(unbounded(schema, schema["$defs"])) == exceptions
-
-
-RECORDINGS = Path(__file__).parents[2] / "browser" / "recordings"
-
-
-@pytest.mark.parametrize("name", ["demo", "demo-grpo"])
-def test_the_config_of_a_recorded_run_is_read(name: str) -> None:
-    stored = json.loads((RECORDINGS / name / "run.json").read_text(encoding="utf-8"))["config"]
-    config = RunConfig.model_validate(stored)
-    assert (config.name, config.learner.rule.name) == (stored["name"], stored["learner"]["rule"]["name"])
-    assert (config.learner.loss.correction, config.learner.loss.importance_high) == ("auto", 2.0)
 
 
 # How weights reach the engines: what `auto` takes and what is refused.

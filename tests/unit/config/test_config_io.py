@@ -102,18 +102,12 @@ def test_every_name_of_another_library_stands_for_a_setting() -> None:
         ("learner.optimiser.learning_rate", "learner.optimizer.learning_rate"),
         ("learning_rate", "learner.optimizer.learning_rate"),
         ("rollout.sample_per_prompt", "rollout.samples_per_prompt"),
-        ("learner.optimizer.beta", "learner.optimizer.betas"),
-        ("learner.lora.alhpa", "learner.lora.alpha"),
         ("learner.optimizer.lr", "learner.optimizer.learning_rate"),
         ("actor_rollout_ref.actor.optim.lr", "learner.optimizer.learning_rate"),
-        ("actor_rollout_ref.rollout.n", "rollout.samples_per_prompt"),
         ("num_generations", "rollout.samples_per_prompt"),
         ("per_device_train_batch_size", "rollout.prompts_per_step (prompts of all ranks, not samples)"),
         ("learner.loss.beta", "learner.loss.kl_beta (0 is without)"),
-        ("actor.kl_loss_coef", "learner.loss.kl_beta (0 is without)"),
         ("learner.loss.epsilon", "learner.loss.clip_low (and learner.loss.clip_high)"),
-        ("max_completion_length", "rollout.max_new_tokens"),
-        ("actor.ppo_mini_batch_size", "learner.mini_batches (how many in a step, not their size)"),
     ],
 )
 def test_a_mistyped_setting_is_refused_and_the_nearest_named(wrong: str, near: str) -> None:
