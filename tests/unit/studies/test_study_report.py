@@ -96,12 +96,14 @@ def test_before_the_baseline_is_complete_there_is_no_result(data: StudyData) -> 
 
 
 def test_data_survives_the_files_to_the_bit_and_the_report_has_its_pictures(data: StudyData, tmp_path: Path) -> None:
-    study_data.write(data, tmp_path)
+    two = changed(data)
+    study_data.write(two, tmp_path)
     again = study_data.read(tmp_path)
-    assert again.study == data.study
+    assert again.study == two.study
     write_report(again, tmp_path / "evidence.md")
-    assert (tmp_path / "evidence.md").read_text() == compose(data)
-    pictures = re.findall(r"\]\((images/.*?)\)", compose(data))
+    text = compose(two)
+    assert (tmp_path / "evidence.md").read_text() == text
+    pictures = re.findall(r"\]\((images/.*?)\)", text)
     assert len(pictures) == 2
     assert all(Image.open(tmp_path / picture).width >= 900 for picture in pictures)
 
