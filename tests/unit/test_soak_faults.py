@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.async_simulation import Measured, Simulation
-from benchmarks.faults import Clock, Fault, cut_after
-from benchmarks.soak import allowed_s
+from benchmarks.faults import Clock, cut_after
 
 
 def test_a_file_is_cut_in_the_middle_of_the_first_row_of_a_later_step(tmp_path: Path) -> None:
@@ -43,14 +42,6 @@ def test_the_clock_of_a_process_moves_while_it_runs(tmp_path: Path) -> None:
             print(file=process.stdin, flush=True)
             assert before <= float(process.stdout.readline()) - offset + 1e-3 <= time.time() + 1e-3
         process.stdin.close()
-
-
-def test_two_faults_at_a_time_have_the_time_of_both_and_silence_counts_again() -> None:
-    stopped, killed, moved = Fault("trainer stopped", 42.0), Fault("scheduler killed", 6.0), Fault("clock moved")
-    assert allowed_s(stopped, None) == 42.0
-    assert allowed_s(stopped, killed) == 42.0 + 6.0 + 42.0
-    assert allowed_s(stopped, moved) == 42.0 + 20.0 + 42.0
-    assert allowed_s(moved, killed) is None
 
 
 # The simulation of utilization, against cases worked by hand.

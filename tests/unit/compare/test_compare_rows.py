@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ import pytest
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
 from gxpo_trainer.compare.groups import compare_groups, default_baseline, payoff_of, time_speed_up
 from gxpo_trainer.compare.intervals import Interval
-from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.rows import decode_evaluation, flatten, run_curves, sampling_share
 from gxpo_trainer.compare.seeds import (
     SeedGroup,
@@ -327,29 +324,3 @@ def test_configurations_are_ranked_at_the_most_passes_that_all_reached() -> None
         ("2. GRPO", "2", "50.0% (50.0% to 50.0%)", "–", "20 (1.00×)"),
         ("3. Other", "1", "50.0%", "+0.0", "20 (1.00×)"),
     )
-
-
-# The paper's tables as data: complete, consistent with themselves, and equal to their source.
-
-
-SOURCE = Path(__file__).resolve().parents[4] / "shared" / "data" / "paper_tables.json"
-NAMES = {"MATH-500": "math500", "AMC23": "amc23", "GSM8K": "gsm8k", "Minerva": "minerva",
-         "OlympiadBench": "olympiadbench"}  # fmt: skip
-
-
-@pytest.mark.skipif(not SOURCE.exists(), reason="paper_tables.json is absent: the paper's tables as transcribed")
-def test_all_tables_equal_their_source() -> None:
-    source = json.loads(SOURCE.read_text())
-
-    def renamed(value: object) -> object:
-        if isinstance(value, dict):
-            return {NAMES.get(key, key): renamed(inner) for key, inner in value.items()}
-        return [renamed(inner) for inner in value] if isinstance(value, list) else value
-
-    tables = gxpo_paper().tables
-    assert [table.number for table in tables] == list(range(1, 9))
-    for table, (key, rows) in zip(tables, source["tables"].items(), strict=True):
-        assert key.startswith(str(table.number))
-        assert list(table.rows) == renamed(rows)
-        assert table.model is None or table.model.lower() in key
-    assert (gxpo_paper().source, list(gxpo_paper().notes)) == (source["source"], source["notes"])

@@ -139,16 +139,6 @@ def test_the_interval_over_seeds_covers_the_true_difference_and_one_over_problem
     assert np.mean(conditional) < 0.8, "what is conditional on the seeds covers too little for other seeds"
 
 
-def test_the_interval_over_problems_covers_the_difference_of_these_policies() -> None:
-    covered = []
-    for number in range(STUDIES):
-        generator = np.random.default_rng(number)
-        rates = generator.uniform(0.1, 0.8, size=120)
-        first, second = generator.binomial(4, rates + 0.06) / 4, generator.binomial(4, rates) / 4
-        covered.append(not intervals.mean_interval(first - second).excludes(0.06))
-    assert np.mean(covered) == pytest.approx(0.95, abs=within(0.95))
-
-
 def test_holm_keeps_the_family_wise_error_under_the_null() -> None:
     studies = [simulated(number, 0.0) for number in range(STUDIES)]
     wrong = np.mean([any(one.shown for one in study) for study in studies])
