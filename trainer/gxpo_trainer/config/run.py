@@ -97,11 +97,6 @@ class LossSettings(Settings):
         """Whether importance weights are truncated or masked; false while `correction` is automatic."""
         return self.correction not in ("auto", "none")
 
-    @property
-    def measures_importance(self) -> bool:
-        """Whether the metrics `importance/…` are reported."""
-        return self.corrects or self.proximal == "sampler"
-
     def resolved(self, async_depth: int) -> Self:
         """The same with automatic values replaced by those that this depth implies."""
         implied = {"proximal": "learner", "correction": "token_truncate" if async_depth else "none"}
@@ -511,11 +506,6 @@ class RunConfig(Settings):
     def compares_in_fp32(self) -> bool:
         """Whether sampler and learner both compute in fp32, so that their log-probabilities agree closely."""
         return self.learner.precision == "fp32" and self.rollout.dtype != "bfloat16"
-
-    @property
-    def open_sequences(self) -> int:
-        """Sequences that one engine is given at a time: those that wait for their environment take no place in it."""
-        return self.rollout.max_num_seqs * (2 if self.environment.multi_turn else 1)
 
     def gap_limits(self) -> tuple[float, float]:
         """Limits of the log-prob gap between sampler and learner: the mean ends a run, the largest warns."""
