@@ -98,7 +98,7 @@ def test_gxpo_eval_plays_in_the_environment(tmp_path: Path) -> None:
     played, single = tmp_path / "played.jsonl", tmp_path / "single.jsonl"
     environment = ["--set", "environment.name=calculator", "--set", "environment.max_observation_tokens=12"]
     assert main([*common, *environment, "--out", str(played)]) == 0
-    assert main([*common, "--out", str(single), "--against", str(played)]) == 0
+    assert main([*common, "--out", str(single)]) == 0
     with_tool, without = (json.loads(file.read_text()) for file in (played, single))
     assert with_tool["environment"] == BUILT_IN
     assert "environment" not in without

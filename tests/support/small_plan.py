@@ -9,18 +9,10 @@ from gxpo_trainer.config import BudgetConfig, GrpoRule
 from gxpo_trainer.planner.devices import Assumptions, Device
 from gxpo_trainer.planner.inputs import Inputs, ModelShape
 
-SHAPE = ModelShape(
-    hidden=8, intermediate=16, layers=2, heads=2, kv_heads=1, head_dim=4, vocabulary=32, tied=True
-)  # fmt: skip
+SHAPE = ModelShape(hidden=8, intermediate=16, layers=2, heads=2, kv_heads=1, head_dim=4, vocabulary=32, tied=True)
 """Attention 8·(2·8 + 2·4) = 192, MLP 3·8·16 = 384, norms 16: 592 a layer. 2·592 + 32·8 + 8 = 1,448 in all."""
 
-GPU = Device(
-    name="test",
-    memory_bytes=0,
-    bf16_flops=2e9,
-    fp32_flops=1e9,
-    memory_bandwidth=1e9,
-)
+GPU = Device("test", 0, bf16_flops=2e9, fp32_flops=1e9, memory_bandwidth=1e9)
 """On a device of unknown memory everything fits."""
 CPU = replace(GPU, name="cpu")
 

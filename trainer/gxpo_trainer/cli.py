@@ -289,7 +289,6 @@ def register_eval(subparsers: Subparsers) -> None:
     parser.add_argument("--data-root", metavar="DIR", type=Path, help="folder with local copies of the benchmarks")
     parser.add_argument("--template", metavar="T", default="auto", help="plain, boxed, or a text with {problem}")
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the scores to this file, as JSON lines")
-    parser.add_argument("--against", metavar="FILE", type=Path, help="show the difference to an earlier --out file")
     parser.set_defaults(run=run_eval)
 
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +15,9 @@ from gxpo_trainer.compare import curves
 from gxpo_trainer.compare.evidence import hours, ratio, ratio_interval, weigh
 from gxpo_trainer.compare.groups import compare_groups
 from gxpo_trainer.compare.intervals import Interval
+from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.seeds import SeedGroup, find_differences
 
-PAPER = Path(__file__).resolve().parents[3] / "../shared/data/paper_tables.json"
 STEPS = (0, 10, 20, 30)
 BASELINE = ((0, 10, 20, 30), (0.0, 1.0, 2.0, 3.0), (0.2, 0.4, 0.5, 0.5))
 CANDIDATE = ((0, 30, 60, 70), (0.0, 1.5, 3.0, 3.6), (0.2, 0.5, 0.45, 0.6))
@@ -116,9 +115,7 @@ def test_a_budget_selects_the_last_evaluation_within_it() -> None:
 
 
 def test_speed_ups_are_those_of_the_published_table_2() -> None:
-    if not PAPER.exists():
-        pytest.skip("shared/data/paper_tables.json is absent")
-    rows = json.loads(PAPER.read_text())["tables"]["2_convergence_llama-3.2-3b_math"]
+    (rows,) = (table.rows for table in gxpo_paper().tables if table.number == 2)
     groups = [
         SeedGroup(str(number), (run(curve((0, r["backward_passes"]), (0, r["hours"]), (0, 0.5), (0, r["steps"]))),))
         for number, r in enumerate(rows)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,19 +13,16 @@ import pytest
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
 from gxpo_trainer.compare.groups import compare_groups, default_baseline, payoff_of, time_speed_up
 from gxpo_trainer.compare.intervals import Interval
-from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.rows import decode_evaluation, flatten, run_curves, sampling_share
 from gxpo_trainer.compare.seeds import (
     SeedGroup,
     config_key,
     group_by_config,
     group_labels,
-    incomparable,
     seed_band,
 )
 from gxpo_trainer.compare.text_tables import all_tables, budget_table, ranking_table
 from gxpo_trainer.errors import DataError
-from gxpo_trainer.reporting.tables import difference_table
 
 
 def config(seed: int = 0, name: str = "run", rate: float = 1e-5, **rule: Any) -> dict[str, Any]:
@@ -329,73 +324,3 @@ def test_configurations_are_ranked_at_the_most_passes_that_all_reached() -> None
         ("2. GRPO", "2", "50.0% (50.0% to 50.0%)", "–", "20 (1.00×)"),
         ("3. Other", "1", "50.0%", "+0.0", "20 (1.00×)"),
     )
-
-
-RECORD: dict[str, Any] = {
-    "benchmark": "math500", "data_sha256": "ab12", "problem_ids": ["a", "b", "c"], "template": "{problem}",
-    "sampling": {"temperature": 1.0, "max_new_tokens": 100, "seeded": False}, "versions": {"gxpo": "1"},
-    "scores": {"pass@1": 0.5}, "per_problem": [0.5, 0.0, 1.0], "samples_per_prompt": 4,
-}  # fmt: skip
-
-
-def changed(**changes: Any) -> dict[str, Any]:
-    return {**RECORD, **changes}
-
-
-def test_the_same_conditions_are_comparable_whatever_the_scores_and_seeds() -> None:
-    sampling = {**RECORD["sampling"], "seeded": True}
-    assert incomparable(RECORD, changed(scores={}, per_problem=[], samples_per_prompt=16, sampling=sampling)) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"benchmark": "gsm8k"}, "benchmark differs (math500 and gsm8k)"),
-        ({"problem_ids": ["a"]}, "problem_ids differs (3 entries and 1 entries)"),
-        ({"sampling": {"temperature": 0.6, "max_new_tokens": 100}}, "sampling.temperature differs (1.0 and 0.6)"),
-        ({"environment": "calculator"}, "environment differs (single_turn and calculator)"),
-        ({"answer": "boxed"}, "answer differs (any and boxed)"),
-        ({"sampling": {**RECORD["sampling"], "top_p": 0.9}}, "sampling.top_p differs (1.0 and 0.9)"),
-        ({"versions": None}, "versions is not recorded on both sides"),
-        ({"template": "x" * 57 + "yyyy"}, f"template differs ({{problem}} and {'x' * 57}…)"),
-    ],
-)
-def test_each_condition_is_a_reason_by_itself(changes: dict[str, Any], reason: str) -> None:
-    assert incomparable(RECORD, changed(**changes)) == [reason]
-
-
-def test_differences_are_paired_and_the_rest_says_why_not() -> None:
-    now = [changed(per_problem=[0.75, 0.25, 1.25], scores={"pass@1": 0.75}), changed(benchmark="gsm8k")]
-    table = difference_table(now, [changed(data_sha256="old"), RECORD])
-    columns = {str(column.header): list(map(str, column.cells)) for column in table.columns}
-    # Every problem gained 0.25, so the paired interval has no width.
-    assert columns["difference"] == ["+25.0% [+25.0%, +25.0%]", "not in the earlier file"]
-    assert columns["earlier"] == ["50.0%", "–"]
-    other = difference_table(now[:1], [changed(template="x")])
-    assert str(next(iter(other.columns[3].cells))).startswith("not comparable: template differs")
-
-
-# The paper's tables as data: complete, consistent with themselves, and equal to their source.
-
-
-SOURCE = Path(__file__).resolve().parents[4] / "shared" / "data" / "paper_tables.json"
-NAMES = {"MATH-500": "math500", "AMC23": "amc23", "GSM8K": "gsm8k", "Minerva": "minerva",
-         "OlympiadBench": "olympiadbench"}  # fmt: skip
-
-
-@pytest.mark.skipif(not SOURCE.exists(), reason="paper_tables.json is absent: the paper's tables as transcribed")
-def test_all_tables_equal_their_source() -> None:
-    source = json.loads(SOURCE.read_text())
-
-    def renamed(value: object) -> object:
-        if isinstance(value, dict):
-            return {NAMES.get(key, key): renamed(inner) for key, inner in value.items()}
-        return [renamed(inner) for inner in value] if isinstance(value, list) else value
-
-    tables = gxpo_paper().tables
-    assert [table.number for table in tables] == list(range(1, 9))
-    for table, (key, rows) in zip(tables, source["tables"].items(), strict=True):
-        assert key.startswith(str(table.number))
-        assert list(table.rows) == renamed(rows)
-        assert table.model is None or table.model.lower() in key
-    assert (gxpo_paper().source, list(gxpo_paper().notes)) == (source["source"], source["notes"])

@@ -139,16 +139,6 @@ def test_the_interval_over_seeds_covers_the_true_difference_and_one_over_problem
     assert np.mean(conditional) < 0.8, "what is conditional on the seeds covers too little for other seeds"
 
 
-def test_the_interval_over_problems_covers_the_difference_of_these_policies() -> None:
-    covered = []
-    for number in range(STUDIES):
-        generator = np.random.default_rng(number)
-        rates = generator.uniform(0.1, 0.8, size=120)
-        first, second = generator.binomial(4, rates + 0.06) / 4, generator.binomial(4, rates) / 4
-        covered.append(not intervals.mean_interval(first - second).excludes(0.06))
-    assert np.mean(covered) == pytest.approx(0.95, abs=within(0.95))
-
-
 def test_holm_keeps_the_family_wise_error_under_the_null() -> None:
     studies = [simulated(number, 0.0) for number in range(STUDIES)]
     wrong = np.mean([any(one.shown for one in study) for study in studies])
@@ -172,10 +162,8 @@ def test_tost_errs_in_at_most_five_percent_at_the_edge_of_its_margin(edge: float
     # With a spread that is small against the margin the error is all of the 5%.
     called = [intervals.contrast(*_pair(number, edge, 0.002), margin=0.01).equivalent for number in range(2 * STUDIES)]
     assert np.mean(called) == pytest.approx(0.05, abs=within(0.05, of=2 * STUDIES))
-    assert (
-        np.mean([intervals.contrast(*_pair(number, 0.0, 0.002), margin=0.01).equivalent for number in range(100)])
-        > 0.95
-    )
+    equal = [intervals.contrast(*_pair(number, 0.0, 0.002), margin=0.01).equivalent for number in range(100)]
+    assert np.mean(equal) > 0.95
 
 
 def _pair(number: int, shift: float, spread: float) -> tuple[dict[int, float], dict[int, float]]:

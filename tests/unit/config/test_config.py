@@ -1,10 +1,8 @@
-"""RunConfig: what is refused, and with which words; what is documented; configs of earlier versions are still read."""
+"""RunConfig: what is refused, and with which words, and what is documented."""
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +30,6 @@ def refusal(*overrides: str) -> str:
         ("learner.rule.k=1", "learner.rule.k = 1: must be at least 2"),
         ("learner.rule.alpha=1.5", "learner.rule.alpha = 1.5: must be at most 1"),
         ("budget.steps=0", "budget: steps = 0 leaves nothing to train; set it above 0"),
-        ("budget.hours=-1.0", "budget: hours = -1.0 leaves nothing to train"),
         ("budget.steps=none", "budget: no bound is set; set one of steps, backward_passes, hours, tokens"),
         ("learner.precision=bf16", 'learner: precision = "bf16" with zero_stage = 0'),
         ("learner.zero_stage=4", "learner.zero_stage = 4: must be 0, 1, 2 or 3"),
@@ -41,7 +38,6 @@ def refusal(*overrides: str) -> str:
         ("learner.rule.ratio_clip=[3, -2]", "learner.rule: ratio_clip = [3.0, -2.0] is empty"),
         ("learner.rule.gate.threshold=nan", "learner.rule.gate: threshold is NaN"),
         ("learner.rule.gate={mode='rearm',rearm_threshold=nan}", "rearm_threshold must be below threshold"),
-        ("learner.lora.rank=513", "learner.lora.rank = 513: must be at most 512"),
         ("learner.lora.dropout=0.1", "learner.lora.dropout = 0.1: must be 0"),
         ("rollout.top_p=0.9", "rollout.top_p = 0.9: must be 1.0"),
         ("rollout.update_in_flight=true", "rollout: update_in_flight = true with async_depth = 0"),
@@ -68,7 +64,6 @@ def test_an_impossible_setting_is_refused_by_name_with_its_value(override: str, 
     [
         ("seed", True, "seed = true: must be a whole number"),
         ("seed", "1", 'seed = "1": must be a whole number'),
-        ("budget.hours", False, "budget.hours = false: must be a number"),
         ("learner.optimizer.betas", [True, 0.9], "learner.optimizer.betas = [true, 0.9]: must be a number"),
         ("data.levels", ["3"], 'data.levels = ["3"]: must be a whole number'),
         ("rollout.deterministic", 1, "rollout.deterministic = 1: must be true or false"),
@@ -97,31 +92,11 @@ def test_every_bad_setting_is_listed_at_once() -> None:
     ]
 
 
-EARLIER_HASH = "4754a2fff5abb25eff937e66aba429d4f2e62b3324f95ec5a32744ffb9bde34d"
-EARLIER_BOXED_HASH = "984c56a32d7cb0f0372ed691c37c15b1b00db012a0d7a7d61bac2856589079c9"
-EARLIER_JUDGED_HASH = "85d3d653a1cd5cec222e2b354ac2b52b24f33f0f20337c4e9fbf41ed2c8b6d83"
-
-
-def test_settings_that_earlier_versions_lacked_leave_the_hash_of_what_they_did() -> None:
-    """All hashes were printed by the version before: of the defaults, a template that asks for a box, and a judge."""
-    boxed = {"data": {"source": "x.jsonl"}}
-    assert RunConfig().sha256() == build({"name": "other"}).sha256() == EARLIER_HASH
-    assert build({"seed": 1}).sha256() != EARLIER_HASH
-    shares = {"learner_cpus": 1.0, "sampler_cpus": 0.75, "verifier_cpus": 0.25}
-    assert build({"placement": shares}).sha256() == EARLIER_HASH
-    assert build({"placement": shares | {"sampler_cpus": 0.5}}).sha256() != EARLIER_HASH
-    warm_started = build({"warm_start": {"steps": 1, "data": {}}})
-    assert warm_started.sha256() == "83fe1edbe500b6114b495e99677107108454f6303ab5dca9c212985d68eecaf1"
-    assert build({**boxed, "verifier": {"answer": "any"}}).sha256() == EARLIER_BOXED_HASH
-    assert build(boxed).sha256() != EARLIER_BOXED_HASH, "training counts boxes alone now"
-    judge = {"name": "http", "url": "http://judge/"}
-    assert build({"verifier": {"rewards": [judge]}}).sha256() == EARLIER_JUDGED_HASH
-    assert build({"verifier": {"rewards": [{**judge, "per": "group"}]}}).sha256() != EARLIER_JUDGED_HASH
-    assert build({"evaluation": {"top_p": 0.9}}).sha256() != EARLIER_HASH
-    stated = {"rollout": {"enforce_eager": True, "gpu_memory_utilization": 0.4}, "learner": {"token_budget": 4096}}
-    assert build(stated).sha256() == EARLIER_HASH
-    assert build({"rollout": {"enforce_eager": False}}).sha256() != EARLIER_HASH
-    assert build({"verifier": {"answer": "boxed"}}).sha256() != EARLIER_HASH
+def test_the_hash_covers_what_can_change_a_result() -> None:
+    base = RunConfig().sha256()
+    assert build({"name": "other", "timeouts": {"setup_s": 5}, "logging": {"trackers": ["mlflow"]}}).sha256() == base
+    for change in ({"seed": 1}, {"evaluation": {"top_p": 0.9}}, {"verifier": {"answer": "boxed"}}):
+        assert build(change).sha256() != base
 
 
 def test_the_automatic_scale_clamp_is_one_to_half_k_plus_one() -> None:
@@ -142,17 +117,6 @@ def test_every_setting_has_a_description() -> None:
 def test_every_count_text_and_list_has_an_upper_bound(settings: type[Settings], exceptions: set[str]) -> None:
     schema = settings.model_json_schema()
     assert set(unbounded(schema, schema["$defs"])) == exceptions
-
-
-RECORDINGS = Path(__file__).parents[2] / "browser" / "recordings"
-
-
-@pytest.mark.parametrize("name", ["demo", "demo-grpo"])
-def test_the_config_of_a_recorded_run_is_read(name: str) -> None:
-    stored = json.loads((RECORDINGS / name / "run.json").read_text(encoding="utf-8"))["config"]
-    config = RunConfig.model_validate(stored)
-    assert (config.name, config.learner.rule.name) == (stored["name"], stored["learner"]["rule"]["name"])
-    assert (config.learner.loss.correction, config.learner.loss.importance_high) == ("auto", 2.0)
 
 
 # How weights reach the engines: what `auto` takes and what is refused.

@@ -17,7 +17,6 @@ from gxpo_trainer.config.io import build, learning_rate_control, load_preset, lo
 from gxpo_trainer.config.messages import OTHER_NAMES, setting_paths
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
-from gxpo_trainer.runtime.placement import Placement
 
 PAPER = {
     "paper-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
@@ -102,18 +101,12 @@ def test_every_name_of_another_library_stands_for_a_setting() -> None:
         ("learner.optimiser.learning_rate", "learner.optimizer.learning_rate"),
         ("learning_rate", "learner.optimizer.learning_rate"),
         ("rollout.sample_per_prompt", "rollout.samples_per_prompt"),
-        ("learner.optimizer.beta", "learner.optimizer.betas"),
-        ("learner.lora.alhpa", "learner.lora.alpha"),
         ("learner.optimizer.lr", "learner.optimizer.learning_rate"),
         ("actor_rollout_ref.actor.optim.lr", "learner.optimizer.learning_rate"),
-        ("actor_rollout_ref.rollout.n", "rollout.samples_per_prompt"),
         ("num_generations", "rollout.samples_per_prompt"),
         ("per_device_train_batch_size", "rollout.prompts_per_step (prompts of all ranks, not samples)"),
         ("learner.loss.beta", "learner.loss.kl_beta (0 is without)"),
-        ("actor.kl_loss_coef", "learner.loss.kl_beta (0 is without)"),
         ("learner.loss.epsilon", "learner.loss.clip_low (and learner.loss.clip_high)"),
-        ("max_completion_length", "rollout.max_new_tokens"),
-        ("actor.ppo_mini_batch_size", "learner.mini_batches (how many in a step, not their size)"),
     ],
 )
 def test_a_mistyped_setting_is_refused_and_the_nearest_named(wrong: str, near: str) -> None:
@@ -221,17 +214,6 @@ def test_paper_presets_hold_the_settings_of_the_paper(name: str, model: str) -> 
     assert config.data.levels == (3, 4, 5)
     assert config.evaluation.benchmarks == ("math500", "amc23", "gsm8k", "minerva_math", "olympiadbench")
     assert config.evaluation.samples_per_prompt == 16
-
-
-@pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("paper-")])
-def test_paper_presets_fit_on_four_gpus(name: str) -> None:
-    placement = Placement(load_preset(name), "gpu", 1, 1).settle({"CPU": 16, "GPU": 4})
-    assert placement.colocated
-    placement.check_fits({"CPU": 16, "GPU": 4})
-    with pytest.raises(ConfigError, match="requires 4 GPUs"):
-        placement.check_fits({"CPU": 16, "GPU": 3})
-    placement = placement.settle({"CPU": 16, "GPU": 8})
-    assert (placement.colocated, placement.num_gpus) == (False, 8)
 
 
 @pytest.mark.parametrize("name", PAPER)

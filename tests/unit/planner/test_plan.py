@@ -227,15 +227,6 @@ def test_the_papers_models_have_their_size_and_its_presets_fit_on_four_h100(name
     assert make_plan(inputs_of(config, shape, device_named("h100-80"), 4)).fits
 
 
-def test_parameters_of_the_starter_are_those_of_its_weights() -> None:
-    from safetensors import safe_open
-
-    folder = Path(__file__).parents[3] / "trainer" / "gxpo_trainer" / "learner" / "starter_policy"
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        sizes = [file.get_tensor(name).numel() for name in file.keys()]  # noqa: SIM118 (it is no mapping)
-    assert read_shape("starter").parameters == sum(sizes)
-
-
 def test_experts_count_whole_and_a_token_passes_some() -> None:
     experts = {"moe_intermediate_size": 4, "num_experts": 6, "num_experts_per_tok": 2}
     sizes = {"hidden_size": 8, "intermediate_size": 99, "num_hidden_layers": 1, "num_attention_heads": 2}

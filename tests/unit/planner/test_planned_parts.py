@@ -12,7 +12,7 @@ from support.toy_learner import ToyLearner, quadratic
 from gxpo_trainer.config import GrpoRule, GxpoRule, RuleSettings, SfpoRule
 from gxpo_trainer.config.engines import logits_chunk
 from gxpo_trainer.planner import timing
-from gxpo_trainer.planner.devices import Device, device_named
+from gxpo_trainer.planner.devices import device_named
 from gxpo_trainer.planner.inputs import peak_tokens, workload_of
 from gxpo_trainer.planner.memory import (
     activation_bytes,
@@ -243,23 +243,23 @@ FORWARD = 240 * (2 * 1184 + 4 * 2 * 8 * 15) + 160 * 2 * 256
 
 
 @pytest.mark.parametrize(
-    ("changes", "flops"),
-    [({}, 3 * FORWARD), ({"checkpointing": True}, 4 * FORWARD), ({"adapter_rank": 4}, 2 * FORWARD)],
+    ("changes", "flops", "speed", "micro_batches"),
+    [
+        # 8 rows, two in a micro-batch.
+        ({"learner_ranks": 1}, 3 * FORWARD, 2e9, 4),
+        ({"learner_ranks": 1, "checkpointing": True}, 4 * FORWARD, 2e9, 4),
+        ({"learner_ranks": 1, "adapter_rank": 4}, 2 * FORWARD, 2e9, 4),
+        # Two ranks share a pass on GPUs, and a host is one device.
+        ({}, 3 * FORWARD, 4e9, 2),
+        ({"device": CPU}, 3 * FORWARD, 2e9, 2),
+    ],
 )
-def test_flops_of_a_pass(changes: dict[str, Any], flops: float) -> None:
-    inputs = small(zero_stage=0, learner_ranks=1, **changes)
+def test_flops_and_seconds_of_a_pass(changes: dict[str, Any], flops: float, speed: float, micro_batches: int) -> None:
+    inputs = small(zero_stage=0, **changes)
     load = workload_of(inputs, EXACT)
     assert timing.forward_flops(inputs, load) == FORWARD
-    # 8 rows, two in a micro-batch.
-    assert load.micro_batches == 4
-    assert timing.pass_seconds(inputs, EXACT, load) == pytest.approx(flops / 2e9 / 0.5 + 4 * 0.25)
-
-
-@pytest.mark.parametrize(("device", "speed"), [(GPU, 4e9), (CPU, 2e9)])
-def test_ranks_share_a_pass_on_gpus_and_a_host_is_one_device(device: Device, speed: float) -> None:
-    inputs = small(zero_stage=0, device=device)
-    expected = 3 * FORWARD / speed / 0.5 + 2 * 0.25
-    assert timing.pass_seconds(inputs, EXACT, workload_of(inputs, EXACT)) == pytest.approx(expected)
+    assert load.micro_batches == micro_batches
+    assert timing.pass_seconds(inputs, EXACT, load) == pytest.approx(flops / speed / 0.5 + micro_batches * 0.25)
 
 
 def test_bytes_of_the_optimizer_and_of_the_look_ahead() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,77 +14,30 @@ from gxpo_dashboard.view_models import rules
 from gxpo_trainer import cli
 from gxpo_trainer.compare.groups import compare_groups
 from gxpo_trainer.compare.seeds import SeedGroup
-from gxpo_trainer.config import EvaluationConfig, GrpoRule, GxpoRule, LearnerConfig, RunConfig
 from gxpo_trainer.config.rules import RULES
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.reporting import figures
-from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reading import load_run
-from gxpo_trainer.reporting.reporter import RunReporter
 
-GRPO = GrpoRule()
-GXPO = GxpoRule(k=5)
-
-
-def config(rule: GrpoRule | GxpoRule, name: str) -> RunConfig:
-    return RunConfig(name=name, learner=LearnerConfig(rule=rule), evaluation=EvaluationConfig(every_steps=10))
-
-
-def write_run(
-    folder: Path,
-    made: RunConfig,
-    per_problem: dict[int, list[float]],
-    *,
-    passes: int = 1,
-    shutoff: int | None = None,
-) -> Path:
-    """A run whose evaluations hold the given scores; each step takes 6 s and `passes` passes."""
-    with RunReporter(folder, clock=lambda: 1000.0) as reporter:
-        reporter.write_identity(run_identity(made, policy_sha256="policy"))
-        reporter.start_attempt(1, 0)
-        for step in range(1, max(per_problem) + 1):
-            row = {"reward/mean": 0.1, "update/backward_passes_total": step * passes, "time/training_s": 6.0 * step}
-            if shutoff is not None and 3 <= step <= shutoff:
-                row |= {"gate/z": 0.9 if step == shutoff else -0.1 * step, "gate/threshold": 0.5}
-            if shutoff is not None and step >= shutoff:
-                row["gate/shutoff_step"] = shutoff
-            reporter.log_metrics(step, row)
-        for step, scores in per_problem.items():
-            mean = float(np.mean(scores))
-            record = {
-                "benchmark": "word_problems",
-                "scores": {"pass@1": mean, "pass@1/ci_low": mean - 0.1, "pass@1/ci_high": mean + 0.1},
-                "per_problem": scores,
-                "problem_ids": [f"p{number}" for number in range(len(scores))],
-                "backward_passes_total": step * passes,
-                "training_s": 6.0 * step,
-                "tokens_total": 100 * step,
-            }
-            reporter.log_evaluation(step, record)
-    return folder
-
-
-RISING = {0: [0.0, 0.5], 10: [0.25, 0.5], 20: [0.5, 0.75]}
-FASTER = {0: [0.0, 0.5], 10: [0.5, 0.75], 20: [0.75, 1.0]}
+RECORDINGS = Path(__file__).parents[2] / "browser" / "recordings"
 
 
 @pytest.fixture
-def two_runs(tmp_path: Path) -> list[Path]:
-    first = write_run(tmp_path / "a", config(GRPO, name="grpo"), RISING)
-    second = write_run(tmp_path / "b", config(GXPO, name="<script>alert(1)</script>"), FASTER, passes=3, shutoff=12)
-    return [first, second]
+def two_runs() -> list[Path]:
+    """Runs of the demo, of GRPO and of GXPO, evaluated every ten steps on 256 problems."""
+    return [RECORDINGS / "demo-grpo", RECORDINGS / "demo"]
 
 
 def test_a_folder_becomes_a_curve(two_runs: list[Path]) -> None:
     run = load_run(two_runs[1])
-    np.testing.assert_allclose(run.curve.steps, [0, 10, 20])
-    np.testing.assert_allclose(run.curve.backward_passes, [0, 30, 60])
-    np.testing.assert_allclose(run.curve.hours * 3600, [0, 60, 120])
-    np.testing.assert_allclose(run.curve.accuracy, [0.25, 0.625, 0.875])
-    np.testing.assert_allclose(run.curve.ci_high - run.curve.accuracy, 0.1)
-    np.testing.assert_allclose(run.curve.per_problem[1], [0.5, 0.75])
-    assert (run.rule, run.seed, run.gate.threshold, run.gate.shutoff_step) == ("GXPO K=5", 0, 0.5, 12)
-    np.testing.assert_array_equal(run.gate.steps, range(3, 13))
+    rows = [json.loads(line) for line in (two_runs[1] / "evaluations.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose(run.curve.steps, [0, 10, 20, 30])
+    np.testing.assert_allclose(run.curve.backward_passes, [0, 30, 60, 90])
+    np.testing.assert_allclose(run.curve.hours, [row["training_s"] / 3600 for row in rows])
+    np.testing.assert_allclose(run.curve.accuracy, [row["scores"]["pass@1"] for row in rows])
+    np.testing.assert_allclose(run.curve.per_problem, [row["per_problem"] for row in rows])
+    assert (run.rule, run.seed, run.gate.threshold, run.gate.shutoff_step) == ("GXPO K=5", 0, 3.0, None)
+    np.testing.assert_array_equal(run.gate.steps, range(11, 31))
 
 
 def test_the_command_prints_tables_and_writes_a_picture_and_a_page_without_markup_of_others(
@@ -92,8 +46,8 @@ def test_the_command_prints_tables_and_writes_a_picture_and_a_page_without_marku
     out = tmp_path / "out"
     assert cli.main(["report", *map(str, two_runs), "--out", str(out), "--title", "two & <b>rules</b>"]) == 0
     printed = capsys.readouterr().out
-    assert "62.5%" in printed
-    assert "87.5%" in printed
+    assert "31.0%" in printed
+    assert "44.3%" in printed
     assert "Inconclusive: only one shared seed" in " ".join(printed.split())
     assert printed.endswith(f"Report: {out / 'report.md'}\nCurves: {out / 'curves.png'}\n")
     page = (out / "report.md").read_text(encoding="utf-8")

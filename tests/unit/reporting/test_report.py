@@ -306,7 +306,6 @@ def test_errors_of_ray_and_torch_name_the_exhausted_resource() -> None:
     ("error", "reason", "recoverable"),
     [
         (errors.ConfigError("x"), "invalid_config", False),
-        (errors.DataError("x"), "invalid_config", False),
         (errors.CheckpointError("x"), "invalid_config", False),
         (MemoryError(), "out_of_memory", False),
         (OSError(errno.ENOSPC, "full"), "disk_full", True),
@@ -315,13 +314,11 @@ def test_errors_of_ray_and_torch_name_the_exhausted_resource() -> None:
         (errors.TrainingError("x", reason="no_resources"), "no_resources", False),
         (errors.Diverged("x"), "diverged", False),
         (errors.VerifierFailed("x"), "verifier_failed", False),
-        (errors.WeightSyncMismatch("x"), "weight_sync_mismatch", False),
         (errors.TrainingError("x"), "training_error", False),
         (errors.Stalled("x"), "stalled", True),
         (raised_from(errors.TrainingError("the sampler stalled 6 times"), errors.Stalled("y")), "stalled", True),
         (ZeroDivisionError(), "training_error", False),
         (raised_from(errors.TrainingError("x"), OSError(errno.ENOSPC, "full")), "disk_full", True),
-        (raised_from(errors.TrainingError("x"), errors.Diverged("y")), "diverged", False),
     ],
 )
 def test_every_error_has_a_reason_and_is_recoverable_or_not(error: Exception, reason: str, recoverable: bool) -> None:

@@ -160,19 +160,6 @@ def test_an_unterminated_last_line_is_not_sent_and_a_damaged_one_is_null(
     assert server.rows["metrics"][3:] == [None, None, None, None, {"number": 8}]
 
 
-def test_a_batch_is_not_applied_twice_after_a_lost_response(run: Run, server: IngestServer) -> None:
-    run.uploader.follow()
-    run.until(lambda: bool(server.calls))
-    run.write("metrics", 2)
-    server.faults.append("lost")
-    run.steps(1)
-    assert len(server.rows["metrics"]) == 2
-    run.write("metrics", 2)
-    run.arrives(server)
-    sent = [(call["batch"], len(call["metrics"])) for call in server.calls if call["batch"] is not None]
-    assert sent == [(1, 2), (1, 2), (2, 2)], "the same batch again, then the next one"
-
-
 def test_the_back_off_grows_exponentially_to_its_maximum(run: Run, server: IngestServer) -> None:
     server.faults.extend(["500"] * 200)
     waits: list[float] = []

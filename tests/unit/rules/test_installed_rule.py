@@ -24,7 +24,6 @@ from gxpo_trainer.cli import _comments
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build, learning_rate_control
 from gxpo_trainer.config.rules import RULE_CHOICE, RULES, rule_name, run_label
-from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.rules.contract import make_rule
 
 pytestmark = pytest.mark.usefixtures("workbench")
@@ -70,8 +69,6 @@ def test_its_learning_rate_control_is_the_baseline_at_its_factor() -> None:
     control = learning_rate_control(config(repeats=3))
     assert control.learner.rule.name == "grpo"
     assert control.learner.optimizer.learning_rate == pytest.approx(3e-5, rel=1e-12)
-    with pytest.raises(ConfigError, match="start from sfpo, gxpo or repeated"):
-        learning_rate_control(control)
 
 
 def test_the_sweep_of_rules_includes_it_with_its_control() -> None:

@@ -250,6 +250,9 @@ def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, 
     started = sum("started" in line for line in lines)
     # 2 arms × 3 rates and 3 arms × 2 seeds.
     assert lines[0].endswith("(0 of at most 12 runs done)")
+    # 6 · 6 + 6 · 12 passes at half a minute each.
+    runner._passes, runner._minutes = 60, 30.0
+    assert runner._progress({}) == f"0 of at most 12 runs done, at most about {54 // jobs} min left"
     registered = json.loads((root / REGISTERED).read_text())
     assert registered == study().model_dump(mode="json")
     # An analysis that is changed after the first run does not change what was registered.

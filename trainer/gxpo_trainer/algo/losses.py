@@ -89,7 +89,7 @@ def policy_loss(
     outside = result[2] if len(result) == 3 else None
     gap = (logprobs.detach() - micro.sampler_logprobs).abs()
     values, maxima = {"ratio": ratio, "logprob_gap": gap}, {"logprob_gap_max": gap}
-    if settings.measures_importance:
+    if settings.corrects or settings.proximal == "sampler":
         raw, used, factor = _importance(target - micro.sampler_logprobs, micro, settings)
         values |= {"importance": raw, "importance_used": used, "importance_squared": used.square()}
         maxima["importance_max"] = raw

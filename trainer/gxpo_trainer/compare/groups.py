@@ -57,7 +57,7 @@ from gxpo_trainer.compare.intervals import (
     ratio_interval,
 )
 from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences, schedule_note
-from gxpo_trainer.config.rules import rule_labels
+from gxpo_trainer.config.rules import RULE_CHOICE
 
 TARGETS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 """Shares of the best plateau that costs are compared to, where none were registered."""
@@ -269,8 +269,8 @@ def default_baseline(groups: Sequence[SeedGroup]) -> str:
 
     A challenger must beat the baseline at its best setting: against a badly tuned one almost anything looks better.
     """
-    for label in rule_labels("baseline"):
-        baselines = [group for group in groups if group.name.startswith(label)]
+    for rule in RULE_CHOICE.known():
+        baselines = [group for group in groups if rule.family == "baseline" and group.name.startswith(rule.label)]
         if baselines:
             return max(baselines, key=lambda group: np.mean([run.curve.accuracy[-1] for run in group.runs])).name
     return groups[0].name

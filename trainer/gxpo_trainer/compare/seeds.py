@@ -1,7 +1,6 @@
 """Seed groups: runs grouped and named by configuration, bands over their seeds, and what differs between them. Pure.
 
-Unequal conditions invalidate a comparison; settings under test may differ. `incomparable` judges single evaluation
-records: rows of evaluations.jsonl and of `gxpo eval --out`.
+Unequal conditions invalidate a comparison; settings under test may differ.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import numpy as np
 from gxpo_trainer.compare.curves import EvaluationCurve, Floats, RunCurves
 from gxpo_trainer.compare.intervals import mean_interval
 from gxpo_trainer.compare.rows import flatten
-from gxpo_trainer.config.tasks import SINGLE_TURN
 from gxpo_trainer.errors import DataError
 
 _RATE = "learner.optimizer.learning_rate"
@@ -93,7 +91,9 @@ def _disambiguate(label: str, configs: Mapping[str, Mapping[str, str]]) -> dict[
 
 
 def _word(name: str, config: Mapping[str, str]) -> str:
-    return f"{name.removeprefix('learner.rule.')}={_short(str(config.get(name)), _LONGEST_VALUE)}"
+    text = str(config.get(name))
+    shown = text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+    return f"{name.removeprefix('learner.rule.')}={shown}"
 
 
 def seed_band(group: SeedGroup, curve: EvaluationCurve) -> tuple[Floats, Floats]:
@@ -173,43 +173,3 @@ def _unequal(values: Mapping[int, str], reference: Mapping[int, str]) -> bool:
     if shared:
         return any(values[seed] != reference[seed] for seed in shared)
     return set(values.values()) != set(reference.values())
-
-
-_CONDITIONS: dict[str, Any] = {
-    **dict.fromkeys(("benchmark", "data_sha256", "problem_ids", "template", "versions"), None),
-    **dict.fromkeys(("sampling.temperature", "sampling.max_new_tokens"), None),
-    "environment": SINGLE_TURN,
-    "answer": "any",
-    "sampling.top_p": 1.0,
-    "sampling.top_k": 0,
-    "sampling.min_p": 0.0,
-    "sampling.stop": [],
-}
-"""Dotted path → the value of a record without it; None: every record has it."""
-
-
-def incomparable(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Reasons why the pass@1 of two records is not comparable; empty if it is.
-
-    pass@k for larger k also requires equal `samples_per_prompt`.
-    """
-    reasons = []
-    for path, default in _CONDITIONS.items():
-        values = [default if (value := _at(record, path)) is None else value for record in (first, second)]
-        if None in values:
-            reasons.append(f"{path} is not recorded on both sides")
-        elif values[0] != values[1]:
-            reasons.append(f"{path} differs ({_short(values[0])} and {_short(values[1])})")
-    return reasons
-
-
-def _at(record: Mapping[str, Any], path: str) -> Any:
-    value: Any = record
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def _short(value: Any, longest: int = 58) -> str:
-    text = f"{len(value)} entries" if isinstance(value, list) else str(value)
-    return text if len(text) <= longest else text[: longest - 1] + "…"

@@ -198,7 +198,7 @@ class CpuShares(NamedTuple):
 
 
 FULL_SHARES = CpuShares(1.0, 0.75, 0.25)
-"""What "auto" stands for where it fits, and in a config's hash: no share changes a result."""
+"""What "auto" stands for where it fits."""
 _CPU_UNITS = 10_000
 """Ray counts CPUs in ten-thousandths."""
 Share = Annotated[FiniteFloat, Field(gt=0, le=1e6)] | Literal["auto"]

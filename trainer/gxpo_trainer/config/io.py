@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from gxpo_trainer import plugins
 from gxpo_trainer.config.components import CHOICES
 from gxpo_trainer.config.messages import config_error, nearest_setting, setting_paths, submodels
-from gxpo_trainer.config.rules import RULE_CHOICE, RULES, in_words, rule_name
+from gxpo_trainer.config.rules import RULES
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
 
@@ -239,13 +239,10 @@ def learning_rate_control(config: RunConfig) -> RunConfig:
     """The baseline at a multiple of the learning rate: the control of a run with look-ahead, × (αK + 1) for GXPO.
 
     A look-ahead in a flat region moves αK + 1 plain steps along one direction, so a gain over the baseline counts
-    only if this longer step does not show it too. Raises ConfigError for a rule without look-ahead.
+    only if this longer step does not show it too.
     """
-    rule = config.learner.rule
-    factor = rule.learning_rate_factor
-    if factor is None:
-        others = in_words([rule_name(other) for other in RULE_CHOICE.known() if other.family == "look-ahead"])
-        raise ConfigError(f'learner.rule.name = "{rule.name}" has no look-ahead to control for; start from {others}')
+    factor = config.learner.rule.learning_rate_factor
+    assert factor is not None, "the rule has no look-ahead to control for"
     baseline = next(rule for rule in RULES if rule.family == "baseline").model_validate({})
     rate = config.learner.optimizer.learning_rate * factor
     optimizer = config.learner.optimizer.model_copy(update={"learning_rate": rate})

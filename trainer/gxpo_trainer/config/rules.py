@@ -356,11 +356,6 @@ def compared_rules() -> list[type[RuleSettings]]:
     return [rule for rule in RULE_CHOICE.known() if rule.family != "control"]
 
 
-def rule_labels(family: Family) -> list[str]:
-    """Labels of all rules of a family."""
-    return [rule.label for rule in RULE_CHOICE.known() if rule.family == family]
-
-
 def run_label(rule: Mapping[str, Any]) -> str:
     """Label of a run from its `learner.rule`, such as `GXPO K=5`; of an unknown rule the name and K."""
     name = str(rule["name"])

@@ -13,7 +13,6 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS, Fraction, Settings, Steps, TimeoutsConfig
 from gxpo_trainer.config.components import Choice
 from gxpo_trainer.config.engines import (
-    FULL_SHARES,
     TOKEN_BUDGET,
     ModelConfig,
     PlacementConfig,
@@ -22,7 +21,6 @@ from gxpo_trainer.config.engines import (
 )
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
 from gxpo_trainer.config.tasks import (
-    HTTP,
     AnyEnvironment,
     DataConfig,
     EnvironmentConfig,
@@ -98,11 +96,6 @@ class LossSettings(Settings):
     def corrects(self) -> bool:
         """Whether importance weights are truncated or masked; false while `correction` is automatic."""
         return self.correction not in ("auto", "none")
-
-    @property
-    def measures_importance(self) -> bool:
-        """Whether the metrics `importance/…` are reported."""
-        return self.corrects or self.proximal == "sampler"
 
     def resolved(self, async_depth: int) -> Self:
         """The same with automatic values replaced by those that this depth implies."""
@@ -351,26 +344,6 @@ class BudgetConfig(Settings):
         return self
 
 
-_LATER_SETTINGS = (
-    ("rollout", "source"),
-    ("data", "system_prompt"),
-    ("data", "completion_field"),
-    ("data", "guess_share"),
-    ("data", "sources"),
-    *(
-        ("evaluation", name)
-        for name in ("prompt_field", "answer_field", "temperature", "top_p", "top_k", "min_p", "stop")
-    ),
-)
-"""Settings that runs of earlier versions lack."""
-_AUTOMATIC = (
-    ("rollout", "gpu_memory_utilization", 0.4),
-    ("rollout", "enforce_eager", True),
-    ("learner", "token_budget", TOKEN_BUDGET),
-)
-"""Settings whose default was a number before it became "auto"."""
-
-
 class WarmStartConfig(Settings):
     """Supervised steps before the run's first one: a plain optimizer step each, on completions. Neither they nor their
     passes count in the budget. The optimizer then starts afresh."""
@@ -534,43 +507,12 @@ class RunConfig(Settings):
         """Whether sampler and learner both compute in fp32, so that their log-probabilities agree closely."""
         return self.learner.precision == "fp32" and self.rollout.dtype != "bfloat16"
 
-    @property
-    def open_sequences(self) -> int:
-        """Sequences that one engine is given at a time: those that wait for their environment take no place in it."""
-        return self.rollout.max_num_seqs * (2 if self.environment.multi_turn else 1)
-
     def gap_limits(self) -> tuple[float, float]:
         """Limits of the log-prob gap between sampler and learner: the mean ends a run, the largest warns."""
         mean, largest = (1e-5, 1e-3) if self.compares_in_fp32 else (0.05, 5.0)
         return self.rollout.logprob_gap_mean_limit or mean, self.rollout.logprob_gap_max_limit or largest
 
     def sha256(self) -> str:
-        """Hash of everything that can change a result; `name`, `timeouts` and `logging` are left out.
-
-        A setting that runs of earlier versions lack is left out at its default.
-        """
+        """Hash of everything that can change a result; `name`, `timeouts` and `logging` are left out."""
         body = self.model_dump(mode="json", exclude={"name", "timeouts", "logging"})
-        if self.learner.advantage == GroupAdvantageConfig():
-            del body["learner"]["advantage"]
-        for section, name in _LATER_SETTINGS:
-            if getattr(getattr(self, section), name) == type(getattr(self, section)).model_fields[name].default:
-                del body[section][name]
-        if self.verifier.answer == "any" or not self.trains_on_boxes:
-            del body["verifier"]["answer"]
-        for reward in body["verifier"]["rewards"]:
-            if reward["name"] == HTTP and reward["per"] == "response":
-                del reward["per"]
-        rows = self.warm_start and self.warm_start.data
-        for name in ("sources", "guess_share"):
-            if rows is not None and not getattr(rows, name):
-                del body["warm_start"]["data"][name]
-        for section in ("warm_start", "teacher"):
-            if getattr(self, section) is None:
-                del body[section]
-        for section, name, earlier in _AUTOMATIC:
-            if body[section][name] == "auto":
-                body[section][name] = earlier
-        for part, share in FULL_SHARES._asdict().items():
-            if body["placement"][f"{part}_cpus"] == "auto":
-                body["placement"][f"{part}_cpus"] = share
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -429,8 +429,9 @@ class VerifierConfig(Settings):
 
     @property
     def worker_rewards(self) -> tuple[RewardConfig, ...]:
-        """Components that the worker processes compute; none when correctness is the only reward."""
-        if self.correctness_alone:
+        """Components that the worker processes compute; none when correctness is the only reward, which follows from
+        the verdict: 1 for correct, 0 for wrong."""
+        if self.rewards == (RewardConfig(),):
             return ()
         return tuple(reward for reward in self.rewards if isinstance(reward, RewardConfig))
 
@@ -438,11 +439,6 @@ class VerifierConfig(Settings):
     def http_rewards(self) -> tuple[HttpRewardConfig, ...]:
         """Components that a server computes."""
         return tuple(reward for reward in self.rewards if isinstance(reward, HttpRewardConfig))
-
-    @property
-    def correctness_alone(self) -> bool:
-        """Whether the reward follows from the verdict: 1 for correct, 0 for wrong."""
-        return self.rewards == (RewardConfig(),)
 
 
 class EvaluationConfig(Settings):

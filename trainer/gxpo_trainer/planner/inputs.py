@@ -245,23 +245,18 @@ class Inputs:
         return self.samplers * self.tensor_parallel
 
     @property
-    def separate_devices(self) -> int:
-        """Devices that learner ranks and samplers need without sharing any."""
-        return self.learner_ranks + self.sampler_devices
-
-    @property
     def shared(self) -> bool:
         """Whether learner ranks and samplers are on the same devices, one rank for each device of a sampler."""
         if not self.on_gpu:
             return True
         possible = self.colocate is not False and self.one_node and self.learner_ranks == self.sampler_devices
-        return possible and (self.colocate is True or self.num_devices < self.separate_devices)
+        return possible and (self.colocate is True or self.num_devices < self.learner_ranks + self.sampler_devices)
 
     @property
     def devices_needed(self) -> int:
         if not self.on_gpu:
             return 1
-        return self.learner_ranks if self.shared else self.separate_devices
+        return self.learner_ranks + (0 if self.shared else self.sampler_devices)
 
 
 def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices: int | None = None) -> Inputs:

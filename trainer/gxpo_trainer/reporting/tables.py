@@ -1,17 +1,14 @@
-"""Tables in the terminal: comparisons of runs, and the scores of `gxpo eval` with earlier ones."""
+"""Tables in the terminal: comparisons of runs, and the scores of `gxpo eval`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from gxpo_trainer.compare.intervals import mean_interval
-from gxpo_trainer.compare.seeds import incomparable
 from gxpo_trainer.compare.text_tables import Table as TextTable
 
 
@@ -39,25 +36,3 @@ def scores_table(records: Sequence[Record], samples: int) -> Table:
         rows.append((record["benchmark"], str(record["num_problems"]), *cells, *ends))
     header = ("benchmark", "problems", *names, "mean length", "truncated")
     return rendered(TextTable(f"{samples} samples per problem, 95% intervals", header, tuple(rows)))
-
-
-def difference_table(records: Sequence[Record], earlier: Sequence[Record]) -> Table:
-    """Paired difference of pass@1 to the last earlier record of each benchmark, or why it is not comparable."""
-    last = {record["benchmark"]: record for record in earlier}
-    rows = []
-    for record in records:
-        before = last.get(record["benchmark"])
-        then = "–" if before is None else f"{before['scores']['pass@1']:.1%}"
-        change = "not in the earlier file" if before is None else _difference(record, before)
-        rows.append((record["benchmark"], then, f"{record['scores']['pass@1']:.1%}", change))
-    title = "pass@1 against the earlier evaluation, 95% intervals, paired by problem"
-    return rendered(TextTable(title, ("benchmark", "earlier", "now", "difference"), tuple(rows)))
-
-
-def _difference(record: Record, before: Record) -> str:
-    reasons = incomparable(record, before)
-    if reasons:
-        return "not comparable: " + "; ".join(reasons)
-    interval = mean_interval(np.subtract(record["per_problem"], before["per_problem"]))
-    bounds = "" if interval.low is None else f" [{interval.low:+.1%}, {interval.high:+.1%}]"
-    return f"{interval.mean:+.1%}{bounds}"

@@ -215,7 +215,9 @@ class Collection:
         """The engine of each stream, and its actor when the stream was opened."""
         self._requests: dict[int, SampleRequest] = {}
         self._busy_s, self._since = 0.0, pool.group.watch.working_s
-        self._dispatcher = Dispatcher(pool.config.open_sequences)
+        # Sequences that wait for their environment take no place in an engine.
+        several = 2 if pool.config.environment.multi_turn else 1
+        self._dispatcher = Dispatcher(pool.config.rollout.max_num_seqs * several)
         self._groups: dict[int, Group] = {}
         self._verdicts: dict[int, Sequence[Verdict]] = {}
         self._pending: dict[Any, Submitted] = {}

@@ -26,17 +26,14 @@ from gxpo_trainer.studies.definition import RunKey, RunResult, Study, run_config
 from gxpo_trainer.studies.runner import REGISTERED, read_results
 
 STUDY, RUNS, EVALUATIONS = "study.json", "runs.parquet", "evaluations.parquet"
-_SECONDS = ("rollout", "verify", "update", "sync")
 _COLUMNS = ("backward_passes", "tokens", "hours", "accuracy", "ci_low", "ci_high")
 """Arrays of a curve that evaluations.parquet has as numbers, besides the step."""
 MEDIANS = (
     "gxpo/retention_mean",
-    "gxpo/retention_std",
     "gxpo/scale_mean",
     "gxpo/displacement_ratio",
     "gxpo/inactive_fraction",
     "gxpo/theta_k_relative_error",
-    "gxpo/displacement_cosine_error",
     "grad/cos_g0_slow",
 )
 """Diagnostics of which a run's row has the median over its steps."""
@@ -117,10 +114,6 @@ def _run_row(key: RunKey, result: RunResult, run: RunCurves, folder: Path) -> Ro
         # Checkpoints and evaluations have rows of their own.
         "steps": max((int(row["step"]) for row in rows), default=0),
         "backward_passes": float(last.get("update/backward_passes_total", 0.0)),
-        "diagnostic_passes": float(last.get("update/diagnostic_passes_total", 0.0)),
-        "tokens": float(last.get("rollout/tokens_total", 0.0)),
-        "training_s": float(last.get("time/training_s", 0.0)),
-        **{f"{name}_s": sum(float(m.get(f"time/{name}_s", 0.0)) for m in metrics) for name in _SECONDS},
         **{name: median(values) if values else None for name, values in values_of.items()},
     }
 

@@ -39,13 +39,15 @@ class StudyRunner:
     jobs: int
     say: Callable[[str], None]
     _failures: dict[definition.RunKey, int] = field(default_factory=dict)
+    _passes: int = 0
+    """Backward passes of the runs that ended here, which took `_minutes` in all."""
+    _minutes: float = 0.0
 
     def run(self) -> None:
         """Execute until nothing is missing. Raises TrainingError when a run failed twice, once the others ended."""
         if not any((self.root / stage).exists() for stage in get_args(definition.Stage)):
             self.root.mkdir(parents=True, exist_ok=True)
             (self.root / REGISTERED).write_text(self.study.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        most, _ = definition.largest_cost(self.study)
         running: dict[definition.RunKey, tuple[subprocess.Popen[bytes], float]] = {}
         try:
             while True:
@@ -55,7 +57,7 @@ class StudyRunner:
                     key for key in definition.pending(self.study, results) if key not in running and key not in given_up
                 ]
                 for key in open_runs[: 0 if given_up else self.jobs - len(running)]:
-                    self.say(f"{key.folder}: started ({len(results)} of at most {most} runs done)")
+                    self.say(f"{key.folder}: started ({self._progress(results)})")
                     running[key] = (self._start(key), time.monotonic())
                 if not running:
                     break
@@ -69,6 +71,15 @@ class StudyRunner:
         if given_up:
             logs = ", ".join(f"{self.root / key.folder}.log" for key in sorted(given_up, key=str))
             raise TrainingError(f"{len(given_up)} runs of the study failed twice; see the end of {logs}")
+
+    def _progress(self, results: definition.Results) -> str:
+        """What is done; and how long the rest takes at most, at the pace of the runs that ended here."""
+        runs, passes = definition.largest_cost(self.study)
+        text = f"{len(results)} of at most {runs} runs done"
+        if not self._passes:
+            return text
+        left = passes - sum(definition.budget(self.study, key) for key in results)
+        return f"{text}, at most about {left * self._minutes / self._passes / self.jobs:.0f} min left"
 
     def _start(self, key: definition.RunKey) -> subprocess.Popen[bytes]:
         folder = self.root / key.folder
@@ -93,6 +104,8 @@ class StudyRunner:
                 self._failures[key] = self._failures.get(key, 0) + 1
                 self.say(f"{key.folder}: ended with exit code {process.returncode} after {minutes:.1f} min")
             else:
+                self._passes += definition.budget(self.study, key)
+                self._minutes += minutes
                 end = "diverged" if result.diverged else f"accuracy {100 * result.accuracy:.1f}%"
                 self.say(f"{key.folder}: {end} after {minutes:.1f} min")
 

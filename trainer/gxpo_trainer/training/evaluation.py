@@ -24,12 +24,11 @@ from gxpo_trainer.config.base import MOST_TOKENS
 from gxpo_trainer.config.engines import STARTER_TOKENS
 from gxpo_trainer.config.io import build
 from gxpo_trainer.environments.host import check_environment
-from gxpo_trainer.errors import DataError
-from gxpo_trainer.jsonl import check_output, plain, read_lines
+from gxpo_trainer.jsonl import check_output, plain
 from gxpo_trainer.learner.models import config_json, load_tokenizer, resolve_model
 from gxpo_trainer.planner.architectures import check_heads, positions
 from gxpo_trainer.reporting.identity import hash_path
-from gxpo_trainer.reporting.tables import difference_table, scores_table
+from gxpo_trainer.reporting.tables import scores_table
 from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sources import request_seed
@@ -173,7 +172,6 @@ def evaluate_model(args: argparse.Namespace) -> int:
     """`gxpo eval`: sample, grade and print tables; with --out also write one JSON line per benchmark."""
     if args.out is not None:
         check_output(args.out)
-    earlier = None if args.against is None else _earlier(args.against)
     config = _config(args)
     body = config_json(config.model)
     length = min(config.model.max_length, positions(body) or config.model.max_length)
@@ -207,19 +205,7 @@ def evaluate_model(args: argparse.Namespace) -> int:
     # Without a terminal rich assumes 80 columns, which would wrap the intervals.
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(scores_table(records, args.samples))
-    if earlier is not None:
-        console.print(difference_table(records, earlier))
     return 0
-
-
-def _earlier(path: Path) -> list[dict[str, Any]]:
-    """Records of an earlier --out file, or of a run's evaluations.jsonl. Raises DataError."""
-    if not path.is_file():
-        raise DataError(f"--against {path}: the file does not exist; give one written by --out")
-    records = list(read_lines(path))
-    if not records or any("benchmark" not in record or "scores" not in record for record in records):
-        raise DataError(f"--against {path}: contains no evaluations; give a file written by --out")
-    return records
 
 
 def _config(args: argparse.Namespace) -> RunConfig:
