@@ -58,11 +58,6 @@ def test_questions_see_what_was_written_and_leave_no_transaction(database: Datab
         with database.writing() as session:
             session.execute(text("INSERT INTO seen VALUES (1)"))
         assert connection.execute(text("SELECT count(*) FROM seen")).scalar_one() == 1
-    with database.writing() as session:  # the connection's own way to begin and end is back
-        session.execute(text("INSERT INTO seen VALUES (2)"))
-        session.rollback()
-    with database.autocommit_connection() as connection:
-        assert connection.execute(text("SELECT count(*) FROM seen")).scalar_one() == 1
 
 
 def test_a_frozen_server_is_unavailable_until_it_goes_on(tmp_path: Path) -> None:

@@ -92,6 +92,21 @@ def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster) 
     assert message in run.detail
 
 
+def test_launches_that_never_report_are_ended_and_repeated_until_the_limit(cluster: Cluster) -> None:
+    scheduler, run_id = cluster.scheduler(max_recoveries=1, start_s=60.0), cluster.add_run()
+    scheduler.tick()
+    for launch in (1, 2):
+        assert cluster.get(run_id).launch == launch
+        cluster.rounds(scheduler, 61.0)
+        assert set(cluster.launcher.stopped()) == {f"{run_id}-{n}" for n in range(1, launch + 1)}
+        cluster.launcher.ends(f"{run_id}-{launch}", "stopped")
+        scheduler.tick()
+        scheduler.tick()
+    run = cluster.get(run_id)
+    assert (run.state, run.reason, run.launch) == (S.FAILED, "setup_failed", 2)
+    assert "start_s" in run.detail
+
+
 def test_a_silent_trainer_is_ended_and_its_run_recovered(cluster: Cluster) -> None:
     scheduler, run_id = cluster.supervising()
     cluster.rounds(scheduler, cluster.settings.heartbeat_s - 1)
