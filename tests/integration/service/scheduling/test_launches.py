@@ -253,8 +253,7 @@ def test_a_cancel_request_from_before_ends_its_job(cluster: Cluster) -> None:
 def test_a_launch_waits_no_longer_than_its_pause(cluster: Cluster) -> None:
     scheduler, run_id = cluster.supervising(max_recoveries=5)
     for _ in range(3):
-        cluster.launcher.ends(f"{run_id}-{cluster.get(run_id).launch}", "failed")
-        scheduler.tick()
+        cluster.ends(scheduler, f"{run_id}-{cluster.get(run_id).launch}", "failed")
     cluster.clock.passes(BACK_S)
     scheduler.tick()
     cluster.clock.passes(PAUSE_S)
