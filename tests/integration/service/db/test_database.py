@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import anyio
@@ -33,19 +33,13 @@ def backend(database: Database) -> int:
         return int(session.execute(text("SELECT pg_backend_pid()")).scalar_one())
 
 
-def end(database: Database, pid: int) -> None:
-    """As a restart of the server does, with a connection in addition to those of `database`."""
-    other = Database(database.engine.url.render_as_string(hide_password=False))
-    with other.writing() as session:
-        session.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
-    other.close()
-
-
 @on_postgres
-def test_a_connection_closed_while_idle_is_replaced(database: Database) -> None:
+def test_a_connection_closed_while_idle_is_replaced(database: Database, database_url: str) -> None:
+    """As by a restart of the server."""
     first = backend(database)
     assert backend(database) == first, "one that works is used again"
-    end(database, first)
+    with closing(Database(database_url)) as other, other.writing() as session:
+        session.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": first})
     assert backend(database) != first
 
 

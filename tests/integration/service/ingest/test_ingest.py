@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -388,11 +389,11 @@ def test_reading_files_while_the_trainer_sends_doubles_nothing(database: Databas
             offsets = {"metrics": begin, "events": begin}
             send(database, launched, body(number, offsets=offsets, metrics=rows[part], events=events[part]))
 
-    thread = threading.Thread(target=trainer)
-    thread.start()
-    together.wait()
-    drain(database, run_id, folder, 1, 1)
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(trainer)
+        together.wait()
+        drain(database, run_id, folder, 1, 1)
+        sent.result()
     assert runs.curve(database, run_id, "a") == [(step, float(step)) for step in range(2000)]
     reported = [message for kind, message in runs.messages(database, run_id) if kind == "step"]
     assert reported == [str(step) for step in range(2000)]
