@@ -168,11 +168,9 @@ def test_an_unknown_revision_is_refused_with_the_way_out(old_sqlite: str, revisi
 
 
 @pytest.fixture
-def service_home(tmp_path: Path, sqlite_template: Path) -> ServiceSettings:
+def service_home(tmp_path: Path) -> ServiceSettings:
     """A service on one machine, with its token."""
     settings = ServiceSettings(home=tmp_path / "home")
-    settings.home.mkdir(mode=0o700)
-    (settings.home / "gxpo.sqlite").write_bytes(sqlite_template.read_bytes())
     prepare_local(settings)
     return settings
 
