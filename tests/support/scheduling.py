@@ -10,6 +10,7 @@ from typing import Any
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
 from gxpo_services.run_states import Action, RunState
+from gxpo_services.scheduling.launcher import JobState
 from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
 from support import queued_runs as runs
@@ -65,6 +66,11 @@ class Cluster:
         """A scheduler and its only run."""
         scheduler = self.scheduler(**changes)
         return scheduler, self.running(scheduler)
+
+    def ends(self, scheduler: Scheduler, job_id: str, state: JobState, message: str = "") -> None:
+        """A job ends, and the next round sees it."""
+        self.launcher.ends(job_id, state, message)
+        scheduler.tick()
 
     def add_run(self, **values: Any) -> str:
         return runs.add_run(self.database, **values)

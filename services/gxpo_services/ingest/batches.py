@@ -34,7 +34,6 @@ KINDS_OF_SERVICE = ("state", "recovery")
 """Kinds of events that a trainer may not report: alerts depend on them, and a trainer may run a submitter's code."""
 _ODD_TEXT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 """Escapes of characters that a database cannot store: NUL and lone surrogates."""
-_ODD_CHARACTER = re.compile(r"[\x00\ud800-\udfff]")
 
 
 def _decoded(value: Any) -> float:
@@ -219,13 +218,13 @@ def read_json(data: bytes, place: str) -> Any:
 def replace_odd_characters(outcome: Any) -> None:
     """Replace what a database cannot store in the message of an outcome: the reason of a failure must not be lost."""
     if isinstance(outcome, dict) and isinstance(outcome.get("message"), str):
-        outcome["message"] = _ODD_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", outcome["message"])
+        outcome["message"] = fields.ODD_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", outcome["message"])
 
 
 def check_texts(data: bytes, content: Any, place: str) -> None:
     """Check that a database can store all texts of `content`, parsed from `data`. Raises Invalid."""
     for where, text in _texts(content, place) if _ODD_TEXT.search(data) else ():
-        if _ODD_CHARACTER.search(text):
+        if fields.ODD_CHARACTER.search(text):
             raise Invalid.of(where or "body", "a text contains NUL or a lone surrogate, which cannot be stored")
 
 

@@ -7,7 +7,6 @@ import json
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
@@ -24,16 +23,11 @@ from gxpo_services.app import create_app
 from gxpo_services.db.database import Database
 from gxpo_services.settings import ServiceSettings
 
+# What is refused here never reaches a database: one kind is enough.
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
 API = "/api/v1"
 LIMIT = 2048
-
-
-@pytest.fixture
-def database_url(tmp_path: Path, sqlite_template: Path) -> str:
-    """What is refused here never reaches a database: one kind is enough."""
-    file = tmp_path / "gxpo.sqlite"
-    file.write_bytes(sqlite_template.read_bytes())
-    return f"sqlite:///{file}"
 
 
 @pytest.fixture(params=["own", "httptools"])

@@ -95,22 +95,17 @@ def test_migrate_keeps_rows_which_the_api_reads(old_url: str, tmp_path: Path, mo
             return answer.json()
 
         listed = get("/runs?sort=created_at&order=asc")["items"]
-        assert [(run["name"], run["state"], run["rule_label"]) for run in listed] == [
-            ("Größe π", "succeeded", "GXPO K=5"),
-            ("grpo", "queued", "GRPO"),
-        ]
+        assert [(run["name"], run["rule_label"]) for run in listed] == [("Größe π", "GXPO K=5"), ("grpo", "GRPO")]
         assert (listed[0]["id"], listed[0]["tags"], listed[0]["group"]) == (RUN, ["demo", "π"], GROUP)
         assert listed[0]["reward"] == 0.75, "of the second attempt"
-        assert get("/runs?text=GR%C3%96SSE")["items"] == [listed[0]], "a search knows no upper case, and no ß"
+        assert get("/runs?text=GR%C3%96SSE")["items"] == get(f"/groups/{GROUP}")["runs"] == [listed[0]]
         detail = get(f"/runs/{RUN}")
-        assert (detail["config"]["name"], detail["config"]["budget"]["steps"]) == ("Größe π", 40)
+        assert detail["config"]["budget"]["steps"] == 40
         assert detail["identity"] == {"policy_sha256": "p", "versions": {"NaN": ["Infinity", 1]}}
-        assert get(f"/groups/{GROUP}")["runs"] == [listed[0]]
         reward = get(f"/runs/{RUN}/metrics?names=reward/mean")["series"]["reward/mean"]
         assert (reward["steps"], reward["y"]) == ([1, 2, 3], [0.25, "NaN", 0.75])
-        assert [event["kind"] for event in get(f"/runs/{RUN}/events")["items"]] == [
-            *("submitted", "state", "checkpoint", "state")
-        ]
+        kinds = [event["kind"] for event in get(f"/runs/{RUN}/events")["items"]]
+        assert kinds == ["submitted", "state", "checkpoint", "state"]
         newest, oldest = get(f"/runs/{RUN}/samples")["items"]
         assert (newest["end"], len(newest["turns"]), oldest["turns"]) == ("done", 3, None)
         assert get(f"/runs/{RUN}/evaluations")["items"][0]["scores"] == {"pass@1": "NaN"}
@@ -173,11 +168,9 @@ def test_an_unknown_revision_is_refused_with_the_way_out(old_sqlite: str, revisi
 
 
 @pytest.fixture
-def service_home(tmp_path: Path, sqlite_template: Path) -> ServiceSettings:
+def service_home(tmp_path: Path) -> ServiceSettings:
     """A service on one machine, with its token."""
     settings = ServiceSettings(home=tmp_path / "home")
-    settings.home.mkdir(mode=0o700)
-    (settings.home / "gxpo.sqlite").write_bytes(sqlite_template.read_bytes())
     prepare_local(settings)
     return settings
 
@@ -211,18 +204,13 @@ def test_a_back_up_made_under_writes_is_consistent_and_restores_in_another_home(
     with pytest.raises(ConfigError, match="is in use"):
         restore(service_home.url, file)
     database.close()
-    restore(service_home.url, file)
-    with closing(Database(service_home.url)) as database:
-        assert runs.count(database) == held, "what was written since is gone"
-        assert runs.get(database, first).id == first
-
-    other = ServiceSettings(home=tmp_path / "other")
-    assert cli.main(["restore", str(file), "--home", str(other.home), "--yes"]) == 0
     secret = service_home.local_token_file.read_text().strip()
-    with TestClient(create_app(other), headers={"Authorization": f"Bearer {secret}"}) as client:
-        listed = client.get("/api/v1/runs", params={"sort": "created_at", "order": "asc", "limit": 1}).json()
-        assert (listed["total"], listed["items"][0]["id"]) == (held, first)
-        assert client.post("/api/v1/runs", json={"preset": "demo"}).status_code == 201
+    for settings in (service_home, ServiceSettings(home=tmp_path / "other")):
+        assert cli.main(["restore", str(file), "--home", str(settings.home), "--yes"]) == 0
+        with TestClient(create_app(settings), headers={"Authorization": f"Bearer {secret}"}) as client:
+            listed = client.get("/api/v1/runs", params={"sort": "created_at", "order": "asc", "limit": 1}).json()
+            assert (listed["total"], listed["items"][0]["id"]) == (held, first), "what was written since is gone"
+            assert client.post("/api/v1/runs", json={"preset": "demo"}).status_code == 201
 
 
 def test_what_is_no_back_up_is_refused_and_changes_nothing(service_home: ServiceSettings, tmp_path: Path) -> None:

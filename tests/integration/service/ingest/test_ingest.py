@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,16 @@ def test_only_the_outcome_of_this_launch_counts(database: Database, folder: Path
     assert outcome.outcome == "paused"
 
 
+def test_a_link_in_the_folder_leads_nowhere(database: Database, folder: Path, tmp_path: Path) -> None:
+    run_id = launch(database).split()[0]
+    write_lines(tmp_path / "metrics.jsonl", [metric_row(1, a=1.0)])
+    (tmp_path / "outcome.json").write_text('{"attempt": 1, "outcome": "succeeded"}')
+    for name in ("metrics.jsonl", "outcome.json"):
+        (folder / name).symlink_to(tmp_path / name)
+    assert drain(database, run_id, folder, 1, 1) is None
+    assert runs.get(database, run_id).offsets == {}
+
+
 def test_a_scheduler_without_the_lease_reads_nothing(database: Database, folder: Path) -> None:
     run_id = launch(database, number=2).split()[0]
     write_lines(folder / "metrics.jsonl", [metric_row(1, a=1.0)])
@@ -378,11 +389,11 @@ def test_reading_files_while_the_trainer_sends_doubles_nothing(database: Databas
             offsets = {"metrics": begin, "events": begin}
             send(database, launched, body(number, offsets=offsets, metrics=rows[part], events=events[part]))
 
-    thread = threading.Thread(target=trainer)
-    thread.start()
-    together.wait()
-    drain(database, run_id, folder, 1, 1)
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(trainer)
+        together.wait()
+        drain(database, run_id, folder, 1, 1)
+        sent.result()
     assert runs.curve(database, run_id, "a") == [(step, float(step)) for step in range(2000)]
     reported = [message for kind, message in runs.messages(database, run_id) if kind == "step"]
     assert reported == [str(step) for step in range(2000)]

@@ -92,11 +92,8 @@ def test_every_task_of_the_command_trains_presets_on_its_problems() -> None:
 def test_nothing_of_it_is_left_running(demo: Demo) -> None:
     home, _ = demo
     assert not (home / "up.json").exists()
-    assert [line for line in command_lines() if str(home) in line] == []
+    command_lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert [line for line in command_lines if str(home) in line] == []
     for folder in (home / "artifacts").iterdir():
         outcome: dict[str, Any] = json.loads((folder / "outcome.json").read_text())
         assert outcome["outcome"] == "succeeded"
-
-
-def command_lines() -> list[str]:
-    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]

@@ -149,11 +149,14 @@ def test_ray_without_its_token_is_not_there(ray_head: RayHead, monkeypatch: pyte
     assert RayLauncher(ray_head.address).status("any") == JobStatus("unknown")
 
 
+def answering(status: int, **content: Any) -> RayLauncher:
+    """Of a head whose every answer is this."""
+    return RayLauncher("http://ray", transport=httpx.MockTransport(lambda _: httpx.Response(status, **content)))
+
+
 def test_neither_silence_nor_the_answer_of_a_starting_head_is_a_status() -> None:
-    launchers = [RayLauncher("http://127.0.0.1:1")]
-    for answer in ((500, "traceback\nGCS is away"), (200, "not json"), (200, "[]"), (503, "")):
-        transport = httpx.MockTransport(lambda _, answer=answer: httpx.Response(answer[0], text=answer[1]))
-        launchers.append(RayLauncher("http://ray", transport=transport))
+    answers = ((500, "traceback\nGCS is away"), (200, "not json"), (200, "[]"), (503, ""))
+    launchers = [RayLauncher("http://127.0.0.1:1"), *(answering(status, text=text) for status, text in answers)]
     for launcher in launchers:
         for ask in (lambda launcher=launcher: launcher.status("a"), launcher.resources):
             with pytest.raises(LauncherUnavailable):
@@ -169,10 +172,7 @@ def test_only_the_jobs_of_this_service_are_read() -> None:
         {"submission_id": None, "status": "RUNNING", "message": None, "metadata": None},
     ]
 
-    def answering(body: Any) -> RayLauncher:
-        return RayLauncher("http://ray", transport=httpx.MockTransport(lambda _: httpx.Response(200, json=body)))
-
-    assert answering(jobs).statuses(Path("/x")) == {"a-1": JobStatus("running", "fine")}
+    assert answering(200, json=jobs).statuses(Path("/x")) == {"a-1": JobStatus("running", "fine")}
     for body in ({"a": 1}, [1], [{"metadata": {"gxpo_artifacts": "/x"}}]):
         with pytest.raises(LauncherUnavailable, match="invalid response"):
-            answering(body).statuses(Path("/x"))
+            answering(200, json=body).statuses(Path("/x"))

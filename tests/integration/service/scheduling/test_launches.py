@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from gxpo_services.api.principals import hash_token
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import run_supervisor
 from gxpo_services.scheduling.launcher import JobStatus
-from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_run
 
@@ -186,22 +186,15 @@ def test_a_scheduler_that_loses_its_lease_within_a_round_changes_nothing(cluster
 def test_two_schedulers_at_once_launch_each_run_once_and_keep_the_quota(cluster: Cluster) -> None:
     ids = [cluster.add_run() for _ in range(12)]
     barrier = threading.Barrier(2)
-    failures: list[BaseException] = []
 
-    def work(scheduler: Scheduler) -> None:
-        try:
-            barrier.wait()
-            for _ in range(3):
-                scheduler.tick()
-        except BaseException as error:  # it must reach the test
-            failures.append(error)
+    def work(owner: str) -> None:
+        scheduler = cluster.scheduler(owner, max_concurrent_runs=7)
+        barrier.wait()
+        for _ in range(3):
+            scheduler.tick()
 
-    threads = [threading.Thread(target=work, args=(cluster.scheduler(o, max_concurrent_runs=7),)) for o in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, "ab"))  # raises what one of them raised
     states = [cluster.get(run_id) for run_id in ids]
     assert sum(run.state == S.STARTING for run in states) == 7
     assert sum(run.state == S.QUEUED for run in states) == 5
@@ -240,26 +233,24 @@ def test_silence_and_orphaned_jobs_are_noticed_as_before(cluster: Cluster) -> No
     assert set(cluster.launcher.stopped()) == {"orphan", f"{run_id}-1", f"{starting}-1"}
 
 
-def test_a_cancel_request_from_before_ends_its_job(cluster: Cluster) -> None:
-    scheduler, run_id = cluster.supervising()
-    cluster.request(run_id, "cancel")
-    scheduler.tick()
-    cluster.clock.passes(BACK_S)
-    scheduler.tick()
-    cluster.rounds(scheduler, cluster.settings.cancel_grace_s + 1, reporting=run_id)  # its trainer does not stop
-    assert cluster.launcher.stopped() == [f"{run_id}-1"]
-
-
-def test_a_launch_waits_no_longer_than_its_pause(cluster: Cluster) -> None:
+def test_a_launch_waits_no_longer_than_its_pause_and_a_cancel_request_from_before_ends_its_job(
+    cluster: Cluster,
+) -> None:
     scheduler, run_id = cluster.supervising(max_recoveries=5)
     for _ in range(3):
-        cluster.launcher.ends(f"{run_id}-{cluster.get(run_id).launch}", "failed")
-        scheduler.tick()
+        cluster.ends(scheduler, f"{run_id}-{cluster.get(run_id).launch}", "failed")
     cluster.clock.passes(BACK_S)
     scheduler.tick()
     cluster.clock.passes(PAUSE_S)
     scheduler.tick()
     assert f"{run_id}-4" in cluster.launcher.jobs
+    cluster.report(run_id)
+    cluster.request(run_id, "cancel")
+    scheduler.tick()
+    cluster.clock.passes(BACK_S)
+    scheduler.tick()
+    cluster.rounds(scheduler, cluster.settings.cancel_grace_s + 1, reporting=run_id)  # its trainer does not stop
+    assert cluster.launcher.stopped() == [f"{run_id}-4"]
 
 
 def test_a_clock_that_is_set_forward_uses_up_no_grace(cluster: Cluster) -> None:

@@ -42,8 +42,7 @@ def test_the_outcome_on_disk_counts_when_the_service_never_received_it(
     if request_:
         cluster.request(run_id, request_)
     write_outcome(cluster.settings, run_id, 1, outcome, **values)
-    cluster.launcher.ends(f"{run_id}-1", "succeeded")
-    scheduler.tick()
+    cluster.ends(scheduler, f"{run_id}-1", "succeeded")
     run = cluster.get(run_id)
     assert (run.state, run.reason, run.lease_owner) == (state, reason, None)
     assert len(cluster.launcher.submitted) == 1
@@ -53,8 +52,7 @@ def test_a_run_is_recovered_so_often_and_then_fails(cluster: Cluster) -> None:
     scheduler, run_id = cluster.supervising(max_recoveries=2)
     for launch in (1, 2):
         secret = cluster.get(run_id).run_token_sha256
-        cluster.launcher.ends(f"{run_id}-{launch}", "failed", "exit code 137")
-        scheduler.tick()
+        cluster.ends(scheduler, f"{run_id}-{launch}", "failed", "exit code 137")
         scheduler.tick()
         assert len(cluster.launcher.submitted) == min(launch + 1, 2), "the second launch in a row has to wait"
         cluster.clock.passes(PAUSE_S)
@@ -64,8 +62,7 @@ def test_a_run_is_recovered_so_often_and_then_fails(cluster: Cluster) -> None:
         assert (run.last_batch, run.heartbeat_at) == (0, None)
         assert run.run_token_sha256 != secret, "an older launch must be shut out"
         cluster.report(run_id)
-    cluster.launcher.ends(f"{run_id}-3", "failed", "exit code 137")
-    scheduler.tick()
+    cluster.ends(scheduler, f"{run_id}-3", "failed", "exit code 137")
     run = cluster.get(run_id)
     assert (run.state, run.reason) == (S.FAILED, "lost_heartbeat")
     assert "3 consecutive jobs were lost without progress, and max_recoveries is 2" in run.detail
@@ -77,19 +74,31 @@ def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster) 
     scheduler, run_id = cluster.supervising(max_recoveries=1)
     message = "no progress for 60 s while checkpointing (timeouts.checkpointing_s = 60)"
     write_outcome(cluster.settings, run_id, 1, "failed", reason="stalled", message=message, recoverable=True)
-    cluster.launcher.ends(f"{run_id}-1", "failed")
-    scheduler.tick()
+    cluster.ends(scheduler, f"{run_id}-1", "failed")
     scheduler.tick()
     run = cluster.get(run_id)
     assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, 2, 1)
     assert cluster.messages(run_id)[-1][1].endswith(f"stalled: {message}")
     cluster.report(run_id)
     write_outcome(cluster.settings, run_id, 2, "failed", reason="stalled", message=message, recoverable=True)
-    cluster.launcher.ends(f"{run_id}-2", "failed")
-    scheduler.tick()
+    cluster.ends(scheduler, f"{run_id}-2", "failed")
     run = cluster.get(run_id)
     assert (run.state, run.reason) == (S.FAILED, "stalled")
     assert message in run.detail
+
+
+def test_launches_that_never_report_are_ended_and_repeated_until_the_limit(cluster: Cluster) -> None:
+    scheduler, run_id = cluster.scheduler(max_recoveries=1, start_s=60.0), cluster.add_run()
+    scheduler.tick()
+    for launch in (1, 2):
+        assert cluster.get(run_id).launch == launch
+        cluster.rounds(scheduler, 61.0)
+        assert set(cluster.launcher.stopped()) == {f"{run_id}-{n}" for n in range(1, launch + 1)}
+        cluster.ends(scheduler, f"{run_id}-{launch}", "stopped")
+        scheduler.tick()
+    run = cluster.get(run_id)
+    assert (run.state, run.reason, run.launch) == (S.FAILED, "setup_failed", 2)
+    assert "start_s" in run.detail
 
 
 def test_a_silent_trainer_is_ended_and_its_run_recovered(cluster: Cluster) -> None:
@@ -100,8 +109,7 @@ def test_a_silent_trainer_is_ended_and_its_run_recovered(cluster: Cluster) -> No
     scheduler.tick()
     assert cluster.launcher.stopped() == [f"{run_id}-1"]
     assert cluster.get(run_id).launch == 1, "no second trainer while the first may live"
-    cluster.launcher.ends(f"{run_id}-1", "stopped")
-    scheduler.tick()
+    cluster.ends(scheduler, f"{run_id}-1", "stopped")
     run = cluster.get(run_id)
     assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, 2, 1)
     assert "heartbeat_s" in cluster.messages(run_id)[-1][1]
@@ -136,8 +144,7 @@ def test_cancel_gives_the_trainer_time_then_ends_its_job(cluster: Cluster) -> No
     scheduler.tick()
     assert set(cluster.launcher.stopped()) == {f"{run_id}-1"}
     assert cluster.get(run_id).state == S.CANCELLING, "not before the job has ended"
-    cluster.launcher.ends(f"{run_id}-1", "stopped")
-    scheduler.tick()
+    cluster.ends(scheduler, f"{run_id}-1", "stopped")
     run = cluster.get(run_id)
     assert (run.state, run.lease_owner, run.run_token_sha256) == (S.CANCELLED, None, None)
     assert [kind for kind, _ in cluster.messages(run_id)].count("stop") == 1
@@ -161,8 +168,7 @@ def test_a_pause_that_takes_too_long_ends_at_the_last_checkpoint_and_can_be_resu
     cluster.request(run_id, "pause")
     cluster.rounds(scheduler, cluster.settings.pause_grace_s + 1, reporting=run_id)
     assert cluster.launcher.stopped() == [f"{run_id}-1"]
-    cluster.launcher.ends(f"{run_id}-1", "stopped")
-    scheduler.tick()
+    cluster.ends(scheduler, f"{run_id}-1", "stopped")
     paused = cluster.get(run_id)
     assert (paused.state, paused.lease_owner, paused.recoveries) == (S.PAUSED, None, 0)
     cluster.request(run_id, "resume")
@@ -180,8 +186,7 @@ def test_a_resumed_run_waits_for_the_end_of_its_last_job(cluster: Cluster) -> No
     scheduler.tick()
     assert len(cluster.launcher.submitted) == 1
     assert set(cluster.launcher.stopped()) == {f"{run_id}-1"}
-    cluster.launcher.ends(f"{run_id}-1", "stopped")
-    scheduler.tick()
+    cluster.ends(scheduler, f"{run_id}-1", "stopped")
     assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-1", f"{run_id}-2"]
 
 

@@ -31,44 +31,36 @@ def queued(number: int, submitter: str = "a", **values: float) -> Candidate:
     return Candidate(number, submitter, **{"cpus": 1.0, "gpus": 0.0, "queued_at": float(number), **values})
 
 
-def numbers(runs: list[Candidate]) -> list[int]:
-    return [run.number for run in runs]
+def admitted(waiting: list[Candidate], executing: list[Candidate], quotas: Quotas) -> list[int]:
+    return [run.number for run in admit(waiting, executing, quotas)]
 
 
-FOUR_CPUS, TWO_EACH = Quotas(runs=100, cpus=4.0, gpus=0.0), Quotas(runs=100, cpus=1000.0, gpus=0.0, runs_per_user=2)
-ADMISSIONS: dict[str, tuple[list[Candidate], list[Candidate], Quotas, list[int]]] = {
-    "priority comes before waiting time": (
-        [queued(1), queued(2, priority=5), queued(3, priority=-1), queued(4, priority=5)], [], WIDE, [2, 4, 1, 3],
-    ),
+def test_priority_comes_first_then_the_submitter_with_the_fewest_runs_then_the_longest_wait() -> None:
+    runs = [queued(1), queued(2, priority=5), queued(3, priority=-1), queued(4, priority=5)]
+    assert admitted(runs, [], WIDE) == [2, 4, 1, 3]
     # a has two runs executing, b one, c none: c, then b and c are level and b has waited longer, ...
-    "the submitter with the fewest runs comes first": (
-        [queued(1, "a"), queued(2, "a"), queued(3, "b"), queued(4, "c"), queued(5, "c")],
-        [queued(90, "a"), queued(91, "a"), queued(92, "b")], WIDE, [4, 3, 5, 1, 2],
-    ),
-    "at most so many run at once": ([queued(n) for n in range(1, 9)], [queued(90)], replace(WIDE, runs=3), [1, 2]),
-    "no more when there are too many": ([queued(1)], [queued(n) for n in range(90, 94)], replace(WIDE, runs=3), []),
-    "a submitter at the limit holds up nobody else": (
-        [queued(1, "a", priority=9), queued(2, "a", priority=9), queued(3, "b")], [queued(90, "a")], TWO_EACH, [1, 3],
-    ),
-    "smaller runs do not go past one that waits for processors": (
-        [queued(1, cpus=3.0), queued(2, cpus=1.0)], [queued(90, cpus=2.0)], FOUR_CPUS, [],
-    ),
-    "one that fits starts": ([queued(1, cpus=3.0), queued(2, cpus=1.0)], [queued(90, cpus=1.0)], FOUR_CPUS, [1]),
-    "both fit": ([queued(1, cpus=3.0), queued(2, cpus=1.0)], [], FOUR_CPUS, [1, 2]),
-    "fractions of a processor add up to it": (
-        [queued(n, cpus=0.1) for n in range(1, 12)], [], replace(FOUR_CPUS, cpus=1.0), list(range(1, 11)),
-    ),
-}  # fmt: skip
+    runs = [queued(number, submitter) for number, submitter in enumerate("aabcc", 1)]
+    assert admitted(runs, [queued(90, "a"), queued(91, "a"), queued(92, "b")], WIDE) == [4, 3, 5, 1, 2]
 
 
-@pytest.mark.parametrize(("waiting", "executing", "quotas", "admitted"), ADMISSIONS.values(), ids=ADMISSIONS)
-def test_admission(waiting: list[Candidate], executing: list[Candidate], quotas: Quotas, admitted: list[int]) -> None:
-    assert numbers(admit(waiting, executing, quotas)) == admitted
+def test_at_most_so_many_run_at_once_and_a_submitter_at_the_limit_holds_up_nobody_else() -> None:
+    three, two_each = replace(WIDE, runs=3), replace(WIDE, runs_per_user=2)
+    assert admitted([queued(n) for n in range(1, 9)], [queued(90)], three) == [1, 2]
+    assert admitted([queued(1)], [queued(n) for n in range(90, 94)], three) == []
+    assert admitted([queued(1, priority=9), queued(2, priority=9), queued(3, "b")], [queued(90)], two_each) == [1, 3]
+
+
+def test_smaller_runs_do_not_go_past_one_that_waits_for_processors() -> None:
+    runs, four = [queued(1, cpus=3.0), queued(2, cpus=1.0)], replace(WIDE, cpus=4.0)
+    assert [admitted(runs, [queued(90, cpus=cpus)], four) for cpus in (2.0, 1.0)] == [[], [1]]
+    assert admitted(runs, [], four) == [1, 2]
+    tenths = [queued(number, cpus=0.1) for number in range(1, 12)]
+    assert admitted(tenths, [], replace(WIDE, cpus=1.0)) == [*range(1, 11)], "fractions add up"
 
 
 def test_a_run_that_can_never_fit_blocks_nobody_and_is_told_why() -> None:
     quotas = Quotas(runs=100, cpus=2.0, gpus=1.0)
-    assert numbers(admit([queued(1, cpus=2.5), queued(2, gpus=2.0), queued(3)], [], quotas)) == [3]
+    assert admitted([queued(1, cpus=2.5), queued(2, gpus=2.0), queued(3)], [], quotas) == [3]
     assert "2.5 CPUs" in (oversize_reason(queued(1, cpus=2.5), quotas) or "")
     assert "2 GPUs" in (oversize_reason(queued(2, gpus=2.0), quotas) or "")
     assert oversize_reason(queued(3, cpus=2.0, gpus=1.0), quotas) is None
@@ -96,7 +88,7 @@ quotas = st.builds(
 @given(unique, unique, quotas)
 def test_no_quota_is_exceeded(waiting: list[Candidate], executing: list[Candidate], bounds: Quotas) -> None:
     chosen = admit(waiting, executing, bounds)
-    assert len(set(numbers(chosen))) == len(chosen)
+    assert len({run.number for run in chosen}) == len(chosen)
     if not chosen:
         return
     together = [*executing, *chosen]
@@ -115,10 +107,10 @@ def test_on_an_idle_cluster_something_starts_when_anything_fits(waiting: list[Ca
 def test_a_run_of_any_device_counts_its_gpus_in_a_cluster_that_has_some() -> None:
     runs = [queued(number, gpus=2.0, needs_gpus=False) for number in (1, 2)]
     two = Quotas(runs=100, cpus=1000.0, gpus=2.0)
-    assert numbers(admit(runs, [], two)) == [1], "both on two GPUs would wait for each other"
-    assert numbers(admit(runs[1:], runs[:1], two)) == []
+    assert admitted(runs, [], two) == [1], "both on two GPUs would wait for each other"
+    assert admitted(runs[1:], runs[:1], two) == []
     none = Quotas(runs=100, cpus=1000.0, gpus=0.0)
-    assert numbers(admit(runs, [], none)) == [1, 2], "on CPUs"
+    assert admitted(runs, [], none) == [1, 2], "on CPUs"
     assert oversize_reason(runs[0], none) is None
     assert oversize_reason(queued(3, gpus=2.0), none) is not None
 
@@ -131,8 +123,8 @@ def test_a_run_whose_shares_are_automatic_takes_the_cpus_that_there_are() -> Non
     auto = replace(LARGE, auto_cpus=True)
     assert oversize_reason(LARGE, TWO_CPUS) is not None
     assert oversize_reason(auto, TWO_CPUS) is None
-    assert numbers(admit([auto, queued(6)], [], TWO_CPUS)) == [1], "it takes both"
-    assert numbers(admit([queued(2)], [auto], replace(TWO_CPUS, cpus=4.0))) == [2], "it holds its three of four"
+    assert admitted([auto, queued(6)], [], TWO_CPUS) == [1], "it takes both"
+    assert admitted([queued(2)], [auto], replace(TWO_CPUS, cpus=4.0)) == [2], "it holds its three of four"
     assert oversize_reason(auto, replace(TWO_CPUS, cpus=0.0)) is not None, "no worker has joined"
 
 
@@ -185,18 +177,12 @@ def test_each_state_has_its_own_time_out(job: str) -> None:
     assert action(S.PAUSING, job, request=0, silence=121) == "stop"
 
 
-@pytest.mark.parametrize(
-    ("job", "why"),
-    [
-        ("unknown", "the launcher no longer knows its job"),
-        ("succeeded", "its job has ended, without an outcome"),
-        ("failed", "its job has failed, without an outcome"),
-        ("stopped", "its job has stopped, without an outcome"),
-    ],
-)
-def test_the_reason_names_how_the_job_ended(job: str, why: str) -> None:
-    ended = next_action(S.RUNNING, JobStatus(job), TIMEOUTS, launch_age_s=0, silence_s=0, request_age_s=0)
-    assert ended == ("finish", why)
+def test_the_reason_names_how_the_job_ended() -> None:
+    ends = {"succeeded": "ended", "failed": "failed", "stopped": "stopped"}
+    reasons = {job: f"its job has {end}, without an outcome" for job, end in ends.items()}
+    for job, why in {"unknown": "the launcher no longer knows its job", **reasons}.items():
+        ended = next_action(S.RUNNING, JobStatus(job), TIMEOUTS, launch_age_s=0, silence_s=0, request_age_s=0)
+        assert ended == ("finish", why)
 
 
 def test_the_failure_reason_names_the_cause() -> None:
@@ -214,22 +200,10 @@ def test_a_report_of_lacking_memory_is_one_line_of_a_message() -> None:
     assert JobStatus("failed", "x" * 4000).summary == "x" * 1000
 
 
-@pytest.mark.parametrize(
-    ("steps", "lost"),
-    [
-        ([], 0),
-        ([0], 1),
-        ([0, 0, 0], 3),
-        ([7], 1),
-        ([7, 7, 7], 3),
-        # A run that repeats steps from its checkpoint has not come further.
-        ([7, 5, 6, 7], 4),
-        ([7, 5, 8], 1),
-        ([3, 3, 4, 4], 2),
-    ],
-)
-def test_only_losses_since_the_last_new_step_count(steps: list[int], lost: int) -> None:
-    assert losses_without_progress(steps) == lost
+def test_only_losses_since_the_last_new_step_count() -> None:
+    # A run that repeats steps from its checkpoint has not come further.
+    histories = ([], [0], [0, 0, 0], [7], [7, 7, 7], [7, 5, 6, 7], [7, 5, 8], [3, 3, 4, 4])
+    assert [losses_without_progress(steps) for steps in histories] == [0, 1, 3, 1, 3, 4, 1, 2]
 
 
 def test_the_pause_before_a_launch_doubles_with_each_loss_without_progress() -> None:
