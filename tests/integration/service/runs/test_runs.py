@@ -43,7 +43,6 @@ def submit(client: TestClient) -> Submit:
 
 @pytest.fixture
 def lead_to(database: Database) -> LeadTo:
-    """Puts a run in a state."""
     return lambda run_id, state: runs.change(database, run_id, state=RunState(state))
 
 
@@ -86,9 +85,7 @@ def test_validate_shows_errors_cost_completed_config_and_equal_runs(
     client: TestClient, submit: Submit, database: Database
 ) -> None:
     earlier = submit(name="earlier")
-    answer = client.post(f"{API}/runs/validate", json=BODY)
-    assert answer.status_code == 200
-    validation = answer.json()
+    validation = client.post(f"{API}/runs/validate", json=BODY).raise_for_status().json()
     assert validation["valid"]
     assert (validation["cost"]["steps"], validation["cost"]["backward_passes"]) == (40, 120)
     assert [run["id"] for run in validation["equal_runs"]] == [earlier["id"]]
@@ -175,10 +172,8 @@ def test_a_clone_has_the_config_with_overrides_and_names_its_original(
     run = submit(name="original", priority=3)
     lead_to(run["id"], "running")
     path = f"{API}/runs/{run['id']}/clone"
-    plain = client.post(path)
-    assert plain.status_code == 201
-    assert plain.json()["config"] == run["config"]
-    assert plain.json()["config_sha256"] == run["config_sha256"]
+    plain = client.post(path).raise_for_status().json()
+    assert (plain["config"], plain["config_sha256"]) == (run["config"], run["config_sha256"])
     body = {"overrides": ["learner.rule.name=sfpo", "name=other"], "tags": []}
     changed = client.post(path, json=body).json()
     assert (changed["parent_id"], changed["parent_kind"]) == (run["id"], "clone")
@@ -200,9 +195,7 @@ def test_retry_is_for_failed_and_cancelled_runs(client: TestClient, submit: Subm
         lead_to(run["id"], state)
         assert client.post(f"{API}/runs/{run['id']}/retry").status_code == 409
     lead_to(run["id"], "failed")
-    answer = client.post(f"{API}/runs/{run['id']}/retry")
-    again = answer.json()
-    assert answer.status_code == 201
+    again = client.post(f"{API}/runs/{run['id']}/retry").raise_for_status().json()
     assert (again["parent_id"], again["parent_kind"], again["state"]) == (run["id"], "retry", "queued")
     assert (again["config"], again["group"]) == (run["config"], group["id"])
 

@@ -24,9 +24,22 @@ from gxpo_trainer.errors import ConfigError
 
 
 def run(**changes: Any) -> Any:
-    progress = {"fraction": 0.4, "steps": 12, "step_budget": 30, "seconds_left": 192.0, "queue_position": None}
+    progress: dict[str, Any] = {
+        "fraction": 0.4,
+        "steps": 12,
+        "step_budget": 30,
+        "seconds_left": 192.0,
+        "queue_position": None,
+    }
     progress |= {"backward_passes": 36.0, "backward_passes_budget": None}
-    base = {"id": "r1", "name": "demo", "state": "running", "phase": "training", "reward": 0.3125, "score": 0.31}
+    base: dict[str, Any] = {
+        "id": "r1",
+        "name": "demo",
+        "state": "running",
+        "phase": "training",
+        "reward": 0.3125,
+        "score": 0.31,
+    }
     base |= {"reason": None, "silent_s": None, "recoveries": 0}
     return base | changes | {"progress": progress | changes.get("progress", {})}
 

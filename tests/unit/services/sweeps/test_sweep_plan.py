@@ -112,8 +112,8 @@ def test_a_sweep_has_at_most_500_runs_control_included() -> None:
 
 
 def test_the_cost_comes_first_in_runs_and_passes() -> None:
-    of_rules = {"base": {"preset": "demo"}, "preset": "rules", "seeds": [0, 1]}
-    unknown = {"base": {"config": {"budget": {"hours": 1}}}}
+    of_rules: dict[str, Any] = {"base": {"preset": "demo"}, "preset": "rules", "seeds": [0, 1]}
+    unknown: dict[str, Any] = {"base": {"config": {"budget": {"hours": 1}}}}
     # 40 steps: GRPO 1, SFPO K=5 6, GXPO 3, control 1 pass a step, two seeds each.
     for body, costs, labels in (
         (of_rules, (8, 320, 2 * 40 * (1 + 6 + 3 + 1)), ["GRPO", "SFPO K=5", "GXPO K=5", "GRPO"]),
