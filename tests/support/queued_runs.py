@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sqlalchemy import Engine, inspect, select
+from sqlalchemy import Engine, func, inspect, select
 
 from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import Database, note_change
@@ -110,6 +110,6 @@ def all_rows(engine: Engine) -> dict[str, list[dict[str, Any]]]:
         }
 
 
-def count(database: Database) -> int:
+def count(database: Database, table: type = Run) -> int:
     with database.reading() as session:
-        return len(session.scalars(select(Run.number)).all())
+        return session.scalar(select(func.count()).select_from(table)) or 0

@@ -76,8 +76,6 @@ def logs(args: argparse.Namespace, client: Client) -> None:
 
 def compare(args: argparse.Namespace, client: Client) -> None:
     ids = resolve(client, args.runs)
-    if not ids and not args.group:
-        raise ConfigError("name runs to compare, or use --group")
     options = {name: getattr(args, name) for name in ("baseline", "metric", "benchmark", "sampling_share")}
     comparison = client.get("/compare", runs=ids, groups=args.group, **options)
     if args.json:
@@ -89,8 +87,6 @@ def compare(args: argparse.Namespace, client: Client) -> None:
 def export(args: argparse.Namespace, client: Client) -> None:
     """Export several tables to a zip file, written atomically through a temporary file next to it."""
     ids = resolve(client, args.runs)
-    if not ids and not args.group:
-        raise ConfigError("name runs to export, or use --group")
     parts = ["metrics", "evaluations", "runs", *(["samples"] if args.samples else [])]
     target = args.out
     part = target.with_name(f"{target.name}.part")

@@ -31,9 +31,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, title:
     return grid
 
 
+_RUN_HEADER = "id,name,state,rule,progress,steps,backward passes,accuracy,reward,left,age".split(",")
+
+
 def runs_table(runs: Sequence[Json]) -> Table:
-    header = "id,name,state,rule,progress,steps,backward passes,accuracy,reward,left,age".split(",")
-    return table(header, [_run_row(run) for run in runs], left=5)
+    return table(_RUN_HEADER, [_run_row(run) for run in runs], left=5)
 
 
 def _run_row(run: Json) -> tuple[str | Text, ...]:
@@ -70,30 +72,22 @@ def state_text(run: Json) -> Text:
 
 def run_details(run: Json, headline: str, events: Sequence[Json]) -> list[Table | Text]:
     """Headline, settings, progress and latest events of a run."""
-    progress, age = run["progress"], duration(max(0.0, time.time() - run["created_at"]))
-    about: dict[str, str | Text] = {
-        "id": run["id"],
-        "state": state_text(run),
-        "rule": run["rule_label"],
+    about = dict(zip(_RUN_HEADER, _run_row(run), strict=True)) | {
+        "name": one_line(run["name"]),
+        "tokens": f"{run['progress']['tokens']:.0f}",
+        "training time": duration(run["progress"]["training_s"]),
         "model": one_line(run["model"]),
         "seed": str(run["seed"]),
         "tags": one_line(", ".join(run["tags"])) or NONE,
         "group": run["group"] or NONE,
-        "created": f"{age} ago by {one_line(run['created_by'])}",
-        "progress": f"{100 * progress['fraction']:.0f}%",
-        "steps": of_budget(progress["steps"], progress["step_budget"]),
-        "backward passes": of_budget(progress["backward_passes"], progress["backward_passes_budget"]),
-        "tokens": f"{progress['tokens']:.0f}",
-        "training time": duration(progress["training_s"]),
-        "time left": time_left(run),
-        "reward": number(run["reward"]),
+        "created by": one_line(run["created_by"]),
         "actions": ", ".join(run["possible_actions"]) or NONE,
     }
     style = "bold red" if run["state"] == "failed" else "bold"
     rows = [(clock(event["time"]), event["actor"], one_line(event["message"])) for event in events]
     return [
         Text(f"{one_line(headline, 4000)}\n", style=style),
-        table(("", one_line(run["name"])), list(about.items()), left=2),
+        table(("", ""), list(about.items()), left=2),
         table(("time", "actor", "event"), rows, left=3),
     ]
 

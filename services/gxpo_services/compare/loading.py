@@ -64,7 +64,7 @@ def select_runs(session: Session, runs: Sequence[str], groups: Sequence[str]) ->
     Raises NotFound for an unknown id, Invalid for none or too many runs.
     """
     if not runs and not groups:
-        raise Invalid.of("runs", "is empty, and so is groups; name at least one run")
+        raise Invalid.of("runs", "is empty, and so is groups; name at least one run or group")
     runs_by_id = {run.id: run for run in session.scalars(select(Run).where(Run.id.in_(runs)))}
     groups_by_id = {group.id: group for group in session.scalars(select(Group).where(Group.id.in_(groups)))}
     for kind, ids, known in (("run", runs, runs_by_id.keys()), ("group", groups, groups_by_id.keys())):

@@ -69,9 +69,7 @@ def read_log(run: RunFiles, offset: int, limit: int) -> LogView:
     return LogView(text=text, offset=begin, next_offset=end, size=size)
 
 
-async def follow(
-    run: RunFiles, changes: Subscription, offset: int, *, pause_s: float = 0.5, heartbeat_s: float = 10.0
-) -> AsyncIterator[bytes]:
+async def follow(run: RunFiles, changes: Subscription, offset: int) -> AsyncIterator[bytes]:
     """Server-Sent Events of a log from a byte on, until the run is over and its log is read.
 
         event: log         data: {"text", "offset", "next_offset"}, id: next_offset
@@ -79,8 +77,8 @@ async def follow(
         event: end         the run has ended
         event: revoked     the reader's token is no longer valid
 
-    A comment every `heartbeat_s` seconds without text keeps the connection open. changes: of the run. The file is read
-    every `pause_s` seconds, because file systems of clusters do not tell of writes of other hosts.
+    A comment every ten seconds without text keeps the connection open. changes: of the run. The file is read twice a
+    second, because file systems of clusters do not tell of writes of other hosts.
     """
     yield b": log\n\n"
     quiet_since = anyio.current_time()
@@ -102,8 +100,8 @@ async def follow(
         if over:
             yield sse("end", {"next_offset": offset})
             return
-        await changes.wait(pause_s)
-        if anyio.current_time() - quiet_since >= heartbeat_s:
+        await changes.wait(0.5)
+        if anyio.current_time() - quiet_since >= 10.0:
             yield COMMENT
             quiet_since = anyio.current_time()
 

@@ -27,9 +27,7 @@ def messages(session: Session, numbers: Sequence[int]) -> dict[int, bytes]:
     }
 
 
-async def follow(
-    feed: ChangeFeed, changes: Subscription, *, ids_only: bool = False, comment_s: float = 2.0
-) -> AsyncIterator[bytes]:
+async def follow(feed: ChangeFeed, changes: Subscription, *, ids_only: bool) -> AsyncIterator[bytes]:
     """Server-Sent Events until all runs have ended.
 
         run      data: the run as in lists, or its id alone; first of every run, then of each that changed
@@ -38,12 +36,12 @@ async def follow(
         end      all runs have ended
         revoked  the reader's token is no longer valid
 
-    A comment every `comment_s` seconds without changes. Without `end` or `revoked` the service could not go on: its
+    A comment every two seconds without changes. Without `end` or `revoked` the service could not go on: its
     database is unavailable.
     """
     yield b": runs\n\n"
     while True:
-        if not await changes.wait(comment_s):
+        if not await changes.wait(2.0):
             yield COMMENT
         while changes.end is None and (parts := await _next(feed, changes, ids_only)):
             yield b"".join(parts)

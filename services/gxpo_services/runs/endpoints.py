@@ -20,6 +20,7 @@ from gxpo_services.api.dependencies import (
 from gxpo_services.api.errors import Conflict, FieldError, Gone, Invalid, Problem, ProblemDetails, responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.api.idempotency import ETAG_HEADER, IfMatch, Submission, answer, creation_responses
+from gxpo_services.api.principals import Role
 from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.outputs import events, files
 from gxpo_services.run_states import TERMINAL, Action
@@ -270,7 +271,7 @@ def _copy(
     if request.priority is not None:
         service.check_priority(by.principal, request.priority)
     service.check_queue(by.session, by.settings, by.principal)
-    copied = service.allowed_priority(by.principal, original.priority)
+    copied = original.priority if by.principal.role >= Role.ADMIN else min(original.priority, 0)
     name = request.name or (config.name if config.name != original.config["name"] else original.name)
     run = service.new_run(
         config.model_copy(update={"name": name}),

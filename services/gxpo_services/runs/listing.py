@@ -18,7 +18,7 @@ from gxpo_services.db.tables import Group, MetricLast, Run, RunDocument, RunSear
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.configs import setting
-from gxpo_services.runs.schemas import ListQuery, RunPage, with_progress
+from gxpo_services.runs.schemas import ListQuery, Progress, RunPage, RunView, with_progress
 
 # Table columns instead of ORM attributes: their statements compile and run in half the time.
 _run, _group, _tag, _search, _last = (table.__table__.c for table in (Run, Group, RunTag, RunSearch, MetricLast))
@@ -141,18 +141,10 @@ def _has_part(dialect: str, part: str) -> ColumnElement[bool]:
 
 
 REWARD = "reward/mean"
-_NOT_LISTED = frozenset(
-    {
-        *("created_by_id", "cpus", "gpus", "queued_at", "wish_at", "launched_at", "last_batch", "offsets"),
-        *("lease_owner", "lease_token", "lease_expires_at", "job_id", "run_token_sha256"),
-    }
-)
-
-
-_LISTED = (column for column in _run if column.key not in _NOT_LISTED)
+_SHOWN = {"number", "step", *RunView.model_fields, *Progress.model_fields}
 _ROWS = (
     # Columns instead of ORM objects, which take several times as long.
-    select(*_LISTED, _group.id.label("group"), _last.last.label("reward"))
+    select(*(column for column in _run if column.key in _SHOWN), _group.id.label("group"), _last.last.label("reward"))
     .outerjoin_from(Run.__table__, Group.__table__, _group.number == _run.group_number)
     .outerjoin(MetricLast.__table__, (_last.run_number == _run.number) & (_last.name_number == bindparam("metric")))
     .where(_run.number.in_(bindparam("numbers", expanding=True)))

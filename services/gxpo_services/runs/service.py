@@ -183,11 +183,6 @@ def check_priority(principal: Principal, priority: int) -> None:
         raise Forbidden(f"priority {priority} is above 0, which only an admin may set")
 
 
-def allowed_priority(principal: Principal, priority: int) -> int:
-    """The priority of a copied run, at most normal unless the principal is an admin."""
-    return priority if principal.role >= Role.ADMIN else min(priority, 0)
-
-
 def check_queue(session: Session, server: ServiceSettings, principal: Principal, more: int = 1) -> None:
     """Raise LimitReached unless the token may have `more` further queued runs.
 

@@ -71,34 +71,26 @@ class SweepPresetView(BaseModel):
     control: bool = Field(description="Whether it includes the learning-rate control.")
 
 
-_PRESETS = (
-    SweepPresetView(
-        name="alpha",
-        summary="Reposition strength α at each depth K (the paper's Table 5).",
-        grid={"learner.rule.k": [3, 5, 10], "learner.rule.alpha": [0.1, 0.5, 1.0]},
-        control=False,
+_GRIDS: dict[SweepPreset, tuple[dict[str, list[Any]], str]] = {
+    "alpha": (
+        {"learner.rule.k": [3, 5, 10], "learner.rule.alpha": [0.1, 0.5, 1.0]},
+        "Reposition strength α at each depth K (the paper's Table 5).",
     ),
-    SweepPresetView(
-        name="k",
-        summary="Virtual depth K, as in the paper's main results.",
-        grid={"learner.rule.k": [3, 5, 10]},
-        control=False,
+    "k": ({"learner.rule.k": [3, 5, 10]}, "Virtual depth K, as in the paper's main results."),
+    "tau": (
+        {"learner.rule.k": [5], "learner.rule.gate.threshold": [0.7, 1.0, 1.5, 2.0]},
+        "Threshold τ of the gate at K = 5 (the paper's ablation).",
     ),
-    SweepPresetView(
-        name="tau",
-        summary="Threshold τ of the gate at K = 5 (the paper's ablation).",
-        grid={"learner.rule.k": [5], "learner.rule.gate.threshold": [0.7, 1.0, 1.5, 2.0]},
-        control=False,
+    "rules": (
+        {},
+        f"{in_words(COMPARED_LABELS, 'and')} with the base's K and α, and GRPO at learning rate × (αK + 1), to rule "
+        "out that a gain comes from the longer step alone.",
     ),
-    SweepPresetView(
-        name="rules",
-        summary=f"{in_words(COMPARED_LABELS, 'and')} with the base's K and α, and GRPO at learning rate × (αK + 1), to "
-        "rule out that a gain comes from the longer step alone.",
-        grid={},
-        control=True,
-    ),
-)
-PRESETS: dict[SweepPreset, SweepPresetView] = {preset.name: preset for preset in _PRESETS}
+}
+PRESETS = {
+    name: SweepPresetView(name=name, summary=summary, grid=grid, control=name == "rules")
+    for name, (grid, summary) in _GRIDS.items()
+}
 
 
 Variant = tuple[RunConfig, dict[str, Any]]

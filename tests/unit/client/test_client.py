@@ -48,11 +48,16 @@ def service() -> Service:
 
 
 @pytest.fixture
-def client(service: Service, monkeypatch: pytest.MonkeyPatch) -> Client:
-    """Its pauses pass at once, on a clock that only they move."""
-    now = [0.0]
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time; pauses pass at once."""
+    now = [100.0]
     monkeypatch.setattr(module.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def client(service: Service, now: list[float]) -> Client:
     return client_of(service, patience_s=3.0)
 
 
@@ -67,14 +72,7 @@ def test_lists_are_repeated_and_empty_parameters_left_out(service: Service, clie
 
 
 @pytest.mark.parametrize(
-    ("run", "path"),
-    [
-        ("../tokens?x=1", b"%2E%2E%2Ftokens%3Fx%3D1"),
-        ("a/b", b"a%2Fb"),
-        ("..", b"%2E%2E"),
-        ("%2e%2e", b"%252e%252e"),
-        ("r#f", b"r%23f"),
-    ],
+    ("run", "path"), [("../tokens?x=1", b"%2E%2E%2Ftokens%3Fx%3D1"), ("%2e%2e", b"%252e%252e"), ("r#f", b"r%23f")]
 )
 def test_part_of_a_path_cannot_reach_another_path(service: Service, client: Client, run: str, path: bytes) -> None:
     for call in (client.run, lambda run: client.act(run, "cancel"), lambda run: client.request("DELETE", "/runs", run)):
@@ -186,10 +184,8 @@ def test_while_the_service_is_away_a_page_reads_what_it_last_knew(
 
 
 def test_a_session_reads_what_it_has_just_read_once_until_it_changes_something(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service, now: list[float]
 ) -> None:
-    now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     client = client_of(service, cache=ResponseCache())
     service.answers |= {"/runs/r1": (200, {})}
     counts = []
@@ -202,15 +198,12 @@ def test_a_session_reads_what_it_has_just_read_once_until_it_changes_something(
     assert counts == [1, 1, 2, 3]
 
 
-def test_a_response_that_has_not_changed_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_has_not_changed_is_not_sent_again(now: list[float]) -> None:
     tags: list[str | None] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         tags.append(request.headers.get("If-None-Match"))
         return httpx.Response(304) if tags[-1] else httpx.Response(200, json={"runs": 2}, headers={"ETag": '"1"'})
-
-    now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
 
     def later() -> dict[str, Any]:
         now[0] += 2 * module.FRESH_S
@@ -223,15 +216,16 @@ def test_a_response_that_has_not_changed_is_not_sent_again(monkeypatch: pytest.M
 
 def test_changes_and_the_token_s_name_never_come_from_the_cache(service: Service) -> None:
     client = client_of(service, cache=ResponseCache())
-    paths = ("/tokens/me", "/runs/r1/cancel")
-    service.answers |= dict.fromkeys(paths, (200, {}))
-    client.send("GET", "/tokens/me")
-    client.act("r1", "cancel")
-    service.answers |= dict.fromkeys(paths, (503, {}))
-    with pytest.raises(ServiceUnavailable):
-        client.send("GET", "/tokens/me")
-    with pytest.raises(ServiceUnavailable):
-        client.act("r1", "cancel")
+    calls = {
+        "/tokens/me": lambda: client.send("GET", "/tokens/me"),
+        "/runs/r1/cancel": lambda: client.act("r1", "cancel"),
+    }
+    for path, call in calls.items():
+        service.answers[path] = (200, {})
+        call()
+        service.answers[path] = (503, {})
+        with pytest.raises(ServiceUnavailable):
+            call()
 
 
 # Numbers and durations are readable.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import psutil
@@ -93,12 +94,8 @@ def test_two_runs_by_hand(client: TestClient, two: tuple[str, str]) -> None:
 
 def test_tables_are_the_papers_views(client: TestClient, two: tuple[str, str]) -> None:
     tables = compare(client, runs=list(two), budgets="20,60", x="backward_passes")["tables"]
-    titles = [table["title"].partition(":")[0] for table in tables]
-    assert titles[:3] == [
-        "Ranking at 20 backward passes, the most that all runs reached (95% intervals over seeds)",
-        "To match the best of GRPO",
-        "Accuracy at equal budgets (points; 95% intervals of the difference)",
-    ]
+    begins = ["Ranking at 20 backward passes,", "To match the best of GRPO", "Accuracy at equal budgets"]
+    assert all(table["title"].startswith(begin) for table, begin in zip(tables, begins, strict=False))
     assert [row[:3] for row in tables[2]["rows"]] == [
         ["20 backward passes", "GRPO", "62.5%"], ["", "GXPO K=5", "25.0%"],
         ["60 backward passes", "GRPO", "62.5% (ended before)"], ["", "GXPO K=5", "87.5% (ended before)"],
@@ -127,9 +124,7 @@ def test_the_baseline_may_be_named_by_configuration_run_or_name(client: TestClie
         assert answer["baseline"] == "GXPO K=5"
         assert group(answer, "GXPO K=5")["is_baseline"]
     refused = client.get("/api/v1/compare", params={"runs": list(two), "baseline": "PPO"})
-    assert refused.status_code == 422
-    assert refused.json()["errors"][0]["field"] == "baseline"
-    assert "'GRPO', 'GXPO K=5'" in refused.json()["detail"]
+    assert (refused.status_code, "'GRPO', 'GXPO K=5'" in refused.json()["detail"]) == (422, True)
 
 
 def test_a_run_without_evaluations_is_listed_and_the_rest_is_compared(
@@ -137,24 +132,18 @@ def test_a_run_without_evaluations_is_listed_and_the_rest_is_compared(
 ) -> None:
     waiting = add_run(database, config(GXPO, 7, "waiting"))
     other = evaluated_run(database, config(GXPO, 8), RISING, benchmarks=("hard",))
-    answer = compare(client, runs=[*two, waiting, other], benchmark="easy")
-    assert len(answer["groups"]) == 2
-    reasons = {waiting: "it has no evaluation (yet)", other: "no evaluation of 'easy'; it has ['hard']"}
-    assert {run["run"]: run["reason"] for run in answer["left_out"]} == reasons
-    refused = client.get("/api/v1/compare", params={"runs": [waiting]})
-    assert refused.status_code == 422
-    assert refused.json()["left_out"][0]["run"] == waiting
-    refused = client.get("/api/v1/compare", params={"runs": [*two, other]})
-    assert refused.status_code == 422
-    assert "no common benchmark" in refused.json()["detail"]
-
-
-def test_seeds_that_share_no_step_are_left_out(client: TestClient, database: Database, two: tuple[str, str]) -> None:
     sfpo = {"name": "sfpo", "k": 3}
     odd = [evaluated_run(database, config(sfpo, seed), {step: [0.5]}) for seed, step in ((0, 3), (1, 4))]
-    answer = compare(client, runs=[*two, *odd])
+    answer = compare(client, runs=[*two, waiting, other, *odd], benchmark="easy")
     assert [configuration["name"] for configuration in answer["groups"]] == ["GRPO", "GXPO K=5"]
-    assert {run["run"] for run in answer["left_out"]} == set(odd)
+    reasons = {run["run"]: run["reason"] for run in answer["left_out"]}
+    assert reasons.keys() == {waiting, other, *odd}, "seeds that share no step too"
+    assert reasons[waiting] == "it has no evaluation (yet)"
+    assert reasons[other] == "no evaluation of 'easy'; it has ['hard']"
+    refused = client.get("/api/v1/compare", params={"runs": [waiting]})
+    assert (refused.status_code, refused.json()["left_out"][0]["run"]) == (422, waiting)
+    refused = client.get("/api/v1/compare", params={"runs": [*two, other]})
+    assert (refused.status_code, "no common benchmark" in refused.json()["detail"]) == (422, True)
 
 
 def test_the_further_run_of_a_seed_counts_and_benchmarks_are_averaged(client: TestClient, database: Database) -> None:
@@ -187,21 +176,9 @@ def test_unequal_conditions_are_named_apart_from_the_compared_settings(client: T
     assert not {"name", "seed"} & settings.keys()
 
 
-@pytest.fixture
-def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """One entry for each comparison that was not taken from memory."""
-    run: list[str] = []
-    original = service.compare
-
-    def compare(session: Any, loaded: Any, query: Any, budgets: Any) -> Any:
-        run.append(query.model_dump_json())
-        return original(session, loaded, query, budgets)
-
+def test_without_z_scores_a_step_changes_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = Mock(wraps=service.compare)  # called for what is not taken from memory
     monkeypatch.setattr(service, "compare", compare)
-    return run
-
-
-def test_without_z_scores_a_step_changes_nothing(database: Database, worked_out: list[str]) -> None:
     run = evaluated_run(database, config(GXPO), RISING, shutoff=12)
     launched = reporting.launch(database, run, 2)
     reporting.send(database, launched, reporting.body(1, 2))  # it runs from now on
@@ -212,9 +189,9 @@ def test_without_z_scores_a_step_changes_nothing(database: Database, worked_out:
     rows = [reporting.metric_row(21, **{"gate/z": 9.0, "gate/threshold": 0.5})]
     reporting.send(database, launched, reporting.body(2, 2, metrics=rows, offsets={"metrics": 20}))
     assert compare_here(database, runs=[run], gates=False) == without
-    assert len(worked_out) == 2
+    assert compare.call_count == 2
     assert compare_here(database, runs=[run])["groups"][0]["runs"][0]["gate"]["z"][-1] == 9.0
-    assert len(worked_out) == 3
+    assert compare.call_count == 3
 
 
 def test_every_change_is_in_the_next_answer(client: TestClient, database: Database) -> None:
@@ -232,15 +209,10 @@ def test_every_change_is_in_the_next_answer(client: TestClient, database: Databa
     def evaluation(step: int, attempt: int = 1, **values: Any) -> dict[str, Any]:
         return reporting.evaluation_row(step, attempt, **({"scores": {"pass@1": step / 100}} | values))
 
-    def rename() -> None:
-        assert client.patch(f"/api/v1/runs/{run}", json={"name": "other"}).status_code == 200
-
     changes: dict[str, Callable[[], object]] = {
         "an evaluation": lambda: report(evaluations=[evaluation(10)]),
         "the first value of a gate": lambda: report(metrics=[reporting.metric_row(11, **{"gate/z": 1.0})]),
-        "another one": lambda: report(metrics=[reporting.metric_row(12, **{"gate/z": 1.0})]),
-        "a name": rename,
-        "a state": lambda: client.post(f"/api/v1/runs/{run}/cancel"),
+        "a name": lambda: client.patch(f"/api/v1/runs/{run}", json={"name": "other"}),
         "a later attempt": lambda: report(metrics=[reporting.metric_row(10, 2, **{"gate/z": 2.0})]),
         "its evaluation": lambda: report(evaluations=[evaluation(10, 2, scores={"pass@1": 0.5})]),
         "a run of the group": lambda: evaluated_run(database, config(GRPO), RISING, group=group_id),
@@ -294,8 +266,7 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
     ({"runs": ",".join(f"r{number}" for number in range(201))}, 422, "at most 200"),
     ({"runs": "r1", "metric": "length_mean"}, 422, "metric"),
     ({"runs": "r1", "smoothing": "1"}, 422, "smoothing"),
-    ({"runs": "r1", "smoothing": "nan"}, 422, "smoothing"),
-    ({"runs": "r1", "sampling_share": "1"}, 422, "sampling_share"),
+    ({"runs": "r1", "sampling_share": "nan"}, 422, "sampling_share"),
     ({"runs": "r1", "budgets": "soon"}, 422, "is not a budget"),
     ({"runs": "r1", "budgets": "hours:-1"}, 422, "is not a budget"),
     ({"runs": "r1", "budgets": "inf"}, 422, "is not a budget"),
@@ -388,16 +359,15 @@ def test_it_ends_with_the_service(tmp_path: Path, ending: signal.Signals) -> Non
 
 
 def trained(database: Database, rule: dict[str, Any], *scores: float | str, seed: int = 0, **more: Any) -> str:
-    """A run that takes a step of three passes with GXPO, and one with GRPO; a score before the first step and after
-    each."""
+    """A score before the first step and after each of three passes with GXPO, one with GRPO."""
     passes = 3 if rule["name"] == "gxpo" else 1
     made = config(rule, seed, str(rule["name"]), rate=more.pop("rate", 1e-5))
-    extra = more.pop("extra", {})
+    steps: Any = {"reward/mean": 0.5} | more.pop("extra", {})
     run = add_run(database, made, **more)
-    rows = [reporting.metric_row(0, **{"eval/average/pass@1": scores[0]})]
-    for step, score in enumerate(scores[1:], start=1):
-        names = {"reward/mean": 0.5, "update/backward_passes_total": step * passes, "eval/average/pass@1": score}
-        rows.append(reporting.metric_row(step, **names, **extra))
+    rows = []
+    for step, score in enumerate(scores):
+        own: Any = {"update/backward_passes_total": step * passes, **steps} if step else {}
+        rows.append(reporting.metric_row(step, **own, **{"eval/average/pass@1": score}))
     report(database, run, metrics=rows)
     return run
 
@@ -439,12 +409,10 @@ def test_a_run_is_told_with_its_gate_its_scores_and_the_baseline_of_its_group(
 
 def test_a_control_with_another_learning_rate_is_a_baseline_too(client: TestClient, database: Database) -> None:
     group, rate = add_group(database), "learner.optimizer.learning_rate"
-    trained(database, GRPO, 0.1, 0.2, group=group, values={"seed": 0})
-    control = trained(database, GRPO, 0.1, 0.3, group=group, values={"seed": 0, rate: 2e-5}, rate=2e-5)
+    # It went to one pass, GXPO was evaluated after three.
+    trained(database, GRPO, 0.1, 0.3, group=group, values={"seed": 0})
     run = trained(database, GXPO, 0.1, 0.4, group=group, values={"seed": 0})
-    compared = headline(client, run)["parts"][-1]
-    # GRPO went to one pass, GXPO was evaluated after three.
-    assert (compared["topic"], control not in compared["runs"]) == ("evaluation", True)
+    assert headline(client, run)["parts"][-1]["topic"] == "evaluation"
     longer = trained(database, GRPO, 0.1, 0.2, 0.25, 0.3, group=group, values={"seed": 0, rate: 3e-5}, rate=3e-5)
     compared = headline(client, run)["parts"][-1]
     assert compared["text"] == "This is 10.0 points above GRPO lr 3e-05 with the same seed."

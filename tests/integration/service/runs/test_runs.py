@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select
+from sqlalchemy import select
 from support import queued_runs as runs
 from support import reporting
 
@@ -43,17 +43,11 @@ def submit(client: TestClient) -> Submit:
 
 @pytest.fixture
 def lead_to(database: Database) -> LeadTo:
-    """Puts a run in a state."""
     return lambda run_id, state: runs.change(database, run_id, state=RunState(state))
 
 
 def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
-
-
-def count(database: Database, table: type) -> int:
-    with database.reading() as session:
-        return session.scalar(select(func.count()).select_from(table)) or 0
 
 
 def test_a_submitted_run_is_queued_whole(client: TestClient, database: Database) -> None:
@@ -83,7 +77,7 @@ def test_a_refused_run_names_every_bad_member_and_leaves_nothing(client: TestCli
     assert answer.status_code == 422
     fields = [error["field"] for error in answer.json()["errors"]]
     assert fields == ["config.learner.rule.k", "config.placement.ray_address", "group"]
-    assert [count(database, table) for table in (Run, Event, IdempotencyKey)] == [0, 1, 0]  # the event: a token
+    assert [runs.count(database, table) for table in (Run, Event, IdempotencyKey)] == [0, 1, 0]  # the event: a token
     assert client.post(f"{API}/runs", json=BODY, headers={"Idempotency-Key": "k"}).status_code == 201
 
 
@@ -91,9 +85,7 @@ def test_validate_shows_errors_cost_completed_config_and_equal_runs(
     client: TestClient, submit: Submit, database: Database
 ) -> None:
     earlier = submit(name="earlier")
-    answer = client.post(f"{API}/runs/validate", json=BODY)
-    assert answer.status_code == 200
-    validation = answer.json()
+    validation = client.post(f"{API}/runs/validate", json=BODY).raise_for_status().json()
     assert validation["valid"]
     assert (validation["cost"]["steps"], validation["cost"]["backward_passes"]) == (40, 120)
     assert [run["id"] for run in validation["equal_runs"]] == [earlier["id"]]
@@ -105,7 +97,7 @@ def test_validate_shows_errors_cost_completed_config_and_equal_runs(
     bad = client.post(f"{API}/runs/validate", json={"config": {"seed": -1}}).json()
     assert not bad["valid"]
     assert [error["field"] for error in bad["errors"]] == ["config.seed"]
-    assert count(database, Run) == 1
+    assert runs.count(database, Run) == 1
 
 
 def test_only_the_submitter_or_an_admin_deletes_a_run(anonymous: TestClient, token_for: Callable[[str], str]) -> None:
@@ -174,24 +166,14 @@ def test_a_request_leads_to_its_state_or_is_refused_with_the_present_one(
     assert (ended["state"], ended["ended_at"] is None) == ("cancelled", False)
 
 
-def test_a_run_may_name_the_run_that_its_config_was_taken_from(client: TestClient, submit: Submit) -> None:
-    original = submit()
-    body = {"config": original["config"], "clone_of": original["id"]}
-    made = client.post(f"{API}/runs", json=body).raise_for_status().json()
-    assert (made["parent_id"], made["parent_kind"]) == (original["id"], "clone")
-    assert client.post(f"{API}/runs", json=body | {"clone_of": "r01none"}).status_code == 404
-
-
 def test_a_clone_has_the_config_with_overrides_and_names_its_original(
     client: TestClient, submit: Submit, lead_to: LeadTo
 ) -> None:
     run = submit(name="original", priority=3)
     lead_to(run["id"], "running")
     path = f"{API}/runs/{run['id']}/clone"
-    plain = client.post(path)
-    assert plain.status_code == 201
-    assert plain.json()["config"] == run["config"]
-    assert plain.json()["config_sha256"] == run["config_sha256"]
+    plain = client.post(path).raise_for_status().json()
+    assert (plain["config"], plain["config_sha256"]) == (run["config"], run["config_sha256"])
     body = {"overrides": ["learner.rule.name=sfpo", "name=other"], "tags": []}
     changed = client.post(path, json=body).json()
     assert (changed["parent_id"], changed["parent_kind"]) == (run["id"], "clone")
@@ -200,6 +182,10 @@ def test_a_clone_has_the_config_with_overrides_and_names_its_original(
     bad = client.post(path, json={"overrides": ["learner.rule.k=1"]})
     assert (bad.status_code, bad.json()["errors"][0]["field"]) == (422, "config.learner.rule.k")
     assert client.post(f"{API}/runs/r0/clone").status_code == 404
+    body = {"config": run["config"], "clone_of": run["id"]}
+    taken = client.post(f"{API}/runs", json=body).raise_for_status().json()
+    assert (taken["parent_id"], taken["parent_kind"]) == (run["id"], "clone")
+    assert client.post(f"{API}/runs", json=body | {"clone_of": "r01none"}).status_code == 404
 
 
 def test_retry_is_for_failed_and_cancelled_runs(client: TestClient, submit: Submit, lead_to: LeadTo) -> None:
@@ -209,9 +195,7 @@ def test_retry_is_for_failed_and_cancelled_runs(client: TestClient, submit: Subm
         lead_to(run["id"], state)
         assert client.post(f"{API}/runs/{run['id']}/retry").status_code == 409
     lead_to(run["id"], "failed")
-    answer = client.post(f"{API}/runs/{run['id']}/retry")
-    again = answer.json()
-    assert answer.status_code == 201
+    again = client.post(f"{API}/runs/{run['id']}/retry").raise_for_status().json()
     assert (again["parent_id"], again["parent_kind"], again["state"]) == (run["id"], "retry", "queued")
     assert (again["config"], again["group"]) == (run["config"], group["id"])
 
@@ -240,7 +224,9 @@ def test_progress_is_that_of_the_bound_nearest_to_its_end(
 # Idempotency
 
 
-def test_one_key_and_body_make_one_run_and_another_body_is_refused(client: TestClient, database: Database) -> None:
+def test_a_tokens_key_and_body_make_one_run_and_another_body_is_refused(
+    client: TestClient, database: Database, token_for: Callable[[str], str]
+) -> None:
     headers = {"Idempotency-Key": "once"}
     first = client.post(f"{API}/runs", json=BODY, headers=headers)
     again = client.post(f"{API}/runs", json=BODY, headers=headers)
@@ -250,9 +236,15 @@ def test_one_key_and_body_make_one_run_and_another_body_is_refused(client: TestC
     assert other.status_code == 409
     assert client.post(f"{API}/runs/{first.json()['id']}/clone", json={}, headers=headers).status_code == 409
     assert client.post(f"{API}/groups", json={"name": "g"}, headers=headers).status_code == 409
-    assert count(database, Run) == 1
+    assert runs.count(database, Run) == 1
     for bad in ("", "a b", "x" * 201, "\t"):
         assert client.post(f"{API}/runs", json=BODY, headers={"Idempotency-Key": bad}).status_code == 422, bad
+    mine = first.json()["id"]
+    other = client.post(f"{API}/runs", json=BODY, headers=headers | bearer(token_for("submitter")))
+    assert (other.status_code, other.json()["id"] == mine) == (201, False)
+    client.post(f"{API}/runs/{mine}/cancel")
+    assert client.delete(f"{API}/runs/{mine}").status_code == 204
+    assert client.post(f"{API}/runs", json=BODY, headers=headers).status_code == 410, "a key outlives its run"
 
 
 def test_clone_retry_group_and_sweep_take_keys_too(client: TestClient, submit: Submit, lead_to: LeadTo) -> None:
@@ -265,16 +257,6 @@ def test_clone_retry_group_and_sweep_take_keys_too(client: TestClient, submit: S
         first, again = (client.post(f"{API}{path}", json=body, headers=headers) for _ in range(2))
         assert (first.status_code, again.status_code) == (201, 200), path
         assert first.json() == again.json()
-
-
-def test_keys_belong_to_their_token_and_outlive_their_run(client: TestClient, token_for: Callable[[str], str]) -> None:
-    key = {"Idempotency-Key": "same"}
-    mine = client.post(f"{API}/runs", json=BODY, headers=key).json()["id"]
-    other = client.post(f"{API}/runs", json=BODY, headers=key | bearer(token_for("submitter")))
-    assert (other.status_code, other.json()["id"] == mine) == (201, False)
-    client.post(f"{API}/runs/{mine}/cancel")
-    assert client.delete(f"{API}/runs/{mine}").status_code == 204
-    assert client.post(f"{API}/runs", json=BODY, headers=key).status_code == 410
 
 
 def test_fifty_submissions_at_once_with_one_key_make_one_run(client: TestClient, database: Database) -> None:
@@ -290,8 +272,8 @@ def test_fifty_submissions_at_once_with_one_key_make_one_run(client: TestClient,
     statuses = [status for status, _ in answers]
     assert sorted(statuses) == [200] * 49 + [201], answers
     assert len({run_id for _, run_id in answers}) == 1
-    assert count(database, Run) == 1
-    assert count(database, RunTag) == 2
+    assert runs.count(database, Run) == 1
+    assert runs.count(database, RunTag) == 2
 
 
 # Deleting
@@ -315,7 +297,7 @@ def test_only_a_run_that_has_ended_is_deleted_with_rows_and_files(
     lead_to(run["id"], "failed")
     assert (client.delete(path).status_code, folder.exists()) == (204, False)
     assert [client.get(path).status_code, client.delete(path).status_code] == [404, 404]
-    assert (count(database, Run), count(database, RunTag)) == (0, 0)
+    assert (runs.count(database, Run), runs.count(database, RunTag)) == (0, 0)
     with database.reading() as session:
         kinds = list(session.scalars(select(Event.kind).order_by(Event.number)))
         assert kinds == ["token_created", "run_deleted"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,28 +24,23 @@ from gxpo_trainer.errors import ConfigError
 
 
 def run(**changes: Any) -> Any:
-    progress = {
+    progress: dict[str, Any] = {
         "fraction": 0.4,
         "steps": 12,
         "step_budget": 30,
-        "backward_passes": 36.0,
-        "backward_passes_budget": None,
-        "tokens": 1000.0,
-        "training_s": 60.0,
         "seconds_left": 192.0,
         "queue_position": None,
     }
-    base = {
-        "id": "r01jd5cv3q80000000000",
+    progress |= {"backward_passes": 36.0, "backward_passes_budget": None}
+    base: dict[str, Any] = {
+        "id": "r1",
         "name": "demo",
         "state": "running",
-        "reason": None,
         "phase": "training",
-        "silent_s": None,
-        "recoveries": 0,
         "reward": 0.3125,
         "score": 0.31,
     }
+    base |= {"reason": None, "silent_s": None, "recoveries": 0}
     return base | changes | {"progress": progress | changes.get("progress", {})}
 
 
@@ -118,17 +113,10 @@ def test_a_demo_takes_a_folder_that_holds_nothing(tmp_path: Path) -> None:
     assert free_folder(wanted) == tmp_path / "demo-3"
 
 
-class Answering:
-    """A client whose service gives one answer."""
-
-    def post(self, path: str, *, body: dict[str, Any]) -> dict[str, Any]:
-        cost = {"steps": 4, "backward_passes": 12, "per_step_words": "GXPO"}
-        plan = {"device": "l4-24", "advice": "set learner.zero_stage = 3"}
-        return {"valid": True, "cost": cost, "equal_runs": [], "plan": plan}
-
-
 def test_a_check_prints_the_cost_and_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    client: Any = Answering()
+    cost = {"steps": 4, "backward_passes": 12, "per_step_words": "GXPO"}
+    plan = {"device": "l4-24", "advice": "set learner.zero_stage = 3"}
+    client: Any = SimpleNamespace(post=lambda *_, **__: {"valid": True, "cost": cost, "equal_runs": [], "plan": plan})
     assert _check(Namespace(json=False), client, {}) == 0
     lines = ["valid; 4 steps, at most 12 backward passes (GXPO)", "does not fit on l4-24: set learner.zero_stage = 3"]
     assert capsys.readouterr().out.splitlines() == lines
@@ -160,13 +148,7 @@ def test_what_cannot_be_asked(url: str) -> None:
             read_settings(**{name: value})
 
 
-Servers = tuple[RecordingServer, RecordingServer]
-
-
-@pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
-    """A service on loopback, and the proxy that the environment names; both only know that they are ready."""
-
+def test_loopback_is_asked_itself_and_other_machines_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     def respond(request: Request) -> int:
         return 200 if request.path.endswith("/health/ready") else 404
 
@@ -175,30 +157,15 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
             monkeypatch.setenv(name, proxy.url)
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        yield service, proxy
-
-
-def paths(server: RecordingServer) -> list[str]:
-    return [request.path for request in server.requests]
-
-
-def ask_all(url: str) -> None:
-    """The scheduler of Ray and of the API, and the command line of the service."""
-    assert RayLauncher(url).status("j1") == JobStatus("unknown")
-    assert is_up(f"{url}/health/ready", 2.0)
-    with Client(connect(url), None) as client, pytest.raises(NotFound):
-        client.run("r1")
-
-
-PATHS = ["/api/jobs/j1", "/health/ready", "/api/v1/runs/r1"]
-
-
-def test_loopback_is_asked_itself_and_other_machines_through_the_proxy(servers: Servers) -> None:
-    service, proxy = servers
-    ask_all(service.url)
-    assert (paths(service), paths(proxy)) == (PATHS, [])
-    ask_all("http://gxpo.invalid:8000")
-    assert (paths(service), paths(proxy)) == (PATHS, [f"http://gxpo.invalid:8000{path}" for path in PATHS])
+        for url in (service.url, "http://gxpo.invalid:8000"):
+            # The scheduler of Ray and of the API, and the command line of the service.
+            assert RayLauncher(url).status("j1") == JobStatus("unknown")
+            assert is_up(f"{url}/health/ready", 2.0)
+            with Client(connect(url), None) as client, pytest.raises(NotFound):
+                client.run("r1")
+    paths = ["/api/jobs/j1", "/health/ready", "/api/v1/runs/r1"]
+    assert [request.path for request in service.requests] == paths
+    assert [request.path for request in proxy.requests] == [f"http://gxpo.invalid:8000{path}" for path in paths]
 
 
 def test_a_token_file_that_is_named_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,12 +23,9 @@ def over_steps(histories: dict[str, dict[int, float]], max_points: int, **query:
     return series_of(stored, SeriesQuery(names=[*stored], max_points=max_points, **query), None)
 
 
-def test_smoothing_is_the_exponential_average() -> None:
+def test_smoothing_is_the_exponential_average_of_what_is_finite() -> None:
     # m0 = 1; m1 = 0.5 * 1 + 0.5 * 3 = 2; m2 = 0.5 * 2 + 0.5 * 0 = 1
     assert smooth(np.array([1.0, 3.0, 0.0]), 0.5).tolist() == [1.0, 2.0, 1.0]
-
-
-def test_smoothing_passes_over_what_is_not_finite() -> None:
     averaged = smooth(np.array([math.nan, 1.0, math.nan, 3.0, math.inf]), 0.5).tolist()
     assert math.isnan(averaged[0])
     assert math.isnan(averaged[2])
@@ -36,15 +33,11 @@ def test_smoothing_passes_over_what_is_not_finite() -> None:
     assert smooth(np.empty(0), 0.5).tolist() == []
 
 
-def test_an_increment_continues_the_average() -> None:
-    values = {step: float(step % 3) for step in range(50)}
-    whole = over_steps({"a": values}, 100, smoothing=0.6)["a"]
-    later = over_steps({"a": values}, 100, after=39, smoothing=0.6)["a"]
-    assert later["steps"] == list(range(40, 50))
-    assert later["y"] == whole["y"][40:]
-
-
-def test_the_gate_and_the_passes_are_never_smoothed() -> None:
+def test_an_increment_continues_the_average_and_the_gate_and_the_passes_have_none() -> None:
+    steps = {step: float(step % 3) for step in range(50)}
+    whole = over_steps({"a": steps}, 100, smoothing=0.6)["a"]
+    later = over_steps({"a": steps}, 100, after=39, smoothing=0.6)["a"]
+    assert (later["steps"], later["y"]) == (list(range(40, 50)), whole["y"][40:])
     values = {1: 0.0, 2: 4.0}
     names = "gate/z", "update/backward_passes", "update/backward_passes_total", "reward/mean"
     series = over_steps(dict.fromkeys(names, values), 10, smoothing=0.5)

@@ -27,6 +27,8 @@ def test_a_file_below_is_read(run: RunFiles) -> None:
     assert run.names("a") == ["b"]
     assert run.files() == [("a", "b", "file")]
     assert run.status("a", "b", "file").st_size == 6
+    with pytest.raises(ValueError, match="larger than 5 bytes"):
+        run.read("a", "b", "file", most_bytes=5)
 
 
 @pytest.mark.parametrize(
@@ -49,30 +51,14 @@ def test_links_pipes_and_folders_are_no_files(run: RunFiles, tmp_path: Path) -> 
         with pytest.raises(FileNotFoundError):
             run.open(*parts)
     assert run.files() == [("a", "b", "file")]
-
-
-def test_a_folder_of_a_run_that_is_a_link_does_not_exist(run: RunFiles, tmp_path: Path) -> None:
-    (tmp_path / "artifacts" / "r2").symlink_to(tmp_path / "artifacts" / "r1")
+    (tmp_path / "artifacts" / "r2").symlink_to(folder)
     with pytest.raises(FileNotFoundError):
         RunFiles(tmp_path / "artifacts", "r2").names()
 
 
-def test_a_file_larger_than_allowed_is_refused(run: RunFiles) -> None:
-    with pytest.raises(ValueError, match="larger than 5 bytes"):
-        run.read("a", "b", "file", most_bytes=5)
-
-
-def line(step: int) -> str:
-    row = {"attempt": 1, "step": step, "time": 2.0, "begin": 1.5, "spans": [["learner", "updating", 0.0, 0.5]]}
-    return json.dumps(row) + "\n"
-
-
-def write(root: Path, text: str) -> RunFiles:
-    (root / "r1").mkdir()
-    (root / "r1" / "timeline.jsonl").write_text(text, encoding="utf-8")
-    return RunFiles(root, "r1")
-
-
-def test_a_long_file_is_read_from_its_end_only(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(timeline, "LARGEST_TAIL", 2 * len(line(1)) + 5)
-    assert [item.step for item in last_steps(write(tmp_path, "".join(map(line, range(6)))), 9)] == [4, 5]
+def test_a_long_file_is_read_from_its_end_only(run: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"attempt": 1, "time": 2.0, "begin": 1.5, "spans": [["learner", "updating", 0.0, 0.5]]}
+    lines = [json.dumps(row | {"step": step}) + "\n" for step in range(6)]
+    (tmp_path / "artifacts" / "r1" / "timeline.jsonl").write_text("".join(lines))
+    monkeypatch.setattr(timeline, "LARGEST_TAIL", 2 * len(lines[0]) + 5)
+    assert [item.step for item in last_steps(run, 9)] == [4, 5]

@@ -171,25 +171,21 @@ def test_the_budget_in_passes_caps_them_and_is_named() -> None:
     loose = expected_cost(config({"name": "gxpo"}, steps=40, backward_passes=121))
     assert loose.backward_passes == 120
     assert "budget" not in loose.per_step_words
-
-
-def test_passes_alone_bound_the_steps_of_grpo() -> None:
+    # Passes alone bound the steps of GRPO.
     assert expected_cost(config({"name": "grpo"}, backward_passes=50)).steps == 50
     assert expected_cost(config({"name": "gxpo"}, backward_passes=50)).steps is None
 
 
 def test_logical_cpus_and_gpus_of_a_run() -> None:
     placement = {"learner_ranks": 4, "learner_cpus": 1.5, "sampler_cpus": 0.75, "verifier_cpus": 0.25}
-    body = {"placement": placement | {"device": "cpu"}}
-    assert resources(RunConfig.model_validate(body)) == (7.0, 0.0)
-    # Four ranks and an engine, where there are GPUs.
-    body = {"placement": placement}
-    assert resources(RunConfig.model_validate(body)) == (7.0, 5.0)
-    body = {"placement": placement | {"device": "gpu", "tensor_parallel": 2}}
-    assert resources(RunConfig.model_validate(body)) == (7.0, 6.0)
-    # Two engines on two GPUs each: with the learner's four ranks on the same four, or on eight.
-    body = {"placement": placement | {"device": "gpu", "tensor_parallel": 2, "samplers": 2}}
-    assert resources(RunConfig.model_validate(body)) == (7.75, 4.0)
-    body["placement"]["colocate"] = False
-    assert resources(RunConfig.model_validate(body)) == (7.75, 8.0)
-    assert resources(RunConfig.model_validate({"placement": {"samplers": 2, "device": "cpu"}})) == (2.75, 0.0)
+    gpus = placement | {"device": "gpu", "tensor_parallel": 2}
+    for given, held in (
+        (placement | {"device": "cpu"}, (7.0, 0.0)),
+        (placement, (7.0, 5.0)),  # four ranks and an engine, where there are GPUs
+        (gpus, (7.0, 6.0)),
+        # Two engines on two GPUs each: with the learner's four ranks on the same four, or on eight.
+        (gpus | {"samplers": 2}, (7.75, 4.0)),
+        (gpus | {"samplers": 2, "colocate": False}, (7.75, 8.0)),
+        ({"samplers": 2, "device": "cpu"}, (2.75, 0.0)),
+    ):
+        assert resources(RunConfig.model_validate({"placement": given})) == held

@@ -35,9 +35,6 @@ def test_the_grid_times_the_seeds_with_the_seeds_innermost() -> None:
     assert (first.learner.rule.k, first.learner.rule.alpha, first.seed) == (3, 0.1, 0)
     assert first.name == "s k=3 alpha=0.1 seed=0"
     assert first.rollout == load_preset("demo").rollout
-
-
-def test_without_grid_and_seeds_it_is_the_base_alone() -> None:
     (run,) = sweep({"preset": "demo", "overrides": ["seed=5"]})
     assert run.config == load_preset("demo", ["seed=5"]).model_copy(update={"name": "s seed=5"})
     assert run.values == {"seed": 5}
@@ -91,9 +88,6 @@ def test_every_bad_axis_and_setting_is_named_once() -> None:
     assert errors_of(base={"preset": "nope"}).keys() == {"base.preset"}
     assert errors_of(base={"toml": "a ="}).keys() == {"base.toml"}
     assert errors_of(base={"preset": "demo", "overrides": ["x"]}).keys() == {"base.overrides[0]"}
-
-
-def test_two_combinations_that_are_one_run_are_refused_and_rules_need_a_base_with_a_look_ahead() -> None:
     assert "contains a duplicate" in errors_of(grid={"name": ["a", "b"]})["grid"]
     assert errors_of(base={"preset": "demo-grpo"}, preset="rules").keys() == {"config.learner.rule.name"}
 
@@ -118,14 +112,14 @@ def test_a_sweep_has_at_most_500_runs_control_included() -> None:
 
 
 def test_the_cost_comes_first_in_runs_and_passes() -> None:
-    request = SweepRequest.model_validate({"name": "s", "base": {"preset": "demo"}, "preset": "rules", "seeds": [0, 1]})
-    planned = validate_sweep(request, None, SERVER)
-    assert planned.valid
-    assert planned.cost is not None
+    of_rules: dict[str, Any] = {"base": {"preset": "demo"}, "preset": "rules", "seeds": [0, 1]}
+    unknown: dict[str, Any] = {"base": {"config": {"budget": {"hours": 1}}}}
     # 40 steps: GRPO 1, SFPO K=5 6, GXPO 3, control 1 pass a step, two seeds each.
-    assert (planned.cost.runs, planned.cost.steps, planned.cost.backward_passes) == (8, 320, 2 * 40 * (1 + 6 + 3 + 1))
-    assert [run.rule_label for run in planned.runs[::2]] == ["GRPO", "SFPO K=5", "GXPO K=5", "GRPO"]
-    unknown = SweepRequest.model_validate({"name": "s", "base": {"config": {"budget": {"hours": 1}}}})
-    cost = validate_sweep(unknown, None, SERVER).cost
-    assert cost is not None
-    assert (cost.steps, cost.backward_passes) == (None, None)
+    for body, costs, labels in (
+        (of_rules, (8, 320, 2 * 40 * (1 + 6 + 3 + 1)), ["GRPO", "SFPO K=5", "GXPO K=5", "GRPO"]),
+        (unknown, (1, None, None), ["GXPO K=5"]),
+    ):
+        planned = validate_sweep(SweepRequest.model_validate({"name": "s"} | body), None, SERVER)
+        assert planned.cost is not None
+        assert (planned.cost.runs, planned.cost.steps, planned.cost.backward_passes) == costs
+        assert [run.rule_label for run in planned.runs[::2]] == labels
