@@ -71,7 +71,7 @@ class Bench:
 
     def request(self, script: dict[str, Any], samples: int = 3, *, seed: int = 0, **changes: Any) -> SampleRequest:
         """A request of a problem of its own, named by its seed."""
-        prompt = PROBLEMS[seed].prompt
+        prompt = PROBLEMS[seed]
         problem = Problem(str(seed), prompt.text, prompt.gold, script)
         ids = render_messages([{"role": "user", "content": prompt.text}], self.tokenizer)
         start = EpisodeStart(problem, seed, changes.pop("max_prompt_tokens", None))
@@ -232,7 +232,7 @@ def test_first_messages_are_the_prompt_and_must_be_the_same(bench: Bench) -> Non
             bench.request({**TWICE, "fails": 0}, 1, seed=4),
         ]
     )
-    messages = [system, {"role": "user", "content": PROBLEMS[0].prompt.text}]
+    messages = [system, {"role": "user", "content": PROBLEMS[0].text}]
     assert played.groups["0"].prompt_token_ids.tolist() == render_messages(messages, bench.tokenizer).tolist()
     details = [s.episode.detail for s in played.groups["1"].samples if s.episode and s.episode.end == "error"]
     # Replies may come in any order: the first decides what the group sees.
@@ -273,9 +273,9 @@ def test_an_update_in_flight_keeps_the_versions_of_a_conversation(bench: Bench, 
 
 AGENT = AgentConfig(command=("scripted",), max_request_tokens=30)
 ASKS = [
-    {"say": PROBLEMS[0].prompt.text},
+    {"say": PROBLEMS[0].text},
     {"say": "no"},
-    {"say": PROBLEMS[1].prompt.text, "alone": True},
+    {"say": PROBLEMS[1].text, "alone": True},
     {"say": "shorter", "max_tokens": 3},
     {"say": "hotter", "sampling": {"temperature": 1.5}},
     {"say": "up to =", "stop": ("=", "1")},

@@ -173,7 +173,7 @@ def load_benchmark(
     if name in EMBEDDED_TASKS:
         levels = embedded_levels(name, data)
         generated = generate("heldout", evaluation.num_problems or HELD_OUT_PROBLEMS, HELD_OUT_SEED, levels)
-        prompts, label = tuple(problem.prompt for problem in generated), name
+        prompts, label = tuple(replace(prompt, completion=None) for prompt in generated), name
     elif name.endswith(SUFFIXES):
         prompt_field = evaluation.prompt_field or data.prompt_field
         answer_field = evaluation.answer_field or data.answer_field
