@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -171,10 +172,7 @@ def test_answers_are_split_at_their_outermost_level(text: str, expected: Shape) 
 
 
 def nested(wrap: Callable[[str], str], count: int) -> str:
-    text = "7"
-    for _ in range(count):
-        text = wrap(text)
-    return text
+    return functools.reduce(lambda text, _: wrap(text), range(count), "7")
 
 
 def innermost(answer: structure.Answer) -> str:
