@@ -13,64 +13,61 @@ def text_of(response: str) -> str | None:
     return extract.extract_answer(response) or None
 
 
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
+def test_the_final_answer_is_extracted() -> None:
+    answers: dict[str, str | None] = {
         # The last balanced box.
-        (r"So \boxed{1} is wrong. It is \boxed{2}.", "2"), (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed {7} apples", "7"), (r"\boxed 7 ", "7"), (r"we get \boxed{5} and then \boxed{6", "5"),
-        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        r"So \boxed{1} is wrong. It is \boxed{2}.": "2", r"\boxed{\frac{1}{2}}": r"\frac{1}{2}",
+        r"\boxed {7} apples": "7", r"\boxed 7 ": "7", r"we get \boxed{5} and then \boxed{6": "5",
+        r"\boxed{\{1,2\}}": r"\{1,2\}",
         # Boxes joined in one sentence are one list.
-        (r"\boxed{1} and \boxed{2}", "1, 2"), (r"\(\boxed{1}\), \(\boxed{2}\)", "1, 2"),
-        (r"\boxed{(3, 3)} \text{ for part (a) and } \boxed{(1, 1)}", "(3, 3), (1, 1)"),
-        (r"First \boxed{1}. Now we know more. Hence \boxed{2}", "2"),
+        r"\boxed{1} and \boxed{2}": "1, 2", r"\(\boxed{1}\), \(\boxed{2}\)": "1, 2",
+        r"\boxed{(3, 3)} \text{ for part (a) and } \boxed{(1, 1)}": "(3, 3), (1, 1)",
+        r"First \boxed{1}. Now we know more. Hence \boxed{2}": "2",
         # A final-answer sentence counts when it comes last and has an answer.
-        ("Final Answer: The final answer is $12$. I hope it is correct.", "12"),
-        (r"\boxed{255} is earned. Final Answer: The final answer is $10,455$. I hope it is correct.", "10,455"),
-        ("Final Answer: The largest $n$ is 34.", "34"),
-        ("Final Answer: The volume of $ABCDEFGH$ is 120. I hope it is correct.", "120"),
-        ("**Final Answer:** **16**", "16"), (r"\boxed{7}. So the final answer is correct.", "7"),
+        "Final Answer: The final answer is $12$. I hope it is correct.": "12",
+        r"\boxed{255} is earned. Final Answer: The final answer is $10,455$. I hope it is correct.": "10,455",
+        "Final Answer: The largest $n$ is 34.": "34",
+        "Final Answer: The volume of $ABCDEFGH$ is 120. I hope it is correct.": "120",
+        "**Final Answer:** **16**": "16", r"\boxed{7}. So the final answer is correct.": "7",
         # Hashes and answer sentences.
-        ("6 * 12 = 72 <<6*12=72>>\n#### 72", "72"), ("The answer is not 5. The answer is 6.", "6"), ("Answer: C", "C"),
-        ("The correct answer is (C).", "(C)"), ("<answer>7</answer>", "7"),
-        ("Therefore the answer is: 3 apples", "3 apples"),
+        "6 * 12 = 72 <<6*12=72>>\n#### 72": "72", "The answer is not 5. The answer is 6.": "6", "Answer: C": "C",
+        "The correct answer is (C).": "(C)", "<answer>7</answer>": "7",
+        "Therefore the answer is: 3 apples": "3 apples",
         # Without a marker: the last formula or number.
-        ("We add them and find that there are 12 sequences in all.", "12"),
-        (r"We find that $x \geq 5$ is the solution.", r"x \geq 5"), ("the error increases by 100%.", "100%"),
-        ("We get $a=1$.\n\nSo the roots are $2$ and $3$.", "2, 3"),
+        "We add them and find that there are 12 sequences in all.": "12",
+        r"We find that $x \geq 5$ is the solution.": r"x \geq 5", "the error increases by 100%.": "100%",
+        "We get $a=1$.\n\nSo the roots are $2$ and $3$.": "2, 3",
         # Prose between the dollar signs of two prices is no formula.
-        ("We pay $3 for the red apples and $5", "$5"),
+        "We pay $3 for the red apples and $5": "$5",
         # What a sentence calls the answer.
-        ("The answer is 5 km/h.", "5 km/h"), ("The answer is 3 + 4 = 7.", "3 + 4 = 7"),
-        ("The answer is 3 * 4 = 12, because we add them all up.", "12"),
-        ("The answers are 3 or 4 of the ones above.", "3, 4"),
-        ("The answer is 3 for the first of the 4 questions.", "3"), ("The answer is either 3 or 4.", "3, 4"),
-        ("The answer is $3$ or $4$.", "3, 4"), ("The answer is $3$ percent.", "3 percent"),
-        ("The answer is $red apples$.", "red apples"), ("The answer is $3$. It is not $4$.", "3"),
-        ("The answer is: the number of apples is 12. So 13 is wrong.", "12"),
-        ("The answer is blue whale.", "blue whale"), ("The answer is 7; Bob was right.", "7"),
-        ("the answer is\n\n", "the answer is"), ("The answer is 5. The answer is not 6.", "5"),
-        ("Answer: 1. Answer: 2. Answer: not 3. Answer: not 4. Answer: not 5. Answer: not 6.", "2"),
-        ("La respuesta es 5.", "5"), ("答案是 5。", "5"), ("Final answer is not known.\nThe answer is 5.", "5"),
-        (r"The final answer is $5$, so \boxed{6}", "6"), (r"\boxed{6}. The final answer is 5", "5"),
-        (r"\boxed{6}. The final answer is six", "6"), ("#### 5\n#### 6", "6"),
-        ("the sum is 7\n#### a heading with several words", "7"), ("## 5 is the result\nwe get 6", "6"),
+        "The answer is 5 km/h.": "5 km/h", "The answer is 3 + 4 = 7.": "3 + 4 = 7",
+        "The answer is 3 * 4 = 12, because we add them all up.": "12",
+        "The answers are 3 or 4 of the ones above.": "3, 4",
+        "The answer is 3 for the first of the 4 questions.": "3", "The answer is either 3 or 4.": "3, 4",
+        "The answer is $3$ or $4$.": "3, 4", "The answer is $3$ percent.": "3 percent",
+        "The answer is $red apples$.": "red apples", "The answer is $3$. It is not $4$.": "3",
+        "The answer is: the number of apples is 12. So 13 is wrong.": "12",
+        "The answer is blue whale.": "blue whale", "The answer is 7; Bob was right.": "7",
+        "the answer is\n\n": "the answer is", "The answer is 5. The answer is not 6.": "5",
+        "Answer: 1. Answer: 2. Answer: not 3. Answer: not 4. Answer: not 5. Answer: not 6.": "2",
+        "La respuesta es 5.": "5", "答案是 5。": "5", "Final answer is not known.\nThe answer is 5.": "5",
+        r"The final answer is $5$, so \boxed{6}": "6", r"\boxed{6}. The final answer is 5": "5",
+        r"\boxed{6}. The final answer is six": "6", "#### 5\n#### 6": "6",
+        "the sum is 7\n#### a heading with several words": "7", "## 5 is the result\nwe get 6": "6",
         # The last line, when nothing is called the answer.
-        ("We count the apples and there are 12 km left.", "12 km"),
-        ("We count the apples and there are 12 of them, not 13.", "12"),
-        ("We count them. There are 12, which is 3 more than 9.", "9"),
-        ("We count them. There are 12, because it is 3 more than 9.", "12"),
-        ("Because of the 3 sides we get the sum $x = 4$ and then 5.", "5"),
-        ("Because of the 3 sides we get 5 and then $x = 4$", "x = 4"),
-        ("We sum it all up and find (1, 2) here", "(1, 2)"),
-        (r"We sum it all up and find \frac{1}{2} here", r"\frac{1}{2}"), (r"We sum it all up and find 3√2 here", "3√2"),
-        (r"We sum it all up and find -3\sqrt{2} here", r"-3\sqrt{2}"),
-        ("Some words without anything like one here", "Some words without anything like one here"),
-        ("word " * 40 + "w", None), (("word " * 40)[:-1] + "w", ("word " * 40)[:-1] + "w"), ("$x$ wins", "x"),
-    ],
-)  # fmt: skip
-def test_the_final_answer_is_extracted(response: str, answer: str | None) -> None:
-    assert text_of(response) == answer
+        "We count the apples and there are 12 km left.": "12 km",
+        "We count the apples and there are 12 of them, not 13.": "12",
+        "We count them. There are 12, which is 3 more than 9.": "9",
+        "We count them. There are 12, because it is 3 more than 9.": "12",
+        "Because of the 3 sides we get the sum $x = 4$ and then 5.": "5",
+        "Because of the 3 sides we get 5 and then $x = 4$": "x = 4",
+        "We sum it all up and find (1, 2) here": "(1, 2)",
+        r"We sum it all up and find \frac{1}{2} here": r"\frac{1}{2}", r"We sum it all up and find 3√2 here": "3√2",
+        r"We sum it all up and find -3\sqrt{2} here": r"-3\sqrt{2}",
+        "Some words without anything like one here": "Some words without anything like one here",
+        "word " * 40 + "w": None, ("word " * 40)[:-1] + "w": ("word " * 40)[:-1] + "w", "$x$ wins": "x",
+    }  # fmt: skip
+    assert {response: text_of(response) for response in answers} == answers
 
 
 def test_a_bare_answer_is_taken_whole_with_plain_for_full_width_characters() -> None:

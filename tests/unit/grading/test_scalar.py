@@ -148,12 +148,9 @@ def test_units_have_a_size_and_a_dimension(text: str, size: Fraction, dimension:
         assert parse_unit(other) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("four", 4), ("twenty-one", 21), ("zero", 0), ("nineteen", 19), ("ninety-nine", 99), ("hundred", 100),
-        ("thousand", 1000), ("two 3", None), ("two dogs", None), ("east", None), ("and", None), ("x", None),
-    ],
-)  # fmt: skip
-def test_number_words_are_numbers(text: str, value: Fraction | None) -> None:
-    assert number_from_words(text) == value
+def test_number_words_are_numbers() -> None:
+    values = {
+        "four": 4, "twenty-one": 21, "zero": 0, "nineteen": 19, "ninety-nine": 99, "hundred": 100,
+        "thousand": 1000, "two 3": None, "two dogs": None, "east": None, "and": None, "x": None,
+    }  # fmt: skip
+    assert {text: number_from_words(text) for text in values} == values
