@@ -87,14 +87,11 @@ def test_expressions_are_equal_as_functions() -> None:
     assert {(a, b): equal(a, b) for a, b in verdicts} == verdicts
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["10^{10^{10^{10}}}", "9^{9^9}", "10^{-10^{10}}", "100!!!", r"\sin(10^{30})", "1e99999", "x^{10^9}",
-     "10^{200}10^{200}x"],
-)  # fmt: skip
-def test_astronomical_values_are_refused_instead_of_computed(text: str) -> None:
-    with pytest.raises(TooLarge):
-        expressions_equal(parse_expression(text), parse_expression("1"))
+def test_astronomical_values_are_refused_instead_of_computed() -> None:
+    texts = ("10^{10^{10^{10}}}", "9^{9^9}", "10^{-10^{10}}", "100!!!", r"\sin(10^{30})", "1e99999", "x^{10^9}")
+    for text in (*texts, "10^{200}10^{200}x"):
+        with pytest.raises(TooLarge):
+            expressions_equal(parse_expression(text), parse_expression("1"))
 
 
 def test_equations_are_the_same_up_to_a_factor() -> None:

@@ -123,17 +123,15 @@ def test_each_form_is_read_as_one_tree() -> None:
     assert {text: parse_expression(text) for text in nodes} == nodes
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_other_texts_are_outside_the_grammar() -> None:
+    texts = [
         "", "2+", "*2", "2 3", "2 .5", "(2", "2)", "(2]", "(2#", r"\ln(2, 3)", "|2", r"\frac{1}", r"\sqrt[3{2}", "x_",
         "x_{1", r"\nosuch", "x = 2", "x < 2", "1, 2", "#", "é", r"\sin x/2", r"\sin", r"\max 3", r"\sum_{k=1}^n k",
         "(" * 500 + ")" * 500, r"\ln(" * 400 + "x" + ")" * 400,
-    ],
-)  # fmt: skip
-def test_other_texts_are_outside_the_grammar(text: str) -> None:
-    with pytest.raises(Unsupported):
-        parse_expression(text)
+    ]  # fmt: skip
+    for text in texts:
+        with pytest.raises(Unsupported):
+            parse_expression(text)
 
 
 def test_nesting_and_length_are_bounded() -> None:
