@@ -89,8 +89,7 @@ class Engine(SamplerActor):
 def requests_of(round_: int, tokenizer: Any) -> list[SampleRequest]:
     """8 problems of the word problems with 8 samples each."""
     drawn = []
-    for number, problem in enumerate(generate("train", 8, seed=round_)):
-        prompt = problem.prompt
+    for number, prompt in enumerate(generate("train", 8, seed=round_)):
         ids = render_messages([{"role": "user", "content": prompt.text}], tokenizer)
         drawn.append(SampleRequest(prompt, ids, 8, number, None, EpisodeStart.of(prompt, "{problem}", number)))
     return drawn

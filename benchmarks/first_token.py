@@ -77,7 +77,7 @@ def main() -> None:
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 512
     tokenizer = AutoTokenizer.from_pretrained(STARTER_FOLDER)
     model: Any = AutoModelForCausalLM.from_pretrained(STARTER_FOLDER)
-    problems = [problem.prompt for problem in generate("heldout", number, HELD_OUT_SEED)]
+    problems = generate("heldout", number, HELD_OUT_SEED)
     hasty = tokenizer.encode("\\boxed", add_special_tokens=False)[0]
     figures = []
     for forbidden, answers in ((None, "all answers"), (hasty, "hasty ones forbidden")):

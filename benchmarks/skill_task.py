@@ -26,8 +26,9 @@ from benchmarks.first_token import graded, mean_of
 from benchmarks.measure import Figure, save, single
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import HELD_OUT_SEED
-from gxpo_trainer.data.word_problems import WordProblem, generate
+from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.reporting.reading import read_evaluations
+from gxpo_trainer.types import Prompt
 from tools.starter import Row, conversation_row, prompt_ids, train
 
 SAMPLES = 8
@@ -46,9 +47,8 @@ def frequent_tokens(model: Any, tokenizer: Any, texts: list[str]) -> list[int]:
     return [int(token) for token in torch.nonzero(mean >= FREQUENT)]
 
 
-def mode_figures(model: Any, tokenizer: Any, problems: list[WordProblem]) -> list[Figure]:
+def mode_figures(model: Any, tokenizer: Any, prompts: list[Prompt]) -> list[Figure]:
     """Accuracy as it is, at best of 8, of every fixed mode, and at other temperatures; gains paired by problem."""
-    prompts = [problem.prompt for problem in problems]
     own = graded(model, tokenizer, prompts, SAMPLES)
     spread = own.max(axis=1) - own.mean(axis=1)
     figures = [
@@ -72,10 +72,10 @@ def mode_figures(model: Any, tokenizer: Any, problems: list[WordProblem]) -> lis
     return figures
 
 
-def supervised(model: Any, tokenizer: Any, problems: list[WordProblem], steps: int) -> None:
+def supervised(model: Any, tokenizer: Any, problems: list[Prompt], steps: int) -> None:
     """Train on the worked answers of the problems, epoch after epoch in random order."""
-    prompts = prompt_ids(tokenizer, [problem.prompt.text for problem in problems])
-    rows = [conversation_row(tokenizer, ids, [p.solution]) for ids, p in zip(prompts, problems, strict=True)]
+    prompts = prompt_ids(tokenizer, [problem.text for problem in problems])
+    rows = [conversation_row(tokenizer, ids, [p.completion or ""]) for ids, p in zip(prompts, problems, strict=True)]
 
     def batches() -> Iterator[list[Row]]:
         rng, order = random.Random(0), list[Row]()
@@ -106,7 +106,7 @@ def main() -> None:
         supervised(model, tokenizer, trained, args.supervised_steps)
         reached = mean_of(
             f"supervised, {args.supervised_steps} batches of {BATCH}",
-            graded(model, tokenizer, [problem.prompt for problem in held_out], SAMPLES).mean(axis=1),
+            graded(model, tokenizer, held_out, SAMPLES).mean(axis=1),
         )
         figures.append(reached)
         ceiling = reached.value

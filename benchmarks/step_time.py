@@ -55,8 +55,7 @@ def run_ours(policy: Path, work: dict[str, Any], out: Path, rule: dict[str, Any]
 def run_trl(policy: Path, work: dict[str, Any], out: Path) -> list[float]:
     """Seconds of each counted step of the peer, run in a separate process."""
     problems = [
-        {"prompt": [{"role": "user", "content": item.prompt.text}], "gold": item.prompt.gold}
-        for item in generate("train", 4096, 0)
+        {"prompt": [{"role": "user", "content": item.text}], "gold": item.gold} for item in generate("train", 4096, 0)
     ]
     return time_trl({**work, "policy": str(policy), "problems": problems}, out)
 

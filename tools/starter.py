@@ -32,7 +32,8 @@ from tokenizers.trainers import BpeTrainer
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-from gxpo_trainer.data.word_problems import SHORT, Difficulty, WordProblem, generate, guess
+from gxpo_trainer.data.word_problems import SHORT, Difficulty, generate, guess
+from gxpo_trainer.types import Prompt
 
 PAD, BOS, END = "<|pad|>", "<|bos|>", "<|end|>"
 ROLES = SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
@@ -96,7 +97,7 @@ class Recipe:
         model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(self.start, dtype=torch.float32)
         return model
 
-    def conversation(self, problem: WordProblem, rng: random.Random, *, last_phase: bool) -> list[str]:
+    def conversation(self, problem: Prompt, rng: random.Random, *, last_phase: bool) -> list[str]:
         """What follows the problem: texts of the policy and of the user in turn; the first and last by the policy."""
         return [warmup_answer(problem, rng, self.careful_share(last_phase), self)]
 
@@ -104,7 +105,7 @@ class Recipe:
         return self.last_careful_share if last_phase else self.first_careful_share
 
 
-def build_tokenizer(problems: list[WordProblem], tags: tuple[str, ...] = ()) -> Qwen2Tokenizer:
+def build_tokenizer(problems: list[Prompt], tags: tuple[str, ...] = ()) -> Qwen2Tokenizer:
     """Train a byte-level BPE tokenizer on the problems: no text is out of vocabulary, every digit is one token.
 
     It pre-tokenizes like Qwen2's tokenizer, because `AutoTokenizer` silently replaces any other rule in the
@@ -120,7 +121,7 @@ def build_tokenizer(problems: list[WordProblem], tags: tuple[str, ...] = ()) -> 
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((f"{p.prompt.text}\n{p.solution}\n\\boxed{{" for p in problems), trainer)
+    tokenizer.train_from_iterator((f"{p.text}\n{p.completion}\n\\boxed{{" for p in problems), trainer)
     learned = json.loads(tokenizer.to_str())["model"]
     built = Qwen2Tokenizer(
         vocab=learned["vocab"],
@@ -169,15 +170,16 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
     return model
 
 
-def warmup_answer(problem: WordProblem, rng: random.Random, careful_share: float, recipe: Recipe) -> str:
+def warmup_answer(problem: Prompt, rng: random.Random, careful_share: float, recipe: Recipe) -> str:
     """The worked answer, or only a box with the result or a number near it."""
-    return problem.solution if rng.random() < careful_share else guess(problem, rng, recipe.hasty_right_share)
+    careful = rng.random() < careful_share
+    return problem.completion or "" if careful else guess(problem, rng, recipe.hasty_right_share)
 
 
 def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, recipe: Recipe) -> Iterator[float]:
     """Train the model in place, with loss on the policy's turns only; yields each batch's loss in nats per token."""
     problems = generate("train", recipe.num_problems, recipe.seed, recipe.levels)
-    prompts = prompt_ids(tokenizer, [problem.prompt.text for problem in problems])
+    prompts = prompt_ids(tokenizer, [problem.text for problem in problems])
     rng = random.Random(f"gxpo starter warm-up {recipe.seed}")
 
     def draw(last_phase: bool) -> Row:

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from gxpo_trainer.data.word_problems import WordProblem, near_miss
+from gxpo_trainer.data.word_problems import near_miss
 from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.types import Prompt
 from tools.starter import Recipe, main, warmup_answer
 
 OPEN, CLOSE = "<calc>", "</calc>"
@@ -52,7 +53,7 @@ class ToolsRecipe(Recipe):
     last_fault_share: float = 0.5
     """The same in the last phase."""
 
-    def conversation(self, problem: WordProblem, rng: random.Random, *, last_phase: bool) -> list[str]:
+    def conversation(self, problem: Prompt, rng: random.Random, *, last_phase: bool) -> list[str]:
         if rng.random() >= self.careful_share(last_phase):
             return [warmup_answer(problem, rng, 0.0, self)]
         if rng.random() < (self.last_fault_share if last_phase else self.first_fault_share):
@@ -60,9 +61,9 @@ class ToolsRecipe(Recipe):
         return tool_conversation(steps_of(problem))
 
 
-def steps_of(problem: WordProblem) -> list[Step]:
+def steps_of(problem: Prompt) -> list[Step]:
     """The calculations of the worked answer."""
-    return [(int(left), operator, int(right)) for left, operator, right, _ in _STEP.findall(problem.solution)]
+    return [(int(left), operator, int(right)) for left, operator, right, _ in _STEP.findall(problem.completion or "")]
 
 
 def calculate(step: Step) -> int | None:
@@ -82,11 +83,11 @@ def tool_conversation(steps: list[Step], result: int | None = None) -> list[str]
     return [*turns, f"\\boxed{{{turns[-1] if result is None else result}}}"]
 
 
-def faulty_conversation(problem: WordProblem, rng: random.Random) -> list[str]:
+def faulty_conversation(problem: Prompt, rng: random.Random) -> list[str]:
     """One of three faults, equally likely: a wrong calculation, a number near the result instead of it, or an
     intermediate result instead of it (a wrong calculation where the problem has one step only). What the tool said is
     used whatever it is, even a negative number or `error` in the box."""
-    steps, result = steps_of(problem), int(problem.prompt.gold)
+    steps, result = steps_of(problem), int(problem.gold)
     fault = rng.choice(("calculation", "result", "calculation left out"))
     if fault == "result":
         return tool_conversation(steps, near_miss(result, rng))

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
-from gxpo_trainer.data.benchmarks import BENCHMARKS, Benchmark, find_duplicates, load_benchmark
+from gxpo_trainer.data.benchmarks import BENCHMARKS, find_duplicates, load_benchmark
 from gxpo_trainer.data.prompts import load_prompts
 from gxpo_trainer.training.prepare import gold_problem
+from gxpo_trainer.types import Prompt
 
 DATA = (Path(__file__).resolve().parents[2] / "../shared/data").resolve()
 pytestmark = pytest.mark.skipif(
@@ -21,30 +22,30 @@ pytestmark = pytest.mark.skipif(
 NUM_PROBLEMS = {"math500": 500, "amc23": 40, "gsm8k": 1319, "minerva": 272, "olympiadbench": 675, "aime24": 30}
 
 
-def load(name: str) -> Benchmark:
-    return load_benchmark(name, DataConfig(), EvaluationConfig(data_root=str(DATA), num_problems=None), gold_problem)
+@pytest.fixture(scope="module")
+def problems() -> dict[str, tuple[Prompt, ...]]:
+    settings = EvaluationConfig(data_root=str(DATA), num_problems=None)
+    return {name: load_benchmark(name, DataConfig(), settings, gold_problem).prompts for name in BENCHMARKS}
 
 
-@pytest.mark.parametrize("name", list(BENCHMARKS))
-def test_every_problem_has_a_gold_that_the_grader_can_use(name: str) -> None:
-    assert len(load(name).prompts) == NUM_PROBLEMS[name]
-
-
-def test_olympiad_rules_are_those_of_its_rows() -> None:
-    options = [prompt.extra["verify"] for prompt in load("olympiadbench").prompts if "verify" in prompt.extra]
+def test_every_gold_is_usable_and_olympiad_rules_are_those_of_its_rows(problems: dict[str, tuple[Prompt, ...]]) -> None:
+    assert {name: len(prompts) for name, prompts in problems.items()} == NUM_PROBLEMS
+    options = [prompt.extra["verify"] for prompt in problems["olympiadbench"] if "verify" in prompt.extra]
     assert sum(option.several for option in options) == 94
     assert sum(option.unit is not None for option in options) == 8
     assert [option.tolerance for option in options if option.tolerance] == [0.1]
 
 
-def test_three_training_problems_of_math_are_in_olympiadbench_and_none_elsewhere() -> None:
+def test_three_training_problems_of_math_are_in_olympiadbench_and_none_elsewhere(
+    problems: dict[str, tuple[Prompt, ...]],
+) -> None:
     train = load_prompts(DataConfig(source=str(DATA / "math_train.jsonl"), levels=(3, 4, 5)), 0).prompts
-    duplicates = find_duplicates(train, {name: load(name).prompts for name in BENCHMARKS})
-    assert {(item.train_id, item.problem_id) for item in duplicates} == {
+    duplicates = {(train_id, problem_id) for train_id, _, problem_id in find_duplicates(train, problems)}
+    assert duplicates == {
         ("train/intermediate_algebra/815.json", "olympiadbench-2895"),
         ("train/intermediate_algebra/1087.json", "olympiadbench-2890"),
         ("train/precalculus/1184.json", "olympiadbench-2644"),
     }
     # Equal golds: they are the same problems indeed.
-    golds = {prompt.id: prompt.gold for prompt in (*train, *load("olympiadbench").prompts)}
-    assert all(golds[item.train_id] == golds[item.problem_id] for item in duplicates)
+    golds = {prompt.id: prompt.gold for prompt in (*train, *problems["olympiadbench"])}
+    assert all(golds[train_id] == golds[problem_id] for train_id, problem_id in duplicates)

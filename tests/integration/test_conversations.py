@@ -61,7 +61,7 @@ class Bench:
 
     def request(self, script: dict[str, Any], samples: int = 3, *, seed: int = 0) -> SampleRequest:
         """A request of a problem of its own, chosen by its seed."""
-        prompt = PROBLEMS[seed].prompt
+        prompt = PROBLEMS[seed]
         problem = Problem(str(seed), prompt.text, prompt.gold, script)
         start = EpisodeStart(problem, seed)
         return SampleRequest(prompt, np.zeros(1, np.int32), samples, seed, episode=start)
@@ -124,9 +124,9 @@ def bench(ray_on_loopback: None) -> Iterator[Bench]:
 
 
 ASKS = [
-    {"say": PROBLEMS[0].prompt.text},
+    {"say": PROBLEMS[0].text},
     {"say": "no"},
-    {"say": PROBLEMS[1].prompt.text, "alone": True},
+    {"say": PROBLEMS[1].text, "alone": True},
     {"say": "shorter", "max_tokens": 3},
     {"say": "hotter", "sampling": {"temperature": 1.5}},
     {"say": "up to =", "stop": ("=", "1")},

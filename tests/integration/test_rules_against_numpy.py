@@ -63,8 +63,8 @@ def sequences():
     rng = np.random.default_rng(3)
     made = []
     for problem in generate("train", 12, 7):
-        prompt = render_messages([{"role": "user", "content": problem.prompt.text}], tokenizer)
-        for answer in (problem.solution, f"\\boxed{{{int(problem.prompt.gold) + 3}}}"):
+        prompt = render_messages([{"role": "user", "content": problem.text}], tokenizer)
+        for answer in (problem.completion or "", f"\\boxed{{{int(problem.gold) + 3}}}"):
             response = tokenizer(answer + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
             made.append((prompt, np.array(response, dtype=np.int32), float(rng.normal())))
     return made

@@ -74,6 +74,7 @@ def apply_settings(trainer: Any, loss_type: str, settings: LossConfig) -> None:
         # TRL's bound is the largest weight itself, and it has no lower one.
         trainer.epsilon_high = 1 + settings.clip_high
     trainer.beta = settings.kl_beta
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = settings.corrects
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     trainer.model.zero_grad()
@@ -97,10 +98,10 @@ def padded(rows: list[Tensor], side: str, value: float = 0.0) -> Tensor:
     return torch.stack([torch.cat([p, r] if side == "left" else [r, p]) for p, r in zip(pads, rows, strict=True)])
 
 
-def trl_inputs(batch: StepBatch, old: list[Tensor], reference: list[Tensor]) -> dict[str, Tensor]:
+def trl_inputs(batch: StepBatch, old: list[Tensor], reference: list[Tensor], settings: LossConfig) -> dict[str, Tensor]:
     prompts = [torch.from_numpy(s.prompt_ids).long() for s in batch.sequences]
     responses = [torch.from_numpy(s.response_ids).long() for s in batch.sequences]
-    return {
+    inputs = {
         "prompt_ids": padded(prompts, "left"),
         "prompt_mask": padded([torch.ones_like(p) for p in prompts], "left"),
         "completion_ids": padded(responses, "right"),
@@ -110,6 +111,15 @@ def trl_inputs(batch: StepBatch, old: list[Tensor], reference: list[Tensor]) -> 
         "ref_per_token_logps": padded(reference, "right"),
         "num_items_in_batch": torch.tensor(sum(len(r) for r in responses)),
     }
+    if settings.corrects:
+        # What TRL calculates besides its loss, by the documentation of its modes.
+        gaps = [o - torch.from_numpy(s.sampler_logprobs) for o, s in zip(old, batch.sequences, strict=True)]
+        whole = settings.correction == "sequence_mask"
+        ratios = padded([(gap.sum().expand_as(gap) if whole else gap).exp() for gap in gaps], "right")
+        kept = (ratios >= settings.importance_low) & (ratios <= settings.importance_high)
+        truncated = settings.correction == "token_truncate"
+        inputs["importance_sampling_ratio"] = ratios.clamp(max=settings.importance_high) if truncated else ratios * kept
+    return inputs
 
 
 def ours(
@@ -140,7 +150,7 @@ def compared(
     old, reference = shifted(batch, 0.3, 1), shifted(batch, 0.4, 2)
     metrics, gradient = ours(batch, old, reference, aggregation, settings)
     apply_settings(trainer, loss_type, settings)
-    loss = trainer.compute_loss(trainer.model, trl_inputs(batch, old, reference))
+    loss = trainer.compute_loss(trainer.model, trl_inputs(batch, old, reference, settings))
     loss.backward()
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -156,10 +166,13 @@ def compared(
     [
         LossConfig(),
         LossConfig(clip_low=0.1, clip_high=0.28, kl_beta=0.04),
+        LossConfig(kl_beta=0.5, correction="token_truncate", importance_high=1.3),
+        LossConfig(correction="token_mask", importance_low=0.7, importance_high=1.3),
+        LossConfig(correction="sequence_mask", importance_low=0.5, importance_high=2.0),
         LossConfig(surrogate="gspo", clip_low=0.05, clip_high=0.08),
         LossConfig(surrogate="cispo", clip_low=1.0, clip_high=0.2, kl_beta=0.1),
     ],
-    ids=["plain", "clip_higher_with_kl", "gspo", "cispo"],
+    ids=["plain", "clip_higher_with_kl", "token_truncate", "token_mask", "sequence_mask", "gspo", "cispo"],
 )
 def test_loss_and_metrics_agree(trainer: Any, aggregation: Aggregation, loss_type: str, settings: LossConfig) -> None:
     cispo = settings.surrogate == "cispo"

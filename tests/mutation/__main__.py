@@ -1,7 +1,7 @@
 """One mutation round over the pure modules: `make mutants`.
 
 A mutant meets, in a copy of the tree, the unit tests of its package (see docs/mutants.md). Kills are kept in
-build/mutants, because further tests kill no fewer; `--fresh` discards them.
+build/mutants, because further tests kill no fewer.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=400)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="regular expression: the part of the sample to test")
-    parser.add_argument("--fresh", action="store_true", help="discard what earlier rounds found")
     arguments = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
-    if arguments.fresh:
-        OUTCOMES.unlink(missing_ok=True)
     mutants = all_mutants()
     chosen = sample(mutants, arguments.seed, arguments.sample)
     heading = f"{len(mutants)} mutants, a sample of {len(chosen)} at seed {arguments.seed}"

@@ -16,23 +16,14 @@ from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.types import Prompt
 
-COPIES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "math500": (
-        "test.jsonl",
-        {"problem": "p", "solution": "so \\boxed{1}", "answer": "\\frac{1}{2}", "unique_id": "test/1.json"},
-        "\\frac{1}{2}",
-    ),
-    "amc23": ("data/test-00000-of-00001.parquet", {"id": 3, "question": "p", "answer": "27.0", "url": "u"}, "27"),
-    "gsm8k": ("main/test-00000-of-00001.parquet", {"question": "p", "answer": "1+1\n#### 2,125"}, "2125"),
-    "minerva": ("test.jsonl", {"question": "p", "answer": "4.5e33"}, "4.5 \\times 10^{33}"),
-    "olympiadbench": (
-        "OlympiadBench/OE_TO_maths_en_COMP/OE_TO_maths_en_COMP.parquet",
-        {"id": 1606, "question": "p", "final_answer": ["$69$,$84$"], "is_multiple_answer": True},
-        "69,84",
-    ),
-    "aime24": ("data/train-00000-of-00001.parquet", {"id": 60, "problem": "p", "answer": "073", "year": "2024"}, "73"),
+COPIES = {
+    "math500": "test.jsonl",
+    "amc23": "data/test-00000-of-00001.parquet",
+    "gsm8k": "main/test-00000-of-00001.parquet",
+    "minerva": "test.jsonl",
+    "olympiadbench": "OlympiadBench/OE_TO_maths_en_COMP/OE_TO_maths_en_COMP.parquet",
+    "aime24": "data/train-00000-of-00001.parquet",
 }
-"""File, row and gold of each."""
 
 
 def load(name: str, root: Path | None = None, data: DataConfig | None = None, **settings: Any) -> benchmarks.Benchmark:
@@ -41,12 +32,12 @@ def load(name: str, root: Path | None = None, data: DataConfig | None = None, **
 
 
 @pytest.mark.parametrize("name", list(benchmarks.BENCHMARKS))
-def test_a_local_copy_in_hub_layout_is_read_with_its_quirks(name: str, tmp_path: Path) -> None:
-    file, row, gold = COPIES[name]
-    write(tmp_path / name / file, row)
+def test_a_local_copy_in_hub_layout_is_read(name: str, tmp_path: Path) -> None:
+    file = COPIES[name]
+    write(tmp_path / name / file, {"question": "p", "answer": "1", "url": "u"})
     (tmp_path / name / "README.md").write_text("# a data set")
     benchmark = load(name, tmp_path)
-    assert [(prompt.text, prompt.gold) for prompt in benchmark.prompts] == [("p", gold)]
+    assert [(prompt.text, prompt.gold, prompt.extra) for prompt in benchmark.prompts] == [("p", "1", {})]
     assert list(benchmark.files_sha256) == [Path(file).name]
     assert "\\boxed{}" in benchmark.template
 
@@ -67,8 +58,10 @@ def test_a_data_root_without_the_benchmark_is_rejected_with_the_fix(tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "fields", "gold"),
     [
+        ("math500", {"solution": "so \\boxed{1}", "answer": "\\frac{1}{2}"}, "\\frac{1}{2}"),
+        ("olympiadbench", {"final_answer": ["$69$,$84$"]}, "69,84"),
         ("amc23", {"answer": 27.0}, "27"), ("amc23", {"answer": "27.5"}, "27.5"), ("amc23", {"answer": 27}, "27"),
-        ("aime24", {"answer": "000"}, "0"), ("aime24", {"answer": "204"}, "204"),
+        ("aime24", {"answer": "000"}, "0"), ("aime24", {"answer": "073"}, "73"), ("aime24", {"answer": "204"}, "204"),
         ("gsm8k", {"answer": "so\n#### -1,200"}, "-1200"), ("gsm8k", {"answer": "#### 1.50"}, "1.50"),
         # Python becomes LaTeX.
         ("minerva", {"answer": "2.7778e-6"}, "2.7778 \\times 10^{-6}"), ("minerva", {"answer": "x^2 e^3"}, "x^2 e^3"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.data_files import write
 
 from gxpo_services.api.errors import Invalid
 from gxpo_services.runs import configs
@@ -77,12 +78,7 @@ FAULTS: dict[str, Settings] = {
     "placement.tensor_parallel = 3 does not divide the 4 attention heads": {"placement": {"tensor_parallel": 3}},
     "max_length = 4097 exceeds the 4096 positions of 'starter'; set": {"model": {"max_length": 4097}},
     "data.source: cannot be read (": {"data": {"source": f"/{'x' * 300}.jsonl"}},
-    "data.source = 'nope.jsonl' does not exist": {"data": {"source": "nope.jsonl"}},
     "has no field 'question' (its fields: answer, problem)": {"data": {"prompt_field": "question"}},
-    "data.sources[1].path = 'nope.jsonl' does not exist": sources({"path": "nope.jsonl"}),
-    "has no field 'task' (its fields: answer, problem); set data.sources[1].prompt_field": sources(
-        {"path": "other.jsonl", "prompt_field": "task"}
-    ),
     "data.sources[1].path = 'other.jsonl': 2 problems for its share of 3 of 4 prompts a step": sources(
         {"path": "other.jsonl", "weight": 3}
     )
@@ -111,7 +107,6 @@ FAULTS: dict[str, Settings] = {
     "rollout.max_new_tokens = 3: none of the 2 answers fits, the shortest has 4 tokens; raise it": {
         "rollout": {"max_new_tokens": 3}
     },
-    "'held.jsonl' does not exist": {"evaluation": {"benchmarks": ["held.jsonl"]}},
 }
 """Words of each refusal, and the settings that are refused."""
 
@@ -122,7 +117,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.chdir(tmp_path)
     rows = [{"problem": "1 + 1233", "answer": "1234"}, {"problem": "1 + 12344", "answer": "12345"}]
     for name in ("mine.jsonl", "other.jsonl"):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write(tmp_path / name, *rows)
     with_config(tmp_path / "t5", model_type="t5")
     with_config(tmp_path / "capped", final_logit_softcapping=30.0)
     with_config(tmp_path / "experts", num_experts=4)
@@ -166,7 +161,7 @@ def test_a_run_that_works_has_no_fault_and_all_faults_are_said_at_once(base: Set
 
 
 def test_completions_need_no_answer_that_fits_and_what_is_downloaded_is_said(base: Settings, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"problem": "1 + 1233", "completion": "1234"}))
+    write(tmp_path / "rows.jsonl", {"problem": "1 + 1233", "completion": "1234"})
     changes = {"data": {"source": "rows.jsonl"}, "rollout": {"source": "dataset", "max_new_tokens": 3}}
     found = check_files(build(merged(base, changes)))
     assert (found.faults, len(found.notes)) == ((), 1)

@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerFast
 
 from gxpo_trainer.config import DataConfig
 from gxpo_trainer.config.io import build
-from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.chat import prompt_text
 from gxpo_trainer.data.prompts import (
     MixedCursor,
@@ -26,7 +25,6 @@ from gxpo_trainer.data.prompts import (
     load_prompts,
     make_cursor,
     read_level,
-    resolve_template,
     tokenize_prompts,
 )
 from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
@@ -89,11 +87,7 @@ def test_the_template_applies_to_the_last_message_of_a_row(
     assert prompt_text(tokenizer(chat=True), ids).replace(" ", "") == f"{rendered}<user>Q:2+2?<assistant>"
 
 
-def test_templates_by_name_and_one_that_refuses_system_messages() -> None:
-    assert {resolve_template("auto", task) for task in EMBEDDED_TASKS} == {"{problem}"}
-    assert resolve_template("auto", "mine.jsonl") == resolve_template("boxed", "word_problems")
-    assert "\\boxed{}" in resolve_template("boxed", "x")
-    assert resolve_template("Q: {problem}", "x") == "Q: {problem}"
+def test_templates_that_no_name_has_or_that_refuse_system_messages() -> None:
     for section in ("data", "evaluation"):
         with pytest.raises(ConfigError, match=rf'{section}.template = "bxed": must be one of auto, plain, boxed, or a'):
             build({section: {"template": "bxed"}})
@@ -213,15 +207,12 @@ def test_a_level_filter_keeps_levels_however_they_are_written(tmp_path: Path) ->
     assert {read_level(value) for value in ("Level ?", None, True, 3.0)} == {None}
 
 
-@pytest.mark.parametrize(
-    ("answer", "alone"),
-    [
-        ("42", "42"), ("48/2 = 24 clips.\n#### 24", "24"), ("So $x = \\boxed{\\frac{1}{2}}$.", "\\frac{1}{2}"),
-        ("First \\boxed{1}, then \\boxed{2}.", "2"), ("\\boxed{(1, 2)} and \\boxed{3}", "3"), ("x = 3 #1", "x = 3 #1"),
-    ],
-)  # fmt: skip
-def test_the_final_answer_of_a_worked_solution(answer: str, alone: str) -> None:
-    assert final_answer(answer) == alone
+def test_the_final_answer_of_a_worked_solution() -> None:
+    answers = {
+        "42": "42", "48/2 = 24 clips.\n#### 24": "24", "So $x = \\boxed{\\frac{1}{2}}$.": "\\frac{1}{2}",
+        "First \\boxed{1}, then \\boxed{2}.": "2", "\\boxed{(1, 2)} and \\boxed{3}": "3", "x = 3 #1": "x = 3 #1",
+    }  # fmt: skip
+    assert {answer: final_answer(answer) for answer in answers} == answers
 
 
 def tokenizer(chat: bool) -> PreTrainedTokenizerFast:

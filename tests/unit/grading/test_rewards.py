@@ -144,46 +144,31 @@ def test_a_class_not_on_the_allowlist_is_rejected_without_import() -> None:
             Scorer.load([{"name": name, "weight": 1.0}], {ALLOWLIST: "a:B"})
 
 
-def group(*responses: str, extra: dict[str, Any] | None = None, lengths: int = 2) -> Group:
-    ids = np.zeros(lengths, np.int32)
-    samples = tuple(Sample(text, ids, np.zeros(lengths, np.float32), "stop") for text in responses)
-    return Group(Prompt("p", "What?", "5", extra or {"level": "5"}), ids, samples, weights_version=0)
+def test_a_failing_or_hanging_component_affects_only_its_response_and_others_have_the_sum(module: str) -> None:
+    names = (RewardConfig(), RewardConfig(name="format", weight=0.5), RewardConfig(name=f"{module}:Brevity"))
+    ids = np.zeros(2, np.int32)
+    responses = ("raise", r"\boxed{5}", "hang", "nan", "5.4")
+    samples = tuple(Sample(text, ids, np.zeros(2, np.float32), "stop") for text in responses)
+    dated = {"level": "5", "date": datetime.date(2024, 1, 1), "verify": VerifyOptions(0.5)}
+    group = Group(Prompt("p", "What?", "5", dated), ids, samples, weights_version=0)
 
-
-def score(config: VerifierConfig, *groups: Group, rewards: bool = True) -> list[list[Verdict]]:
     async def scenario() -> list[tuple[Verdict, ...]]:
-        actor = VerifierActor(config)
+        actor = VerifierActor(VerifierConfig(workers=1, deadline_s=5.0, rewards=names))
         try:
-            return await actor.score(Sampled([*enumerate(groups)], 0.0), rewards)
+            return await actor.score(Sampled([(0, group)], 0.0), True)
         finally:
             await actor.close()
 
-    return [list(verdicts) for verdicts in asyncio.run(scenario())]
-
-
-def test_components_of_every_sample_come_back_with_their_sum(module: str) -> None:
-    names = (RewardConfig(), RewardConfig(name="format", weight=0.5), RewardConfig(name=f"{module}:Brevity"))
-    dated = {"level": "5", "date": datetime.date(2024, 1, 1), "verify": VerifyOptions(0.5)}
-    ours = group(r"\boxed{5}", "5.4", extra=dated)
-    (verdicts,) = score(VerifierConfig(workers=1, deadline_s=60.0, rewards=names), ours)
-    # 2 tokens: brevity 0.8. The tolerance of 0.5 makes both answers right; only the first is boxed.
-    assert [verdict.components for verdict in verdicts] == [
-        {"correctness": 1.0, "format": 1.0, "Brevity": 0.8},
-        {"correctness": 1.0, "format": 0.0, "Brevity": 0.8},
-    ]
-    assert [verdict.reward for verdict in verdicts] == pytest.approx([2.3, 1.8])
-    means = component_means([ScoredGroup(ours, tuple(verdicts))])
-    assert means == pytest.approx({"reward/format": 0.5, "reward/Brevity": 0.8})
-
-
-def test_a_failing_or_hanging_component_affects_only_its_response(module: str) -> None:
-    config = VerifierConfig(workers=1, deadline_s=5.0, rewards=(RewardConfig(name=f"{module}:Brevity"),))
-    (verdicts,) = score(config, group("raise", r"\boxed{5}", "hang", "nan", "5"))
+    (verdicts,) = asyncio.run(scenario())
     assert [verdict.status for verdict in verdicts] == ["error", "correct", "timeout", "error", "correct"]
-    assert [verdict.reward for verdict in verdicts] == [None, 0.8, None, None, 0.8]
+    # 2 tokens: brevity 0.8. The tolerance of 0.5 makes both answers right; only the first is boxed.
+    boxed, bare = ({"correctness": 1.0, "format": form, "Brevity": 0.8} for form in (1.0, 0.0))
+    assert [verdict.components for verdict in verdicts] == [None, boxed, None, None, bare]
+    assert [verdict.reward for verdict in verdicts] == [None, pytest.approx(2.3), None, None, pytest.approx(1.8)]
     assert "reward Brevity: KeyError" in verdicts[0].detail
     assert "reward Brevity returned nan, which is not a finite number" in verdicts[3].detail
-    assert component_means([ScoredGroup(group("a"), tuple(verdicts))]) == {"reward/Brevity": 0.8}
+    means = component_means([ScoredGroup(group, verdicts)])
+    assert means == pytest.approx({"reward/format": 0.5, "reward/Brevity": 0.8})
 
 
 def test_numbers_of_every_kind_are_rewards_and_every_component_that_returns_none_is_named() -> None:

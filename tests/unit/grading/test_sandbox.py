@@ -12,8 +12,6 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -113,17 +111,14 @@ def work():
     assert (answer["reward"], answer["reason"]) == (1.0, "")
 
 
-@pytest.mark.parametrize(
-    ("response", "code"),
-    [
-        ("x = 1", "x = 1"),
-        ("```python\na\n```\nBetter:\n```py\nb\n```\nDone.", "b\n"),
-        ("```\nno language\n```", "```\nno language\n```"),
-        ("```Python  \ncut off", "cut off"),
-    ],
-)
-def test_the_last_python_block_is_the_code(response: str, code: str) -> None:
-    assert code_of(response) == code
+def test_the_last_python_block_is_the_code() -> None:
+    codes = {
+        "x = 1": "x = 1",
+        "```python\na\n```\nBetter:\n```py\nb\n```\nDone.": "b\n",
+        "```\nno language\n```": "```\nno language\n```",
+        "```Python  \ncut off": "cut off",
+    }
+    assert {response: code_of(response) for response in codes} == codes
 
 
 @pytest.mark.parametrize(
@@ -238,37 +233,33 @@ return len(refused)
 
 
 @pytest.mark.parametrize("layer", ["sandbox", "without_filter"])
-def test_no_server_is_reached(request: pytest.FixtureRequest, layer: str) -> None:
-    connects = """
+def test_no_server_is_reached_and_no_process_outside_traced_signalled_or_read(
+    request: pytest.FixtureRequest, layer: str
+) -> None:
+    attacks = """
 import socket
+libc = ctypes.CDLL(None, use_errno=True)
+refused = [libc.ptrace(16, TARGET, 0, 0), ctypes.get_errno()]
 try:
     socket.create_connection(("127.0.0.1", PORT), 5)
 except OSError as error:
-    return error.errno
+    refused.append(error.errno)
+try:
+    os.kill(TARGET, 0)
+except ProcessLookupError:
+    return [*refused, os.path.exists("/proc"), os.getppid()]
 """
+    # EPERM by the filter; ESRCH, and ECONNREFUSED by the loopback of a network namespace of its own.
+    refused = [-1, 1, 1] if layer == "sandbox" else [-1, 3, 111]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         port = listener.getsockname()[1]
-        # EPERM by the filter, ECONNREFUSED by the loopback of a network namespace of its own.
-        assert returned(request.getfixturevalue(layer), connects, PORT=port) == (1 if layer == "sandbox" else 111)
+        answer = returned(request.getfixturevalue(layer), attacks, PORT=port, TARGET=os.getpid())
+        assert answer == [*refused, False, 1]
         with pytest.raises(BlockingIOError):
             listener.accept()
         socket.create_connection(("127.0.0.1", port)).close()
         listener.accept()[0].close()
-
-
-@pytest.mark.parametrize("layer", ["sandbox", "without_filter"])
-def test_no_process_outside_is_traced_signalled_or_read(request: pytest.FixtureRequest, layer: str) -> None:
-    attacks = """
-libc = ctypes.CDLL(None, use_errno=True)
-traced = libc.ptrace(16, TARGET, 0, 0), ctypes.get_errno()
-try:
-    os.kill(TARGET, 0)
-except ProcessLookupError:
-    return [traced[0], traced[1], os.path.exists("/proc"), os.getppid()]
-"""
-    traced = [-1, 1 if layer == "sandbox" else 3]  # EPERM, ESRCH
-    assert returned(request.getfixturevalue(layer), attacks, TARGET=os.getpid()) == [*traced, False, 1]
 
 
 def test_the_filter_denies_tracing_a_child_and_new_namespaces(sandbox: Sandbox) -> None:
@@ -394,25 +385,22 @@ def test_time_used_up_by_one_test_fails_the_next_ones_instead_of_their_verdicts(
 # ---- the command -------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def served(*arguments: str) -> Iterator[str]:
-    isolated()
-    gxpo = Path(sys.executable).parent / "gxpo"
-    process = subprocess.Popen([gxpo, "sandbox", "--port", "0", *arguments], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().split()[-1]
-    finally:
-        process.kill()
-        process.communicate()
+GXPO = (str(Path(sys.executable).parent / "gxpo"), "sandbox")
 
 
 def test_the_command_answers_the_requests_of_a_run() -> None:
+    isolated()
     codes = ("def add(a, b): return a + b", "def add(a, b): return 5", "def add(a, b): return a")
     bodies = [{"response": code, "extra": {"tests": ADD}} for code in codes]
-    with served("--concurrency", "1") as url:
-        bodies += [{"response": "x", "extra": {}}, {"response": "x" * 5_000_000, "extra": {}}]
-        answers = ask(url, *bodies, retries=0)
+    bodies += [{"response": "x", "extra": {}}, {"response": "x" * 5_000_000, "extra": {}}]
+    command = [*GXPO, "--port", "0", "--concurrency", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1]
+            answers = ask(url, *bodies, retries=0)
+        finally:
+            process.kill()
     assert url.startswith("http://127.0.0.1:")
     assert [answer.value for answer in answers] == [1.0, 0.5, 0.0, None, None]
     assert {answer.detail for answer in answers[3:]} == {"reward judge: was answered with HTTP 400"}
@@ -420,18 +408,15 @@ def test_the_command_answers_the_requests_of_a_run() -> None:
 
 def refusal(*command: str, **environment: str) -> str:
     ended = subprocess.run(
-        [*command, str(Path(sys.executable).parent / "gxpo"), "sandbox"],
+        [*command, *GXPO],
         env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert (ended.returncode, ended.stdout) == (2, "")
     return ended.stderr
 
 
-def test_without_bubblewrap_the_command_says_what_to_install(tmp_path: Path) -> None:
+def test_the_command_says_what_to_install_or_which_right_is_missing(tmp_path: Path) -> None:
     assert "needs bubblewrap (bwrap); install your distribution's package" in refusal(PATH=str(tmp_path))
-
-
-def test_without_the_right_to_namespaces_the_command_refuses_and_names_it() -> None:
     isolated()
     forbid = 'echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --inh-caps=-all --ambient-caps=-all "$@"'
     said = refusal("unshare", "--user", "--map-user=1000", "--keep-caps", "sh", "-c", forbid, "sh")

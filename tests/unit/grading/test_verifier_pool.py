@@ -27,33 +27,24 @@ from gxpo_trainer.grading import worker
 plain = worker.verify
 
 def verify(gold, response, options):
-    if response == "sleep":
-        time.sleep(3600)
-    if response == "hang":
-        while True:
-            pass
-    if response == "die":
-        os.kill(os.getpid(), 9)
-    if response == "grow":
-        return bytearray(1 << 40)
-    if response == "wait once":
-        asked_before = os.path.exists(FOLDER + "/asked")
-        open(FOLDER + "/asked", "w").close()
-        if not asked_before:
-            with open(FOLDER + "/busy", "w") as busy:
-                busy.write(str(os.getpid()))
-            while True:
-                pass
+    if not response.isdigit():
+        exec(response)
         return plain(gold, gold)
-    if response == "raise":
-        raise KeyError("a fault of the grader")
     return plain(gold, response)
 
 worker.verify, worker.engine_equal = verify, lambda gold, answer: None
 sys.exit(worker.serve(int(sys.argv[3]), int(sys.argv[4])))
 """
-"""The real worker with five answers that make its grader misbehave in a known way. "wait once" hangs when it is
-asked first, after it has told its process id through the named pipe `busy`."""
+"""The real worker with a grader that runs an answer that is no number as code."""
+HANG = "while True: pass"
+HANG_ONCE = f"""
+if not os.path.exists(FOLDER + "/asked"):
+    open(FOLDER + "/asked", "w").close()
+    with open(FOLDER + "/busy", "w") as busy:
+        busy.write(str(os.getpid()))
+    {HANG}
+"""
+"""Hangs when it is asked first, after it has told its process id through the named pipe `busy`."""
 
 SHORT_S = 5.0
 """A deadline that some answers are meant to miss; a plain one takes up to a second on a busy machine."""
@@ -114,7 +105,7 @@ def test_a_hostile_answer_is_not_correct_and_the_next_answer_is_right(pool: Veri
     assert pool.submit([]).result() == []
 
 
-@pytest.mark.parametrize(("answer", "status", "reward"), [("sleep", "timeout", None), ("hang", "wrong", 0.0)])
+@pytest.mark.parametrize(("answer", "status", "reward"), [("time.sleep(3600)", "timeout", None), (HANG, "wrong", 0.0)])
 @pytest.mark.usefixtures("faulty")
 def test_a_passed_deadline_is_a_timeout_unless_the_answer_computed_for_most_of_it(
     answer: str, status: str, reward: float | None, monkeypatch: pytest.MonkeyPatch
@@ -133,7 +124,12 @@ def test_a_passed_deadline_is_a_timeout_unless_the_answer_computed_for_most_of_i
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"), [("die", "crashed its worker process 2 times"), ("grow", "memory_mb"), ("raise", "KeyError")]
+    ("answer", "reason"),
+    [
+        ("os.kill(os.getpid(), 9)", "crashed its worker process 2 times"),
+        ("bytearray(1 << 40)", "memory_mb"),
+        ("raise KeyError", "KeyError"),
+    ],
 )
 @pytest.mark.usefixtures("faulty")
 def test_an_answer_that_breaks_its_worker_is_an_error_and_the_rest_is_unharmed(answer: str, reason: str) -> None:
@@ -146,7 +142,7 @@ def test_an_answer_that_breaks_its_worker_is_an_error_and_the_rest_is_unharmed(a
 
 def test_a_worker_killed_from_outside_in_mid_answer_is_replaced_and_its_answers_are_asked_again(faulty: Path) -> None:
     with VerifierPool(workers=1, deadline_s=600.0) as pool:
-        future = pool.submit([("1", "1"), ("2", "wait once"), *((str(i), str(i)) for i in range(3, 200))])
+        future = pool.submit([("1", "1"), ("2", HANG_ONCE), *((str(i), str(i)) for i in range(3, 200))])
         pid = int((faulty / "busy").read_text())
         assert pool.worker_pids() == [pid]
         os.kill(pid, signal.SIGKILL)
@@ -165,7 +161,7 @@ def test_closing_fails_open_answers_and_kills_the_workers() -> None:
     closing = VerifierPool(workers=1, deadline_s=60.0)
     closing.submit([("1", "1")]).result()
     pids = closing.worker_pids()
-    future = closing.submit([("1", "hang"), ("2", "2")])
+    future = closing.submit([("1", HANG), ("2", "2")])
     closing.close()
     closing.close()
     assert not any(psutil.pid_exists(pid) for pid in pids)

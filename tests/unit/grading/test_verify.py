@@ -16,9 +16,8 @@ from gxpo_trainer.grading.verify import TOO_LARGE, parse_gold, texts_equal, veri
 from gxpo_trainer.types import EVASION, Verdict
 
 
-@pytest.mark.parametrize(
-    ("gold", "response"),
-    [
+def test_equal_answers_are_correct() -> None:
+    answers = [
         # What the parts of the grader hold together; what each of them reads is in its own test.
         ("5", r"\boxed{5}"), ("1/3", r"\boxed{0.333333}"), ("1,000", "1000"), ("1,-2", r"\boxed{-2} and \boxed{1}"),
         ("B", r"\boxed{\textbf{(B)}\ 5}"), (r"\{x \mid x > 3\}", r"(3,\infty)"), ("3.5 million", "3500000"),
@@ -37,15 +36,12 @@ from gxpo_trainer.types import EVASION, Verdict
         # Prose in several languages, corrections.
         ("220", "Réponse: Janeth aura encore 220 $ à payer d'ici 12 mois."), ("64", "したがって、答えは 64 です。"),
         ("42", "The answer is #### 42"), ("5", r"\boxed{4}, wait, no, it is \boxed{5}"), ("7", "The answer is seven."),
-    ],
-)  # fmt: skip
-def test_equal_answers_are_correct(gold: str, response: str) -> None:
-    assert verify(gold, response).status == "correct"
+    ]  # fmt: skip
+    assert [pair for pair in answers if verify(*pair).status != "correct"] == []
 
 
-@pytest.mark.parametrize(
-    ("gold", "response"),
-    [
+def test_different_answers_are_wrong() -> None:
+    answers = [
         ("5", r"\boxed{6}"), ("5", "5.001"), ("-2,1", "-2.1"), ("12", "1 2"), ("AB=4,CD=5", "5,4"), ("2x+z=1", "1"),
         ("A", "(A), (B)"), ("A", "A or B"), ("3", "3xyz"), ("5", r"\boxed{x^2=5}"), ("1", "2x + z = 1"),
         # One brace moved.
@@ -61,10 +57,8 @@ def test_equal_answers_are_correct(gold: str, response: str) -> None:
         # Remarks, hedges, corrections.
         ("9", "Answer: 81 (the square of 9)"), ("3", "The answer is either 3 or 4."),
         ("4", r"\boxed{4}, wait, no, it is \boxed{5}"), ("5", r"$\boxed{5}$ or $\boxed{7}$"),
-    ],
-)  # fmt: skip
-def test_different_answers_are_wrong(gold: str, response: str) -> None:
-    assert verify(gold, response).status == "wrong"
+    ]  # fmt: skip
+    assert [pair for pair in answers if verify(*pair).status != "wrong"] == []
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_auto_tokenizer_splits_as_the_shipped_file_and_as_the_recipe(tokenizer: 
     raw = Tokenizer.from_file(str(STARTER_FOLDER / "tokenizer.json"))
     assert len(built) == len(tokenizer) == raw.get_vocab_size()
     for problem in drawn[:200]:
-        text = f"{problem.prompt.text}{starter.END}{problem.solution}"
+        text = f"{problem.text}{starter.END}{problem.completion}"
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert ids == raw.encode(text, add_special_tokens=False).ids
         assert ids == built(text, add_special_tokens=False)["input_ids"]

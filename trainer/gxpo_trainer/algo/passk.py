@@ -7,7 +7,7 @@ least one of k samples, drawn without replacement from n of which c are correct,
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,12 +34,11 @@ def majority_at_n(answers: Sequence[str | None], correct: Sequence[bool]) -> flo
     the same answer, whatever its notation. A tie counts as the share of correct answers among the tied ones, which is
     the expectation under a random choice. 0 when no sample has an answer.
     """
-    votes: dict[tuple[bool, str], int] = defaultdict(int)
-    for answer, right in zip(answers, correct, strict=True):
-        if right:
-            votes[(True, "")] += 1
-        elif answer is not None:
-            votes[(False, answer.strip())] += 1
+    votes = Counter(
+        (right, "" if right else (answer or "").strip())
+        for answer, right in zip(answers, correct, strict=True)
+        if right or answer is not None
+    )
     if not votes:
         return 0.0
     most = max(votes.values())

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
@@ -173,7 +173,7 @@ def load_benchmark(
     if name in EMBEDDED_TASKS:
         levels = embedded_levels(name, data)
         generated = generate("heldout", evaluation.num_problems or HELD_OUT_PROBLEMS, HELD_OUT_SEED, levels)
-        prompts, label = tuple(problem.prompt for problem in generated), name
+        prompts, label = tuple(replace(prompt, completion=None) for prompt in generated), name
     elif name.endswith(SUFFIXES):
         prompt_field = evaluation.prompt_field or data.prompt_field
         answer_field = evaluation.answer_field or data.answer_field
@@ -279,29 +279,21 @@ _TOKEN = re.compile(r"\\[a-z]+|\d+(?:\.\d+)?|[^\W\d_]+|[^\w\s.,;:?'\"`${}~]|_")
 _TYPOGRAPHY = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "−": "-", "–": "-", "—": "-"})
 
 
-class Duplicate(NamedTuple):
-    """A training problem and the evaluation problem that it repeats."""
-
-    train_id: str
-    benchmark: str
-    problem_id: str
-
-
-def words(text: str) -> list[str]:
+def words(text: str) -> str:
     """The text's lower-case words, numbers, LaTeX commands and operators, without layout and punctuation."""
     text = text if text.isascii() else unicodedata.normalize("NFKC", text).translate(_TYPOGRAPHY)
     tokens: list[str] = _TOKEN.findall(_LAYOUT.sub(" ", text.lower()))
-    return [_SYNONYMS.get(token, token) for token in tokens] if "\\" in text else tokens
+    return " ".join(_SYNONYMS.get(token, token) for token in tokens)
 
 
-def find_duplicates(train: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]]) -> list[Duplicate]:
-    """Find training problems that are also problems of the benchmarks (by name)."""
+def find_duplicates(train: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]]) -> list[tuple[str, str, str]]:
+    """Training problems that are also problems of the benchmarks (by name): id, benchmark, id of its problem."""
     evaluated: dict[str, tuple[str, str]] = {}
     for name, prompts in benchmarks.items():
         for prompt in prompts:
-            evaluated.setdefault(" ".join(words(prompt.text)), (name, prompt.id))
-    matches = ((prompt, evaluated.get(" ".join(words(prompt.text)))) for prompt in train)
-    return [Duplicate(prompt.id, *match) for prompt, match in matches if match is not None]
+            evaluated.setdefault(words(prompt.text), (name, prompt.id))
+    matches = ((prompt.id, evaluated.get(words(prompt.text))) for prompt in train)
+    return [(train_id, *match) for train_id, match in matches if match is not None]
 
 
 def without_contamination(
@@ -316,13 +308,13 @@ def without_contamination(
     duplicates = find_duplicates(data.prompts, benchmarks)
     if not duplicates:
         return data
-    repeated = {item.train_id for item in duplicates}
+    repeated = {train_id for train_id, _, _ in duplicates}
     kept = tuple(prompt for prompt in data.prompts if prompt.id not in repeated)
     if policy == "refuse" or not kept:
+        train_id, benchmark, problem_id = duplicates[0]
         raise DataError(
             f"data.contamination = {policy!r}: {len(repeated)} of {len(data.prompts)} training problems are problems "
-            f"of evaluation.benchmarks, such as {duplicates[0].train_id} is {duplicates[0].problem_id} of "
-            f"{duplicates[0].benchmark}; "
+            f"of evaluation.benchmarks, such as {train_id} is {problem_id} of {benchmark}; "
             + ('remove them, or set it to "drop"' if kept else "train and evaluate on different problems")
         )
     return replace(data, prompts=kept, num_left_out={**data.num_left_out, "data.contamination": len(repeated)})

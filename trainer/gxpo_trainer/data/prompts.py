@@ -187,16 +187,17 @@ def embedded_levels(task: str, data: DataConfig) -> tuple[Difficulty, ...]:
 
 def _embedded(data: DataConfig, seed: int, completions: bool) -> PromptSet:
     try:
-        problems = generate("train", data.num_problems, seed, embedded_levels(data.source, data))
+        prompts = generate("train", data.num_problems, seed, embedded_levels(data.source, data))
     except ValueError as error:
         raise DataError(f"data.{error}") from None
-    prompts = tuple(problem.prompt for problem in problems)
-    if completions:
-        rng = random.Random(f"gxpo guesses {seed}")
-        answers = (guess(row, rng) if rng.random() < data.guess_share else row.solution for row in problems)
-        prompts = tuple(replace(prompt, completion=text) for prompt, text in zip(prompts, answers, strict=True))
+    rng = random.Random(f"gxpo guesses {seed}")
+    for number, prompt in enumerate(prompts):
+        if not completions:
+            prompts[number] = replace(prompt, completion=None)
+        elif rng.random() < data.guess_share:
+            prompts[number] = replace(prompt, completion=guess(prompt, rng))
     body = json.dumps([[prompt.id, prompt.text, prompt.gold] for prompt in prompts])
-    return PromptSet(prompts, {data.source: hashlib.sha256(body.encode()).hexdigest()})
+    return PromptSet(tuple(prompts), {data.source: hashlib.sha256(body.encode()).hexdigest()})
 
 
 def _prompt(record: Record, data: DataConfig, completions: bool) -> Prompt:

@@ -35,18 +35,6 @@ MAX_NUMBER_LONG = 399
 
 
 @dataclass(frozen=True, slots=True)
-class WordProblem:
-    """A problem and its worked answer, e.g. `6*8=48, 48+15=63, so \\boxed{63}`.
-
-    `prompt.gold` is the result in digits; `prompt.extra` contains `difficulty`, `family` and `calculation` (the steps,
-    which determine the split).
-    """
-
-    prompt: Prompt
-    solution: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Family:
     """A kind of problem. Steps use the text's numbers a to f and earlier results x, y, z, u."""
 
@@ -124,10 +112,11 @@ _PEOPLE = (
 _THINGS = ("apples", "beads", "books", "cards", "coins", "cups", "eggs", "marbles", "pears", "pens", "shells", "stamps")
 
 
-def generate(
-    split: Split, num_problems: int, seed: int, difficulty: tuple[Difficulty, ...] = SHORT
-) -> list[WordProblem]:
+def generate(split: Split, num_problems: int, seed: int, difficulty: tuple[Difficulty, ...] = SHORT) -> list[Prompt]:
     """Generate `num_problems` distinct problems of one split, with equal shares of the levels, in random order.
+
+    `completion` is the worked answer, e.g. `6*8=48, 48+15=63, so \\boxed{63}`; `extra` has `difficulty`, `family` and
+    `calculation` (the steps, which determine the split).
 
     Deterministic on every machine; a shorter list is a prefix of a longer one. Raises ValueError for more problems than
     exist. difficulty: at least one level.
@@ -135,20 +124,20 @@ def generate(
     levels = [level for level in DIFFICULTIES if level in difficulty]
     families = {level: [family for family in _FAMILIES if family.difficulty == level] for level in levels}
     rng = random.Random(f"gxpo word problems {split} {seed} {' '.join(levels)}")
-    problems: dict[str, WordProblem] = {}
+    problems: dict[str, Prompt] = {}
     order: list[Difficulty] = []
     while len(problems) < num_problems:
         order = order or rng.sample(levels, len(levels))
         problem = _draw_new(rng, families[order.pop()], split, problems)
         if problem is None:
             raise ValueError(f"num_problems is {num_problems}, but {split} has {len(problems)} problems; lower it")
-        problems[problem.prompt.text] = problem
+        problems[problem.text] = problem
     return list(problems.values())
 
 
-def guess(problem: WordProblem, rng: random.Random, right_share: float = 0.1) -> str:
+def guess(problem: Prompt, rng: random.Random, right_share: float = 0.1) -> str:
     """Only a box, with a number near the result, or in `right_share` of cases the result."""
-    result = int(problem.prompt.gold)
+    result = int(problem.gold)
     return f"\\boxed{{{result if rng.random() < right_share else near_miss(result, rng)}}}"
 
 
@@ -163,7 +152,7 @@ def split_of(calculation: str) -> Split:
     return "heldout" if int.from_bytes(digest[:8], "big") % HELDOUT_SHARE == 0 else "train"
 
 
-def _draw_new(rng: random.Random, families: list[_Family], split: Split, seen: Container[str]) -> WordProblem | None:
+def _draw_new(rng: random.Random, families: list[_Family], split: Split, seen: Container[str]) -> Prompt | None:
     """A new problem of this split, or None after many attempts.
 
     The family is drawn first and kept, so that families with few valid draws are not underrepresented.
@@ -172,12 +161,12 @@ def _draw_new(rng: random.Random, families: list[_Family], split: Split, seen: C
         family = rng.choice(families)
         for _ in range(5000):
             problem = _draw(rng, family, split)
-            if problem is not None and problem.prompt.text not in seen:
+            if problem is not None and problem.text not in seen:
                 return problem
     return None
 
 
-def _draw(rng: random.Random, family: _Family, split: Split) -> WordProblem | None:
+def _draw(rng: random.Random, family: _Family, split: Split) -> Prompt | None:
     """A problem with drawn numbers, people and things; None if the numbers are of the other split, or a result is not a
     whole number from 2 to the level's largest."""
     numbers = {letter: rng.randint(*bounds) for letter, bounds in family.ranges.items()}
@@ -204,5 +193,5 @@ def _draw(rng: random.Random, family: _Family, split: Split) -> WordProblem | No
     (name, who), (other, _) = rng.sample(_PEOPLE, 2)
     text = family.text.format(name=name, who=who, other=other, things=rng.choice(_THINGS), **numbers)
     extra = {"difficulty": family.difficulty, "family": family.name, "calculation": calculation}
-    prompt = Prompt(f"word-{hashlib.sha256(text.encode()).hexdigest()[:16]}", text, str(result), extra)
-    return WordProblem(prompt, f"{', '.join(lines)}, so \\boxed{{{result}}}")
+    identifier = f"word-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return Prompt(identifier, text, str(result), extra, completion=f"{', '.join(lines)}, so \\boxed{{{result}}}")
