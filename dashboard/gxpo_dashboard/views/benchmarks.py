@@ -59,7 +59,7 @@ def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -
             if len(runs) == 1:
                 headline = visitor.client().get("/runs", *runs, "headline")["text"]
             else:
-                headline = visitor.client().compare(runs=list(runs), metric=metric, gates=False)["evidence"]
+                headline = visitor.client().get("/compare", runs=list(runs), metric=metric, gates=False)["evidence"]
             st.info(plain(headline.partition("\n")[0]), icon=":material/help:")
         frames = [
             charts.scores_frame(visitor.client().evaluations(run), metric, labels[run], evaluated_at(run, x))

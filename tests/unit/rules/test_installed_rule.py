@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,3 +151,17 @@ def test_declarations_agree_with_the_settings(place: int) -> None:
 def test_the_dashboard_counts_passes_as_the_trainer_does(settings: dict[str, Any]) -> None:
     rule = build({"learner": {"rule": settings}}).learner.rule
     assert dashboard_rules().of(settings).passes_per_step(settings) == rule.passes_per_step(gate_open=True)
+
+
+def test_no_code_outside_a_rules_own_files_names_it() -> None:
+    root = Path(__file__).parents[3]
+    own = (*(f"rules/{name}.py" for name in ("grpo", "sfpo", "gxpo", "controls")), "config/rules.py")
+    found = [
+        f"{file.relative_to(root)}: {line.strip()}"
+        for package in ("trainer", "services", "client", "dashboard")
+        for file in (root / package).rglob("*.py")
+        if not str(file).endswith(own)
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if re.search(r"""["'](grpo|sfpo|extragradient)["']|name == "gxpo"|isinstance\(.*(Grpo|Sfpo|Gxpo)Rule""", line)
+    ]
+    assert found == []

@@ -28,6 +28,7 @@ from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.runtime.locks import RunLock, process_start
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch
+from gxpo_trainer.runtime.ray_session import connect_ray
 from gxpo_trainer.training.checkpoints import Checkpoint, next_attempt, repeated_passes
 from gxpo_trainer.training.controller import Controller, Counters
 from gxpo_trainer.training.launch import TERMINATED, Launch
@@ -397,3 +398,19 @@ def test_a_run_goes_on_without_a_checkpoint_but_does_not_end_without_the_last_on
     reporter.log_metrics.assert_not_called()
     with pytest.raises(TrainingError, match=r"last checkpoint at step 0 could not be written: .*No space left.*free"):
         controller._checkpoint(last=True)
+
+
+def test_signals_end_the_process_while_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of Python would run only when Ray's call returns, after up to 30 s."""
+    monkeypatch.setattr(os, "environ", {})
+    seen: list[Any] = []
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def init(**_: Any) -> None:
+        seen.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM))
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    assert connect_ray(Placement.decide(RunConfig()))
+    assert seen == [signal.SIG_DFL, signal.SIG_DFL]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

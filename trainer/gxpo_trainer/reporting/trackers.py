@@ -228,7 +228,8 @@ class Trackio:
         """Raise unless the server accepts a write."""
         if self._url:
             headers = {"X-Trackio-Write-Token": os.environ.get("TRACKIO_WRITE_TOKEN", "")}
-            url, nothing = f"{self._url.rstrip('/')}/api/bulk_log", {"kwargs": {"logs": [], "hf_token": None}}
+            nothing: dict[str, Any] = {"kwargs": {"logs": [], "hf_token": None}}
+            url = f"{self._url.rstrip('/')}/api/bulk_log"
             _check_answer(httpx.post(url, headers=headers, json=nothing, timeout=ANSWER_S), 400)
 
     def write(self, row: Row) -> None:

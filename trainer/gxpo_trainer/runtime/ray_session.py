@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -151,14 +152,15 @@ def _start_local(common: dict[str, Any]) -> None:
     os.environ |= {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
-            ray.init(
-                address="local",  # never connect to another Ray on this machine
-                num_cpus=usable_cores(),
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                _node_ip_address="127.0.0.1",
-                **common,
-            )
+            with _ended_by_signals():
+                ray.init(
+                    address="local",  # never connect to another Ray on this machine
+                    num_cpus=usable_cores(),
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    _node_ip_address="127.0.0.1",
+                    **common,
+                )
             return
         except Exception as error:
             ray.shutdown()
@@ -167,6 +169,24 @@ def _start_local(common: dict[str, Any]) -> None:
                     f"Ray did not start on this machine ({error}); check free memory and CPU load",
                     reason="no_resources",
                 ) from error
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end this process at once: Ray starts in calls of up to 30 s that run no handler of Python.
+
+    What it has started ends with this process. A handler that Ray sets meanwhile stays.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            if handler is not None and signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, handler)
 
 
 @dataclass(frozen=True, slots=True)
