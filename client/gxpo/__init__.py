@@ -36,7 +36,7 @@ import pandas
 from pandas import DataFrame
 
 from gxpo import rules
-from gxpo_client.connection import Json, parameters
+from gxpo_client.client import Json, parameters
 from gxpo_services.cli.common import connect
 from gxpo_services.cli.submit import run_body
 from gxpo_services.run_states import TERMINAL

@@ -1,26 +1,234 @@
-"""The calls of the REST API that have a name; the others are made by path."""
+"""The client of the REST API: URL checks, retries, typed errors, a cache for outages, and calls with a name."""
 
 from __future__ import annotations
 
+import json
+import math
 import secrets
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.message import Message
+from ipaddress import ip_address
+from typing import Any, Self, TypeVar, cast
+from urllib.parse import quote
 
-from gxpo_client.connection import Connection, Json, connect, parameters
-from gxpo_client.errors import InvalidRequest
+import httpx
 
-__all__ = ["Client", "Json", "connect"]
+from gxpo_client.errors import InvalidRequest, NotSignedIn, ServiceUnavailable, error_of
 
+
+def is_http(url: str) -> bool:
+    """Whether this is an HTTP URL with a valid host and port."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host) and (parsed.port or 80) < 65536
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the URL points to this machine, which no proxy can reach."""
+    try:
+        return is_loopback_host(httpx.URL(url).host)
+    except httpx.InvalidURL:
+        return False
+
+
+def is_loopback_host(host: str | None) -> bool:
+    """Whether a host name or address is this machine's own; None and empty are not."""
+    name = (host or "").strip().strip("[]").lower()
+    try:
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def is_up(url: str, timeout_s: float) -> bool:
+    """Whether a GET of this URL succeeds."""
+    try:
+        return httpx.get(url, timeout=timeout_s, trust_env=not is_loopback(url)).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+PREFIX = "/api/v1"
+PAGE = 200
+FRESH_S = 1.0
 _MOST_ACTED_ON = 500
 _DOWNLOAD_S = 600.0
+Json = dict[str, Any]
+K = TypeVar("K")
+V = TypeVar("V")
+_Parameter = tuple[str, str | int | float | bool | None]
 
 
-class Client(Connection):
+def keep(store: dict[K, V], key: K, value: V, most: int) -> V:
+    """Store a value as the newest; the oldest ones beyond `most` are dropped."""
+    store.pop(key, None)
+    store[key] = value
+    while len(store) > most:
+        store.pop(next(iter(store)), None)
+    return value
+
+
+@dataclass
+class ResponseCache:
+    """The last `most` responses of a session, each with its time and entity tag.
+
+    offline: whether the service has failed since.
+
+    A response is used again within FRESH_S seconds, unless the session has changed something since.
+    """
+
+    answers: dict[Any, tuple[float, Json, str | None]] = field(default_factory=dict)
+    offline: bool = False
+    most: int = 100
+    changed_at: float = -math.inf
+
+
+def connect(url: str, *, transport: httpx.BaseTransport | None = None) -> httpx.Client:
+    """A connection pool, which several clients may share; it holds no token. transport: for tests."""
+    return httpx.Client(
+        base_url=url.rstrip("/") + PREFIX,
+        timeout=httpx.Timeout(60.0, connect=5.0),
+        transport=transport,
+        # A proxy of the environment cannot reach this machine's own service.
+        trust_env=not is_loopback(url),
+    )
+
+
+class Client:
     """The API with one token.
 
     What has no method here is reached by its path: `get("/runs", run, "timeline", steps=4)`. The first part is the path
     of a collection, the others are quoted: a part such as `../tokens` cannot reach another path.
+
+    patience_s: how long GET requests and requests with an idempotency key are retried while the service is
+    unavailable. cache: serves GET requests while the service is unavailable; `me`, changes and downloads never.
     """
+
+    def __init__(
+        self,
+        http: httpx.Client,
+        token: str | None,
+        cache: ResponseCache | None = None,
+        *,
+        patience_s: float = 0.0,
+    ) -> None:
+        self._http, self._token, self._cache, self._patience_s = http, token, cache, patience_s
+        self.url = str(http.base_url).rstrip("/").removesuffix(PREFIX)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def get(self, path: str, *parts: str, **query: Any) -> Json:
+        """A JSON object, cached for outages if there is a cache."""
+        params = parameters(query)
+        cache = self._cache
+        if cache is None:
+            return self.send("GET", path, *parts, params=params, retry=True)
+        key, now = (path, parts, tuple(params)), time.monotonic()
+        at, known, tag = cache.answers.get(key, (-math.inf, {}, None))
+        if key in cache.answers and (cache.offline or at > max(cache.changed_at, now - FRESH_S)):
+            return known
+        try:
+            headers = {"If-None-Match": tag} if tag else {}
+            response = self.request("GET", path, *parts, params=params, headers=headers)
+        except ServiceUnavailable:
+            cache.offline = True
+            if key in cache.answers:
+                return known
+            raise
+        if response.status_code != httpx.codes.NOT_MODIFIED:
+            known, tag = response.json(), response.headers.get("ETag")
+        return keep(cache.answers, key, (now, known, tag), cache.most)[1]
+
+    def get_list(self, path: str, *parts: str, **query: Any) -> list[Any]:
+        """The same for an array."""
+        return cast(list[Any], self.get(path, *parts, **query))
+
+    def all_of(
+        self, path: str, *parts: str, limit: int | None = None, page_size: int = PAGE, **filters: Any
+    ) -> list[Json]:
+        """The items of all pages of a list, at most `limit`."""
+        items: list[Json] = []
+        cursor: str | None = None
+        while True:
+            size = page_size if limit is None else min(page_size, limit - len(items))
+            page = self.get(path, *parts, limit=size, cursor=cursor, **filters)
+            items += page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None or (limit is not None and len(items) >= limit):
+                return items
+
+    def post(self, path: str, *parts: str, body: Json | None = None, key: str | None = None) -> Json:
+        """key: an idempotency key, with which the request may be repeated."""
+        headers = {"Idempotency-Key": key} if key else {}
+        return self.send("POST", path, *parts, json=body, headers=headers, retry=key is not None)
+
+    def send(self, method: str, path: str, *parts: str, **request: Any) -> Json:
+        """The JSON object that answers `request`."""
+        return cast(Json, self.request(method, path, *parts, **request).json())
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *parts: str,
+        headers: Mapping[str, str] | None = None,
+        retry: bool = False,
+        **request: Any,
+    ) -> httpx.Response:
+        """A successful response, never cached. retry: for `patience_s`, while the service is unavailable.
+
+        Raises the errors of `errors`.
+        """
+        # Quoted: input such as `../tokens` cannot reach another path.
+        path = "/".join([path, *(quote(part, safe="").replace("..", "%2E%2E") for part in parts)])
+        give_up = time.monotonic() + (self._patience_s if retry else 0.0)
+        pause = 0.2
+        while True:
+            try:
+                response = self._http.request(method, path, headers=self._headers() | dict(headers or {}), **request)
+                if self._cache is not None and method != "GET":
+                    self._cache.changed_at = time.monotonic()
+                if response.is_success or response.status_code == httpx.codes.NOT_MODIFIED:
+                    return response
+                problem = error_of(response)
+            except httpx.TransportError as error:
+                problem = self._unavailable(error)
+            if not isinstance(problem, ServiceUnavailable) or time.monotonic() + pause > give_up:
+                raise problem
+            time.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    @contextmanager
+    def stream(self, path: str, **query: Any) -> Iterator[tuple[str | None, Iterator[bytes]]]:
+        """The offered file name, and the content as a stream."""
+        try:
+            with self._http.stream("GET", path, params=parameters(query), headers=self._headers()) as response:
+                if response.is_error:
+                    response.read()
+                    raise error_of(response)
+                message = Message()
+                message["Content-Disposition"] = response.headers.get("Content-Disposition", "")
+                yield message.get_filename(), response.iter_bytes()
+        except httpx.TransportError as error:
+            raise self._unavailable(error) from error
+
+    def changes(self, runs: Sequence[str], after: int | None = 0) -> Generator[tuple[str, Json] | None, None, None]:
+        """Changes of runs as the service sends them: (`run`, its view), (`event`, with its `run`), (`deleted`, its id);
+        None every two seconds without one. Ends when all runs have ended, or when the service closes the stream.
+
+        runs: none for every run that has not ended. after: number of the last event received; None: only new ones.
+        """
+        with self.stream("/events/stream", runs=list(runs), after=after) as (_, pieces):
+            yield from _server_sent(pieces)
 
     def run(self, run: str) -> Json:
         return self.get("/runs", run)
@@ -77,3 +285,34 @@ class Client(Connection):
         """A zip archive of the runs' metrics and evaluations as csv or jsonl."""
         query = parameters({"runs": list(runs), "format": form})
         return self.request("GET", "/export", params=query, timeout=_DOWNLOAD_S).content
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+
+    def _unavailable(self, error: httpx.TransportError) -> ServiceUnavailable:
+        return ServiceUnavailable(f"{self.url} does not respond ({str(error) or type(error).__name__})")
+
+
+def _server_sent(pieces: Iterator[bytes]) -> Iterator[tuple[str, Json] | None]:
+    """(kind, data) of each Server-Sent Event; None for a comment. Raises NotSignedIn for a revoked token."""
+    rest = b""
+    for piece in pieces:
+        *blocks, rest = (rest + piece).split(b"\n\n")
+        for block in blocks:
+            fields = dict(line.split(": ", 1) for line in block.decode().splitlines() if not line.startswith(":"))
+            kind = fields.get("event")
+            if kind == "revoked":
+                raise NotSignedIn("the token was revoked", status=401)
+            if kind == "end":
+                return
+            yield None if kind is None else (kind, cast(Json, json.loads(fields["data"])))
+
+
+def parameters(query: Mapping[str, Any]) -> list[_Parameter]:
+    """Query parameters: None and empty text omitted, lists repeated, booleans in lower case."""
+    return [
+        (name, str(item).lower() if isinstance(item, bool) else str(item))
+        for name, value in query.items()
+        for item in (value if isinstance(value, list | tuple) else [value])
+        if item is not None and item != ""
+    ]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gxpo_client.connection import is_http, is_loopback, is_loopback_host
+from gxpo_client.client import is_http, is_loopback, is_loopback_host
 from gxpo_trainer.config.base import STOP_WAIT_S
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import device_named

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 
 import gxpo_dashboard
-from gxpo_client.connection import is_up
+from gxpo_client.client import is_up
 from gxpo_services.local.ray_head import free_port
 from support.service_processes import until
 

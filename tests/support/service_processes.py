@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from gxpo_client.connection import is_up
+from gxpo_client.client import is_up
 from gxpo_services.local.ray_head import free_port
 from gxpo_trainer.runtime.locks import process_start
 

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gxpo_client.connection import is_loopback_host, keep
+from gxpo_client.client import is_loopback_host, keep
 
 UNUSED_S = 7 * 86_400.0
 """A session ends when it was not used for so long."""

@@ -12,8 +12,7 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_client.client import Client
-from gxpo_client.connection import ResponseCache, connect, keep
+from gxpo_client.client import Client, ResponseCache, connect, keep
 from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavailable
 from gxpo_dashboard.labels import TERMINAL, plain
 from gxpo_dashboard.session import permalinks

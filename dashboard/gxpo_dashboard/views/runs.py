@@ -8,8 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_client.client import Client
-from gxpo_client.connection import keep
+from gxpo_client.client import Client, keep
 from gxpo_client.errors import Refused, ServiceError
 from gxpo_client.formats import NONE, comma_separated, count, number_of
 from gxpo_dashboard.charts.curves import EVALUATED, sparkline

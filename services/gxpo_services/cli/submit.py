@@ -9,8 +9,7 @@ from typing import Any
 
 import tomli_w
 
-from gxpo_client.client import Client, Json
-from gxpo_client.connection import is_loopback
+from gxpo_client.client import Client, Json, is_loopback
 from gxpo_client.errors import InvalidRequest
 from gxpo_client.formats import number_of
 from gxpo_services.cli.common import confirm, one_line, output

@@ -15,7 +15,7 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from gxpo_client.connection import is_up
+from gxpo_client.client import is_up
 from gxpo_services.auth.tokens import prepare_local, replace_file
 from gxpo_services.cli.common import STATE_FILE, say
 from gxpo_services.local.ray_head import RayHead, free_port

@@ -16,7 +16,7 @@ import tenacity
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from gxpo_client.connection import Json, is_loopback
+from gxpo_client.client import Json, is_loopback
 from gxpo_services import logging
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import AlertCursor, Event, Run

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import httpx
 import psutil
 
-from gxpo_client.connection import is_loopback
+from gxpo_client.client import is_loopback
 from gxpo_services.auth.tokens import replace_file
 from gxpo_services.db.tables import Run
 from gxpo_trainer.config import RunConfig

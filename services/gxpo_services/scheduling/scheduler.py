@@ -20,7 +20,7 @@ from pathlib import Path
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError, NoResultFound
 
-from gxpo_client.connection import is_up
+from gxpo_client.client import is_up
 from gxpo_services import logging
 from gxpo_services.api.idempotency import delete_expired_keys
 from gxpo_services.db.database import UNAVAILABLE, Database

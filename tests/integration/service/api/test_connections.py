@@ -20,7 +20,7 @@ import pytest
 from support.http_server import received
 from support.service_processes import free_port, until
 
-from gxpo_client.connection import is_up
+from gxpo_client.client import is_up
 
 DESCRIPTORS = 1024
 HEAD_S = 2.0

@@ -23,7 +23,7 @@ from support import queued_runs, sockets
 from support.processes import is_alive
 from support.service_processes import ServiceProcesses, until
 
-from gxpo_client.connection import is_up
+from gxpo_client.client import is_up
 from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.db.database import Database
 from gxpo_services.local.ray_head import RayHead, free_port

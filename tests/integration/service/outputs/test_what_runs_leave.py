@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from support import queued_runs as runs
 from support.reporting import body, evaluation_row, event_row, launch, metric_row, post, sample_row, send
 
-from gxpo_client.connection import _server_sent
+from gxpo_client.client import _server_sent
 from gxpo_client.errors import NotSignedIn
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState

@@ -18,8 +18,7 @@ from support.change_reader import Reader
 from support.scheduling import Cluster
 from support.service_processes import until
 
-from gxpo_client.client import Client, Json, connect
-from gxpo_client.connection import _server_sent
+from gxpo_client.client import Client, Json, _server_sent, connect
 from gxpo_client.errors import NotFound, NotSignedIn
 from gxpo_services.api import feed
 from gxpo_services.api.feed import ChangeFeed, Subscription

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from streamlit.testing.v1 import AppTest
 
-from gxpo_client.connection import is_loopback_host
+from gxpo_client.client import is_loopback_host
 from gxpo_dashboard.server import CompressedScripts
 from gxpo_dashboard.session import link
 from gxpo_dashboard.session.permalinks import adopt, view_of

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from support.recording_server import RecordingServer, Request
 
-from gxpo_client.client import Client, connect
-from gxpo_client.connection import is_http, is_loopback, is_up
+from gxpo_client.client import Client, connect, is_http, is_loopback, is_up
 from gxpo_client.errors import NotFound
 from gxpo_services.cli.common import connect as command_line_client
 from gxpo_services.cli.common import one_line, plain
