@@ -21,4 +21,7 @@ class CompressedScripts(GZipMiddleware):
         await answer(scope, receive, send)
 
 
-app = App(Path(__file__).with_name("app.py"), middleware=[Middleware(LinkSignIn), Middleware(CompressedScripts)])
+app = App(
+    Path(__file__).with_name("app.py"),
+    middleware=[Middleware(LinkSignIn), Middleware(CompressedScripts, compresslevel=6)],
+)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.async_simulation import Measured, Simulation
-from benchmarks.faults import Clock, cut_after
+from benchmarks.faults import Clock, Fault, cut_after
+from benchmarks.soak import allowed_s, report
 
 
 def test_a_file_is_cut_in_the_middle_of_the_first_row_of_a_later_step(tmp_path: Path) -> None:
@@ -42,6 +43,39 @@ def test_the_clock_of_a_process_moves_while_it_runs(tmp_path: Path) -> None:
             print(file=process.stdin, flush=True)
             assert before <= float(process.stdout.readline()) - offset + 1e-3 <= time.time() + 1e-3
         process.stdin.close()
+
+
+def test_two_faults_at_a_time_have_the_time_of_both_and_silence_counts_again() -> None:
+    stopped, killed, moved = Fault("trainer stopped", 42.0), Fault("scheduler killed", 6.0), Fault("clock moved")
+    assert allowed_s(stopped, None) == 42.0
+    assert allowed_s(stopped, killed) == 42.0 + 6.0 + 42.0
+    assert allowed_s(stopped, moved) == 42.0 + 20.0 + 42.0
+    assert allowed_s(moved, killed) is None
+
+
+def test_parts_add_up() -> None:
+    first = {
+        "minutes": 20.4,
+        "problems": [],
+        "totals": {"runs": 2, "steps": 80},
+        "longest step in s": 2.5,
+        "runs": {"strict": 2},
+        "alerts": ["GxpoServerErrors"],
+        "faults": [
+            "api killed | 60.0 | 7.0 | ",
+            "api killed | 60.0 | 9.0 | clock moved",
+            "clock moved | None | 0.0 | api killed",
+        ],
+    }
+    second = first | {"problems": ["one"], "longest step in s": 1.5, "faults": ["api killed | 60.0 | 12.0 | "]}
+    lines = report([first, second]).splitlines()
+    assert lines[0] == "4 faults, 2 of them two at a time, in 2 parts and 41 minutes: 1 problems"
+    assert {"PROBLEM: one", "runs: 4", "steps: 160", "alerts that fired: GxpoServerErrors"} <= set(lines)
+    assert "longest step, in seconds of training time: 2.5" in lines
+    assert [line.split() for line in lines[-2:]] == [
+        ["3", "9.5", "12.0", "60", "api", "killed"],
+        ["1", "–", "clock", "moved"],
+    ]
 
 
 # The simulation of utilization, against cases worked by hand.

@@ -300,7 +300,7 @@ def run_eval(args: argparse.Namespace) -> int:
 
 def register_grade(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("grade", help="verify answers in a file")
-    parser.add_argument("file", metavar="FILE.jsonl", type=Path, help='lines of {"gold", "prediction"}')
+    parser.add_argument("file", metavar="FILE", type=Path, help="rows of gold and prediction: .jsonl, .csv or .parquet")
     parser.add_argument("--workers", metavar="N", type=positive, help="verifier processes; default: one per core")
     limit = "time limit per answer in seconds; default 5"
     parser.add_argument("--deadline", metavar="S", type=positive_seconds, default=5.0, help=limit)

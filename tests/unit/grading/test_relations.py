@@ -86,6 +86,7 @@ def test_relations_equal_as_conditions(gold: str, same: list[str], different: li
         ("x < 1, y > 3", [], [r"(-\infty, 1) \cup (3, \infty)"]),
         # Both bounds hold where "and" joins them.
         ("x > 2 and x < 5", ["(2, 5)", r"x < 5 \text{ and } x > 2"], ["x > 2 or x < 5", r"x > 2, x < 5", "[2, 5)"]),
+        ("x < 2 and x > 5", [r"(-\infty,2) \cup (5,\infty)"], ["(2, 5)"]),  # a union is meant
         (r"1 \le x < 4", [r"x < 4 and x \ge 1"], [r"x \ge 1 and x \ge 4", "x < 4 and y > 1", r"x \le 1 and x < 4"]),
         (r"x \in [1, 2)", ["[1, 2)"], ["(1, 2)"]),
         (r"x \in \{1, 2\}", [r"\{2, 1\}"], ["(1, 2)"]),

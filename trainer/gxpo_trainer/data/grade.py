@@ -29,7 +29,7 @@ def grade_file(
     """
     pairs = [_pair(record) for record in read_records([path_in])]
     if not pairs:
-        raise DataError(f"{path_in}: is empty; write one JSON object with gold and prediction per line")
+        raise DataError(f"{path_in}: is empty; write rows with gold and prediction")
     counts: Counter[str] = Counter()
     with VerifierPool(workers if workers is not None else len(os.sched_getaffinity(0)), deadline_s) as pool:
         for start in range(0, len(pairs), CHUNK):

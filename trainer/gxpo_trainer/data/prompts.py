@@ -429,7 +429,7 @@ class PromptCursor:
         self.drawn = int(state["epoch"]) * self.num_prompts + int(state["position"])
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=256)
 def _order(epoch: int, num_prompts: int, seed: int, shuffle: bool) -> npt.NDArray[np.int64]:
     """The prompts of one epoch; cached, because `MixedCursor` draws them one by one."""
     order = np.arange(num_prompts, dtype=np.int64)

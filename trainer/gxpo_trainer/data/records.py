@@ -112,7 +112,9 @@ def read_records(files: Iterable[Path], most: int | None = None) -> list[Record]
     try:
         return list(islice((row for file in files for row in readers.get(file.suffix, _jsonl)(file)), most))
     except OSError as error:
-        raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from None
+        raise DataError(
+            f"{error.filename}: cannot be read ({error.strerror}); check the path and its permissions"
+        ) from None
 
 
 def _csv(file: Path) -> Iterator[Record]:
@@ -141,7 +143,7 @@ def _jsonl(file: Path) -> Iterator[Record]:
             location = f"{file}:{number}"
             try:
                 fields = json.loads(line)
-            except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{location}: is not valid JSON ({error}); write one object per line") from None
             if not isinstance(fields, dict):
                 raise DataError(f"{location}: is a {type(fields).__name__}; write one object per line")

@@ -8,6 +8,7 @@ Also the tokens of LaTeX mathematics, and the names that the expression grammar 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import unicodedata
 from collections.abc import Callable
@@ -194,6 +195,9 @@ def _between(match: re.Match[str]) -> str:
     (lower, low), (upper, high) = sorted((bounds[:2], bounds[2:]), key=lambda pair: pair[0] in ("<", "\\le"))
     if lower in ("<", "\\le") or upper in (">", "\\ge"):
         return match.group()
+    with contextlib.suppress(ValueError):
+        if float(low) >= float(high):  # no number is in both: a union is meant
+            return match.group()
     return f"{low} {lower.replace('>', '<').replace('g', 'l')} {name} {upper} {high}"
 
 

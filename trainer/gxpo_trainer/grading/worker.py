@@ -55,8 +55,8 @@ def serve(memory_mb: int, parent: int, scorer: Scorer | None = None) -> int:
                 fields |= scorer.score(gold, response, verdict, extras["context"])
         except Exception as error:
             # The grader's own failure says nothing about the answer: it is reported, never scored.
-            detail = f"{type(error).__name__}: {str(error)[:_LONGEST_DETAIL]}"
-            detail = OUT_OF_MEMORY if isinstance(error, MemoryError) else detail
+            memory = isinstance(error, MemoryError)
+            detail = OUT_OF_MEMORY if memory else f"{type(error).__name__}: {str(error)[:_LONGEST_DETAIL]}"
             fields = {"status": "error", "extracted": None, "detail": detail}
         times = {"seconds": time.perf_counter() - start, "cpu": time.process_time()}
         print(json.dumps(fields | times), file=replies, flush=True)
