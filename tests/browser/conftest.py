@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +22,7 @@ from support.browsing import Page, find_programs, open_browser, set_mode
 from support.dashboard_process import DashboardProcess
 from support.replay import ReplayedService
 from support.service_processes import ServiceProcesses, kill_trainer, trainers, until
-from support.site import RECORDINGS, Site
+from support.site import FORMULA, RECORDINGS, Site
 
 from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.settings import ServiceSettings
@@ -92,19 +94,28 @@ def live_run(site: Site) -> str:
 
 
 def _fired(folder: Path) -> Path:
-    """The recorded `demo`, changed: its gate fires at step 20, and it has a budget of passes and a GPU."""
+    """The recorded `demo`, changed: its gate fires at step 20, it has a budget of passes and a GPU, and a response a
+    formula."""
     shutil.copytree(RECORDINGS / "demo", folder)
     identity = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     identity["config"]["budget"]["backward_passes"] = 90
     (folder / "run.json").write_text(json.dumps(identity), encoding="utf-8")
-    file = folder / "metrics.jsonl"
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    for row in rows:
-        row["metrics"] |= dict.fromkeys(MACHINE, 50.0)
-        if row["step"] >= 20:
-            row["metrics"] |= {"gate/active": 0.0, "gate/shutoff_step": 20.0}
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    with changed(folder / "metrics.jsonl") as rows:
+        for row in rows:
+            row["metrics"] |= dict.fromkeys(MACHINE, 50.0)
+            if row["step"] >= 20:
+                row["metrics"] |= {"gate/active": 0.0, "gate/shutoff_step": 20.0}
+    with changed(folder / "samples.jsonl") as rows:
+        next(row for row in rows if row["step"] == 30)["response"] = FORMULA
     return folder
+
+
+@contextmanager
+def changed(file: Path) -> Iterator[list[dict[str, Any]]]:
+    """The rows of a file, which is written again at the end."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    yield rows
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
 @pytest.fixture(scope="package")

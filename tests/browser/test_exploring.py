@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.browsing import COVERED, TEXTS, Page, open_browser
-from support.site import Site
+from support.site import FORMULA, Site
+
+from gxpo_dashboard.view_models.tables import worst_first
 
 ROWS = "view.data('points').map(row => [row.series, row.x, row.y])"
 SERIES = "[...new Set(view.data('points').map(row => row.series))].sort()"
@@ -122,11 +124,17 @@ def test_an_evaluation_is_seen_in_the_timeline_and_the_whole_log_is_downloaded(
     assert file.read_bytes() == (site.home / "artifacts" / run / "train.log").read_bytes()
 
 
-def test_notes_are_text(site: Site, page: Page) -> None:
+def test_notes_and_formulas_are_text_and_formulas_are_typeset_next_to_it(site: Site, page: Page) -> None:
     site.http.patch(f"/runs/{site.fired}", json={"notes": "<b>look</b> **here**"}).raise_for_status()
     page.open("run", run=site.fired, part="Samples")
     page.one("summary").click()
     page.shows("<b>look</b> **here**")
+    listed = site.http.get(f"/runs/{site.fired}/samples", params={"step": 30, "limit": 500}).json()
+    group = next(sample["group"] for sample in listed["items"] if sample["response"] == FORMULA)
+    page.select_row([counts["group"] for counts in worst_first(listed["groups"])].index(group))
+    page.shows(FORMULA)
+    assert page.wait(lambda: page.all(".katex .mfrac"), "the fraction")
+    assert page.all("img[src=x]") == []
 
 
 # Two recorded trainings are compared, linked and exported.

@@ -15,6 +15,8 @@ RECORDINGS = Path(__file__).resolve().parents[1] / "browser" / "recordings"
 `tools-demo`, with two groups of samples and an odd one that was added by hand."""
 NOT_LOOPBACK = "gxpo.test"
 """A name of this machine other than those of loopback: its clients may be on other machines."""
+FORMULA = r"Half of it: \( \frac{1}{2} \) <img src=x onerror=alert(1)>"
+"""A response of the run `fired`."""
 LONG = 100_000
 """Steps that no test waits for."""
 

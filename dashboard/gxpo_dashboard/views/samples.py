@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from gxpo_client.formats import count, figure, number_of, significant
-from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, differing, plain, unique_labels
+from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, differing, plain, unique_labels, with_formulas
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.series import number
 from gxpo_dashboard.view_models.tables import answers, episode_facts, turn_rows, worst_first
@@ -114,7 +114,7 @@ def _group(counts: Json, items: list[Json]) -> None:
             if across and st.button("All steps", icon=":material/history:"):
                 st.query_params["prompt"] = first["prompt_id"]
                 st.rerun()
-        st.code(first["prompt"] or " ", language=None, wrap_lines=True)
+        _text(first["prompt"])
         if shown := first["extra"].get("rendered_prompt"):
             with st.expander("What the policy saw"):
                 untrusted("Rendered prompt", shown)
@@ -164,14 +164,25 @@ def _response(item: Json, like: Json | None = None) -> None:
     """like: the response above, from which its words differ."""
     rows = turn_rows(item)
     for heading, text in rows:
-        untrusted(heading, text)
+        untrusted(heading, text)  # without typeset formulas
     if not rows and like:
         st.markdown(differing(item["response"], like["response"]))
     elif not rows:
-        st.code(item["response"] or " ", language=None, wrap_lines=True)
+        _text(item["response"])
     if item["extra"].get("detail"):
         untrusted("Grader", item["extra"]["detail"])
     if item.get("end_detail"):
         untrusted("Environment", item["end_detail"])
     if ended := episode_facts(item):
         st.caption(plain(ended))
+
+
+def _text(text: str) -> None:
+    """Untrusted text as it is, and if it has formulas also with these typeset, in a second column."""
+    formulas = with_formulas(text)
+    if formulas is None:
+        st.code(text or " ", language=None, wrap_lines=True)
+        return
+    raw, typeset = st.columns(2)
+    raw.code(text, language=None, wrap_lines=True)
+    typeset.markdown(formulas)

@@ -150,6 +150,21 @@ def test_a_start_is_tried_so_often_then_an_error_with_the_end_of_the_log(
     assert messages == ["api: ended with code 1 during start-up; retrying"]
 
 
+def test_the_first_start_is_retried(supervisor: Supervisor, tmp_path: Path, messages: list[str]) -> None:
+    program = """
+        import pathlib, sys, time
+        first, mark = map(pathlib.Path, sys.argv[1:])
+        if not first.exists():
+            first.touch()
+            sys.exit(1)
+        mark.write_text("1")
+        time.sleep(600)
+    """
+    mark = tmp_path / "mark"
+    supervisor.start(Child("ray", python(program, tmp_path / "first", mark), mark.exists, tries=2))
+    assert messages[0] == "ray: ended with code 1 during start-up; retrying"
+
+
 def test_a_shutdown_request_ends_the_wait(tmp_path: Path) -> None:
     shutdown = threading.Event()
     shutdown.set()
@@ -244,3 +259,19 @@ def test_a_state_that_cannot_be_read_is_an_error_not_a_guess(tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"up\.json cannot be read"):
         stop_orphans(state, print)
     assert state.exists()
+
+
+def test_a_stop_kills_children_that_ignore_sigterm_and_their_children(supervisor: Supervisor, tmp_path: Path) -> None:
+    program = """
+        import os, pathlib, signal, subprocess, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        pathlib.Path(sys.argv[1]).write_text(str(inner.pid))
+        time.sleep(600)
+    """
+    mark = tmp_path / "mark"
+    supervisor.start(Child("ray", python(program, mark), lambda: pid_in(mark) > 0, stop_s=0.2))
+    inner = pid_in(mark)
+    assert is_alive(inner)
+    supervisor.stop()
+    assert not is_alive(inner)

@@ -307,5 +307,10 @@ def test_no_path_gets_out(caller: TestClient, role: str, run_id: str, folder: Pa
         answer = caller.get(f"/api/v1/runs/{odd}/logs")
         assert answer.status_code in (404, 405, refused), odd
         assert "hidden" not in answer.text
+    refused_all = {"nobody": [401], "viewer": [403, 422]}.get(role, [422])
+    for odd in ("..", "%2e%2e", "..%2f..", "a%00b", "r0/../r1", "x" * 65, "é", "r0%20"):
+        for method in ("DELETE", "PATCH"):
+            answer = caller.request(method, f"/api/v1/runs/{odd}", json={} if method == "PATCH" else None)
+            assert answer.status_code in (404, 405, *refused_all), (method, odd)
     for odd in ("..", "%2e%2e", "1%2f..", "0x1"):
         assert caller.get(path(run_id, f"checkpoints/{odd}/download")).status_code in (404, refused)

@@ -141,6 +141,18 @@ def test_addresses_do_not_become_links() -> None:
         assert not any(mark in escaped for mark in ("://", "www.", "@b"))
 
 
+def test_formulas_are_set_and_everything_else_stays_text() -> None:
+    rendered = labels.with_formulas("so $x^2$ and **bold** [link](http://a)")
+    assert rendered is not None
+    assert rendered.startswith("so $x^2$ and ")
+    assert r"\*\*bold\*\*" in rendered
+    assert r"\[link\]" in rendered
+    assert labels.with_formulas(r"\[ \frac{1}{2} \] done") == r"$\frac{1}{2}$ done"
+    assert labels.with_formulas("from $5 to $6, not $ 7 $") is None
+    assert labels.with_formulas(r"$\href{javascript:alert(1)}{x}$") is None
+    assert labels.with_formulas("$`x`$") is None
+
+
 def test_words_that_differ_have_a_background_and_all_text_is_escaped() -> None:
     assert labels.differing("12*7 = 84", "12+7 = 84") == r"12:orange-background[\*]7 \= 84"
     assert labels.differing("one two\nthree four", "one\nthree four") == "one :orange-background[two]  \nthree four"
