@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,7 +19,7 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.reporting.outcome import failure_message, reason_of
 from gxpo_trainer.runtime import placement as placement_module
 from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.runtime.placement_group import Bundles, missing, result_of, unplaced
+from gxpo_trainer.runtime.placement_group import Bundles, RunPlacementGroup, missing, result_of, unplaced
 
 
 def placement(device: str = "cpu", **settings: Any) -> Placement:
@@ -75,6 +76,20 @@ ENGINES = {"sampler_cpus": 0.5, "verifier_cpus": 0.25}
 )
 def test_bundles_of_each_kind_of_placement(settings: dict[str, Any], bundles: Bundles) -> None:
     assert placement("gpu", **settings).bundles() == bundles
+
+
+@pytest.mark.parametrize(
+    ("settings", "learner", "engines"),
+    [({"samplers": 2}, [0, 1, 2], [3, 4]), ({"strategy": "split", "samplers": 2}, [0, 0, 0], [1, 1])],
+)
+def test_each_process_uses_its_bundle(settings: dict[str, Any], learner: list[int], engines: list[int]) -> None:
+    decided = placement(learner_ranks=3, **settings)
+    decided = replace(decided, group=RunPlacementGroup(object(), decided.bundles()))
+    ranks = [decided.learner_options(rank)["scheduling_strategy"] for rank in range(3)]
+    assert [strategy.placement_group_bundle_index for strategy in ranks] == learner
+    samplers = [decided.sampler_options(index)["scheduling_strategy"] for index in range(2)]
+    assert [strategy.placement_group_bundle_index for strategy in samplers] == engines
+    assert decided.verifier_options()["scheduling_strategy"].placement_group_bundle_index == engines[0]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from torch.distributed import HashStore
 from torch.multiprocessing import reductions
 
 from gxpo_trainer.errors import TrainingError
@@ -35,6 +36,7 @@ from gxpo_trainer.weights.transports import (
     BroadcastGroup,
     SharedMemoryPublisher,
     open_handle,
+    open_store,
 )
 from gxpo_trainer.weights.worker import WeightReceiver
 
@@ -66,6 +68,10 @@ def test_published_buffers_are_private_stay_readable_and_are_removed_on_close(pu
     assert publisher.directory not in remove_abandoned(SHM_ROOT, PREFIX)
     publisher.close()
     assert not publisher.directory.exists()
+
+
+def test_a_group_of_one_member_listens_nowhere() -> None:
+    assert isinstance(open_store("127.0.0.1", 9, 0, 1, timedelta(seconds=1)), HashStore)
 
 
 def test_next_publisher_removes_the_buffers_of_a_killed_one() -> None:

@@ -21,7 +21,7 @@ from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights, write
 from gxpo_trainer.learner.logprobs import whole_shape
 from gxpo_trainer.rules.contract import BufferingRule, make_rule, snapshot, sum_over
 from gxpo_trainer.rules.diagnostics import diagnose as take_diagnostics
-from gxpo_trainer.runtime.processes import frozen_allocations, peak_resident_bytes, write_errors
+from gxpo_trainer.runtime.processes import frozen_allocations, peak_resident_bytes, settle_kernels, write_errors
 from gxpo_trainer.runtime.ray_session import trace_this_process
 from gxpo_trainer.types import Metrics, StepReport
 from gxpo_trainer.weights.buckets import BucketPacker, ChangeMeter, WeightBucket
@@ -86,6 +86,7 @@ class LearnerRank:
         """
         with frozen_allocations():
             torch.set_num_threads(threads)
+            settle_kernels()
             from transformers import AutoModelForCausalLM  # noqa: F401
 
             from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner

@@ -128,7 +128,7 @@ class Intake:
 
         def arrive() -> None:
             self.requests.extend(requests)
-            self.closed = last
+            self.closed = self.closed or last
 
         self.post(arrive)
 

@@ -82,19 +82,21 @@ class RunLock:
         Raises TrainingError when another trainer holds it, ConfigError when the folder cannot be written.
         """
         folder = self.path.parent
-        self._made_folder = not folder.exists()
-        make_folder(folder)
         line = f"{os.getpid()} {process_start(os.getpid())}\n"
         try:
-            self._lock.acquire()
+            while not self._lock.is_locked:
+                self._made_folder = self._made_folder or not folder.exists()
+                make_folder(folder)
+                with contextlib.suppress(FileNotFoundError):  # its holder has just discarded the folder
+                    self._lock.acquire()
             if self.path.read_text(encoding="utf-8") != line:
                 self.path.write_text(line, encoding="utf-8")
         except Timeout as error:
-            with contextlib.suppress(OSError):
-                line = self.path.read_text(encoding="utf-8")
+            holder = "unknown"
+            with contextlib.suppress(OSError, IndexError):
+                holder = self.path.read_text(encoding="utf-8").split()[0]
             raise TrainingError(
-                f"{folder} is in use by another trainer (process {line.partition(' ')[0]}); wait for it to end, or "
-                "choose another folder"
+                f"{folder} is in use by another trainer (process {holder}); wait for it to end, or choose another"
             ) from error
         except OSError as error:
             raise ConfigError(f"--out {folder}: cannot write into it ({error.strerror}); choose another") from error

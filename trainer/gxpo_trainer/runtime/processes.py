@@ -41,6 +41,20 @@ def frozen_allocations() -> Iterator[None]:
         gc.freeze()
 
 
+def settle_kernels() -> None:
+    """Call each function of MKL's vector library once, in one thread, before several call it.
+
+    MKL 2024 chooses a function's kernel at its first call; of two threads that make it together, one may get a kernel
+    of 11 bits for its part (pytorch#188792). In rotary embeddings that is a gap of 2e-4 between learner and sampler.
+    """
+    import torch
+
+    for dtype in (torch.float32, torch.float64):
+        values = torch.full((16,), 0.5, dtype=dtype)
+        for function in (torch.cos, torch.sin, torch.sqrt, torch.exp, torch.log, torch.tanh, torch.erf):
+            function(values)
+
+
 @contextmanager
 def write_errors() -> Iterator[None]:
     """Raise OSError where safetensors or tokenizers cannot write a file: their errors have its number as text."""

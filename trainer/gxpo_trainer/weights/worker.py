@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from gxpo_trainer.config import LoraConfig
 from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
-from gxpo_trainer.runtime.processes import peak_resident_bytes, write_errors
+from gxpo_trainer.runtime.processes import peak_resident_bytes, settle_kernels, write_errors
 from gxpo_trainer.weights import transports
 from gxpo_trainer.weights.buckets import (
     ADAPTER_WEIGHTS,
@@ -34,6 +34,8 @@ from gxpo_trainer.weights.vllm_weights import Published, Readback, VllmWeights
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
+
+settle_kernels()  # each worker of an engine imports this module before it builds the model
 
 
 @dataclass(frozen=True, slots=True)
