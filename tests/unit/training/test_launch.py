@@ -335,16 +335,16 @@ def test_samples_are_given_up_for_a_checkpoint_but_not_a_learner_that_is_not_the
     assert state["evaluation_owed"]
 
 
-@pytest.mark.parametrize("owed", [True, False])
+@pytest.mark.parametrize("due", [True, False])
 def test_a_resumed_run_begins_with_the_evaluation_that_is_still_due(
-    owed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    due: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Interrupting("never", tmp_path, monkeypatch)
     evaluated: list[int] = []
     monkeypatch.setattr(run.controller, "_evaluate", lambda: evaluated.append(run.controller.counters.step))
     monkeypatch.setattr(run.controller, "_next", lambda: "steps")
-    assert run.controller.run(Checkpoint(tmp_path, 3, {"evaluation_owed": owed})) == "steps"
-    assert evaluated == [3] * owed
+    assert run.controller.run(Checkpoint(tmp_path, 3, {"evaluation_owed": due})) == "steps"
+    assert evaluated == [3] * due
 
 
 def test_a_run_that_does_not_end_after_sigterm_exits_at_the_limit(tmp_path: Path) -> None:
