@@ -20,10 +20,10 @@ from gxpo_trainer.config.base import Phase
 from gxpo_trainer.errors import Stalled
 from gxpo_trainer.rollout.engines import Engine, Engines
 from gxpo_trainer.rollout.pool import Collection, Dispatcher, RolloutPool
-from gxpo_trainer.rollout.requests import Intake, Sampled, SamplerSettings, SamplingSettings, sample_seed
-from gxpo_trainer.rollout.sampler import set_environment
+from gxpo_trainer.rollout.sampler import SamplerSettings, set_environment
 from gxpo_trainer.rollout.sources import RolloutPlanner
 from gxpo_trainer.rollout.timeline import Span, Timeline, overlap_fraction
+from gxpo_trainer.rollout.vllm_driver import Intake, Sampled, SamplingSettings, sample_seed
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.types import Group, Prompt
 

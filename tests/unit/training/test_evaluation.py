@@ -12,8 +12,8 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark
 from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.learner.rank import StepResult
-from gxpo_trainer.rollout.requests import SamplingSettings
 from gxpo_trainer.rollout.sources import Rollouts
+from gxpo_trainer.rollout.vllm_driver import SamplingSettings
 from gxpo_trainer.training.controller import careful_metrics, environment_metrics, rollout_metrics, staleness_metrics
 from gxpo_trainer.training.evaluation import Evaluator, score_groups
 from gxpo_trainer.training.prepare import TokenizedBenchmark

@@ -24,15 +24,17 @@ import numpy.typing as npt
 from gxpo_trainer.config.tasks import AgentConfig, EnvironmentConfig
 from gxpo_trainer.data.chat import ObservationEncoder, chat_text, conversation, render_messages, rewrites_turns
 from gxpo_trainer.environments.contract import Call, Environments, Message, Observation, Reply, Turn
-from gxpo_trainer.rollout.requests import (
+from gxpo_trainer.rollout.vllm_driver import (
     CompleteGroups,
+    EngineDriver,
     EpisodeStart,
     Intake,
+    Response,
     SampleRequest,
     SamplingSettings,
+    finish_reason,
     sample_seed,
 )
-from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, finish_reason
 from gxpo_trainer.types import Episode, EpisodeEnd, Group, Sample, Utterance
 
 

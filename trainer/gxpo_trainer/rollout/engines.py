@@ -15,8 +15,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.base import Phase
 from gxpo_trainer.environments.contract import Environments
 from gxpo_trainer.errors import LearnerDied, Stalled, TrainingError, WeightsUnavailable
-from gxpo_trainer.rollout.requests import SamplerSettings
-from gxpo_trainer.rollout.sampler import remote_sampler
+from gxpo_trainer.rollout.sampler import SamplerSettings, remote_sampler
 from gxpo_trainer.runtime.locks import remove_if_abandoned
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks

@@ -23,9 +23,9 @@ from gxpo_trainer.config.base import Phase
 from gxpo_trainer.errors import Stalled, TrainingError
 from gxpo_trainer.rollout.engines import Engine, Engines, WeightSource
 from gxpo_trainer.rollout.environments import EnvironmentHandle, start_environments
-from gxpo_trainer.rollout.requests import Sampled, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.rollout.verification import Submitted, VerifierHandle
+from gxpo_trainer.rollout.vllm_driver import Sampled, SampleRequest, SamplingSettings
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.placement_group import result_of
 from gxpo_trainer.runtime.ray_session import Event

@@ -19,7 +19,7 @@ from gxpo_trainer.data.prompts import TokenizedPrompts, make_cursor
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.engines import Engine, seed_of
 from gxpo_trainer.rollout.pool import Collected, Collection, RolloutPool
-from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.vllm_driver import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.types import Group, HttpUsage, Prompt, ScoredGroup
 from gxpo_trainer.weights.buckets import SyncReport
 

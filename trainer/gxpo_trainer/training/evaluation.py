@@ -30,8 +30,8 @@ from gxpo_trainer.planner.architectures import check_heads, positions
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.tables import scores_table
 from gxpo_trainer.rollout.pool import Collected, build_pool
-from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sources import request_seed
+from gxpo_trainer.rollout.vllm_driver import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import ray_session
 from gxpo_trainer.training.prepare import TokenizedBenchmark, check_conversations, tokenized_benchmarks

@@ -40,8 +40,8 @@ from gxpo_trainer.learner.setup import check_attention
 from gxpo_trainer.planner.architectures import check_model
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.reading import IDENTITY
-from gxpo_trainer.rollout.requests import EpisodeStart
 from gxpo_trainer.rollout.verification import check_rewards
+from gxpo_trainer.rollout.vllm_driver import EpisodeStart
 from gxpo_trainer.runtime.placement import Placement, ray_address, usable_cores, visible_gpus
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.training.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore, check_same_model, check_same_run
