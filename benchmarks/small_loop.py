@@ -42,7 +42,7 @@ class SmallLoop:
         learner = DeepSpeedLearner(self.config, master_port=port)
         publisher = LearnerRank(self.config, 0, 1)
         publisher.learner = learner
-        planner = RolloutPlanner(self.config, self.prompts.prompts, self.prompts.token_ids)
+        planner = RolloutPlanner(self.config, self.prompts)
         self.source.publisher = publisher
         try:
             yield learner, Batches(self, OnPolicyRollouts(self.pool, planner))

@@ -51,11 +51,9 @@ class Rollouts:
 class RolloutPlanner:
     """Draws prompts with a resumable cursor, whose position is its only state."""
 
-    def __init__(
-        self, config: RunConfig, prompts: Sequence[Prompt], token_ids: Sequence[npt.NDArray[np.int32]]
-    ) -> None:
+    def __init__(self, config: RunConfig, prompts: TokenizedPrompts) -> None:
         self.config = config
-        self.prompts, self.token_ids = prompts, token_ids
+        self.prompts, self.token_ids = prompts.prompts, prompts.token_ids
         rollout = config.rollout
         self.sampling = SamplingSettings(rollout.max_new_tokens, rollout.temperature, rollout.ignore_eos)
         self.restart()

@@ -372,7 +372,6 @@ class SingleTurns:
         self._sampling, self._max_length = sampling, max_length
         self._running: dict[int, tuple[SampleRequest, list[Response]]] = {}
         self._owner: dict[int, int] = {}
-        self._unfinished: dict[int, int] = {}
 
     def begin(self, index: int, request: SampleRequest) -> None:
         """Raises ValueError when the prompt leaves no room for `max_new_tokens`."""
@@ -386,16 +385,13 @@ class SingleTurns:
         seeds = [sample_seed(request.seed, number) for number in range(request.num_samples)]
         responses = self._engine.start(request.prompt_token_ids.tolist(), sampling, seeds)
         self._running[index] = request, responses
-        self._unfinished[index] = request.num_samples
         self._owner.update((id(response), index) for response in responses)
 
     def finish(self, responses: Sequence[Response]) -> CompleteGroups:
         complete = []
         for response in responses:
             index = self._owner.pop(id(response))
-            self._unfinished[index] -= 1
-            if not self._unfinished[index]:
-                del self._unfinished[index]
+            if all(other.finish_reason for other in self._running[index][1]):
                 complete.append((index, self._group(*self._running.pop(index))))
         return complete
 

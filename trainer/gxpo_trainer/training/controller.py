@@ -373,7 +373,7 @@ class Controller:
         window = timeline.now()
         full = self.config.evaluation.full_at_end and self.counters.reached(self.config) is not None
         with self.watch.abandonable(), timeline.during("evaluation", "evaluating"):
-            records, metrics = self.evaluator.run(self.rollouts, step=step, version=step, full=full)
+            records, metrics = self.evaluator.run(self.rollouts, version=step, full=full)
         for record in records:
             totals = {
                 "backward_passes_total": self.counters.backward_passes,

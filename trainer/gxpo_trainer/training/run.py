@@ -303,7 +303,7 @@ def build_runtime(
         fit.decided(config), placement, wait_for_one=lambda calls, phase: rollouts.serve(calls, phase), share=share
     )
     pool = RolloutPool(config, engines, source=learners, devices=learners.devices)
-    planner = RolloutPlanner(config, prompts.prompts, prompts.token_ids)
+    planner = RolloutPlanner(config, prompts)
     sampled = AsyncRollouts(config, pool, planner) if config.rollout.async_depth else OnPolicyRollouts(pool, planner)
     rollouts: RolloutSource = sampled
     if rows is not None and config.warm_start is not None:
