@@ -24,10 +24,10 @@ import ray
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.tasks import AgentConfig
-from gxpo_trainer.environments.contract import Environments
 from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.rollout.agents import AgentConversations
 from gxpo_trainer.rollout.conversations import Conversations
+from gxpo_trainer.rollout.environments import EnvironmentHandle
 from gxpo_trainer.rollout.vllm_driver import (
     EngineDriver,
     Indexed,
@@ -76,7 +76,7 @@ class SamplerActor:
     in the model folder. environments: runs the episodes of the run's environment; None for single turns.
     """
 
-    def __init__(self, settings: SamplerSettings, environments: Environments | None = None) -> None:
+    def __init__(self, settings: SamplerSettings, environments: EnvironmentHandle | None = None) -> None:
         self._folder = _temporary_folder()
         set_environment(settings)
         with frozen_allocations():

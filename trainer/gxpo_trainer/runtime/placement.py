@@ -174,11 +174,6 @@ class Placement:
             "runtime_env": {"env_vars": _thread_variables(1)},
         }
 
-    def environment_options(self) -> dict[str, Any]:
-        """Ray options of the environments' actor. It is placed with the verifier and shares its logical CPUs, because
-        a run waits for one or the other."""
-        return {**self.verifier_options(), "num_cpus": 0, "max_concurrency": 10_000}
-
     def check_fits(self, cluster: Mapping[str, float]) -> None:
         """Check this run's total request. Raises ConfigError (`no_resources`) when it exceeds Ray's resources."""
         if shortage(bundles := self.bundles(), cluster):

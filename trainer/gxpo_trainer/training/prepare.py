@@ -118,8 +118,11 @@ def prepare(
     placement = Placement.decide(config, watch)
     if ray_address(config) is None and not ray.is_initialized():  # a Ray of the run's own will start here
         placement.check_fits({"CPU": usable_cores(), "GPU": visible_gpus()})
-    if not (resume or continue_run) and (out_dir / IDENTITY).exists():
+    has_run = (out_dir / IDENTITY).exists()
+    if has_run and not (resume or continue_run):
         raise ConfigError(f"--out {out_dir} already contains a run; add --resume, or choose another folder")
+    if resume and not has_run:
+        raise CheckpointError(f"--resume: {out_dir} contains no run; omit --resume to start one")
     check_files(config, most=FIRST_ROWS).refuse()
     check_model(config_json(config.model), config)  # before the weights of a hub name, which may be many gigabytes
     config = config.model_copy(update={"model": pin_revision(config.model)})
@@ -128,7 +131,11 @@ def prepare(
         config = config.model_copy(update={"teacher": TeacherConfig(path=pinned.path, revision=pinned.revision)})
     placement = replace(placement, config=config.without_idle_engines())
     store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
-    checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, continue_run=continue_run)
+    checkpoint, skipped = store.latest() if resume else None, list[str]()
+    if continue_run and has_run:
+        checkpoint, skipped = store.latest_valid()
+    if checkpoint is not None:
+        check_same_run(checkpoint, config, out_dir)
     model_folder = resolve_model(config.model)
     policy_sha256 = hash_path(Path(model_folder))
     if checkpoint is not None:
@@ -294,17 +301,3 @@ def gold_problem(gold: str) -> str | None:
     except ValueError as error:
         return str(error)
     return None
-
-
-def _checkpoint_to_resume(
-    store: CheckpointStore, config: RunConfig, out_dir: Path, *, resume: bool, continue_run: bool
-) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint to resume from, None for the start; and why newer ones were skipped."""
-    if resume and not (out_dir / IDENTITY).exists():
-        raise CheckpointError(f"--resume: {out_dir} contains no run; omit --resume to start one")
-    checkpoint, skipped = store.latest() if resume else None, list[str]()
-    if continue_run and not resume and (out_dir / IDENTITY).exists():
-        checkpoint, skipped = store.latest_valid()
-    if checkpoint is not None:
-        check_same_run(checkpoint, config, out_dir)
-    return checkpoint, skipped
