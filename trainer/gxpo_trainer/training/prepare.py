@@ -34,7 +34,6 @@ from gxpo_trainer.environments.contract import ChatRequest
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
-from gxpo_trainer.grading.verify import parse_gold
 from gxpo_trainer.learner.models import config_json, load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.learner.setup import check_attention
 from gxpo_trainer.planner.architectures import check_model
@@ -164,9 +163,7 @@ def load_problems(config: RunConfig) -> Problems:
         data, rows = supervised_rows(config, config.data, tokenizer, evaluated)
         prompts = rows
     else:
-        data = without_contamination(
-            load_prompts(config.data, config.seed, gold_problem), evaluated, config.data.contamination
-        )
+        data = without_contamination(load_prompts(config.data, config.seed), evaluated, config.data.contamination)
         data, prompts = fitting_prompts(config, data, tokenizer, template)
         if config.warm_start is not None:
             taught, rows = supervised_rows(config, config.warm_start.data or config.data, tokenizer, evaluated)
@@ -233,9 +230,7 @@ def supervised_rows(
     config: RunConfig, data: DataConfig, tokenizer: Any, evaluated: Mapping[str, Sequence[Prompt]]
 ) -> tuple[PromptSet, TokenizedPrompts]:
     """The rows with completions that fit the model, and their data set with the number of those that do not."""
-    rows = without_contamination(
-        load_prompts(data, config.seed, gold_problem, completions=True), evaluated, data.contamination
-    )
+    rows = without_contamination(load_prompts(data, config.seed, completions=True), evaluated, data.contamination)
     prompts = tokenize_prompts(rows.prompts, tokenizer, data.template_text, data.max_prompt_tokens)
     fitted = tokenize_completions(prompts, tokenizer, config.model.max_length)
     dropped = {"data.max_prompt_tokens": prompts.num_too_long, "model.max_length": fitted.num_too_long}
@@ -270,7 +265,7 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
     longest, setting, fix = prompt_limit(config, "evaluation" if config.evaluation.max_new_tokens else "rollout", limit)
     tokenized: list[TokenizedBenchmark] = []
     for name in config.evaluation.benchmarks:
-        benchmark = load_benchmark(name, config.data, config.evaluation, gold_problem)
+        benchmark = load_benchmark(name, config.data, config.evaluation)
         if config.verifier.answer == "boxed":
             prompts, left_out = tuple(map(boxed, benchmark.prompts)), tuple(map(boxed, benchmark.left_out))
             benchmark = replace(benchmark, prompts=prompts, left_out=left_out)
@@ -292,12 +287,3 @@ def boxed(prompt: Prompt) -> Prompt:
     """The problem with the rule that only a box holds an answer."""
     options = replace(prompt.extra.get(EXTRA_KEY, VerifyOptions()), boxed=True)
     return replace(prompt, extra=prompt.extra | {EXTRA_KEY: options})
-
-
-def gold_problem(gold: str) -> str | None:
-    """Why a gold answer cannot be used, None when it can."""
-    try:
-        parse_gold(gold)
-    except ValueError as error:
-        return str(error)
-    return None
