@@ -157,8 +157,8 @@ def load_benchmark(name: str, data: DataConfig, evaluation: EvaluationConfig, *,
     """Load the first `evaluation.num_problems` problems of a benchmark.
 
     name: a named benchmark, an embedded task (its held-out set), or a data file with the fields of `evaluation`, or
-    else of `data`. most: rows to read of its files, without hashes and a check of the gold answers; None: all. Raises ConfigError for
-    an unknown name, DataError for missing or invalid data.
+    else of `data`. most: rows to read of its files, without hashes and a check of the gold answers; None: all. Raises
+    ConfigError for an unknown name, DataError for missing or invalid data.
     """
     spec = BY_ANY_NAME.get(name)
     files: dict[str, str] = {}
