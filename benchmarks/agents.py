@@ -45,14 +45,8 @@ from gxpo_trainer.environments.loading import URLS
 from gxpo_trainer.learner.models import STARTER_TOOLS_FOLDER
 from gxpo_trainer.reporting.reading import read_metrics, read_samples
 from gxpo_trainer.rollout.environments import EnvironmentHandle
-from gxpo_trainer.rollout.requests import (
-    EpisodeStart,
-    Intake,
-    SampleRequest,
-    SamplerSettings,
-    SamplingSettings,
-)
-from gxpo_trainer.rollout.sampler import SamplerActor, remote_sampler
+from gxpo_trainer.rollout.sampler import SamplerActor, SamplerSettings, remote_sampler
+from gxpo_trainer.rollout.vllm_driver import EpisodeStart, Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import ray_session
 from gxpo_trainer.training.run import train_run

@@ -20,9 +20,9 @@ from benchmarks.measure import Figure, median, save
 from gxpo_trainer.algo.batch import make_batch, shard
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.rollout.engines import Engine
-from gxpo_trainer.rollout.requests import Intake, Sampled, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.pool import build_pool
+from gxpo_trainer.rollout.vllm_driver import Intake, Sampled, SampleRequest, SamplingSettings
 from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.training.runtime import build_pool
 from gxpo_trainer.types import Group, Prompt, Sample, Verdict
 
 ENGINES, HOSTS = 64, 4

@@ -14,11 +14,10 @@ from gxpo_trainer.data.prompts import TokenizedPrompts, load_prompts, resolve_te
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 from gxpo_trainer.learner.models import STARTER_FOLDER, load_tokenizer
 from gxpo_trainer.learner.rank import LearnerRank
-from gxpo_trainer.rollout.pool import RolloutPool
+from gxpo_trainer.rollout.pool import RolloutPool, build_pool
 from gxpo_trainer.rollout.sources import OnPolicyRollouts, RolloutPlanner
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import ray_session
-from gxpo_trainer.training.runtime import build_pool
 from gxpo_trainer.weights.buckets import WeightBucket
 
 PROMPT_TOKENS = 96
@@ -43,7 +42,7 @@ class SmallLoop:
         learner = DeepSpeedLearner(self.config, master_port=port)
         publisher = LearnerRank(self.config, 0, 1)
         publisher.learner = learner
-        planner = RolloutPlanner(self.config, self.prompts.prompts, self.prompts.token_ids)
+        planner = RolloutPlanner(self.config, self.prompts)
         self.source.publisher = publisher
         try:
             yield learner, Batches(self, OnPolicyRollouts(self.pool, planner))

@@ -43,9 +43,8 @@ RULES: list[dict[str, Any]] = [
 def sharing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether learner and engines stay on a shared GPU together, or leave it to each other."""
     from gxpo_trainer.training import run
-    from gxpo_trainer.training.runtime import Fit
 
-    monkeypatch.setattr(run, "check_memory", lambda *_: Fit(request.param == "resident"))
+    monkeypatch.setattr(run, "check_memory", lambda *_: run.Fit(request.param == "resident"))
     return str(request.param)
 
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from gxpo_trainer.environments.contract import Call, ChatRequest, Reply, Turn
-from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
+from gxpo_trainer.rollout.vllm_driver import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.types import Group
 
 

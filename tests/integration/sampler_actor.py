@@ -11,8 +11,8 @@ from support.tiny_families import save_tokenizer
 from support.tiny_policy import qwen2
 from transformers import Qwen2ForCausalLM
 
-from gxpo_trainer.rollout.requests import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
+from gxpo_trainer.rollout.vllm_driver import Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.types import Group
 
 

@@ -24,8 +24,8 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.environments.contract import Call, Problem
 from gxpo_trainer.learner.models import STARTER_FOLDER
-from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplerSettings, SamplingSettings
-from gxpo_trainer.rollout.sampler import remote_sampler
+from gxpo_trainer.rollout.sampler import SamplerSettings, remote_sampler
+from gxpo_trainer.rollout.vllm_driver import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.types import Group, Sample
 from gxpo_trainer.weights.buckets import BucketPacker, WeightBucket
 from gxpo_trainer.weights.transports import SharedMemoryPublisher

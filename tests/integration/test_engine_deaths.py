@@ -21,12 +21,11 @@ from support.rollouts import requests
 from gxpo_trainer.algo.batch import make_batch, mini_batches
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.models import STARTER_FOLDER
-from gxpo_trainer.rollout.pool import Collected, RolloutPool
-from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.pool import Collected, RolloutPool, build_pool
 from gxpo_trainer.rollout.verification import VerifierHandle
+from gxpo_trainer.rollout.vllm_driver import SampleRequest, SamplingSettings
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.shared_devices import Devices, SharedDevices
-from gxpo_trainer.training.runtime import build_pool
 
 pytestmark = [
     pytest.mark.engine,

@@ -38,9 +38,7 @@ def environments(ray_on_loopback: None) -> Callable[..., Any]:
         "PYTHONPATH": str(FOLDER),
         "GXPO_ENVIRONMENT_ALLOWLIST": f"{MODULE}:Counter,{MODULE}:NoStep",
     }
-    placement = SimpleNamespace(
-        environment_options=lambda: {"num_cpus": 0, "max_concurrency": 100, "runtime_env": {"env_vars": variables}}
-    )
+    placement = SimpleNamespace(verifier_options=lambda: {"runtime_env": {"env_vars": variables}})
 
     @contextmanager
     def start(name: str = "Counter") -> Iterator[EnvironmentHandle]:

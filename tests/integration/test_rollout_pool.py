@@ -17,10 +17,9 @@ from support.rollouts import requests, tokens
 
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.learner.models import STARTER_FOLDER
-from gxpo_trainer.rollout.pool import RolloutPool
-from gxpo_trainer.rollout.requests import SamplingSettings
+from gxpo_trainer.rollout.pool import RolloutPool, build_pool
+from gxpo_trainer.rollout.vllm_driver import SamplingSettings
 from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.training.runtime import build_pool
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 

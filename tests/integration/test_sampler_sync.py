@@ -23,8 +23,8 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import WEIGHT_BUCKET_BYTES
 from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.learner.checkpoint import adapter_weights
-from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
-from gxpo_trainer.rollout.sampler import remote_sampler
+from gxpo_trainer.rollout.sampler import SamplerSettings, remote_sampler
+from gxpo_trainer.rollout.vllm_driver import SampleRequest, SamplingSettings
 from gxpo_trainer.types import Group, Prompt
 from gxpo_trainer.weights.buckets import BucketPacker, SyncReport
 from gxpo_trainer.weights.transports import SharedMemoryPublisher

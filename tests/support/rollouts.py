@@ -14,8 +14,8 @@ from gxpo_trainer.data.prompts import load_prompts, resolve_template, tokenize_p
 from gxpo_trainer.learner.models import load_tokenizer
 from gxpo_trainer.reporting.reading import read_evaluations, read_metrics
 from gxpo_trainer.rollout.pool import Collected
-from gxpo_trainer.rollout.requests import SampleRequest
 from gxpo_trainer.rollout.sources import request_seed
+from gxpo_trainer.rollout.vllm_driver import SampleRequest
 
 
 def requests(config: RunConfig, count: int, num_samples: int = 4) -> list[SampleRequest]:

@@ -126,7 +126,7 @@ def test_a_reward_gets_its_settings_in_the_workers(by_path: bool) -> None:
 def test_an_environment_gets_its_settings_in_its_process(by_path: bool) -> None:
     name = CLASS + "EchoEnvironment" if by_path else "echo"
     config = build({"environment": {"name": name, "prefix": "Again: "}, "model": {"max_length": 4096}}).environment
-    assert load_environment(config.model_dump(mode="json"), os.environ)().step("hello").observation == "Again: hello"
+    assert load_environment(config.model_dump(mode="json"))().step("hello").observation == "Again: hello"
     check_environment(config, Problem("p1", "Say something", "", {}), seed=1)
 
 

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 from gxpo_trainer.config import RunConfig, TimeoutsConfig
 from gxpo_trainer.config.base import Phase
+from gxpo_trainer.data.prompts import TokenizedPrompts
 from gxpo_trainer.errors import Stalled
 from gxpo_trainer.rollout.engines import Engine, Engines
 from gxpo_trainer.rollout.pool import Collection, Dispatcher, RolloutPool
-from gxpo_trainer.rollout.requests import Intake, Sampled, SamplerSettings, SamplingSettings, sample_seed
-from gxpo_trainer.rollout.sampler import set_environment
+from gxpo_trainer.rollout.sampler import SamplerSettings, set_environment
 from gxpo_trainer.rollout.sources import RolloutPlanner
 from gxpo_trainer.rollout.timeline import Span, Timeline, overlap_fraction
+from gxpo_trainer.rollout.vllm_driver import Intake, Sampled, SamplingSettings, sample_seed
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.types import Group, Prompt
 
@@ -141,7 +142,7 @@ def test_engines_that_sample_ahead_are_idle_for_a_share_of_the_time_since_the_ba
     monkeypatch.setattr("gxpo_trainer.rollout.pool.result_of", lambda item: item)
     monkeypatch.setattr("gxpo_trainer.rollout.pool.ray.wait", lambda calls, **_: (calls, []))
     machine = Machine(monkeypatch, 2)
-    planner = RolloutPlanner(RunConfig(), [Prompt("a", "", "")], [np.zeros(1, np.int32)])
+    planner = RolloutPlanner(RunConfig(), TokenizedPrompts((Prompt("a", "", ""),), (np.zeros(1, np.int32),), 0))
     request = planner.requests([0], 1)[0]
     group = Group(request.prompt, request.prompt_token_ids, (), 0)
     items = iter([Sampled([(0, group)], 2 * busy_s), Sampled([(1, group)], 2 * busy_s)])

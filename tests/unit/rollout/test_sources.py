@@ -99,9 +99,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(settings: RunConfig) -> tuple[AsyncRollouts, StandInPool]:
-    prompts = [Prompt(f"p{i}", "", "1") for i in range(100)]
+    prompts = tuple(Prompt(f"p{i}", "", "1") for i in range(100))
     pool = StandInPool()
-    planner = RolloutPlanner(settings, prompts, [np.array([i], np.int32) for i in range(100)])
+    planner = RolloutPlanner(settings, TokenizedPrompts(prompts, tuple(np.array([i], np.int32) for i in range(100)), 0))
     return AsyncRollouts(settings, pool, planner), pool  # type: ignore[arg-type]
 
 
@@ -222,8 +222,10 @@ IDS = np.array([1, 2], dtype=np.int32)
 
 def planner(**parts: Any) -> RolloutPlanner:
     data = {"template": "Q: {problem}", "max_prompt_tokens": 77}
-    prompts = [Prompt(str(n), f"{n}+1?", str(n + 1), {"level": n, EXTRA_KEY: VerifyOptions(0.5)}) for n in range(4)]
-    return RolloutPlanner(RunConfig.model_validate({"data": data, **parts}), prompts, [IDS] * 4)
+    options = {EXTRA_KEY: VerifyOptions(0.5)}
+    prompts = tuple(Prompt(str(n), f"{n}+1?", str(n + 1), {"level": n, **options}) for n in range(4))
+    tokenized = TokenizedPrompts(prompts, (IDS,) * 4, 0)
+    return RolloutPlanner(RunConfig.model_validate({"data": data, **parts}), tokenized)
 
 
 CALCULATOR = {"environment": {"name": "calculator"}}

@@ -21,8 +21,16 @@ from gxpo_trainer.environments.contract import Call, Message, Observation, Probl
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.conversations import Conversation, Conversations
-from gxpo_trainer.rollout.requests import EpisodeStart, Intake, SampleRequest, SamplingSettings, sample_seed
-from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, Weights
+from gxpo_trainer.rollout.vllm_driver import (
+    EngineDriver,
+    EpisodeStart,
+    Intake,
+    Response,
+    SampleRequest,
+    SamplingSettings,
+    Weights,
+    sample_seed,
+)
 from gxpo_trainer.types import Episode, Group, Prompt, ScoredGroup, Utterance, Verdict
 
 # As Qwen3: the reasoning of a turn is rendered only where no message of the user follows; a last turn always has some.

@@ -12,8 +12,8 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark
 from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.learner.rank import StepResult
-from gxpo_trainer.rollout.requests import SamplingSettings
 from gxpo_trainer.rollout.sources import Rollouts
+from gxpo_trainer.rollout.vllm_driver import SamplingSettings
 from gxpo_trainer.training.controller import careful_metrics, environment_metrics, rollout_metrics, staleness_metrics
 from gxpo_trainer.training.evaluation import Evaluator, score_groups
 from gxpo_trainer.training.prepare import TokenizedBenchmark
@@ -46,7 +46,7 @@ def evaluator() -> Evaluator:
 
 def test_a_full_evaluation_keeps_the_subset_comparable() -> None:
     collector = Collector()
-    (record,), metrics = evaluator().run(collector, step=1, version=1, full=True)  # type: ignore[arg-type]
+    (record,), metrics = evaluator().run(collector, version=1, full=True)  # type: ignore[arg-type]
     assert [request.prompt.id for request in collector.requests] == ["0", "2", "1", "3", "5", "7"]
     assert (record["num_problems"], record["problem_ids"]) == (2, ["0", "2"])
     assert (metrics["eval/sums/pass@1"], metrics["eval/average/pass@1"]) == (1.0, 1.0)
@@ -58,9 +58,9 @@ def test_how_an_evaluation_samples_is_set_and_recorded() -> None:
     benchmark = Benchmark("sums", (Prompt("0", "", "7"),), "{problem}", "hash")
     made = Evaluator(RunConfig.model_validate({"evaluation": given}), [TokenizedBenchmark(benchmark, [IDS])])
     assert made.sampling == SamplingSettings(48, 0.6, top_p=0.95, top_k=20, stop=("Q:",))
-    (record,), _ = made.run(Collector(), step=1, version=1)  # type: ignore[arg-type]
+    (record,), _ = made.run(Collector(), version=1)  # type: ignore[arg-type]
     assert record["sampling"] == {**given, "max_new_tokens": 48, "seeded": False}
-    (record, *_), _ = evaluator().run(Collector(), step=1, version=1)  # type: ignore[arg-type]
+    (record, *_), _ = evaluator().run(Collector(), version=1)  # type: ignore[arg-type]
     assert record["sampling"] == {"temperature": 1.0, "max_new_tokens": 48, "seeded": False}
 
 
@@ -70,13 +70,13 @@ def test_an_evaluation_plays_in_the_environment_of_the_run() -> None:
     environment = {"name": "calculator", "max_turns": 3, "max_observation_tokens": 20}
     config = RunConfig.model_validate({"environment": environment, "seed": 5})
     collector: Any = Collector()
-    (record,), _ = Evaluator(config, [TokenizedBenchmark(benchmark, [IDS])]).run(collector, step=1, version=1)
+    (record,), _ = Evaluator(config, [TokenizedBenchmark(benchmark, [IDS])]).run(collector, version=1)
     (request,) = collector.requests
     assert request.episode.problem == Problem("0", "Q: 6*7?", "42", {"level": "5"})
     assert request.episode.max_prompt_tokens is None, "only the model limits prompts of benchmarks"
     assert record["environment"] == environment
     assert request.seed is None
-    (again,), _ = evaluator().run(Collector(), step=1, version=1)  # type: ignore[arg-type]
+    (again,), _ = evaluator().run(Collector(), version=1)  # type: ignore[arg-type]
     assert "environment" not in again
 
 

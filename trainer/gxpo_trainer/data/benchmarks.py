@@ -21,7 +21,6 @@ from typing import Literal
 from gxpo_trainer.config import DataConfig, EvaluationConfig
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.prompts import (
-    GoldCheck,
     PromptSet,
     embedded_levels,
     field_text,
@@ -154,19 +153,12 @@ class Benchmark:
     left_out: tuple[Prompt, ...] = ()
 
 
-def load_benchmark(
-    name: str,
-    data: DataConfig,
-    evaluation: EvaluationConfig,
-    gold_check: GoldCheck | None = None,
-    *,
-    most: int | None = None,
-) -> Benchmark:
+def load_benchmark(name: str, data: DataConfig, evaluation: EvaluationConfig, *, most: int | None = None) -> Benchmark:
     """Load the first `evaluation.num_problems` problems of a benchmark.
 
     name: a named benchmark, an embedded task (its held-out set), or a data file with the fields of `evaluation`, or
-    else of `data`. most: rows to read of its files, without hashes of these; None: all. Raises ConfigError for an
-    unknown name, DataError for missing or invalid data.
+    else of `data`. most: rows to read of its files, without hashes and a check of the gold answers; None: all. Raises
+    ConfigError for an unknown name, DataError for missing or invalid data.
     """
     spec = BY_ANY_NAME.get(name)
     files: dict[str, str] = {}
@@ -185,7 +177,7 @@ def load_benchmark(
         plain = {"source": name, "sources": (), "levels": None, "system_prompt": None}
         fields = plain | {"prompt_field": prompt_field, "answer_field": answer_field}
         try:
-            loaded = load_prompts(data.model_copy(update=fields), 0, gold_check, most=most)
+            loaded = load_prompts(data.model_copy(update=fields), 0, most=most)
         except DataError as error:
             text = re.sub(r"set data\.(prompt|answer)_field", r"set evaluation.\1_field", str(error))
             raise DataError(text) from None
@@ -193,7 +185,8 @@ def load_benchmark(
     elif spec is not None:
         paths = locate(spec, evaluation.data_root)
         files = {path.name: sha256_of_file(path) for path in paths} if most is None else {}
-        prompts = read_prompts(read_records(paths, most), lambda record: read_row(spec, record), gold_check)
+        records = read_records(paths, most)
+        prompts = read_prompts(records, lambda record: read_row(spec, record), check_golds=most is None)
         if not prompts:
             raise DataError(f"{paths[0]}: contains no problems; evaluation.data_root must contain all of {spec.name}")
         label = spec.name

@@ -30,11 +30,10 @@ from gxpo_trainer.data.word_problems import Difficulty, generate, guess
 from gxpo_trainer.errors import CheckpointError, DataError
 from gxpo_trainer.grading.extract import boxed_answer
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
+from gxpo_trainer.grading.verify import parse_gold
 from gxpo_trainer.types import Prompt
 
 _ROLES = ("system", "user", "assistant")
-GoldCheck = Callable[[str], str | None]
-"""Returns why a gold answer cannot be used, None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,13 @@ class TokenizedPrompts:
 def load_prompts(
     data: DataConfig,
     seed: int,
-    gold_check: GoldCheck | None = None,
     *,
     completions: bool = False,
     most: int | None = None,
     known: Callable[[DataConfig], bool] = lambda part: True,
 ) -> PromptSet:
-    """Load the training problems of `data`, filtered by level. most: rows of a file to read, without hashes. known: of
-    `data.parts`, which to load.
+    """Load the training problems of `data`, filtered by level. known: of `data.parts`, which to load. most: rows of a
+    file to read, without hashes and a check of the gold answers.
 
     completions: with the response of each to learn, and without a gold answer where a row has none.
 
@@ -87,7 +85,7 @@ def load_prompts(
             if part.source in EMBEDDED_TASKS and not Path(part.source).exists():
                 loaded = _embedded(part, seed, completions)
             else:
-                loaded = _from_files(part, gold_check, most, completions)
+                loaded = _from_files(part, most, completions)
         except DataError as error:
             if not data.sources:
                 raise
@@ -133,13 +131,13 @@ def with_system_prompt(prompts: tuple[Prompt, ...], system_prompt: str | None) -
     return tuple(prompt if own else replace(prompt, history=(first, *prompt.history)) for prompt, own in pairs)
 
 
-def _from_files(data: DataConfig, gold_check: GoldCheck | None, most: int | None, completions: bool) -> PromptSet:
+def _from_files(data: DataConfig, most: int | None, completions: bool) -> PromptSet:
     files = find_files(data.source, data.split, data.subset)
     records = read_records(files, most if data.levels is None else None)
     if not records:
         raise DataError(f"{files[0]}: contains no problems; set data.source to a file that does")
     kept = [r for r in records if data.levels is None or read_level(r.fields.get("level")) in data.levels]
-    prompts = read_prompts(kept, lambda record: _prompt(record, data, completions), gold_check)
+    prompts = read_prompts(kept, lambda record: _prompt(record, data, completions), check_golds=most is None)
     if not prompts:
         raise DataError(f"data.levels = {list(data.levels or ())} excludes all {len(records)} problems; add levels")
     left_out = {"data.levels": len(records) - len(kept)} if len(kept) < len(records) else {}
@@ -158,9 +156,9 @@ def few_problems(num_problems: int, prompts_per_step: int) -> str | None:
 
 
 def read_prompts(
-    records: Iterable[Record], read: Callable[[Record], Prompt], gold_check: GoldCheck | None
+    records: Iterable[Record], read: Callable[[Record], Prompt], *, check_golds: bool
 ) -> tuple[Prompt, ...]:
-    """Convert rows with `read`. Raises DataError for a repeated id and for golds that fail the check."""
+    """Convert rows with `read`. Raises DataError for a repeated id and for golds that the verifier cannot parse."""
     prompts: list[Prompt] = []
     locations: dict[str, str] = {}
     bad_golds: list[str] = []
@@ -171,9 +169,11 @@ def read_prompts(
                 f"{record.location}: repeats the id {prompt.id!r} of {locations[prompt.id]}; make it unique"
             )
         locations[prompt.id] = record.location
-        reason = gold_check(prompt.gold) if gold_check and prompt.gold else None
-        if reason is not None:
-            bad_golds.append(f"{record.location}: the gold {prompt.gold[:80]!r} cannot be parsed: {reason}")
+        if check_golds and prompt.gold:
+            try:
+                parse_gold(prompt.gold)
+            except ValueError as error:
+                bad_golds.append(f"{record.location}: the gold {prompt.gold[:80]!r} cannot be parsed: {error}")
         prompts.append(prompt)
     if bad_golds:
         more = f"\n… and {len(bad_golds) - 5} more" if len(bad_golds) > 5 else ""

@@ -9,7 +9,6 @@ import inspect
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
@@ -107,19 +106,6 @@ class Reply:
     answer: Observation | Turn | ChatRequest | None
     failure: Literal["timeout", "error"] | None = None
     detail: str = ""
-
-
-class Environments(Protocol):
-    """Runs the episodes of a run, each in a process of its own."""
-
-    def advance(self, call: Call) -> Future[Reply]:
-        """Reply to a call; a failure of the environment is a Reply. The future has an exception, a GxpoError, only when
-        no environment can be run at all."""
-        ...
-
-    def end(self, episode: str) -> None:
-        """The episode needs its process no longer. May be called for an unknown or ended episode."""
-        ...
 
 
 MAX_TEXT = 100_000

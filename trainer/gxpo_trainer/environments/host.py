@@ -223,7 +223,7 @@ def check_environment(config: EnvironmentConfig, problem: Problem, seed: int) ->
     """
     if not config.multi_turn:
         return None
-    check_allowed(config.model_dump(), os.environ)
+    check_allowed(config.model_dump())
     try:
         # In a thread of its own: that of a notebook has an event loop.
         with ThreadPoolExecutor(1) as thread:

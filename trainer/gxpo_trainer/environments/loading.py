@@ -82,17 +82,17 @@ AGENT = "agent"
 OWN_CLASSES = {"calculator": "gxpo_trainer.environments.calculator:Calculator"}
 
 
-def check_allowed(settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+def check_allowed(settings: Mapping[str, Any]) -> None:
     """Raises ConfigError for a class or an address that is not allowlisted. Imports nothing.
 
     settings: those of EnvironmentConfig.
     """
     name = settings["name"]
     if settings["url"] is not None:
-        plugins.check_address("environment.url", settings["url"], URLS, environment)
+        plugins.check_address("environment.url", settings["url"], URLS)
         return
     started = shlex.join(settings.get("command", ())) or settings.get("function")
-    listed = plugins.allowed("environments", environment)
+    listed = plugins.allowed("environments")
     if name == AGENT and listed is not None and started not in listed:
         raise ConfigError(
             f"environment: the agent {started!r} is not allowed on this machine; its administrator can list it in the "
@@ -100,14 +100,14 @@ def check_allowed(settings: Mapping[str, Any], environment: Mapping[str, str]) -
         )
     if name not in (AGENT, *OWN_CLASSES):
         try:
-            plugins.check_allowed("environments", name, environment)
+            plugins.check_allowed("environments", name)
         except ConfigError as error:
             raise ConfigError(f"environment.name: {name!r} {error}") from None
 
 
-def load_agent(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Callable[[dict[str, Any]], Any] | None:
+def load_agent(settings: Mapping[str, Any]) -> Callable[[dict[str, Any]], Any] | None:
     """What `environment.function` names, if anything. Raises ConfigError."""
-    check_allowed(settings, environment)
+    check_allowed(settings)
     if not settings["function"]:
         return None
     try:
@@ -117,9 +117,9 @@ def load_agent(settings: Mapping[str, Any], environment: Mapping[str, str]) -> C
     return function
 
 
-def load_environment(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Callable[[], Environment]:
+def load_environment(settings: Mapping[str, Any]) -> Callable[[], Environment]:
     """What creates the environment of an episode. settings: those of EnvironmentConfig. Raises ConfigError."""
-    check_allowed(settings, environment)
+    check_allowed(settings)
     name = settings["name"]
     if settings["url"] is not None:
         try:
@@ -133,7 +133,7 @@ def load_environment(settings: Mapping[str, Any], environment: Mapping[str, str]
         create: Callable[[], Environment] = (
             plugins.import_class(OWN_CLASSES[name])
             if name in OWN_CLASSES
-            else plugins.factory("environments", settings, environment)
+            else plugins.factory("environments", settings)
         )
     except ConfigError as error:
         raise ConfigError(f"environment.name: {name!r} {error}") from error

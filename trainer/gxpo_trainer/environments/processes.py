@@ -53,13 +53,11 @@ class WorkerFailed(Exception):
 
 
 class EpisodeProcess:
-    """The process of one episode and the socket to it. worker: that has forked it. life: the socket on which the worker
-    tells how the process ended; when it is closed, the worker kills the process. Create it with `start_episode`."""
+    """The process of one episode and the socket to it. life: the socket on which the worker tells how the process
+    ended; when it is closed, the worker kills the process. Create it with `start_episode`."""
 
-    def __init__(
-        self, worker: WorkerProcess, pid: int, life: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._worker, self.pid, self._life, self._reader, self._writer = worker, pid, life, reader, writer
+    def __init__(self, pid: int, life: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.pid, self._life, self._reader, self._writer = pid, life, reader, writer
         self.ended = asyncio.create_task(self._wait())
         """How the process ended, once it has."""
 
@@ -163,7 +161,7 @@ class WorkerProcess:
             stream[1].transport.abort()
             life_stream[1].transport.abort()
             raise EpisodeDied(began.decode() or "was not started: the worker process does not answer")
-        return create(self, int(began), life_stream, *stream)
+        return create(int(began), life_stream, *stream)
 
     async def end(self) -> None:
         """Let the process kill its episodes and their descendants, and wait until it has ended."""

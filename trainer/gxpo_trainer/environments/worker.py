@@ -279,9 +279,9 @@ def main(arguments: list[str]) -> int:
     redirect_to_null(0)  # what the class starts when it is imported must not hold the socket
     try:
         play = (
-            partial(play_agent, settings=settings, function=load_agent(settings, os.environ))
+            partial(play_agent, settings=settings, function=load_agent(settings))
             if settings["name"] == AGENT
-            else partial(serve_episode, create=load_environment(settings, os.environ), name=settings["name"])
+            else partial(serve_episode, create=load_environment(settings), name=settings["name"])
         )
     except ConfigError as error:
         control.send(json.dumps({"refused": str(error)[: MAX_MESSAGE // 8]}).encode())

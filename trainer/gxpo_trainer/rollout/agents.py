@@ -21,8 +21,7 @@ from gxpo_trainer.data.chat import chat_text
 from gxpo_trainer.environments.contract import ChatRequest, Reply, Turn
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.rollout.conversations import Conversation, Conversations, OpenEpisode, place
-from gxpo_trainer.rollout.requests import CompleteGroups
-from gxpo_trainer.rollout.vllm_driver import Response, finish_reason
+from gxpo_trainer.rollout.vllm_driver import CompleteGroups, Response, finish_reason
 from gxpo_trainer.types import Utterance
 
 

@@ -23,16 +23,19 @@ import numpy.typing as npt
 
 from gxpo_trainer.config.tasks import AgentConfig, EnvironmentConfig
 from gxpo_trainer.data.chat import ObservationEncoder, chat_text, conversation, render_messages, rewrites_turns
-from gxpo_trainer.environments.contract import Call, Environments, Message, Observation, Reply, Turn
-from gxpo_trainer.rollout.requests import (
+from gxpo_trainer.environments.contract import Call, Message, Observation, Reply, Turn
+from gxpo_trainer.rollout.environments import EnvironmentHandle
+from gxpo_trainer.rollout.vllm_driver import (
     CompleteGroups,
+    EngineDriver,
     EpisodeStart,
     Intake,
+    Response,
     SampleRequest,
     SamplingSettings,
+    finish_reason,
     sample_seed,
 )
-from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response, finish_reason
 from gxpo_trainer.types import Episode, EpisodeEnd, Group, Sample, Utterance
 
 
@@ -181,7 +184,7 @@ class Conversations:
         sampling: SamplingSettings,
         max_length: int,
         *,
-        environments: Environments,
+        environments: EnvironmentHandle,
         config: EnvironmentConfig,
         intake: Intake,
     ) -> None:

@@ -13,10 +13,9 @@ import ray
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.base import Phase
-from gxpo_trainer.environments.contract import Environments
 from gxpo_trainer.errors import LearnerDied, Stalled, TrainingError, WeightsUnavailable
-from gxpo_trainer.rollout.requests import SamplerSettings
-from gxpo_trainer.rollout.sampler import remote_sampler
+from gxpo_trainer.rollout.environments import EnvironmentHandle
+from gxpo_trainer.rollout.sampler import SamplerSettings, remote_sampler
 from gxpo_trainer.runtime.locks import remove_if_abandoned
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks
@@ -111,14 +110,14 @@ class Engines:
             colocated=placement.colocated,
             initial_version=initial_version,
         )
-        self._environments: Environments | None = None
+        self._environments: EnvironmentHandle | None = None
         self._may_start = True
         """False while the learner uses the GPUs that it shares with the engines."""
         self.all: list[Engine] = []
         self._members: list[Any] = []
         """The broadcast group's sender and engine actors; empty without a group."""
 
-    def start(self, environments: Environments | None = None) -> None:
+    def start(self, environments: EnvironmentHandle | None = None) -> None:
         """Start all engines without waiting for them. environments: what answers the policy between its turns."""
         self._environments = environments
         self.all = [Engine(index, *self._new_actor(index, 1)) for index in range(self._config.placement.samplers)]

@@ -32,7 +32,7 @@ CLOSE_LIMIT_S = 10.0
 
 
 class EnvironmentHandle:
-    """`Environments` over the actor. May be sent to another process before the first call."""
+    """Runs the episodes of a run, by the actor. May be sent to another process before the first call."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
@@ -45,7 +45,8 @@ class EnvironmentHandle:
         return EnvironmentHandle, (self.actor,)
 
     def advance(self, call: Call) -> Future[Reply]:
-        """Reply to a call. The future has an exception, a GxpoError, only when no environment can be run at all."""
+        """Reply to a call; a failure of the environment is a Reply. The future has an exception, a GxpoError, only when
+        no environment can be run at all."""
         future: Future[Reply] = Future()
         with self._changed:
             self._deaths[future] = 0
@@ -54,6 +55,7 @@ class EnvironmentHandle:
         return future
 
     def end(self, episode: str) -> None:
+        """The episode needs its process no longer. May be called for an unknown or ended episode."""
         self.actor.end.remote(episode)
 
     def kill(self) -> None:
@@ -112,6 +114,8 @@ def start_environments(config: RunConfig, placement: Placement) -> EnvironmentHa
     """Start the actor of a run with an environment of several turns, without waiting; None for other runs."""
     if not config.environment.multi_turn:
         return None
-    # Ray itself restarts it and repeats the calls: the engines, not this process, wait for them.
-    options = {**placement.environment_options(), "max_restarts": -1, "max_task_retries": -1}
+    # Placed with the verifier, whose logical CPUs it shares: a run waits for one or the other. Ray itself restarts it
+    # and repeats the calls: the engines, not this process, wait for them.
+    options = {"num_cpus": 0, "max_concurrency": 10_000, "max_restarts": -1, "max_task_retries": -1}
+    options = placement.verifier_options() | options
     return EnvironmentHandle(ray.remote(EnvironmentHost).options(**options).remote(config.environment))

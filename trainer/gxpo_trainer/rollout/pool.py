@@ -23,10 +23,12 @@ from gxpo_trainer.config.base import Phase
 from gxpo_trainer.errors import Stalled, TrainingError
 from gxpo_trainer.rollout.engines import Engine, Engines, WeightSource
 from gxpo_trainer.rollout.environments import EnvironmentHandle, start_environments
-from gxpo_trainer.rollout.requests import Sampled, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.rollout.verification import Submitted, VerifierHandle
+from gxpo_trainer.rollout.vllm_driver import Sampled, SampleRequest, SamplingSettings
+from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.placement_group import result_of
+from gxpo_trainer.runtime.ray_session import Event
 from gxpo_trainer.runtime.shared_devices import Devices
 from gxpo_trainer.types import Group, ScoredGroup, Verdict
 from gxpo_trainer.weights.buckets import SyncReport
@@ -136,6 +138,14 @@ class RolloutPool:
         self.verifier.kill()
         if self.environments is not None:
             self.environments.kill()
+
+
+def build_pool(
+    config: RunConfig, placement: Placement, model_folder: str, log_event: Event, *, source: WeightSource | None = None
+) -> RolloutPool:
+    """A pool without a learner group. source: of its weights; None: it keeps version 0, that of the model folder."""
+    engines = Engines(config, placement, model_folder, log_event, initial_version=None if source else 0)
+    return RolloutPool(config, engines, source=source)
 
 
 class Dispatcher:

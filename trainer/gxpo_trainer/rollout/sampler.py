@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -21,13 +22,21 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.tasks import AgentConfig
-from gxpo_trainer.environments.contract import Environments
 from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.rollout.agents import AgentConversations
 from gxpo_trainer.rollout.conversations import Conversations
-from gxpo_trainer.rollout.requests import Indexed, Intake, Sampled, SamplerSettings, SamplingSettings
-from gxpo_trainer.rollout.vllm_driver import EngineDriver, SingleTurns, Weights
+from gxpo_trainer.rollout.environments import EnvironmentHandle
+from gxpo_trainer.rollout.vllm_driver import (
+    EngineDriver,
+    Indexed,
+    Intake,
+    Sampled,
+    SamplingSettings,
+    SingleTurns,
+    Weights,
+)
 from gxpo_trainer.runtime.locks import OwnedDirectory
 from gxpo_trainer.runtime.processes import LOOPBACK, frozen_allocations, interface_to, listen_on
 from gxpo_trainer.runtime.ray_session import trace_this_process
@@ -39,6 +48,25 @@ WORKER_EXTENSION = "gxpo_trainer.weights.worker.WeightSyncExtension"
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class SamplerSettings:
+    """A sampling engine of a run. model: a transformers folder or a hub name. colocated: with a learner rank on its
+    GPU. initial_version: of the weights in the folder, None when a sync must come first."""
+
+    config: RunConfig
+    model: str
+    device: Literal["cpu", "gpu"] = "cpu"
+    threads: int = 1
+    seed: int = 0
+    colocated: bool = False
+    initial_version: int | None = None
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the engine can free its memory; vLLM cannot on CPUs."""
+        return self.colocated and self.device == "gpu"
+
+
 class SamplerActor:
     """A vLLM engine with replaceable, versioned weights, or a replaceable LoRA adapter on fixed weights.
 
@@ -48,7 +76,7 @@ class SamplerActor:
     in the model folder. environments: runs the episodes of the run's environment; None for single turns.
     """
 
-    def __init__(self, settings: SamplerSettings, environments: Environments | None = None) -> None:
+    def __init__(self, settings: SamplerSettings, environments: EnvironmentHandle | None = None) -> None:
         self._folder = _temporary_folder()
         set_environment(settings)
         with frozen_allocations():

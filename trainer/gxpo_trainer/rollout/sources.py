@@ -19,7 +19,7 @@ from gxpo_trainer.data.prompts import TokenizedPrompts, make_cursor
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.engines import Engine, seed_of
 from gxpo_trainer.rollout.pool import Collected, Collection, RolloutPool
-from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.vllm_driver import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.types import Group, HttpUsage, Prompt, ScoredGroup
 from gxpo_trainer.weights.buckets import SyncReport
 
@@ -51,11 +51,9 @@ class Rollouts:
 class RolloutPlanner:
     """Draws prompts with a resumable cursor, whose position is its only state."""
 
-    def __init__(
-        self, config: RunConfig, prompts: Sequence[Prompt], token_ids: Sequence[npt.NDArray[np.int32]]
-    ) -> None:
+    def __init__(self, config: RunConfig, prompts: TokenizedPrompts) -> None:
         self.config = config
-        self.prompts, self.token_ids = prompts, token_ids
+        self.prompts, self.token_ids = prompts.prompts, prompts.token_ids
         rollout = config.rollout
         self.sampling = SamplingSettings(rollout.max_new_tokens, rollout.temperature, rollout.ignore_eos)
         self.restart()

@@ -18,7 +18,15 @@ from typing import Any, Literal
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import CpuShares, Transport, choose_transport
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, Bundle, Bundles, RunPlacementGroup, describe, total_of
+from gxpo_trainer.runtime.placement_group import (
+    MIN_WAIT_S,
+    Bundle,
+    Bundles,
+    RunPlacementGroup,
+    describe,
+    shortage,
+    total_of,
+)
 from gxpo_trainer.runtime.progress import ProgressWatch
 
 
@@ -146,12 +154,6 @@ class Placement:
 
     def sampler_options(self, index: int = 0) -> dict[str, Any]:
         """Ray options of one engine, placed in the reserved group."""
-        variables = {
-            **_thread_variables(self.sampler_threads),
-            "VLLM_CPU_KVCACHE_SPACE": str(self.config.rollout.cpu_kv_cache_gib),
-        }
-        if self.device == "cpu":
-            variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         if self.colocated and self.device == "gpu":
             # While the engine runs, no task can ask for the ids of the GPUs it holds.
             self.group.devices(index)
@@ -159,7 +161,7 @@ class Placement:
             **self.group.sampler_options(index),
             "num_cpus": self.cpus.sampler,
             "num_gpus": self.config.placement.tensor_parallel if self.device == "gpu" else 0,
-            "runtime_env": {"env_vars": variables},
+            "runtime_env": {"env_vars": _thread_variables(self.sampler_threads)},
         }
 
     def verifier_options(self) -> dict[str, Any]:
@@ -172,19 +174,13 @@ class Placement:
             "runtime_env": {"env_vars": _thread_variables(1)},
         }
 
-    def environment_options(self) -> dict[str, Any]:
-        """Ray options of the environments' actor. It is placed with the verifier and shares its logical CPUs, because
-        a run waits for one or the other."""
-        return {**self.verifier_options(), "num_cpus": 0, "max_concurrency": 10_000}
-
     def check_fits(self, cluster: Mapping[str, float]) -> None:
         """Check this run's total request. Raises ConfigError (`no_resources`) when it exceeds Ray's resources."""
-        needed = total_of(self.bundles().resources)
-        if any(count > cluster.get(name, 0.0) + 1e-9 for name, count in needed.items()):
+        if shortage(bundles := self.bundles(), cluster):
             raise ConfigError(
-                f"placement requires {describe(needed)} but Ray has {describe(cluster)}; lower learner_ranks, samplers "
-                "or tensor_parallel, or the CPU shares (fractions are allowed), share GPUs (learner_ranks = samplers × "
-                "tensor_parallel, rollout.async_depth = 0), or add workers",
+                f"placement requires {describe(total_of(bundles.resources))} but Ray has {describe(cluster)}; lower "
+                "learner_ranks, samplers or tensor_parallel, or the CPU shares (fractions are allowed), share GPUs "
+                "(learner_ranks = samplers × tensor_parallel, rollout.async_depth = 0), or add workers",
                 reason="no_resources",
             )
 

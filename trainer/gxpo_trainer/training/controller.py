@@ -20,17 +20,18 @@ from gxpo_trainer.algo.batch import StepBatch, learning_rate, make_batch, mini_b
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.tasks import SINGLE_TURN
 from gxpo_trainer.errors import Diverged, Interrupted, LearnerDied, TrainingError
+from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import ControlRequest
-from gxpo_trainer.rollout.sources import Rollouts
+from gxpo_trainer.rollout.pool import RolloutPool
+from gxpo_trainer.rollout.sources import RolloutPlanner, Rollouts, RolloutSource
 from gxpo_trainer.rollout.timeline import Span, overlap_fraction
 from gxpo_trainer.runtime.processes import HostLoad
 from gxpo_trainer.training import proofs
 from gxpo_trainer.training.checkpoints import LEARNER, Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import Evaluator
 from gxpo_trainer.training.progress import TrainingProgress
-from gxpo_trainer.training.runtime import Runtime
 from gxpo_trainer.types import Metrics, Sample, ScoredGroup
 
 MOST_NONFINITE = 3
@@ -80,6 +81,21 @@ class Counters:
         return next((name for name, bound in bounds.items() if used[name] >= bound - 1e-9), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What a run consists of while it trains. `close` ends its processes."""
+
+    config: RunConfig
+    learners: LearnerGroup
+    pool: RolloutPool
+    planner: RolloutPlanner
+    rollouts: RolloutSource
+
+    def close(self) -> None:
+        self.learners.close()
+        self.pool.kill()
+
+
 class Controller:
     """Drives one run, whose parts `build_runtime` has made; `train_run` closes them.
 
@@ -99,7 +115,7 @@ class Controller:
         control_request: Callable[[], ControlRequest | None] = lambda: None,
         enter_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
-        self.config, self.watch = runtime.config, runtime.watch
+        self.config, self.watch = runtime.config, runtime.pool.group.watch
         self.learners, self.pool, self.planner = runtime.learners, runtime.pool, runtime.planner
         self.rollouts, self.evaluator = runtime.rollouts, evaluator
         self.reporter, self.store, self.progress = reporter, store, progress
@@ -357,7 +373,7 @@ class Controller:
         window = timeline.now()
         full = self.config.evaluation.full_at_end and self.counters.reached(self.config) is not None
         with self.watch.abandonable(), timeline.during("evaluation", "evaluating"):
-            records, metrics = self.evaluator.run(self.rollouts, step=step, version=step, full=full)
+            records, metrics = self.evaluator.run(self.rollouts, version=step, full=full)
         for record in records:
             totals = {
                 "backward_passes_total": self.counters.backward_passes,

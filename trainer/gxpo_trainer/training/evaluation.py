@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -29,21 +29,13 @@ from gxpo_trainer.learner.models import config_json, load_tokenizer, resolve_mod
 from gxpo_trainer.planner.architectures import check_heads, positions
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.tables import scores_table
-from gxpo_trainer.rollout.pool import Collected
-from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
-from gxpo_trainer.rollout.sources import request_seed
+from gxpo_trainer.rollout.pool import RolloutPool, build_pool
+from gxpo_trainer.rollout.sources import RolloutSource, request_seed
+from gxpo_trainer.rollout.vllm_driver import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import ray_session
 from gxpo_trainer.training.prepare import TokenizedBenchmark, check_conversations, tokenized_benchmarks
-from gxpo_trainer.training.runtime import build_pool
 from gxpo_trainer.types import Metrics, ScoredGroup
-
-
-class Collector(Protocol):
-    """What samples for an evaluation: a pool, or the source of a run's rollouts."""
-
-    def collect(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> Collected: ...
-
 
 _RECORDED = {"name", "max_turns", "max_observation_tokens"}
 """Settings of the environment in a record."""
@@ -67,7 +59,7 @@ class Evaluator:
         }
 
     def run(
-        self, collector: Collector, *, step: int, version: int, full: bool = False
+        self, collector: RolloutPool | RolloutSource, *, version: int, full: bool = False
     ) -> tuple[list[dict[str, Any]], Metrics]:
         """All benchmarks by the weights of `version`: records for evaluations.jsonl, and `eval/…` metrics.
 
@@ -99,7 +91,7 @@ class Evaluator:
         return f"step {step} pass@1: " + ", ".join(parts)
 
     def _sample(
-        self, collector: Collector, tokenized: TokenizedBenchmark, version: int, *, full: bool
+        self, collector: RolloutPool | RolloutSource, tokenized: TokenizedBenchmark, version: int, *, full: bool
     ) -> list[ScoredGroup]:
         """The subset's groups; with `full` those of the other problems after them."""
         seeded = self.config.rollout.deterministic
@@ -195,7 +187,7 @@ def evaluate_model(args: argparse.Namespace) -> int:
         try:
             pool.start()
             with log.status("sampling and grading"):
-                sampled, _ = evaluator.run(pool, step=0, version=0)
+                sampled, _ = evaluator.run(pool, version=0)
         finally:
             pool.kill()
     records = [{**identity, **record} for record in sampled]

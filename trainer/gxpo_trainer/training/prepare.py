@@ -34,14 +34,13 @@ from gxpo_trainer.environments.contract import ChatRequest
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
-from gxpo_trainer.grading.verify import parse_gold
 from gxpo_trainer.learner.models import config_json, load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.learner.setup import check_attention
 from gxpo_trainer.planner.architectures import check_model
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.reading import IDENTITY
-from gxpo_trainer.rollout.requests import EpisodeStart
 from gxpo_trainer.rollout.verification import check_rewards
+from gxpo_trainer.rollout.vllm_driver import EpisodeStart
 from gxpo_trainer.runtime.placement import Placement, ray_address, usable_cores, visible_gpus
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.training.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore, check_same_model, check_same_run
@@ -118,8 +117,11 @@ def prepare(
     placement = Placement.decide(config, watch)
     if ray_address(config) is None and not ray.is_initialized():  # a Ray of the run's own will start here
         placement.check_fits({"CPU": usable_cores(), "GPU": visible_gpus()})
-    if not (resume or continue_run) and (out_dir / IDENTITY).exists():
+    has_run = (out_dir / IDENTITY).exists()
+    if has_run and not (resume or continue_run):
         raise ConfigError(f"--out {out_dir} already contains a run; add --resume, or choose another folder")
+    if resume and not has_run:
+        raise CheckpointError(f"--resume: {out_dir} contains no run; omit --resume to start one")
     check_files(config, most=FIRST_ROWS).refuse()
     check_model(config_json(config.model), config)  # before the weights of a hub name, which may be many gigabytes
     config = config.model_copy(update={"model": pin_revision(config.model)})
@@ -128,7 +130,11 @@ def prepare(
         config = config.model_copy(update={"teacher": TeacherConfig(path=pinned.path, revision=pinned.revision)})
     placement = replace(placement, config=config.without_idle_engines())
     store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
-    checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, continue_run=continue_run)
+    checkpoint, skipped = store.latest() if resume else None, list[str]()
+    if continue_run and has_run:
+        checkpoint, skipped = store.latest_valid()
+    if checkpoint is not None:
+        check_same_run(checkpoint, config, out_dir)
     model_folder = resolve_model(config.model)
     policy_sha256 = hash_path(Path(model_folder))
     if checkpoint is not None:
@@ -157,9 +163,7 @@ def load_problems(config: RunConfig) -> Problems:
         data, rows = supervised_rows(config, config.data, tokenizer, evaluated)
         prompts = rows
     else:
-        data = without_contamination(
-            load_prompts(config.data, config.seed, gold_problem), evaluated, config.data.contamination
-        )
+        data = without_contamination(load_prompts(config.data, config.seed), evaluated, config.data.contamination)
         data, prompts = fitting_prompts(config, data, tokenizer, template)
         if config.warm_start is not None:
             taught, rows = supervised_rows(config, config.warm_start.data or config.data, tokenizer, evaluated)
@@ -226,9 +230,7 @@ def supervised_rows(
     config: RunConfig, data: DataConfig, tokenizer: Any, evaluated: Mapping[str, Sequence[Prompt]]
 ) -> tuple[PromptSet, TokenizedPrompts]:
     """The rows with completions that fit the model, and their data set with the number of those that do not."""
-    rows = without_contamination(
-        load_prompts(data, config.seed, gold_problem, completions=True), evaluated, data.contamination
-    )
+    rows = without_contamination(load_prompts(data, config.seed, completions=True), evaluated, data.contamination)
     prompts = tokenize_prompts(rows.prompts, tokenizer, data.template_text, data.max_prompt_tokens)
     fitted = tokenize_completions(prompts, tokenizer, config.model.max_length)
     dropped = {"data.max_prompt_tokens": prompts.num_too_long, "model.max_length": fitted.num_too_long}
@@ -263,7 +265,7 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
     longest, setting, fix = prompt_limit(config, "evaluation" if config.evaluation.max_new_tokens else "rollout", limit)
     tokenized: list[TokenizedBenchmark] = []
     for name in config.evaluation.benchmarks:
-        benchmark = load_benchmark(name, config.data, config.evaluation, gold_problem)
+        benchmark = load_benchmark(name, config.data, config.evaluation)
         if config.verifier.answer == "boxed":
             prompts, left_out = tuple(map(boxed, benchmark.prompts)), tuple(map(boxed, benchmark.left_out))
             benchmark = replace(benchmark, prompts=prompts, left_out=left_out)
@@ -285,26 +287,3 @@ def boxed(prompt: Prompt) -> Prompt:
     """The problem with the rule that only a box holds an answer."""
     options = replace(prompt.extra.get(EXTRA_KEY, VerifyOptions()), boxed=True)
     return replace(prompt, extra=prompt.extra | {EXTRA_KEY: options})
-
-
-def gold_problem(gold: str) -> str | None:
-    """Why a gold answer cannot be used, None when it can."""
-    try:
-        parse_gold(gold)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _checkpoint_to_resume(
-    store: CheckpointStore, config: RunConfig, out_dir: Path, *, resume: bool, continue_run: bool
-) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint to resume from, None for the start; and why newer ones were skipped."""
-    if resume and not (out_dir / IDENTITY).exists():
-        raise CheckpointError(f"--resume: {out_dir} contains no run; omit --resume to start one")
-    checkpoint, skipped = store.latest() if resume else None, list[str]()
-    if continue_run and not resume and (out_dir / IDENTITY).exists():
-        checkpoint, skipped = store.latest_valid()
-    if checkpoint is not None:
-        check_same_run(checkpoint, config, out_dir)
-    return checkpoint, skipped

@@ -22,7 +22,7 @@ from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import reserve
 from gxpo_trainer.training.controller import Controller
 from gxpo_trainer.training.proofs import canary, check_gap
-from gxpo_trainer.training.runtime import Fit, build_runtime, check_memory
+from gxpo_trainer.training.run import Fit, build_runtime, check_memory
 from gxpo_trainer.types import Prompt
 
 CLUSTER = {"CPU": 64.0, "GPU": 4.0}
