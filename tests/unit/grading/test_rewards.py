@@ -14,13 +14,12 @@ import pytest
 from gxpo_trainer.config import RewardConfig, VerifierConfig
 from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.grading.rewards import Correctness, Format, RewardFailed, RewardInput, Scorer
 from gxpo_trainer.plugins import allowed
 from gxpo_trainer.rollout.requests import Sampled
 from gxpo_trainer.rollout.verification import VerifierActor
 from gxpo_trainer.training.controller import component_means
-from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
+from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict, VerifyOptions
 
 ALLOWLIST = "GXPO_REWARD_ALLOWLIST"
 OWN_MODULE = '''

@@ -34,8 +34,7 @@ from gxpo_trainer.data.prompts import (
 from gxpo_trainer.data.records import SUFFIXES, Record, download, files_of_split, read_records, sha256_of_file
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.errors import ConfigError, DataError
-from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
-from gxpo_trainer.types import Prompt
+from gxpo_trainer.types import EXTRA_KEY, Prompt, VerifyOptions
 
 FIX = "copies of this benchmark have it: correct the row, or set evaluation.data_root to another copy"
 

@@ -10,9 +10,8 @@ from typing import TextIO
 
 from gxpo_trainer.data.records import Record, read_records
 from gxpo_trainer.errors import DataError
-from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.grading.pool import Pair, VerifierPool
-from gxpo_trainer.types import VERDICTS
+from gxpo_trainer.types import EXTRA_KEY, VERDICTS, VerifyOptions
 
 CHUNK = 4096
 """Answers that are graded before their verdicts are written."""

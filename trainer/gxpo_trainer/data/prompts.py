@@ -29,8 +29,7 @@ from gxpo_trainer.data.records import Record, find_files, read_records, sha256_o
 from gxpo_trainer.data.word_problems import Difficulty, generate, guess
 from gxpo_trainer.errors import CheckpointError, DataError
 from gxpo_trainer.grading.extract import boxed_answer
-from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
-from gxpo_trainer.types import Prompt
+from gxpo_trainer.types import EXTRA_KEY, Prompt, VerifyOptions
 
 _ROLES = ("system", "user", "assistant")
 GoldCheck = Callable[[str], str | None]

@@ -47,7 +47,7 @@ import psutil
 
 import gxpo_trainer
 from gxpo_trainer.errors import ConfigError, VerifierFailed
-from gxpo_trainer.types import EVASION, Verdict
+from gxpo_trainer.types import EVASION, Verdict, VerifyOptions
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2): the signal when our parent ends (0: none); whether we adopt descendants without a parent (1)."""
@@ -344,7 +344,6 @@ def serve(memory_mb: int, parent: int, rewards: Sequence[Mapping[str, Any]]) -> 
     """Serve answers until the input ends, or until out of memory was reported, so that the process must be replaced."""
     # Not for the parent and for the processes of episodes, which import this module too.
     from gxpo_trainer.grading.engine import engine_equal
-    from gxpo_trainer.grading.options import VerifyOptions
     from gxpo_trainer.grading.rewards import Scorer
     from gxpo_trainer.grading.verify import verify
 
