@@ -12,7 +12,6 @@ import pytest
 from gxpo_trainer.config import DataConfig, EvaluationConfig
 from gxpo_trainer.data.benchmarks import BENCHMARKS, find_duplicates, load_benchmark
 from gxpo_trainer.data.prompts import load_prompts
-from gxpo_trainer.training.prepare import gold_problem
 from gxpo_trainer.types import Prompt
 
 DATA = (Path(__file__).resolve().parents[2] / "../shared/data").resolve()
@@ -25,7 +24,7 @@ NUM_PROBLEMS = {"math500": 500, "amc23": 40, "gsm8k": 1319, "minerva": 272, "oly
 @pytest.fixture(scope="module")
 def problems() -> dict[str, tuple[Prompt, ...]]:
     settings = EvaluationConfig(data_root=str(DATA), num_problems=None)
-    return {name: load_benchmark(name, DataConfig(), settings, gold_problem).prompts for name in BENCHMARKS}
+    return {name: load_benchmark(name, DataConfig(), settings, check_golds=True).prompts for name in BENCHMARKS}
 
 
 def test_every_gold_is_usable_and_olympiad_rules_are_those_of_its_rows(problems: dict[str, tuple[Prompt, ...]]) -> None:

@@ -59,7 +59,7 @@ def test_a_jsonl_or_csv_file_gives_its_problems_in_order(tmp_path: Path) -> None
     assert loaded.prompts == (Prompt("a", "1, and\r\n1?", "2", {"level": "3"}), Prompt("mine/2", "2*3?", "6", {}))
     # Rows need no answer where the setting says so.
     write(file, {"problem": "Write a haiku."}, {"problem": "And?", "answer": "unused"})
-    loaded = load_prompts(DataConfig(source=str(file), answer_field=None), 0, lambda gold: "cannot be parsed")
+    loaded = load_prompts(DataConfig(source=str(file), answer_field=None), 0, check_golds=True)
     assert [(prompt.gold, prompt.extra) for prompt in loaded.prompts] == [("", {}), ("", {"answer": "unused"})]
 
 
@@ -160,16 +160,13 @@ def test_a_bad_row_is_rejected_with_file_and_line(bad: Any, words: str, tmp_path
 
 
 def test_golds_that_cannot_be_parsed_and_bad_rows_of_parquet_are_listed_with_their_place(tmp_path: Path) -> None:
-    file = write(tmp_path / "mine.jsonl", *({"problem": "?", "answer": word} for word in ("1", "??", "2", "!!")))
-
-    def check(gold: str) -> str | None:
-        return None if gold.isdecimal() else "no number"
+    file = write(tmp_path / "mine.jsonl", *({"problem": "?", "answer": word} for word in ("1", "{{{", "2", "\\frac{")))
 
     with pytest.raises(DataError) as caught:
-        load_prompts(DataConfig(source=str(file)), 0, check)
+        load_prompts(DataConfig(source=str(file)), 0, check_golds=True)
     assert str(caught.value).splitlines() == [
-        f"{file}:2: the gold '??' cannot be parsed: no number",
-        f"{file}:4: the gold '!!' cannot be parsed: no number",
+        f"{file}:2: the gold '{{{{{{' cannot be parsed; write it as LaTeX that math-verify reads",
+        f"{file}:4: the gold '\\\\frac{{' cannot be parsed; write it as LaTeX that math-verify reads",
         "correct or remove these rows",
     ]
     with pytest.raises(DataError, match=r"t\.parquet, row 2: field 'problem' is empty"):

@@ -21,14 +21,12 @@ from typing import Literal
 from gxpo_trainer.config import DataConfig, EvaluationConfig
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.prompts import (
-    GoldCheck,
     PromptSet,
     embedded_levels,
     field_text,
     final_answer,
     load_prompts,
     read_prompts,
-    resolve_template,
     with_system_prompt,
 )
 from gxpo_trainer.data.records import SUFFIXES, Record, download, files_of_split, read_records, sha256_of_file
@@ -157,8 +155,8 @@ def load_benchmark(
     name: str,
     data: DataConfig,
     evaluation: EvaluationConfig,
-    gold_check: GoldCheck | None = None,
     *,
+    check_golds: bool = False,
     most: int | None = None,
 ) -> Benchmark:
     """Load the first `evaluation.num_problems` problems of a benchmark.
@@ -184,7 +182,7 @@ def load_benchmark(
         plain = {"source": name, "sources": (), "levels": None, "system_prompt": None}
         fields = plain | {"prompt_field": prompt_field, "answer_field": answer_field}
         try:
-            loaded = load_prompts(data.model_copy(update=fields), 0, gold_check, most=most)
+            loaded = load_prompts(data.model_copy(update=fields), 0, check_golds=check_golds, most=most)
         except DataError as error:
             text = re.sub(r"set data\.(prompt|answer)_field", r"set evaluation.\1_field", str(error))
             raise DataError(text) from None
@@ -192,7 +190,7 @@ def load_benchmark(
     elif spec is not None:
         paths = locate(spec, evaluation.data_root)
         files = {path.name: sha256_of_file(path) for path in paths} if most is None else {}
-        prompts = read_prompts(read_records(paths, most), lambda record: read_row(spec, record), gold_check)
+        prompts = read_prompts(read_records(paths, most), lambda record: read_row(spec, record), check_golds)
         if not prompts:
             raise DataError(f"{paths[0]}: contains no problems; evaluation.data_root must contain all of {spec.name}")
         label = spec.name
@@ -200,7 +198,8 @@ def load_benchmark(
         known, suffixes = ", ".join((*EMBEDDED_TASKS, *BENCHMARKS)), ", ".join(SUFFIXES)
         raise ConfigError(f"evaluation.benchmarks: {name!r} is unknown; use {known}, or the path of a {suffixes} file")
     own = evaluation.template != "auto" or name in EMBEDDED_TASKS
-    template = resolve_template(evaluation.template if own else data.template, name)
+    template = {"template": evaluation.template if own else data.template, "source": name, "sources": ()}
+    template_text = data.model_copy(update=template).template_text
     prompts = with_system_prompt(prompts, data.system_prompt)
     evaluated = prompts[: evaluation.num_problems]
     rows = []
@@ -209,7 +208,7 @@ def load_benchmark(
         further = ([] if options is None else [options.to_dict()]) + ([prompt.history] if prompt.history else [])
         rows.append((prompt.id, prompt.text, prompt.gold, *further))
     digest = hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()
-    return Benchmark(label, evaluated, template, digest, files, left_out=prompts[len(evaluated) :])
+    return Benchmark(label, evaluated, template_text, digest, files, left_out=prompts[len(evaluated) :])
 
 
 def locate(spec: BenchmarkSpec, data_root: str | None) -> list[Path]:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import DataConfig
-from gxpo_trainer.config.tasks import EMBEDDED_TASKS, TEMPLATES
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.records import Record, find_files, read_records, sha256_of_file
 from gxpo_trainer.data.word_problems import Difficulty, generate, guess
@@ -32,8 +32,6 @@ from gxpo_trainer.grading.extract import boxed_answer
 from gxpo_trainer.types import EXTRA_KEY, Prompt, VerifyOptions
 
 _ROLES = ("system", "user", "assistant")
-GoldCheck = Callable[[str], str | None]
-"""Returns why a gold answer cannot be used, None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,8 @@ class TokenizedPrompts:
 def load_prompts(
     data: DataConfig,
     seed: int,
-    gold_check: GoldCheck | None = None,
     *,
+    check_golds: bool = False,
     completions: bool = False,
     most: int | None = None,
     known: Callable[[DataConfig], bool] = lambda part: True,
@@ -74,7 +72,8 @@ def load_prompts(
     """Load the training problems of `data`, filtered by level. most: rows of a file to read, without hashes. known: of
     `data.parts`, which to load.
 
-    completions: with the response of each to learn, and without a gold answer where a row has none.
+    check_golds: also refuse golds that the verifier cannot parse. completions: with the response of each to learn, and
+    without a gold answer where a row has none.
 
     Raises DataError, with file and line or setting, when there is no problem or a row is invalid.
     """
@@ -86,7 +85,7 @@ def load_prompts(
             if part.source in EMBEDDED_TASKS and not Path(part.source).exists():
                 loaded = _embedded(part, seed, completions)
             else:
-                loaded = _from_files(part, gold_check, most, completions)
+                loaded = _from_files(part, check_golds, most, completions)
         except DataError as error:
             if not data.sources:
                 raise
@@ -132,13 +131,13 @@ def with_system_prompt(prompts: tuple[Prompt, ...], system_prompt: str | None) -
     return tuple(prompt if own else replace(prompt, history=(first, *prompt.history)) for prompt, own in pairs)
 
 
-def _from_files(data: DataConfig, gold_check: GoldCheck | None, most: int | None, completions: bool) -> PromptSet:
+def _from_files(data: DataConfig, check_golds: bool, most: int | None, completions: bool) -> PromptSet:
     files = find_files(data.source, data.split, data.subset)
     records = read_records(files, most if data.levels is None else None)
     if not records:
         raise DataError(f"{files[0]}: contains no problems; set data.source to a file that does")
     kept = [r for r in records if data.levels is None or read_level(r.fields.get("level")) in data.levels]
-    prompts = read_prompts(kept, lambda record: _prompt(record, data, completions), gold_check)
+    prompts = read_prompts(kept, lambda record: _prompt(record, data, completions), check_golds)
     if not prompts:
         raise DataError(f"data.levels = {list(data.levels or ())} excludes all {len(records)} problems; add levels")
     left_out = {"data.levels": len(records) - len(kept)} if len(kept) < len(records) else {}
@@ -156,10 +155,8 @@ def few_problems(num_problems: int, prompts_per_step: int) -> str | None:
     )
 
 
-def read_prompts(
-    records: Iterable[Record], read: Callable[[Record], Prompt], gold_check: GoldCheck | None
-) -> tuple[Prompt, ...]:
-    """Convert rows with `read`. Raises DataError for a repeated id and for golds that fail the check."""
+def read_prompts(records: Iterable[Record], read: Callable[[Record], Prompt], check_golds: bool) -> tuple[Prompt, ...]:
+    """Convert rows with `read`. Raises DataError for a repeated id, and for golds that the verifier cannot parse."""
     prompts: list[Prompt] = []
     locations: dict[str, str] = {}
     bad_golds: list[str] = []
@@ -170,9 +167,13 @@ def read_prompts(
                 f"{record.location}: repeats the id {prompt.id!r} of {locations[prompt.id]}; make it unique"
             )
         locations[prompt.id] = record.location
-        reason = gold_check(prompt.gold) if gold_check and prompt.gold else None
-        if reason is not None:
-            bad_golds.append(f"{record.location}: the gold {prompt.gold[:80]!r} cannot be parsed: {reason}")
+        if check_golds and prompt.gold:
+            from gxpo_trainer.grading.verify import parse_gold  # which `gxpo config --check` does without
+
+            try:
+                parse_gold(prompt.gold)
+            except ValueError as error:
+                bad_golds.append(f"{record.location}: the {error}")
         prompts.append(prompt)
     if bad_golds:
         more = f"\n… and {len(bad_golds) - 5} more" if len(bad_golds) > 5 else ""
@@ -275,12 +276,6 @@ def read_level(value: Any) -> int | None:
     """The difficulty level of MATH as a number, from 5, "5" or "Level 5"; None for anything else."""
     match = re.fullmatch(r"\s*(?:Level\s+)?(\d+)\s*", str(value)) if isinstance(value, str | int) else None
     return int(match[1]) if match else None
-
-
-def resolve_template(template: str, source: str) -> str:
-    if template == "auto":
-        template = "plain" if source in EMBEDDED_TASKS else "boxed"
-    return TEMPLATES.get(template, template)
 
 
 def json_extra(prompt: Prompt) -> dict[str, Any]:

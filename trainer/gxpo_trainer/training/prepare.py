@@ -33,7 +33,6 @@ from gxpo_trainer.data.prompts import (
 from gxpo_trainer.environments.contract import ChatRequest
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
-from gxpo_trainer.grading.verify import parse_gold
 from gxpo_trainer.learner.models import config_json, load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.learner.setup import check_attention
 from gxpo_trainer.planner.architectures import check_model
@@ -157,7 +156,7 @@ def load_problems(config: RunConfig) -> Problems:
         prompts = rows
     else:
         data = without_contamination(
-            load_prompts(config.data, config.seed, gold_problem), evaluated, config.data.contamination
+            load_prompts(config.data, config.seed, check_golds=True), evaluated, config.data.contamination
         )
         data, prompts = fitting_prompts(config, data, tokenizer, template)
         if config.warm_start is not None:
@@ -226,7 +225,7 @@ def supervised_rows(
 ) -> tuple[PromptSet, TokenizedPrompts]:
     """The rows with completions that fit the model, and their data set with the number of those that do not."""
     rows = without_contamination(
-        load_prompts(data, config.seed, gold_problem, completions=True), evaluated, data.contamination
+        load_prompts(data, config.seed, check_golds=True, completions=True), evaluated, data.contamination
     )
     prompts = tokenize_prompts(rows.prompts, tokenizer, data.template_text, data.max_prompt_tokens)
     fitted = tokenize_completions(prompts, tokenizer, config.model.max_length)
@@ -262,7 +261,7 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
     longest, setting, fix = prompt_limit(config, "evaluation" if config.evaluation.max_new_tokens else "rollout", limit)
     tokenized: list[TokenizedBenchmark] = []
     for name in config.evaluation.benchmarks:
-        benchmark = load_benchmark(name, config.data, config.evaluation, gold_problem)
+        benchmark = load_benchmark(name, config.data, config.evaluation, check_golds=True)
         if config.verifier.answer == "boxed":
             prompts, left_out = tuple(map(boxed, benchmark.prompts)), tuple(map(boxed, benchmark.left_out))
             benchmark = replace(benchmark, prompts=prompts, left_out=left_out)
@@ -284,15 +283,6 @@ def boxed(prompt: Prompt) -> Prompt:
     """The problem with the rule that only a box holds an answer."""
     options = replace(prompt.extra.get(EXTRA_KEY, VerifyOptions()), boxed=True)
     return replace(prompt, extra=prompt.extra | {EXTRA_KEY: options})
-
-
-def gold_problem(gold: str) -> str | None:
-    """Why a gold answer cannot be used, None when it can."""
-    try:
-        parse_gold(gold)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _checkpoint_to_resume(
