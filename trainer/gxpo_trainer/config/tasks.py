@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, FiniteFloat, Tag, field_validator, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from gxpo_trainer.config.base import (
     MOST_MEMORY_MB,
@@ -22,7 +22,7 @@ from gxpo_trainer.config.base import (
     Temperature,
     Tokens,
 )
-from gxpo_trainer.config.components import Choice
+from gxpo_trainer.config.components import Choice, union_by_name
 from gxpo_trainer.types import Prompt
 
 EMBEDDED_TASKS = ("word_problems", "arithmetic_skill")
@@ -258,11 +258,6 @@ class AgentConfig(EnvironmentConfig):
         return 0
 
 
-def _kind_of_environment(value: Any) -> str:
-    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-    return AGENT if name == AGENT else "turns"
-
-
 AnyEnvironment = Annotated[
     EnvironmentConfig,
     Choice(
@@ -271,10 +266,7 @@ AnyEnvironment = Annotated[
         EnvironmentConfig,
         classes=(EnvironmentConfig, AgentConfig),
         built_in=OWN_ENVIRONMENTS,
-        inner=Annotated[
-            Annotated[EnvironmentConfig, Tag("turns")] | Annotated[AgentConfig, Tag(AGENT)],
-            Discriminator(_kind_of_environment),
-        ],
+        inner=union_by_name(EnvironmentConfig, AgentConfig),
         plain=True,
     ),
 ]
@@ -373,17 +365,7 @@ class HttpRewardConfig(Settings):
         return value
 
 
-def _kind(value: Any) -> str:
-    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-    return name if name in (LENGTH_PENALTY, HTTP) else "component"
-
-
-_OwnReward = Annotated[
-    Annotated[RewardConfig, Tag("component")]
-    | Annotated[LengthPenaltyConfig, Tag(LENGTH_PENALTY)]
-    | Annotated[HttpRewardConfig, Tag(HTTP)],
-    Discriminator(_kind),
-]
+_OwnReward = union_by_name(RewardConfig, LengthPenaltyConfig, HttpRewardConfig)
 AnyReward = Annotated[
     RewardConfig | LengthPenaltyConfig | HttpRewardConfig,
     Choice("rewards", "verifier.rewards", RewardConfig, built_in=OWN_REWARDS, inner=_OwnReward, plain=True),
