@@ -32,17 +32,20 @@ _NOT_FINITE = ("Infinity", "-Infinity", "NaN")
 """How JSON that we write spells numbers that it lacks (gxpo_trainer.jsonl.plain)."""
 
 
-def _refusing(schema: Any) -> Any:
-    """A core schema whose numbers take no texts and truth values, and whose truth values take nothing else."""
+def _settings_schema(schema: Any) -> Any:
+    """A core schema with the types that the docstring of Settings promises."""
     if isinstance(schema, list | tuple):
-        return type(schema)(map(_refusing, schema))
+        return type(schema)(map(_settings_schema, schema))
     if not isinstance(schema, dict):
         return schema
     kind = schema.get("type")
-    if kind not in ("int", "float", "bool") or "strict" in schema:
-        return {key: _refusing(value) for key, value in schema.items()}
+    schema = {key: _settings_schema(value) for key, value in schema.items()}
+    if kind not in ("int", "float", "bool", "nullable") or "strict" in schema:
+        return schema
 
     def checked(value: Any) -> Any:
+        if kind == "nullable":
+            return None if value == "none" else value
         is_text = isinstance(value, str) and not (kind == "float" and value in _NOT_FINITE)
         if isinstance(value, bool) != (kind == "bool") or is_text:
             raise PydanticKnownError(f"{kind}_type")
@@ -55,7 +58,7 @@ class Settings(BaseModel):
     """Base of all settings classes: unknown settings are rejected, instances are immutable.
 
     A setting that is a number takes neither `true` nor a text, and one that is `true` or `false` no number. Where an
-    integer is wanted, a whole float such as `1e5` is one.
+    integer is wanted, a whole float such as `1e5` is one. An optional setting takes "none" for None, which TOML lacks.
     """
 
     model_config = ConfigDict(
@@ -64,7 +67,7 @@ class Settings(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema: CoreSchema = _refusing(handler(source))
+        schema: CoreSchema = _settings_schema(handler(source))
         return schema
 
 
