@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gxpo_trainer.data.grade import grade_file
+from gxpo_trainer.cli import grade_file
 from gxpo_trainer.errors import DataError, VerifierFailed
 from gxpo_trainer.grading.pool import VerifierPool
 from gxpo_trainer.types import Verdict
