@@ -166,6 +166,9 @@ def load_benchmark(
     unknown name, DataError for missing or invalid data.
     """
     spec = BY_ANY_NAME.get(name)
+    own = evaluation.template != "auto" or name in EMBEDDED_TASKS
+    template = evaluation.template if own else data.template
+    alone = data.model_copy(update={"source": name, "sources": (), "levels": None, "template": template})
     files: dict[str, str] = {}
     if name in EMBEDDED_TASKS:
         levels = embedded_levels(name, data)
@@ -179,10 +182,9 @@ def load_benchmark(
                 f"evaluation.answer_field: the problems of {name!r} need answers, and data.answer_field is none; name "
                 "their field"
             )
-        plain = {"source": name, "sources": (), "levels": None, "system_prompt": None}
-        fields = plain | {"prompt_field": prompt_field, "answer_field": answer_field}
+        fields = {"prompt_field": prompt_field, "answer_field": answer_field, "system_prompt": None}
         try:
-            loaded = load_prompts(data.model_copy(update=fields), 0, check_golds=check_golds, most=most)
+            loaded = load_prompts(alone.model_copy(update=fields), 0, check_golds=check_golds, most=most)
         except DataError as error:
             text = re.sub(r"set data\.(prompt|answer)_field", r"set evaluation.\1_field", str(error))
             raise DataError(text) from None
@@ -197,9 +199,6 @@ def load_benchmark(
     else:
         known, suffixes = ", ".join((*EMBEDDED_TASKS, *BENCHMARKS)), ", ".join(SUFFIXES)
         raise ConfigError(f"evaluation.benchmarks: {name!r} is unknown; use {known}, or the path of a {suffixes} file")
-    own = evaluation.template != "auto" or name in EMBEDDED_TASKS
-    template = {"template": evaluation.template if own else data.template, "source": name, "sources": ()}
-    template_text = data.model_copy(update=template).template_text
     prompts = with_system_prompt(prompts, data.system_prompt)
     evaluated = prompts[: evaluation.num_problems]
     rows = []
@@ -208,7 +207,7 @@ def load_benchmark(
         further = ([] if options is None else [options.to_dict()]) + ([prompt.history] if prompt.history else [])
         rows.append((prompt.id, prompt.text, prompt.gold, *further))
     digest = hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()
-    return Benchmark(label, evaluated, template_text, digest, files, left_out=prompts[len(evaluated) :])
+    return Benchmark(label, evaluated, alone.template_text, digest, files, left_out=prompts[len(evaluated) :])
 
 
 def locate(spec: BenchmarkSpec, data_root: str | None) -> list[Path]:
