@@ -48,7 +48,7 @@ def _settings_schema(schema: Any) -> Any:
             return None if value == "none" else value
         is_text = isinstance(value, str) and not (kind == "float" and value in _NOT_FINITE)
         if isinstance(value, bool) != (kind == "bool") or is_text:
-            raise PydanticKnownError(f"{kind}_type")
+            raise PydanticKnownError(f"{kind}_type")  # type: ignore[arg-type]  # of int, float, bool
         return value
 
     return core_schema.no_info_before_validator_function(checked, schema | {"strict": False})

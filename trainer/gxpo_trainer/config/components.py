@@ -161,7 +161,7 @@ def union_by_name(*classes: type[Settings]) -> Any:
 
     def tag(value: Any) -> str:
         name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-        return name if name in tags else "other"
+        return str(name) if name in tags else "other"
 
     tagged: list[Any] = [Annotated[each, Tag(name)] for each, name in zip(classes, tags, strict=True)]
     return Annotated[functools.reduce(operator.or_, tagged), Discriminator(tag)]
