@@ -51,7 +51,7 @@ DO_NOTHING: dict[str, tuple[str, Callable[..., Any]]] = {
     "extract._after_verb": ("_after_verb", lambda s: s),
     "extract._with_unit": ("_with_unit", lambda text, number: number.group().strip()),
     "structure.split_condition": ("split_condition", lambda s: (s, "")),
-    "relations.as_intervals": ("as_intervals", lambda answer: None),
+    "compare.as_intervals": ("as_intervals", lambda answer: None),
     "equality.proportional": ("proportional", lambda a, b: 0),
     "scalar._based_numbers": ("_based_numbers", lambda a, b: None),
     "scalar._clock_times": ("_clock_times", lambda a, b: None),

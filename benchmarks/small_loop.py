@@ -10,7 +10,7 @@ from typing import Any
 
 from gxpo_trainer.algo.batch import StepBatch, make_batch
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.data.prompts import TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
+from gxpo_trainer.data.prompts import TokenizedPrompts, load_prompts, tokenize_prompts
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 from gxpo_trainer.learner.models import STARTER_FOLDER, load_tokenizer
 from gxpo_trainer.learner.rank import LearnerRank
@@ -94,9 +94,8 @@ class Batches:
 @contextmanager
 def small_loop(config: RunConfig) -> Iterator[SmallLoop]:
     """Ray and a sampler of the starter policy on the embedded task; both end with the block."""
-    template = resolve_template("auto", "word_problems")
     prompts = tokenize_prompts(
-        load_prompts(config.data, 0).prompts, load_tokenizer(config.model), template, PROMPT_TOKENS
+        load_prompts(config.data, 0).prompts, load_tokenizer(config.model), "{problem}", PROMPT_TOKENS
     )
     source = InProcessSource()
     with ray_session(Placement.decide(config)) as placement:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.data.prompts import load_prompts, resolve_template, tokenize_prompts
+from gxpo_trainer.data.prompts import load_prompts, tokenize_prompts
 from gxpo_trainer.learner.models import load_tokenizer
 from gxpo_trainer.reporting.reading import read_evaluations, read_metrics
 from gxpo_trainer.rollout.pool import Collected
@@ -20,8 +20,7 @@ from gxpo_trainer.rollout.vllm_driver import SampleRequest
 
 def requests(config: RunConfig, count: int, num_samples: int = 4) -> list[SampleRequest]:
     """Seeded requests of the first prompts of the run's data."""
-    template = resolve_template("auto", "word_problems")
-    prompts = tokenize_prompts(load_prompts(config.data, 0).prompts, load_tokenizer(config.model), template, 96)
+    prompts = tokenize_prompts(load_prompts(config.data, 0).prompts, load_tokenizer(config.model), "{problem}", 96)
     return [
         SampleRequest(prompt, ids, num_samples, request_seed(0, 1, 0, place))
         for place, (prompt, ids) in enumerate(zip(prompts.prompts[:count], prompts.token_ids[:count], strict=True))

@@ -17,13 +17,14 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gxpo_trainer import __version__
-from gxpo_trainer.errors import CheckpointError, ConfigError, GxpoError
+from gxpo_trainer.errors import CheckpointError, ConfigError, DataError, GxpoError
 
 if TYPE_CHECKING:
     from gxpo_trainer.config import RunConfig
@@ -308,10 +309,52 @@ def register_grade(subparsers: Subparsers) -> None:
 
 
 def run_grade(args: argparse.Namespace) -> None:
-    from gxpo_trainer.data.grade import grade_file
-
     counts = grade_file(args.file, sys.stdout, workers=args.workers, deadline_s=args.deadline)
     print(", ".join(f"{number} {verdict}" for verdict, number in counts.items()), file=sys.stderr)
+
+
+GRADED_AT_ONCE = 4096
+"""Answers that are graded before their verdicts are written."""
+
+
+def grade_file(
+    path_in: Path, out_stream: TextIO, workers: int | None = None, deadline_s: float = 5.0
+) -> dict[str, int]:
+    """Grade lines `{"gold": str, "prediction": str}`, perhaps with `"verify"` (VerifyOptions); count each verdict.
+
+    `out_stream` gets one line `{"verdict", "extracted", "seconds", "detail"}` for each, in order. workers: processes;
+    None: one per core. deadline_s: of one answer. Raises DataError, before grading, for an unusable file, and
+    VerifierFailed when workers cannot be started.
+    """
+    from gxpo_trainer.data.records import read_records
+    from gxpo_trainer.grading.pool import VerifierPool
+    from gxpo_trainer.types import EXTRA_KEY, VERDICTS, VerifyOptions
+
+    pairs = []
+    for record in read_records([path_in]):
+        row, given = record.fields, record.fields.get(EXTRA_KEY)
+        for key in ("gold", "prediction"):
+            if not isinstance(row.get(key), str):
+                raise DataError(f"{record.location}: {key!r} is {row.get(key)!r}; it must be a string")
+        try:
+            options = VerifyOptions.from_dict({} if given is None else given)
+        except ValueError as error:
+            raise DataError(f"{record.location}: {EXTRA_KEY!r}: {error}") from None
+        pairs.append((row["gold"], row["prediction"], {"options": options.to_dict()}))
+    if not pairs:
+        raise DataError(f"{path_in}: is empty; write rows with gold and prediction")
+    counts: Counter[str] = Counter()
+    with VerifierPool(workers if workers is not None else len(os.sched_getaffinity(0)), deadline_s) as pool:
+        for start in range(0, len(pairs), GRADED_AT_ONCE):
+            for verdict in pool.submit(pairs[start : start + GRADED_AT_ONCE]).result():
+                # UTF-8 cannot encode lone surrogates, which become escapes.
+                extracted = verdict.extracted and verdict.extracted.encode("utf-8", "backslashreplace").decode("utf-8")
+                result = {"verdict": verdict.status, "extracted": extracted, "seconds": round(verdict.seconds, 6)}
+                if verdict.detail:
+                    result["detail"] = verdict.detail
+                out_stream.write(json.dumps(result, ensure_ascii=False) + "\n")
+                counts[verdict.status] += 1
+    return {status: counts[status] for status in VERDICTS}
 
 
 def register_report(subparsers: Subparsers) -> None:

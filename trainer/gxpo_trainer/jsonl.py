@@ -43,17 +43,13 @@ class JsonLines:
         with self._lock:
             before = os.fstat(self._fd).st_size
             try:
-                written = os.write(self._fd, data)
+                if os.write(self._fd, data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
-                written, failure = 0, error
-            else:
-                failure = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if written < len(data):
                 os.ftruncate(self._fd, before)
-        if written < len(data):
-            full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
-            message = f"{self.path}: cannot write ({failure.strerror}); free disk space or choose another folder"
-            raise TrainingError(message, reason="disk_full" if full else "training_error") from failure
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                message = f"{self.path}: cannot write ({error.strerror}); free disk space or choose another folder"
+                raise TrainingError(message, reason="disk_full" if full else "training_error") from error
 
     def sync(self) -> None:
         os.fsync(self._fd)

@@ -13,8 +13,7 @@ from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data import benchmarks
 from gxpo_trainer.data.prompts import PromptSet
 from gxpo_trainer.errors import ConfigError, DataError
-from gxpo_trainer.grading.options import VerifyOptions
-from gxpo_trainer.types import Prompt
+from gxpo_trainer.types import Prompt, VerifyOptions
 
 COPIES = {
     "math500": "test.jsonl",

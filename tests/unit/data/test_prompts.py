@@ -166,10 +166,11 @@ def test_golds_that_cannot_be_parsed_and_bad_rows_of_parquet_are_listed_with_the
     file = write(tmp_path / "mine.jsonl", *({"problem": "?", "answer": word} for word in ("1", FRACTION, "2", ROOT)))
     with pytest.raises(DataError) as caught:
         load_prompts(DataConfig(source=str(file)), 0)
-    second, fourth, fix = str(caught.value).splitlines()
-    assert second.startswith(f"{file}:2: the gold {FRACTION!r} cannot be parsed: ")
-    assert fourth.startswith(f"{file}:4: the gold {ROOT!r} cannot be parsed: ")
-    assert fix == "correct or remove these rows"
+    assert str(caught.value).splitlines() == [
+        f"{file}:2: the gold {FRACTION!r} cannot be parsed; write it as LaTeX that math-verify reads",
+        f"{file}:4: the gold {ROOT!r} cannot be parsed; write it as LaTeX that math-verify reads",
+        "correct or remove these rows",
+    ]
     with pytest.raises(DataError, match=r"t\.parquet, row 2: field 'problem' is empty"):
         load(write(tmp_path / "t.parquet", {"problem": "1?", "answer": "1"}, {"problem": "", "answer": "2"}))
 

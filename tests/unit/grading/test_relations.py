@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gxpo_trainer.grading import relations, structure
+from gxpo_trainer.grading import compare, structure
 from gxpo_trainer.grading.compare import answers_equal
 from gxpo_trainer.grading.latex import clean
 from gxpo_trainer.grading.structure import Relation, parse_answer
@@ -43,10 +43,10 @@ def sets_equal(gold: str, answer: str) -> bool | None:
 )  # fmt: skip
 def test_assignments_state_a_value(text: str, assignment: bool | None, value: str | None, name: str | None) -> None:
     parsed = relation(text)
-    assert relations.value_of(parsed) == value
+    assert compare.value_of(parsed) == value
     if assignment is not None:
-        assert relations.is_assignment(parsed) is assignment
-        assert relations.assigned_name(parsed) == name
+        assert compare.is_assignment(parsed) is assignment
+        assert compare.assigned_name(parsed) == name
 
 
 def test_names_are_the_same_or_both_a_function_value() -> None:
@@ -55,7 +55,7 @@ def test_names_are_the_same_or_both_a_function_value() -> None:
         ("y = x", "f(x) = x"): True, ("f(x) = x", "y = x"): True, ("x = 1", "f(x) = x"): False,
         ("f(x) = x", "g(x) = x"): True, ("f(x) = x", "g(t) = t"): False, ("x = 1", "1"): False, ("1", "1"): False,
     }  # fmt: skip
-    assert {(a, b): relations.same_name(parse_answer(a), parse_answer(b)) for a, b in same} == same
+    assert {(a, b): compare.same_name(parse_answer(a), parse_answer(b)) for a, b in same} == same
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_names_are_the_same_or_both_a_function_value() -> None:
 )  # fmt: skip
 def test_relations_equal_as_conditions(gold: str, same: list[str], different: list[str], undecided: list[str]) -> None:
     expected = dict.fromkeys(same, True) | dict.fromkeys(different, False) | dict.fromkeys(undecided)
-    assert {answer: relations.relations_equal(relation(gold), relation(answer)) for answer in expected} == expected
+    assert {answer: compare.relations_equal(relation(gold), relation(answer)) for answer in expected} == expected
 
 
 @pytest.mark.parametrize(

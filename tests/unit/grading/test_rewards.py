@@ -14,13 +14,12 @@ import pytest
 from gxpo_trainer.config import RewardConfig, VerifierConfig
 from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.grading.options import VerifyOptions
-from gxpo_trainer.grading.rewards import Correctness, Format, RewardFailed, RewardInput, Scorer
+from gxpo_trainer.grading.rewards import RewardFailed, RewardInput, Scorer, correctness, one_box
 from gxpo_trainer.plugins import allowed
 from gxpo_trainer.rollout.verification import VerifierActor
 from gxpo_trainer.rollout.vllm_driver import Sampled
 from gxpo_trainer.training.controller import component_means
-from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
+from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict, VerifyOptions
 
 ALLOWLIST = "GXPO_REWARD_ALLOWLIST"
 OWN_MODULE = '''
@@ -86,11 +85,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
 )  # fmt: skip
 def test_format_requires_one_box_and_no_truncation(response: str, truncated: bool, value: float) -> None:
-    assert Format()(sample_input(response, truncated=truncated)) == value
+    assert one_box(sample_input(response, truncated=truncated)) == value
 
 
 def test_the_score_is_the_weighted_sum_and_the_length_penalty_falls_evenly_in_the_buffer() -> None:
-    assert [Correctness()(sample_input("", status=s)) for s in ("correct", "wrong", "unparsed")] == [1.0, 0.0, 0.0]
+    assert [correctness(sample_input("", status=s)) for s in ("correct", "wrong", "unparsed")] == [1.0, 0.0, 0.0]
     # L_max 20, L_cache 8: nothing up to 12 tokens, an eighth less for each more, −1 from 20 on.
     penalty = {"name": "length_penalty", "max_tokens": 20, "buffer_tokens": 8}
     config = build({"verifier": {"rewards": [{"name": "correctness"}, penalty | {"weight": 0.5}]}})

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gxpo_trainer.data.grade import grade_file
+from gxpo_trainer.cli import grade_file
 from gxpo_trainer.errors import DataError, VerifierFailed
 from gxpo_trainer.grading.pool import VerifierPool
 from gxpo_trainer.types import Verdict
@@ -22,9 +22,9 @@ from gxpo_trainer.types import Verdict
 FAULTY_WORKER = """
 import os, sys, time
 FOLDER = os.path.dirname(__file__)
-from gxpo_trainer.grading import worker
+from gxpo_trainer.grading import engine, pool, verify as grader
 
-plain = worker.verify
+plain = grader.verify
 
 def verify(gold, response, options):
     if not response.isdigit():
@@ -32,8 +32,8 @@ def verify(gold, response, options):
         return plain(gold, gold)
     return plain(gold, response)
 
-worker.verify, worker.engine_equal = verify, lambda gold, answer: None
-sys.exit(worker.serve(int(sys.argv[3]), int(sys.argv[4])))
+grader.verify, engine.engine_equal = verify, lambda gold, answer: None
+pool.serve(int(sys.argv[3]), int(sys.argv[4]), [])
 """
 """The real worker with a grader that runs an answer that is no number as code."""
 HANG = "while True: pass"
@@ -190,7 +190,7 @@ def test_workers_die_with_their_parent() -> None:
     ("module", "call", "absent"),
     [
         ("rollout.verification", "engine_equal('x', 'y')", {"torch", "vllm"}),
-        ("grading.worker", "engine_equal('x', 'y')", {"torch", "vllm", "ray"}),
+        ("grading.pool, gxpo_trainer.grading.rewards", "engine_equal('x', 'y')", {"torch", "vllm", "ray"}),
         # Plain numbers need no sympy either.
         ("grading.verify", "verify('5', '5')", {"torch", "vllm", "ray", "sympy"}),
     ],

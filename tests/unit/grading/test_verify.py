@@ -9,11 +9,10 @@ import pytest
 from gxpo_trainer.grading.engine import nesting
 from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS
 from gxpo_trainer.grading.latex import MAX_NESTING, clean
-from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.grading.structure import parse_answer
 from gxpo_trainer.grading.units import parse_unit
 from gxpo_trainer.grading.verify import TOO_LARGE, parse_gold, texts_equal, verify, within
-from gxpo_trainer.types import EVASION, Verdict
+from gxpo_trainer.types import EVASION, Verdict, VerifyOptions
 
 
 def test_equal_answers_are_correct() -> None:

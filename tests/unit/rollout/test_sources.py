@@ -16,13 +16,12 @@ from gxpo_trainer.config import RunConfig, TimeoutsConfig, WarmStartConfig
 from gxpo_trainer.data.prompts import TokenizedPrompts
 from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.errors import Stalled
-from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.rollout import sources
 from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.sources import AsyncRollouts, DatasetSource, RolloutPlanner
 from gxpo_trainer.runtime.placement_group import RunPlacementGroup
 from gxpo_trainer.runtime.progress import ProgressWatch
-from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
+from gxpo_trainer.types import EXTRA_KEY, Group, Prompt, Sample, ScoredGroup, Verdict, VerifyOptions
 
 PROMPTS = 2
 

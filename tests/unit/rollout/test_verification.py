@@ -16,14 +16,24 @@ from gxpo_trainer.config import HttpRewardConfig, RewardConfig, RunConfig, Verif
 from gxpo_trainer.config.io import build
 from gxpo_trainer.config.tasks import AnyReward
 from gxpo_trainer.errors import ConfigError, VerifierFailed
-from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, tokens
 from gxpo_trainer.plugins import check_address
 from gxpo_trainer.rollout.sources import http_usage
 from gxpo_trainer.rollout.verification import VerifierActor, check_rewards, episode_verdict
 from gxpo_trainer.rollout.vllm_driver import Sampled
 from gxpo_trainer.training.proofs import check_verdicts
-from gxpo_trainer.types import Episode, EpisodeEnd, Group, HttpUsage, Prompt, Sample, ScoredGroup, Utterance, Verdict
+from gxpo_trainer.types import (
+    Episode,
+    EpisodeEnd,
+    Group,
+    HttpUsage,
+    Prompt,
+    Sample,
+    ScoredGroup,
+    Utterance,
+    Verdict,
+    VerifyOptions,
+)
 
 IDS = np.zeros(3, np.int32)
 LOGPROBS = np.zeros(3, np.float32)

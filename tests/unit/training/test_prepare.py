@@ -16,12 +16,12 @@ from gxpo_trainer.config.io import build
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.data.chat import rendering
 from gxpo_trainer.errors import ConfigError, DataError
-from gxpo_trainer.grading.options import VerifyOptions
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.reporting.reading import read_events
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.training.prepare import Prepared, load_problems, prepare
 from gxpo_trainer.training.run import record_data, train_run
+from gxpo_trainer.types import VerifyOptions
 
 PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
-import typing
-from collections.abc import Hashable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import InitErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 # Far above what any run needs: they keep a mistyped or hostile config from occupying the process that validates it.
 LARGEST_INTEGER = 2**63 - 1
@@ -31,61 +28,47 @@ Temperature = Annotated[float, Field(ge=0.01, le=2.0)]
 """vLLM samples at 0.01 where a request says less, and refuses more than 2."""
 
 
-NOT_FINITE = ("Infinity", "-Infinity", "NaN")
+_NOT_FINITE = ("Infinity", "-Infinity", "NaN")
 """How JSON that we write spells numbers that it lacks (gxpo_trainer.jsonl.plain)."""
+
+
+def _settings_schema(schema: Any) -> Any:
+    """A core schema with the types that the docstring of Settings promises."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_settings_schema, schema))
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema.get("type")
+    schema = {key: _settings_schema(value) for key, value in schema.items()}
+    if kind not in ("int", "float", "bool", "nullable") or "strict" in schema:
+        return schema
+
+    def checked(value: Any) -> Any:
+        if kind == "nullable":
+            return None if value == "none" else value
+        is_text = isinstance(value, str) and not (kind == "float" and value in _NOT_FINITE)
+        if isinstance(value, bool) != (kind == "bool") or is_text:
+            raise PydanticKnownError(f"{kind}_type")  # type: ignore[arg-type]  # of int, float, bool
+        return value
+
+    return core_schema.no_info_before_validator_function(checked, schema | {"strict": False})
 
 
 class Settings(BaseModel):
     """Base of all settings classes: unknown settings are rejected, instances are immutable.
 
     A setting that is a number takes neither `true` nor a text, and one that is `true` or `false` no number. Where an
-    integer is wanted, a whole float such as `1e5` is one.
+    integer is wanted, a whole float such as `1e5` is one. An optional setting takes "none" for None, which TOML lacks.
     """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=True, protected_namespaces=(), str_max_length=LONGEST_TEXT
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _no_other_types(cls, values: Any) -> Any:
-        given = values if isinstance(values, dict) else {}
-        errors = [
-            InitErrorDetails(type=wanted, loc=(name,), input=given[name])
-            for name, choices in _strict_fields(cls).items()
-            if name in given and (wanted := _wanted(given[name], choices))
-        ]
-        if errors:
-            raise ValidationError.from_exception_data(cls.__name__, errors)
-        return values
-
-
-@functools.cache
-def _strict_fields(model: type[BaseModel]) -> dict[str, frozenset[Hashable]]:
-    """The fields that may be numbers or truth values, with all that they may be."""
-    fields = {name: _choices(field.annotation) for name, field in model.model_fields.items()}
-    return {name: choices for name, choices in fields.items() if choices & {int, float, bool}}
-
-
-def _choices(annotation: Any) -> frozenset[Hashable]:
-    """The types and literals that a setting of this annotation, or an entry of it, may be."""
-    parts = typing.get_args(annotation)
-    if typing.get_origin(annotation) is Literal or not parts:
-        return frozenset(parts or {annotation})
-    return frozenset().union(*map(_choices, parts))
-
-
-def _wanted(value: Any, choices: frozenset[Hashable]) -> str | None:
-    """Pydantic's error for a number or truth value in place of the other, or for a text in place of one of them."""
-    if isinstance(value, list | tuple):
-        return next(filter(None, (_wanted(item, choices) for item in value)), None)
-    is_text = type(value) is str and str not in choices and value not in choices
-    if float in choices or int in choices:
-        if (isinstance(value, bool) and bool not in choices) or (is_text and value not in NOT_FINITE):
-            return "float_type" if float in choices else "int_type"
-    elif bool in choices and (is_text or type(value) in (int, float)):
-        return "bool_type"
-    return None
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema: CoreSchema = _settings_schema(handler(source))
+        return schema
 
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
+from pydantic import Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag, create_model
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -153,6 +153,18 @@ class Choice(Generic[S]):
         if "discriminator" in built_in:
             built_in["discriminator"]["mapping"] |= union["discriminator"]["mapping"]
         return built_in | {"oneOf": [*built_in["oneOf"], *union["oneOf"]]}
+
+
+def union_by_name(*classes: type[Settings]) -> Any:
+    """Annotation of classes that the Literals of `name` tell apart; the first one has all other names."""
+    tags = [[*get_args(each.model_fields["name"].annotation), "other"][0] for each in classes]
+
+    def tag(value: Any) -> str:
+        name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+        return str(name) if name in tags else "other"
+
+    tagged: list[Any] = [Annotated[each, Tag(name)] for each, name in zip(classes, tags, strict=True)]
+    return Annotated[functools.reduce(operator.or_, tagged), Discriminator(tag)]
 
 
 @functools.cache

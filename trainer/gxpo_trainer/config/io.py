@@ -16,14 +16,14 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from gxpo_trainer import plugins
 from gxpo_trainer.config.components import CHOICES
-from gxpo_trainer.config.messages import config_error, nearest_setting, setting_paths, submodels
+from gxpo_trainer.config.messages import config_error, nearest_setting, setting_paths
 from gxpo_trainer.config.rules import RULES
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
@@ -91,7 +91,7 @@ def build(settings: dict[str, Any], overrides: Sequence[str] = (), *, source: st
     """RunConfig from nested plain values; ConfigError lists every invalid setting, one line each."""
     settings = apply_overrides(settings, overrides)
     try:
-        return RunConfig.model_validate(_with_absent(settings, [RunConfig]))
+        return RunConfig.model_validate(settings)
     except ValidationError as error:
         raise config_error(error, source) from None
 
@@ -197,22 +197,6 @@ def parse_override(text: str) -> tuple[str, Any]:
     value = parsed.get("value")
     usable = len(parsed) == 1 and isinstance(value, bool | int | float | str | list | dict)
     return path, value if usable else word
-
-
-def _with_absent(value: Any, models: Sequence[type[BaseModel]]) -> Any:
-    """`value` with the word "none" as None wherever a setting of these classes is optional."""
-    if isinstance(value, list):
-        return [_with_absent(item, models) for item in value]
-    if not isinstance(value, dict):
-        return value
-    result: dict[str, Any] = {}
-    for key, inner in value.items():
-        annotations = [model.model_fields[key].annotation for model in models if key in model.model_fields]
-        if inner == "none" and any(type(None) in get_args(annotation) for annotation in annotations):
-            result[key] = None
-        else:
-            result[key] = _with_absent(inner, [part for annotation in annotations for part in submodels(annotation)])
-    return result
 
 
 def to_toml(config: RunConfig, comments: Iterable[str] = ()) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, FiniteFloat, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Field, FiniteFloat, field_validator, model_validator
 
 from gxpo_trainer.config.base import (
     MOST_MEMORY_MB,
@@ -22,7 +22,7 @@ from gxpo_trainer.config.base import (
     Temperature,
     Tokens,
 )
-from gxpo_trainer.config.components import Choice
+from gxpo_trainer.config.components import Choice, union_by_name
 from gxpo_trainer.types import Prompt
 
 EMBEDDED_TASKS = ("word_problems", "arithmetic_skill")
@@ -40,6 +40,9 @@ def _with_problem(value: str) -> str:
     if "{problem}" not in TEMPLATES.get(value, value) and value != "auto":
         raise ValueError(f"must be one of {', '.join(('auto', *TEMPLATES))}, or a text that contains {{problem}}")
     return value
+
+
+Template = Annotated[str, Field(max_length=100_000), AfterValidator(_with_problem)]
 
 
 class DataSourceConfig(Settings):
@@ -89,9 +92,8 @@ class DataConfig(Settings):
         description="Field that holds the response to learn, for rollout.source = dataset and for warm_start; embedded "
         "tasks have their worked answers. Rows need no answer then.",
     )
-    template: str = Field(
+    template: Template = Field(
         "auto",
-        max_length=100_000,
         description="`plain`, `boxed`, a text with {problem}, or `auto`: plain for embedded tasks, else boxed. Of "
         "messages it applies to the last one.",
     )
@@ -124,8 +126,6 @@ class DataConfig(Settings):
     )
     max_prompt_tokens: Tokens = Field(1024, description="Longer prompts are excluded and counted.")
     shuffle: bool = Field(True, description="A new order each epoch, from the seed.")
-
-    _has_problem = field_validator("template")(_with_problem)
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -258,11 +258,6 @@ class AgentConfig(EnvironmentConfig):
         return 0
 
 
-def _kind_of_environment(value: Any) -> str:
-    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-    return AGENT if name == AGENT else "turns"
-
-
 AnyEnvironment = Annotated[
     EnvironmentConfig,
     Choice(
@@ -271,10 +266,7 @@ AnyEnvironment = Annotated[
         EnvironmentConfig,
         classes=(EnvironmentConfig, AgentConfig),
         built_in=OWN_ENVIRONMENTS,
-        inner=Annotated[
-            Annotated[EnvironmentConfig, Tag("turns")] | Annotated[AgentConfig, Tag(AGENT)],
-            Discriminator(_kind_of_environment),
-        ],
+        inner=union_by_name(EnvironmentConfig, AgentConfig),
         plain=True,
     ),
 ]
@@ -293,6 +285,9 @@ def _usable_weight(value: float) -> float:
     return value
 
 
+Weight = Annotated[float, AfterValidator(_usable_weight)]
+
+
 class RewardConfig(Settings):
     """A list: one `[[verifier.rewards]]` a component; the reward is their weighted sum (docs/evaluation.md)."""
 
@@ -304,9 +299,7 @@ class RewardConfig(Settings):
         description="`correctness`, `format`, `environment` (what the environment gave), `length_penalty`, `http`, the "
         "name of an installed component, or a class as `package.module:Class`.",
     )
-    weight: float = Field(1.0, description="Factor of the component in the sum.")
-
-    _finite = field_validator("weight")(_usable_weight)
+    weight: Weight = Field(1.0, description="Factor of the component in the sum.")
 
     @model_validator(mode="before")
     @classmethod
@@ -341,7 +334,7 @@ class HttpRewardConfig(Settings):
 
     name: Literal["http"] = HTTP
     label: str = Field(HTTP, pattern=r"^[A-Za-z][\w-]*$", description="Of its metric `reward/<label>` and in samples.")
-    weight: float = Field(1.0, description="Factor of the component in the sum.")
+    weight: Weight = Field(1.0, description="Factor of the component in the sum.")
     url: str = Field(description="Address that responses are posted to; the administrator must have listed it.")
     per: Literal["response", "group"] = Field(
         "response", description="What one request has: a response, or all of a group, for judges that rank them."
@@ -351,8 +344,6 @@ class HttpRewardConfig(Settings):
         2, ge=0, le=1000, description="Further attempts after a failed connection or HTTP 429, 502, 503, 504."
     )
     concurrency: int = Field(64, ge=1, le=100_000, description="Requests that are made at the same time.")
-
-    _finite = field_validator("weight")(_usable_weight)
 
     @field_validator("url")
     @classmethod
@@ -373,17 +364,7 @@ class HttpRewardConfig(Settings):
         return value
 
 
-def _kind(value: Any) -> str:
-    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-    return name if name in (LENGTH_PENALTY, HTTP) else "component"
-
-
-_OwnReward = Annotated[
-    Annotated[RewardConfig, Tag("component")]
-    | Annotated[LengthPenaltyConfig, Tag(LENGTH_PENALTY)]
-    | Annotated[HttpRewardConfig, Tag(HTTP)],
-    Discriminator(_kind),
-]
+_OwnReward = union_by_name(RewardConfig, LengthPenaltyConfig, HttpRewardConfig)
 AnyReward = Annotated[
     RewardConfig | LengthPenaltyConfig | HttpRewardConfig,
     Choice("rewards", "verifier.rewards", RewardConfig, built_in=OWN_REWARDS, inner=_OwnReward, plain=True),
@@ -455,9 +436,8 @@ class EvaluationConfig(Settings):
     )
     prompt_field: str | None = Field(None, description="Of the rows of files; none: data.prompt_field.")
     answer_field: str | None = Field(None, description="Of the rows of files; none: data.answer_field.")
-    template: str = Field(
+    template: Template = Field(
         "auto",
-        max_length=100_000,
         description="As data.template; `auto`: data.template, and boxed where that is auto too.",
     )
     every_steps: Steps = Field(10, description="0: only at the end.")
@@ -478,5 +458,3 @@ class EvaluationConfig(Settings):
         (), max_length=100, description="Texts that end a response, without themselves; for models that do not stop."
     )
     at_start: bool = Field(True, description="Also before the first step.")
-
-    _has_problem = field_validator("template")(_with_problem)

@@ -27,14 +27,12 @@ from gxpo_trainer.data.prompts import (
     final_answer,
     load_prompts,
     read_prompts,
-    resolve_template,
     with_system_prompt,
 )
 from gxpo_trainer.data.records import SUFFIXES, Record, download, files_of_split, read_records, sha256_of_file
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.errors import ConfigError, DataError
-from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
-from gxpo_trainer.types import Prompt
+from gxpo_trainer.types import EXTRA_KEY, Prompt, VerifyOptions
 
 FIX = "copies of this benchmark have it: correct the row, or set evaluation.data_root to another copy"
 
@@ -161,6 +159,9 @@ def load_benchmark(name: str, data: DataConfig, evaluation: EvaluationConfig, *,
     ConfigError for an unknown name, DataError for missing or invalid data.
     """
     spec = BY_ANY_NAME.get(name)
+    own = evaluation.template != "auto" or name in EMBEDDED_TASKS
+    template = evaluation.template if own else data.template
+    alone = data.model_copy(update={"source": name, "sources": (), "levels": None, "template": template})
     files: dict[str, str] = {}
     if name in EMBEDDED_TASKS:
         levels = embedded_levels(name, data)
@@ -174,10 +175,9 @@ def load_benchmark(name: str, data: DataConfig, evaluation: EvaluationConfig, *,
                 f"evaluation.answer_field: the problems of {name!r} need answers, and data.answer_field is none; name "
                 "their field"
             )
-        plain = {"source": name, "sources": (), "levels": None, "system_prompt": None}
-        fields = plain | {"prompt_field": prompt_field, "answer_field": answer_field}
+        fields = {"prompt_field": prompt_field, "answer_field": answer_field, "system_prompt": None}
         try:
-            loaded = load_prompts(data.model_copy(update=fields), 0, most=most)
+            loaded = load_prompts(alone.model_copy(update=fields), 0, most=most)
         except DataError as error:
             text = re.sub(r"set data\.(prompt|answer)_field", r"set evaluation.\1_field", str(error))
             raise DataError(text) from None
@@ -185,16 +185,13 @@ def load_benchmark(name: str, data: DataConfig, evaluation: EvaluationConfig, *,
     elif spec is not None:
         paths = locate(spec, evaluation.data_root)
         files = {path.name: sha256_of_file(path) for path in paths} if most is None else {}
-        records = read_records(paths, most)
-        prompts = read_prompts(records, lambda record: read_row(spec, record), check_golds=most is None)
+        prompts = read_prompts(read_records(paths, most), lambda record: read_row(spec, record), most is None)
         if not prompts:
             raise DataError(f"{paths[0]}: contains no problems; evaluation.data_root must contain all of {spec.name}")
         label = spec.name
     else:
         known, suffixes = ", ".join((*EMBEDDED_TASKS, *BENCHMARKS)), ", ".join(SUFFIXES)
         raise ConfigError(f"evaluation.benchmarks: {name!r} is unknown; use {known}, or the path of a {suffixes} file")
-    own = evaluation.template != "auto" or name in EMBEDDED_TASKS
-    template = resolve_template(evaluation.template if own else data.template, name)
     prompts = with_system_prompt(prompts, data.system_prompt)
     evaluated = prompts[: evaluation.num_problems]
     rows = []
@@ -203,7 +200,7 @@ def load_benchmark(name: str, data: DataConfig, evaluation: EvaluationConfig, *,
         further = ([] if options is None else [options.to_dict()]) + ([prompt.history] if prompt.history else [])
         rows.append((prompt.id, prompt.text, prompt.gold, *further))
     digest = hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()
-    return Benchmark(label, evaluated, template, digest, files, left_out=prompts[len(evaluated) :])
+    return Benchmark(label, evaluated, alone.template_text, digest, files, left_out=prompts[len(evaluated) :])
 
 
 def locate(spec: BenchmarkSpec, data_root: str | None) -> list[Path]:

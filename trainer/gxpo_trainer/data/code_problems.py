@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gxpo_trainer.data.word_problems import HELDOUT_SHARE, SPLITS, Split
+from gxpo_trainer.data.word_problems import SPLITS, Split, split_of
 
 NUM_TESTS = 4
 LETTERS = "abcdeorst"
@@ -59,14 +59,13 @@ def generate(split: Split, num_problems: int, seed: int) -> list[dict[str, Any]]
         c, d = rng.sample(LETTERS, 2)
         values = {"a": rng.randint(2, 30), "b": rng.randint(2, 30), "c": c, "d": d}
         expression = template.format(**values)
-        digest = hashlib.sha256(f"gxpo code problem {expression}".encode())
-        side = "heldout" if int.from_bytes(digest.digest()[:8], "big") % HELDOUT_SHARE == 0 else "train"
-        if side != split or expression in rows:
+        if split_of("code", expression) != split or expression in rows:
             continue
+        digest = hashlib.sha256(f"gxpo code problem {expression}".encode()).hexdigest()
         function = eval(f"lambda x: {expression}")  # noqa: S307 (an expression of this file)
         inputs = [_draw(rng, argument) for _ in range(NUM_TESTS)]
         rows[expression] = {
-            "id": f"code-{digest.hexdigest()[:16]}",
+            "id": f"code-{digest[:16]}",
             "problem": f"Write a Python function f(x) that returns {words.format(**values)}.",
             "completion": f"def f(x):\n    return {expression}",
             "tests": [{"call": "f", "args": [x], "expected": function(x)} for x in inputs],

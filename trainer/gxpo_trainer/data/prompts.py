@@ -23,15 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import DataConfig
-from gxpo_trainer.config.tasks import EMBEDDED_TASKS, TEMPLATES
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.records import Record, find_files, read_records, sha256_of_file
 from gxpo_trainer.data.word_problems import Difficulty, generate, guess
 from gxpo_trainer.errors import CheckpointError, DataError
 from gxpo_trainer.grading.extract import boxed_answer
-from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
-from gxpo_trainer.grading.verify import parse_gold
-from gxpo_trainer.types import Prompt
+from gxpo_trainer.types import EXTRA_KEY, Prompt, VerifyOptions
 
 _ROLES = ("system", "user", "assistant")
 
@@ -137,7 +135,7 @@ def _from_files(data: DataConfig, most: int | None, completions: bool) -> Prompt
     if not records:
         raise DataError(f"{files[0]}: contains no problems; set data.source to a file that does")
     kept = [r for r in records if data.levels is None or read_level(r.fields.get("level")) in data.levels]
-    prompts = read_prompts(kept, lambda record: _prompt(record, data, completions), check_golds=most is None)
+    prompts = read_prompts(kept, lambda record: _prompt(record, data, completions), most is None)
     if not prompts:
         raise DataError(f"data.levels = {list(data.levels or ())} excludes all {len(records)} problems; add levels")
     left_out = {"data.levels": len(records) - len(kept)} if len(kept) < len(records) else {}
@@ -155,10 +153,8 @@ def few_problems(num_problems: int, prompts_per_step: int) -> str | None:
     )
 
 
-def read_prompts(
-    records: Iterable[Record], read: Callable[[Record], Prompt], *, check_golds: bool
-) -> tuple[Prompt, ...]:
-    """Convert rows with `read`. Raises DataError for a repeated id and for golds that the verifier cannot parse."""
+def read_prompts(records: Iterable[Record], read: Callable[[Record], Prompt], check_golds: bool) -> tuple[Prompt, ...]:
+    """Convert rows with `read`. Raises DataError for a repeated id, and for golds that the verifier cannot parse."""
     prompts: list[Prompt] = []
     locations: dict[str, str] = {}
     bad_golds: list[str] = []
@@ -170,10 +166,13 @@ def read_prompts(
             )
         locations[prompt.id] = record.location
         if check_golds and prompt.gold:
+            # Not at the top: `gxpo config --check` does without the grader.
+            from gxpo_trainer.grading.verify import parse_gold
+
             try:
                 parse_gold(prompt.gold)
             except ValueError as error:
-                bad_golds.append(f"{record.location}: the gold {prompt.gold[:80]!r} cannot be parsed: {error}")
+                bad_golds.append(f"{record.location}: the {error}")
         prompts.append(prompt)
     if bad_golds:
         more = f"\n… and {len(bad_golds) - 5} more" if len(bad_golds) > 5 else ""
@@ -276,12 +275,6 @@ def read_level(value: Any) -> int | None:
     """The difficulty level of MATH as a number, from 5, "5" or "Level 5"; None for anything else."""
     match = re.fullmatch(r"\s*(?:Level\s+)?(\d+)\s*", str(value)) if isinstance(value, str | int) else None
     return int(match[1]) if match else None
-
-
-def resolve_template(template: str, source: str) -> str:
-    if template == "auto":
-        template = "plain" if source in EMBEDDED_TASKS else "boxed"
-    return TEMPLATES.get(template, template)
 
 
 def json_extra(prompt: Prompt) -> dict[str, Any]:

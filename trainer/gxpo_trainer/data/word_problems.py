@@ -146,9 +146,9 @@ def near_miss(number: int, rng: random.Random) -> int:
     return rng.choice([n for n in range(max(2, number - 12), min(MAX_NUMBER, number + 12) + 1) if n != number])
 
 
-def split_of(calculation: str) -> Split:
-    """The split of a calculation such as `6*8;15+48`, for every seed."""
-    digest = hashlib.sha256(f"gxpo word problem {calculation}".encode()).digest()
+def split_of(kind: str, calculation: str) -> Split:
+    """The split of a calculation such as `6*8;15+48`, for every seed. kind: of its problem, `word` or `code`."""
+    digest = hashlib.sha256(f"gxpo {kind} problem {calculation}".encode()).digest()
     return "heldout" if int.from_bytes(digest[:8], "big") % HELDOUT_SHARE == 0 else "train"
 
 
@@ -188,7 +188,7 @@ def _draw(rng: random.Random, family: _Family, split: Split) -> Prompt | None:
         first, second = sorted((left, right)) if operator in "+*" else (left, right)
         canonical.append(f"{first}{operator}{second}")
     calculation = ";".join(canonical)
-    if split_of(calculation) != split:
+    if split_of("word", calculation) != split:
         return None
     (name, who), (other, _) = rng.sample(_PEOPLE, 2)
     text = family.text.format(name=name, who=who, other=other, things=rng.choice(_THINGS), **numbers)

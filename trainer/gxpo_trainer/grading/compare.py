@@ -2,25 +2,25 @@ r"""Equality of structured answers. `answers_equal(gold, answer)` follows what t
 
 Lists without brackets and sets are unordered, tuples and intervals ordered. A gold in parentheses accepts a bare
 list in the same order. `x = 5` answers a gold of 5 and the other way round; names of several values are honoured
-when both sides give them. Inequalities, `x \in S` and intervals are compared as sets of reals (`relations.py`).
+when both sides give them. Equations are equal up to a constant factor. Inequalities, `x \in S` and intervals are
+compared as sets of reals.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 from collections.abc import Iterable
+from typing import TypeGuard
 
 from gxpo_trainer.grading.engine import engine_equal
-from gxpo_trainer.grading.relations import (
-    as_intervals,
-    assigned_name,
-    is_assignment,
-    relations_equal,
-    same_name,
-    value_of,
-)
-from gxpo_trainer.grading.scalar import scalars_equal
+from gxpo_trainer.grading.equality import proportional
+from gxpo_trainer.grading.expression import Node, parse_expression
+from gxpo_trainer.grading.latex import Unsupported
+from gxpo_trainer.grading.scalar import has_letters, read, scalars_equal
 from gxpo_trainer.grading.structure import Answer, Matrix, Relation, Scalar, Sequence, Union, parse_answer
+from gxpo_trainer.grading.units import WORDS
 
 MAX_MATCHED = 60
 
@@ -162,3 +162,139 @@ def _matrices(gold: Answer, answer: Answer) -> bool | None:
     if (kind, shape) != (other_kind, other_shape) and not (vector and other_vector and [] in (shape, other_shape)):
         return False
     return len(entries) == len(others) and _ordered(entries, others)
+
+
+_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
+_NAME = re.compile(
+    r"(?:\\text\{[^{}]*\}\s*)|(?:\\?[A-Za-z]+(?:_\s*(?:\{[^{}]*\}|[0-9A-Za-z]))?'*\s*)+(?:\([^()=]*\))?|\|[^|]*\||\([A-Za-z\s,_0-9{}\\]*\)"
+    r"|\\frac\{[A-Z]+\}\{[A-Z]+\}|\\angle.*|\\frac\{(?:d|\\partial)[^{}]*\}\{(?:d|\\partial)[^{}]*\}|[A-Za-z]\^\{-1\}\([a-z]\)"
+)
+_SUM_OF_NAMES = re.compile(r"[A-Za-z](?:_\{?\w\}?)?(?:\s*[+-]\s*[A-Za-z](?:_\{?\w\}?)?)+")
+"""`a + b + c`, as in a question for the sum."""
+
+
+def _looks_like_name(side: str) -> bool:
+    """A name for a value: x, x_1, f(x), AB, |AB|, A:B, (p, q); not a sum, not a number."""
+    parts = [part.strip() for part in re.split(r"[:/]", side)]
+    return all(_NAME.fullmatch(part) is not None for part in parts) and not re.search(
+        r"\\(?:frac\{[0-9]|sqrt|sin|cos|pi)", side
+    )
+
+
+def is_assignment(relation: Answer) -> TypeGuard[Relation]:
+    r"""`name = value`, also as a chain `name = a = b`, or `name \in set`, or `name \approx value`."""
+    if not isinstance(relation, Relation):
+        return False
+    first = relation.operators[0]
+    if first not in ("=", "\\approx", "\\in") or any(op not in ("=", "\\approx") for op in relation.operators[1:]):
+        return False
+    return _looks_like_name(relation.sides[0])
+
+
+def value_of(relation: Relation) -> str | None:
+    r"""The value that a relation states: the last side of a chain of = whose first side is a name, or whose sides are
+    all equal (`2^9 = 512`); what follows \approx is a remark unless nothing else was given. None for a condition on
+    letters (`2x + z = 1`), and for inequalities."""
+    if any(op not in ("=", "\\approx", "\\in", "\\equiv") for op in relation.operators):
+        return None
+    exact = [side for side, op in zip(relation.sides[1:], relation.operators, strict=True) if op != "\\approx"]
+    if _looks_like_name(relation.sides[0]) or _SUM_OF_NAMES.fullmatch(relation.sides[0].strip()):
+        return exact[-1] if exact else relation.sides[1]
+    if not exact:
+        return relation.sides[0]
+    # A constant, or what is not understood (a sum with dots, a derivative), is the question; a side with letters that
+    # is understood must be equal.
+    derived = (not has_letters(side) or scalars_equal(side, exact[-1]) for side in (relation.sides[0], *exact[:-1]))
+    return exact[-1] if all(derived) else None
+
+
+def assigned_name(answer: Answer) -> str | None:
+    """The name on the left of an assignment, without braces and blanks."""
+    return re.sub(r"[\s{}]", "", answer.sides[0]) if is_assignment(answer) else None
+
+
+def same_name(a: Answer, b: Answer) -> bool:
+    """Whether both are assignments and about the same thing; y and f(x) both name a function's value."""
+    names = [assigned_name(a), assigned_name(b)]
+    if None in names or names[0] == names[1]:
+        return None not in names
+    functions = [re.fullmatch(r"[A-Za-z]\w*'*\(([a-z])\)", name or "") for name in names]
+    if functions[0] is not None and functions[1] is not None:
+        return functions[0][1] == functions[1][1]
+    return "y" in names and any(functions)
+
+
+def relations_equal(gold: Relation, answer: Relation) -> bool | None:
+    """Two relations: equal side by side, perhaps read from the right, or their differences proportional."""
+    flipped = tuple(_FLIPPED.get(operator, operator) for operator in answer.operators[::-1])
+    for operators, sides in ((answer.operators, answer.sides), (flipped, answer.sides[::-1])):
+        if operators == gold.operators and all(map(scalars_equal, gold.sides, sides)):
+            return True
+    if len(gold.operators) == len(answer.operators) > 1:
+        return False
+    op, other = gold.operators[0], answer.operators[0]
+    pairs = []
+    # Not of chains, and of what the grammar does not know.
+    with contextlib.suppress(Unsupported):
+        pairs = [[parse_expression(side) for side in relation.sides] for relation in (gold, answer)]
+    if not all(len(pair) == 2 for pair in pairs) or not pairs or op not in _FLIPPED or other not in _FLIPPED:
+        return engine_equal(gold.text, answer.text)
+    factor_sign = proportional(*(Node("add", (left, Node("neg", (right,)))) for left, right in pairs))
+    return factor_sign != 0 and other == (op if factor_sign > 0 else _FLIPPED[op])
+
+
+_VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?")
+_LOW, _HIGH = "-\\infty", "\\infty"
+
+
+def as_intervals(answer: Answer) -> Answer | None:
+    r"""The intervals that answers mean which are solved for one name: x < 3, 1 \le x < 2, x \ne 3, x < 1 or x > 2,
+    x \in S, all real numbers; intervals and sets as they are. None for all else."""
+    if isinstance(answer, Scalar):
+        words = read(answer.text).words
+        if words in WORDS["phrases"]["everything"]:
+            return parse_answer(f"({_LOW}, {_HIGH})")
+        return Sequence("", (), "{", "}") if words in WORDS["phrases"]["nothing"] else None
+    if isinstance(answer, Relation):
+        return _solved(answer)
+    if isinstance(answer, Matrix):
+        return None
+    if isinstance(answer, Sequence) and answer.opening:
+        return answer
+    relations = [item for item in answer.items if isinstance(item, Relation)]
+    names = {side for relation in relations for side in relation.sides if _is_name(side)}
+    parts = [as_intervals(item) for item in answer.items]
+    if None in parts or len(names) > 1 or (isinstance(answer, Sequence) and len(relations) < len(parts)):
+        return None
+    nested = (part.items if isinstance(part, Union) else (part,) for part in parts if part is not None)
+    return Union("", tuple(itertools.chain.from_iterable(nested)))
+
+
+def _solved(relation: Relation) -> Answer | None:
+    """The interval of one inequality, from its lower to its upper end."""
+    sides, operators = relation.sides, relation.operators
+    if operators == ("\\in",):
+        return as_intervals(parse_answer(sides[1]))
+    if {*operators} <= {">", "\\ge"} or (operators == ("\\ne",) and _is_name(sides[1])):
+        sides, operators = sides[::-1], tuple(_FLIPPED[operator] for operator in operators[::-1])
+    if operators == ("\\ne",):
+        holes = parse_answer(f"({_LOW}, {sides[1]}) \\cup ({sides[1]}, {_HIGH})")
+        return holes if _is_name(sides[0]) and _is_constant(sides[1]) else None
+    if len(sides) == 2 and _is_name(sides[0]):
+        sides, operators = (_LOW, *sides), ("<", *operators)
+    elif len(sides) == 2:
+        sides, operators = (*sides, _HIGH), (*operators, "<")
+    if len(sides) != 3 or not {*operators} <= {"<", "\\le"} or not _is_name(sides[1]):
+        return None
+    if not (_is_constant(sides[0]) and _is_constant(sides[2])):
+        return None
+    opening, closing = ("[" if operators[0] == "\\le" else "("), ("]" if operators[1] == "\\le" else ")")
+    return parse_answer(f"{opening}{sides[0]}, {sides[2]}{closing}")
+
+
+def _is_name(side: str) -> bool:
+    return _VARIABLE.fullmatch(side) is not None and not _is_constant(side)
+
+
+def _is_constant(side: str) -> bool:
+    return "\\infty" in side or (read(side).node is not None and not has_letters(side))

@@ -154,8 +154,6 @@ def command_names(s: str) -> str:
 
 def presentation(s: str) -> str:
     r"""Drop \left, \right, \big..., \displaystyle, \color and other commands that only change the look."""
-    if "\\" not in s:
-        return s
     s = re.sub(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|[^\s{])", "", s)
     s = re.sub(r"\\(?:left|right|middle|[bB]ig{1,2}[lrm]?)(?![A-Za-z])(?:\s*\.)?", "", s)
     s = re.sub(r"\\(?:textcolor|colorbox|color)\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}", "", s)
@@ -239,8 +237,6 @@ def currency(s: str) -> str:
 def upright(s: str) -> str:
     r"""\mathrm{...}, \textbf{...} and their kin: functions, letters and numbers set upright are themselves, the rest is
     \text{...}."""
-    if "\\" not in s:
-        return s
     s = re.sub(r"\\(?:text|mbox|math)[a-z]*\s*\{\s*(\\(?:text|mbox|math)[a-z]*\s*\{[^{}]*\})\s*\}", r"\1", s)
     s = _UPRIGHT.sub(_upright, re.sub(r"\\text\{([^{}:]+):\s*\}(?=\s*[-0-9\\])", r"\\text{\1}=", s))
     s = re.sub(

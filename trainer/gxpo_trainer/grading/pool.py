@@ -9,8 +9,15 @@ Each worker is a thread with its own process; the threads take answers from one 
 Which verdict a deadline gives depends on the CPU time of the process. An honest answer is judged in milliseconds; one
 that computes for most of the deadline evades a verdict and is `wrong`, with the reason in `detail`. Where
 the process did not get that CPU time (a busy machine), or where a reward component was running, it is `timeout`, which
-carries no reward. Start-up of a process (about two seconds, in parallel) is not charged to an answer. The protocol is
-in `worker.py`.
+carries no reward. Start-up of a process (about two seconds, in parallel) is not charged to an answer.
+
+The process is this module as a program: `python -m gxpo_trainer.grading.pool MEMORY_MB PARENT REWARDS`; the last is the
+JSON of a list of RewardConfig, the reward components that it can score. Messages are lines of JSON on a socket, which
+is its standard input. In: `[gold, response]`, with a third entry `{"options": …, "context": …}` for an answer with
+options, or one to be scored; with `{"status": …, "context": …}` it is only scored, because its environment gave the
+verdict. Out: `{"cpu": …}` once it is ready; then for each answer the fields of its Verdict and `cpu`, the CPU time of
+the process so far, seconds. Before reward components of an answer are computed, `{"scoring": true}`; they add
+`components` and `score`. The process imports neither torch nor Ray, ends when its input ends, and dies with its parent.
 
 The functions at the top set environment, limits and lifetime of every process that runs untrusted computations.
 """
@@ -39,8 +46,8 @@ from typing import IO, Any
 import psutil
 
 import gxpo_trainer
-from gxpo_trainer.errors import VerifierFailed
-from gxpo_trainer.types import EVASION, Verdict
+from gxpo_trainer.errors import ConfigError, VerifierFailed
+from gxpo_trainer.types import EVASION, Verdict, VerifyOptions
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2): the signal when our parent ends (0: none); whether we adopt descendants without a parent (1)."""
@@ -96,7 +103,7 @@ class WorkerProcess:
     def __init__(self, memory_mb: int, rewards: Sequence[Mapping[str, Any]] = ()) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self._socket, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "gxpo_trainer.grading.worker", str(memory_mb), str(os.getpid())]
+        command = [sys.executable, "-m", "gxpo_trainer.grading.pool", str(memory_mb), str(os.getpid())]
         with theirs:
             self._process = subprocess.Popen(
                 [*command, json.dumps(list(rewards))],
@@ -327,3 +334,53 @@ class VerifierPool(AbstractContextManager["VerifierPool"]):
         if cpu_s >= EVASION_CPU_SHARE * self.deadline_s:
             return Verdict("wrong", None, seconds, f"{EVASION}: {cpu_s:.1f} s of CPU time without a verdict")
         return Verdict("timeout", None, seconds, f"no verdict within verifier.deadline_s = {self.deadline_s:g} s")
+
+
+_LONGEST_DETAIL = 1000
+OUT_OF_MEMORY = "out of memory (verifier.memory_mb)"
+
+
+def serve(memory_mb: int, parent: int, rewards: Sequence[Mapping[str, Any]]) -> None:
+    """Serve answers until the input ends, or until out of memory was reported, so that the process must be replaced."""
+    # Not for the parent and for the processes of episodes, which import this module too.
+    from gxpo_trainer.grading.engine import engine_equal
+    from gxpo_trainer.grading.rewards import Scorer
+    from gxpo_trainer.grading.verify import verify
+
+    try:
+        scorer = Scorer.load(rewards, os.environ)
+    except ConfigError as error:
+        sys.exit(str(error))
+    die_with_parent(parent)
+    limit_process(memory_mb)
+    channel = socket.socket(fileno=os.dup(0))
+    replies = channel.makefile("w")
+    # Imports math-verify and builds its parser's tables (about 1.5 s), which no answer should be charged for.
+    engine_equal("x+1", "1+x")
+    print(json.dumps({"cpu": time.process_time()}), file=replies, flush=True)
+    for line in channel.makefile("rb"):
+        gold, response, *rest = json.loads(line)
+        extras = rest[0] if rest else {}
+        start = time.perf_counter()
+        try:
+            if "status" in extras:
+                verdict = Verdict(extras["status"], None, 0.0)
+            else:
+                verdict = verify(gold, response, VerifyOptions.from_dict(extras.get("options", {})))
+            fields = {"status": verdict.status, "extracted": verdict.extracted, "detail": verdict.detail}
+            if rewards and "context" in extras:
+                print(json.dumps({"scoring": True}), file=replies, flush=True)
+                fields |= scorer.score(gold, response, verdict, extras["context"])
+        except Exception as error:
+            # The grader's own failure says nothing about the answer: it is reported, never scored.
+            memory = isinstance(error, MemoryError)
+            detail = OUT_OF_MEMORY if memory else f"{type(error).__name__}: {str(error)[:_LONGEST_DETAIL]}"
+            fields = {"status": "error", "extracted": None, "detail": detail}
+        times = {"seconds": time.perf_counter() - start, "cpu": time.process_time()}
+        print(json.dumps(fields | times), file=replies, flush=True)
+        if fields["detail"] == OUT_OF_MEMORY:
+            return
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))

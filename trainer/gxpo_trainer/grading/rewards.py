@@ -11,6 +11,7 @@ Also the addresses that reward components may call, and the tokens for them: bot
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -59,49 +60,39 @@ class Reward(Protocol):
 __all__ = ["Reward", "RewardInput"]
 
 
-class Correctness:
+def correctness(sample: RewardInput) -> float:
     """1 if the final answer equals the gold answer, else 0. Raises ValueError where the problem has none."""
-
-    def __call__(self, sample: RewardInput) -> float:
-        if sample.status == "ungraded":
-            raise ValueError("the problem has no answer, and its environment gave no reward")
-        return 1.0 if sample.status == "correct" else 0.0
+    if sample.status == "ungraded":
+        raise ValueError("the problem has no answer, and its environment gave no reward")
+    return 1.0 if sample.status == "correct" else 0.0
 
 
-class Format:
+def one_box(sample: RewardInput) -> float:
     """1 if the response is not truncated and has exactly one box, not counting its thinking part; else 0."""
-
-    def __call__(self, sample: RewardInput) -> float:
-        return 1.0 if not sample.truncated and len(find_boxes(response_tail(sample.response))) == 1 else 0.0
+    return 1.0 if not sample.truncated and len(find_boxes(response_tail(sample.response))) == 1 else 0.0
 
 
-class EnvironmentReward:
+def environment_reward(sample: RewardInput) -> float:
     """Sum of the environment's rewards, 0 where it gave none."""
-
-    def __call__(self, sample: RewardInput) -> float:
-        return sample.environment_reward or 0.0
+    return sample.environment_reward or 0.0
 
 
-class LengthPenalty:
+def length_penalty(sample: RewardInput, max_tokens: int, buffer_tokens: int) -> float:
     """Soft overlong punishment: DAPO, arXiv 2503.14476, eq. 13.
 
     0 up to L_max − L_cache tokens, then (L_max − L_cache − length) / L_cache, and −1 from L_max on.
     """
-
-    def __init__(self, max_tokens: int, buffer_tokens: int) -> None:
-        self._max_tokens, self._buffer_tokens = max_tokens, buffer_tokens
-
-    def __call__(self, sample: RewardInput) -> float:
-        beyond = sample.num_tokens - (self._max_tokens - self._buffer_tokens)
-        return -min(max(beyond / self._buffer_tokens, 0.0), 1.0)
+    beyond = sample.num_tokens - (max_tokens - buffer_tokens)
+    return -min(max(beyond / buffer_tokens, 0.0), 1.0)
 
 
-OWN: dict[str, Callable[..., Reward]] = {
-    "correctness": Correctness,
-    "format": Format,
-    "environment": EnvironmentReward,
-    "length_penalty": LengthPenalty,
+OWN: dict[str, Callable[..., float]] = {
+    "correctness": correctness,
+    "format": one_box,
+    "environment": environment_reward,
+    "length_penalty": length_penalty,
 }
+"""The built-in components; what they take besides the response are their settings."""
 _LONGEST_PROBLEM = 200
 
 
@@ -169,7 +160,8 @@ class Scorer:
 def _build(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Reward:
     name = settings["name"]
     if name in OWN:
-        return OWN[name](**{key: value for key, value in settings.items() if key not in ("name", "weight")})
+        own = {key: value for key, value in settings.items() if key not in ("name", "weight")}
+        return functools.partial(OWN[name], **own)
     try:
         component: Reward = plugins.factory("rewards", settings, environment)()
     except ConfigError as error:

@@ -11,18 +11,16 @@ import functools
 import re
 from fractions import Fraction
 
-from gxpo_trainer.grading.compare import answers_equal
+from gxpo_trainer.grading.compare import answers_equal, is_assignment, value_of
 from gxpo_trainer.grading.engine import nesting, parse_latex
 from gxpo_trainer.grading.equality import DIGITS, Undefined, no_symbols, precise, rational_value, value_at
 from gxpo_trainer.grading.expression import Node
 from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS, every_box, extract_answer, extract_box
 from gxpo_trainer.grading.latex import MAX_NESTING, TooLarge, clean, same_tokens
-from gxpo_trainer.grading.options import VerifyOptions
-from gxpo_trainer.grading.relations import is_assignment, value_of
 from gxpo_trainer.grading.scalar import choice_letters, read
 from gxpo_trainer.grading.structure import Answer, Scalar, Sequence, parse_answer, split_condition
 from gxpo_trainer.grading.units import Unit, parse_unit, split_unit
-from gxpo_trainer.types import EVASION, Verdict
+from gxpo_trainer.types import EVASION, Verdict, VerifyOptions
 
 
 def within(gold: Answer, answer: Answer, tolerance: float, unit: Unit | None) -> bool:

@@ -19,14 +19,13 @@ from gxpo_trainer.config import RunConfig, VerifierConfig
 from gxpo_trainer.data.prompts import json_extra
 from gxpo_trainer.errors import ConfigError, Stalled, TrainingError, VerifierFailed
 from gxpo_trainer.grading.http_rewards import HttpAnswer, HttpReward
-from gxpo_trainer.grading.options import EXTRA_KEY
 from gxpo_trainer.grading.pool import Pair, VerifierPool
 from gxpo_trainer.grading.rewards import OWN, URLS, tokens
 from gxpo_trainer.plugins import check_address
 from gxpo_trainer.rollout.vllm_driver import Sampled
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks, trace_this_process
-from gxpo_trainer.types import Group, HttpUsage, Sample, Verdict, VerdictStatus
+from gxpo_trainer.types import EXTRA_KEY, Group, HttpUsage, Sample, Verdict, VerdictStatus
 
 
 class VerifierActor:

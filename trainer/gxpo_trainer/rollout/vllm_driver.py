@@ -34,7 +34,7 @@ class EpisodeStart:
 
     @classmethod
     def of(cls, prompt: Prompt, template: str, seed: int, max_prompt_tokens: int | None = None) -> EpisodeStart:
-        """template: a text with {problem} (`resolve_template`)."""
+        """template: a text with {problem} (`DataConfig.template_text`)."""
         problem = Problem(prompt.id, template.replace("{problem}", prompt.text), prompt.gold, json_extra(prompt))
         return cls(problem, seed, max_prompt_tokens)
 

@@ -33,7 +33,6 @@ from gxpo_trainer.data.prompts import (
 from gxpo_trainer.environments.contract import ChatRequest
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
-from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.learner.models import config_json, load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.learner.setup import check_attention
 from gxpo_trainer.planner.architectures import check_model
@@ -44,7 +43,7 @@ from gxpo_trainer.rollout.vllm_driver import EpisodeStart
 from gxpo_trainer.runtime.placement import Placement, ray_address, usable_cores, visible_gpus
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.training.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore, check_same_model, check_same_run
-from gxpo_trainer.types import Prompt
+from gxpo_trainer.types import EXTRA_KEY, Prompt, VerifyOptions
 
 
 @dataclass(frozen=True, slots=True)
