@@ -69,7 +69,7 @@ def test_supervised_loss_and_gradient_are_those_of_transformers(layout: Layout) 
     ):
         part, statistics = supervised_loss(policy(micro, 1.0, True), micro)
         part.backward()
-        loss, parts = loss + part.detach(), combine_statistics(parts, statistics)
+        loss, parts = loss + part.detach(), statistics if parts is None else combine_statistics(parts, statistics)
     plain = tiny_policy(dtype=torch.float64)
     width = max(s.num_tokens for s in sampled)
     ids = torch.zeros(len(sampled), width, dtype=torch.int64)
