@@ -59,7 +59,7 @@ def write(folder: Path, rank: int, shards: Shards, layout: Layout, learning_rate
         tensors["rng/cuda"] = torch.cuda.get_rng_state(device)
     body = {
         "layout": asdict(layout),
-        "optimizer_step": shards.state.step,
+        "optimizer_step": shards.step,
         "learning_rate": learning_rate,
         "shapes": shards.shapes(),
         "segments": [[(s.parameter, s.start, s.offset, s.length) for s in of_tensor] for of_tensor in shards.segments()]
@@ -72,7 +72,7 @@ def write(folder: Path, rank: int, shards: Shards, layout: Layout, learning_rate
 
 def kinds(shards: Shards) -> dict[str, list[Tensor]]:
     """Masters and moments by name, each a list of live flat tensors as in `parameters()`."""
-    return {PARAMETER: shards.parameters(), **shards.state.moments()}
+    return {PARAMETER: shards.parameters(), **shards.moments()}
 
 
 class SavedState:
@@ -148,7 +148,7 @@ def restore(folder: Path, rank: int, shards: Shards, layout: Layout, device: tor
     torch.set_rng_state(file.get_tensor("rng/cpu"))
     if device.type == "cuda" and "rng/cuda" in file.keys():  # noqa: SIM118 (not a dict)
         torch.cuda.set_rng_state(file.get_tensor("rng/cuda"), device)
-    shards.state.set_step(saved.optimizer_step)
+    shards.set_step(saved.optimizer_step)
     return saved
 
 

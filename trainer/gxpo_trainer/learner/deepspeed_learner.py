@@ -245,7 +245,7 @@ class DeepSpeedLearner:
         """See RuleLearner. Raises Diverged when the gradient is not finite: it would destroy parameters and moments."""
         if not self._finite:
             raise Diverged("the gradient of the last pass is not finite; no optimizer step can be taken on it")
-        self._shards.step()
+        self._shards.optimizer_step()
 
     def parameters(self) -> list[Tensor]:
         return self._shards.parameters()
@@ -269,14 +269,14 @@ class DeepSpeedLearner:
         return total / self.world_size if self._shards.replicated else total
 
     def optimizer_state(self) -> OptimizerState:
-        return self._shards.state
+        return self._shards
 
     def reset_optimizer(self) -> None:
         """Make the next optimizer step the first one."""
-        for moments in self._shards.state.moments().values():
+        for moments in self._shards.moments().values():
             for moment in moments:
                 moment.zero_()
-        self._shards.state.set_step(0)
+        self._shards.set_step(0)
 
     @property
     def learning_rate(self) -> float:
