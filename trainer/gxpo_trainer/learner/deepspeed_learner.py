@@ -119,14 +119,13 @@ class DeepSpeedLearner:
         settings = config.learner
         self._loss = settings.loss.resolved(config.rollout.async_depth)
         torch.manual_seed(config.seed)
-        layers = layer_types(load_config(config.model))
-        attention = setup.choose_attention(config, device, setup.installed_kernels(device), layers)
+        kernels = setup.installed_kernels(device)
+        attention = setup.choose_attention(config, device, kernels, layer_types(load_config(config.model)))
         # The adapter's initial weights are drawn at the end of loading.
         self.model: Any = setup.load_partitioned(config, attention, self.device)
         """The transformers model, or PEFT's around it."""
         self._engine, optimizer = setup.open_engine(self.model, config, device)
-        shares = self._engine.module.can_share_prompts
-        self._packing = setup.choose_layout(config, device, attention, layers, can_share_prompts=shares)
+        self._packing = setup.choose_layout(config, device, attention, layer_types(self.model.config))
         self.attention = f"{attention} over {self._packing} rows"
         self._pad_id = _pad_id(self.model.config)
         self._teaches = config.teacher is not None

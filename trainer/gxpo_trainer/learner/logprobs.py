@@ -153,18 +153,10 @@ class PolicyModule(nn.Module):
         logprobs, entropy = self.scorer(hidden, micro.target_ids, temperature, with_entropy)
         return TokenOutputs(logprobs, entropy if with_entropy else None)
 
-    @property
-    def can_share_prompts(self) -> bool:
-        """Whether the `shared` layout supports this model: full attention with an explicit mask."""
-        config = self.model.config
-        return can_share_prompts(attention_of(config), layer_types(config))
-
     def _attention_mask(self, micro: MicroBatch) -> Tensor | None:
         mask = micro.attention_mask
         if mask is None:
             return None
-        if not self.can_share_prompts:
-            raise ValueError('learner.packing = "shared" needs full attention with sdpa or eager; use padded or packed')
         if attention_of(self.model.config) == "sdpa":
             return mask
         # The eager kernel adds its mask to the scores.
