@@ -13,6 +13,7 @@ Under LoRA the policy has the adapter merged, W + (alpha/rank)·B·A, computed i
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -90,7 +92,8 @@ class SavedState:
             for index, segments in enumerate(body["segments"]):
                 for segment in (Segment(*row) for row in segments):
                     self._pieces.setdefault(segment.parameter, []).append((segment, rank, index))
-        self._files: dict[int, Any] = {}
+        self.file = functools.cache(lambda rank: safe_open(folder / f"rank-{rank}.safetensors", framework="pt"))
+        """The tensors of a rank, opened when the first is needed."""
 
     def check(self, layout: Layout, shapes: dict[str, tuple[int, ...]]) -> None:
         """Raises CheckpointError, before anything is changed, when this is not the state of such a learner."""
@@ -123,14 +126,6 @@ class SavedState:
                     at = piece.offset + begin - piece.start
                     saved = self.file(rank).get_slice(f"{kind}/{index}")[at : at + length]
                     tensor.narrow(0, wanted.offset + begin - wanted.start, length).copy_(saved)
-
-    def file(self, rank: int) -> Any:
-        """The open tensors of a rank."""
-        from safetensors import safe_open
-
-        if rank not in self._files:
-            self._files[rank] = safe_open(self._folder / f"rank-{rank}.safetensors", framework="pt")
-        return self._files[rank]
 
 
 def restore(folder: Path, rank: int, shards: Shards, layout: Layout, device: torch.device) -> SavedState:
