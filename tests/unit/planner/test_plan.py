@@ -104,7 +104,7 @@ def test_a_need_within_the_planners_error_is_a_warning_and_no_refusal() -> None:
     for limit, refused in ((0.9, False), (0.8, True)):
         device = replace(GPU, memory_bytes=int(limit * gib))
         plan = make_plan(small(device=device, gpu_memory_utilization=0.01), process)
-        assert not plan.fits
+        assert not plan.fit.fits
         assert plan.advice is not None
         assert (refusal(plan) is not None) is refused
 
@@ -209,7 +209,7 @@ def test_inputs_come_from_a_config() -> None:
     assert inputs.trainable == 28 * 128 * (2 * 7168 + 2 * 4096)
     assert (inputs.sequences, inputs.group, inputs.prompt_limit) == (128 * 5, 5, 1024)
     assert inputs.reference_parameters == shape.parameters
-    assert make_plan(inputs).fits
+    assert make_plan(inputs).fit.fits
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_the_papers_models_have_their_size_and_its_presets_fit_on_four_h100(name
     config = load_preset(name)
     shape = read_shape(config.model.path)
     assert shape.parameters == parameters
-    assert make_plan(inputs_of(config, shape, device_named("h100-80"), 4)).fits
+    assert make_plan(inputs_of(config, shape, device_named("h100-80"), 4)).fit.fits
 
 
 def test_experts_count_whole_and_a_token_passes_some() -> None:

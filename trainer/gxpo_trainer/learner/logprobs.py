@@ -3,9 +3,9 @@
 The loss needs one number per response token, so only the positions that predict one pass through the head, in chunks;
 the backward pass recomputes each chunk's logits. If all logits fit into one chunk they are kept and not recomputed.
 
-Rows of several sequences use torch's variable-length kernel: `register()` adds it to transformers' attention functions
-under the name `varlen`. transformers builds no mask for such a function; the sequence boundaries reach it as the
-keyword arguments of `sequence_boundaries`, which `flash_attention_2` takes too.
+Rows of several sequences use torch's variable-length kernel: `models.load_policy` adds it to transformers' attention
+functions under the name `varlen`. transformers builds no mask for such a function; the sequence boundaries reach it as
+the keyword arguments of `sequence_boundaries`, which `flash_attention_2` takes too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,6 @@ VARIABLE_LENGTH = (NAME, "flash_attention_2")
 """Attention functions that take sequence boundaries; for others transformers builds a dense mask of a packed row."""
 WINDOWED = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers whose attention is causal within a sequence, over all of it or over a window."""
-
-
-def register() -> None:
-    """Make `attn_implementation="varlen"` known to transformers."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, varlen_attention)
 
 
 def layer_types(model_config: Any) -> frozenset[str]:

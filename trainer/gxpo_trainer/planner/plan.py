@@ -189,10 +189,6 @@ class Plan:
     advice: str | None
     rules: tuple[PlannedRule, ...]
 
-    @property
-    def fits(self) -> bool:
-        return self.fit.fits
-
 
 def make_plan(inputs: Inputs, assumed: Assumptions | None = None) -> Plan:
     """The plan of a run. assumed: None for the defaults of its kind of device."""

@@ -50,7 +50,7 @@ def view_of(plan: Plan) -> PlanView:
         devices_needed=inputs.devices_needed,
         shared_devices=inputs.shared,
         resident=plan.fit.resident,
-        fits=plan.fits,
+        fits=plan.fit.fits,
         advice=plan.advice,
         memory=[
             PlannedPhase(
@@ -72,7 +72,7 @@ def to_text(plan: Plan, name: str) -> str:
     """The plan for a terminal."""
     inputs = plan.inputs
     count = f"{inputs.num_devices} × {inputs.device.name}" if inputs.on_gpu else "this host (cpu)"
-    lines = [f"{name} on {count}: {'fits' if plan.fits else 'does not fit'}"]
+    lines = [f"{name} on {count}: {'fits' if plan.fit.fits else 'does not fit'}"]
     lines += [f"{plan.advice[0].upper()}{plan.advice[1:]}."] if plan.advice else []
     for phase in plan.fit.phases:
         limit = f" of {gib(phase.limit)} GiB" if phase.limit else ""
