@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -92,7 +92,9 @@ class SavedState:
             for index, segments in enumerate(body["segments"]):
                 for segment in (Segment(*row) for row in segments):
                     self._pieces.setdefault(segment.parameter, []).append((segment, rank, index))
-        self.file = functools.cache(lambda rank: safe_open(folder / f"rank-{rank}.safetensors", framework="pt"))
+        self.file: Callable[[int], Any] = functools.cache(
+            lambda rank: safe_open(folder / f"rank-{rank}.safetensors", framework="pt")
+        )
         """The tensors of a rank, opened when the first is needed."""
 
     def check(self, layout: Layout, shapes: dict[str, tuple[int, ...]]) -> None:
